@@ -1,0 +1,7 @@
+"""`python -m facet`."""
+
+import sys
+
+from facet.cli import main
+
+sys.exit(main())

@@ -1,0 +1,63 @@
+"""The `facet` command. Every sub-command is a module with `add_parser` and `run`; this one picks and reports."""
+
+import argparse
+import difflib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from facet.cli import inspect, serve
+from facet.errors import UserError
+from facet.version import __version__
+
+EXIT_USER_ERROR = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses an unknown flag with the nearest name it does have, and never guesses at a shortened one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            unknown = message.removeprefix(prefix).split()[0].split("=")[0]
+            near = difflib.get_close_matches(unknown, list(self._flags()), n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            message = f"{self.prog} has no {unknown}.{hint}"
+        print(f"error: {message} (--help lists what there is)", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+
+    def _flags(self) -> set[str]:
+        flags = set(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    flags |= set(parser._option_string_actions)
+        return flags
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="facet", description="Inference and serving for the Gemma family.")
+    parser.add_argument("--version", action="version", version=f"facet {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (serve, inspect):
+        command.add_parser(commands)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = make_parser().parse_args(arguments)
+    logging.basicConfig(level=logging.DEBUG if options.verbose else logging.INFO, format="%(message)s")
+    try:
+        code: int = options.run(options)
+    except UserError as error:
+        if options.verbose:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return 130
+    return code

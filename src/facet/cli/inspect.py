@@ -1,0 +1,110 @@
+"""`facet inspect MODEL`: what a checkpoint is, whether its files are whole, and, with --load, that it runs."""
+
+import argparse
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from facet.cli.flags import add_common_flags, add_config_flags, config_from
+from facet.config import ModelConfig
+from facet.kv_layout import make_kv_layout
+from facet.layers.kv_arena import KVArena
+from facet.model.checkpoint import find_weight_files, match_tensors, read_headers
+from facet.model.loader import LoadedModel, load_model, read_spec
+from facet.model.weight_map import tensor_targets
+from facet.model_spec import LayerSpec, ModelSpec
+from facet.progress import Bars
+from facet.runner.batch import SequenceRows, make_batch
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("inspect", help="show what a checkpoint is and check its files")
+    add_config_flags(parser, ModelConfig)
+    parser.add_argument("--load", action="store_true", help="also load the weights and run one forward pass")
+    add_common_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    config = config_from(options, ModelConfig)
+    console = Console()
+    spec, folder = read_spec(config, config_only=not options.load)
+    console.print(layer_table(spec))
+    num_values = sum(target.num_values for target in tensor_targets(spec))
+    console.print(f"{num_values / 1e9:.3f} billion weights in {len(tensor_targets(spec))} tensors.")
+    if config.load_format != "dummy" and (options.load or any(folder.glob("*.safetensors"))):
+        files = find_weight_files(folder)
+        match_tensors(spec, read_headers(files))
+        console.print(f"Every tensor is in place, in {len(files)} file{'s' * (len(files) > 1)}.")
+    if options.load:
+        start = time.perf_counter()
+        loaded = load_model(config, Bars())
+        console.print(
+            f"Loaded as {str(loaded.model.placement.dtype).removeprefix('torch.')} on "
+            f"{loaded.model.placement.device} in {time.perf_counter() - start:.1f} s."
+        )
+        console.print(f"One forward pass of {run_once(loaded)} tokens gave finite logits.")
+    return 0
+
+
+def layer_table(spec: ModelSpec) -> Table:
+    """Layers, runs of equal ones in a line."""
+    table = Table(title=f"{spec.architecture}: {spec.num_layers} layers, hidden {spec.hidden_size}")
+    for column in (
+        "layers",
+        "attention",
+        "window",
+        "heads",
+        "kv heads",
+        "head dim",
+        "keys and values",
+        "mlp",
+    ):
+        table.add_column(column, justify="left" if column in ("attention", "keys and values") else "right")
+    start = 0
+    for end in range(1, spec.num_layers + 1):
+        if end == spec.num_layers or _description(spec.layers[end]) != _description(spec.layers[start]):
+            name = f"{start}" if end == start + 1 else f"{start}-{end - 1}"
+            table.add_row(name, *_description(spec.layers[start]))
+            start = end
+    return table
+
+
+def _description(layer: LayerSpec) -> tuple[str, ...]:
+    if layer.kv_from_layer is not None:
+        keys = f"of layer {layer.kv_from_layer}"
+    else:
+        keys = "one vector" if layer.values_are_keys else "own"
+    mlp = str(layer.mlp_width)
+    if layer.moe is not None:
+        mlp += f" + {layer.moe.num_chosen} of {layer.moe.num_experts} x {layer.moe.width}"
+    return (
+        layer.attention,
+        str(layer.window or "all"),
+        str(layer.num_heads),
+        str(layer.num_kv_heads),
+        str(layer.head_dim),
+        keys,
+        mlp,
+    )
+
+
+def run_once(loaded: LoadedModel) -> int:
+    """A short pass over made-up tokens; how many. Fails loudly where the logits are not finite."""
+    spec, placement = loaded.spec, loaded.model.placement
+    layout = make_kv_layout(spec, dtype=str(placement.dtype).removeprefix("torch."))
+    arena = KVArena(layout, 1 + len(layout.groups), placement.device)
+    num_tokens = min(*(group.tokens_per_block for group in layout.groups), loaded.context_length)
+    sequence = SequenceRows(
+        token_ids=[3 + index % (spec.vocab_size - 3) for index in range(num_tokens)],
+        num_computed=0,
+        block_tables=tuple((1 + index,) for index in range(len(layout.groups))),
+        num_logit_rows=1,
+    )
+    with torch.inference_mode():
+        logits = loaded.model(make_batch([sequence], layout, placement.device, skip_upper=True), arena)
+    if not bool(logits.isfinite().all()):
+        raise RuntimeError("The forward pass gave logits that are not finite; the weights are damaged.")
+    return num_tokens

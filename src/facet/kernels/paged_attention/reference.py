@@ -1,0 +1,189 @@
+"""The definition of attention over paged keys and values; also what a CPU serves with.
+
+`plan_attention` runs once per step and kind of layer, `paged_attention` once per layer. The plan cuts the rows into
+*tiles* that one batched product can serve: a long run of rows of one sequence is cut into pieces, so that a sliding
+layer gathers a window and not a context; single rows of many sequences, which is what decoding looks like, are taken
+together when their contexts are of similar length.
+
+A tile names every key it gathers by position. Where sequences of a tile differ in length, the spare places repeat a
+key of the same sequence and are masked: nothing outside a sequence's own, live memory is ever read, so not even a
+NaN left in a dead slot can reach a result.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from facet.forward_batch import AttentionRows
+from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
+from facet.kernels.rotary import apply_rotary
+
+# Rows of one sequence per tile. Larger tiles gather a window less often, smaller ones mask less of what they gather.
+ROWS_PER_TILE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Some query rows and the keys they may see. Either one sequence or one row per sequence."""
+
+    query_rows: Tensor | slice
+    num_sequences: int
+    key_positions: Tensor  # [sequences, keys]
+    key_blocks: Tensor  # [sequences, keys]
+    key_slots: Tensor  # [sequences, keys]
+    visible: Tensor  # [sequences, 1, queries, keys] bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    """Everything about a step that all layers of a kind have in common."""
+
+    tiles: tuple[Tile, ...]
+
+
+def plan_attention(
+    rows: AttentionRows, block_table: Tensor, *, window: int | None, tokens_per_block: int
+) -> AttentionPlan:
+    """Cut the rows into tiles. A query at position p sees positions p - window + 1 to p, or 0 to p."""
+    tiles, single_rows, start = [], defaultdict(list), 0
+    for sequence, (num_rows, context_len) in enumerate(zip(rows.host_query_lens, rows.host_context_lens, strict=True)):
+        if num_rows == 1:
+            num_keys = min(context_len, window or context_len)
+            single_rows[num_keys.bit_length()].append((sequence, start, context_len))
+        else:
+            for first in range(0, num_rows, ROWS_PER_TILE):
+                last = min(first + ROWS_PER_TILE, num_rows)
+                end = context_len - num_rows + last
+                tiles.append(
+                    _tile_of_one_sequence(
+                        slice(start + first, start + last),
+                        end,
+                        block_table[sequence],
+                        window,
+                        tokens_per_block,
+                    )
+                )
+        start += num_rows
+    for bucket in single_rows.values():
+        tiles.append(_tile_of_single_rows(bucket, block_table, window, tokens_per_block))
+    return AttentionPlan(tiles=tuple(tiles))
+
+
+def _tile_of_one_sequence(
+    query_rows: slice, end: int, block_row: Tensor, window: int | None, tokens_per_block: int
+) -> Tile:
+    """Rows at positions end - len(rows) .. end - 1 of one sequence."""
+    device = block_row.device
+    queries = torch.arange(end - (query_rows.stop - query_rows.start), end, device=device)[:, None]
+    first = 0 if window is None else max(0, end - (query_rows.stop - query_rows.start) - window + 1)
+    keys = torch.arange(first, end, device=device)
+    visible = keys <= queries
+    if window is not None:
+        visible &= keys > queries - window
+    return Tile(
+        query_rows=query_rows,
+        num_sequences=1,
+        key_positions=keys[None],
+        key_blocks=block_row[keys // tokens_per_block][None].long(),
+        key_slots=(keys % tokens_per_block)[None],
+        visible=visible[None, None],
+    )
+
+
+def _tile_of_single_rows(
+    bucket: list[tuple[int, int, int]], block_table: Tensor, window: int | None, tokens_per_block: int
+) -> Tile:
+    """The last position of several sequences; (sequence, row, context_len) each."""
+    device = block_table.device
+    sequences, query_rows, context_lens = (torch.tensor(column, device=device) for column in zip(*bucket, strict=True))
+    firsts = torch.zeros_like(context_lens) if window is None else (context_lens - window).clamp(min=0)
+    longest = max(min(length, window or length) for _, _, length in bucket)
+    positions = firsts[:, None] + torch.arange(longest, device=device)
+    visible = positions < context_lens[:, None]
+    positions = torch.where(visible, positions, context_lens[:, None] - 1)
+    return Tile(
+        query_rows=query_rows,
+        num_sequences=len(bucket),
+        key_positions=positions,
+        key_blocks=block_table[sequences].gather(1, positions // tokens_per_block).long(),
+        key_slots=positions % tokens_per_block,
+        visible=visible[:, None, None],
+    )
+
+
+def paged_attention(
+    queries: Tensor,
+    cache: LayerCache,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    key_recipe: KeyRecipe | None = None,
+) -> Tensor:
+    """Attention of every row over its own sequence. queries: [rows, heads, head_dim]; the result likewise.
+
+    With a `key_recipe` the cache holds one vector per token and head: the value, from which the key is derived.
+    """
+    output = torch.empty_like(queries)
+    for tile in plan.tiles:
+        values = _gather(cache.keys if cache.values is None else cache.values, tile).to(queries.dtype)
+        if cache.values is not None:
+            keys = _gather(cache.keys, tile).to(queries.dtype)
+        else:
+            assert key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
+            keys = _derive_keys(values, tile.key_positions, key_recipe)
+        output[tile.query_rows] = _attend(queries[tile.query_rows], keys, values, tile, scale)
+    return output
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, tile: Tile, scale: float) -> Tensor:
+    num_heads, head_dim = queries.shape[1:]
+    keys, values = keys.transpose(1, 2), values.transpose(1, 2)  # [sequences, kv_heads, keys, head_dim]
+    if tile.visible.shape[2] == 1:
+        # One row per sequence: the query heads that share a key head take the place of query rows.
+        grouped = queries.view(tile.num_sequences, keys.shape[1], -1, head_dim)
+        attended = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=tile.visible, scale=scale)
+        return attended.reshape(-1, num_heads, head_dim)
+    attended = functional.scaled_dot_product_attention(
+        queries.transpose(0, 1)[None], keys, values, attn_mask=tile.visible, scale=scale, enable_gqa=True
+    )
+    return attended[0].transpose(0, 1)
+
+
+def _derive_keys(values: Tensor, positions: Tensor, recipe: KeyRecipe) -> Tensor:
+    return apply_rotary((values * recipe.weight).to(values.dtype), recipe.cos_sin[positions])
+
+
+def write_keys_and_values(
+    cache: LayerCache, keys: Tensor, values: Tensor | None, blocks: Tensor, slots: Tensor
+) -> None:
+    """Store rows [rows, kv_heads, head_dim] at their slots. A cache of single vectors is given the values as keys."""
+    for stored, new in ((cache.keys, keys), (cache.values, values)):
+        if stored is not None and new is not None:
+            rows = _token_rows(stored)
+            index = torch.add(slots, blocks, alpha=_rows_per_page(stored))
+            rows.index_copy_(0, index, new.reshape(len(new), -1).to(stored.dtype))
+
+
+def _gather(stored: Tensor, tile: Tile) -> Tensor:
+    """[sequences, keys, kv_heads, head_dim], copied out of the pages."""
+    index = torch.add(tile.key_slots, tile.key_blocks, alpha=_rows_per_page(stored))
+    gathered = _token_rows(stored).index_select(0, index.view(-1))
+    return gathered.view(*index.shape, *stored.shape[2:])
+
+
+def _rows_per_page(stored: Tensor) -> int:
+    """How many token-sized rows lie between the starts of two pages; the layout makes this whole."""
+    return stored.stride(0) // stored.stride(1)
+
+
+def _token_rows(stored: Tensor) -> Tensor:
+    """The pages as one table of token-sized rows, most of which belong to other layers.
+
+    Selecting whole rows of such a table is several times faster on a CPU than indexing pages and slots.
+    """
+    num_pages, tokens_per_block = stored.shape[:2]
+    num_rows = (num_pages - 1) * _rows_per_page(stored) + tokens_per_block
+    return stored.as_strided((num_rows, stored.stride(1)), (stored.stride(1), 1))

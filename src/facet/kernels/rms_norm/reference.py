@@ -1,0 +1,17 @@
+"""The definition of the norm every Gemma uses."""
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x * (mean(x^2) + eps)^(-1/2) * weight over the last axis, in float32, cast back at the end.
+
+    `weight` is float32 and multiplies as it is: the "+ 1" of Gemma 3 is added once, when a checkpoint is loaded.
+    None: the scale-free norm.
+    """
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        normed = normed * weight
+    return normed.to(x.dtype)

@@ -1,0 +1,130 @@
+"""How keys and values lie in memory: pages of equal bytes, and what a page holds for each kind of layer.
+
+The cache is one byte arena cut into pages. Layers of one kind (sliding, global) form a *group*; a *block* of a
+group is one page and holds `tokens_per_block` tokens of every layer in the group that owns keys and values:
+
+    page of a sliding block            page of a global block
+    ┌────────────────────────────┐     ┌────────────────────────────┐
+    │ layer 0   keys    32 tokens│     │ layer 5   keys    80 tokens│     E4B, bfloat16: 40,960 bytes per
+    │           values  32 tokens│     │           values  80 tokens│     sliding token, 16,384 per global
+    │ layer 1   keys    32 tokens│     │ layer 11  keys    80 tokens│     token, 1.25 MiB per page
+    │ ...                        │     │ ...                        │
+    └────────────────────────────┘     └────────────────────────────┘
+
+A layer whose values are its keys stores one vector per token and head. Because pages are all alike, memory flows
+freely between groups. This module knows bytes and tokens; it knows neither tensors nor requests.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from facet.model_spec import AttentionKind, LayerSpec, ModelSpec
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+# A page holds at least this many tokens of the group whose tokens are largest: small enough that a short request
+# wastes little, large enough that block tables stay short and a kernel reads long runs.
+MIN_TOKENS_PER_BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerStore:
+    """Where one layer's keys and values lie inside every page of its group."""
+
+    layer: int
+    byte_offset: int  # from the start of the page
+    num_vectors: int  # 2: keys, then values; 1: one vector serves as both
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroup:
+    """The layers that share a block table."""
+
+    kind: AttentionKind
+    window: int | None
+    bytes_per_token: int
+    tokens_per_block: int
+    stores: tuple[LayerStore, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """The whole cache: one page size, a group per kind of layer."""
+
+    dtype: str
+    page_bytes: int
+    groups: tuple[KVGroup, ...]
+
+    def group_of(self, kind: AttentionKind) -> int:
+        return next(index for index, group in enumerate(self.groups) if group.kind == kind)
+
+
+def num_stored_vectors(layer: LayerSpec, *, merge_equal_values: bool = True) -> int:
+    """One vector where values are keys (the key is derived when it is read), two otherwise."""
+    return 1 if layer.values_are_keys and merge_equal_values else 2
+
+
+def make_kv_layout(
+    spec: ModelSpec,
+    *,
+    dtype: str,
+    merge_equal_values: bool = True,
+    min_tokens_per_block: int = MIN_TOKENS_PER_BLOCK,
+) -> KVLayout:
+    """Choose the page so that every group fills it exactly, or wastes less than one part in a hundred."""
+    owners: dict[AttentionKind, list[LayerSpec]] = {}
+    for layer in spec.layers:
+        if layer.owns_kv:
+            owners.setdefault(layer.attention, []).append(layer)
+
+    def bytes_per_token(layer: LayerSpec) -> int:
+        vectors = num_stored_vectors(layer, merge_equal_values=merge_equal_values)
+        return vectors * layer.kv_width * DTYPE_BYTES[dtype]
+
+    group_bytes = {kind: sum(map(bytes_per_token, layers)) for kind, layers in owners.items()}
+    vector_bytes = {layer.kv_width * DTYPE_BYTES[dtype] for layers in owners.values() for layer in layers}
+    page_bytes = choose_page_bytes(list(group_bytes.values()), vector_bytes, min_tokens_per_block)
+
+    groups = []
+    for kind, layers in owners.items():
+        tokens_per_block = page_bytes // group_bytes[kind]
+        stores, offset = [], 0
+        for layer in layers:
+            stores.append(
+                LayerStore(
+                    layer=layer.index,
+                    byte_offset=offset,
+                    num_vectors=num_stored_vectors(layer, merge_equal_values=merge_equal_values),
+                    num_kv_heads=layer.num_kv_heads,
+                    head_dim=layer.head_dim,
+                )
+            )
+            offset += tokens_per_block * bytes_per_token(layer)
+        groups.append(
+            KVGroup(
+                kind=kind,
+                window=layers[0].window,
+                bytes_per_token=group_bytes[kind],
+                tokens_per_block=tokens_per_block,
+                stores=tuple(stores),
+            )
+        )
+    return KVLayout(dtype=dtype, page_bytes=page_bytes, groups=tuple(groups))
+
+
+def choose_page_bytes(group_bytes: Sequence[int], vector_bytes: Iterable[int], min_tokens_per_block: int) -> int:
+    """The smallest page of which no group wastes more than one percent.
+
+    It holds a whole number of steps of `min_tokens_per_block` of the largest tokens, and a whole number of every
+    layer's vectors, so that the arena can also be read as one table of vectors. The search ends: a multiple of
+    all these bytes wastes nothing.
+    """
+    step = min_tokens_per_block * max(group_bytes)
+    step = math.lcm(step, *vector_bytes)
+    page_bytes = step
+    while any(page_bytes % token_bytes > page_bytes // 100 for token_bytes in group_bytes):
+        page_bytes += step
+    return page_bytes

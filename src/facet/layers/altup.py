@@ -1,0 +1,127 @@
+"""Gemma 3n: a layer over several residual streams, of which one is computed and the others predicted (AltUp), with a
+low-rank path beside attention (LAuReL).
+
+    streams [4, rows, hidden]    stream 0 is active: attention and MLP run on it alone
+    predict   every stream from all of them, by coefficients a small router reads off the active one
+    compute   the active stream, as a decoder layer would
+    correct   every stream by what computing changed over predicting
+    inject    the per-layer input into the inactive streams
+"""
+
+import torch
+from torch import Tensor, nn
+
+from facet.kernels.paged_attention import LayerCache
+from facet.layers.attention import Attention, KindStep
+from facet.layers.linear import Linear
+from facet.layers.mlp import MLP
+from facet.layers.per_layer_input import PerLayerGate
+from facet.layers.placement import Placement
+from facet.layers.rms_norm import RMSNorm
+from facet.model_spec import AltUpSpec, LayerSpec, ModelSpec
+
+
+class StreamRouter(nn.Module):
+    """Coefficients in (-1, 1) per row and stream, read off one stream."""
+
+    def __init__(self, hidden_size: int, num_streams: int, eps: float, placement: Placement) -> None:
+        super().__init__()
+        self.norm = RMSNorm(hidden_size, eps, placement)
+        self.router = Linear(hidden_size, num_streams, placement)
+        self.factor = 1.0 / hidden_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.router(self.norm(x) * self.factor).float()).to(x.dtype)
+
+
+class Laurel(nn.Module):
+    """h + norm(right(left(h))): a low-rank detour around attention."""
+
+    def __init__(self, hidden_size: int, rank: int, eps: float, placement: Placement) -> None:
+        super().__init__()
+        self.left = Linear(hidden_size, rank, placement)
+        self.right = Linear(rank, hidden_size, placement)
+        self.norm = RMSNorm(hidden_size, eps, placement)
+
+    def forward(self, h: Tensor) -> Tensor:
+        out: Tensor = h + self.norm(self.right(self.left(h)))
+        return out
+
+
+class AltUpLayer(nn.Module):
+    """streams: [num_streams, rows, hidden] in and out."""
+
+    def __init__(self, spec: ModelSpec, layer: LayerSpec, altup: AltUpSpec, placement: Placement) -> None:
+        super().__init__()
+        hidden, eps = spec.hidden_size, spec.norm_eps
+        assert spec.per_layer_input is not None, "AltUp models have per-layer inputs"
+        self.num_streams = altup.num_streams
+        self.attention = Attention(layer, hidden, eps, placement)
+        self.mlp = MLP(hidden, layer.mlp_width, layer.mlp_sparsity, placement)
+        self.laurel = Laurel(hidden, altup.laurel_rank, eps, placement)
+        self.input_norm = RMSNorm(hidden, eps, placement)
+        self.post_attention_norm = RMSNorm(hidden, eps, placement)
+        self.pre_mlp_norm = RMSNorm(hidden, eps, placement)
+        self.post_mlp_norm = RMSNorm(hidden, eps, placement)
+        self.stream_router = StreamRouter(hidden, altup.num_streams, eps, placement)
+        self.prediction = Linear(altup.num_streams, altup.num_streams**2, placement)
+        self.correction = Linear(altup.num_streams, altup.num_streams, placement)
+        self.output_scale = placement.matrix(hidden)
+        self.per_layer_gate = PerLayerGate(hidden, spec.per_layer_input.width, eps, placement)
+
+    def forward(
+        self, streams: Tensor, per_layer_input: Tensor, step: KindStep, cache: LayerCache, source: Attention
+    ) -> Tensor:
+        predicted = self._predict(streams)
+        active = self._compute(predicted[0], step, cache, source)
+        corrected = self._correct(predicted, active)
+        injected = self.per_layer_gate(corrected[0] * self.output_scale, per_layer_input)
+        return torch.cat((corrected[:1], corrected[1:] + injected))
+
+    def _predict(self, streams: Tensor) -> Tensor:
+        shape = (self.num_streams, self.num_streams)
+        coefficients = self.prediction(self.stream_router(streams[0])).view(-1, *shape)
+        return streams + torch.einsum("roi,ird->ord", coefficients, streams)
+
+    def _compute(self, active: Tensor, step: KindStep, cache: LayerCache, source: Attention) -> Tensor:
+        h = self.input_norm(active)
+        attended = self.post_attention_norm(self.attention(h, step, cache, source))
+        x = (active + attended + self.laurel(h)) * 2.0**-0.5
+        out: Tensor = x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
+        return out
+
+    def _correct(self, predicted: Tensor, active: Tensor) -> Tensor:
+        coefficients = self.correction(self.stream_router(active)) + 1.0
+        corrected: Tensor = predicted + coefficients.T[..., None] * (active - predicted[0])
+        return corrected
+
+
+class Streams(nn.Module):
+    """One embedding into several streams, and several streams back into one."""
+
+    def __init__(self, hidden_size: int, num_streams: int, placement: Placement) -> None:
+        super().__init__()
+        self.expand_projections = nn.ModuleList(
+            Linear(hidden_size, hidden_size, placement) for _ in range(num_streams - 1)
+        )
+        self.merge_projections = nn.ModuleList(
+            Linear(hidden_size, hidden_size, placement) for _ in range(num_streams - 1)
+        )
+
+    def expand(self, x: Tensor) -> Tensor:
+        size = _magnitude(x)
+        return torch.stack([x, *(_with_magnitude(projection(x), size) for projection in self.expand_projections)])
+
+    def merge(self, streams: Tensor) -> Tensor:
+        size = _magnitude(streams[0])
+        others = zip(self.merge_projections, streams[1:], strict=True)
+        merged = [streams[0], *(_with_magnitude(projection(stream), size) for projection, stream in others)]
+        return torch.stack(merged).mean(dim=0)
+
+
+def _magnitude(x: Tensor) -> Tensor:
+    return x.square().mean(dim=-1, keepdim=True).sqrt()
+
+
+def _with_magnitude(x: Tensor, size: Tensor) -> Tensor:
+    return x * size / x.square().mean(dim=-1, keepdim=True).clamp(min=1e-5).sqrt()

@@ -1,0 +1,17 @@
+"""Matrix products without bias; several of them may be packed into one by stacking their rows."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from facet.layers.placement import Placement
+
+
+class Linear(nn.Module):
+    """x @ weight^T, weight [out, in]."""
+
+    def __init__(self, num_inputs: int, num_outputs: int, placement: Placement) -> None:
+        super().__init__()
+        self.weight = placement.matrix(num_outputs, num_inputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight)

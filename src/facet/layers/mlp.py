@@ -1,0 +1,26 @@
+"""The gated MLP."""
+
+import statistics
+
+from torch import Tensor, nn
+
+from facet.kernels.geglu import geglu, sparse_geglu
+from facet.layers.linear import Linear
+from facet.layers.placement import Placement
+
+
+class MLP(nn.Module):
+    """down(gelu(gate(x)) * up(x)); with a sparsity, only the largest gates of each row let anything through."""
+
+    def __init__(self, hidden_size: int, width: int, sparsity: float, placement: Placement) -> None:
+        super().__init__()
+        self.gate_up = Linear(hidden_size, 2 * width, placement)
+        self.down = Linear(width, hidden_size, placement)
+        # How many deviations above the mean a normal variable exceeds with probability 1 - sparsity.
+        self.cutoff = statistics.NormalDist().inv_cdf(sparsity) if sparsity > 0 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate_up = self.gate_up(x)
+        hidden = geglu(gate_up) if self.cutoff is None else sparse_geglu(gate_up, self.cutoff)
+        out: Tensor = self.down(hidden)
+        return out

@@ -1,0 +1,31 @@
+"""A router and its experts, which run beside a layer's dense MLP."""
+
+from torch import Tensor, nn
+
+from facet.kernels.moe import route, run_experts
+from facet.kernels.rms_norm import rms_norm
+from facet.layers.linear import Linear
+from facet.layers.placement import Placement
+from facet.layers.rms_norm import RMSNorm
+from facet.model_spec import MoeSpec
+
+
+class Experts(nn.Module):
+    """The expert branch of a layer. Router and experts see the residual stream, each through its own norm."""
+
+    def __init__(self, spec: MoeSpec, hidden_size: int, eps: float, placement: Placement) -> None:
+        super().__init__()
+        self.spec = spec
+        self.eps = eps
+        self.router_factor = hidden_size**-0.5
+        self.router_scale = placement.matrix(hidden_size)
+        self.router = Linear(hidden_size, spec.num_experts, placement)
+        self.expert_scale = placement.matrix(spec.num_experts)
+        self.input_norm = RMSNorm(hidden_size, eps, placement)
+        self.gate_up = placement.matrix(spec.num_experts, 2 * spec.width, hidden_size)
+        self.down = placement.matrix(spec.num_experts, hidden_size, spec.width)
+
+    def forward(self, residual: Tensor) -> Tensor:
+        router_input = rms_norm(residual, None, self.eps) * self.router_scale * self.router_factor
+        weights, chosen = route(self.router(router_input), self.spec.num_chosen, self.expert_scale)
+        return run_experts(self.input_norm(residual), weights, chosen, self.gate_up, self.down)

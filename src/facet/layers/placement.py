@@ -1,0 +1,22 @@
+"""Where parameters are made, and of what type."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The type of matrices and activations, and the device of everything. Norm weights are always float32."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def matrix(self, *shape: int) -> nn.Parameter:
+        """An uninitialised parameter of the model's type."""
+        return nn.Parameter(torch.empty(shape, dtype=self.dtype, device=self.device), requires_grad=False)
+
+    def norm_weight(self, *shape: int) -> nn.Parameter:
+        """An uninitialised float32 parameter: norms multiply by their weight before they round."""
+        return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=self.device), requires_grad=False)

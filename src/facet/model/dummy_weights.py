@@ -1,0 +1,27 @@
+"""Random weights, made where they will live: a full-size model from a config alone.
+
+Scales are chosen so that activations stay of order one through any depth, which is what timing and memory tests
+need: no overflow, no denormals, no constant logits.
+"""
+
+import torch
+
+from facet.model.gemma import Gemma
+from facet.progress import Progress
+
+# Scalars and scales that multiply a stream: one leaves it as it is.
+_ONES = ("layer_scalar", "router_scale", "expert_scale", "output_scale")
+
+
+def fill_dummy_weights(model: Gemma, seed: int, progress: Progress) -> None:
+    """Fill every parameter in place; the same seed on the same device gives the same model."""
+    generator = torch.Generator(model.placement.device).manual_seed(seed)
+    parameters = dict(model.named_parameters())
+    total = sum(parameter.numel() for parameter in parameters.values())
+    with progress.task("Making random weights", total) as advance:
+        for name, parameter in parameters.items():
+            if "norm" in name or name.endswith(_ONES):
+                parameter.data.fill_(1.0)
+            else:
+                parameter.data.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+            advance(parameter.numel())

@@ -1,0 +1,109 @@
+"""A model, ready to run, from what the user asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from facet.config import ModelConfig
+from facet.errors import ConfigError
+from facet.layers.placement import Placement
+from facet.model.checkpoint import common_dtype, find_weight_files, load_weights, match_tensors, read_headers
+from facet.model.config_fields import read_config_file
+from facet.model.dummy_weights import fill_dummy_weights
+from facet.model.families import read_model_spec
+from facet.model.gemma import Gemma
+from facet.model.hub import CONFIG_ONLY, TEXT_MODEL, local_folder
+from facet.model_spec import ModelSpec
+from facet.progress import Progress, Silent
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "float32": torch.float32,
+    "float": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A decoder with its weights, and the folder it came from."""
+
+    model: Gemma
+    spec: ModelSpec
+    folder: Path
+    context_length: int
+
+
+def read_spec(config: ModelConfig, *, config_only: bool = False) -> tuple[ModelSpec, Path]:
+    """The spec and folder of the model named, downloading the config alone where that is enough."""
+    if not config.model:
+        raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name).")
+    patterns = CONFIG_ONLY if config_only or config.load_format == "dummy" else TEXT_MODEL
+    folder = local_folder(config.model, revision=config.revision, patterns=patterns)
+    return read_model_spec(read_config_file(folder / "config.json")), folder
+
+
+def load_model(config: ModelConfig, progress: Progress | None = None) -> LoadedModel:
+    """Read, check, build, fill. Nothing is allocated before everything has been checked."""
+    progress = progress or Silent()
+    spec, folder = read_spec(config)
+    context_length = resolve_context_length(config.max_model_len, spec)
+    device = resolve_device(config.device)
+    if config.load_format == "dummy":
+        dtype = resolve_dtype(config.dtype, _DTYPES.get(spec.checkpoint_dtype or "bfloat16", torch.bfloat16))
+        model = build_model(spec, context_length, dtype, device)
+        fill_dummy_weights(model, config.seed, progress)
+    else:
+        matched = match_tensors(spec, read_headers(find_weight_files(folder)))
+        dtype = resolve_dtype(config.dtype, common_dtype(matched))
+        model = build_model(spec, context_length, dtype, device)
+        load_weights(model, matched, progress)
+    return LoadedModel(model=model.eval(), spec=spec, folder=folder, context_length=context_length)
+
+
+def build_model(spec: ModelSpec, context_length: int, dtype: torch.dtype, device: torch.device) -> Gemma:
+    try:
+        return Gemma(spec, context_length, Placement(dtype=dtype, device=device))
+    except torch.OutOfMemoryError:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ConfigError(
+            f"The weights do not fit on {device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free. "
+            "Use a smaller model or --device cpu."
+        ) from None
+
+
+def resolve_dtype(asked: str, stored: torch.dtype) -> torch.dtype:
+    if asked == "auto":
+        return stored
+    if asked not in _DTYPES:
+        raise ConfigError(f"--dtype {asked} is not known. Known: auto, {', '.join(_DTYPES)}.")
+    return _DTYPES[asked]
+
+
+def resolve_device(asked: str) -> torch.device:
+    if asked == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise ConfigError(f"--device {asked} is not known. Known: auto, cpu, cuda, cuda:N.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {asked} is not supported. Supported: auto, cpu, cuda, cuda:N.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"--device {asked} was asked for, but this machine shows {torch.cuda.device_count()} GPUs. "
+            "--device cpu always works."
+        )
+    return device
+
+
+def resolve_context_length(asked: int | None, spec: ModelSpec) -> int:
+    if asked is None:
+        return spec.max_positions
+    if not 1 <= asked <= spec.max_positions:
+        raise ConfigError(
+            f"--max-model-len {asked} is outside 1 to {spec.max_positions}, the longest context of this model."
+        )
+    return asked

@@ -1,0 +1,72 @@
+"""Runs a model over pages by hand: what the engine does, without an engine. Freed and unused memory is NaN."""
+
+import random
+from pathlib import Path
+
+import torch
+
+from facet.config import ModelConfig
+from facet.kv_layout import KVLayout, make_kv_layout
+from facet.layers.kv_arena import KVArena
+from facet.model.gemma import Gemma
+from facet.model.loader import LoadedModel, load_model
+from facet.runner.batch import SequenceRows, make_batch
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path, **settings: object) -> LoadedModel:
+    return load_model(ModelConfig(model=str(folder), device="cpu", **settings))  # type: ignore[arg-type]
+
+
+class PagedSequence:
+    """One sequence with pages of its own, in scattered order, run piece by piece."""
+
+    def __init__(
+        self,
+        model: Gemma,
+        max_tokens: int,
+        *,
+        merge_equal_values: bool = True,
+        kv_dtype: str = "float32",
+        min_tokens_per_block: int = 4,
+    ) -> None:
+        self.model = model
+        self.layout: KVLayout = make_kv_layout(
+            model.spec,
+            dtype=kv_dtype,
+            merge_equal_values=merge_equal_values,
+            min_tokens_per_block=min_tokens_per_block,
+        )
+        counts = [-(-max_tokens // group.tokens_per_block) for group in self.layout.groups]
+        pages = list(range(1, 1 + sum(counts)))
+        random.Random(0).shuffle(pages)
+        self.tables = tuple(tuple(pages.pop() for _ in range(count)) for count in counts)
+        self.arena = KVArena(self.layout, 1 + sum(counts), CPU)
+        self.arena.poison(torch.arange(1 + sum(counts)))
+        self.num_computed = 0
+
+    def rows(self, token_ids: list[int], num_logit_rows: int) -> SequenceRows:
+        return SequenceRows(
+            token_ids=token_ids,
+            num_computed=self.num_computed,
+            block_tables=self.tables,
+            num_logit_rows=num_logit_rows,
+        )
+
+    @torch.inference_mode()
+    def run(self, token_ids: list[int], *, num_logit_rows: int | None = None, skip_upper: bool = False) -> torch.Tensor:
+        """Logits of the last rows (default: all of them)."""
+        count = len(token_ids) if num_logit_rows is None else num_logit_rows
+        batch = make_batch([self.rows(token_ids, count)], self.layout, CPU, skip_upper=skip_upper)
+        logits: torch.Tensor = self.model(batch, self.arena)
+        self.num_computed += len(token_ids)
+        return logits
+
+    def greedy(self, token_ids: list[int], num_tokens: int, *, skip_upper: bool = True) -> list[int]:
+        pending, out = token_ids, []
+        for _ in range(num_tokens):
+            logits = self.run(pending, num_logit_rows=1, skip_upper=skip_upper)
+            out.append(int(logits[-1].argmax()))
+            pending = out[-1:]
+        return out

@@ -1,0 +1,140 @@
+"""Every family computes what transformers computes, in float32, past the window, in one pass or token by token."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.model.paged_model import PagedSequence, load
+from tests.tiny_models import ALL_TEXT_NAMES, BASE_NAMES, MULTIMODAL_NAMES, TinyModel
+
+# Logits have magnitude ~25; two float32 implementations that sum in different orders differ by about 1e-4, and each
+# is about 2e-4 from what float64 gives.
+LOGIT_TOLERANCE = 2e-4
+
+TinyModels = Callable[[str], TinyModel]
+
+
+def assert_same_logits(ours: torch.Tensor, tiny: TinyModel, prompt: list[int]) -> None:
+    """Within the tolerance of the oracle; or, where a processor sums unluckily, as close as two implementations can
+    be that are both as close to float64 as the oracle is.
+    """
+    difference = largest_difference(ours, tiny.oracle_logits(prompt))
+    assert difference <= LOGIT_TOLERANCE or difference <= 2 * tiny.oracle_error(prompt)
+
+
+def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).abs().max())
+
+
+@pytest.mark.parametrize("name", ALL_TEXT_NAMES)
+def test_one_pass_matches_at_every_position(name: str, tiny_model: TinyModels) -> None:
+    tiny = tiny_model(name)
+    model = load(tiny.folder).model
+    for length in (
+        1,
+        4,
+        tiny.window - 1,
+        tiny.window,
+        tiny.window + 1,
+        2 * tiny.window + 5,
+        5 * tiny.window + 3,
+    ):
+        prompt = tiny.prompt(length)
+        ours = PagedSequence(model, length).run(prompt)
+        assert_same_logits(ours, tiny, prompt)
+
+
+@pytest.mark.parametrize("name", ALL_TEXT_NAMES)
+def test_token_by_token_equals_one_pass(name: str, tiny_model: TinyModels) -> None:
+    tiny = tiny_model(name)
+    model = load(tiny.folder).model
+    prompt = tiny.prompt(3 * tiny.window + 2)
+    by_token = PagedSequence(model, len(prompt))
+    one_by_one = torch.cat([by_token.run([token]) for token in prompt])
+    assert_same_logits(one_by_one, tiny, prompt)
+
+
+@pytest.mark.parametrize("name", BASE_NAMES)
+@pytest.mark.parametrize("chunk", [2, 7, 300])
+def test_chunked_equals_one_pass(name: str, chunk: int, tiny_model: TinyModels) -> None:
+    tiny = tiny_model(name)
+    model = load(tiny.folder).model
+    prompt = tiny.prompt(5 * tiny.window + 3)
+    sequence = PagedSequence(model, len(prompt))
+    ours = torch.cat([sequence.run(prompt[start : start + chunk]) for start in range(0, len(prompt), chunk)])
+    assert_same_logits(ours, tiny, prompt)
+
+
+@pytest.mark.parametrize("name", ALL_TEXT_NAMES)
+def test_greedy_tokens_are_equal(name: str, tiny_model: TinyModels) -> None:
+    tiny = tiny_model(name)
+    model = load(tiny.folder).model
+    for length in (4, 2 * tiny.window + 5):
+        prompt = tiny.prompt(length)
+        assert PagedSequence(model, length + 24).greedy(prompt, 24) == tiny.oracle_greedy(prompt, 24)
+
+
+@pytest.mark.parametrize("name", ["gemma4_e2b", "gemma4_e4b", "e2b_uneven", "gemma3n", "3n_two_streams"])
+def test_rows_that_stop_at_shared_layers_change_nothing(name: str, tiny_model: TinyModels) -> None:
+    tiny = tiny_model(name)
+    model = load(tiny.folder).model
+    prompt = tiny.prompt(4 * tiny.window)
+    everything = PagedSequence(model, len(prompt)).run(prompt)
+    last_rows = PagedSequence(model, len(prompt)).run(prompt, num_logit_rows=3, skip_upper=True)
+    assert largest_difference(last_rows, everything[-3:]) <= 5e-5
+
+
+@pytest.mark.parametrize("name", ["gemma4_31b", "gemma4_26b_a4b", "gemma4_12b", "31b_one_head", "31b_default_heads"])
+def test_one_stored_vector_equals_two(name: str, tiny_model: TinyModels) -> None:
+    tiny = tiny_model(name)
+    model = load(tiny.folder).model
+    prompt = tiny.prompt(3 * tiny.window + 1)
+    merged, pair = (PagedSequence(model, len(prompt), merge_equal_values=merge) for merge in (True, False))
+    per_token = {sequence: sequence.layout.groups[-1].bytes_per_token for sequence in (merged, pair)}
+    assert per_token[pair] == 2 * per_token[merged]
+    # The cap squeezes logits of magnitude 25; 1e-5 of them is what one float32 rounding of the key amounts to.
+    pieces = [prompt[:5], prompt[5:40], *([token] for token in prompt[40:])]
+    for piece in pieces:
+        got, expected = merged.run(piece), pair.run(piece)
+        assert largest_difference(got, expected) <= 1e-5 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("name", MULTIMODAL_NAMES)
+def test_text_weights_load_from_multimodal_checkpoints(name: str, tiny_model: TinyModels) -> None:
+    tiny = tiny_model(name)
+    model = load(tiny.folder).model
+    prompt = tiny.prompt(2 * tiny.window + 5)
+    ours = PagedSequence(model, len(prompt)).run(prompt)
+    assert_same_logits(ours, tiny, prompt)
+
+
+@pytest.mark.parametrize("name", BASE_NAMES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs(name: str, dtype: str, tiny_model: TinyModels, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = tiny_model(name)
+    prompt = tiny.prompt(2 * tiny.window + 5)
+    exact = tiny.oracle_logits(prompt)
+    model = load(tiny.folder, dtype=dtype).model
+    ours = PagedSequence(model, len(prompt), kv_dtype=dtype).run(prompt)
+    error = (ours - exact).abs()
+    reference = tiny.oracle.to(getattr(torch, dtype))
+    try:
+        theirs = (tiny.oracle_logits(prompt) - exact).abs()
+    finally:
+        tiny.oracle.to(torch.float32)
+        reload_float32(tiny)
+    assert reference is tiny.oracle
+    with capsys.disabled():
+        print(
+            f"\n{name} {dtype}: logit error against float32 mean {error.mean():.4f}, largest {error.max():.3f}; "
+            f"transformers' own {theirs.mean():.4f}, {theirs.max():.3f}"
+        )
+    assert ours.isfinite().all()
+    assert error.mean() <= 2 * theirs.mean() + 1e-3
+
+
+def reload_float32(tiny: TinyModel) -> None:
+    """Undo the rounding that a trip through a half-precision type left in the oracle's weights."""
+    exact = type(tiny.oracle).from_pretrained(tiny.folder, dtype=torch.float32)
+    tiny.oracle.load_state_dict(exact.state_dict())
