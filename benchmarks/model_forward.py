@@ -9,7 +9,6 @@ median of each is taken, so that whatever else the machine does falls on both.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from random_models import SHAPES, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
@@ -26,51 +26,7 @@ from facet.kv_layout import make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma, num_parameters
 from facet.model.loader import load_model
-from facet.runner.batch import SequenceRows, make_batch
-
-ROPE = {
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-}
-COMMON: dict[str, Any] = dict(
-    architectures=["Gemma4ForCausalLM"],
-    model_type="gemma4_text",
-    vocab_size=16384,
-    vocab_size_per_layer_input=16384,
-    sliding_window=512,
-    max_position_embeddings=4096,
-    rope_parameters=ROPE,
-    final_logit_softcapping=30.0,
-)
-SHAPES: dict[str, dict[str, Any]] = {
-    # 5 sliding : 1 global, the last 5 of 12 layers share keys, per-layer inputs
-    "e4b": COMMON
-    | dict(
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=12,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=128,
-        global_head_dim=256,
-        num_kv_shared_layers=5,
-        hidden_size_per_layer_input=64,
-    ),
-    # keys are values in the global layers, no per-layer inputs
-    "31b": COMMON
-    | dict(
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=12,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        num_global_key_value_heads=1,
-        head_dim=64,
-        global_head_dim=128,
-        attention_k_eq_v=True,
-        hidden_size_per_layer_input=0,
-    ),
-}
+from facet.runner.batch import SequenceRows, make_batch_of
 
 
 class FacetSide:
@@ -110,9 +66,8 @@ class FacetSide:
 
     @torch.inference_mode()
     def _run(self, sequences: list[SequenceRows], arena: KVArena, *, skip_upper: bool) -> torch.Tensor:
-        batch = make_batch(sequences, self.layout, torch.device("cpu"), skip_upper=skip_upper)
-        logits: torch.Tensor = self.model(batch, arena)
-        return logits
+        batch = make_batch_of(sequences, self.layout, torch.device("cpu"), skip_upper=skip_upper)
+        return self.model.logits(self.model(batch, arena))
 
 
 class TransformersSide:
@@ -205,16 +160,6 @@ def main() -> None:
                 f"{difference:.1e}",
             )
         Console().print(table)
-
-
-def write_checkpoint(folder: Path, config: dict[str, Any]) -> None:
-    import transformers
-
-    torch.manual_seed(0)
-    fields = {key: value for key, value in config.items() if key != "architectures"}
-    model = transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig.from_dict(json.loads(json.dumps(fields))))
-    model.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
 
 
 if __name__ == "__main__":

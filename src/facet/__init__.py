@@ -1,0 +1,54 @@
+"""Facet: inference and serving for the Gemma family.
+
+from facet import LLM, SamplingParams
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from facet.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    EngineDeadError,
+    EngineError,
+    FacetError,
+    NonFiniteLogitsError,
+    RequestError,
+    UnsupportedModelError,
+    UserError,
+)
+from facet.sampling_params import SamplingParams
+from facet.version import __version__
+
+if TYPE_CHECKING:
+    from facet.offline import LLM, CompletionOutput, Logprob, RequestOutput
+
+__all__ = [
+    "LLM",
+    "CapacityError",
+    "CheckpointError",
+    "CompletionOutput",
+    "ConfigError",
+    "EngineDeadError",
+    "EngineError",
+    "FacetError",
+    "Logprob",
+    "NonFiniteLogitsError",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "UnsupportedModelError",
+    "UserError",
+    "__version__",
+]
+
+_OFFLINE = {"LLM", "CompletionOutput", "Logprob", "RequestOutput"}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: `import facet` alone must not cost the seconds that torch takes.
+    if name in _OFFLINE:
+        from facet import offline
+
+        return getattr(offline, name)
+    raise AttributeError(f"module 'facet' has no attribute {name!r}")

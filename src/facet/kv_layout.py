@@ -5,9 +5,9 @@ group is one page and holds `tokens_per_block` tokens of every layer in the grou
 
     page of a sliding block            page of a global block
     ┌────────────────────────────┐     ┌────────────────────────────┐
-    │ layer 0   keys    32 tokens│     │ layer 5   keys    80 tokens│     E4B, bfloat16: 40,960 bytes per
-    │           values  32 tokens│     │           values  80 tokens│     sliding token, 16,384 per global
-    │ layer 1   keys    32 tokens│     │ layer 11  keys    80 tokens│     token, 1.25 MiB per page
+    │ layer 0   keys    16 tokens│     │ layer 5   keys    40 tokens│     E4B, bfloat16: 40,960 bytes per
+    │           values  16 tokens│     │           values  40 tokens│     sliding token, 16,384 per global
+    │ layer 1   keys    16 tokens│     │ layer 11  keys    40 tokens│     token, 640 KiB per page
     │ ...                        │     │ ...                        │
     └────────────────────────────┘     └────────────────────────────┘
 

@@ -38,6 +38,7 @@ class Bars:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        with RichProgress(*columns, console=Console(stderr=True), transient=True) as bars:
+        console = Console(stderr=True)
+        with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
             task = bars.add_task(title, total=total)
             yield lambda amount: bars.advance(task, amount)

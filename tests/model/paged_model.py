@@ -10,7 +10,7 @@ from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.model.loader import LoadedModel, load_model
-from facet.runner.batch import SequenceRows, make_batch
+from facet.runner.batch import SequenceRows, make_batch_of
 
 CPU = torch.device("cpu")
 
@@ -58,8 +58,8 @@ class PagedSequence:
     def run(self, token_ids: list[int], *, num_logit_rows: int | None = None, skip_upper: bool = False) -> torch.Tensor:
         """Logits of the last rows (default: all of them)."""
         count = len(token_ids) if num_logit_rows is None else num_logit_rows
-        batch = make_batch([self.rows(token_ids, count)], self.layout, CPU, skip_upper=skip_upper)
-        logits: torch.Tensor = self.model(batch, self.arena)
+        batch = make_batch_of([self.rows(token_ids, count)], self.layout, CPU, skip_upper=skip_upper)
+        logits = self.model.logits(self.model(batch, self.arena))
         self.num_computed += len(token_ids)
         return logits
 

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import logging
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,11 +24,12 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         prefix = "unrecognized arguments: "
         if message.startswith(prefix):
-            unknown = message.removeprefix(prefix).split()[0].split("=")[0]
+            # Nothing follows the prefix where the argument was an empty string.
+            unknown = next(iter(message.removeprefix(prefix).split()), "''").split("=")[0]
             near = difflib.get_close_matches(unknown, list(self._flags()), n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             message = f"{self.prog} has no {unknown}.{hint}"
-        print(f"error: {message} (--help lists what there is)", file=sys.stderr)
+        print(_one_line(f"error: {message} (--help lists what there is)"), file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
 
     def _flags(self) -> set[str]:
@@ -55,9 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run(options)
     except UserError as error:
         if options.verbose:
-            raise
-        print(f"error: {error}", file=sys.stderr)
+            traceback.print_exc()
+        else:
+            print(_one_line(f"error: {error}"), file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _one_line(message: str) -> str:
+    """Messages quote names from files and flags, which may hold anything."""
+    return " ".join(message.splitlines())

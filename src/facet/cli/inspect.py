@@ -9,6 +9,7 @@ from rich.table import Table
 
 from facet.cli.flags import add_common_flags, add_config_flags, config_from
 from facet.config import ModelConfig
+from facet.errors import CheckpointError
 from facet.kv_layout import make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.model.checkpoint import find_weight_files, match_tensors, read_headers
@@ -16,7 +17,7 @@ from facet.model.loader import LoadedModel, load_model, read_spec
 from facet.model.weight_map import tensor_targets
 from facet.model_spec import LayerSpec, ModelSpec
 from facet.progress import Bars
-from facet.runner.batch import SequenceRows, make_batch
+from facet.runner.batch import SequenceRows, make_batch_of
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -98,13 +99,17 @@ def run_once(loaded: LoadedModel) -> int:
     arena = KVArena(layout, 1 + len(layout.groups), placement.device)
     num_tokens = min(*(group.tokens_per_block for group in layout.groups), loaded.context_length)
     sequence = SequenceRows(
-        token_ids=[3 + index % (spec.vocab_size - 3) for index in range(num_tokens)],
+        token_ids=[(3 + index) % spec.vocab_size for index in range(num_tokens)],
         num_computed=0,
         block_tables=tuple((1 + index,) for index in range(len(layout.groups))),
         num_logit_rows=1,
     )
     with torch.inference_mode():
-        logits = loaded.model(make_batch([sequence], layout, placement.device, skip_upper=True), arena)
+        batch = make_batch_of([sequence], layout, placement.device, skip_upper=True)
+        logits = loaded.model.logits(loaded.model(batch, arena))
     if not bool(logits.isfinite().all()):
-        raise RuntimeError("The forward pass gave logits that are not finite; the weights are damaged.")
+        raise CheckpointError(
+            f"The logits of a forward pass are not finite: the weights in {loaded.folder} are damaged, or too large "
+            f"for {layout.dtype}. Try --dtype float32, or download them again."
+        )
     return num_tokens

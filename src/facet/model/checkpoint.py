@@ -5,6 +5,7 @@ checkpoint that does not fit its config is refused before any memory is spent on
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +16,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from facet.errors import CheckpointError
+from facet.model.config_fields import shown
 from facet.model.gemma import Gemma
 from facet.model.weight_map import TensorTarget, is_unused, tensor_targets
 from facet.model_spec import ModelSpec
 from facet.progress import Progress
 
 INDEX_FILE = "model.safetensors.index.json"
+_FILE_NAME = re.compile(r"[^/\\\0]{1,200}\.safetensors")  # a plain name: an index must not point out of its folder
+
+# The types weights may be stored in. Anything else is quantized or an accident, and bytes taken for numbers would load.
+_STORED_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 # What stands in front of a decoder's names, most specific first: published Gemma 4 and 3n; published Gemma 3 with
 # vision; text-only exports.
@@ -52,11 +58,16 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
     index_path = folder / INDEX_FILE
     if index_path.exists():
         try:
-            names = sorted(set(json.loads(index_path.read_text())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index_path} is not a safetensors index: {error!r}.") from None
-        if any(not isinstance(name, str) or Path(name).name != name for name in names):
-            raise CheckpointError(f"{index_path} names files outside its folder.")
+            names = sorted(set(json.loads(index_path.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{index_path} is not a safetensors index ({shown(error)}).") from None
+        if not names:
+            raise CheckpointError(f"{index_path} names no file. Download it again.")
+        for name in names:
+            if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
+                raise CheckpointError(
+                    f"{index_path} names {shown(name)}, but may name .safetensors files beside it only."
+                )
         missing = [name for name in names if not (folder / name).exists()]
         if missing:
             raise CheckpointError(
@@ -105,8 +116,18 @@ def match_tensors(spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> dict[T
         for name, target in targets.items()
         if name in inside and inside[name].shape != target.shape
     ]
-    if missing or unexpected or misshapen:
-        findings = (("missing", missing), ("unexpected", unexpected), ("of another shape", misshapen))
+    mistyped = [
+        f"{name} {inside[name].dtype} instead of {', '.join(_STORED_DTYPES)}"
+        for name in targets
+        if name in inside and inside[name].dtype not in _STORED_DTYPES
+    ]
+    if missing or unexpected or misshapen or mistyped:
+        findings = (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("of another shape", misshapen),
+            ("of another type", mistyped),
+        )
         raise CheckpointError(
             "The weights do not fit config.json: "
             + "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in findings if names)
@@ -136,14 +157,10 @@ def load_weights(model: Gemma, matched: Mapping[TensorTarget, StoredTensor], pro
 
 def common_dtype(matched: Mapping[TensorTarget, StoredTensor]) -> torch.dtype:
     """The type most of the weights are stored in."""
-    names = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     sizes: dict[str, int] = {}
     for target, tensor in matched.items():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + target.num_values
-    most = max(sizes, key=lambda name: sizes[name])
-    if most not in names:
-        raise CheckpointError(f"The weights are stored as {most}; Facet reads {', '.join(names)}.")
-    return names[most]
+    return _STORED_DTYPES[max(sizes, key=lambda name: sizes[name])]
 
 
 def _name_inside(name: str, prefix: str) -> str:

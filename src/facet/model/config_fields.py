@@ -6,11 +6,15 @@ knows how to read a field; what the fields mean is `families.py`'s business.
 
 import json
 import math
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from facet.errors import CheckpointError, ConfigError
+
+# Larger counts are slips or worse: nothing this large fits a machine, and tensors index with 32 bits in places.
+LARGEST_COUNT = 2**31 - 1
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
@@ -19,7 +23,8 @@ def read_config_file(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} does not exist. A checkpoint folder holds a config.json.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        # ValueError: not UTF-8, not JSON, or a number of thousands of digits. RecursionError: nested without end.
         raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds {type(config).__name__}, but a config is a JSON object.")
@@ -39,20 +44,24 @@ class ConfigFields:
     def raw(self, name: str) -> Any:
         return self._values.get(name)
 
+    def values(self) -> dict[str, Any]:
+        return dict(self._values)
+
     def names(self) -> list[str]:
         return list(self._values)
 
     def wrong(self, name: str, expected: str) -> ConfigError:
-        return ConfigError(f"{self._where}: {name} is {self._values.get(name)!r}, but must be {expected}.")
+        return ConfigError(f"{self._where}: {name} is {shown(self._values.get(name))}, but must be {expected}.")
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = LARGEST_COUNT) -> int:
         value = self.raw(name)
         if value is None:
             if default is None:
                 raise ConfigError(f"{self._where}: {name} is missing.")
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self.wrong(name, f"a whole number of at least {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            limit = f"from {least} to {most:,}" if isinstance(value, int) and value > most else f"of at least {least}"
+            raise self.wrong(name, f"a whole number {limit}")
         return value
 
     def optional_integer(self, name: str, *, least: int = 0) -> int | None:
@@ -65,7 +74,7 @@ class ConfigFields:
             if default is None:
                 raise ConfigError(f"{self._where}: {name} is missing.")
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        if not _is_number(value) or value <= 0:
             raise self.wrong(name, "a positive number")
         return float(value)
 
@@ -109,14 +118,46 @@ class ConfigFields:
             raise self.wrong(name, "a token id or a list of token ids")
         return tuple(ids)
 
-    def per_layer(self, name: str, num_layers: int, default: float) -> list[float]:
-        """A number for every layer: given once, or as a list with one entry per layer."""
+    def integers_per_layer(self, name: str, num_layers: int, default: int) -> list[int]:
+        """A count for every layer: given once, or as a list with one entry per layer."""
+        counts = []
+        for count in self._one_per_layer(name, num_layers, default):
+            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= LARGEST_COUNT:
+                raise self.wrong(name, f"a whole number from 1 to {LARGEST_COUNT:,}, or a list of one per layer")
+            counts.append(count)
+        return counts
+
+    def fractions_per_layer(self, name: str, num_layers: int) -> list[float]:
+        """A number from 0 to just below 1 for every layer: given once, or as a list with one entry per layer."""
+        fractions = []
+        for fraction in self._one_per_layer(name, num_layers, 0.0):
+            if not _is_number(fraction) or not 0 <= fraction < 1:
+                raise self.wrong(name, "at least 0 and below 1, or a list of one such number per layer")
+            fractions.append(float(fraction))
+        return fractions
+
+    def _one_per_layer(self, name: str, num_layers: int, default: float) -> list[Any]:
         value = self.raw(name)
         entries = value if isinstance(value, list) else [default if value is None else value] * num_layers
         if len(entries) != num_layers:
             raise ConfigError(
                 f"{self._where}: {name} has {len(entries)} entries, but num_hidden_layers is {num_layers}."
             )
-        if any(isinstance(entry, bool) or not isinstance(entry, int | float) or entry < 0 for entry in entries):
-            raise self.wrong(name, "a number of at least 0 for every layer")
         return entries
+
+
+def shown(value: object) -> str:
+    """A value as messages quote it: on one line, and shortened where it is long."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 80  # room for the longest name of an architecture
+    return short.repr(value)
+
+
+def _is_number(value: object) -> bool:
+    """A finite number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from facet.errors import ConfigError, UnsupportedModelError
-from facet.model.config_fields import ConfigFields
+from facet.model.config_fields import ConfigFields, shown
 from facet.model_spec import (
     AltUpSpec,
     AttentionKind,
@@ -23,6 +23,20 @@ from facet.model_spec import (
 
 _KINDS: dict[str, AttentionKind] = {"sliding_attention": "sliding", "full_attention": "global"}
 _LAYER_OVERRIDES = {"head_dim", "num_key_value_heads"}
+_OLD_ROPE = "config.json, rope_scaling"  # where the older spelling keeps what is not simply a theta
+
+MOST_LAYERS = 1_000  # the deepest Gemma has 62; specs hold one object per layer
+MOST_POSITIONS = 2**24  # angles are float32, which tells neighbouring whole numbers apart up to here
+
+# What only some families compute. Elsewhere these fields would be read and then silently mean nothing.
+_ONLY_IN: dict[str, tuple[Family, ...]] = {
+    "attention_k_eq_v": ("gemma4",),
+    "enable_moe_block": ("gemma4",),
+    "use_double_wide_mlp": ("gemma4",),
+    "num_kv_shared_layers": ("gemma3n", "gemma4"),
+    "hidden_size_per_layer_input": ("gemma3n", "gemma4"),
+}
+_FAMILY_NAMES: dict[Family, str] = {"gemma3": "Gemma 3", "gemma3n": "Gemma 3n", "gemma4": "Gemma 4"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +103,7 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
     text = top.section("text_config") if "text_config" in top else top
     defaults = _DEFAULTS[model_type]
     _refuse_what_we_do_not_compute(top, text)
+    _refuse_what_the_family_has_not(text, defaults.family)
 
     bidirectional = text.raw("use_bidirectional_attention")
     if bidirectional is None and "use_bidirectional_attention" not in text.names():
@@ -102,6 +117,8 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
     per_layer_width = text.integer("hidden_size_per_layer_input", defaults.per_layer_input_width, least=0)
     vocab_size = text.integer("vocab_size", defaults.vocab_size)
     is_3n = defaults.family == "gemma3n"
+    if is_3n and not per_layer_width:
+        raise text.wrong("hidden_size_per_layer_input", "at least 1: every Gemma 3n has per-layer inputs")
     return ModelSpec(
         family=defaults.family,
         architecture=architecture,
@@ -125,7 +142,7 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
         else None,
         logit_softcap=text.optional_number("final_logit_softcapping", defaults.softcap),
         tied_embeddings=text.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", True)),
-        max_positions=text.integer("max_position_embeddings", defaults.max_positions),
+        max_positions=text.integer("max_position_embeddings", defaults.max_positions, most=MOST_POSITIONS),
         bidirectional_image_layers=image_layers,
         bos_token_id=_first(text.token_ids("bos_token_id") or top.token_ids("bos_token_id"), 2),
         eos_token_ids=top.token_ids("eos_token_id") or text.token_ids("eos_token_id") or (1,),
@@ -146,20 +163,22 @@ def _identify(top: ConfigFields) -> tuple[str, str]:
             kind if name.endswith("CausalLM") else kind.removesuffix("_text"): name
             for name, kind in _ARCHITECTURES.items()
         }
-        if model_type not in by_type:
+        if not isinstance(model_type, str) or model_type not in by_type:
             raise UnsupportedModelError(
-                f"config.json names no architecture and its model_type is {model_type!r}. Supported: {supported}."
+                f"config.json names no architecture and its model_type is {shown(model_type)}. Supported: {supported}."
             )
         return by_type[model_type], _ARCHITECTURES[by_type[model_type]]
     architecture = named[0]
     if architecture not in _ARCHITECTURES:
         raise UnsupportedModelError(
-            f"The architecture {architecture} is not one Facet computes. Supported: {supported}."
+            f"The architecture {shown(architecture)} is not one Facet computes. Supported: {supported}."
         )
     text_type = _ARCHITECTURES[architecture]
     for found in (model_type, top.section("text_config").raw("model_type")):
         if found is not None and found not in (text_type, text_type.removesuffix("_text")):
-            raise ConfigError(f"config.json contradicts itself: architecture {architecture} beside model_type {found}.")
+            raise ConfigError(
+                f"config.json contradicts itself: architecture {architecture} beside model_type {shown(found)}."
+            )
     return architecture, text_type
 
 
@@ -168,7 +187,7 @@ def _refuse_what_we_do_not_compute(top: ConfigFields, text: ConfigFields) -> Non
         if "quantization_config" in fields:
             method = fields.section("quantization_config").raw("quant_method")
             raise ConfigError(
-                f"The checkpoint is quantized ({method}), and this version of Facet reads unquantized weights "
+                f"The checkpoint is quantized ({shown(method)}), and this version of Facet reads unquantized weights "
                 "only. Use the bf16 checkpoint of the same model."
             )
     if text.text("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
@@ -185,8 +204,14 @@ def _refuse_what_we_do_not_compute(top: ConfigFields, text: ConfigFields) -> Non
         raise text.wrong("altup_correct_scale", "true")
 
 
+def _refuse_what_the_family_has_not(text: ConfigFields, family: Family) -> None:
+    for name, families in _ONLY_IN.items():
+        if family not in families and text.raw(name):
+            raise text.wrong(name, f"absent: {_FAMILY_NAMES[family]} has nothing of the kind")
+
+
 def _read_layers(text: ConfigFields, defaults: FamilyDefaults) -> tuple[LayerSpec, ...]:
-    num_layers = text.integer("num_hidden_layers", defaults.num_layers)
+    num_layers = text.integer("num_hidden_layers", defaults.num_layers, most=MOST_LAYERS)
     kinds = _read_kinds(text, defaults, num_layers)
     num_heads = text.integer("num_attention_heads", defaults.num_heads)
     values_are_keys = text.boolean("attention_k_eq_v")
@@ -194,7 +219,7 @@ def _read_layers(text: ConfigFields, defaults: FamilyDefaults) -> tuple[LayerSpe
     window = text.integer("sliding_window", defaults.window)
     rotary = _read_rotary(text, defaults)
     sharing = _read_kv_sharing(text, defaults, kinds)
-    widths = text.per_layer("intermediate_size", num_layers, defaults.intermediate_size)
+    widths = text.integers_per_layer("intermediate_size", num_layers, defaults.intermediate_size)
     double_wide = text.boolean("use_double_wide_mlp")
     sparsity = _read_sparsity(text, defaults, num_layers)
     moe = _read_moe(text)
@@ -224,7 +249,7 @@ def _read_layers(text: ConfigFields, defaults: FamilyDefaults) -> tuple[LayerSpe
                 kv_from_layer=source,
                 values_are_keys=values_are_keys and kind == "global",
                 values_are_normed=defaults.family != "gemma3",
-                mlp_width=int(widths[index]) * (2 if double_wide and source is not None else 1),
+                mlp_width=widths[index] * (2 if double_wide and source is not None else 1),
                 mlp_sparsity=sparsity[index],
                 moe=moe,
             )
@@ -237,7 +262,7 @@ def _read_kinds(text: ConfigFields, defaults: FamilyDefaults, num_layers: int) -
     if named is None:
         pattern = text.integer("sliding_window_pattern", defaults.pattern)
         named = ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(num_layers)]
-    if not isinstance(named, list) or any(name not in _KINDS for name in named):
+    if not isinstance(named, list) or any(not isinstance(name, str) or name not in _KINDS for name in named):
         raise text.wrong("layer_types", f"a list of {' and '.join(_KINDS)}")
     if len(named) != num_layers:
         raise ConfigError(f"layer_types has {len(named)} entries, but num_hidden_layers is {num_layers}.")
@@ -263,12 +288,12 @@ def _read_head_shapes(
     ]
     overrides = text.section("per_layer_config")
     for name in overrides.names():
-        if not name.isdigit() or int(name) >= len(kinds):
+        if not name.isdecimal() or int(name) >= len(kinds):
             raise overrides.wrong(name, f"under the index of one of the {len(kinds)} layers")
         layer = overrides.section(name)
         if unknown := set(layer.names()) - _LAYER_OVERRIDES:
             raise ConfigError(
-                f"per_layer_config of layer {name} overrides {sorted(unknown)}; Facet knows head_dim "
+                f"per_layer_config of layer {name} overrides {shown(sorted(unknown))}; Facet knows head_dim "
                 "and num_key_value_heads there."
             )
         dim, count = shapes[int(name)]
@@ -276,6 +301,14 @@ def _read_head_shapes(
     for dim, _ in shapes:
         if dim % 2:
             raise ConfigError(f"A head dimension of {dim} cannot be rotated in pairs; it must be even.")
+    for kind in dict.fromkeys(kinds):
+        # One table of angles serves all layers of a kind.
+        dims = sorted({dim for (dim, _), other in zip(shapes, kinds, strict=True) if other == kind})
+        if len(dims) > 1:
+            raise ConfigError(
+                f"The {kind} layers have a head_dim of {shown(dims)}, but one must serve all of them. Check head_dim, "
+                "global_head_dim and per_layer_config."
+            )
     return shapes
 
 
@@ -301,26 +334,26 @@ def _read_kv_sharing(text: ConfigFields, defaults: FamilyDefaults, kinds: list[A
 def _read_rotary(text: ConfigFields, defaults: FamilyDefaults) -> dict[AttentionKind, RotarySpec]:
     old_spelling = {
         "sliding_attention": {"rope_theta": text.number("rope_local_base_freq", 1e4)},
-        "full_attention": {"rope_theta": text.number("rope_theta", 1e6)} | (text.raw("rope_scaling") or {}),
+        "full_attention": {"rope_theta": text.number("rope_theta", 1e6)} | text.section("rope_scaling").values(),
     }
     if defaults.family == "gemma4":
         old_spelling["full_attention"] |= {"rope_type": "proportional", "partial_rotary_factor": 0.25}
     parameters = text.section("rope_parameters")
     if unknown := set(parameters.names()) - set(_KINDS):
-        raise ConfigError(f"rope_parameters has {sorted(unknown)}; expected one entry each for {' and '.join(_KINDS)}.")
+        raise ConfigError(f"rope_parameters has {shown(sorted(unknown))}; known: {' and '.join(_KINDS)}.")
     result: dict[AttentionKind, RotarySpec] = {}
     for name, kind in _KINDS.items():
-        fields = parameters.section(name) if name in parameters else ConfigFields(old_spelling[name])
+        fields = parameters.section(name) if name in parameters else ConfigFields(old_spelling[name], _OLD_ROPE)
         theta = fields.number("rope_theta", old_spelling[name]["rope_theta"])
         rope_type = fields.text("rope_type", fields.text("type", "default"))
         if rope_type not in ("default", "linear", "proportional"):
             raise ConfigError(
-                f"rope_type {rope_type!r} is not used by any Gemma; known: default, linear, proportional."
+                f"rope_type {shown(rope_type)} is not used by any Gemma; known: default, linear, proportional."
             )
         fraction = fields.number("partial_rotary_factor", 1.0)
         if fraction > 1 or (fraction < 1 and rope_type != "proportional"):
             raise fields.wrong("partial_rotary_factor", "1 for this rope_type, or at most 1 with 'proportional'")
-        factor = fields.number("factor", 1.0) if rope_type != "default" else 1.0
+        factor = 1.0 if rope_type == "default" else fields.number("factor", None if rope_type == "linear" else 1.0)
         result[kind] = RotarySpec(theta=theta, rotated_fraction=fraction, factor=factor)
     return result
 
@@ -331,10 +364,7 @@ def _read_sparsity(text: ConfigFields, defaults: FamilyDefaults, num_layers: int
     if "activation_sparsity_pattern" not in text:
         num_sparse = 10 if num_layers > 10 else 0
         return [0.95] * num_sparse + [0.0] * (num_layers - num_sparse)
-    pattern = text.per_layer("activation_sparsity_pattern", num_layers, 0.0)
-    if any(entry >= 1 for entry in pattern):
-        raise text.wrong("activation_sparsity_pattern", "below 1 in every layer")
-    return pattern
+    return text.fractions_per_layer("activation_sparsity_pattern", num_layers)
 
 
 def _read_moe(text: ConfigFields) -> MoeSpec | None:

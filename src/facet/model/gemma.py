@@ -19,7 +19,7 @@ from facet.model_spec import AttentionKind, ModelSpec
 
 
 class Gemma(nn.Module):
-    """Token ids and an arena of keys and values in, logits of the wanted rows out.
+    """Token ids and an arena of keys and values in, the last hidden states of the wanted rows out.
 
     `num_positions` is the longest context this instance will see. Parameters come uninitialised; `checkpoint.py`
     and `dummy_weights.py` fill them.
@@ -28,6 +28,7 @@ class Gemma(nn.Module):
     def __init__(self, spec: ModelSpec, num_positions: int, placement: Placement) -> None:
         super().__init__()
         self.spec = spec
+        self.num_positions = num_positions
         self.placement = placement
         self.embedding = placement.matrix(spec.vocab_size, spec.hidden_size)
         self.embedding_scale = rounded(spec.hidden_size**0.5, placement.dtype)
@@ -44,7 +45,7 @@ class Gemma(nn.Module):
         self.rotary = RotaryTables(spec.layers, num_positions, placement)
 
     def forward(self, batch: ForwardBatch, arena: KVArena) -> Tensor:
-        """Logits [logit_rows, vocab] in float32. Writes this batch's keys and values into the arena.
+        """Hidden states [logit_rows, hidden], ready for `logits`. Writes this batch's keys and values into the arena.
 
         Layers from `first_shared_layer` on own no keys, so rows whose logits nobody wants stop there.
         """
@@ -63,7 +64,13 @@ class Gemma(nn.Module):
             x = self._run_layers(x, upper, self._layer_inputs(token_ids, embedded, upper), steps, arena)
 
         merged = x if self.streams is None else self.streams.merge(x)
-        return self._logits(self.norm(merged))
+        normed: Tensor = self.norm(merged)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab] in float32. Apart from `forward`, since a caller may want them a few rows at a time."""
+        weight = self.embedding if self.head is None else self.head.weight
+        return softcap(functional.linear(hidden, weight), self.spec.logit_softcap)
 
     def _kind_steps(self, batch: ForwardBatch, rows: AttentionRows, arena: KVArena) -> dict[AttentionKind, KindStep]:
         """What the layers of each kind share: planned once, used by every layer."""
@@ -104,10 +111,6 @@ class Gemma(nn.Module):
             step = steps[layer.attention]
             x = self.layers[index](x, per_layer_input, step, arena.layer(source), self.layers[source].attention)
         return x
-
-    def _logits(self, x: Tensor) -> Tensor:
-        weight = self.embedding if self.head is None else self.head.weight
-        return softcap(functional.linear(x, weight), self.spec.logit_softcap)
 
 
 def num_parameters(model: nn.Module) -> int:

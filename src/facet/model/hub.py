@@ -1,32 +1,35 @@
 """From a model's name to a folder with its files: a local path, or a download from the Hugging Face hub."""
 
+import os
+import re
 from pathlib import Path
 
 from facet.errors import CheckpointError
+from facet.model.config_fields import shown
 
 CONFIG_ONLY = ("config.json", "generation_config.json")
-TEXT_MODEL = (
-    *CONFIG_ONLY,
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer*",
-    "*.jinja",
-    "special_tokens*",
-)
+TEXT_MODEL = (*CONFIG_ONLY, "*.safetensors", "model.safetensors.index.json", "tokenizer*", "*.jinja", "special_tokens*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96}")  # the hub itself is stricter yet
 
 
 def local_folder(model: str, *, revision: str | None = None, patterns: tuple[str, ...] = TEXT_MODEL) -> Path:
     """The folder of `model`, downloaded first if it is not a path. Only files matching `patterns` are fetched."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if path.is_file():
+    # os.path and not Path: these say no, where Path raises, to a user or a name that cannot exist.
+    path = os.path.expanduser(model)
+    if os.path.isdir(path):
+        return Path(path)
+    if os.path.isfile(path):
         raise CheckpointError(f"{model} is a file; give the folder that holds config.json.")
-    if model.startswith(("/", "./", "../", "~")) or model.count("/") != 1:
-        raise CheckpointError(
-            f"{model} is neither a folder nor the name of a model on the hub (owner/name, as in google/gemma-4-E4B-it)."
-        )
+    if not _HUB_NAME.fullmatch(model) or model.startswith(("./", "../")):
+        raise _not_a_model(model)
     return _download(model, revision, patterns)
+
+
+def _not_a_model(model: str) -> CheckpointError:
+    return CheckpointError(
+        f"{shown(model)} is neither a folder nor the name of a model on the hub (owner/name, as in "
+        "google/gemma-4-E4B-it)."
+    )
 
 
 def _download(model: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
@@ -34,13 +37,15 @@ def _download(model: str, revision: str | None, patterns: tuple[str, ...]) -> Pa
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
+        HFValidationError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+    except HFValidationError:
+        raise _not_a_model(model) from None
     except GatedRepoError:
         raise CheckpointError(
             f"{model} asks you to accept its licence first: open https://huggingface.co/{model}, accept, then run "
@@ -48,8 +53,11 @@ def _download(model: str, revision: str | None, patterns: tuple[str, ...]) -> Pa
         ) from None
     except RepositoryNotFoundError:
         raise CheckpointError(f"There is no model {model} on the hub that you may read. Check the name.") from None
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except RevisionNotFoundError:
+        raise CheckpointError(f"{model} has no revision {shown(revision)} on the hub. Check --revision.") from None
+    except Exception as error:
+        # Whatever else: the libraries underneath have many errors of their own for a network or a disk that fails.
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(
-            f"{model} could not be downloaded ({type(error).__name__}) and no copy is on this machine. Check the "
-            "network, or give the path of a folder."
-        ) from None
+            f"{model} could not be downloaded ({reason[:200]}). Check the network, or give the path of a folder."
+        ) from error

@@ -1,12 +1,13 @@
 """A model, ready to run, from what the user asked for."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from facet.config import ModelConfig
-from facet.errors import ConfigError
+from facet.errors import CapacityError, ConfigError
 from facet.layers.placement import Placement
 from facet.model.checkpoint import common_dtype, find_weight_files, load_weights, match_tensors, read_headers
 from facet.model.config_fields import read_config_file
@@ -14,6 +15,7 @@ from facet.model.dummy_weights import fill_dummy_weights
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
 from facet.model.hub import CONFIG_ONLY, TEXT_MODEL, local_folder
+from facet.model.weight_map import tensor_targets
 from facet.model_spec import ModelSpec
 from facet.progress import Progress, Silent
 
@@ -64,14 +66,31 @@ def load_model(config: ModelConfig, progress: Progress | None = None) -> LoadedM
 
 
 def build_model(spec: ModelSpec, context_length: int, dtype: torch.dtype, device: torch.device) -> Gemma:
+    needed = memory_needed(spec, context_length, dtype)
+    asked = f"The weights take {needed / 2**30:,.1f} GiB as {str(dtype).removeprefix('torch.')}"
+    if device.type == "cpu":
+        # Asked beforehand: an operating system promises more than it has, and ends the process when that is used.
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if needed > total:
+            raise CapacityError(
+                f"{asked}, but this machine has {total / 2**30:,.1f} GiB of memory. Use a smaller model."
+            )
     try:
         return Gemma(spec, context_length, Placement(dtype=dtype, device=device))
     except torch.OutOfMemoryError:
         free, total = torch.cuda.mem_get_info(device)
-        raise ConfigError(
-            f"The weights do not fit on {device}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free. "
+        raise CapacityError(
+            f"{asked}, but {device} has {total / 2**30:,.1f} GiB of memory, {free / 2**30:,.1f} GiB of it free. "
             "Use a smaller model or --device cpu."
         ) from None
+
+
+def memory_needed(spec: ModelSpec, context_length: int, dtype: torch.dtype) -> int:
+    """Bytes of a model's weights and tables of angles, as if all were of one type: norm weights are a trifle."""
+    num_values = sum(target.num_values for target in tensor_targets(spec))
+    for layer in {layer.attention: layer for layer in spec.layers}.values():
+        num_values += context_length * 2 * layer.rotary.num_rotated_pairs(layer.head_dim)
+    return num_values * dtype.itemsize
 
 
 def resolve_dtype(asked: str, stored: torch.dtype) -> torch.dtype:
@@ -91,9 +110,9 @@ def resolve_device(asked: str) -> torch.device:
         raise ConfigError(f"--device {asked} is not known. Known: auto, cpu, cuda, cuda:N.") from None
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"--device {asked} is not supported. Supported: auto, cpu, cuda, cuda:N.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise ConfigError(
-            f"--device {asked} was asked for, but this machine shows {torch.cuda.device_count()} GPUs. "
+            f"--device {asked} was asked for, but this machine shows {count} GPU{'s' * (count != 1)}. "
             "--device cpu always works."
         )
     return device

@@ -42,13 +42,15 @@ def is_unused(spec: ModelSpec, name: str) -> bool:
     parts = name.split(".")
     if name == "lm_head.weight":
         return spec.tied_embeddings
-    if len(parts) >= 4 and parts[0] == "layers" and parts[1].isdigit() and int(parts[1]) < spec.num_layers:
+    if parts[-1] == "inv_freq":
+        return True  # angles that some exports store; they are computed here
+    if len(parts) >= 4 and parts[0] == "layers" and parts[1].isdecimal() and int(parts[1]) < spec.num_layers:
         layer = spec.layers[int(parts[1])]
         return parts[2] == "self_attn" and (
             (not layer.owns_kv and parts[3] in ("k_proj", "v_proj", "k_norm"))
             or parts[3] in ("k_cache_scale", "v_cache_scale")
         )
-    return parts[-1] == "inv_freq"  # angles that some exports store; they are computed here
+    return False
 
 
 def _decoder_targets(spec: ModelSpec) -> Iterator[TensorTarget]:

@@ -1,94 +1,121 @@
-"""From sequences to the tensors of one forward pass."""
+"""From spans of sequences to the tensors of one forward pass. Arithmetic on the host is vectorised over the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows, ForwardBatch
 from facet.kv_layout import KVLayout
 
+Counts = NDArray[np.int32]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceRows:
-    """What one sequence contributes to a pass: the tokens to run now, and where its keys and values live."""
 
-    token_ids: Sequence[int]
-    num_computed: int  # tokens already in the cache, before these
-    block_tables: tuple[Sequence[int], ...]  # per group; entry i holds the i-th block of tokens
-    num_logit_rows: int  # how many of the last rows want logits
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spans:
+    """What each sequence contributes to a pass, as parallel arrays: a run of tokens on top of its computed ones."""
 
-    @property
-    def context_len(self) -> int:
-        return self.num_computed + len(self.token_ids)
+    num_computed: Counts
+    num_scheduled: Counts
+    num_logit_rows: Counts  # of the scheduled tokens, the last so many want logits
+    block_tables: tuple[Counts, ...]  # per group [sequences, blocks]; entry i holds the i-th block of tokens
 
 
 def make_batch(
-    sequences: Sequence[SequenceRows], layout: KVLayout, device: torch.device, *, skip_upper: bool
+    token_ids: Tensor, spans: Spans, layout: KVLayout, device: torch.device, *, skip_upper: bool
 ) -> ForwardBatch:
-    """One pass over all the sequences. With `skip_upper`, only rows that want logits go past the shared layers."""
-    starts = list(accumulate((len(sequence.token_ids) for sequence in sequences), initial=0))
-    token_ids = [token for sequence in sequences for token in sequence.token_ids]
-    positions = [p for s in sequences for p in range(s.num_computed, s.context_len)]
-    logit_rows = [
-        row
-        for end, sequence in zip(starts[1:], sequences, strict=True)
-        for row in range(end - sequence.num_logit_rows, end)
-    ]
-    tables = tuple(_pad_tables([s.block_tables[g] for s in sequences], device) for g in range(len(layout.groups)))
-    rows = _attention_rows(
-        [len(sequence.token_ids) for sequence in sequences],
-        [sequence.context_len for sequence in sequences],
-        torch.tensor(positions, device=device),
-        tables,
-    )
+    """One pass over all the spans. With `skip_upper`, only rows that want logits go past the shared layers."""
+    context_lens = spans.num_computed + spans.num_scheduled
+    starts = _starts(spans.num_scheduled)
+    positions = _ranges(spans.num_computed, spans.num_scheduled)
+    logit_rows = _ranges(starts[1:] - spans.num_logit_rows, spans.num_logit_rows)
+    sequence_of_row = np.repeat(np.arange(len(context_lens)), spans.num_scheduled)
+    tables = tuple(torch.from_numpy(table).to(device) for table in spans.block_tables)
     blocks, slots = [], []
-    sequence_of_row = torch.arange(len(sequences), device=device).repeat_interleave(
-        torch.tensor(rows.host_query_lens, device=device)
-    )
-    for group, table in zip(layout.groups, tables, strict=True):
-        blocks.append(table[sequence_of_row, rows.positions // group.tokens_per_block].long())
-        slots.append(rows.positions % group.tokens_per_block)
-    logit_index = torch.tensor(logit_rows, dtype=torch.long, device=device)
+    for group, table in zip(layout.groups, spans.block_tables, strict=True):
+        blocks.append(table[sequence_of_row, positions // group.tokens_per_block].astype(np.int64))
+        slots.append(positions % group.tokens_per_block)
+    upper_rows = None
+    if skip_upper:
+        kept = np.flatnonzero(spans.num_logit_rows)
+        keep = torch.from_numpy(kept).to(device)
+        upper_rows = _attention_rows(
+            positions[logit_rows],
+            spans.num_logit_rows[kept],
+            context_lens[kept],
+            tuple(table[keep] for table in tables),
+            device,
+        )
     return ForwardBatch(
-        token_ids=torch.tensor(token_ids, device=device),
-        rows=rows,
-        write_blocks=tuple(blocks),
-        write_slots=tuple(slots),
-        logit_rows=logit_index,
-        upper_rows=_upper_rows(sequences, rows, logit_index) if skip_upper else None,
-    )
-
-
-def _upper_rows(sequences: Sequence[SequenceRows], rows: AttentionRows, logit_rows: Tensor) -> AttentionRows:
-    """The rows that want logits, as attention rows of their own: a suffix of each sequence, or none of it."""
-    kept = [index for index, sequence in enumerate(sequences) if sequence.num_logit_rows]
-    keep = torch.tensor(kept, dtype=torch.long, device=logit_rows.device)
-    return _attention_rows(
-        [sequences[index].num_logit_rows for index in kept],
-        [sequences[index].context_len for index in kept],
-        rows.positions[logit_rows],
-        tuple(table[keep] for table in rows.block_tables),
+        token_ids=token_ids,
+        rows=_attention_rows(positions, spans.num_scheduled, context_lens, tables, device),
+        write_blocks=tuple(torch.from_numpy(array).to(device) for array in blocks),
+        write_slots=tuple(torch.from_numpy(array).to(device) for array in slots),
+        logit_rows=torch.from_numpy(logit_rows).to(device),
+        upper_rows=upper_rows,
     )
 
 
 def _attention_rows(
-    query_lens: list[int], context_lens: list[int], positions: Tensor, tables: tuple[Tensor, ...]
+    positions: NDArray[np.int64],
+    query_lens: Counts,
+    context_lens: Counts,
+    tables: tuple[Tensor, ...],
+    device: torch.device,
 ) -> AttentionRows:
-    starts = list(accumulate(query_lens, initial=0))
     return AttentionRows(
-        positions=positions,
-        query_starts=torch.tensor(starts, dtype=torch.int32, device=positions.device),
-        context_lens=torch.tensor(context_lens, dtype=torch.int32, device=positions.device),
+        positions=torch.from_numpy(positions).to(device),
+        query_starts=torch.from_numpy(_starts(query_lens)).to(device),
+        context_lens=torch.from_numpy(context_lens).to(device),
         block_tables=tables,
-        host_query_lens=tuple(query_lens),
-        host_context_lens=tuple(context_lens),
+        host_query_lens=tuple(query_lens.tolist()),
+        host_context_lens=tuple(context_lens.tolist()),
     )
 
 
-def _pad_tables(tables: list[Sequence[int]], device: torch.device) -> Tensor:
-    """One rectangle of block ids; rows are filled up with block 0, which is never read."""
-    width = max((len(table) for table in tables), default=0)
-    return torch.tensor([[*table, *[0] * (width - len(table))] for table in tables], dtype=torch.int32, device=device)
+def _starts(lengths: Counts) -> Counts:
+    """Where each run begins, and where the last one ends."""
+    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+
+def _ranges(firsts: Counts, lengths: Counts) -> NDArray[np.int64]:
+    """first, first + 1, ... of each run, one run after the other."""
+    offsets = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(_starts(lengths)[:-1], lengths)
+    return np.repeat(firsts.astype(np.int64), lengths) + offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRows:
+    """One sequence's part of a pass, for callers that have few of them and plain lists."""
+
+    token_ids: Sequence[int]
+    num_computed: int
+    block_tables: tuple[Sequence[int], ...]  # per group
+    num_logit_rows: int
+
+
+def make_batch_of(
+    sequences: Sequence[SequenceRows], layout: KVLayout, device: torch.device, *, skip_upper: bool
+) -> ForwardBatch:
+    """`make_batch` for sequences given one by one."""
+    spans = Spans(
+        num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
+        num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
+        num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
+        block_tables=tuple(
+            _rectangle([sequence.block_tables[group] for sequence in sequences]) for group in range(len(layout.groups))
+        ),
+    )
+    token_ids = torch.tensor([token for sequence in sequences for token in sequence.token_ids], device=device)
+    return make_batch(token_ids, spans, layout, device, skip_upper=skip_upper)
+
+
+def _rectangle(tables: Sequence[Sequence[int]]) -> Counts:
+    """Rows of different lengths, filled up with block 0, which is never read."""
+    rectangle = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    for row, table in zip(rectangle, tables, strict=True):
+        row[: len(table)] = table
+    return rectangle

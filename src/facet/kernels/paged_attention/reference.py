@@ -164,7 +164,7 @@ def write_keys_and_values(
         if stored is not None and new is not None:
             rows = _token_rows(stored)
             index = torch.add(slots, blocks, alpha=_rows_per_page(stored))
-            rows.index_copy_(0, index, new.reshape(len(new), -1).to(stored.dtype))
+            rows.index_copy_(0, index, new.flatten(1).to(stored.dtype))
 
 
 def _gather(stored: Tensor, tile: Tile) -> Tensor:

@@ -1,0 +1,57 @@
+# The two commands: `make serve` and `make test`. Each sets up .venv by itself; `make help` lists the rest.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+CODE := src tests benchmarks
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+# A stamp is newer than the files it was made from as long as there is nothing to install.
+INSTALLED := $(VENV)/.installed
+INSTALLED_FOR_TESTS := $(VENV)/.installed-for-tests
+REQUIREMENTS := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check static format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+serve: $(INSTALLED) ## set up and start the server; options in ARGS="..."
+	$(BIN)/facet serve $(ARGS)
+
+test: $(INSTALLED_FOR_TESTS) static ## set up and run everything: checks and all tests
+	$(BIN)/python -m pytest --timeout 300
+
+check: $(INSTALLED_FOR_TESTS) static ## format, lint, types, and the direction of imports; a minute at most
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+format: $(INSTALLED_FOR_TESTS) ## put the code into the shape that `make check` asks for
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+static: $(INSTALLED_FOR_TESTS)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/mypy
+
+$(INSTALLED): $(REQUIREMENTS) | $(BIN)/python
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(INSTALLED_FOR_TESTS): $(REQUIREMENTS) | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[test]'
+	@touch $(INSTALLED) $@
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "There is no $(PYTHON) on this machine. Name another: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+		echo "Facet needs Python 3.11 to 3.13, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
+		echo "Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,1 @@
+"""Requests -> steps. The loop, its process, and the messages between; knows neither text nor JSON."""

@@ -1,0 +1,194 @@
+"""The engine as its users hold it: submit, cancel, receive. In this process, or in one of its own.
+
+Both clients speak the same messages, so that what runs offline in one process is what serves in two.
+"""
+
+import multiprocessing
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+import zmq
+
+from facet.config import EngineConfig
+from facet.engine.engine import make_engine
+from facet.engine.messages import Answer, Answers, AskStats, Cancel, Died, EngineInfo, Shutdown, Stats, Submit, ToEngine
+from facet.engine.process import run_engine_process
+from facet.engine.service import EngineService, make_info
+from facet.errors import ConfigError, EngineDeadError
+from facet.progress import Progress
+from facet.request import Request
+
+
+class EngineClient(Protocol):
+    """What a front needs of an engine."""
+
+    info: EngineInfo
+
+    def submit(self, request: Request) -> None:
+        """Send a request; its tokens, or its refusal, come from `receive`."""
+
+    def cancel(self, request_id: str) -> None:
+        """Ask for an early end; an answer with finish_reason "abort" confirms it, unless the request ended first."""
+
+    def receive(self, timeout: float | None = None) -> Sequence[Answer]:
+        """The next answers; nothing if none come within `timeout` seconds. Raises EngineDeadError once it is dead."""
+
+    def stats(self) -> Stats: ...
+
+    def close(self) -> None: ...
+
+
+class LocalEngine:
+    """An engine in this process: `receive` runs it."""
+
+    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
+        engine, folder = make_engine(config, progress)
+        self.engine = engine
+        self._service = EngineService(engine, make_info(engine, folder))
+        self.info = self._service.info
+        self._answers: list[Answer] = []
+
+    def submit(self, request: Request) -> None:
+        self._service.handle(Submit(request), self._answers.append)
+
+    def cancel(self, request_id: str) -> None:
+        self._service.handle(Cancel(request_id), self._answers.append)
+
+    def receive(self, timeout: float | None = None) -> Sequence[Answer]:
+        while not self._answers and self._service.has_work:
+            self._answers += self._service.step()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def stats(self) -> Stats:
+        return self._service.stats()
+
+    def close(self) -> None:
+        """Nothing to end; memory goes with the object."""
+
+
+class RemoteEngine:
+    """An engine in a process of its own. One thread may receive while others submit and cancel."""
+
+    def __init__(self, config: EngineConfig, *, show_progress: bool = False) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="facet-")
+        self._context = zmq.Context()
+        self._to_engine, self._from_engine = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
+        self._to_engine.setsockopt(zmq.LINGER, 0)
+        addresses = [f"ipc://{Path(self._folder.name) / name}" for name in ("in", "out")]
+        self._to_engine.bind(addresses[0])
+        self._from_engine.bind(addresses[1])
+        self._sending = threading.Lock()  # a socket belongs to one thread at a time
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(Answers)
+        self._kept: Sequence[Answer] = ()
+        self._death: EngineDeadError | None = None
+        # A fresh interpreter: a fork would copy threads' locks and, on a GPU, a context that cannot be used.
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=run_engine_process, args=(config, *addresses, show_progress), name="facet-engine", daemon=True
+        )
+        self._process.start()
+        self._poller = zmq.Poller()
+        self._poller.register(self._from_engine, zmq.POLLIN)
+        self._poller.register(self._process.sentinel, zmq.POLLIN)
+        try:
+            self.info = self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def process_id(self) -> int | None:
+        return self._process.pid
+
+    def submit(self, request: Request) -> None:
+        self._send(Submit(request))
+
+    def cancel(self, request_id: str) -> None:
+        self._send(Cancel(request_id))
+
+    def receive(self, timeout: float | None = None) -> Sequence[Answer]:
+        if self._kept:
+            answers, self._kept = self._kept, ()
+            return answers
+        answers = self._next_answers(timeout)
+        if answers and isinstance(answers[-1], Died):
+            self._death = answers[-1].as_error()
+            raise self._death
+        return answers
+
+    def stats(self) -> Stats:
+        """Ask and wait; token answers that come first are kept for `receive`."""
+        self._send(AskStats())
+        others: list[Answer] = []
+        found: Stats | None = None
+        while found is None:
+            for answer in self.receive():
+                if isinstance(answer, Stats):
+                    found = answer
+                else:
+                    others.append(answer)
+        self._kept = others
+        return found
+
+    def close(self) -> None:
+        if self._process.is_alive():
+            self._send_quietly(Shutdown())
+            self._process.join(timeout=5)
+            if self._process.is_alive():
+                self._process.kill()
+        self._process.join()
+        self._to_engine.close()
+        self._from_engine.close()
+        self._context.term()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait_until_ready(self) -> EngineInfo:
+        (first,) = self._next_answers(None)
+        if isinstance(first, EngineInfo):
+            return first
+        assert isinstance(first, Died), f"an engine begins with {first}"
+        raise ConfigError(first.reason) if first.is_users_to_fix else first.as_error()
+
+    def _send(self, message: ToEngine) -> None:
+        if self._death is not None:
+            raise self._death
+        with self._sending:
+            self._to_engine.send(self._encoder.encode(message))
+
+    def _send_quietly(self, message: ToEngine) -> None:
+        with self._sending:
+            try:
+                self._to_engine.send(self._encoder.encode(message), zmq.NOBLOCK)
+            except zmq.ZMQError:
+                return  # it is being closed because it no longer answers; it will be killed
+
+    def _next_answers(self, timeout: float | None) -> Sequence[Answer]:
+        """What the engine said next; what a dying one still said comes before the news of its death."""
+        if self._death is not None:
+            raise self._death
+        ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000)))
+        if self._from_engine in ready:
+            return self._decoder.decode(self._from_engine.recv()).items
+        if self._process.sentinel in ready:
+            if self._from_engine.poll(100):
+                return self._decoder.decode(self._from_engine.recv()).items
+            self._process.join()
+            self._death = EngineDeadError(
+                f"The engine process ended unexpectedly (exit code {self._process.exitcode}). Requests in it are lost."
+            )
+            raise self._death
+        return ()

@@ -1,0 +1,114 @@
+"""What passes between a front process and the engine process: frozen values, and nothing else.
+
+Encoded with msgpack. The types are closed unions, so that a message of any other shape is an error where it arrives.
+"""
+
+import msgspec
+
+from facet.errors import CapacityError, EngineDeadError, FacetError, RequestError
+from facet.request import FinishReason, Request
+from facet.sampling import TokenLogprobs
+from facet.step import TokenEvent
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    request: Request
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    request_id: str
+
+
+class AskStats(msgspec.Struct, frozen=True, tag=True):
+    """Answered with `Stats`."""
+
+
+class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
+    """Forget cached prefixes."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the loop; requests still running are not finished."""
+
+
+ToEngine = Submit | Cancel | AskStats | ResetPrefixCache | Shutdown
+
+
+class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The first answer of an engine that is ready."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    folder: str
+    lines: tuple[str, ...]  # what to tell the user at start-up
+
+
+class Token(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):
+    """What a step brought one request: a token, prompt log-probabilities, an end, or several of these."""
+
+    request_id: str
+    token_id: int | None = None
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None  # why, where finish_reason is "error"
+
+    @classmethod
+    def of(cls, event: TokenEvent) -> "Token":
+        return cls(*event)
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request that was not accepted: what a direct call would have raised."""
+
+    request_id: str
+    message: str
+    field: str | None
+    is_capacity: bool
+
+    @classmethod
+    def of(cls, request_id: str, error: FacetError) -> "Refused":
+        return cls(request_id, str(error), getattr(error, "field", None), isinstance(error, CapacityError))
+
+    def as_error(self) -> FacetError:
+        if self.is_capacity:
+            return CapacityError(self.message)
+        return RequestError(self.message, field=self.field)
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine at one moment, for log lines and metrics."""
+
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_steps: int
+    num_computed_tokens: int
+    num_sampled_tokens: int
+    num_corrupted_requests: int
+    num_blocks: int
+    num_blocks_in_tables: int
+    num_blocks_cached: int
+    num_prompt_tokens: int
+    num_prompt_tokens_hit: int
+
+
+class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine's last words."""
+
+    reason: str
+    is_users_to_fix: bool = False
+
+    def as_error(self) -> EngineDeadError:
+        return EngineDeadError(f"The engine stopped: {self.reason}")
+
+
+Answer = EngineInfo | Token | Refused | Stats | Died
+
+
+class Answers(msgspec.Struct, frozen=True, array_like=True):
+    """Everything one turn of the loop has to say, in one message."""
+
+    items: list[Answer]

@@ -1,0 +1,76 @@
+"""The engine in a process of its own: the loop that runs there.
+
+The front process gives it two addresses. Messages come in on one socket; answers, first of all `EngineInfo` or `Died`,
+go out on the other. While there is work the loop only looks whether messages have come; without work it waits for one.
+"""
+
+import logging
+import signal
+from collections.abc import Iterator
+
+import msgspec
+import zmq
+
+from facet.config import EngineConfig
+from facet.engine.engine import make_engine
+from facet.engine.messages import Answer, Answers, Died, Shutdown, ToEngine
+from facet.engine.service import EngineService, make_info
+from facet.errors import UserError
+from facet.progress import Bars, Silent
+
+logger = logging.getLogger(__name__)
+
+
+def run_engine_process(config: EngineConfig, inbox_address: str, outbox_address: str, show_progress: bool) -> None:
+    """The engine process, from start to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what to do
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    outbox.setsockopt(zmq.LINGER, 2000)  # milliseconds for last words to be delivered
+    inbox.connect(inbox_address)
+    outbox.connect(outbox_address)
+    encoder = msgspec.msgpack.Encoder()
+    try:
+        engine, folder = make_engine(config, Bars() if show_progress else Silent())
+        service = EngineService(engine, make_info(engine, folder))
+        outbox.send(encoder.encode(Answers([service.info])))
+        _loop(service, inbox, outbox, encoder)
+    except UserError as error:
+        outbox.send(encoder.encode(Answers([Died(str(error), is_users_to_fix=True)])))
+    except Exception as error:
+        logger.exception("The engine failed")
+        outbox.send(encoder.encode(Answers([Died(f"{type(error).__name__}: {error}")])))
+        raise SystemExit(1) from error
+    finally:
+        inbox.close()
+        outbox.close()
+        context.term()
+
+
+def _loop(
+    service: EngineService, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]", encoder: msgspec.msgpack.Encoder
+) -> None:
+    decoder = msgspec.msgpack.Decoder(ToEngine)
+    while True:
+        answers: list[Answer] = []
+        for message in _messages(inbox, decoder, wait=not service.has_work):
+            if isinstance(message, Shutdown):
+                return
+            service.handle(message, answers.append)
+        if service.has_work:
+            answers += service.step()
+        if answers:
+            outbox.send(encoder.encode(Answers(answers)))
+
+
+def _messages(
+    inbox: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[ToEngine]", *, wait: bool
+) -> Iterator[ToEngine]:
+    """Everything that has come; at least one message where `wait` says so."""
+    if wait:
+        yield decoder.decode(inbox.recv())
+    while True:
+        try:
+            yield decoder.decode(inbox.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return

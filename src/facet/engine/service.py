@@ -1,0 +1,78 @@
+"""The engine as something that takes messages and gives answers, whichever side of a process boundary it is on."""
+
+from collections.abc import Callable
+
+from facet.engine.engine import Engine
+from facet.engine.messages import (
+    Answer,
+    AskStats,
+    Cancel,
+    EngineInfo,
+    Refused,
+    ResetPrefixCache,
+    Stats,
+    Submit,
+    ToEngine,
+    Token,
+)
+from facet.errors import UserError
+
+
+class EngineService:
+    """One `Engine` behind messages. Every request gets an answer: tokens until an end, or a refusal."""
+
+    def __init__(self, engine: Engine, info: EngineInfo) -> None:
+        self.info = info
+        self._engine = engine
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def handle(self, message: ToEngine, answer: Callable[[Answer], None]) -> None:
+        """Act on one message, except `Shutdown`, which is the loop's own business."""
+        if isinstance(message, Submit):
+            try:
+                self._engine.submit(message.request)
+            except UserError as error:
+                answer(Refused.of(message.request.request_id, error))
+        elif isinstance(message, Cancel):
+            event = self._engine.cancel(message.request_id)
+            if event is not None:
+                answer(Token.of(event))
+        elif isinstance(message, AskStats):
+            answer(self.stats())
+        elif isinstance(message, ResetPrefixCache):
+            self._engine.reset_prefix_cache()
+
+    def step(self) -> list[Answer]:
+        return [Token.of(event) for event in self._engine.step()]
+
+    def stats(self) -> Stats:
+        stats = self._engine.stats()
+        cache = stats.scheduler.cache
+        return Stats(
+            num_running=stats.scheduler.num_running,
+            num_waiting=stats.scheduler.num_waiting,
+            num_preemptions=stats.scheduler.num_preemptions,
+            num_steps=stats.work.num_steps,
+            num_computed_tokens=stats.work.num_rows,
+            num_sampled_tokens=stats.work.num_sampled_rows,
+            num_corrupted_requests=stats.num_corrupted_requests,
+            num_blocks=cache.num_blocks,
+            num_blocks_in_tables=cache.num_blocks_in_tables,
+            num_blocks_cached=cache.num_blocks_cached,
+            num_prompt_tokens=cache.num_prompt_tokens,
+            num_prompt_tokens_hit=cache.num_prompt_tokens_hit,
+        )
+
+
+def make_info(engine: Engine, folder: str) -> EngineInfo:
+    spec = engine.runner.model.spec
+    return EngineInfo(
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        max_model_len=engine.settings.max_model_len,
+        folder=folder,
+        lines=tuple(engine.settings.lines()),
+    )

@@ -1,0 +1,101 @@
+"""Wishes, then answers: an `EngineConfig` with every question answered for one model on one device."""
+
+from dataclasses import dataclass
+
+from facet.config import EngineConfig
+from facet.errors import CapacityError, ConfigError
+from facet.kv_cache.accountant import Fit, blocks_for, longest_request, require_fit, sequences_that_fit
+from facet.kv_layout import KVLayout, make_kv_layout
+from facet.model.gemma import Gemma
+from facet.runner.memory import cache_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What the engine runs with. Nothing here is None, and nothing changes it later."""
+
+    layout: KVLayout
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    enable_prefix_caching: bool
+    fast_prefill: bool
+    overlapped: bool
+    poison_freed_blocks: bool
+
+    @property
+    def full_contexts(self) -> Fit:
+        """How many requests of the longest allowed length fit at once."""
+        return sequences_that_fit(
+            self.layout,
+            self.num_blocks,
+            num_tokens=self.max_model_len,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+
+    def lines(self) -> list[str]:
+        """What a user wants to know at start-up."""
+        cache = self.num_blocks * self.layout.page_bytes
+        per_block = ", ".join(f"{group.tokens_per_block} {group.kind} tokens" for group in self.layout.groups)
+        return [
+            f"KV cache: {cache / 2**30:.2f} GiB, {self.num_blocks} pages of {self.layout.page_bytes / 2**10:.0f} KiB; "
+            f"a page holds {' or '.join(per_block.split(', '))}.",
+            f"At the full context of {self.max_model_len} tokens {self.full_contexts.num_sequences} requests fit at "
+            f"once; at most {self.max_num_seqs} run together.",
+        ]
+
+
+def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
+    """Answer what the user left open, and refuse what cannot be."""
+    for name in ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be 1 or more.")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise ConfigError(f"--gpu-memory-utilization is {config.gpu_memory_utilization}, but must be in (0, 1].")
+    on_gpu = model.placement.device.type == "cuda"
+    max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
+    layout = make_kv_layout(model.spec, dtype=str(model.placement.dtype).removeprefix("torch."))
+    num_bytes = config.kv_cache_memory_bytes
+    if num_bytes is None:
+        num_bytes = cache_bytes(
+            model,
+            layout,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+        )
+    num_blocks = max(0, num_bytes) // layout.page_bytes
+    if config.kv_cache_memory_bytes is None:
+        # A small model on a large machine need not take memory that no request could use; twice what running
+        # requests can need leaves as much again for cached prefixes.
+        most = blocks_for(
+            layout,
+            num_sequences=2 * config.max_num_seqs,
+            num_tokens=model.num_positions,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        num_blocks = min(num_blocks, most)
+    require_room(layout, num_blocks, model.num_positions)
+    return EngineSettings(
+        layout=layout,
+        num_blocks=num_blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=model.num_positions,
+        enable_prefix_caching=config.enable_prefix_caching,
+        fast_prefill=config.kv_sharing_fast_prefill,
+        overlapped=config.async_scheduling,
+        poison_freed_blocks=config.debug_poison_freed_blocks,
+    )
+
+
+def require_room(layout: KVLayout, num_blocks: int, max_model_len: int) -> None:
+    if num_blocks < 2 or longest_request(layout, num_blocks) == 0:
+        raise CapacityError(
+            f"{num_blocks * layout.page_bytes / 2**20:.0f} MiB are left for keys and values, less than the "
+            f"{(1 + len(layout.groups)) * layout.page_bytes / 2**20:.0f} MiB that a single token needs with its page "
+            "of each kind. Give the cache more memory, or use a smaller model."
+        )
+    require_fit(layout, num_blocks, max_model_len=max_model_len)

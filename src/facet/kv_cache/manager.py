@@ -1,0 +1,266 @@
+"""The owner of the cache: block tables, the pool and the prefix index change here and nowhere else.
+
+    view(step)      what may be known while deciding
+    commit(...)     blocks change hands; the step may then be launched
+    release(...)    a request left its row
+    retire(step)    a step's work is done
+
+Knows blocks and tokens; not why a request runs or ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from facet.kv_cache.accountant import block_span
+from facet.kv_cache.block_pool import BlockPool, Blocks
+from facet.kv_cache.block_tables import BlockTables, Rows, TableEntries, entries_between
+from facet.kv_cache.marks import Marks
+from facet.kv_cache.prefix_chain import PrefixChain
+from facet.kv_cache.prefix_index import NEW_GROUND, Passage, PrefixIndex
+from facet.kv_cache.schedule import Entrant, Entries, Schedule
+from facet.kv_cache.view import CacheView
+from facet.kv_layout import KVLayout
+from facet.step import Admission, NewBlocks, StepPlan, TableSlice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStats:
+    num_blocks: int  # that requests can use
+    num_blocks_in_tables: int
+    num_blocks_cached: int  # held by the prefix cache alone
+    num_checkpoints: int
+    num_prompt_tokens: int  # of admitted requests that could use the prefix cache, ever
+    num_prompt_tokens_hit: int
+
+
+class KVCacheManager:
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        enable_prefix_caching: bool = True,
+        ordered_on_one_stream: bool = True,
+    ) -> None:
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self._ordered_on_one_stream = ordered_on_one_stream
+        self._pool = BlockPool(num_blocks)
+        self._tables = BlockTables(layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        self._prefixes = PrefixIndex(layout, self._pool) if enable_prefix_caching else None
+        self._marks = Marks(layout, max_num_seqs)
+        self._last_step = 0
+        self._last_retired_step = 0
+        self._num_prompt_tokens = 0
+        self._num_prompt_tokens_hit = 0
+
+    @property
+    def caches_prefixes(self) -> bool:
+        return self._prefixes is not None
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last committed step."""
+        return self._last_step
+
+    def view(self) -> CacheView:
+        """The cache before the next step."""
+        step = self._last_step + 1
+        self._pool.advance_horizon(step - 1 if self._ordered_on_one_stream else self._last_retired_step)
+        return CacheView(step, self.layout, self._pool, self._tables, self._prefixes, self._marks)
+
+    def commit(self, schedule: Schedule) -> StepPlan:
+        """Choose blocks for a step. Afterwards its keys count as written: launch it before the next commit."""
+        assert schedule.step == self._last_step + 1, "a schedule is committed at once or not at all"
+        for row in schedule.preempted_rows:
+            self._let_go(row)
+        self._move_windows(schedule.running_rows, schedule.running_computed)
+
+        # Hits are claimed before blocks are taken, lest making room evicts them.
+        self._last_step = schedule.step
+        for entrant in schedule.entrants:
+            self._share_hit(entrant)
+        lacking = self._lacking(schedule.entries)
+        copied = [group.copied for entrant in schedule.entrants if entrant.hit for group in entrant.hit.blocks]
+        num_copies = sum(map(len, copied))
+        blocks = self._take(num_copies + sum(len(entries.rows) for entries in lacking))
+        page_copies = np.zeros((num_copies, 2), np.int32)
+        if num_copies:
+            page_copies[:, 0] = np.concatenate(copied)
+            page_copies[:, 1] = blocks[:num_copies]
+            self._place_copies(schedule.entrants, page_copies)
+        admissions = tuple(self._admission(entrant) for entrant in schedule.entrants)
+        new_blocks = self._append(lacking, blocks[num_copies:])
+        entries = schedule.entries
+        self._plant_due(entries.rows, entries.num_computed + entries.num_scheduled)
+        return StepPlan(
+            step=schedule.step,
+            released_rows=schedule.released_rows,
+            admissions=admissions,
+            freed_blocks=self._pool.collect_freed(),
+            page_copies=page_copies,
+            new_blocks=new_blocks,
+            rows=entries.rows.astype(np.int32),
+            request_numbers=entries.request_numbers,
+            num_computed=entries.num_computed.astype(np.int32),
+            num_scheduled=entries.num_scheduled.astype(np.int32),
+            samples=entries.samples,
+            num_logit_rows=entries.num_logit_rows.astype(np.int32),
+        )
+
+    def release(self, row: int, *, num_computed: int, is_sound: bool = True) -> None:
+        """The request in `row` has ended; steps up to the last committed one may still touch its blocks.
+
+        Its chain must hold all its known tokens. What was computed of them stays as a checkpoint, unless it is not
+        sound: then everything kept along its way is given up too.
+        """
+        marked = self._marks.get(row)
+        if marked is not None and self._prefixes is not None:
+            if is_sound:
+                self._plant(row, marked.chain, min(num_computed, len(marked.chain)), marked.passage)
+                self._prefixes.remember(marked.chain)
+            else:
+                self._prefixes.discard(marked.chain)
+        self._let_go(row)
+
+    def retire(self, step: int) -> None:
+        """Everything that `step` reads or writes has been read and written."""
+        self._last_retired_step = max(self._last_retired_step, step)
+
+    def reset_prefixes(self) -> None:
+        """Forget what finished requests left. Blocks that tables hold stay with their requests."""
+        if self._prefixes is not None:
+            self._prefixes.clear()
+
+    def stats(self) -> CacheStats:
+        return CacheStats(
+            num_blocks=self.num_blocks - 1,
+            num_blocks_in_tables=self._pool.num_in_tables,
+            num_blocks_cached=self._pool.num_cached,
+            num_checkpoints=0 if self._prefixes is None else len(self._prefixes),
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_prompt_tokens_hit=self._num_prompt_tokens_hit,
+        )
+
+    def check_integrity(self, rows: Sequence[int]) -> None:
+        """The tables of the occupied `rows` account for every block that is out."""
+        self._pool.check_integrity()
+        if self._prefixes is not None:
+            self._prefixes.check_integrity()
+        refs = np.zeros(self.num_blocks, np.int32)
+        for row in rows:
+            np.add.at(refs, self._tables.held_in_all_groups(row), 1)
+        assert (refs == self._pool.table_refs).all(), "tables and the pool disagree on who holds what"
+
+    def _move_windows(self, rows: Rows, num_computed: NDArray[np.int64]) -> None:
+        for index, group in enumerate(self.layout.groups):
+            if group.window is not None:
+                first, _ = block_span(group, num_computed, 0)
+                entries = entries_between(rows, self._tables.first[index][rows], first)
+                if len(entries.rows):
+                    self._pool.release(self._tables.read(index, entries), fence=self._last_step)
+                    self._tables.first[index][rows] = first
+
+    def _share_hit(self, entrant: Entrant) -> None:
+        """Put a hit's blocks into the entrant's tables and keep the ones to be copied from until this step is over."""
+        if entrant.chain is not None and self._prefixes is not None:
+            passage = NEW_GROUND if entrant.is_resumed else self._prefixes.enter(entrant.chain)
+            num_prompt = len(entrant.request.prompt_token_ids)
+            self._marks.set(
+                entrant.row,
+                entrant.chain,
+                num_prompt=num_prompt,
+                num_computed=entrant.num_computed,
+                passage=passage,
+            )
+            if not entrant.is_resumed:
+                self._num_prompt_tokens += num_prompt
+                self._num_prompt_tokens_hit += entrant.num_computed
+        if entrant.hit is None or self._prefixes is None:
+            return
+        self._prefixes.use(entrant.hit)
+        for index, (first, shared, copied) in enumerate(entrant.hit.blocks):
+            self._pool.share(shared)
+            self._pool.share(copied)
+            end = first + len(shared)
+            self._tables.block_ids[index][entrant.row, first:end] = shared
+            self._tables.first[index][entrant.row] = first
+            self._tables.end[index][entrant.row] = end + len(copied)
+
+    def _place_copies(self, entrants: Sequence[Entrant], page_copies: NDArray[np.int32]) -> None:
+        destinations = iter(page_copies[:, 1])
+        for entrant in entrants:
+            if entrant.hit is not None:
+                for index, group in enumerate(entrant.hit.blocks):
+                    if len(group.copied):
+                        last = self._tables.end[index][entrant.row] - 1
+                        self._tables.block_ids[index][entrant.row, last] = next(destinations)
+        self._pool.release(page_copies[:, 0], fence=self._last_step)
+
+    def _admission(self, entrant: Entrant) -> Admission:
+        return Admission(
+            row=entrant.row,
+            request=entrant.request,
+            output_token_ids=entrant.output_token_ids,
+            num_computed_tokens=entrant.num_computed,
+            tables=tuple(
+                TableSlice(int(first[entrant.row]), self._tables.held(index, entrant.row).copy())
+                for index, first in enumerate(self._tables.first)
+            ),
+        )
+
+    def _lacking(self, entries: Entries) -> list[TableEntries]:
+        """Per group, the table entries that this step's tokens need and that hold no block yet."""
+        lacking = []
+        for group, end in zip(self.layout.groups, self._tables.end, strict=True):
+            _, needed_end = block_span(group, entries.num_computed, entries.num_scheduled)
+            lacking.append(entries_between(entries.rows, end[entries.rows], needed_end))
+        return lacking
+
+    def _take(self, count: int) -> Blocks:
+        if self._prefixes is not None:
+            self._prefixes.evict(count)
+        return self._pool.take(count)
+
+    def _append(self, lacking: Sequence[TableEntries], blocks: Blocks) -> NewBlocks:
+        start = 0
+        for index, entries in enumerate(lacking):
+            stop = start + len(entries.rows)
+            self._tables.block_ids[index][entries.rows, entries.indices] = blocks[start:stop]
+            self._tables.end[index][entries.rows] = entries.indices + 1  # of a row's entries the last one stays
+            start = stop
+        return NewBlocks(
+            rows=np.concatenate([entries.rows for entries in lacking]).astype(np.int32),
+            groups=np.repeat(np.arange(len(lacking), dtype=np.int32), [len(entries.rows) for entries in lacking]),
+            indices=np.concatenate([entries.indices for entries in lacking]).astype(np.int32),
+            block_ids=blocks,
+        )
+
+    def _plant_due(self, rows: Rows, num_computed: NDArray[np.int64]) -> None:
+        computed_by_row = None
+        for row in self._marks.due(rows, num_computed):
+            computed_by_row = computed_by_row or dict(zip(rows.tolist(), num_computed.tolist(), strict=True))
+            marked = self._marks.get(row)
+            assert marked is not None
+            for position in self._marks.pass_until(row, computed_by_row[row]):
+                self._plant(row, marked.chain, position, marked.passage)
+
+    def _plant(self, row: int, chain: PrefixChain, position: int, passage: Passage) -> None:
+        tables = []
+        for index, group in enumerate(self.layout.groups):
+            first, end = block_span(group, position, 0)
+            assert first >= self._tables.first[index][row], "a checkpoint's window has already moved on"
+            tables.append(TableSlice(first, self._tables.block_ids[index][row, first:end].copy()))
+        assert self._prefixes is not None
+        self._prefixes.plant(chain, position, tuple(tables), passage)
+
+    def _let_go(self, row: int) -> None:
+        """The last committed step may be the last to touch these blocks."""
+        self._pool.release(self._tables.held_in_all_groups(row), fence=self._last_step)
+        self._tables.clear(row)
+        self._marks.clear(row)

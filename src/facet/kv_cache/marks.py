@@ -1,0 +1,115 @@
+"""Where checkpoints will be kept along the prompts that are being computed right now.
+
+A checkpoint can only be taken as the computation passes: a little later the window has moved on. So the positions are
+chosen when a request enters:
+
+    end of prompt         the same prompt again, or the next turn of a chat whose reply comes back edited
+    where others branched the part this prompt shares with an earlier one, which may well be a system prompt
+    powers of two windows something to fall back to in a long prompt; the first one serves all shorter prefixes
+
+Turns end where requests end; the manager plants those as it releases a row.
+
+Until its last mark is passed, a prompt is *under way*: whoever waits with the same prompt does well to wait for it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from facet.kv_cache.prefix_chain import STEP, PrefixChain
+from facet.kv_cache.prefix_index import Passage
+from facet.kv_layout import KVLayout
+
+NEVER = np.iinfo(np.int64).max
+PromptName = tuple[int, bytes]
+
+
+@dataclass(slots=True, eq=False)
+class MarkedRow:
+    chain: PrefixChain
+    passage: Passage
+    positions: list[int]  # still to come, the next one last
+    prompt: PromptName | None
+
+
+class Marks:
+    """The marks of every row, and per row the next one."""
+
+    def __init__(self, layout: KVLayout, max_num_seqs: int) -> None:
+        windows = [group.window for group in layout.groups if group.window is not None]
+        self._window = max(windows) if windows else None
+        self._rows: dict[int, MarkedRow] = {}
+        self._under_way: Counter[PromptName] = Counter()
+        self._next = np.full(max_num_seqs, NEVER, np.int64)
+
+    def set(self, row: int, chain: PrefixChain, *, num_prompt: int, num_computed: int, passage: Passage) -> None:
+        positions = mark_positions(num_prompt, self._window, passage.known_until)
+        positions = [position for position in positions if position > num_computed]
+        prompt = prompt_name(chain) if len(chain) == num_prompt and positions else None
+        self._rows[row] = MarkedRow(chain, passage, positions[::-1], prompt)
+        if prompt is not None:
+            self._under_way[prompt] += 1
+        self._set_next(row)
+
+    def get(self, row: int) -> MarkedRow | None:
+        return self._rows.get(row)
+
+    def is_under_way(self, prompt: PromptName) -> bool:
+        return prompt in self._under_way
+
+    def clear(self, row: int) -> None:
+        marked = self._rows.pop(row, None)
+        if marked is not None:
+            self._arrive(marked)
+        self._next[row] = NEVER
+
+    def due(self, rows: NDArray[np.int64], num_computed: NDArray[np.int64]) -> list[int]:
+        """The rows that have computed up to their next mark or beyond."""
+        due: list[int] = rows[self._next[rows] <= num_computed].tolist()
+        return due
+
+    def pass_until(self, row: int, num_computed: int) -> list[int]:
+        """Take off the marks of a row up to `num_computed`."""
+        positions = self._rows[row].positions
+        passed = []
+        while positions and positions[-1] <= num_computed:
+            passed.append(positions.pop())
+        self._set_next(row)
+        return passed
+
+    def _set_next(self, row: int) -> None:
+        marked = self._rows[row]
+        if not marked.positions:
+            self._arrive(marked)
+        self._next[row] = marked.positions[-1] if marked.positions else NEVER
+
+    def _arrive(self, marked: MarkedRow) -> None:
+        if marked.prompt is not None:
+            self._under_way[marked.prompt] -= 1
+            if self._under_way[marked.prompt] == 0:
+                del self._under_way[marked.prompt]
+            marked.prompt = None
+
+
+def prompt_name(chain: PrefixChain) -> PromptName | None:
+    """What equal prompts have in common, and others only if they differ in the last few tokens alone.
+
+    None: too short to be kept.
+    """
+    return (len(chain), chain.digests[-1]) if len(chain) > STEP else None
+
+
+def mark_positions(num_prompt: int, window: int | None, known_until: int) -> list[int]:
+    """Ascending positions, none beyond the last but one token: the last is computed anew by whoever comes."""
+    last = num_prompt - 1
+    positions = {last}
+    if known_until > 0:
+        positions.add(min(known_until, last))
+    if window is not None:
+        position = window
+        while position < last:
+            positions.add(position)
+            position *= 2
+    return sorted(positions)

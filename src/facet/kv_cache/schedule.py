@@ -1,0 +1,62 @@
+"""What the scheduler asks of the cache: a step in which everything is decided except which blocks serve it.
+
+`plan_step` makes a `Schedule` without changing anything; `KVCacheManager.commit` chooses blocks and makes a `StepPlan`
+of it. A schedule that is never committed leaves no trace.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from facet.kv_cache.prefix_chain import PrefixChain
+from facet.kv_cache.prefix_index import PrefixHit
+from facet.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Entrant:
+    """A waiting request that gets a row."""
+
+    row: int
+    request_number: int
+    request: Request
+    output_token_ids: tuple[int, ...]  # not empty only after a preemption
+    is_resumed: bool
+    chain: PrefixChain | None  # None: nothing of it is to be kept for others
+    hit: PrefixHit | None
+
+    @property
+    def num_computed(self) -> int:
+        return 0 if self.hit is None else self.hit.position
+
+
+class Entries(NamedTuple):
+    """The requests that compute something in a step: parallel arrays, as in `StepPlan`."""
+
+    rows: NDArray[np.int64]
+    request_numbers: NDArray[np.int64]
+    num_computed: NDArray[np.int64]
+    num_scheduled: NDArray[np.int64]
+    samples: NDArray[np.bool_]
+    num_logit_rows: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """A step as decided."""
+
+    step: int
+    released_rows: tuple[int, ...]  # ended or preempted since the last step
+    preempted_rows: tuple[int, ...]  # of these, the ones this step preempts
+    entrants: tuple[Entrant, ...]
+    entries: Entries
+    # The rows that go on running, scheduled or not: their windows stand at `running_computed` now.
+    running_rows: NDArray[np.int64]
+    running_computed: NDArray[np.int64]
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to compute: do not commit it, and look again when a step has been settled or a request came."""
+        return len(self.entries.rows) == 0

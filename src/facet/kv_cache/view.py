@@ -1,0 +1,144 @@
+"""What the scheduler may know of the cache while it decides: counts of blocks, never their ids. Reads only."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from facet.kv_cache.accountant import block_span
+from facet.kv_cache.block_pool import BlockPool, Blocks
+from facet.kv_cache.block_tables import BlockTables, Rows, entries_between
+from facet.kv_cache.marks import Marks, PromptName
+from facet.kv_cache.prefix_chain import PrefixChain
+from facet.kv_cache.prefix_index import PrefixHit, PrefixIndex
+from facet.kv_layout import KVLayout
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CacheView:
+    """The cache as it stands before step `step`."""
+
+    step: int
+    layout: KVLayout
+    _pool: BlockPool
+    _tables: BlockTables
+    _prefixes: PrefixIndex | None
+    _marks: Marks
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be given away now: nobody's, and those only the prefix cache holds."""
+        return self._pool.num_ready + self._pool.num_cached
+
+    @property
+    def frees_are_immediate(self) -> bool:
+        """Whether a block that was last touched by the step before this one may already be written by this one."""
+        return self._pool.horizon >= self.step - 1
+
+    def match(self, chain: PrefixChain) -> PrefixHit | None:
+        return None if self._prefixes is None else self._prefixes.match(chain)
+
+    def is_under_way(self, prompt: PromptName) -> bool:
+        """Whether a running request is computing this very prompt, and will leave it in the prefix cache."""
+        return self._marks.is_under_way(prompt)
+
+    def num_new_blocks(self, rows: Rows, num_computed: Counts, num_scheduled: Counts) -> Counts:
+        """Per row, the blocks its table lacks for this step."""
+        total = np.zeros(len(rows), np.int64)
+        for group, end in zip(self.layout.groups, self._tables.end, strict=True):
+            _, needed_end = block_span(group, num_computed, num_scheduled)
+            total += np.maximum(needed_end - end[rows], 0)
+        return total
+
+    def num_returning(self, rows: Rows, num_computed: Counts) -> int:
+        """Blocks that come back at once as these rows' windows move up to `num_computed`."""
+        if not self.frees_are_immediate:
+            return 0
+        returning = 0
+        for blocks in self._behind_windows(rows, num_computed):
+            refs = self._pool.table_refs[blocks]
+            returning += int(np.count_nonzero(refs == 1))
+            shared = blocks[refs > 1]
+            if len(shared):  # comes back if every table that holds it lets go now
+                blocks, num_let_go = np.unique(shared, return_counts=True)
+                returning += int(np.count_nonzero(self._pool.table_refs[blocks] == num_let_go))
+        return returning
+
+    def what_if(self) -> "WhatIf":
+        return WhatIf(self)
+
+    def _behind_windows(self, rows: Rows, num_computed: Counts) -> Iterator[Blocks]:
+        for index, group in enumerate(self.layout.groups):
+            if group.window is not None:
+                first, _ = block_span(group, num_computed, 0)
+                entries = entries_between(rows, self._tables.first[index][rows], first)
+                if len(entries.rows):
+                    yield self._tables.read(index, entries)
+
+
+class WhatIf:
+    """A notebook for decisions: what would be available if these rows let go of their blocks?"""
+
+    def __init__(self, cache: CacheView) -> None:
+        self.layout = cache.layout
+        self._cache = cache
+        self._refs = cache._pool.table_refs.copy()
+        self._window_moved_to: dict[int, int] = {}
+        self.num_available = cache.num_available
+        # Freed, but a step in flight may still touch them: none where frees are immediate.
+        self._num_promised = int(np.count_nonzero(cache._pool.is_fenced))
+
+    def move_windows(self, rows: Rows, num_computed: Counts) -> None:
+        self._window_moved_to.update(zip(rows.tolist(), num_computed.tolist(), strict=True))
+        for blocks in self._cache._behind_windows(rows, num_computed):
+            self._release(blocks)
+
+    def claim_of(self, hit: PrefixHit) -> Blocks:
+        """The available blocks that a request using this hit keeps from others."""
+        blocks: Blocks = np.concatenate([part for group in hit.blocks for part in (group.shared, group.copied)])
+        pool = self._cache._pool
+        refs = self._refs if self._cache.frees_are_immediate else np.maximum(self._refs, pool.table_refs)
+        is_free: NDArray[np.bool_] = (refs[blocks] == 0) & ~pool.is_fenced[blocks]
+        return blocks[is_free]
+
+    def claim(self, blocks: Blocks) -> None:
+        self._refs[blocks] += 1
+        self.num_available -= len(blocks)
+
+    def let_go(self, row: int) -> None:
+        """All blocks that the row still holds after its window was moved."""
+        tables, num_computed = self._cache._tables, self._window_moved_to[row]
+        for index, group in enumerate(self._cache.layout.groups):
+            first, _ = block_span(group, num_computed, 0)
+            self._release(tables.block_ids[index][row, first : tables.end[index][row]])
+
+    def num_new_blocks(self, row: int, num_computed: int, num_scheduled: int) -> int:
+        ends = (block_span(group, num_computed, num_scheduled)[1] for group in self._cache.layout.groups)
+        held = (int(end[row]) for end in self._cache._tables.end)
+        return sum(max(0, end - held_end) for end, held_end in zip(ends, held, strict=True))
+
+    def fits(self, row: int, num_computed: int, num_scheduled: int) -> bool:
+        return self.num_new_blocks(row, num_computed, num_scheduled) <= self.num_available
+
+    def will_fit(self, row: int, num_computed: int, num_scheduled: int) -> bool:
+        """At the latest when the steps in flight have retired."""
+        needed = self.num_new_blocks(row, num_computed, num_scheduled)
+        return needed <= self.num_available + self._num_promised
+
+    def most_tokens_that_fit(self, row: int, num_computed: int, wanted: int) -> int:
+        low, high = 0, wanted
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.fits(row, num_computed, middle) else (low, middle - 1)
+        return low
+
+    def _release(self, blocks: Blocks) -> None:
+        np.subtract.at(self._refs, blocks, 1)
+        num_freed = len(np.unique(blocks[self._refs[blocks] == 0]))
+        if self._cache.frees_are_immediate:
+            self.num_available += num_freed
+        else:
+            self._num_promised += num_freed

@@ -1,0 +1,6 @@
+"""Python calls <-> requests: the engine without a server, in the shapes vLLM users know."""
+
+from facet.offline.llm import LLM
+from facet.offline.outputs import CompletionOutput, Logprob, RequestOutput
+
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]

@@ -1,0 +1,63 @@
+"""What `LLM.generate` and `LLM.chat` return."""
+
+from dataclasses import dataclass, field
+
+from facet.request import FinishReason
+from facet.sampling import TokenLogprobs
+from facet.tokens import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprob:
+    """One token's log-probability at a position, and how many tokens were at least as likely."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+Position = dict[int, Logprob]
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionOutput:
+    """One answer. Complete once `finish_reason` is set."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Position] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # why, where finish_reason is "error": this answer failed, its neighbours did not
+    stop_reason: int | str | None = None  # the stop string, or the stop token that is not an end of sequence
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestOutput:
+    """A prompt and its answers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[Position | None] | None  # None for the first token, which nothing predicts
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finished for output in self.outputs)
+
+
+def as_position(logprobs: TokenLogprobs, tokenizer: Tokenizer | None) -> Position:
+    """By token id; the token itself first, then the likeliest."""
+    columns = zip(logprobs.token_ids, logprobs.logprobs, logprobs.ranks, strict=True)
+    position: Position = {}
+    for token_id, logprob, rank in columns:
+        text = None if tokenizer is None else tokenizer.decode([token_id], skip_special_tokens=False)
+        position.setdefault(token_id, Logprob(logprob=logprob, rank=rank, decoded_token=text))
+    return position

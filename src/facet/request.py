@@ -1,0 +1,23 @@
+"""What a client asked for, once text has become token ids. Frozen; how far it has come is the scheduler's business."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from facet.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt and how to continue it. Two requests may share an id only one after the other."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
+    priority: int = 0  # lower runs first
+    arrival_time: float = 0.0  # within a priority, earlier runs first
+    cache_salt: str | None = None  # only requests with the same salt share cached prefixes
+    # The sampled id must be seen by the host before the next token may run (a grammar walks on it).
+    needs_sampled_token_on_host: bool = False

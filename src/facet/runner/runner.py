@@ -1,0 +1,167 @@
+"""Runs plans: keeps its rows up to date, builds the batch, calls the model, samples.
+
+`launch` starts a step and `LaunchedStep.wait` fetches its outcome, so that a loop may plan and launch the next step in
+between. Sampled ids never visit the host on their way into the next step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from facet.layers.kv_arena import KVArena
+from facet.model.gemma import Gemma
+from facet.runner.batch import Spans, make_batch
+from facet.runner.row_state import RowState
+from facet.sampling import LogprobTensors, Sampler, TokensInFlight, prompt_logprobs
+from facet.step import StepPlan, StepResult
+
+# Prompt log-probabilities look at every row's logits; a few rows at a time keeps a large vocabulary affordable.
+PROMPT_LOGITS_AT_ONCE = 64
+
+
+@dataclass(slots=True)
+class WorkCounters:
+    """How much the runner has computed, ever."""
+
+    num_steps: int = 0
+    num_rows: int = 0  # through the lower layers
+    num_upper_rows: int = 0  # through the layers that own no keys; equal to num_rows where all layers own theirs
+    num_sampled_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step on its way."""
+
+    plan: StepPlan
+    tokens: TokensInFlight
+    prompt_logprobs: tuple[tuple[int, tuple[LogprobTensors, ...]], ...]
+
+    def wait(self) -> StepResult:
+        host = self.tokens.wait()
+        return StepResult(
+            token_ids=host.token_ids,
+            faults=tuple(None if fault is None else fault.value for fault in host.faults),
+            logprobs=host.logprobs,
+            prompt_logprobs=tuple(
+                (entry, [logprob for part in parts for logprob in part.to_list()])
+                for entry, parts in self.prompt_logprobs
+            ),
+        )
+
+
+class Runner:
+    """Owns the rows, the sampler and the arena; does not know why these rows were chosen."""
+
+    def __init__(
+        self,
+        model: Gemma,
+        arena: KVArena,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        fast_prefill: bool = True,
+        poison_freed_blocks: bool = False,
+    ) -> None:
+        self.model = model
+        self.arena = arena
+        self.counters = WorkCounters()
+        self._device = model.placement.device
+        self._rows = RowState(arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        self._sampler = Sampler(num_rows=max_num_seqs, vocab_size=model.spec.vocab_size, device=self._device)
+        self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=self._device)
+        self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # row: how many, prompt length
+        self._fast_prefill = fast_prefill and model.spec.first_shared_layer < model.spec.num_layers
+        self._poison_freed_blocks = poison_freed_blocks
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        self._update_rows(plan)
+        spans = Spans(
+            num_computed=plan.num_computed,
+            num_scheduled=plan.num_scheduled,
+            num_logit_rows=plan.num_logit_rows,
+            block_tables=self._rows.block_tables(plan),
+        )
+        batch = make_batch(self._token_ids(plan), spans, self.arena.layout, self._device, skip_upper=self._fast_prefill)
+        hidden = self.model(batch, self.arena)
+        self._count(plan)
+        return LaunchedStep(plan, self._sample(plan, hidden), self._prompt_logprobs(plan, hidden))
+
+    def _update_rows(self, plan: StepPlan) -> None:
+        """The order matters; `step.py` gives it."""
+        for row in plan.released_rows:
+            self._sampler.remove_request(row)
+            self._num_prompt_logprobs.pop(row, None)
+        for admission in plan.admissions:
+            request, row = admission.request, admission.row
+            self._rows.admit(admission)
+            self._sampler.add_request(
+                row,
+                request.sampling,
+                request.prompt_token_ids,
+                admission.output_token_ids,
+                eos_token_ids=request.eos_token_ids,
+            )
+            if request.sampling.prompt_logprobs is not None:
+                self._num_prompt_logprobs[row] = (request.sampling.prompt_logprobs, len(request.prompt_token_ids))
+        if self._poison_freed_blocks and len(plan.freed_blocks):
+            self.arena.poison(self._on_device(plan.freed_blocks.astype(np.int64)))
+        if len(plan.page_copies):
+            sources, destinations = self._on_device(plan.page_copies.astype(np.int64)).unbind(dim=1)
+            self.arena.copy_pages(sources, destinations)
+        self._rows.append_blocks(plan.new_blocks)
+
+    def _token_ids(self, plan: StepPlan) -> Tensor:
+        host_ids, from_device, device_rows = self._rows.scheduled_tokens(plan)
+        token_ids = self._on_device(host_ids)
+        if device_rows:
+            sampled = self._last_token_ids[self._on_device(np.array(device_rows))]
+            token_ids[self._on_device(from_device)] = sampled
+        return token_ids
+
+    def _sample(self, plan: StepPlan, hidden: Tensor) -> TokensInFlight:
+        """The last logit row of every entry that samples becomes its next token."""
+        last_rows = np.cumsum(plan.num_logit_rows)[plan.samples] - 1
+        rows: Sequence[int] = plan.rows[plan.samples].tolist()
+        logits = self.model.logits(hidden[self._on_device(last_rows.astype(np.int64))])
+        sampled = self._sampler.sample(logits, rows)
+        self._sampler.accept(rows, sampled.token_ids)
+        self._last_token_ids[self._on_device(np.array(rows, np.int64))] = sampled.token_ids
+        return sampled.start_copy()
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> tuple[tuple[int, tuple[LogprobTensors, ...]], ...]:
+        """For entries whose every row has logits: how likely the model held the prompt token that follows each."""
+        wanted = []
+        ends = np.cumsum(plan.num_logit_rows)
+        for entry, (row, num_logit_rows) in enumerate(
+            zip(plan.rows.tolist(), plan.num_logit_rows.tolist(), strict=True)
+        ):
+            if row not in self._num_prompt_logprobs or num_logit_rows == 0:
+                continue
+            num_top, num_prompt = self._num_prompt_logprobs[row]
+            first = int(plan.num_computed[entry] + plan.num_scheduled[entry]) - num_logit_rows
+            count = min(num_logit_rows, num_prompt - 1 - first)
+            if count <= 0:
+                continue
+            start = int(ends[entry]) - num_logit_rows
+            following = self._on_device(self._rows.given_tokens(row, first + 1, count))
+            parts = []
+            for piece in range(0, count, PROMPT_LOGITS_AT_ONCE):
+                size = min(PROMPT_LOGITS_AT_ONCE, count - piece)
+                logits = self.model.logits(hidden[start + piece : start + piece + size])
+                parts.append(prompt_logprobs(logits, following[piece : piece + size], num_top))
+            wanted.append((entry, tuple(parts)))
+        return tuple(wanted)
+
+    def _count(self, plan: StepPlan) -> None:
+        self.counters.num_steps += 1
+        self.counters.num_rows += plan.num_tokens
+        self.counters.num_upper_rows += int(plan.num_logit_rows.sum()) if self._fast_prefill else plan.num_tokens
+        self.counters.num_sampled_rows += int(plan.samples.sum())
+
+    def _on_device(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

@@ -1,0 +1,61 @@
+"""Amounts added to single logits: what logit_bias, min_tokens and bad_words have in common.
+
+A forbidden token gets -inf added, so that two rules forbidding the same token agree in any order.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from facet.sampling.batch_rows import BatchRows, to_device
+
+FORBIDDEN = -math.inf
+
+
+class Adjustments(NamedTuple):
+    """Entries of a batch, on the device; entry i adds amounts[i] to logits[places[i], token_ids[i]]."""
+
+    places: Tensor
+    token_ids: Tensor
+    amounts: Tensor
+
+
+def add_to_logits(logits: Tensor, adjustments: Adjustments) -> None:
+    places, token_ids, amounts = adjustments
+    logits.index_put_((places, token_ids), amounts, accumulate=True)
+
+
+class RowAdjustments:
+    """Entries kept by row on the host, gathered for a batch once and remembered until either changes."""
+
+    def __init__(self) -> None:
+        self._by_row: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]] = {}
+        self._gathered: tuple[BatchRows, Adjustments] | None = None
+
+    def set(self, row: int, token_ids: npt.NDArray[np.int64], amounts: npt.NDArray[np.float32]) -> None:
+        self._by_row[row] = (token_ids, amounts)
+        self._gathered = None
+
+    def drop(self, row: int) -> None:
+        if self._by_row.pop(row, None) is not None:
+            self._gathered = None
+
+    def has_any(self, batch: BatchRows) -> bool:
+        return bool(self._by_row) and any(row in self._by_row for row in batch.rows)
+
+    def gather(self, batch: BatchRows) -> Adjustments:
+        if self._gathered is None or self._gathered[0] is not batch:
+            self._gathered = (batch, self._gather(batch))
+        return self._gathered[1]
+
+    def _gather(self, batch: BatchRows) -> Adjustments:
+        entries = [(place, *self._by_row[row]) for place, row in enumerate(batch.rows) if row in self._by_row]
+        places = np.concatenate([np.full(len(ids), place, dtype=np.int64) for place, ids, _ in entries])
+        indices = np.stack([places, np.concatenate([ids for _, ids, _ in entries])])
+        place_indices, token_ids = to_device(indices, batch.device)
+        amounts = to_device(np.concatenate([amounts for _, _, amounts in entries]), batch.device)
+        return Adjustments(place_indices, token_ids, amounts.to(torch.float32))

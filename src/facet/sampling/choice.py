@@ -1,0 +1,224 @@
+"""Logits -> one token id per row: greedy, or a race among the tokens that the settings leave.
+
+Sampling is an exponential race: the token with the largest weight / exponential noise wins, and wins with
+probability proportional to its weight. One argmax, no normalisation, and only the survivors need noise.
+
+Rows are told apart on the host, by their settings:
+  narrow   top_k up to NARROW_LIMIT, greedy included (top_k 1): decided among the best few candidates
+  wide     a larger top_k: the same among that many, some rows at a time
+  nucleus  top_p without top_k: the best NUCLEUS_CANDIDATES, or all where they turn out not to suffice
+           (the one place where the host waits for the device)
+  open     neither: every token of the vocabulary takes part
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from facet.sampling.batch_rows import Arrival, BatchRows, places_tensor, row_slices, to_device
+from facet.sampling.candidates import Best, Candidates, best_token, top_candidates
+from facet.sampling.noise import exponential, random_bits, scramble_token_ids
+from facet.sampling.truncation import Truncation, is_covered, relative_weights, total_mass, truncate
+
+NARROW_LIMIT = 128
+NUCLEUS_CANDIDATES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    places: Tensor  # into the batch, int64
+    truncation: Truncation
+
+    def select(self, index: Tensor) -> "_Group":
+        return _Group(self.places[index], self.truncation.select(index))
+
+
+class _Part(NamedTuple):
+    """Some rows of a group, with copies of their logits."""
+
+    places: Tensor
+    truncation: Truncation
+    logits: Tensor  # float32
+    keys: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """A batch's rows by kind. `narrow` spans the whole batch: a row of another kind is overwritten
+    afterwards, which costs less than copying the logits of the narrow ones out."""
+
+    batch: BatchRows
+    is_greedy: bool
+    narrow: Truncation | None
+    narrow_k: int
+    wide: _Group | None
+    wide_k: int
+    nucleus: _Group | None
+    open: _Group | None
+
+
+class Choice:
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._temperature = np.ones(num_rows, dtype=np.float64)
+        self._top_k = np.ones(num_rows, dtype=np.int64)
+        self._top_p = np.ones(num_rows, dtype=np.float64)
+        self._min_p = np.zeros(num_rows, dtype=np.float64)
+        self._groups: _Groups | None = None
+        self._scrambled_vocabulary: Tensor | None = None
+
+    def add_request(self, arrival: Arrival) -> None:
+        row, params = arrival.row, arrival.params
+        if params.is_greedy:
+            self._set(row, temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
+        else:
+            top_k = min(params.top_k, self._vocab_size) or self._vocab_size
+            self._set(row, params.temperature, top_k, params.top_p, params.min_p)
+
+    def remove_request(self, row: int) -> None:
+        """The settings stay until another request brings its own."""
+
+    def needs_noise(self, batch: BatchRows) -> bool:
+        return not self._prepare(batch).is_greedy
+
+    def choose(self, logits: Tensor, batch: BatchRows, keys: Tensor | None) -> Best:
+        """One token per row and the largest logit of each. `keys` may be None where no row needs noise."""
+        groups = self._prepare(batch)
+        if groups.is_greedy:
+            return best_token(logits)
+        assert keys is not None, "a row samples, so the step needs noise keys"
+        if groups.narrow is not None:
+            candidates = top_candidates(logits, groups.narrow_k)
+            chosen = Best(self._race(candidates, groups.narrow, keys), candidates.row_max)
+        else:
+            chosen = Best(
+                torch.zeros(len(batch), dtype=torch.int64, device=logits.device),
+                torch.zeros(len(batch), dtype=logits.dtype, device=logits.device),
+            )
+        if groups.wide is not None:
+            for part in self._parts(groups.wide, logits, keys):
+                _put(chosen, part, self._choose_among_best(part, groups.wide_k))
+        if groups.nucleus is not None:
+            self._choose_in_nuclei(chosen, groups.nucleus, logits, keys)
+        if groups.open is not None:
+            for part in self._parts(groups.open, logits, keys):
+                _put(chosen, part, self._choose_openly(part))
+        return chosen
+
+    def _choose_in_nuclei(self, chosen: Best, group: _Group, logits: Tensor, keys: Tensor) -> None:
+        parts_covered = []
+        for part in self._parts(group, logits, keys):
+            best, covered = self._choose_in_nucleus(part)
+            _put(chosen, part, best)
+            parts_covered.append(covered)
+        covered = torch.cat(parts_covered)
+        if bool(covered.all()):  # the host waits here
+            return
+        uncovered = group.select(covered.logical_not().nonzero().squeeze(1))
+        for part in self._parts(uncovered, logits, keys):
+            _put(chosen, part, self._choose_among_best(part, self._vocab_size))
+
+    def _choose_in_nucleus(self, part: _Part) -> tuple[Best, Tensor]:
+        """The choice, and whether it is right: [rows] bool, the nucleus lies within the candidates."""
+        candidates = top_candidates(part.logits, NUCLEUS_CANDIDATES)
+        weights = _weights(candidates, part.truncation)
+        mass = total_mass(relative_weights(part.logits, candidates.logits[:, :1], part.truncation))
+        covered = is_covered(weights, part.truncation, mass)
+        token_ids = self._winner(truncate(weights, part.truncation, mass), candidates.token_ids, part.keys)
+        return Best(token_ids, candidates.row_max), covered
+
+    def _choose_among_best(self, part: _Part, k: int) -> Best:
+        candidates = top_candidates(part.logits, k)
+        return Best(self._race(candidates, part.truncation, part.keys), candidates.row_max)
+
+    def _choose_openly(self, part: _Part) -> Best:
+        row_max = part.logits.amax(-1)
+        weights = relative_weights(part.logits, row_max.unsqueeze(-1), part.truncation)
+        noise = exponential(random_bits(part.keys, self._scrambled()))
+        return Best(best_token(weights.div_(noise)).token_ids, row_max)
+
+    def _race(self, candidates: Candidates, truncation: Truncation, keys: Tensor) -> Tensor:
+        weights = truncate(_weights(candidates, truncation), truncation)
+        return self._winner(weights, candidates.token_ids, keys)
+
+    def _winner(self, weights: Tensor, token_ids: Tensor, keys: Tensor) -> Tensor:
+        noise = exponential(random_bits(keys, self._scrambled()[token_ids]))
+        return token_ids.gather(1, weights.div_(noise).argmax(-1, keepdim=True)).squeeze(1)
+
+    def _scrambled(self) -> Tensor:
+        if self._scrambled_vocabulary is None:
+            vocabulary = torch.arange(self._vocab_size, dtype=torch.int32, device=self._device)
+            self._scrambled_vocabulary = scramble_token_ids(vocabulary)
+        return self._scrambled_vocabulary
+
+    def _parts(self, group: _Group, logits: Tensor, keys: Tensor) -> Iterator[_Part]:
+        for part in row_slices(len(group.places), self._vocab_size, self._device):
+            places = group.places[part]
+            yield _Part(places, group.truncation.select(part), logits[places].float(), keys[places])
+
+    def _set(self, row: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+        self._temperature[row] = temperature
+        self._top_k[row] = top_k
+        self._top_p[row] = top_p
+        self._min_p[row] = min_p
+
+    def _prepare(self, batch: BatchRows) -> _Groups:
+        if self._groups is None or self._groups.batch is not batch:
+            self._groups = self._group(batch)
+        return self._groups
+
+    def _group(self, batch: BatchRows) -> _Groups:
+        rows = np.asarray(batch.rows, dtype=np.int64)
+        top_k = self._top_k[rows]
+        is_narrow = top_k <= min(NARROW_LIMIT, self._vocab_size - 1)
+        is_wide = ~is_narrow & (top_k < self._vocab_size)
+        is_nucleus = ~is_narrow & ~is_wide & (self._top_p[rows] < 1)
+        is_open = ~is_narrow & ~is_wide & ~is_nucleus
+        narrow_k = int(top_k[is_narrow].max(initial=1))
+        wide_k = int(top_k[is_wide].max(initial=1))
+        return _Groups(
+            batch=batch,
+            is_greedy=bool((top_k == 1).all()),
+            narrow=self._truncation(rows, narrow_k) if is_narrow.any() else None,
+            narrow_k=narrow_k,
+            wide=self._select(rows, is_wide, wide_k),
+            wide_k=wide_k,
+            nucleus=self._select(rows, is_nucleus, self._vocab_size),
+            open=self._select(rows, is_open, self._vocab_size),
+        )
+
+    def _select(
+        self, rows: npt.NDArray[np.int64], is_chosen: npt.NDArray[np.bool_], num_candidates: int
+    ) -> _Group | None:
+        if not is_chosen.any():
+            return None
+        places = places_tensor(np.flatnonzero(is_chosen).tolist(), self._device)
+        return _Group(places, self._truncation(rows[is_chosen], num_candidates))
+
+    def _truncation(self, rows: npt.NDArray[np.int64], num_candidates: int) -> Truncation:
+        settings = np.stack([self._temperature[rows], self._top_k[rows], self._top_p[rows], self._min_p[rows]])
+        temperature, top_k, top_p, min_p = to_device(settings, self._device).unsqueeze(-1)
+        return Truncation(
+            temperature=temperature.float(),
+            top_k=top_k.to(torch.int64),
+            top_p=top_p,
+            min_p=min_p.float(),
+            uses_top_k=bool((settings[1] < num_candidates).any()),
+            uses_top_p=bool((settings[2] < 1).any()),
+            uses_min_p=bool((settings[3] > 0).any()),
+        )
+
+
+def _weights(candidates: Candidates, truncation: Truncation) -> Tensor:
+    return relative_weights(candidates.logits, candidates.logits[:, :1], truncation)
+
+
+def _put(chosen: Best, part: _Part, best: Best) -> None:
+    chosen.token_ids.index_copy_(0, part.places, best.token_ids)
+    chosen.row_max.index_copy_(0, part.places, best.row_max.to(chosen.row_max.dtype))

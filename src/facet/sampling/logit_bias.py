@@ -1,0 +1,35 @@
+"""logit_bias: a number added to the logits of chosen tokens."""
+
+import numpy as np
+from torch import Tensor
+
+from facet.sampling.adjustments import RowAdjustments, add_to_logits
+from facet.sampling.batch_rows import Arrival, BatchRows
+
+# A larger bias decides nothing more, and near float32's limit it would make a logit infinite, which is how a
+# broken model looks.
+_MAX_BIAS = 1e30
+
+
+class LogitBias:
+    def __init__(self) -> None:
+        self._adjustments = RowAdjustments()
+
+    def add_request(self, arrival: Arrival) -> None:
+        items = arrival.params.logit_bias_items
+        if items:
+            biases = np.clip([bias for _, bias in items], -_MAX_BIAS, _MAX_BIAS).astype(np.float32)
+            token_ids = np.array([token_id for token_id, _ in items], dtype=np.int64)
+            self._adjustments.set(arrival.row, token_ids, biases)
+
+    def remove_request(self, row: int) -> None:
+        self._adjustments.drop(row)
+
+    def is_active(self, batch: BatchRows) -> bool:
+        return self._adjustments.has_any(batch)
+
+    def apply(self, logits: Tensor, batch: BatchRows) -> None:
+        add_to_logits(logits, self._adjustments.gather(batch))
+
+    def accept(self, batch: BatchRows, token_ids: Tensor) -> None:
+        """A bias is the same at every position."""

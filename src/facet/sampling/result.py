@@ -1,0 +1,93 @@
+"""What sampling returns: tensors that feed the next step on the device, and host values a step later."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from facet.sampling.logprobs import LogprobTensors, TokenLogprobs
+
+
+class Fault(Enum):
+    """Why a row has no token."""
+
+    NON_FINITE_LOGITS = "the model's logits held NaN or infinity, or no finite number at all"
+    NOTHING_ALLOWED = "the request's own settings and grammar forbid every token at this position"
+
+
+@dataclass(frozen=True, slots=True)
+class HostTokens:
+    """One step's tokens on the host, by row of the step's logits."""
+
+    token_ids: tuple[int | None, ...]  # None where there is a fault: there is no token to mistake for one
+    faults: tuple[Fault | None, ...]
+    logprobs: tuple[TokenLogprobs | None, ...]  # None where none were asked for, or there is a fault
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One step's tokens, by row of the step's logits.
+
+    Rows with a fault hold token id 0, so that feeding `token_ids` to the next step is always safe; that
+    number is not an answer, and `to_host` does not show it.
+    """
+
+    token_ids: Tensor  # [rows] int64
+    is_finite: Tensor  # [rows] bool: the model's logits could be used
+    has_choice: Tensor  # [rows] bool: the request's masks left at least one token
+    logprobs: tuple[LogprobTensors, ...] | None
+
+    def start_copy(self) -> "TokensInFlight":
+        """Begin copying to the host without waiting for the device."""
+        tensors = [self.token_ids, self.is_finite, self.has_choice]
+        for part in self.logprobs or ():
+            tensors.extend(part.tensors())
+        if self.token_ids.device.type != "cuda":
+            return TokensInFlight(self, None)
+        copies = [_copy_to_pinned(tensor) for tensor in tensors]
+        arrived = torch.Event("cuda")
+        arrived.record(torch.cuda.current_stream(self.token_ids.device))
+        logprobs = None
+        if self.logprobs is not None:
+            starts = range(3, len(copies), 3)
+            parts = zip(self.logprobs, starts, strict=True)
+            logprobs = tuple(part.with_tensors(*copies[start : start + 3]) for part, start in parts)
+        return TokensInFlight(SampledTokens(copies[0], copies[1], copies[2], logprobs), arrived)
+
+    def to_host(self) -> HostTokens:
+        return self.start_copy().wait()
+
+
+@dataclass(frozen=True, slots=True)
+class TokensInFlight:
+    """Tokens on their way to the host. The device is free to run the next step meanwhile."""
+
+    tokens: SampledTokens
+    arrived: torch.Event | None
+
+    def wait(self) -> HostTokens:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        tokens = self.tokens
+        faults = tuple(
+            _fault(is_finite, has_choice)
+            for is_finite, has_choice in zip(tokens.is_finite.tolist(), tokens.has_choice.tolist(), strict=True)
+        )
+        logprobs: list[TokenLogprobs | None] = [None] * len(faults)
+        for part in tokens.logprobs or ():
+            for place, entry in zip(part.places, part.to_list(), strict=True):
+                logprobs[place] = entry if faults[place] is None else None
+        sampled = zip(tokens.token_ids.tolist(), faults, strict=True)
+        token_ids = tuple(token_id if fault is None else None for token_id, fault in sampled)
+        return HostTokens(token_ids, faults, tuple(logprobs))
+
+
+def _fault(is_finite: bool, has_choice: bool) -> Fault | None:
+    if not is_finite:
+        return Fault.NON_FINITE_LOGITS
+    return None if has_choice else Fault.NOTHING_ALLOWED
+
+
+def _copy_to_pinned(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,0 +1,143 @@
+"""Logits -> token ids for a batch, composed of one small state object per feature.
+
+Each feature keeps what it needs by persistent row, works only for the rows that ask for it, and costs nothing
+when none of a step's rows does. A new feature is a new file with the same verbs and a line in
+`Sampler.__init__`. Knows nothing of requests' text, of the scheduler, or of how the logits came about.
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from facet.sampling.allowed_tokens import AllowedTokens
+from facet.sampling.bad_words import BadWords
+from facet.sampling.batch_rows import Arrival, BatchRows
+from facet.sampling.choice import Choice
+from facet.sampling.grammar import GrammarMask
+from facet.sampling.logit_bias import LogitBias
+from facet.sampling.logprobs import Logprobs
+from facet.sampling.min_tokens import MinTokens
+from facet.sampling.penalties import Penalties
+from facet.sampling.result import SampledTokens
+from facet.sampling.seeds import Seeds
+from facet.sampling_params import SamplingParams
+
+
+class _PerRequest(Protocol):
+    """Something that keeps state for the requests that are here."""
+
+    def add_request(self, arrival: Arrival) -> None: ...
+    def remove_request(self, row: int) -> None: ...
+
+
+class _LogitsFeature(_PerRequest, Protocol):
+    """Something that changes logits before a token is chosen."""
+
+    def is_active(self, batch: BatchRows) -> bool: ...
+    def apply(self, logits: Tensor, batch: BatchRows) -> None: ...
+    def accept(self, batch: BatchRows, token_ids: Tensor) -> None: ...
+
+
+class Sampler:
+    def __init__(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._occupied: set[int] = set()
+        self._num_rows = num_rows
+        self._batch = BatchRows((), device)
+        self._logprobs = Logprobs(vocab_size)
+        self._seeds = Seeds(num_rows)
+        self._choice = Choice(num_rows, vocab_size, device)
+        self._features: tuple[_LogitsFeature, ...] = (  # applied in this order
+            AllowedTokens(vocab_size, device),
+            BadWords(num_rows, device),
+            MinTokens(),
+            LogitBias(),
+            Penalties(num_rows, vocab_size, device),
+        )
+        self._parts: tuple[_PerRequest, ...] = (self._logprobs, self._seeds, self._choice, *self._features)
+
+    def add_request(
+        self,
+        row: int,
+        params: SamplingParams,
+        prompt_token_ids: Sequence[int],
+        output_token_ids: Sequence[int] = (),
+        *,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        """Give a request its row. `output_token_ids` are those it already has, when it resumes."""
+        assert 0 <= row < self._num_rows, f"row {row} of {self._num_rows}"
+        assert row not in self._occupied, f"row {row} still belongs to another request"
+        assert params.n == 1, "a request for several outputs becomes several rows; see SamplingParams.for_output"
+        self._occupied.add(row)
+        self._batch = BatchRows((), self._device)
+        arrival = Arrival(
+            row=row,
+            params=params,
+            prompt_token_ids=prompt_token_ids,
+            output_token_ids=output_token_ids,
+            eos_token_ids=eos_token_ids,
+        )
+        for part in self._parts:
+            part.add_request(arrival)
+
+    def remove_request(self, row: int) -> None:
+        """Free the row. Steps already launched still read, in stream order, what it held on the device."""
+        assert row in self._occupied, f"row {row} belongs to no request"
+        self._occupied.remove(row)
+        self._batch = BatchRows((), self._device)
+        for part in self._parts:
+            part.remove_request(row)
+
+    def sample(self, logits: Tensor, rows: Sequence[int], *, grammar: GrammarMask | None = None) -> SampledTokens:
+        """One token for each row of logits [len(rows), vocab]; rows[i] is the persistent row of logits[i].
+
+        The logits may be float32, bfloat16 or float16, and may be overwritten. Nothing is remembered of the
+        tokens until `accept`.
+        """
+        assert logits.shape == (len(rows), self._vocab_size), (
+            f"logits of shape {tuple(logits.shape)} for {len(rows)} rows of {self._vocab_size} tokens"
+        )
+        batch = self._batch_of(rows)
+        if not len(batch):
+            nothing = torch.zeros(0, dtype=torch.bool, device=logits.device)
+            return SampledTokens(nothing.to(torch.int64), nothing, nothing, None)
+        active = [feature for feature in self._features if feature.is_active(batch)]
+        will_change = bool(active) or grammar is not None
+        in_place = will_change and logits.dtype == torch.float32
+        raw_logits = self._logprobs.raw_logits(logits, batch, will_change=in_place)
+        # A mask of ours could hide a NaN of the model's, so the raw logits are asked first.
+        raw_max = logits.amax(-1) if will_change else None
+        if will_change:
+            logits = logits.float()
+        if grammar is not None:
+            grammar.apply(logits)
+        for feature in active:
+            feature.apply(logits, batch)
+        keys = self._seeds.keys(batch) if self._choice.needs_noise(batch) else None
+        chosen = self._choice.choose(logits, batch, keys)
+        has_choice = chosen.row_max.abs() < math.inf  # false for NaN too
+        is_finite = has_choice if raw_max is None else raw_max.abs() < math.inf
+        token_ids = chosen.token_ids * (has_choice if raw_max is None else has_choice & is_finite)
+        logprobs = None if raw_logits is None else raw_logits.of_tokens(token_ids)
+        return SampledTokens(token_ids, is_finite, has_choice, logprobs)
+
+    def accept(self, rows: Sequence[int], token_ids: Tensor) -> None:
+        """Append one token to the output of each row. `token_ids` [len(rows)] stays on the device."""
+        batch = self._batch_of(rows)
+        if len(batch):
+            self._seeds.accept(batch, token_ids)
+            for feature in self._features:
+                feature.accept(batch, token_ids)
+
+    def _batch_of(self, rows: Sequence[int]) -> BatchRows:
+        """The same value for the same requests, so that features prepare only when a batch changes."""
+        if self._batch.rows != tuple(rows):
+            assert self._occupied.issuperset(rows), f"rows {sorted(set(rows) - self._occupied)} have no request"
+            assert len(set(rows)) == len(rows), "a row may take part in a step once"
+            self._batch = BatchRows(tuple(rows), self._device)
+        return self._batch

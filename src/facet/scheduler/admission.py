@@ -1,0 +1,150 @@
+"""Which waiting requests start now.
+
+Head of the line first, and nobody passes a head that does not fit yet: a long prompt waits for memory, not for luck. A
+request is let in only if all of it fits, the whole prompt in groups that keep everything and a window with a chunk in
+flight in groups that forget, beside what requests already let in have still to allocate. So a prompt that has begun
+can be finished; only the growth of outputs can run memory out, and then the last in line gives way.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from facet.kv_cache.accountant import block_span, peak_blocks
+from facet.kv_cache.marks import PromptName, prompt_name
+from facet.kv_cache.prefix_index import PrefixHit
+from facet.kv_cache.schedule import Entrant
+from facet.kv_cache.view import CacheView, WhatIf
+from facet.scheduler.limits import Limits
+from facet.scheduler.queues import QueuesView
+from facet.scheduler.request_state import RequestState
+
+NO_BLOCKS = np.zeros(0, np.int32)
+
+
+class TurnEntry(NamedTuple):
+    """A line of the schedule's parallel arrays, in their order."""
+
+    row: int
+    request_number: int
+    num_computed: int
+    num_scheduled: int
+    samples: bool
+    num_logit_rows: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """A request that enters, and what it computes in its first step."""
+
+    entrant: Entrant
+    entry: TurnEntry
+
+
+def admit(
+    queues: QueuesView,
+    cache: CacheView,
+    limits: Limits,
+    num_scheduled: NDArray[np.int64],
+    num_available: int,
+) -> list[Turn]:
+    """Let in who fits beside the running requests, which compute `num_scheduled` tokens of their own."""
+    turns: list[Turn] = []
+    budget = limits.max_num_batched_tokens - int(num_scheduled.sum())
+    if budget == 0 or not queues.free_rows:
+        return turns
+    memory = cache.what_if()
+    memory.move_windows(queues.order, queues.rows.num_computed[queues.order])
+    memory.num_available = num_available - _still_to_allocate(queues, cache, limits, num_scheduled)
+    entering: set[PromptName | None] = set()
+    for state, row in zip(queues.waiting, queues.free_rows, strict=False):
+        if budget == 0 or state.num_pending > 0:  # a token sampled before its preemption is not known yet
+            break
+        chain = state.searchable_chain
+        hit = None if chain is None else cache.match(chain)
+        if chain is not None and (hit is None or hit.position < len(chain) - 1):
+            prompt = prompt_name(chain)
+            if prompt is not None and (prompt in entering or cache.is_under_way(prompt)):
+                break  # the same prompt, say for another sample, is being computed: soon it is in the cache
+            entering.add(prompt)
+        is_alone = len(queues.order) == 0 and not turns
+        num_tokens = _try_enter(state, hit, budget, memory, limits, is_alone=is_alone)
+        if num_tokens == 0 and hit is not None and is_alone:
+            # Keeping a hit's blocks costs memory too: rather compute all of it than never start.
+            hit = None
+            num_tokens = _try_enter(state, hit, budget, memory, limits, is_alone=is_alone)
+        if num_tokens == 0:
+            break
+        budget -= num_tokens
+        turns.append(_turn(state, row, hit, num_tokens))
+    return turns
+
+
+def _try_enter(
+    state: RequestState,
+    hit: PrefixHit | None,
+    budget: int,
+    memory: WhatIf,
+    limits: Limits,
+    *,
+    is_alone: bool,
+) -> int:
+    """How many tokens the request may compute now, all it will need taken off `memory`; 0: it does not fit."""
+    num_computed = 0 if hit is None else hit.position
+    num_shared = 0 if hit is None else sum(len(group.shared) for group in hit.blocks)
+    claim = NO_BLOCKS if hit is None else memory.claim_of(hit)
+    num_available = memory.num_available - len(claim)
+
+    def num_needed(in_flight: int) -> int:
+        return sum(peak_blocks(memory.layout, num_tokens=state.num_known, num_in_flight=in_flight)) - num_shared
+
+    in_flight = min(state.num_known - num_computed, limits.max_num_batched_tokens)
+    while is_alone and in_flight > 1 and num_needed(in_flight) > num_available:
+        in_flight //= 2  # nobody is there who could make room: go in smaller steps
+    if num_needed(in_flight) > num_available:
+        return 0
+    memory.claim(claim)
+    memory.num_available -= num_needed(in_flight)
+    num_tokens = min(in_flight, budget)
+    if num_computed < state.num_logits_done:  # why: see tokens_wanted
+        num_tokens = min(num_tokens, state.num_logits_done - num_computed)
+    return num_tokens
+
+
+def _still_to_allocate(queues: QueuesView, cache: CacheView, limits: Limits, num_scheduled: NDArray[np.int64]) -> int:
+    """Blocks that running requests will need, beyond this step, to finish computing the tokens they have."""
+    num_tokens = queues.rows.num_tokens[queues.order]
+    num_computed = queues.rows.num_computed[queues.order]
+    unfinished = num_tokens - num_computed - num_scheduled > 1
+    lacking = 0
+    for tokens, computed, scheduled in zip(
+        num_tokens[unfinished].tolist(),
+        num_computed[unfinished].tolist(),
+        num_scheduled[unfinished].tolist(),
+        strict=True,
+    ):
+        in_flight = min(tokens - computed, limits.max_num_batched_tokens)
+        peaks = peak_blocks(cache.layout, num_tokens=tokens, num_in_flight=in_flight)
+        for group, peak in zip(cache.layout.groups, peaks, strict=True):
+            first, end = block_span(group, computed, scheduled)
+            lacking += max(0, peak - (end - first))
+    return lacking
+
+
+def _turn(state: RequestState, row: int, hit: PrefixHit | None, num_tokens: int) -> Turn:
+    num_computed = 0 if hit is None else hit.position
+    samples = num_computed + num_tokens == state.num_known
+    every_logit = state.num_logits_done <= num_computed < state.num_logits_wanted
+    entrant = Entrant(
+        row=row,
+        request_number=state.number,
+        request=state.request,
+        output_token_ids=tuple(state.output_token_ids),
+        is_resumed=state.was_admitted,
+        chain=state.chain,
+        hit=hit,
+    )
+    num_logit_rows = num_tokens if every_logit else int(samples)
+    return Turn(entrant, TurnEntry(row, state.number, num_computed, num_tokens, samples, num_logit_rows))

@@ -1,0 +1,49 @@
+"""The bounds a scheduler keeps, and the requests it refuses because of them."""
+
+from dataclasses import dataclass
+
+from facet.errors import CapacityError, ConfigError, RequestError
+from facet.kv_cache.accountant import longest_request, need_of
+from facet.kv_layout import KVLayout
+from facet.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    max_num_batched_tokens: int  # computed in one step, all requests together
+    max_num_seqs: int  # requests that run at once
+    max_model_len: int  # prompt and output of one request
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more.")
+
+
+def max_num_tokens(request: Request, limits: Limits) -> int:
+    """Prompt and output together may grow to this."""
+    if request.sampling.max_tokens is None:
+        return limits.max_model_len
+    return min(len(request.prompt_token_ids) + request.sampling.max_tokens, limits.max_model_len)
+
+
+def check_request(request: Request, limits: Limits, layout: KVLayout, num_blocks: int) -> None:
+    """Refuse what could never run, now and with the numbers, rather than let it wait for ever."""
+    num_prompt, asked = len(request.prompt_token_ids), request.sampling.max_tokens
+    if num_prompt == 0:
+        raise RequestError("The prompt is empty. Give at least one token.", field="prompt")
+    if num_prompt + (asked or 1) > limits.max_model_len:
+        raise RequestError(
+            f"The prompt has {num_prompt} tokens and {asked or 1} more were asked for, but the context is "
+            f"{limits.max_model_len}. Shorten the prompt, lower max_tokens, or start the server with "
+            f"--max-model-len {num_prompt + (asked or 1)}.",
+            field="prompt" if num_prompt >= limits.max_model_len else "max_tokens",
+        )
+    # The last token that is sampled is never computed.
+    need = need_of(layout, num_blocks, num_tokens=max_num_tokens(request, limits) - 1)
+    if not need.fits:
+        raise CapacityError(
+            f"The request may grow to {need.num_tokens + 1} tokens and then needs {need.num_blocks} cache blocks, but "
+            f"there are {need.num_blocks_available}, enough for {longest_request(layout, num_blocks)} tokens. Shorten "
+            "the prompt, lower max_tokens, or give the cache more memory."
+        )

@@ -1,0 +1,136 @@
+"""Deciding a step. `plan_step` reads, decides and returns; nothing is changed.
+
+There is no prefill phase and no decode phase. A request has tokens and computed tokens, and a step lets some requests
+catch up: a fresh prompt wants many tokens, a generating request wants the one it sampled last. In order:
+
+    1. the token budget is shared out among running requests                       share_budget
+    2. if memory does not suffice for that, some get less and the last in line
+       are preempted                                                               make_do
+    3. if budget and memory are left, waiting requests are admitted, head first    admit
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from facet.kv_cache.schedule import Entries, Schedule
+from facet.kv_cache.view import CacheView
+from facet.scheduler.admission import Turn, admit
+from facet.scheduler.limits import Limits
+from facet.scheduler.queues import QueuesView
+from facet.scheduler.running_rows import RunningRows
+
+Counts = NDArray[np.int64]
+
+
+def plan_step(queues: QueuesView, cache: CacheView, limits: Limits) -> Schedule:
+    rows, running = queues.order, queues.rows
+    num_computed = running.num_computed[rows]
+    num_scheduled = share_budget(tokens_wanted(running, rows), limits.max_num_batched_tokens)
+    num_new = cache.num_new_blocks(rows, num_computed, num_scheduled)
+    num_left = cache.num_available + cache.num_returning(rows, num_computed) - int(num_new.sum())
+
+    turns: list[Turn] = []
+    num_kept = len(rows)
+    if num_left < 0:
+        num_scheduled, num_kept = make_do(rows, num_computed, num_scheduled, num_new, cache)
+    elif queues.waiting:
+        turns = admit(queues, cache, limits, num_scheduled, num_left)
+
+    preempted = tuple(rows[num_kept:].tolist())
+    rows, num_computed, num_scheduled = rows[:num_kept], num_computed[:num_kept], num_scheduled[:num_kept]
+    return Schedule(
+        step=cache.step,
+        released_rows=queues.released_rows + preempted,
+        preempted_rows=preempted,
+        entrants=tuple(turn.entrant for turn in turns),
+        entries=_entries(running, rows, num_computed, num_scheduled, turns),
+        running_rows=rows,
+        running_computed=num_computed,
+    )
+
+
+def tokens_wanted(running: RunningRows, rows: Counts) -> Counts:
+    """Per row, how many tokens it could compute now. Pending ones count: their ids are on the device."""
+    num_tokens, num_computed = running.num_tokens[rows], running.num_computed[rows]
+    wanted = num_tokens - num_computed
+    # A token at the very end is sampled but never computed; and where a grammar must see it first, it waits.
+    is_pending = num_tokens > running.num_known[rows]
+    wanted[(num_tokens >= running.max_num_tokens[rows]) & (wanted <= 1)] = 0
+    wanted[running.waits_for_host[rows] & is_pending] = 0
+    # Recomputing after a preemption stops where prompt logits were not delivered before, to start anew from there.
+    logits_from = running.logits_from[rows]
+    again = num_computed < logits_from
+    if again.any():
+        wanted[again] = np.minimum(wanted, logits_from - num_computed)[again]
+    return wanted
+
+
+def share_budget(wanted: Counts, budget: int) -> Counts:
+    """Those who want one token come first: they cost little, and someone is reading along. Then first in line first.
+
+    Nobody is passed over for ever: while a running request goes without, none is admitted, and those in front end.
+    """
+    wants_one = wanted == 1
+    scheduled: Counts = (wants_one & (np.cumsum(wants_one) <= budget)).astype(np.int64)
+    more = np.where(wants_one, 0, wanted)
+    left = budget - int(scheduled.sum())
+    scheduled += np.clip(left - (np.cumsum(more) - more), 0, more)
+    return scheduled
+
+
+def make_do(
+    rows: Counts, num_computed: Counts, num_scheduled: Counts, num_new: Counts, cache: CacheView
+) -> tuple[Counts, int]:
+    """Too little memory: first in line first, each takes as many of its tokens as fit.
+
+    Who cannot even compute one makes the last in line give way, and so on until it can, or until it is the last itself
+    and sits this step out. So a request is only ever preempted for one that stands before it, and the first in line
+    always goes on: alone it fits, or it would have been refused.
+
+    Returns the tokens per row, and how many rows, from the front, go on running.
+    """
+    num_scheduled = num_scheduled.copy()
+    num_kept = len(rows)
+    memory = cache.what_if()
+    memory.move_windows(rows, num_computed)
+    for index in range(len(rows)):
+        if index >= num_kept:
+            num_scheduled[index:] = 0
+            break
+        needed = int(num_new[index])
+        if needed > memory.num_available:
+            row, computed = int(rows[index]), int(num_computed[index])
+            while not memory.will_fit(row, computed, 1) and num_kept - 1 > index:
+                num_kept -= 1
+                memory.let_go(int(rows[num_kept]))
+            num_scheduled[index] = memory.most_tokens_that_fit(row, computed, int(num_scheduled[index]))
+            needed = memory.num_new_blocks(row, computed, int(num_scheduled[index]))
+        memory.num_available -= needed
+    return num_scheduled, num_kept
+
+
+def _entries(
+    running: RunningRows, rows: Counts, num_computed: Counts, num_scheduled: Counts, turns: list[Turn]
+) -> Entries:
+    """The requests that compute something, those with a single token first."""
+    some = num_scheduled > 0
+    if not some.all():
+        rows, num_computed, num_scheduled = rows[some], num_computed[some], num_scheduled[some]
+    samples = num_computed + num_scheduled == running.num_tokens[rows]
+    every_logit = (num_computed >= running.logits_from[rows]) & (num_computed < running.logits_until[rows])
+    entries = Entries(
+        rows,
+        running.request_number[rows],
+        num_computed,
+        num_scheduled,
+        samples,
+        np.where(every_logit, num_scheduled, samples),
+    )
+    if turns:
+        entering = zip(*(turn.entry for turn in turns), strict=True)
+        entries = Entries._make(np.append(old, new) for old, new in zip(entries, entering, strict=True))
+    is_long = entries.num_scheduled > 1
+    if is_long.any():
+        order = np.argsort(is_long, kind="stable")
+        entries = Entries._make(column[order] for column in entries)
+    return entries

@@ -1,0 +1,209 @@
+"""The owner of requests: who waits, who runs in which row, and how far each has come.
+
+    submit     a request joins the line
+    view       what may be known while deciding
+    advance    a schedule was committed: requests change places, computed counts move on, sampled tokens are pending
+    settle     a step's results are here: pending tokens become known, requests end
+    cancel     a request ends at once, also while a step that computes it is in flight
+
+Knows nothing of the cache: what must be released there is handed back as `Ended`.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from facet.errors import RequestError
+from facet.kv_cache.schedule import Entrant, Schedule
+from facet.request import FinishReason
+from facet.scheduler.request_state import RequestState
+from facet.scheduler.running_rows import RunningRows
+from facet.step import StepPlan, StepResult, TokenEvent
+
+_order_key = attrgetter("order_key")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuesView:
+    order: NDArray[np.int64]  # the running rows, first in line first
+    rows: RunningRows
+    waiting: Sequence[RequestState]  # first in line first
+    free_rows: Sequence[int]
+    released_rows: tuple[int, ...]  # vacated since the last step
+
+
+class Ended(NamedTuple):
+    """A request that left, and the row to release, if it had one."""
+
+    state: RequestState
+    row: int | None
+    num_computed: int
+    finish_reason: FinishReason
+
+
+class Queues:
+    def __init__(self, max_num_seqs: int) -> None:
+        self._rows = RunningRows(max_num_seqs)
+        self._by_row: list[RequestState | None] = [None] * max_num_seqs
+        self._by_number: dict[int, RequestState] = {}
+        self._by_id: dict[str, RequestState] = {}
+        self._waiting: list[RequestState] = []
+        self._running: list[RequestState] = []
+        self._order = np.zeros(0, np.int64)
+        self._free_rows = list(range(max_num_seqs))
+        self._released_rows: list[int] = []
+        self.num_preemptions = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def occupied_rows(self) -> list[int]:
+        return self._order.tolist()
+
+    def submit(self, state: RequestState) -> None:
+        request_id = state.request.request_id
+        if request_id in self._by_id:
+            raise RequestError(
+                f"A request with id {request_id!r} is still running. Wait for it, cancel it, or use another id.",
+                field="request_id",
+            )
+        self._by_id[request_id] = self._by_number[state.number] = state
+        insort(self._waiting, state, key=_order_key)
+
+    def view(self) -> QueuesView:
+        return QueuesView(self._order, self._rows, self._waiting, self._free_rows, tuple(self._released_rows))
+
+    def advance(self, schedule: Schedule) -> None:
+        """Count a step as computed, though it may only just have been launched."""
+        self._released_rows.clear()
+        self._admit(schedule.entrants)
+        for row in schedule.preempted_rows:
+            self._preempt(row)
+        if schedule.entrants or schedule.preempted_rows:
+            self._set_order()
+
+        entries = schedule.entries
+        rows, computed = entries.rows, entries.num_computed + entries.num_scheduled
+        self._rows.num_computed[rows] = computed
+        self._rows.num_tokens[rows[entries.samples]] += 1
+        until = self._rows.logits_until[rows]
+        if until.any():
+            self._rows.logits_from[rows] = np.maximum(self._rows.logits_from[rows], np.minimum(computed, until))
+
+    def settle(self, plan: StepPlan, result: StepResult) -> tuple[list[TokenEvent], list[Ended]]:
+        """Results of requests that ended while the step was in flight are dropped."""
+        rows, numbers = plan.rows[plan.samples], plan.request_numbers[plan.samples]
+        in_place = rows[self._rows.request_number[rows] == numbers]
+        self._rows.num_known[in_place] += 1
+        prompt_logprobs = self._prompt_logprobs_by_number(plan, result)
+        logprobs = result.logprobs or (None,) * len(numbers)
+        faults = result.faults or (None,) * len(numbers)
+        events: list[TokenEvent] = []
+        ended: list[Ended] = []
+        for number, token_id, logprob, fault in zip(numbers.tolist(), result.token_ids, logprobs, faults, strict=True):
+            state = self._by_number.get(number)
+            if state is None:
+                continue
+            reason = "error" if token_id is None else state.append(token_id)
+            if state.row is None:  # preempted while the step was in flight
+                state.num_pending -= 1
+                state.extend_chain()
+            if reason is not None:
+                ended.append(self._end(state, reason))
+            prompt_part = prompt_logprobs.pop(number, None) if prompt_logprobs else None
+            events.append(
+                TokenEvent(
+                    state.request.request_id, token_id, reason, state.num_cached_tokens, logprob, prompt_part, fault
+                )
+            )
+        for number, payload in prompt_logprobs.items():
+            state = self._by_number.get(number)
+            if state is not None:
+                request_id, num_cached = state.request.request_id, state.num_cached_tokens
+                events.append(TokenEvent(request_id, None, None, num_cached, None, payload))
+        return events, ended
+
+    def cancel(self, request_id: str) -> Ended | None:
+        """None: no such request, or it has ended already."""
+        state = self._by_id.get(request_id)
+        return None if state is None else self._end(state, "abort")
+
+    def check_integrity(self) -> None:
+        assert self._running == sorted(self._running, key=_order_key)
+        assert self._waiting == sorted(self._waiting, key=_order_key)
+        states = [*self._running, *self._waiting]
+        assert sorted(state.number for state in states) == sorted(self._by_number)
+        assert {state.request.request_id for state in states} == set(self._by_id)
+        assert [state.row for state in self._running] == self._order.tolist()
+        assert all(state.row is None for state in self._waiting)
+        assert sorted([*self._order.tolist(), *self._free_rows]) == list(range(len(self._by_row)))
+        for state in self._running:
+            row = state.row
+            assert row is not None
+            assert self._by_row[row] is state
+            assert self._rows.request_number[row] == state.number
+            assert self._rows.num_known[row] == state.num_known
+            assert self._rows.num_computed[row] <= self._rows.num_tokens[row] <= state.max_num_tokens
+            assert self._rows.num_computed[row] < state.max_num_tokens, "a token past the end was scheduled"
+
+    def _admit(self, entrants: Sequence[Entrant]) -> None:
+        for entrant, state in zip(entrants, self._waiting, strict=False):
+            assert entrant.request_number == state.number, "requests are admitted from the head of the line"
+            state.row = entrant.row
+            self._by_row[entrant.row] = state
+            self._rows.occupy(entrant.row, state, entrant.num_computed)
+            self._free_rows.remove(entrant.row)
+            if not state.was_admitted:
+                state.num_cached_tokens = entrant.num_computed
+                state.was_admitted = True
+            insort(self._running, state, key=_order_key)
+        del self._waiting[: len(entrants)]
+
+    def _preempt(self, row: int) -> None:
+        state = self._by_row[row]
+        assert state is not None
+        self.num_preemptions += 1
+        state.num_pending = int(self._rows.num_tokens[row] - self._rows.num_known[row])
+        state.num_logits_done = int(self._rows.logits_from[row])
+        state.extend_chain()
+        self._running.remove(state)
+        self._vacate(state)
+        insort(self._waiting, state, key=_order_key)
+
+    def _end(self, state: RequestState, reason: FinishReason) -> Ended:
+        del self._by_number[state.number], self._by_id[state.request.request_id]
+        row = state.row
+        if row is None:
+            del self._waiting[bisect_left(self._waiting, state.order_key, key=_order_key)]
+            return Ended(state, None, 0, reason)
+        num_computed = int(self._rows.num_computed[row])
+        state.extend_chain()
+        self._running.remove(state)
+        self._vacate(state)
+        self._released_rows.append(row)
+        self._set_order()
+        return Ended(state, row, num_computed, reason)
+
+    def _vacate(self, state: RequestState) -> None:
+        assert state.row is not None
+        self._rows.vacate(state.row)
+        self._by_row[state.row] = None
+        insort(self._free_rows, state.row)
+        state.row = None
+
+    def _set_order(self) -> None:
+        self._order = np.array([state.row for state in self._running], np.int64)
+
+    def _prompt_logprobs_by_number(self, plan: StepPlan, result: StepResult) -> dict[int, object]:
+        return {int(plan.request_numbers[entry]): payload for entry, payload in result.prompt_logprobs}

@@ -1,0 +1,64 @@
+"""How far one request has come, as far as it does not change in every step (that part is in `running_rows`)."""
+
+from dataclasses import dataclass, field
+
+from facet.kv_cache.prefix_chain import PrefixChain
+from facet.request import FinishReason, Request
+from facet.scheduler.policy import OrderKey, order_key
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RequestState:
+    number: int
+    request: Request
+    max_num_tokens: int  # prompt and output together
+    chain: PrefixChain | None
+    output_token_ids: list[int] = field(default_factory=list)
+    row: int | None = None  # None: waiting
+    num_pending: int = 0  # while waiting: tokens that were sampled before a preemption and are not yet known
+    num_cached_tokens: int = 0
+    num_logits_done: int = 0  # prompt positions whose logits were already computed for prompt_logprobs
+    was_admitted: bool = False
+    order_key: OrderKey = field(init=False)
+    stop_token_ids: frozenset[int] = field(init=False)
+    num_tokens_before_stop: int = field(init=False)
+    max_num_outputs: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        sampling = self.request.sampling
+        self.order_key = order_key(self.request, self.number)
+        eos_token_ids = () if sampling.ignore_eos else self.request.eos_token_ids
+        self.stop_token_ids = frozenset((*eos_token_ids, *sampling.stop_token_ids))
+        self.num_tokens_before_stop = sampling.min_tokens
+        self.max_num_outputs = self.max_num_tokens - len(self.request.prompt_token_ids)
+
+    @property
+    def num_known(self) -> int:
+        return len(self.request.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_logits_wanted(self) -> int:
+        """Prompt positions whose logits are wanted whether or not they sample: each foretells the next prompt token."""
+        if self.request.sampling.prompt_logprobs is None:
+            return 0
+        return len(self.request.prompt_token_ids) - 1
+
+    @property
+    def searchable_chain(self) -> PrefixChain | None:
+        """What to look up in the prefix cache. None: a hit would leave out positions whose logits are wanted."""
+        return self.chain if self.num_logits_wanted == 0 else None
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """A sampled token has become known. Says whether it was the last one, and why."""
+        outputs = self.output_token_ids
+        outputs.append(token_id)
+        if token_id in self.stop_token_ids and len(outputs) >= self.num_tokens_before_stop:
+            return "stop"
+        if len(outputs) >= self.max_num_outputs:
+            return "length"
+        return None
+
+    def extend_chain(self) -> None:
+        """Let the chain name every known token."""
+        if self.chain is not None:
+            self.chain.extend(self.output_token_ids[len(self.chain) - len(self.request.prompt_token_ids) :])

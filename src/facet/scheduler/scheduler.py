@@ -1,0 +1,98 @@
+"""Queues and cache behind the verbs of the engine loop.
+
+    plain         plan, commit, launch, settle          overlapped     plan, commit, launch, settle the step before
+
+A loop calls `commit` right after `plan`, launches what it returns, and settles steps in the order it launched them. An
+empty schedule is not committed. `submit` and `cancel` may come between any two verbs but `plan` and `commit`.
+"""
+
+from dataclasses import dataclass
+
+from facet.kv_cache.manager import CacheStats, KVCacheManager
+from facet.kv_cache.prefix_chain import PrefixChain
+from facet.kv_cache.schedule import Schedule
+from facet.request import Request
+from facet.scheduler.limits import Limits, check_request, max_num_tokens
+from facet.scheduler.plan import plan_step
+from facet.scheduler.queues import Ended, Queues
+from facet.scheduler.request_state import RequestState
+from facet.step import StepPlan, StepResult, TokenEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStats:
+    num_running: int
+    num_waiting: int
+    num_preemptions: int  # ever
+    cache: CacheStats
+
+
+class Scheduler:
+    def __init__(self, kv_cache: KVCacheManager, limits: Limits) -> None:
+        self.kv_cache = kv_cache
+        self.limits = limits
+        self.queues = Queues(limits.max_num_seqs)
+        self._num_submitted = 0
+
+    @property
+    def has_requests(self) -> bool:
+        return self.queues.num_running + self.queues.num_waiting > 0
+
+    def submit(self, request: Request) -> None:
+        """Put a request in line, or raise `RequestError` or `CapacityError` if it could never run."""
+        check_request(request, self.limits, self.kv_cache.layout, self.kv_cache.num_blocks)
+        self._num_submitted += 1
+        chain = None
+        if self.kv_cache.caches_prefixes:
+            chain = PrefixChain(request.prompt_token_ids, salt=request.cache_salt)
+        self.queues.submit(
+            RequestState(
+                number=self._num_submitted,
+                request=request,
+                max_num_tokens=max_num_tokens(request, self.limits),
+                chain=chain,
+            )
+        )
+
+    def cancel(self, request_id: str) -> TokenEvent | None:
+        """End a request now. None: there is no such request any more."""
+        ended = self.queues.cancel(request_id)
+        if ended is None:
+            return None
+        self._release(ended)
+        return TokenEvent(request_id, None, "abort", ended.state.num_cached_tokens)
+
+    def plan(self) -> Schedule:
+        return plan_step(self.queues.view(), self.kv_cache.view(), self.limits)
+
+    def commit(self, schedule: Schedule) -> StepPlan:
+        plan = self.kv_cache.commit(schedule)
+        self.queues.advance(schedule)
+        return plan
+
+    def settle(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        events, ended = self.queues.settle(plan, result)
+        for end in ended:
+            self._release(end)
+        self.kv_cache.retire(plan.step)
+        return events
+
+    def reset_prefix_cache(self) -> None:
+        self.kv_cache.reset_prefixes()
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=self.queues.num_running,
+            num_waiting=self.queues.num_waiting,
+            num_preemptions=self.queues.num_preemptions,
+            cache=self.kv_cache.stats(),
+        )
+
+    def check_integrity(self) -> None:
+        self.queues.check_integrity()
+        self.kv_cache.check_integrity(self.queues.occupied_rows)
+
+    def _release(self, ended: Ended) -> None:
+        if ended.row is not None:
+            is_sound = ended.finish_reason != "error"
+            self.kv_cache.release(ended.row, num_computed=ended.num_computed, is_sound=is_sound)

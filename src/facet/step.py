@@ -1,0 +1,112 @@
+"""One step of the engine as frozen values: what the runner shall do, what came of it, what a client hears of it.
+
+Requests sit in *rows* 0 .. max_num_seqs - 1 that last as long as the request runs; the runner keeps its state (token
+ids, a block table per group, sampling state) by row. A plan only says what is new since the plan before it. A runner
+applies a plan in this order:
+
+    1. forget `released_rows`        3. fill `freed_blocks` with NaN (debug only)
+    2. set up `admissions`           4. run `page_copies`
+                                     5. write `new_blocks` into block tables, then compute
+
+Entry i of a group's block table always covers tokens [i * tokens_per_block, (i + 1) * tokens_per_block). Entries in
+front of a sliding window keep whatever they last held and are never read again.
+
+Knows neither tensors nor how a plan was decided.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from facet.request import FinishReason, Request
+
+# A page no request ever owns: what padded rows read and write.
+SCRATCH_BLOCK = 0
+
+
+class TableSlice(NamedTuple):
+    """Neighbouring entries of one group's block table: `block_ids[i]` belongs at index `first + i`."""
+
+    first: int
+    block_ids: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A request enters a row: for the first time, or again after it was preempted."""
+
+    row: int
+    request: Request
+    output_token_ids: tuple[int, ...]  # generated before a preemption; they count as prompt now
+    num_computed_tokens: int  # found in the prefix cache
+    tables: tuple[TableSlice, ...]  # per group, the blocks that hold them
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.request.prompt_token_ids + self.output_token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBlocks:
+    """Entries to write into block tables, as parallel arrays."""
+
+    rows: NDArray[np.int32]
+    groups: NDArray[np.int32]
+    indices: NDArray[np.int32]
+    block_ids: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPlan:
+    """Everything the runner must know to run one step.
+
+    Arrays named per entry are parallel, one element per scheduled request; entries of one token come first. An entry
+    computes positions num_computed .. num_computed + num_scheduled - 1 of its row.
+    """
+
+    step: int
+    released_rows: tuple[int, ...]
+    admissions: tuple[Admission, ...]
+    freed_blocks: NDArray[np.int32]
+    page_copies: NDArray[np.int32]  # [copies, 2]: source block, destination block
+    new_blocks: NewBlocks
+
+    # per entry
+    rows: NDArray[np.int32]
+    request_numbers: NDArray[np.int64]  # which submission this is: ids may come again, numbers do not
+    num_computed: NDArray[np.int32]
+    num_scheduled: NDArray[np.int32]
+    samples: NDArray[np.bool_]  # its last scheduled token is its last token: logits there become the next one
+    num_logit_rows: NDArray[np.int32]  # of its scheduled tokens, the last so many want logits: 0, 1 or all
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.num_scheduled.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What the runner brings back. The first three fields have one element per entry that samples, in plan order."""
+
+    token_ids: tuple[int | None, ...]  # None: the row's logits were not finite
+    faults: tuple[str | None, ...] | None = None  # why there is no token; None: nothing went wrong anywhere
+    logprobs: tuple[Any, ...] | None = None  # handed through unread
+    # By position in the plan's entries, for entries whose prompt log-probabilities were computed; handed through.
+    prompt_logprobs: tuple[tuple[int, Any], ...] = ()
+
+
+class TokenEvent(NamedTuple):
+    """What one step brought one request."""
+
+    request_id: str
+    token_id: int | None  # None: no new token, only prompt log-probabilities or an end
+    finish_reason: FinishReason | None
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
+    logprobs: Any = None
+    prompt_logprobs: Any = None
+    error: str | None = None  # why, where finish_reason is "error"

@@ -1,0 +1,57 @@
+"""One sequence's token ids -> text, piece by piece, as they are sampled.
+
+The promise: the pieces put together are exactly `Tokenizer.decode` of the whole sequence, and a piece is
+handed out as soon as no later token can change it.
+
+Almost every token has a text of its own, whatever follows. Two kinds do not, and wait until their run
+ends: byte tokens, because a run is decoded as a whole (one byte that is not valid UTF-8 spoils the characters
+before it in the same run), and, in vocabularies of another make, tokens that begin or end inside a character.
+A held token is decoded with its run and never again, so the cost is linear in the length of the sequence.
+"""
+
+from facet.tokens.tokenizer import Tokenizer, is_byte_token
+
+# What a decoder writes for bytes that are not, or not yet, a character.
+_REPLACEMENT_CHARACTER = "\ufffd"
+
+
+class Detokenizer:
+    """The decoding state of one sequence."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._skipped_ids: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._held_ids: list[int] = []
+        self._has_text = False  # until there is some, a decoder may still drop the space that opens a text
+
+    def push(self, token_id: int) -> str:
+        """Takes the next token and returns the text that is now certain, often this token's own."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None or token_id in self._skipped_ids:
+            return ""
+        if is_byte_token(token):
+            self._held_ids.append(token_id)
+            return ""
+        own_text = self._tokenizer.decode_continuation([token_id])
+        if _REPLACEMENT_CHARACTER in own_text:
+            self._held_ids.append(token_id)
+            return ""
+        if self._has_text and not self._held_ids:
+            return own_text
+        self._held_ids.append(token_id)
+        return self._release()
+
+    def finish(self) -> str:
+        """The rest, once the sequence has ended: bytes that never became a character show as U+FFFD."""
+        return self._release() if self._held_ids else ""
+
+    def _release(self) -> str:
+        if self._has_text:
+            text = self._tokenizer.decode_continuation(self._held_ids)
+        else:
+            text = self._tokenizer.decode(self._held_ids, skip_special_tokens=False)
+            if not text:
+                return ""  # still at the start: the next token is decoded together with these
+            self._has_text = True
+        self._held_ids.clear()
+        return text

@@ -1,0 +1,207 @@
+"""Text <-> token ids, with the checkpoint's own tokenizer.json.
+
+One `Tokenizer` serves every thread of the process, without a lock and without copies. That works because
+the Rust tokenizer underneath is only ever read. Sharing one fails ("Already borrowed") when a thread sets
+truncation or padding on it while another encodes; here nothing sets them, and a text that must be cut is cut
+after the call, on that call's own result.
+
+It does not know chat templates (chat room) nor how a reply arrives piece by piece (detokenizer.py).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+import tokenizers
+
+from facet.errors import CheckpointError, RequestError
+from facet.tokens.files import one_line, read_tokenizer_config
+
+# What Gemma calls its special tokens, for checkpoints without a tokenizer_config.json.
+_USUAL_NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+
+# How a byte-fallback vocabulary spells the token of one raw byte.
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+# Text that no decoder changes, wherever it stands: visible ASCII, no space.
+_PLAIN_TEXT = re.compile(r"[!-~]+")
+
+
+class Tokenizer:
+    """An immutable tokenizer that threads may share."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str] | None = None) -> None:
+        """Takes `backend` over: from here on nobody else may change it.
+
+        `special_tokens` maps a role to a token's text, as in {"bos_token": "<bos>"}.
+        """
+        # The only two writes, before any other thread can see the tokenizer.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        if special_tokens is None:
+            special_tokens = {
+                role: token for role, token in _USUAL_NAMES.items() if backend.token_to_id(token) is not None
+            }
+        self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens))
+        self.bos_id = self._special_id("bos_token")
+        self.eos_id = self._special_id("eos_token")
+        self.pad_id = self._special_id("pad_token")
+        self.unk_id = self._special_id("unk_token")
+        self.special_ids: frozenset[int] = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._anchor_id = self._find_anchor()
+        self._num_anchor_chars = len(self.decode([self._anchor_id], skip_special_tokens=False))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Self:
+        """Loads tokenizer.json, and the names in tokenizer_config.json, from a checkpoint's folder."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{folder} has no tokenizer.json. {_advice_for_missing_file(folder)}")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the Rust library raises bare Exception for every kind of broken file
+            raise CheckpointError(
+                f"{path} cannot be read as a tokenizer: {one_line(error)}. Download the file again."
+            ) from error
+        try:
+            return cls(backend, _named_special_tokens(read_tokenizer_config(folder), backend, path))
+        except _EmptyVocabularyError as error:
+            raise CheckpointError(f"{path} has no token with visible text. Download the file again.") from error
+
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        keep: Literal["start", "end"] = "start",
+    ) -> list[int]:
+        """Token ids of `text`; special tokens written out in it are recognised.
+
+        `add_special_tokens` adds what the checkpoint asks for around a text (for Gemma 3, <bos>). With
+        `max_tokens`, the start or the end of a longer text is kept and the added tokens count.
+        """
+        return self.encode_batch([text], add_special_tokens=add_special_tokens, max_tokens=max_tokens, keep=keep)[0]
+
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        keep: Literal["start", "end"] = "start",
+    ) -> list[list[int]]:
+        """Token ids of each text; several texts are spread over the cores."""
+        # Always the library's batch call, even for one text: unlike its single call it lets go of Python's
+        # interpreter lock while it works, so threads scale, and this form skips offsets nobody here reads.
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise _explain_unencodable(texts) from error
+        if max_tokens is None:
+            return [encoding.ids for encoding in encodings]
+        num_added = self._backend.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
+        if max_tokens < num_added:
+            raise RequestError(
+                f"Cutting to {max_tokens} tokens leaves no room for the {num_added} special tokens added to "
+                f"every text. Allow at least {num_added}, or add no special tokens."
+            )
+        return [
+            encoding.ids if len(encoding.ids) <= max_tokens else _cut(encoding, max_tokens, keep)
+            for encoding in encodings
+        ]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence. Ids past the vocabulary stand for no text and are left out."""
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_continuation(self, token_ids: Sequence[int]) -> str:
+        """The text these ids have when other text stands before them, special tokens included.
+
+        Some tokenizers drop the space that opens a text, so a token can read differently at the very start.
+        """
+        anchored = self._backend.decode([self._anchor_id, *token_ids], skip_special_tokens=False)
+        return anchored[self._num_anchor_chars :]
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of one token by its exact spelling in the vocabulary; None if there is no such token."""
+        return self._backend.token_to_id(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """A token's spelling in the vocabulary; None for an id past its end."""
+        return self._backend.id_to_token(token_id)
+
+    def _special_id(self, role: str) -> int | None:
+        token = self.special_tokens.get(role)
+        return None if token is None else self._backend.token_to_id(token)
+
+    def _find_anchor(self) -> int:
+        """A token with plain, visible text, to stand before others in `decode_continuation`."""
+        for token_id in range(self.vocab_size):
+            token = self._backend.id_to_token(token_id)
+            text = self.decode([token_id], skip_special_tokens=False)
+            if token is not None and not is_byte_token(token) and _PLAIN_TEXT.fullmatch(text):
+                return token_id
+        raise _EmptyVocabularyError
+
+
+def is_byte_token(token: str) -> bool:
+    """Whether this spelling is that of one raw byte, which may be a fraction of a character."""
+    return _BYTE_TOKEN.fullmatch(token) is not None
+
+
+class _EmptyVocabularyError(Exception):
+    """No token of the vocabulary has visible text."""
+
+
+def _cut(encoding: tokenizers.Encoding, max_tokens: int, keep: Literal["start", "end"]) -> list[int]:
+    """Drops tokens of the text itself and leaves those that were added around it."""
+    num_dropped = len(encoding.ids) - max_tokens
+    # The mask marks what was added around the text; a special token written inside the text counts as text.
+    own_positions = [position for position, added in enumerate(encoding.special_tokens_mask) if not added]
+    dropped = set(own_positions[-num_dropped:] if keep == "start" else own_positions[:num_dropped])
+    return [token_id for position, token_id in enumerate(encoding.ids) if position not in dropped]
+
+
+def _named_special_tokens(
+    config: Mapping[str, Any], backend: tokenizers.Tokenizer, path: Path
+) -> Mapping[str, str] | None:
+    """The `..._token` entries of tokenizer_config.json; None where it has none."""
+    named: dict[str, str] = {}
+    for role, entry in config.items():
+        token = entry.get("content") if isinstance(entry, dict) else entry
+        if not role.endswith("_token") or not isinstance(token, str):
+            continue
+        if backend.token_to_id(token) is None:
+            raise CheckpointError(
+                f"tokenizer_config.json names {token!r} as {role}, but {path} has no such token. "
+                "Take both files from the same checkpoint."
+            )
+        named[role] = token
+    return named or None
+
+
+def _advice_for_missing_file(folder: Path) -> str:
+    if (folder / "tokenizer.model").is_file():
+        return (
+            "It has a tokenizer.model, the older format, which Facet does not read. "
+            "Take tokenizer.json from the model's page, or save the tokenizer once with transformers."
+        )
+    return "Download the tokenizer files together with the weights."
+
+
+def _explain_unencodable(texts: Sequence[str]) -> RequestError:
+    for text in texts:
+        for position, character in enumerate(text):
+            if "\ud800" <= character <= "\udfff":
+                return RequestError(
+                    f"The text holds U+{ord(character):04X} at position {position}: half of a surrogate "
+                    "pair, not a character. Send valid Unicode."
+                )
+    return RequestError("The text to encode is not a string of Unicode characters.")

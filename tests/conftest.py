@@ -1,0 +1,40 @@
+"""What every test shares: one torch thread, how hypothesis tries its examples, and tiny models made once."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.tiny_models import TinyModel
+
+# Read by torch when it is first imported. The tensors in tests are tiny: two threads that hand such work to each
+# other took three times as long as one. Set the variable yourself to try another number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile(
+    "facet",
+    deadline=None,  # no clock: machines are shared
+    max_examples=60,
+    # Fixtures here are immutable values, so using one for all examples is what we want.
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("facet")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], TinyModel]":
+    """A tiny checkpoint by name, with its oracle."""
+    # Imported here: tests that need no tensors must not wait for torch.
+    from tests.tiny_models import make_tiny_model
+
+    made: dict[str, TinyModel] = {}
+
+    def get(name: str) -> "TinyModel":
+        if name not in made:
+            made[name] = make_tiny_model(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return get

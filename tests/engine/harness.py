@@ -1,0 +1,149 @@
+"""Engines over tiny models, driven by scripts of requests; dead memory is NaN throughout."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from facet.engine.engine import Engine
+from facet.engine.settings import EngineSettings
+from facet.kv_layout import make_kv_layout
+from facet.layers.kv_arena import KVArena
+from facet.model.gemma import Gemma
+from facet.request import FinishReason, Request
+from facet.runner.runner import Runner
+from facet.sampling import TokenLogprobs
+from facet.sampling_params import SamplingParams
+
+MAX_MODEL_LEN = 512
+
+
+def make_engine(
+    model: Gemma,
+    *,
+    num_blocks: int = 2000,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 512,
+    enable_prefix_caching: bool = True,
+    fast_prefill: bool = True,
+    overlapped: bool = True,
+    min_tokens_per_block: int = 4,
+) -> Engine:
+    settings = EngineSettings(
+        layout=make_kv_layout(model.spec, dtype="float32", min_tokens_per_block=min_tokens_per_block),
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=MAX_MODEL_LEN,
+        enable_prefix_caching=enable_prefix_caching,
+        fast_prefill=fast_prefill,
+        overlapped=overlapped,
+        poison_freed_blocks=True,
+    )
+    arena = KVArena(settings.layout, num_blocks, "cpu")
+    arena.bytes.fill_(0xFF)  # NaN in every float type: memory nobody has written yet must not be read either
+    runner = Runner(
+        model,
+        arena,
+        max_num_seqs=max_num_seqs,
+        max_model_len=MAX_MODEL_LEN,
+        fast_prefill=fast_prefill,
+        poison_freed_blocks=True,
+    )
+    return Engine(runner, settings)
+
+
+@dataclass
+class Answer:
+    """What one request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+def run(
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    arrivals: Mapping[str, int] | None = None,
+    cancel_after: Mapping[str, int] | None = None,
+    check_every: int = 7,
+) -> dict[str, Answer]:
+    """Serve the requests, each from its turn of the loop on, some cancelled after so many tokens."""
+    arrivals, cancel_after = arrivals or {}, cancel_after or {}
+    waiting = sorted(requests, key=lambda request: arrivals.get(request.request_id, 0))
+    answers = {request.request_id: Answer() for request in requests}
+    turn = 0
+    while waiting or engine.has_work:
+        while waiting and (arrivals.get(waiting[0].request_id, 0) <= turn or not engine.has_work):
+            engine.submit(waiting.pop(0))
+        for event in engine.step():
+            answer = answers[event.request_id]
+            assert answer.finish_reason is None, "a request that has ended is silent"
+            answer.num_cached_tokens = event.num_cached_tokens
+            answer.error = event.error
+            answer.prompt_logprobs += event.prompt_logprobs or []
+            if event.token_id is not None:
+                answer.token_ids.append(event.token_id)
+                if event.logprobs is not None:
+                    answer.logprobs.append(event.logprobs)
+            answer.finish_reason = event.finish_reason
+            if event.finish_reason is None and len(answer.token_ids) == cancel_after.get(event.request_id):
+                cancelled = engine.cancel(event.request_id)
+                assert cancelled is not None
+                answer.finish_reason = cancelled.finish_reason
+        if turn % check_every == 0:
+            engine.check_integrity()
+        turn += 1
+        assert turn < 200_000, "the loop does not end"
+    engine.check_integrity()
+    assert all(answer.finish_reason is not None for answer in answers.values()), "every request ends"
+    return answers
+
+
+def mixed_requests(window: int, vocab_size: int, *, count: int, seed: int) -> list[Request]:
+    """Lengths from one token to six windows, shared beginnings, settings of all sorts."""
+    choose = random.Random(seed)
+    stems = [[choose.randrange(3, vocab_size - 10) for _ in range(4 * window)] for _ in range(3)]
+    requests = []
+    for index in range(count):
+        length = choose.choice([1, 2, window - 1, window, window + 1, choose.randrange(1, 6 * window), 6 * window])
+        own = [choose.randrange(3, vocab_size - 10) for _ in range(length)]
+        stem = choose.choice([[], *stems])[: choose.randrange(4 * window)]
+        token_ids = [2, *([*stem, *own] if choose.random() < 0.6 else own)][: max(1, 6 * window)]
+        requests.append(
+            Request(
+                request_id=str(index),
+                prompt_token_ids=tuple(token_ids),
+                sampling=_mixed_sampling(choose, index),
+                eos_token_ids=(1,),
+                priority=choose.choice([0, 0, 0, 1]),
+                arrival_time=float(index),
+            )
+        )
+    return requests
+
+
+def _mixed_sampling(choose: random.Random, index: int) -> SamplingParams:
+    base = SamplingParams(
+        temperature=0.0, max_tokens=choose.choice([choose.randrange(1, 14), 8, 45]), ignore_eos=True, logprobs=2
+    )
+    return choose.choice(
+        [
+            base,
+            base,
+            base,
+            replace(base, prompt_logprobs=1),
+            replace(base, repetition_penalty=1.3, presence_penalty=0.5),
+            replace(base, logit_bias={7: 2.0, 9: -3.0}, min_tokens=1, ignore_eos=False, stop_token_ids=(11, 12)),
+            replace(base, temperature=0.8, top_k=20, top_p=0.9, seed=index),
+        ]
+    )
+
+
+def alone(request: Request) -> Request:
+    """The same request, to be run by itself: whatever it stood in line for no longer matters."""
+    return replace(request, priority=0, arrival_time=0.0)

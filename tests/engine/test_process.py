@@ -1,0 +1,100 @@
+"""The engine in a process of its own: the same answers, and a death that nobody waits through."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from facet.config import EngineConfig
+from facet.engine.client import EngineClient, LocalEngine, RemoteEngine
+from facet.engine.messages import Refused, Token
+from facet.errors import ConfigError, EngineDeadError, RequestError
+from facet.request import Request
+from facet.sampling_params import SamplingParams
+from tests.tiny_models import TinyModel
+
+SETTINGS = dict(device="cpu", max_model_len=512, debug_poison_freed_blocks=True, kv_cache_memory_bytes=8 << 20)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_model: Callable[[str], TinyModel]) -> EngineConfig:
+    return EngineConfig(model=str(tiny_model("gemma4_e2b_small").folder), **SETTINGS)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def remote(config: EngineConfig) -> Iterator[RemoteEngine]:
+    with RemoteEngine(config) as engine:
+        yield engine
+
+
+def request(name: str, length: int, **sampling: object) -> Request:
+    params = SamplingParams(temperature=0.0, ignore_eos=True, **sampling)  # type: ignore[arg-type]
+    return Request(request_id=name, prompt_token_ids=tuple(range(3, 3 + length)), sampling=params)
+
+
+def collect(engine: EngineClient, names: set[str]) -> dict[str, list[Token]]:
+    answers: dict[str, list[Token]] = {name: [] for name in names}
+    while names:
+        for answer in engine.receive(timeout=60):
+            assert isinstance(answer, Token)
+            answers[answer.request_id].append(answer)
+            if answer.finish_reason is not None:
+                names = names - {answer.request_id}
+    return answers
+
+
+def test_both_sides_of_the_boundary_answer_alike(remote: RemoteEngine, config: EngineConfig) -> None:
+    asked = [
+        request("plain", 40, max_tokens=6),
+        request("logprobs", 9, max_tokens=4, logprobs=3, prompt_logprobs=2),
+        request("settings", 5, max_tokens=5, logit_bias={7: 3.0}, bad_words_token_ids=((9, 10),), stop_token_ids=(11,)),
+    ]
+    local = LocalEngine(config)
+    results = []
+    for engine in (local, remote):
+        for item in asked:
+            engine.submit(item)
+        results.append(collect(engine, {item.request_id for item in asked}))
+    assert results[0] == results[1]
+    assert len(results[1]["plain"]) == 6
+    assert remote.info == local.info
+    assert remote.stats().num_sampled_tokens == local.stats().num_sampled_tokens
+
+
+def test_refusals_come_back_as_answers(remote: RemoteEngine) -> None:
+    remote.submit(request("empty", 0))
+    (answer,) = remote.receive(timeout=60)
+    assert isinstance(answer, Refused)
+    error = answer.as_error()
+    assert isinstance(error, RequestError)
+    assert error.field == "prompt"
+
+
+def test_cancelling(remote: RemoteEngine) -> None:
+    remote.submit(request("long", 5, max_tokens=500))
+    while not remote.receive(timeout=60):
+        pass
+    remote.cancel("long")
+    assert collect(remote, {"long"})["long"][-1].finish_reason == "abort"
+    remote.cancel("long")  # it is gone: nothing happens
+    assert remote.receive(timeout=0.2) == ()
+
+
+def test_a_killed_engine_is_news_at_once(remote: RemoteEngine) -> None:
+    remote.submit(request("doomed", 5, max_tokens=500))
+    remote.receive(timeout=60)
+    assert remote.process_id is not None
+    os.kill(remote.process_id, signal.SIGKILL)
+    start = time.monotonic()
+    with pytest.raises(EngineDeadError, match="exit code -9"):
+        collect(remote, {"doomed"})
+    assert time.monotonic() - start < 10
+    with pytest.raises(EngineDeadError):
+        remote.submit(request("late", 5))
+
+
+def test_a_model_that_cannot_be_loaded_is_said_plainly(config: EngineConfig, tmp_path: "os.PathLike[str]") -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        RemoteEngine(EngineConfig(model=str(tmp_path)))

@@ -1,0 +1,128 @@
+"""A model's name becomes a folder, or one line that says why not. No test here touches a network."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+
+from facet.errors import CheckpointError
+from facet.model.hub import CONFIG_ONLY, TEXT_MODEL, local_folder
+
+# The hub's errors carry a response of whichever HTTP library its version is built on.
+RESPONSE: Any = SimpleNamespace(headers={}, request=None, status_code=404)
+Download = Callable[..., str]
+
+
+class TransportError(Exception):
+    """What a library below the hub's might raise."""
+
+
+@pytest.fixture
+def download(monkeypatch: pytest.MonkeyPatch) -> Callable[[Download], None]:
+    """Puts a function in the place of the download."""
+
+    def replace(function: Download) -> None:
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", function)
+
+    replace(lambda *_, **__: pytest.fail("this name should not have reached the hub"))
+    return replace
+
+
+def refusal(model: str) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        local_folder(model)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("download")
+class TestPaths:
+    def test_a_folder(self, tmp_path: Path) -> None:
+        assert local_folder(str(tmp_path)) == tmp_path
+
+    def test_a_relative_folder_that_looks_like_a_name(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "google" / "gemma").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path)
+        assert local_folder("google/gemma") == Path("google/gemma")
+
+    def test_a_folder_at_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "gemma").mkdir()
+        assert local_folder("~/gemma") == tmp_path / "gemma"
+
+    def test_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{}")
+        assert "give the folder that holds config.json" in refusal(str(tmp_path / "config.json"))
+
+    @pytest.mark.parametrize(
+        "model",
+        [
+            "/no/such/folder",
+            "./gemma",
+            "../x/gemma",
+            "~/no-such-folder",
+            "~nobody-of-that-name/x",
+            "gemma",
+            "a/b/c",
+            "owner/",
+            "owner/na me",
+            "own er/name",
+            "owner/name?",
+            "owner/" + "n" * 200,
+            "a" * 5000,
+            "https://huggingface.co/owner/name",
+            "o\nwner/name",
+            "bad\0/name",
+        ],
+        ids=lambda model: repr(model)[:30],
+    )
+    def test_neither_a_folder_nor_a_name(self, model: str) -> None:
+        assert "neither a folder nor the name of a model" in refusal(model)
+
+
+class TestDownloads:
+    def test_what_is_asked_of_the_hub(self, download: Callable[[Download], None], tmp_path: Path) -> None:
+        asked: list[tuple[Any, ...]] = []
+
+        def answer(model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+            asked.append((model, revision, tuple(allow_patterns)))
+            return str(tmp_path)
+
+        download(answer)
+        assert local_folder("google/gemma-4-E4B-it", revision="main") == tmp_path
+        assert local_folder("google/gemma-4-E4B-it", patterns=CONFIG_ONLY) == tmp_path
+        assert asked == [("google/gemma-4-E4B-it", "main", TEXT_MODEL), ("google/gemma-4-E4B-it", None, CONFIG_ONLY)]
+
+    @pytest.mark.parametrize(
+        ("error", "words"),
+        [
+            (errors.GatedRepoError("gated", response=RESPONSE), "accept its licence"),
+            (errors.RepositoryNotFoundError("none", response=RESPONSE), "There is no model owner/name"),
+            (errors.RevisionNotFoundError("none", response=RESPONSE), "no revision"),
+            (errors.LocalEntryNotFoundError("offline"), "Check the network"),
+            (errors.OfflineModeIsEnabled("offline"), "Check the network"),
+            (errors.HfHubHTTPError("500\nserver", response=RESPONSE), "Check the network"),
+            (TransportError("peer closed connection\nwithout a word"), "Check the network"),
+            (ConnectionError("reset"), "Check the network"),
+            (errors.HFValidationError("Repo id must be ..."), "neither a folder nor the name of a model"),
+        ],
+        ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+    )
+    def test_what_goes_wrong(self, download: Callable[[Download], None], error: Exception, words: str) -> None:
+        def fail(*_: object, **__: object) -> str:
+            raise error
+
+        download(fail)
+        assert words in refusal("owner/name")
+
+    def test_a_full_disk_is_not_a_network_fault(self, download: Callable[[Download], None]) -> None:
+        def fail(*_: object, **__: object) -> str:
+            raise OSError(28, "No space left on device")
+
+        download(fail)
+        assert "No space left on device" in refusal("owner/name")

@@ -1,0 +1,160 @@
+"""`facet.LLM`: the shapes it takes, the shapes it returns, and the text it makes of tokens."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import facet
+from facet import LLM, RequestError, SamplingParams
+from tests.tiny_models import TinyModel
+from tests.tokens.gemma_like import write_tokenizer_folder
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, skip_special_tokens=False)
+TEMPLATE = "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}<|turn>model\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("with_tokenizer")
+    shutil.copytree(tiny_model("gemma4_e2b_small").folder, folder, dirs_exist_ok=True)
+    write_tokenizer_folder(folder, adds_bos=True)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    llm = LLM(str(folder), device="cpu", max_model_len=512, kv_cache_memory_bytes=8 << 20, show_progress=False)
+    yield llm
+    llm.close()
+
+
+def test_a_prompt_may_come_in_any_shape(llm: LLM) -> None:
+    text = "The weather in Paris"
+    ids = llm.get_tokenizer().encode(text)
+    shapes = [text, [text], ids, {"prompt": text}, {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}]]
+    results = [llm.generate(shape, GREEDY)[0] for shape in shapes]  # type: ignore[arg-type]
+    assert {tuple(result.outputs[0].token_ids) for result in results} == {tuple(results[0].outputs[0].token_ids)}
+    assert all(result.prompt_token_ids == ids for result in results)
+    assert [result.prompt for result in results] == [text, text, None, text, None, None]
+
+
+def test_what_an_output_holds(llm: LLM) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    (result,) = llm.generate("one two three", sampling)
+    (output,) = result.outputs
+    assert result.finished
+    assert (output.finish_reason, len(output.token_ids)) == ("length", 5)
+    assert output.text == llm.get_tokenizer().decode(output.token_ids)
+    assert output.logprobs is not None
+    assert [next(iter(position)) for position in output.logprobs] == output.token_ids
+    best = output.logprobs[0][output.token_ids[0]]
+    assert best.rank == 1
+    assert best.decoded_token == llm.get_tokenizer().decode(output.token_ids[:1], skip_special_tokens=False)
+    assert output.cumulative_logprob == pytest.approx(
+        sum(position[token].logprob for token, position in zip(output.token_ids, output.logprobs, strict=True))
+    )
+    assert result.prompt_logprobs is not None
+    assert len(result.prompt_logprobs) == len(result.prompt_token_ids)
+    assert result.prompt_logprobs[0] is None
+    for token, position in zip(result.prompt_token_ids[1:], result.prompt_logprobs[1:], strict=True):
+        assert position is not None
+        assert token in position
+
+
+def test_many_prompts_come_back_in_order_each_as_if_alone(llm: LLM) -> None:
+    texts = [f"one two {'three ' * index}four" for index in range(12)]
+    together = llm.generate(texts, GREEDY)
+    assert [result.prompt for result in together] == texts
+    for text, result in zip(texts, together, strict=True):
+        assert llm.generate(text, GREEDY)[0].outputs[0].token_ids == result.outputs[0].token_ids
+
+
+def test_several_answers_to_one_prompt(llm: LLM) -> None:
+    sampling = SamplingParams(n=3, temperature=1.0, max_tokens=8, seed=7, ignore_eos=True, prompt_logprobs=0)
+    (result,) = llm.generate("one two", sampling)
+    answers = [output.token_ids for output in result.outputs]
+    assert [output.index for output in result.outputs] == [0, 1, 2]
+    assert len({tuple(answer) for answer in answers}) == 3
+    assert answers == [output.token_ids for output in llm.generate("one two", sampling)[0].outputs]
+    assert result.prompt_logprobs is not None
+    assert len(result.prompt_logprobs) == len(result.prompt_token_ids)
+
+
+def test_stop_strings_end_text_and_request(llm: LLM) -> None:
+    whole = llm.generate("one", GREEDY)[0].outputs[0].text
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+    before, steps = whole[: whole.index(stop)], llm.stats().num_sampled_tokens
+    cut = llm.generate("one", SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True, stop=stop,
+                                             skip_special_tokens=False))[0].outputs[0]  # fmt: skip
+    assert (cut.text, cut.finish_reason, cut.stop_reason) == (before, "stop", stop)
+    assert llm.stats().num_sampled_tokens - steps < 30
+    kept = SamplingParams(
+        temperature=0.0,
+        max_tokens=8,
+        ignore_eos=True,
+        stop=stop,
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+    )
+    assert llm.generate("one", kept)[0].outputs[0].text == before + stop
+
+
+def test_bad_words_do_not_appear(llm: LLM) -> None:
+    token = llm.generate("two", GREEDY)[0].outputs[0].token_ids[0]
+    word = llm.get_tokenizer().decode([token], skip_special_tokens=False)
+    without = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, bad_words=[word])
+    assert llm.generate("two", without)[0].outputs[0].token_ids[0] != token
+
+
+def test_chat_renders_the_models_own_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "one two"}]
+    (result,) = llm.chat(messages, GREEDY)
+    assert result.prompt == "<|turn>user\none two<turn|>\n<|turn>model"
+    assert result.outputs == llm.generate(result.prompt_token_ids, GREEDY)[0].outputs
+    assert len(llm.chat([messages, messages], GREEDY)) == 2
+
+
+def test_defaults_are_those_of_the_models_authors(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.7, "top_k": 64, "top_p": 0.95, "eos_token_id": [1, 16], "do_sample": true}'
+    )
+    llm = LLM(str(tmp_path), device="cpu", max_model_len=256, kv_cache_memory_bytes=8 << 20, show_progress=False)
+    defaults = llm.get_default_sampling_params()
+    assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.7, 64, 0.95)
+
+
+def test_one_bad_prompt_is_an_error_and_the_next_call_works(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="prompt is empty"):
+        llm.generate([[2, 3], []], GREEDY)
+    with pytest.raises(RequestError, match="2 sampling settings for 1 prompts"):
+        llm.generate("one", [GREEDY, GREEDY])
+    with pytest.raises(RequestError, match="context is 512"):
+        llm.generate([[5] * 600], GREEDY)
+    with pytest.raises(RequestError, match="'image'"):
+        llm.generate({"image": "x"}, GREEDY)  # type: ignore[arg-type]
+    assert len(llm.generate("one", GREEDY)[0].outputs[0].token_ids) == 8
+    assert llm.stats().num_running == llm.stats().num_waiting == 0
+
+
+def test_an_engine_in_its_own_process_answers_alike(llm: LLM, folder: Path) -> None:
+    remote = LLM(
+        str(folder),
+        device="cpu",
+        max_model_len=512,
+        kv_cache_memory_bytes=8 << 20,
+        show_progress=False,
+        separate_process=True,
+    )
+    try:
+        texts = ["one two", "three four five", "six"]
+        assert [r.outputs for r in remote.generate(texts, GREEDY)] == [r.outputs for r in llm.generate(texts, GREEDY)]
+    finally:
+        remote.close()
+
+
+def test_exported_names_are_true() -> None:
+    assert all(hasattr(facet, name) for name in facet.__all__)

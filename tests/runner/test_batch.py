@@ -1,0 +1,207 @@
+"""Batches say row by row what a loop would say, and sequences in company compute what they compute alone."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows, ForwardBatch
+from facet.kv_layout import KVLayout, make_kv_layout
+from facet.layers.kv_arena import KVArena
+from facet.model.families import read_model_spec
+from facet.model.gemma import Gemma
+from facet.runner.batch import SequenceRows, Spans, make_batch, make_batch_of
+from tests.model.paged_model import PagedSequence, load
+from tests.tiny_checkpoints import SHRUNK, write_config
+
+CPU = torch.device("cpu")
+LAYOUT = make_kv_layout(read_model_spec(SHRUNK["Gemma 4 E4B"]), dtype="float32", min_tokens_per_block=3)
+FAMILIES = ("Gemma 4 E2B", "Gemma 4 E4B", "Gemma 4 26B-A4B", "Gemma 4 31B", "Gemma 3 1B", "Gemma 3n E4B")
+
+
+@st.composite
+def sequence_rows(draw: st.DrawFn) -> SequenceRows:
+    token_ids = draw(st.lists(st.integers(0, 63), min_size=1, max_size=9))
+    num_computed = draw(st.integers(0, 40))
+    context_len = num_computed + len(token_ids)
+    needed = [-(-context_len // group.tokens_per_block) for group in LAYOUT.groups]
+    return SequenceRows(
+        token_ids=token_ids,
+        num_computed=num_computed,
+        # A table may be longer than the context: blocks are given out ahead.
+        block_tables=tuple(
+            draw(st.lists(st.integers(1, 99), min_size=count, max_size=count + draw(st.integers(0, 2))))
+            for count in needed
+        ),
+        num_logit_rows=draw(st.integers(0, len(token_ids))),
+    )
+
+
+batches = st.lists(sequence_rows(), min_size=1, max_size=6)
+
+
+def check_rows(rows: AttentionRows, parts: list[tuple[SequenceRows, int]]) -> None:
+    """`parts`: which sequences take part, each with its last so many rows."""
+    context_lens = [sequence.num_computed + len(sequence.token_ids) for sequence, _ in parts]
+    query_lens = [count for _, count in parts]
+    assert rows.host_query_lens == tuple(query_lens)
+    assert rows.host_context_lens == tuple(context_lens)
+    assert rows.context_lens.tolist() == context_lens
+    assert rows.query_starts.tolist() == [sum(query_lens[:index]) for index in range(len(parts) + 1)]
+    positions = [
+        length - count + row for length, count in zip(context_lens, query_lens, strict=True) for row in range(count)
+    ]
+    assert rows.positions.tolist() == positions
+    assert rows.positions.dtype == torch.int64
+    assert rows.query_starts.dtype == rows.context_lens.dtype == torch.int32
+    for group, table in enumerate(rows.block_tables):
+        assert table.dtype == torch.int32
+        for row, (sequence, _) in zip(table.tolist(), parts, strict=True):
+            own = list(sequence.block_tables[group])
+            assert row[: len(own)] == own
+            assert not any(row[len(own) :])
+
+
+def check_batch(batch: ForwardBatch, sequences: list[SequenceRows], *, skip_upper: bool) -> None:
+    assert batch.token_ids.tolist() == [token for sequence in sequences for token in sequence.token_ids]
+    assert batch.token_ids.dtype == batch.logit_rows.dtype == torch.int64
+    check_rows(batch.rows, [(sequence, len(sequence.token_ids)) for sequence in sequences])
+    places: list[list[tuple[int, int]]] = [[] for _ in LAYOUT.groups]
+    logit_rows, start = [], 0
+    for sequence in sequences:
+        for index in range(len(sequence.token_ids)):
+            for group, table, out in zip(LAYOUT.groups, sequence.block_tables, places, strict=True):
+                block, slot = divmod(sequence.num_computed + index, group.tokens_per_block)
+                out.append((table[block], slot))
+            if index >= len(sequence.token_ids) - sequence.num_logit_rows:
+                logit_rows.append(start + index)
+        start += len(sequence.token_ids)
+    assert batch.logit_rows.tolist() == logit_rows
+    for blocks, slots, out in zip(batch.write_blocks, batch.write_slots, places, strict=True):
+        assert list(zip(blocks.tolist(), slots.tolist(), strict=True)) == out
+        assert blocks.dtype == slots.dtype == torch.int64
+    if not skip_upper:
+        assert batch.upper_rows is None
+        return
+    assert batch.upper_rows is not None
+    check_rows(batch.upper_rows, [(one, one.num_logit_rows) for one in sequences if one.num_logit_rows])
+
+
+@given(sequences=batches, skip_upper=st.booleans())
+def test_every_row_is_where_a_loop_would_put_it(sequences: list[SequenceRows], skip_upper: bool) -> None:
+    check_batch(make_batch_of(sequences, LAYOUT, CPU, skip_upper=skip_upper), sequences, skip_upper=skip_upper)
+
+
+@given(sequences=batches)
+def test_arrays_and_lists_give_the_same_batch(sequences: list[SequenceRows]) -> None:
+    """The engine keeps wide tables with room to grow; what lies behind a sequence's blocks does not matter."""
+    tables = []
+    for group in range(len(LAYOUT.groups)):
+        table = np.zeros((len(sequences), 30), np.int32)
+        for row, sequence in zip(table, sequences, strict=True):
+            row[: len(sequence.block_tables[group])] = sequence.block_tables[group]
+        tables.append(table)
+    spans = Spans(
+        num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
+        num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
+        num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
+        block_tables=tuple(tables),
+    )
+    token_ids = torch.tensor([token for sequence in sequences for token in sequence.token_ids])
+    check_batch(make_batch(token_ids, spans, LAYOUT, CPU, skip_upper=True), sequences, skip_upper=True)
+
+
+@dataclass
+class Company:
+    """Several sequences in one arena, each with pages of its own; everything else is NaN."""
+
+    model: Gemma
+    layout: KVLayout
+    arena: KVArena
+    tables: list[tuple[list[int], ...]]
+    num_computed: list[int]
+
+    @classmethod
+    def of(cls, model: Gemma, lengths: list[int], seed: int) -> "Company":
+        layout = make_kv_layout(model.spec, dtype="float32", min_tokens_per_block=3)
+        counts = [[-(-length // group.tokens_per_block) for group in layout.groups] for length in lengths]
+        pages = list(range(1, 1 + sum(map(sum, counts))))
+        random.Random(seed).shuffle(pages)
+        arena = KVArena(layout, 1 + len(pages), CPU)
+        arena.poison(torch.arange(1 + len(pages)))
+        tables = [tuple([pages.pop() for _ in range(count)] for count in row) for row in counts]
+        return cls(model, layout, arena, tables, [0] * len(lengths))
+
+    @torch.inference_mode()
+    def step(self, parts: dict[int, list[int]], wants_logits: set[int], *, skip_upper: bool) -> dict[int, Tensor]:
+        """Run some tokens of some sequences; the last row's logits of those that want them."""
+        sequences = [
+            SequenceRows(
+                token_ids=token_ids,
+                num_computed=self.num_computed[index],
+                block_tables=self.tables[index],
+                num_logit_rows=int(index in wants_logits),
+            )
+            for index, token_ids in parts.items()
+        ]
+        batch = make_batch_of(sequences, self.layout, CPU, skip_upper=skip_upper)
+        logits = self.model.logits(self.model(batch, self.arena))
+        for index, token_ids in parts.items():
+            self.num_computed[index] += len(token_ids)
+        return dict(zip([index for index in parts if index in wants_logits], logits, strict=True))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Gemma]:
+    def make(name: str) -> Gemma:
+        # Every expert is chosen: where two are nearly as probable, the last bit would decide between them.
+        config = SHRUNK[name] | {"top_k_experts": SHRUNK[name].get("num_experts")}
+        folder: Path = write_config(tmp_path_factory.mktemp("dummy"), config)
+        return load(folder, load_format="dummy", dtype="float32").model
+
+    return {name: make(name) for name in FAMILIES}
+
+
+@settings(max_examples=30)
+@given(
+    name=st.sampled_from(FAMILIES),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    skip_upper=st.booleans(),
+    seed=st.integers(0, 1000),
+    data=st.data(),
+)
+def test_in_company_as_alone(
+    models: dict[str, Gemma], name: str, lengths: list[int], skip_upper: bool, seed: int, data: st.DataObject
+) -> None:
+    """Any cutting into steps, any neighbours: the last logits of a prompt are those of one pass alone."""
+    model = models[name]
+    chooser = random.Random(seed)
+    prompts = [[chooser.randrange(64) for _ in range(length)] for length in lengths]
+    company = Company.of(model, lengths, seed)
+    left = {index: list(prompt) for index, prompt in enumerate(prompts)}
+    got: dict[int, Tensor] = {}
+    while left:
+        running = data.draw(st.sets(st.sampled_from(sorted(left)), min_size=1))
+        parts = {index: left[index][: data.draw(st.integers(1, len(left[index])))] for index in sorted(running)}
+        ending = {index for index, part in parts.items() if len(part) == len(left[index])}
+        got |= company.step(parts, ending, skip_upper=skip_upper)
+        left = {index: rest[len(parts.get(index, ())) :] for index, rest in left.items() if index not in ending}
+    for index, prompt in enumerate(prompts):
+        alone = PagedSequence(model, len(prompt)).run(prompt)[-1]
+        # Logits of size 1; tiles of other shapes sum in other orders.
+        torch.testing.assert_close(got[index], alone, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_step_in_which_nobody_wants_logits(models: dict[str, Gemma], name: str) -> None:
+    company = Company.of(models[name], [20, 5], seed=0)
+    assert company.step({0: list(range(10)), 1: [1, 2, 3]}, set(), skip_upper=True) == {}
+    after = company.step({0: list(range(10, 20))}, {0}, skip_upper=True)[0]
+    alone = PagedSequence(models[name], 20).run(list(range(20)))[-1]
+    torch.testing.assert_close(after, alone, atol=1e-4, rtol=0)

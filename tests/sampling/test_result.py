@@ -1,0 +1,32 @@
+"""From tensors to host values."""
+
+import torch
+
+from facet.sampling import Fault, SampledTokens, TokenLogprobs
+from facet.sampling.logprobs import LogprobTensors
+
+
+def test_faults_hide_the_number_that_stands_in_for_a_token() -> None:
+    part = LogprobTensors(
+        places=(0, 2),
+        num_top=(1, 0),
+        token_ids=torch.tensor([[5, 6], [7, 8]]),
+        logprobs=torch.tensor([[-1.5, -0.5], [-2.0, -1.0]]),
+        ranks=torch.tensor([3, 2]),
+    )
+    sampled = SampledTokens(
+        token_ids=torch.tensor([5, 0, 7, 0]),
+        is_finite=torch.tensor([True, False, True, True]),
+        has_choice=torch.tensor([True, False, True, False]),
+        logprobs=(part,),
+    )
+    host = sampled.start_copy().wait()
+    assert host == sampled.to_host()
+    assert host.token_ids == (5, None, 7, None)
+    assert host.faults == (None, Fault.NON_FINITE_LOGITS, None, Fault.NOTHING_ALLOWED)
+    assert host.logprobs == (
+        TokenLogprobs([5, 6], [-1.5, -0.5], [3, 1]),
+        None,
+        TokenLogprobs([7], [-2.0], [2]),
+        None,
+    )

@@ -1,0 +1,233 @@
+"""A runner that stores token ids where a real one stores keys, and checks every read.
+
+Its arena has the slots of every page for every group. A page belongs to the group that wrote it last, as bytes would.
+Each scheduled query must find, in every slot it can see, the right token at the right position: a read of dead memory,
+of somebody else's block or of a slot not yet written fails at once.
+
+Tokens are "sampled" by a function of all tokens so far, so a request in company must end up with the tokens of a
+request alone.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from facet.kv_layout import KVLayout
+from facet.request import FinishReason, Request
+from facet.scheduler.scheduler import Scheduler
+from facet.step import SCRATCH_BLOCK, StepPlan, StepResult, TokenEvent
+
+DEAD = -1
+NO_GROUP = -1
+
+Sampler = Callable[[Request, Sequence[int]], int | None]
+
+
+class FakeRunner:
+    def __init__(
+        self,
+        layout: KVLayout,
+        *,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        sample: Sampler,
+        computes_late: bool = False,
+    ) -> None:
+        self._layout = layout
+        self._sample = sample
+        self._max_num_batched_tokens = max_num_batched_tokens
+        # Work on several streams: blocks are poisoned when a plan is launched, though an earlier step has yet to run.
+        self._computes_late = computes_late
+        self._token_at = [np.full((num_blocks, g.tokens_per_block), DEAD) for g in layout.groups]
+        self._position_at = [np.full((num_blocks, g.tokens_per_block), DEAD) for g in layout.groups]
+        self._group_of = np.full(num_blocks, NO_GROUP)
+        self._tables = [
+            np.full((max_num_seqs, -(-max_model_len // g.tokens_per_block)), SCRATCH_BLOCK) for g in layout.groups
+        ]
+        self._requests: dict[int, Request] = {}
+        self._tokens: dict[int, list[int]] = {}
+        self._launched: deque[tuple[StepPlan, StepResult | None]] = deque()
+        self._last_step = 0
+        self.num_tokens_computed = 0
+        self.max_num_requests_in_a_step = 0
+
+    def launch(self, plan: StepPlan) -> None:
+        assert plan.step == self._last_step + 1
+        self._last_step = plan.step
+        self._poison(plan)
+        self._launched.append((plan, None if self._computes_late else self._run(plan)))
+
+    def collect(self) -> tuple[StepPlan, StepResult]:
+        plan, result = self._launched.popleft()
+        return plan, self._run(plan) if result is None else result
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._launched)
+
+    def _poison(self, plan: StepPlan) -> None:
+        assert SCRATCH_BLOCK not in plan.freed_blocks
+        self._group_of[plan.freed_blocks] = NO_GROUP
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self._set_up_rows(plan)
+        for source, destination in plan.page_copies:
+            self._copy_page(source, destination)
+        blocks = plan.new_blocks
+        for row, group, index, block in zip(blocks.rows, blocks.groups, blocks.indices, blocks.block_ids, strict=True):
+            assert block != SCRATCH_BLOCK
+            self._tables[group][row, index] = block
+        self._check_shape(plan)
+        entries = list(zip(plan.rows.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True))
+        for row, computed, scheduled in entries:
+            self._write(row, computed, scheduled)
+        for row, computed, scheduled in entries:
+            self._read(row, computed, scheduled)
+        self.num_tokens_computed += plan.num_tokens
+        self.max_num_requests_in_a_step = max(self.max_num_requests_in_a_step, len(entries))
+        return self._sample_rows(plan)
+
+    def _set_up_rows(self, plan: StepPlan) -> None:
+        for row in plan.released_rows:
+            del self._tokens[row], self._requests[row]
+            for table in self._tables:
+                table[row] = SCRATCH_BLOCK
+        for admission in plan.admissions:
+            assert admission.row not in self._tokens, "two requests in one row"
+            assert admission.num_computed_tokens < len(admission.token_ids)
+            self._tokens[admission.row] = list(admission.token_ids)
+            self._requests[admission.row] = admission.request
+            for table, (first, block_ids) in zip(self._tables, admission.tables, strict=True):
+                table[admission.row, first : first + len(block_ids)] = block_ids
+
+    def _check_shape(self, plan: StepPlan) -> None:
+        assert 0 < plan.num_tokens <= self._max_num_batched_tokens
+        assert len(set(plan.rows.tolist())) == len(plan.rows)
+        is_long = plan.num_scheduled > 1
+        assert (np.sort(is_long) == is_long).all(), "entries of one token come first"
+        for row, computed, scheduled, samples, num_logits in zip(
+            plan.rows.tolist(), plan.num_computed, plan.num_scheduled, plan.samples, plan.num_logit_rows, strict=True
+        ):
+            assert samples == (computed + scheduled == len(self._tokens[row]))
+            assert num_logits in {int(samples), scheduled}
+            if self._requests[row].sampling.prompt_logprobs is None:
+                assert num_logits == samples
+
+    def _copy_page(self, source: int, destination: int) -> None:
+        assert self._group_of[source] != NO_GROUP, "copy of a dead page"
+        self._group_of[destination] = self._group_of[source]
+        for arena in (*self._token_at, *self._position_at):
+            arena[destination] = arena[source]
+
+    def _places(self, row: int, group: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        positions = np.arange(start, stop)
+        tokens_per_block = self._layout.groups[group].tokens_per_block
+        blocks = self._tables[group][row, positions // tokens_per_block]
+        assert (blocks != SCRATCH_BLOCK).all(), "a table has a hole"
+        return positions, blocks, positions % tokens_per_block
+
+    def _write(self, row: int, computed: int, scheduled: int) -> None:
+        token_ids = self._tokens[row][computed : computed + scheduled]
+        assert len(token_ids) == scheduled, "a token was scheduled that nobody has sampled"
+        for group in range(len(self._layout.groups)):
+            positions, blocks, slots = self._places(row, group, computed, computed + scheduled)
+            for block in np.unique(blocks[self._group_of[blocks] != group]):
+                self._group_of[block] = group
+                self._token_at[group][block] = self._position_at[group][block] = DEAD
+            self._token_at[group][blocks, slots] = token_ids
+            self._position_at[group][blocks, slots] = positions
+
+    def _read(self, row: int, computed: int, scheduled: int) -> None:
+        for index, group in enumerate(self._layout.groups):
+            start = 0 if group.window is None else max(0, computed - group.window + 1)
+            positions, blocks, slots = self._places(row, index, start, computed + scheduled)
+            assert (self._group_of[blocks] == index).all(), "a read of dead or foreign memory"
+            assert (self._position_at[index][blocks, slots] == positions).all(), "a read of another position"
+            expected = self._tokens[row][start : computed + scheduled]
+            assert (self._token_at[index][blocks, slots] == expected).all(), "a read of another sequence"
+
+    def _sample_rows(self, plan: StepPlan) -> StepResult:
+        token_ids: list[int | None] = []
+        for row in plan.rows[plan.samples].tolist():
+            token_id = self._sample(self._requests[row], self._tokens[row])
+            token_ids.append(token_id)
+            self._tokens[row].append(0 if token_id is None else token_id)
+        prompt_logprobs = []
+        for entry, (row, computed, scheduled, num_logits) in enumerate(
+            zip(plan.rows.tolist(), plan.num_computed, plan.num_scheduled, plan.num_logit_rows, strict=True)
+        ):
+            request = self._requests[row]
+            stop = min(computed + scheduled, len(request.prompt_token_ids) - 1)
+            if request.sampling.prompt_logprobs is not None and num_logits == scheduled and computed < stop:
+                prompt_logprobs.append((entry, range(computed, stop)))
+        return StepResult(
+            token_ids=tuple(token_ids),
+            logprobs=tuple(f"logprobs of {token_id}" for token_id in token_ids),
+            prompt_logprobs=tuple(prompt_logprobs),
+        )
+
+
+class FakeEngine:
+    """The loop in both orders, with an integrity check after every verb."""
+
+    def __init__(self, scheduler: Scheduler, runner: FakeRunner, *, overlapped: bool, checks_integrity: bool) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self._checks_integrity = checks_integrity
+        self._max_in_flight = 1 if overlapped else 0
+        self.output_token_ids: dict[str, list[int]] = {}
+        self.finish_reasons: dict[str, FinishReason] = {}
+        self.num_cached_tokens: dict[str, int] = {}
+        self.prompt_logprobs: dict[str, list[int]] = {}
+
+    def submit(self, request: Request) -> None:
+        self.scheduler.submit(request)
+        self.output_token_ids[request.request_id] = []
+        self.prompt_logprobs[request.request_id] = []
+
+    def cancel(self, request_id: str) -> None:
+        event = self.scheduler.cancel(request_id)
+        assert (event is None) == (request_id in self.finish_reasons)
+        if event is not None:
+            self._hear(event)
+        self._check()
+
+    def step(self) -> None:
+        schedule = self.scheduler.plan()
+        if not schedule.is_empty:
+            plan = self.scheduler.commit(schedule)
+            self._check()
+            self.runner.launch(plan)
+        else:
+            assert self.runner.num_in_flight or not self.scheduler.has_requests, "nothing runs and nothing will"
+        while self.runner.num_in_flight > (0 if schedule.is_empty else self._max_in_flight):
+            plan, result = self.runner.collect()
+            for event in self.scheduler.settle(plan, result):
+                self._hear(event)
+            self._check()
+
+    def run(self, max_num_steps: int = 100_000) -> int:
+        """Until nobody is left; returns the number of steps."""
+        for step in range(max_num_steps):
+            if not self.scheduler.has_requests and not self.runner.num_in_flight:
+                return step
+            self.step()
+        raise AssertionError(f"requests are left after {max_num_steps} steps")
+
+    def _check(self) -> None:
+        if self._checks_integrity:
+            self.scheduler.check_integrity()
+
+    def _hear(self, event: TokenEvent) -> None:
+        assert event.request_id not in self.finish_reasons, "an event after the end"
+        if event.token_id is not None:
+            self.output_token_ids[event.request_id].append(event.token_id)
+            assert event.logprobs == f"logprobs of {event.token_id}"
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs[event.request_id].extend(event.prompt_logprobs)
+        if event.finish_reason is not None:
+            self.finish_reasons[event.request_id] = event.finish_reason
+        self.num_cached_tokens[event.request_id] = event.num_cached_tokens

@@ -1,0 +1,100 @@
+"""Requests and engines for scheduler tests, and what a request must produce alone."""
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from facet.kv_cache.manager import KVCacheManager
+from facet.kv_layout import KVLayout
+from facet.request import FinishReason, Request
+from facet.sampling_params import SamplingParams
+from facet.scheduler.limits import Limits
+from facet.scheduler.scheduler import Scheduler
+from tests.scheduler.fake_runner import FakeEngine, FakeRunner, Sampler
+
+VOCAB_SIZE = 23
+EOS = 7
+
+
+def sample(request: Request, token_ids: Sequence[int]) -> int:
+    """The next token, made from all tokens before it."""
+    return zlib.crc32(bytes(token_ids)) % VOCAB_SIZE
+
+
+def make_request(
+    request_id: str,
+    prompt_token_ids: Sequence[int],
+    *,
+    max_tokens: int | None = 16,
+    min_tokens: int = 0,
+    ignore_eos: bool = False,
+    stop_token_ids: Sequence[int] = (),
+    prompt_logprobs: int | None = None,
+    **fields: Any,
+) -> Request:
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt_token_ids),
+        sampling=SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            ignore_eos=ignore_eos,
+            stop_token_ids=tuple(stop_token_ids),
+            prompt_logprobs=prompt_logprobs,
+        ),
+        eos_token_ids=(EOS,),
+        **fields,
+    )
+
+
+def alone(request: Request, max_model_len: int, sample: Sampler = sample) -> tuple[list[int], FinishReason]:
+    """What the request must produce whatever runs beside it, written without any of the engine's code."""
+    tokens, outputs = list(request.prompt_token_ids), []
+    sampling = request.sampling
+    while True:
+        token_id = sample(request, tokens)
+        if token_id is None:
+            return outputs, "error"
+        tokens.append(token_id)
+        outputs.append(token_id)
+        is_end = (token_id == EOS and not sampling.ignore_eos) or token_id in sampling.stop_token_ids
+        if is_end and len(outputs) >= sampling.min_tokens:
+            return outputs, "stop"
+        if len(outputs) == sampling.max_tokens or len(tokens) == max_model_len:
+            return outputs, "length"
+
+
+def make_engine(
+    layout: KVLayout,
+    *,
+    num_blocks: int,
+    max_num_seqs: int = 4,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 256,
+    overlapped: bool = False,
+    ordered_on_one_stream: bool = True,
+    enable_prefix_caching: bool = True,
+    sample: Sampler = sample,
+    checks_integrity: bool = True,
+) -> FakeEngine:
+    manager = KVCacheManager(
+        layout,
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        enable_prefix_caching=enable_prefix_caching,
+        ordered_on_one_stream=ordered_on_one_stream,
+    )
+    limits = Limits(
+        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+    )
+    runner = FakeRunner(
+        layout,
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        sample=sample,
+        computes_late=not ordered_on_one_stream,
+    )
+    return FakeEngine(Scheduler(manager, limits), runner, overlapped=overlapped, checks_integrity=checks_integrity)

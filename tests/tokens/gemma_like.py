@@ -1,0 +1,57 @@
+"""A small tokenizer of Gemma's make: BPE with byte fallback, spaces written as "▁", no prefix space."""
+
+import json
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+CORPUS = (
+    "The weather in Paris is clear and the wind is light.",
+    "Le café est fermé, mais l'hôtel est ouvert jusqu'à minuit.",
+    "Grüße aus München; straßenweise Übungen.",
+    "def step(self): return plan, commit, launch, settle",
+    "one two three four five six seven eight nine ten",
+    "  indented text\n\twith tabs and   several   spaces",
+    "今日は天気がいいですね。東京は晴れです。",
+    "🙂 smile, 👍 thumb",
+)
+CONTROL_TOKENS = (
+    *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"),
+    *("<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
+    *('<|"|>', "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"),
+)
+BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+
+
+def build_gemma_like(*, adds_bos: bool = False) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    # For training only: without it, so small a corpus is learnt by heart, one token a sentence.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    trainer = trainers.BpeTrainer(vocab_size=480, special_tokens=[*CONTROL_TOKENS, *BYTE_TOKENS], show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    if adds_bos:
+        bos_id = tokenizer.token_to_id("<bos>")
+        tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos_id)])
+    # The trainer makes its reserved tokens special; byte tokens must be ordinary ones or decoding drops them.
+    description = json.loads(tokenizer.to_str())
+    description["added_tokens"] = [token for token in description["added_tokens"] if token["content"] in CONTROL_TOKENS]
+    return tokenizers.Tokenizer.from_str(json.dumps(description))
+
+
+def write_tokenizer_folder(folder: Path, *, adds_bos: bool = False) -> Path:
+    build_gemma_like(adds_bos=adds_bos).save(str(folder / "tokenizer.json"))
+    config = {
+        "bos_token": "<bos>",
+        "eos_token": {"__type": "AddedToken", "content": "<eos>", "special": True},
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "mask_token": "<mask>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 8192,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder

@@ -1,0 +1,164 @@
+"""Pieces add up to the whole decode, for every sequence of ids and every make of decoder."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from facet.tokens import Detokenizer, Tokenizer
+from tests.tokens.gemma_like import CORPUS, build_gemma_like
+
+NUM_IDS = 620  # a little past the end of the test vocabularies
+
+
+def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = True) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+    return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.finish()]
+
+
+def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
+    found = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in data]
+    return [token_id for token_id in found if token_id is not None]
+
+
+def with_decoder(decoder: decoders.Decoder | None) -> Callable[[], Tokenizer]:
+    def build() -> Tokenizer:
+        backend = build_gemma_like()
+        backend.decoder = decoder
+        return Tokenizer(backend)
+
+    return build
+
+
+def byte_level() -> Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator([*CORPUS, "日本語" * 3, "🙂🙃" * 3], trainer)
+    return Tokenizer(backend)
+
+
+REPLACE, BYTES, FUSE = decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()
+MAKES: dict[str, Callable[[], Tokenizer]] = {
+    "gemma": with_decoder(decoders.Sequence([REPLACE, BYTES, FUSE])),
+    "strips one leading space": with_decoder(decoders.Sequence([REPLACE, BYTES, FUSE, decoders.Strip(" ", 1, 0)])),
+    "strips two leading spaces": with_decoder(decoders.Sequence([REPLACE, BYTES, FUSE, decoders.Strip(" ", 2, 0)])),
+    "metaspace": with_decoder(decoders.Metaspace(prepend_scheme="always")),
+    "no decoder": with_decoder(None),
+    "byte level": byte_level,
+}
+
+
+@pytest.fixture(scope="module", params=MAKES.values(), ids=MAKES.keys())
+def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    built: Tokenizer = request.param()
+    return built
+
+
+@given(ids=st.lists(st.integers(0, NUM_IDS), max_size=30), skip_special_tokens=st.booleans())
+def test_any_ids_add_up_to_the_whole_decode(
+    any_tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool
+) -> None:
+    pieces = pieces_of(any_tokenizer, ids, skip_special_tokens=skip_special_tokens)
+    assert "".join(pieces) == any_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+@given(
+    runs=st.lists(
+        st.one_of(
+            st.sampled_from(["é", "🙂", "𒀀", "\n", "A", "\x00"]).map(str.encode),
+            st.binary(min_size=1, max_size=3),
+            st.integers(256, NUM_IDS),
+        ),
+        max_size=15,
+    )
+)
+def test_runs_of_bytes_valid_or_not_add_up(tokenizer: Tokenizer, runs: list[bytes | int]) -> None:
+    ids = [token_id for run in runs for token_id in (byte_ids(tokenizer, run) if isinstance(run, bytes) else [run])]
+    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="▁\ufffd")))
+def test_text_arrives_whole_and_never_in_half_characters(any_tokenizer: Tokenizer, text: str) -> None:
+    ids = any_tokenizer.encode(text)
+    whole = any_tokenizer.decode(ids)
+    pieces = pieces_of(any_tokenizer, ids)
+    assert "".join(pieces) == whole
+    if "\ufffd" not in whole:  # one decoder of the list has no notion of bytes at all
+        assert all("\ufffd" not in piece for piece in pieces)
+
+
+@given(
+    tokens=st.lists(st.sampled_from(["▁", "▁we", "e", "<eos>", "<0x20>", "<0xF0>", "<0x9F>"]), max_size=8),
+    skip_special_tokens=st.booleans(),
+)
+def test_spaces_that_open_a_text_add_up(any_tokenizer: Tokenizer, tokens: list[str], skip_special_tokens: bool) -> None:
+    found = [any_tokenizer.token_to_id(token) for token in tokens]
+    ids = [token_id for token_id in found if token_id is not None]
+    pieces = pieces_of(any_tokenizer, ids, skip_special_tokens=skip_special_tokens)
+    assert "".join(pieces) == any_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_a_joined_emoji_arrives_character_by_character(tokenizer: Tokenizer) -> None:
+    text = "a 👩‍👩‍👧‍👦 b"
+    assert "".join(pieces_of(tokenizer, tokenizer.encode(text))) == text
+
+
+def test_ordinary_tokens_are_not_held_back(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("The weather in Paris is clear")
+    pieces = pieces_of(tokenizer, ids)
+    assert all(pieces[:-1])
+    assert pieces[-1] == ""
+
+
+def test_a_run_of_bytes_appears_with_the_token_that_ends_it(tokenizer: Tokenizer) -> None:
+    space_id = tokenizer.token_to_id("▁")
+    assert space_id is not None
+    ids = [*byte_ids(tokenizer, "𒀀".encode()), space_id]
+    assert pieces_of(tokenizer, ids) == ["", "", "", "", "𒀀 ", ""]
+
+
+def test_an_unfinished_character_is_shown_at_the_end_only(tokenizer: Tokenizer) -> None:
+    ids = [*tokenizer.encode("wind"), *byte_ids(tokenizer, "𒀀".encode()[:2])]
+    pieces = pieces_of(tokenizer, ids)
+    assert pieces[-3:] == ["", "", "\ufffd\ufffd"]
+    assert "".join(pieces) == tokenizer.decode(ids)
+
+
+def test_special_tokens_do_not_break_a_run_they_are_skipped_from(tokenizer: Tokenizer) -> None:
+    first, second = byte_ids(tokenizer, "é".encode())
+    eos_id = tokenizer.eos_id
+    assert eos_id is not None
+    assert "".join(pieces_of(tokenizer, [first, eos_id, second])) == "é"
+    shown = pieces_of(tokenizer, [first, eos_id, second], skip_special_tokens=False)
+    assert "".join(shown) == "\ufffd<eos>\ufffd"
+
+
+class CountingTokenizer(Tokenizer):
+    """Counts the token ids it is asked to decode."""
+
+    num_decoded = 0
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        self.num_decoded += len(token_ids)
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def decode_continuation(self, token_ids: Sequence[int]) -> str:
+        self.num_decoded += len(token_ids)
+        return super().decode_continuation(token_ids)
+
+
+@pytest.mark.parametrize("text", ["𒀀" * 500, "𒀀 " * 500, "The weather in Paris. " * 100])
+def test_no_token_is_decoded_more_than_twice(text: str) -> None:
+    tokenizer = CountingTokenizer(build_gemma_like())
+    ids = tokenizer.encode(text)
+    tokenizer.num_decoded = 0
+    assert "".join(pieces_of(tokenizer, ids)) == text
+    assert tokenizer.num_decoded <= 2 * len(ids)
