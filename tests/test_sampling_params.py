@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,6 +43,15 @@ def test_lists_and_mappings_are_stored_hashable() -> None:
     assert params.allowed_token_ids == (0, 1, 2)
     assert hash(params) == hash(replace(params))
     assert params == replace(params)
+
+
+def test_a_message_carries_them_unchanged() -> None:
+    params = SamplingParams(
+        stop=["a"], logit_bias={9: 1, 2: -0.5}, bad_words_token_ids=[[1, 2]], allowed_token_ids=[3], seed=-5
+    )
+    received = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+    assert received == params
+    assert hash(received) == hash(params)
 
 
 def test_one_stop_string_is_not_a_list_of_letters() -> None:

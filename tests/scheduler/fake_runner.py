@@ -195,7 +195,8 @@ class FakeEngine:
             self._hear(event)
         self._check()
 
-    def step(self) -> None:
+    def step(self, *, cancel_in_flight: str | None = None) -> None:
+        """One turn of the loop; a request may be cancelled between a launch and the settling before it."""
         schedule = self.scheduler.plan()
         if not schedule.is_empty:
             plan = self.scheduler.commit(schedule)
@@ -203,6 +204,8 @@ class FakeEngine:
             self.runner.launch(plan)
         else:
             assert self.runner.num_in_flight or not self.scheduler.has_requests, "nothing runs and nothing will"
+        if cancel_in_flight is not None:
+            self.cancel(cancel_in_flight)
         while self.runner.num_in_flight > (0 if schedule.is_empty else self._max_in_flight):
             plan, result = self.runner.collect()
             for event in self.scheduler.settle(plan, result):

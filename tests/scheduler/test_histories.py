@@ -89,6 +89,11 @@ class History(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         self.engine.cancel(data.draw(st.sampled_from(sorted(self.requests))))
 
+    @precondition(lambda self: bool(self.requests))
+    @rule(data=st.data())
+    def cancel_between_launch_and_settle(self, data: st.DataObject) -> None:
+        self.engine.step(cancel_in_flight=data.draw(st.sampled_from(sorted(self.requests))))
+
     @rule(num_steps=st.integers(1, 6))
     def run_steps(self, num_steps: int) -> None:
         for _ in range(num_steps):

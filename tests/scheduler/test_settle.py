@@ -78,14 +78,16 @@ def test_a_grammar_sees_each_token_before_the_next_is_computed() -> None:
 
 
 @both_orders
-def test_a_request_can_be_cancelled_at_any_moment(overlapped: bool) -> None:
-    for num_steps in range(12):
-        engine = make_engine(LAYOUT, num_blocks=40, max_num_batched_tokens=8, overlapped=overlapped)
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_request_can_be_cancelled_at_any_moment(overlapped: bool, in_flight: bool) -> None:
+    for num_steps in range(16):
+        engine = make_engine(LAYOUT, num_blocks=40, max_num_batched_tokens=16, overlapped=overlapped)
         for name in "ab":
-            engine.submit(make_request(name, [1] * 30, max_tokens=10, ignore_eos=True))
+            engine.submit(make_request(name, [ord(name)] * 26, max_tokens=10, ignore_eos=True))
         for _ in range(num_steps):
             engine.step()
-        engine.cancel("a")
+        if in_flight:
+            engine.step(cancel_in_flight="a")
         engine.cancel("a")
         engine.run()
         assert engine.finish_reasons["b"] == "length"

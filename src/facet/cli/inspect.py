@@ -60,10 +60,10 @@ def layer_table(spec: ModelSpec) -> Table:
         "heads",
         "kv heads",
         "head dim",
-        "keys and values",
+        "kv",
         "mlp",
     ):
-        table.add_column(column, justify="left" if column in ("attention", "keys and values") else "right")
+        table.add_column(column, justify="left" if column in ("attention", "kv") else "right")
     start = 0
     for end in range(1, spec.num_layers + 1):
         if end == spec.num_layers or _description(spec.layers[end]) != _description(spec.layers[start]):

@@ -5,7 +5,7 @@ launched first, and the one before it settled while the device is busy. The verb
 step is waited for differs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from facet.config import EngineConfig
 from facet.engine.settings import EngineSettings, resolve
@@ -69,7 +69,8 @@ class Engine:
                 field="prompt_token_ids",
             )
         check_against_vocabulary(request.sampling, vocab_size=self._vocab_size, eos_token_ids=request.eos_token_ids)
-        self._scheduler.submit(request)
+        # A seed drawn now lets a preempted request go on with its own random numbers.
+        self._scheduler.submit(replace(request, sampling=request.sampling.seeded()))
 
     def cancel(self, request_id: str) -> TokenEvent | None:
         """End a request now, whatever it is doing. None: it had already ended."""

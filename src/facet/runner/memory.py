@@ -9,6 +9,7 @@ from facet.kv_layout import KVLayout
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.runner.batch import Spans, make_batch
+from facet.sampling import max_device_bytes
 
 CPU_SHARE_OF_FREE_MEMORY = 0.25
 
@@ -28,8 +29,11 @@ def cache_bytes(
     activations = measure_activations(
         model, layout, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
     )
+    sampling = max_device_bytes(
+        num_rows=max_num_seqs, vocab_size=model.spec.vocab_size, context_len=model.num_positions
+    )
     free, total = torch.cuda.mem_get_info(device)
-    return int(free - total * (1 - gpu_memory_utilization) - activations)
+    return int(free - total * (1 - gpu_memory_utilization) - activations - sampling)
 
 
 @torch.inference_mode()
