@@ -76,11 +76,24 @@ VARIANTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "3n_two_streams": ("gemma3n", 33, dict(altup_num_inputs=2, laurel_rank=4, sliding_window=9)),
     "3n_all_sparse": ("gemma3n", 24, dict(activation_sparsity_pattern=[0.5] * 10, num_kv_shared_layers=3)),
 }
-# The families again with a window of six tokens: six windows are a short prompt, so that many requests are quick.
+# The families again, shallow and with a window of six tokens: six windows are a short prompt, and many requests quick.
+_SHALLOW: dict[str, Any] = dict(sliding_window=6, num_hidden_layers=6, layer_types=_pattern(2, 2))
 VARIANTS |= {
-    f"{base}_small": (base, 40 + index, {"sliding_window": 6})
-    for index, base in enumerate(
-        ["gemma4_e2b", "gemma4_e4b", "gemma4_31b", "gemma4_26b_a4b", "gemma4_12b", "gemma3", "gemma3n"]
+    f"{base}_small": (base, 40 + index, _SHALLOW | more)
+    for index, (base, more) in enumerate(
+        {
+            "gemma4_e2b": dict(num_kv_shared_layers=3),
+            "gemma4_e4b": dict(num_kv_shared_layers=2),
+            "gemma4_31b": {},
+            "gemma4_26b_a4b": {},
+            "gemma4_12b": {},
+            "gemma3": dict(sliding_window_pattern=3, layer_types=None),
+            "gemma3n": dict(
+                num_kv_shared_layers=3,
+                intermediate_size=[128] * 6,
+                activation_sparsity_pattern=[0.95] * 2 + [0.0] * 4,
+            ),
+        }.items()
     )
 }
 SMALL_WINDOW_NAMES = tuple(name for name in VARIANTS if name.endswith("_small"))

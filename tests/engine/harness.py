@@ -129,7 +129,7 @@ def mixed_requests(window: int, vocab_size: int, *, count: int, seed: int) -> li
 
 def _mixed_sampling(choose: random.Random, index: int) -> SamplingParams:
     base = SamplingParams(
-        temperature=0.0, max_tokens=choose.choice([choose.randrange(1, 14), 8, 45]), ignore_eos=True, logprobs=2
+        temperature=0.0, max_tokens=choose.choice([choose.randrange(1, 10), 4, 6, 30]), ignore_eos=True, logprobs=2
     )
     return choose.choice(
         [
