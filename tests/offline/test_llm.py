@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,10 +104,16 @@ def test_stop_strings_end_text_and_request(llm: LLM) -> None:
 
 
 def test_bad_words_do_not_appear(llm: LLM) -> None:
-    token = llm.generate("two", GREEDY)[0].outputs[0].token_ids[0]
-    word = llm.get_tokenizer().decode([token], skip_special_tokens=False)
-    without = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, bad_words=[word])
-    assert llm.generate("two", without)[0].outputs[0].token_ids[0] != token
+    tokenizer = llm.get_tokenizer()
+    words = {token: tokenizer.decode([token]) for token in range(300, tokenizer.vocab_size)}
+    token, word = next(
+        (token, word)
+        for token, word in words.items()
+        if word.isalpha() and tokenizer.encode(word, add_special_tokens=False) == [token]
+    )
+    wanted = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logit_bias={token: 100.0})
+    assert llm.generate("two", wanted)[0].outputs[0].token_ids == [token] * 4
+    assert token not in llm.generate("two", replace(wanted, bad_words=[word]))[0].outputs[0].token_ids
 
 
 def test_chat_renders_the_models_own_template(llm: LLM) -> None:
