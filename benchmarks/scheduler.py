@@ -16,6 +16,7 @@ from statistics import median, quantiles
 from facet.kv_cache.accountant import blocks_for
 from facet.kv_cache.manager import KVCacheManager
 from facet.kv_layout import KVGroup, KVLayout
+from facet.model_spec import AttentionKind
 from facet.request import Request
 from facet.sampling_params import SamplingParams
 from facet.scheduler.limits import Limits
@@ -31,18 +32,17 @@ VERBS = ("view", "plan", "cache.commit", "queues.advance", "settle")
 
 
 def make_layout() -> KVLayout:
-    sizes = (("sliding", 512, 40_960), ("global", None, 16_384))
-    groups = (
-        KVGroup(
+    def group(kind: AttentionKind, window: int | None, bytes_per_token: int) -> KVGroup:
+        return KVGroup(
             kind=kind,
             window=window,
             bytes_per_token=bytes_per_token,
             tokens_per_block=PAGE_BYTES // bytes_per_token,
             stores=(),
         )
-        for kind, window, bytes_per_token in sizes
-    )
-    return KVLayout(dtype="bfloat16", page_bytes=PAGE_BYTES, groups=tuple(groups))
+
+    groups = (group("sliding", 512, 40_960), group("global", None, 16_384))
+    return KVLayout(dtype="bfloat16", page_bytes=PAGE_BYTES, groups=groups)
 
 
 def make_scheduler(num_requests: int) -> Scheduler:

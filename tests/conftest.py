@@ -1,6 +1,7 @@
 """What every test shares: one torch thread, how hypothesis tries its examples, and tiny models made once."""
 
 import os
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 # Read by torch when it is first imported. The tensors in tests are tiny: two threads that hand such work to each
 # other took three times as long as one. Set the variable yourself to try another number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read by Triton when it is first imported. Without a GPU its kernels run in its interpreter.
+if shutil.which("nvidia-smi") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile(
     "facet",

@@ -173,11 +173,11 @@ class FakeRunner:
 class FakeEngine:
     """The loop in both orders, with an integrity check after every verb."""
 
-    def __init__(self, scheduler: Scheduler, runner: FakeRunner, *, overlapped: bool, checks_integrity: bool) -> None:
+    def __init__(self, scheduler: Scheduler, runner: FakeRunner, *, max_in_flight: int, checks_integrity: bool) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self._checks_integrity = checks_integrity
-        self._max_in_flight = 1 if overlapped else 0
+        self._max_in_flight = max_in_flight  # steps that are not yet settled when the next one is planned
         self.output_token_ids: dict[str, list[int]] = {}
         self.finish_reasons: dict[str, FinishReason] = {}
         self.num_cached_tokens: dict[str, int] = {}

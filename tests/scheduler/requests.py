@@ -49,7 +49,8 @@ def make_request(
 
 def alone(request: Request, max_model_len: int, sample: Sampler = sample) -> tuple[list[int], FinishReason]:
     """What the request must produce whatever runs beside it, written without any of the engine's code."""
-    tokens, outputs = list(request.prompt_token_ids), []
+    tokens = list(request.prompt_token_ids)
+    outputs: list[int] = []
     sampling = request.sampling
     while True:
         token_id = sample(request, tokens)
@@ -72,6 +73,7 @@ def make_engine(
     max_num_batched_tokens: int = 64,
     max_model_len: int = 256,
     overlapped: bool = False,
+    max_in_flight: int | None = None,
     ordered_on_one_stream: bool = True,
     enable_prefix_caching: bool = True,
     sample: Sampler = sample,
@@ -97,4 +99,8 @@ def make_engine(
         sample=sample,
         computes_late=not ordered_on_one_stream,
     )
-    return FakeEngine(Scheduler(manager, limits), runner, overlapped=overlapped, checks_integrity=checks_integrity)
+    if max_in_flight is None:
+        max_in_flight = 1 if overlapped else 0
+    return FakeEngine(
+        Scheduler(manager, limits), runner, max_in_flight=max_in_flight, checks_integrity=checks_integrity
+    )

@@ -36,10 +36,10 @@ def sample_or_fail(request: Request, token_ids: Any) -> int | None:
 class History(RuleBasedStateMachine):
     @initialize(
         layout=st.sampled_from(sorted(LAYOUTS)),
-        num_blocks=st.integers(14, 60),
+        num_blocks=st.integers(14, 40),
         max_num_seqs=st.integers(1, 5),
         max_num_batched_tokens=st.sampled_from([1, 2, 7, 16, 64]),
-        overlapped=st.booleans(),
+        max_in_flight=st.sampled_from([0, 1, 1, 2]),
         ordered_on_one_stream=st.booleans(),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
     )

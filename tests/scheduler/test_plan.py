@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from facet.errors import CapacityError, ConfigError, RequestError
 from facet.kv_cache.accountant import blocks_for
+from facet.scheduler.admission import admit, still_to_allocate
 from facet.scheduler.limits import Limits
 from facet.scheduler.plan import share_budget
 from tests.kv_cache.layouts import make_layout
@@ -28,9 +29,9 @@ def waiting(engine: FakeEngine) -> list[str]:
 def test_the_budget_is_spent_on_single_tokens_first_and_then_in_order(wanted: list[int], budget: int) -> None:
     scheduled = share_budget(np.array(wanted, np.int64), budget).tolist()
     expected = [0] * len(wanted)
-    for turn in (lambda n: n == 1, lambda n: n > 1):
+    for is_single in (True, False):
         for index, count in enumerate(wanted):
-            if turn(count):
+            if (count == 1) == is_single:
                 expected[index] = min(count, budget)
                 budget -= expected[index]
     assert scheduled == expected
@@ -103,6 +104,67 @@ def test_when_memory_runs_out_the_last_in_line_gives_way_and_comes_back_first() 
     engine.run()
     assert {engine.finish_reasons[name] for name in names} == {"length"}
     assert engine.scheduler.stats().num_preemptions >= 2
+
+
+def test_no_more_give_way_than_needed_when_freed_blocks_come_back_late() -> None:
+    """A step in flight may still touch the blocks of who was preempted: the first in line waits for them."""
+    engine = make_engine(
+        LAYOUT, num_blocks=24, max_num_seqs=3, overlapped=True, ordered_on_one_stream=False, enable_prefix_caching=False
+    )
+    for index, name in enumerate("abc"):
+        engine.submit(make_request(name, [index] * 20, max_tokens=60, ignore_eos=True, arrival_time=index))
+    while engine.scheduler.stats().num_preemptions == 0:
+        engine.step()
+    for _ in range(3):
+        assert running(engine) == ["a", "b"]
+        engine.step()
+    engine.run()
+
+
+def test_memory_is_kept_for_prompts_that_have_begun() -> None:
+    engine = make_engine(LAYOUT, num_blocks=40, max_num_batched_tokens=16)
+    engine.submit(make_request("a", [index % 5 for index in range(90)]))
+    engine.step()
+    queues, cache, limits = engine.scheduler.queues.view(), engine.scheduler.kv_cache.view(), engine.scheduler.limits
+    # After this step it has computed 32 tokens in 4 global blocks and holds 6 sliding ones, of 7 it may come to need.
+    scheduled = np.array([16])
+    assert still_to_allocate(queues, cache, limits, scheduled) == (9 - 4) + (7 - 6)
+    assert still_to_allocate(queues, cache, limits, np.array([74])) == 0, "nothing is left to compute"
+
+    engine.submit(make_request("b", [1] * 10))  # one global block and three sliding ones
+    roomy = Limits(max_num_batched_tokens=32, max_num_seqs=4, max_model_len=256)
+    promised = still_to_allocate(queues, cache, roomy, scheduled)
+    assert admit(queues, cache, roomy, scheduled, num_available=promised + 3) == []
+    assert len(admit(queues, cache, roomy, scheduled, num_available=promised + 4)) == 1
+
+
+def test_what_is_shared_with_those_who_stay_is_not_freed_by_who_leaves() -> None:
+    prompt = [index % 5 for index in range(40)]
+    for num_blocks in range(14, 26):
+        engine = make_engine(LAYOUT, num_blocks=num_blocks, max_num_seqs=3)
+        for index in range(3):
+            engine.submit(
+                make_request(str(index), [*prompt, index], max_tokens=40, ignore_eos=True, arrival_time=index)
+            )
+        engine.run()
+        assert set(engine.finish_reasons.values()) == {"length"}
+        if num_blocks == 16:
+            assert engine.scheduler.stats().num_preemptions > 0
+
+
+def test_a_preempted_request_waits_for_the_token_it_sampled_last() -> None:
+    """With two steps in flight that token is still unknown when there is room again."""
+    engine = make_engine(LAYOUT, num_blocks=21, max_num_batched_tokens=16, max_in_flight=2, enable_prefix_caching=False)
+    engine.submit(make_request("older", [1] * 40, max_tokens=40, ignore_eos=True))
+    engine.submit(make_request("younger", [2] * 40, max_tokens=40, ignore_eos=True, arrival_time=1.0))
+    while engine.scheduler.stats().num_preemptions == 0:
+        engine.step()
+    engine.cancel("older")
+    (state,) = engine.scheduler.queues._waiting
+    assert state.num_pending > 0
+    assert engine.scheduler.plan().is_empty
+    engine.run()
+    assert len(engine.output_token_ids["younger"]) == 40
 
 
 def test_a_request_starts_only_when_all_of_it_fits() -> None:

@@ -1,10 +1,12 @@
 """The prefix cache as requests meet it: what they need not compute."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from facet.kv_cache.accountant import blocks_for
+from facet.kv_layout import KVLayout
 from tests.kv_cache.layouts import make_layout, shape_of_31b
 from tests.scheduler.fake_runner import FakeEngine
 from tests.scheduler.requests import VOCAB_SIZE, make_engine, make_request
@@ -17,21 +19,21 @@ def text(seed: int, num_tokens: int) -> list[int]:
     return [(seed * 31 + index * index * 7 + index) % VOCAB_SIZE for index in range(num_tokens)]
 
 
-def run_one(engine: FakeEngine, name: str, prompt: Sequence[int], **fields: object) -> int:
+def run_one(engine: FakeEngine, name: str, prompt: Sequence[int], **fields: Any) -> int:
     """Run a request to its end; returns how many prompt tokens were found."""
     engine.submit(make_request(name, prompt, **fields))
     engine.run()
     return engine.num_cached_tokens[name]
 
 
-def make(layout=SHAPE_OF_31B, **options):
-    defaults = {"num_blocks": 2000, "max_model_len": 16_384, "max_num_batched_tokens": 2048}
+def make(layout: KVLayout = SHAPE_OF_31B, **options: Any) -> FakeEngine:
+    defaults: dict[str, Any] = {"num_blocks": 2000, "max_model_len": 16_384, "max_num_batched_tokens": 2048}
     return make_engine(layout, **{**defaults, **options})
 
 
 @pytest.mark.parametrize("layout", [SHAPE_OF_31B, SHAPE_OF_E4B])
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_a_short_system_prompt_is_reused_though_a_global_block_is_larger(layout, overlapped: bool) -> None:
+def test_a_short_system_prompt_is_reused_though_a_global_block_is_larger(layout: KVLayout, overlapped: bool) -> None:
     engine = make(layout, overlapped=overlapped)
     system = text(1, 500)
     assert run_one(engine, "a", system + text(2, 40)) == 0
@@ -154,3 +156,35 @@ def test_four_sessions_of_65k_tokens_run_together_on_a_31b() -> None:
     assert engine.runner.max_num_requests_in_a_step == 4
     assert engine.scheduler.stats().num_preemptions == 0
     assert num_blocks < whole_prompts / 8
+
+
+def test_blocks_that_leave_one_window_and_enter_another_are_counted_once() -> None:
+    """A block comes back from a moving window in the very step in which a newcomer's hit claims it."""
+    layout = make_layout((8, 4))
+    prompt = text(1, 40)
+    for num_blocks in range(8, 20):
+        for num_steps in range(1, 9):
+            engine = make_engine(layout, num_blocks=num_blocks, max_num_batched_tokens=64)
+            engine.submit(make_request("a", prompt, max_tokens=30, ignore_eos=True))
+            for _ in range(num_steps):
+                engine.step()
+            engine.submit(make_request("b", [*prompt, *text(2, 20)], max_tokens=4, ignore_eos=True))
+            engine.run()
+
+
+def test_a_block_is_copied_before_anybody_may_write_it() -> None:
+    """The step that copies may be in flight when the checkpoint is evicted and the block given away."""
+    engine = make(ordered_on_one_stream=False, overlapped=True)
+    prompt = text(1, 700)
+    run_one(engine, "a", prompt, max_tokens=1)
+    engine.submit(make_request("b", prompt))
+    plan = engine.scheduler.commit(engine.scheduler.plan())
+    pool = engine.scheduler.kv_cache._pool
+    assert len(plan.page_copies) == 2
+    engine.scheduler.reset_prefix_cache()
+    num_ready = pool.num_ready
+    engine.scheduler.kv_cache.view()
+    assert pool.num_ready == num_ready, "the copy has not been made yet"
+    engine.scheduler.kv_cache.retire(plan.step)
+    engine.scheduler.kv_cache.view()
+    assert pool.num_ready == num_ready + 2

@@ -1,6 +1,7 @@
 """How requests end, in both orders of the loop, and what is left behind."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ def counting(request: Request, token_ids: Sequence[int]) -> int:
     return EOS if num_outputs == 4 else 100 + num_outputs
 
 
-def outputs_of(overlapped: bool, **fields: object) -> tuple[list[int], str, FakeEngine]:
+def outputs_of(overlapped: bool, **fields: Any) -> tuple[list[int], str, FakeEngine]:
     engine = make_engine(LAYOUT, num_blocks=60, overlapped=overlapped, sample=counting)
     engine.submit(make_request("a", [1, 2, 3], **fields))
     engine.run()

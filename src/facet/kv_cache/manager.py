@@ -1,6 +1,6 @@
 """The owner of the cache: block tables, the pool and the prefix index change here and nowhere else.
 
-    view(step)      what may be known while deciding
+    view()          what may be known while deciding
     commit(...)     blocks change hands; the step may then be launched
     release(...)    a request left its row
     retire(step)    a step's work is done
@@ -121,8 +121,10 @@ class KVCacheManager:
         """
         marked = self._marks.get(row)
         if marked is not None and self._prefixes is not None:
+            position = min(num_computed, len(marked.chain))
             if is_sound:
-                self._plant(row, marked.chain, min(num_computed, len(marked.chain)), marked.passage)
+                if self._window_is_held(row, position):
+                    self._plant(row, marked.chain, position, marked.passage)
                 self._prefixes.remember(marked.chain)
             else:
                 self._prefixes.discard(marked.chain)
@@ -170,17 +172,11 @@ class KVCacheManager:
         """Put a hit's blocks into the entrant's tables and keep the ones to be copied from until this step is over."""
         if entrant.chain is not None and self._prefixes is not None:
             passage = NEW_GROUND if entrant.is_resumed else self._prefixes.enter(entrant.chain)
-            num_prompt = len(entrant.request.prompt_token_ids)
-            self._marks.set(
-                entrant.row,
-                entrant.chain,
-                num_prompt=num_prompt,
-                num_computed=entrant.num_computed,
-                passage=passage,
-            )
+            num_computed = entrant.num_computed
+            self._marks.set(entrant.row, entrant.chain, num_computed=num_computed, passage=passage)
             if not entrant.is_resumed:
-                self._num_prompt_tokens += num_prompt
-                self._num_prompt_tokens_hit += entrant.num_computed
+                self._num_prompt_tokens += len(entrant.chain)
+                self._num_prompt_tokens_hit += num_computed
         if entrant.hit is None or self._prefixes is None:
             return
         self._prefixes.use(entrant.hit)
@@ -250,11 +246,17 @@ class KVCacheManager:
             for position in self._marks.pass_until(row, computed_by_row[row]):
                 self._plant(row, marked.chain, position, marked.passage)
 
+    def _window_is_held(self, row: int, position: int) -> bool:
+        """False if the window has moved past `position`: steps were launched on tokens that nobody has seen yet."""
+        return all(
+            block_span(group, position, 0)[0] >= first[row]
+            for group, first in zip(self.layout.groups, self._tables.first, strict=True)
+        )
+
     def _plant(self, row: int, chain: PrefixChain, position: int, passage: Passage) -> None:
         tables = []
         for index, group in enumerate(self.layout.groups):
             first, end = block_span(group, position, 0)
-            assert first >= self._tables.first[index][row], "a checkpoint's window has already moved on"
             tables.append(TableSlice(first, self._tables.block_ids[index][row, first:end].copy()))
         assert self._prefixes is not None
         self._prefixes.plant(chain, position, tuple(tables), passage)

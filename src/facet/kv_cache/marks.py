@@ -44,10 +44,10 @@ class Marks:
         self._under_way: Counter[PromptName] = Counter()
         self._next = np.full(max_num_seqs, NEVER, np.int64)
 
-    def set(self, row: int, chain: PrefixChain, *, num_prompt: int, num_computed: int, passage: Passage) -> None:
-        positions = mark_positions(num_prompt, self._window, passage.known_until)
+    def set(self, row: int, chain: PrefixChain, *, num_computed: int, passage: Passage) -> None:
+        positions = mark_positions(len(chain), self._window, passage.known_until)
         positions = [position for position in positions if position > num_computed]
-        prompt = prompt_name(chain) if len(chain) == num_prompt and positions else None
+        prompt = prompt_name(chain) if positions else None
         self._rows[row] = MarkedRow(chain, passage, positions[::-1], prompt)
         if prompt is not None:
             self._under_way[prompt] += 1

@@ -26,11 +26,9 @@ from facet.kv_cache.accountant import block_span
 from facet.kv_cache.block_pool import BlockPool, Blocks
 from facet.kv_cache.eviction import EvictionOrder
 from facet.kv_cache.prefix_chain import STEP, PrefixChain
+from facet.kv_cache.prefix_history import PrefixHistory
 from facet.kv_layout import KVLayout
 from facet.step import TableSlice
-
-# How many digests of passed prefixes are remembered after their blocks are gone: hints, 16 tokens each.
-MAX_HISTORY = 1 << 18
 
 
 class HitBlocks(NamedTuple):
@@ -91,8 +89,8 @@ class PrefixIndex:
         self._ending_at: dict[bytes, set[int]] = {}  # by the last digest of a checkpoint
         self._covering: dict[bytes, dict[int, None]] = {}  # by every digest, if it reaches back to the start
         self._roots: set[int] = set()  # checkpoints without a fallback
-        self._history: dict[bytes, int] = {}  # digest -> tick of the last request that passed, oldest first
-        self._now = 0
+        self._history = PrefixHistory()
+        self._now = 0  # in ticks: requests that have entered
         self._version = 0
 
     def __len__(self) -> int:
@@ -111,22 +109,13 @@ class PrefixIndex:
     def enter(self, chain: PrefixChain) -> Passage:
         """A request sets out with this sequence. Says how far others went the same way, and how long ago."""
         self._now += 1
-        passage = NEW_GROUND
-        for step in range(len(chain.digests), 0, -1):
-            tick = self._history.get(chain.digests[step - 1])
-            if tick is not None:
-                passage = Passage(step * STEP, self._now - tick)
-                break
+        last = self._history.last_passage(chain)
         self.remember(chain)
-        return passage
+        return NEW_GROUND if last is None else Passage(last[0] * STEP, self._now - last[1])
 
     def remember(self, chain: PrefixChain) -> None:
         """Note that a request went all the way along `chain`."""
-        for digest in chain.digests:
-            self._history.pop(digest, None)  # so that it moves to the young end
-            self._history[digest] = self._now
-        while len(self._history) > MAX_HISTORY:
-            del self._history[next(iter(self._history))]
+        self._history.remember(chain, self._now)
 
     def use(self, hit: PrefixHit) -> None:
         self._order.use(hit.checkpoint, self._now)

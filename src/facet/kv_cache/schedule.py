@@ -24,7 +24,7 @@ class Entrant:
     request: Request
     output_token_ids: tuple[int, ...]  # not empty only after a preemption
     is_resumed: bool
-    chain: PrefixChain | None  # None: nothing of it is to be kept for others
+    chain: PrefixChain | None  # of its prompt; None: nothing of it is to be kept for others
     hit: PrefixHit | None
 
     @property

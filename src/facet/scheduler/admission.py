@@ -57,7 +57,7 @@ def admit(
         return turns
     memory = cache.what_if()
     memory.move_windows(queues.order, queues.rows.num_computed[queues.order])
-    memory.num_available = num_available - _still_to_allocate(queues, cache, limits, num_scheduled)
+    memory.num_available = num_available - still_to_allocate(queues, cache, limits, num_scheduled)
     entering: set[PromptName | None] = set()
     for state, row in zip(queues.waiting, queues.free_rows, strict=False):
         if budget == 0 or state.num_pending > 0:  # a token sampled before its preemption is not known yet
@@ -113,7 +113,7 @@ def _try_enter(
     return num_tokens
 
 
-def _still_to_allocate(queues: QueuesView, cache: CacheView, limits: Limits, num_scheduled: NDArray[np.int64]) -> int:
+def still_to_allocate(queues: QueuesView, cache: CacheView, limits: Limits, num_scheduled: NDArray[np.int64]) -> int:
     """Blocks that running requests will need, beyond this step, to finish computing the tokens they have."""
     num_tokens = queues.rows.num_tokens[queues.order]
     num_computed = queues.rows.num_computed[queues.order]

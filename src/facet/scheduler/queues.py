@@ -118,7 +118,6 @@ class Queues:
             reason = "error" if token_id is None else state.append(token_id)
             if state.row is None:  # preempted while the step was in flight
                 state.num_pending -= 1
-                state.extend_chain()
             if reason is not None:
                 ended.append(self._end(state, reason))
             prompt_part = prompt_logprobs.pop(number, None) if prompt_logprobs else None
@@ -176,7 +175,6 @@ class Queues:
         self.num_preemptions += 1
         state.num_pending = int(self._rows.num_tokens[row] - self._rows.num_known[row])
         state.num_logits_done = int(self._rows.logits_from[row])
-        state.extend_chain()
         self._running.remove(state)
         self._vacate(state)
         insort(self._waiting, state, key=_order_key)

@@ -12,7 +12,7 @@ class RequestState:
     number: int
     request: Request
     max_num_tokens: int  # prompt and output together
-    chain: PrefixChain | None
+    chain: PrefixChain | None  # of the prompt; None: prefixes are not cached
     output_token_ids: list[int] = field(default_factory=list)
     row: int | None = None  # None: waiting
     num_pending: int = 0  # while waiting: tokens that were sampled before a preemption and are not yet known
@@ -59,6 +59,6 @@ class RequestState:
         return None
 
     def extend_chain(self) -> None:
-        """Let the chain name every known token."""
+        """Let the chain name the output too: the next turn of a chat begins with it."""
         if self.chain is not None:
-            self.chain.extend(self.output_token_ids[len(self.chain) - len(self.request.prompt_token_ids) :])
+            self.chain.extend(self.output_token_ids)

@@ -1,12 +1,15 @@
-"""Attention over keys and values that lie in pages: plan once per step, run once per layer."""
+"""Attention over keys and values that lie in pages: plan once per step, run once per layer.
 
+The Triton kernels serve tensors on a GPU, the reference everything else.
+"""
+
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows
+from facet.kernels.paged_attention import reference
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
-from facet.kernels.paged_attention.reference import (
-    AttentionPlan,
-    paged_attention,
-    plan_attention,
-    write_keys_and_values,
-)
+from facet.kernels.paged_attention.plans import AttentionPlan, ReferencePlan
+from facet.kernels.paged_attention.reference import write_keys_and_values
 
 __all__ = [
     "AttentionPlan",
@@ -16,3 +19,31 @@ __all__ = [
     "plan_attention",
     "write_keys_and_values",
 ]
+
+
+def plan_attention(
+    rows: AttentionRows, block_table: Tensor, *, window: int | None, tokens_per_block: int
+) -> AttentionPlan:
+    """What all layers of a kind share in a step. A query at position p sees p - window + 1 to p, or 0 to p."""
+    if block_table.is_cuda:
+        # Imported here: machines without a GPU need no Triton.
+        from facet.kernels.paged_attention import triton
+
+        return triton.plan_attention(rows, block_table, window=window, tokens_per_block=tokens_per_block)
+    return reference.plan_attention(rows, block_table, window=window, tokens_per_block=tokens_per_block)
+
+
+def paged_attention(
+    queries: Tensor,
+    cache: LayerCache,
+    plan: AttentionPlan,
+    *,
+    scale: float,
+    key_recipe: KeyRecipe | None = None,
+) -> Tensor:
+    """Attention of every row over its own sequence. queries: [rows, heads, head_dim]; the result likewise."""
+    if isinstance(plan, ReferencePlan):
+        return reference.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe)
+    from facet.kernels.paged_attention import triton
+
+    return triton.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe)

@@ -11,7 +11,6 @@ NaN left in a dead slot can reach a result.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,34 +18,16 @@ from torch.nn import functional
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
+from facet.kernels.paged_attention.plans import ReferencePlan, Tile
 from facet.kernels.rotary import apply_rotary
 
 # Rows of one sequence per tile. Larger tiles gather a window less often, smaller ones mask less of what they gather.
 ROWS_PER_TILE = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """Some query rows and the keys they may see. Either one sequence or one row per sequence."""
-
-    query_rows: Tensor | slice
-    num_sequences: int
-    key_positions: Tensor  # [sequences, keys]
-    key_blocks: Tensor  # [sequences, keys]
-    key_slots: Tensor  # [sequences, keys]
-    visible: Tensor  # [sequences, 1, queries, keys] bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionPlan:
-    """Everything about a step that all layers of a kind have in common."""
-
-    tiles: tuple[Tile, ...]
-
-
 def plan_attention(
     rows: AttentionRows, block_table: Tensor, *, window: int | None, tokens_per_block: int
-) -> AttentionPlan:
+) -> ReferencePlan:
     """Cut the rows into tiles. A query at position p sees positions p - window + 1 to p, or 0 to p."""
     tiles, single_rows, start = [], defaultdict(list), 0
     for sequence, (num_rows, context_len) in enumerate(zip(rows.host_query_lens, rows.host_context_lens, strict=True)):
@@ -69,7 +50,7 @@ def plan_attention(
         start += num_rows
     for bucket in single_rows.values():
         tiles.append(_tile_of_single_rows(bucket, block_table, window, tokens_per_block))
-    return AttentionPlan(tiles=tuple(tiles))
+    return ReferencePlan(tiles=tuple(tiles))
 
 
 def _tile_of_one_sequence(
@@ -117,7 +98,7 @@ def _tile_of_single_rows(
 def paged_attention(
     queries: Tensor,
     cache: LayerCache,
-    plan: AttentionPlan,
+    plan: ReferencePlan,
     *,
     scale: float,
     key_recipe: KeyRecipe | None = None,

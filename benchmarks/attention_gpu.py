@@ -1,0 +1,126 @@
+"""Attention kernels on a GPU at the shapes of E4B and 31B: microseconds, and the share of the memory or matrix ceiling.
+
+    python benchmarks/attention_gpu.py
+
+Decoding reads every visible key and value once, so it is held against the bandwidth of a plain read; prefill is held
+against what a large bfloat16 matrix product reaches, both measured in the same run.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from rich.console import Console
+from rich.table import Table
+
+from facet.forward_batch import AttentionRows
+from facet.kernels.paged_attention import KeyRecipe, LayerCache, paged_attention, plan_attention
+from facet.kernels.rotary import rotary_table
+
+
+@dataclass(frozen=True)
+class Load:
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    tokens_per_block: int
+    num_sequences: int
+    query_len: int
+    context_len: int
+    values_are_keys: bool = False
+
+    @property
+    def num_visible(self) -> int:
+        return min(self.context_len, self.window or self.context_len)
+
+    @property
+    def bytes_read(self) -> int:
+        vectors = 1 if self.values_are_keys else 2
+        return self.num_sequences * self.num_visible * vectors * self.num_kv_heads * self.head_dim * 2
+
+    @property
+    def num_operations(self) -> float:
+        """Two products over every visible pair of a query and a key."""
+        positions = range(self.context_len - self.query_len, self.context_len)
+        pairs = sum(min(position + 1, self.window or position + 1) for position in positions)
+        return 4.0 * self.num_sequences * pairs * self.num_heads * self.head_dim
+
+
+LOADS = (
+    Load("E4B sliding decode, 32 x 8K", 8, 2, 256, 512, 16, 32, 1, 8192),
+    Load("E4B global decode, 8 x 8K", 8, 2, 512, None, 40, 8, 1, 8192),
+    Load("E4B global decode, 32 x 8K", 8, 2, 512, None, 40, 32, 1, 8192),
+    Load("31B sliding decode, 4 x 64K", 32, 16, 256, 1024, 16, 4, 1, 65536),
+    Load("31B global decode, 1 x 64K, keys and values", 32, 4, 512, None, 320, 1, 1, 65536),
+    Load("31B global decode, 1 x 64K, keys from values", 32, 4, 512, None, 320, 1, 1, 65536, True),
+    Load("31B global decode, 4 x 64K, keys and values", 32, 4, 512, None, 320, 4, 1, 65536),
+    Load("31B global decode, 4 x 64K, keys from values", 32, 4, 512, None, 320, 4, 1, 65536, True),
+    Load("E4B sliding prefill, 8192", 8, 2, 256, 512, 16, 1, 8192, 8192),
+    Load("E4B global prefill, 8192", 8, 2, 512, None, 40, 1, 8192, 8192),
+    Load("31B sliding prefill, 8192", 32, 16, 256, 1024, 16, 1, 8192, 8192),
+    Load("31B global prefill, 8192, keys from values", 32, 4, 512, None, 320, 1, 8192, 8192, True),
+)
+
+
+def milliseconds(load: Load) -> float:
+    device = torch.device("cuda")
+    per_sequence = -(-load.context_len // load.tokens_per_block)
+    # Sequences share the pages behind their windows: those are never read.
+    num_pages = 1 + load.num_sequences * per_sequence
+    shape = (num_pages, load.tokens_per_block, load.num_kv_heads, load.head_dim)
+    vectors = [torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(1 if load.values_are_keys else 2)]
+    table = 1 + torch.randperm(num_pages - 1, device=device).int().view(load.num_sequences, per_sequence)
+    lens = [load.query_len] * load.num_sequences
+    rows = AttentionRows(
+        positions=torch.zeros(sum(lens), dtype=torch.int64, device=device),
+        query_starts=torch.arange(0, sum(lens) + 1, load.query_len, dtype=torch.int32, device=device),
+        context_lens=torch.full((load.num_sequences,), load.context_len, dtype=torch.int32, device=device),
+        block_tables=(table,),
+        host_query_lens=tuple(lens),
+        host_context_lens=(load.context_len,) * load.num_sequences,
+    )
+    recipe = None
+    if load.values_are_keys:
+        angles = rotary_table(
+            load.context_len, head_dim=512, num_pairs=64, theta=1e6, factor=1.0, dtype=torch.bfloat16, device=device
+        )
+        recipe = KeyRecipe(weight=torch.rand(load.head_dim, device=device) + 0.5, cos_sin=angles)
+    cache = LayerCache(keys=vectors[0], values=None if load.values_are_keys else vectors[1])
+    queries = torch.randn(sum(lens), load.num_heads, load.head_dim, device=device, dtype=torch.bfloat16) / 16
+    plan = plan_attention(rows, table, window=load.window, tokens_per_block=load.tokens_per_block)
+    time: float = triton.testing.do_bench(
+        lambda: paged_attention(queries, cache, plan, scale=1.0, key_recipe=recipe), warmup=20, rep=100
+    )
+    return time
+
+
+def ceilings() -> tuple[float, float]:
+    """Bytes per second of a read, operations per second of a matrix product."""
+    data = torch.randn(2**29, device="cuda", dtype=torch.bfloat16)
+    read = triton.testing.do_bench(lambda: data.view(torch.int32).amax())
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product = triton.testing.do_bench(lambda: a @ b)
+    return 2**30 / read * 1e3, 2 * 8192**3 / product * 1e3
+
+
+def main() -> None:
+    read, product = ceilings()
+    table = Table(
+        title=f"{torch.cuda.get_device_name()}: read {read / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s"
+    )
+    for column in ("load", "µs", "TB/s", "TFLOP/s", "of ceiling"):
+        table.add_column(column, justify="left" if column == "load" else "right", no_wrap=True)
+    for load in LOADS:
+        seconds = milliseconds(load) / 1e3
+        moved, computed = load.bytes_read / seconds, load.num_operations / seconds
+        share = moved / read if load.query_len == 1 else computed / product
+        table.add_row(
+            load.name, f"{seconds * 1e6:.0f}", f"{moved / 1e12:.2f}", f"{computed / 1e12:.0f}", f"{share:.0%}"
+        )
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()

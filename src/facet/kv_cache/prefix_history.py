@@ -1,0 +1,31 @@
+"""When a prefix was last passed, remembered after its blocks are gone.
+
+Two hints come from it: where a prompt parts from earlier ones, and how long ago a sequence was last here. Forgetting is
+by generations, because deleting a dictionary's oldest entry again and again gets slower and slower.
+"""
+
+from facet.kv_cache.prefix_chain import PrefixChain
+
+# Digests per generation, each for 16 tokens and about 150 bytes.
+GENERATION_SIZE = 1 << 17
+
+
+class PrefixHistory:
+    def __init__(self) -> None:
+        self._young: dict[bytes, int] = {}
+        self._old: dict[bytes, int] = {}
+
+    def last_passage(self, chain: PrefixChain) -> tuple[int, int] | None:
+        """How many steps of `chain` some request went before, and when: the tick of the last one that did."""
+        for num_steps in range(len(chain.digests), 0, -1):
+            digest = chain.digests[num_steps - 1]
+            tick = self._young.get(digest) or self._old.get(digest)
+            if tick is not None:
+                return num_steps, tick
+        return None
+
+    def remember(self, chain: PrefixChain, tick: int) -> None:
+        """A request went all the way along `chain`. Ticks count from 1."""
+        self._young.update(dict.fromkeys(chain.digests, tick))
+        if len(self._young) > GENERATION_SIZE:
+            self._old, self._young = self._young, {}
