@@ -3,6 +3,7 @@
 Command-line flags and their help are made from these fields: this is the one door.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,3 +54,69 @@ class EngineConfig(ModelConfig):
     debug_poison_freed_blocks: bool = setting(
         False, "fill freed cache blocks with NaN, so that any read of dead memory is a loud failure"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(EngineConfig):
+    """How a model is served over HTTP. Names are those of `vllm serve`, where it has the same thing."""
+
+    host: str = setting("0.0.0.0", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0: any free one")
+    api_key: tuple[str, ...] = setting((), "keys, one of which every request under /v1 must carry as a bearer token")
+    served_model_name: tuple[str, ...] = setting(
+        (), "names clients may call the model by, the first of which answers carry; default: MODEL"
+    )
+    skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts and answers are token ids alone")
+
+    chat_template: str | None = setting(None, "a file with a chat template, or the template itself, instead of MODEL's")
+    default_chat_template_kwargs: Mapping[str, Any] | None = setting(
+        None, "template variables for every chat, a JSON object; chat_template_kwargs of a request go over them"
+    )
+    enable_auto_tool_choice: bool = setting(True, "let the model decide whether to call a tool, where it is given some")
+    tool_call_parser: str = setting("auto", "how tool calls are read; auto: as the model writes them")
+    reasoning_parser: str = setting("auto", "how thoughts are told from answers; auto: as the model marks them")
+    generation_config: str = setting(
+        "auto", "where sampling defaults come from; auto: MODEL, vllm: neutral ones, or a folder"
+    )
+    override_generation_config: Mapping[str, Any] | None = setting(
+        None, 'sampling defaults that go over those, a JSON object such as {"temperature": 0.6}'
+    )
+    max_logprobs: int = setting(20, "most log-probabilities per token that a request may ask for; -1: any number")
+    enable_force_include_usage: bool = setting(
+        False, "end every stream with the usage, also where it was not asked for"
+    )
+
+    max_waiting_requests: int = setting(
+        2048, "most requests that wait for their turn; a further one is answered with 503 and Retry-After"
+    )
+    max_request_bytes: int = setting(64 << 20, "largest body of a request, in bytes; a larger one is answered with 413")
+    request_timeout: float = setting(60.0, "seconds within which the body of a request must have arrived")
+    shutdown_timeout: float = setting(120.0, "seconds that running requests may still take after SIGTERM")
+    num_tokenizer_threads: int = setting(4, "threads that render templates and tokenize prompts")
+
+    allowed_origins: tuple[str, ...] = setting(("*",), "CORS: origins whose pages may call")
+    allowed_methods: tuple[str, ...] = setting(("*",), "CORS: methods they may use")
+    allowed_headers: tuple[str, ...] = setting(("*",), "CORS: headers they may send")
+    allow_credentials: bool = setting(False, "CORS: whether they may send cookies")
+    root_path: str | None = setting(None, "path under which a proxy shows this server")
+    ssl_keyfile: str | None = setting(None, "file with the key for HTTPS")
+    ssl_certfile: str | None = setting(None, "file with the certificate for HTTPS")
+    uvicorn_log_level: str = setting(
+        "warning", "what the HTTP library logs", choices=("critical", "error", "warning", "info", "debug", "trace")
+    )
+    disable_log_stats: bool = setting(False, "no line of throughput every ten seconds")
+    enable_log_requests: bool = setting(False, "a line for every request: lengths, finish reason, seconds")
+
+    # What follows exists so that a command line of vLLM's works as it is. `check_accepted_flags` refuses values that
+    # would mean something Facet does not do; nothing else reads these fields.
+    enable_chunked_prefill: bool = setting(True, "accepted: prompts are always computed in chunks")
+    enforce_eager: bool = setting(False, "accepted: no graphs are captured yet")
+    tensor_parallel_size: int = setting(1, "accepted: 1")
+    kv_cache_dtype: str = setting("auto", "accepted: auto")
+    limit_mm_per_prompt: Mapping[str, Any] | None = setting(None, "accepted: the server takes text alone")
+    trust_remote_code: bool = setting(False, "accepted, not needed: no code of a checkpoint is ever run")
+    disable_log_requests: bool = setting(
+        False, "accepted: requests are not logged unless --enable-log-requests is given"
+    )
+    enable_prompt_tokens_details: bool = setting(True, "accepted: usage always says how many tokens were cached")
+    enable_request_id_headers: bool = setting(True, "accepted: answers always carry X-Request-Id")

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from facet.grammar_spec import GrammarSpec
 from facet.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -21,3 +22,4 @@ class Request:
     cache_salt: str | None = None  # only requests with the same salt share cached prefixes
     # The sampled id must be seen by the host before the next token may run (a grammar walks on it).
     needs_sampled_token_on_host: bool = False
+    grammar: GrammarSpec | None = None  # the shape its answer must have

@@ -1,8 +1,29 @@
-"""The chat room: messages <-> text. It renders conversations and, in time, parses replies.
+"""The chat room: messages <-> text. It renders conversations and reads replies.
 
-It knows roles, tools and templates. It knows no HTTP (that is server) and no steps (that is engine).
+It knows roles, tools, templates, thoughts and calls. It knows no HTTP (that is server) and no steps (that is
+engine).
 """
 
+from facet.chat.deltas import ContentDelta, Delta, ReasoningDelta, ReplyParser, ToolCallArguments, ToolCallStart
+from facet.chat.formats import ends_in_thought
+from facet.chat.messages import normalize_messages
+from facet.chat.replies import make_reply_parser
 from facet.chat.template import ChatTemplate
+from facet.chat.tool_choice import ToolChoice, ToolUse, normalize_tools, template_variables
 
-__all__ = ["ChatTemplate"]
+__all__ = [
+    "ChatTemplate",
+    "ContentDelta",
+    "Delta",
+    "ReasoningDelta",
+    "ReplyParser",
+    "ToolCallArguments",
+    "ToolCallStart",
+    "ToolChoice",
+    "ToolUse",
+    "ends_in_thought",
+    "make_reply_parser",
+    "normalize_messages",
+    "normalize_tools",
+    "template_variables",
+]

@@ -51,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = make_parser().parse_args(arguments)
+    options = make_parser().parse_args(_with_dashes(sys.argv[1:] if arguments is None else arguments))
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.INFO, format="%(message)s")
     try:
         code: int = options.run(options)
@@ -64,6 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _with_dashes(arguments: Sequence[str]) -> list[str]:
+    """--max_model_len as --max-model-len: both are written in the command lines people have."""
+    flags = (argument.partition("=") if argument.startswith("--") else (argument, "", "") for argument in arguments)
+    return [name.replace("_", "-") + equals + value if name.startswith("--") else name for name, equals, value in flags]
 
 
 def _one_line(message: str) -> str:

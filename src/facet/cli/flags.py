@@ -2,8 +2,10 @@
 
 import argparse
 import dataclasses
+import json
 import types
 import typing
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 ConfigType = TypeVar("ConfigType")
@@ -22,14 +24,16 @@ def add_config_flags(parser: argparse.ArgumentParser, config_type: type[Any]) ->
         if hints[field.name] is bool:
             parser.add_argument(flag, default=field.default, action=argparse.BooleanOptionalAction, help=text)
             continue
-        shown = f" (default: {field.default})" if field.default is not None else ""
+        kind = _kind_of(hints[field.name])
         parser.add_argument(
             flag,
             default=field.default,
-            type=_value_type(hints[field.name]),
+            type=kind.convert,
+            nargs="+" if kind.is_list else None,
+            action=_Several if kind.is_list else "store",
             choices=choices,
-            metavar=None if choices else _value_type(hints[field.name]).__name__.upper(),
-            help=text + shown,
+            metavar=None if choices else kind.name,
+            help=text + _shown_default(field.default),
         )
 
 
@@ -42,9 +46,61 @@ def config_from(options: argparse.Namespace, config_type: type[ConfigType]) -> C
     return config_type(**{name: getattr(options, name) for name in names})
 
 
-def _value_type(hint: Any) -> type[Any]:
-    """`int` of `int | None`."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Kind:
+    """What may follow a flag."""
+
+    name: str
+    convert: Callable[[str], Any]
+    is_list: bool = False
+
+
+class _Several(argparse.Action):
+    """Values as a tuple; a flag given again adds to those before it."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if len(values) == 1 and values[0].startswith("["):
+            values = _json_list(parser, values[0])  # vLLM's way of writing several
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, (*(() if before is self.default else before), *values))
+
+
+def _kind_of(hint: Any) -> _Kind:
+    """`int` of `int | None`, the items of a tuple, JSON for a mapping."""
     if isinstance(hint, types.UnionType):
         hint = next(part for part in hint.__args__ if part is not type(None))
+    if typing.get_origin(hint) is tuple:
+        item = typing.get_args(hint)[0]
+        return _Kind(item.__name__.upper(), item, is_list=True)
+    if typing.get_origin(hint) is Mapping:
+        return _Kind("JSON", _json_object)
     assert isinstance(hint, type), f"a flag needs a plain type, not {hint}"
-    return hint
+    return _Kind(hint.__name__.upper(), hint)
+
+
+def _json_list(parser: argparse.ArgumentParser, text: str) -> list[str]:
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        parser.error(f"{text!r} is not a JSON list of strings")
+    return values
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return value
+
+
+def _shown_default(default: Any) -> str:
+    if default is None or default == ():
+        return ""
+    return f" (default: {' '.join(default) if isinstance(default, tuple) else default})"

@@ -2,20 +2,19 @@
 
 import argparse
 
-from facet.cli.flags import add_common_flags, add_config_flags
-from facet.config import ModelConfig
-from facet.errors import UserError
+from facet.cli.flags import add_common_flags, add_config_flags, config_from
+from facet.config import ServerConfig
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("serve", help="serve a model over HTTP")
-    add_config_flags(parser, ModelConfig)
+    add_config_flags(parser, ServerConfig)
     add_common_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    raise UserError(
-        "This version of Facet loads and computes models but has no HTTP server yet. "
-        "`facet inspect MODEL --load` checks that your checkpoint will run."
-    )
+    # Imported here: other commands need no HTTP library.
+    from facet.server.run import serve
+
+    return serve(config_from(options, ServerConfig))

@@ -6,20 +6,26 @@ step is waited for differs.
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from facet.config import EngineConfig
+from facet.engine.compiling import CompilingRequests
 from facet.engine.settings import EngineSettings, resolve
-from facet.errors import RequestError
+from facet.errors import RequestError, UserError
 from facet.kv_cache.manager import KVCacheManager
 from facet.layers.kv_arena import KVArena
 from facet.model.loader import load_model
 from facet.progress import Progress
 from facet.request import Request
 from facet.runner.runner import LaunchedStep, Runner, WorkCounters
+from facet.sampling import GrammarCompiler, Grammars
 from facet.sampling_params import check_against_vocabulary
-from facet.scheduler.limits import Limits
+from facet.scheduler.limits import Limits, check_request
 from facet.scheduler.scheduler import Scheduler, SchedulerStats
 from facet.step import TokenEvent
+
+# While nothing but a compiling grammar is there: how long a step may last before messages are looked at again.
+SECONDS_TO_WAIT_FOR_A_GRAMMAR = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +40,8 @@ class EngineStats:
 class Engine:
     """Requests in, token events out, one step at a time."""
 
-    def __init__(self, runner: Runner, settings: EngineSettings) -> None:
+    def __init__(self, runner: Runner, settings: EngineSettings, tokenizer_folder: Path | None = None) -> None:
+        """`tokenizer_folder` is for grammars, which are matched against tokens; None: requests bring none."""
         self.settings = settings
         self.runner = runner
         self._vocab_size = runner.model.spec.vocab_size
@@ -54,9 +61,19 @@ class Engine:
         )
         self._in_flight: LaunchedStep | None = None
         self._num_corrupted_requests = 0
+        self._grammars = Grammars(self._vocab_size)
+        eos_token_ids = runner.model.spec.eos_token_ids
+        self._compiling = CompilingRequests(
+            GrammarCompiler(tokenizer_folder, vocab_size=self._vocab_size, eos_token_ids=eos_token_ids)
+        )
+        self._refusals: list[tuple[str, UserError]] = []
 
     @property
     def has_work(self) -> bool:
+        return self._has_requests or len(self._compiling) > 0 or len(self._refusals) > 0
+
+    @property
+    def _has_requests(self) -> bool:
         return self._scheduler.has_requests or self._in_flight is not None
 
     def submit(self, request: Request) -> None:
@@ -70,30 +87,73 @@ class Engine:
             )
         check_against_vocabulary(request.sampling, vocab_size=self._vocab_size, eos_token_ids=request.eos_token_ids)
         # A seed drawn now lets a preempted request go on with its own random numbers.
-        self._scheduler.submit(replace(request, sampling=request.sampling.seeded()))
+        request = replace(request, sampling=request.sampling.seeded())
+        if request.request_id in self._compiling:
+            raise RequestError(
+                f"A request with id {request.request_id!r} is still waiting. Wait for it, cancel it, or use another "
+                "id.",
+                field="request_id",
+            )
+        if request.grammar is None:
+            self._scheduler.submit(request)
+            return
+        cache = self._scheduler.kv_cache
+        check_request(request, self._scheduler.limits, cache.layout, cache.num_blocks)
+        # Text that is free until a trigger comes is not waited for; see `Grammars`.
+        must_wait = request.grammar.trigger_token_id is None
+        self._compiling.add(replace(request, needs_sampled_token_on_host=must_wait))
+
+    def take_refusals(self) -> list[tuple[str, UserError]]:
+        """Requests that `submit` took and that were then found wanting, by id; each is told once."""
+        refusals, self._refusals = self._refusals, []
+        return refusals
 
     def cancel(self, request_id: str) -> TokenEvent | None:
         """End a request now, whatever it is doing. None: it had already ended."""
+        self._grammars.remove([request_id])
+        if self._compiling.cancel(request_id):
+            return TokenEvent(request_id, None, "abort", 0)
         return self._scheduler.cancel(request_id)
 
     def step(self) -> list[TokenEvent]:
         """One turn of the loop. An empty list is normal: the first overlapped step has nothing to settle yet."""
+        self._queue_compiled()
         launched = None
         schedule = self._scheduler.plan()
         if not schedule.is_empty:
-            launched = self.runner.launch(self._scheduler.commit(schedule))
+            plan = self._scheduler.commit(schedule)
+            masks = self._grammars.start_masks(plan)
+            self._scheduler.set_waits_for_host(self._grammars.take_waits())
+            launched = self.runner.launch(plan, masks)
         if self.settings.overlapped:
             launched, self._in_flight = self._in_flight, launched
         return [] if launched is None else self._settle(launched)
 
     def _settle(self, launched: LaunchedStep) -> list[TokenEvent]:
-        events = self._scheduler.settle(launched.plan, launched.wait())
+        result = launched.wait()
+        self._grammars.settle(launched.plan, result)
+        self._scheduler.set_waits_for_host(self._grammars.take_waits())
+        events = self._scheduler.settle(launched.plan, result)
+        self._grammars.remove(event.request_id for event in events if event.finish_reason is not None)
         self._num_corrupted_requests += sum(event.finish_reason == "error" for event in events)
         return events
 
+    def _queue_compiled(self) -> None:
+        """Requests whose grammar has become ready join the line, or are refused."""
+        if not len(self._compiling):
+            return
+        for request, grammar in self._compiling.take_ready(0 if self._has_requests else SECONDS_TO_WAIT_FOR_A_GRAMMAR):
+            try:
+                if isinstance(grammar, RequestError):
+                    raise grammar
+                self._scheduler.submit(request)
+                self._grammars.add(request, grammar)
+            except UserError as error:
+                self._refusals.append((request.request_id, error))
+
     def stats(self) -> EngineStats:
         return EngineStats(
-            scheduler=self._scheduler.stats(),
+            scheduler=_with_more_waiting(self._scheduler.stats(), len(self._compiling)),
             work=self.runner.counters,
             num_corrupted_requests=self._num_corrupted_requests,
         )
@@ -105,6 +165,10 @@ class Engine:
     def check_integrity(self) -> None:
         """For tests: the books of scheduler and cache agree."""
         self._scheduler.check_integrity()
+
+
+def _with_more_waiting(stats: SchedulerStats, num_more: int) -> SchedulerStats:
+    return replace(stats, num_waiting=stats.num_waiting + num_more)
 
 
 def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, str]:
@@ -119,4 +183,4 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
         fast_prefill=settings.fast_prefill,
         poison_freed_blocks=settings.poison_freed_blocks,
     )
-    return Engine(runner, settings), str(loaded.folder)
+    return Engine(runner, settings, loaded.folder), str(loaded.folder)

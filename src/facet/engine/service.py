@@ -46,7 +46,9 @@ class EngineService:
             self._engine.reset_prefix_cache()
 
     def step(self) -> list[Answer]:
-        return [Token.of(event) for event in self._engine.step()]
+        answers: list[Answer] = [Token.of(event) for event in self._engine.step()]
+        answers += [Refused.of(request_id, error) for request_id, error in self._engine.take_refusals()]
+        return answers
 
     def stats(self) -> Stats:
         stats = self._engine.stats()

@@ -15,7 +15,7 @@ from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.runner.batch import Spans, make_batch
 from facet.runner.row_state import RowState
-from facet.sampling import LogprobTensors, Sampler, TokensInFlight, prompt_logprobs
+from facet.sampling import LogprobTensors, MaskInTheMaking, Sampler, TokensInFlight, prompt_logprobs
 from facet.step import StepPlan, StepResult
 
 # Prompt log-probabilities look at every row's logits; a few rows at a time keeps a large vocabulary affordable.
@@ -78,7 +78,8 @@ class Runner:
         self._poison_freed_blocks = poison_freed_blocks
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan, masks: MaskInTheMaking | None = None) -> LaunchedStep:
+        """Start a step. `masks` of rows with a grammar are waited for as late as can be, before sampling."""
         self._update_rows(plan)
         spans = Spans(
             num_computed=plan.num_computed,
@@ -89,7 +90,7 @@ class Runner:
         batch = make_batch(self._token_ids(plan), spans, self.arena.layout, self._device, skip_upper=self._fast_prefill)
         hidden = self.model(batch, self.arena)
         self._count(plan)
-        return LaunchedStep(plan, self._sample(plan, hidden), self._prompt_logprobs(plan, hidden))
+        return LaunchedStep(plan, self._sample(plan, hidden, masks), self._prompt_logprobs(plan, hidden))
 
     def _update_rows(self, plan: StepPlan) -> None:
         """The order matters; `step.py` gives it."""
@@ -123,14 +124,18 @@ class Runner:
             token_ids[self._on_device(from_device)] = sampled
         return token_ids
 
-    def _sample(self, plan: StepPlan, hidden: Tensor) -> TokensInFlight:
+    def _sample(self, plan: StepPlan, hidden: Tensor, masks: MaskInTheMaking | None) -> TokensInFlight:
         """The last logit row of every entry that samples becomes its next token."""
         last_rows = np.cumsum(plan.num_logit_rows)[plan.samples] - 1
         rows: Sequence[int] = plan.rows[plan.samples].tolist()
         logits = self.model.logits(hidden[self._on_device(last_rows.astype(np.int64))])
-        sampled = self._sampler.sample(logits, rows)
+        grammar = None if masks is None else masks.result()
+        device_rows = self._on_device(np.array(rows, np.int64))
+        last_token_ids = self._last_token_ids[device_rows]
+        mask = None if grammar is None else grammar.on_device(self._device, last_token_ids)
+        sampled = self._sampler.sample(logits, rows, grammar=mask)
         self._sampler.accept(rows, sampled.token_ids)
-        self._last_token_ids[self._on_device(np.array(rows, np.int64))] = sampled.token_ids
+        self._last_token_ids[device_rows] = sampled.token_ids
         return sampled.start_copy()
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> tuple[tuple[int, tuple[LogprobTensors, ...]], ...]:

@@ -1,6 +1,8 @@
 """Logits -> token ids. The runner talks to `Sampler`; everything else here is one of its features."""
 
 from facet.sampling.grammar import GrammarMask
+from facet.sampling.grammar_compiler import GrammarCompiler, as_request_error
+from facet.sampling.grammars import Grammars, MaskInTheMaking
 from facet.sampling.logprobs import LogprobTensors, TokenLogprobs, prompt_logprobs
 from facet.sampling.memory import max_device_bytes
 from facet.sampling.result import Fault, HostTokens, SampledTokens, TokensInFlight
@@ -8,13 +10,17 @@ from facet.sampling.sampler import Sampler
 
 __all__ = [
     "Fault",
+    "GrammarCompiler",
     "GrammarMask",
+    "Grammars",
     "HostTokens",
     "LogprobTensors",
+    "MaskInTheMaking",
     "SampledTokens",
     "Sampler",
     "TokenLogprobs",
     "TokensInFlight",
+    "as_request_error",
     "max_device_bytes",
     "prompt_logprobs",
 ]

@@ -6,6 +6,7 @@ The mask comes from outside for every step (a grammar advances with the tokens i
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from facet.sampling.batch_rows import places_tensor
@@ -24,3 +25,29 @@ class GrammarMask:
             f"{logits.shape[-1]} tokens; {expected} was expected"
         )
         apply_bitmask(logits, self.bitmask, places_tensor(self.places, logits.device))
+
+
+@dataclass(frozen=True, slots=True)
+class HostMask:
+    """A step's mask as the host makes it, when the device may be one token ahead.
+
+    Text that is free until some token comes is not waited for: where that token turns out to have been the last one
+    sampled, which only the device knows, the mask of what follows it applies, and otherwise none.
+    """
+
+    bitmask: Tensor  # as in `GrammarMask`, on the host
+    places: Sequence[int]
+    only_after: Sequence[int | None]  # by place: the token; None: the mask applies whatever came last
+
+    def on_device(self, device: torch.device, last_token_ids: Tensor) -> GrammarMask:
+        """`last_token_ids` [rows of the step's logits]: what each sampled last."""
+        bitmask = self.bitmask
+        if device.type == "cuda":
+            # From pinned memory the copy is queued behind the model's kernels and the host need not wait for them.
+            bitmask = bitmask.pin_memory()
+        bitmask = bitmask.to(device, non_blocking=True)
+        if any(token is not None for token in self.only_after):
+            after = places_tensor([-1 if token is None else token for token in self.only_after], device)
+            applies = (after < 0) | (last_token_ids[places_tensor(self.places, device)] == after)
+            bitmask = torch.where(applies.unsqueeze(-1), bitmask, -1)
+        return GrammarMask(bitmask, self.places)

@@ -10,7 +10,7 @@ Knows nothing of the cache: what must be released there is handed back as `Ended
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -132,6 +132,13 @@ class Queues:
                 request_id, num_cached = state.request.request_id, state.num_cached_tokens
                 events.append(TokenEvent(request_id, None, None, num_cached, None, payload))
         return events, ended
+
+    def set_waits_for_host(self, waits: Mapping[int, bool]) -> None:
+        """By request number, whether from now on a sampled token must be known before the next may be computed."""
+        for number, must_wait in waits.items():
+            state = self._by_number.get(number)
+            if state is not None and state.row is not None:
+                self._rows.waits_for_host[state.row] = must_wait
 
     def cancel(self, request_id: str) -> Ended | None:
         """None: no such request, or it has ended already."""

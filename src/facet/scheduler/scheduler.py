@@ -6,6 +6,7 @@ A loop calls `commit` right after `plan`, launches what it returns, and settles 
 empty schedule is not committed. `submit` and `cancel` may come between any two verbs but `plan` and `commit`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from facet.kv_cache.manager import CacheStats, KVCacheManager
@@ -76,6 +77,10 @@ class Scheduler:
             self._release(end)
         self.kv_cache.retire(plan.step)
         return events
+
+    def set_waits_for_host(self, waits: Mapping[int, bool]) -> None:
+        """Running requests whose `needs_sampled_token_on_host` changes with what they say, by request number."""
+        self.queues.set_waits_for_host(waits)
 
     def reset_prefix_cache(self) -> None:
         self.kv_cache.reset_prefixes()

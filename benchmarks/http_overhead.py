@@ -1,0 +1,253 @@
+"""What the front end costs: requests and streamed tokens per second with an engine that computes nothing.
+
+    python benchmarks/http_overhead.py                      # 64 and 256 connections
+    python benchmarks/http_overhead.py --profile            # and where the server's time goes
+
+Beside it, in the same run, a bare Starlette app that streams as many events of the same size out of a constant. The
+engine is a process of its own behind the real messages, as in `facet serve`; only its steps are empty: every running
+request gets a token in every step. The load comes from a third process. All of them share the machine, so the figures
+are those of three processes on so many cores, and the ratio is what to look at.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import json
+import multiprocessing
+import pstats
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+import zmq
+from rich.console import Console
+from rich.table import Table
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from tokenizer import made_up_tokenizer
+
+import facet.engine.client
+from facet.config import EngineConfig, ServerConfig
+from facet.engine.messages import Answer, Answers, AskStats, Cancel, EngineInfo, Stats, Submit, ToEngine, Token
+from facet.engine.process import _loop
+from facet.request import Request
+from facet.server.app import make_app
+from facet.server.engine_process import EngineProcess
+from facet.server.served_model import make_served_model
+
+PROMPT = "the weather in paris is clear and the wind is light " * 8
+TOKEN_ID = 280
+CHUNK = (  # an event as Facet sends it
+    b'data: {"id":"cmpl-00000000000000000000000000000000","created":1700000000,"model":"m","choices":[{"index":0,'
+    b'"text":"abc","logprobs":null,"finish_reason":null}],"object":"text_completion"}\n\n'
+)
+
+
+class EmptySteps:
+    """Stands where the engine's service stands: takes messages, gives answers, computes nothing."""
+
+    def __init__(self, info: EngineInfo) -> None:
+        self.info = info
+        self._left: dict[str, tuple[Request, int]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._left)
+
+    def handle(self, message: ToEngine, answer: Callable[[Answer], None]) -> None:
+        if isinstance(message, Submit):
+            self._left[message.request.request_id] = (message.request, message.request.sampling.max_tokens or 1)
+        elif isinstance(message, Cancel):
+            self._left.pop(message.request_id, None)
+        elif isinstance(message, AskStats):
+            answer(Stats(**dict.fromkeys(Stats.__struct_fields__, 0)))
+
+    def step(self) -> list[Answer]:
+        answers: list[Answer] = []
+        for request_id, (request, num_left) in list(self._left.items()):
+            answers.append(Token(request_id, TOKEN_ID, "length" if num_left == 1 else None))
+            if num_left == 1:
+                del self._left[request_id]
+            else:
+                self._left[request_id] = (request, num_left - 1)
+        return answers
+
+
+def run_empty_engine(config: EngineConfig, inbox_address: str, outbox_address: str, show_progress: bool) -> None:
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.connect(inbox_address)
+    outbox.connect(outbox_address)
+    encoder = msgspec.msgpack.Encoder()
+    service = EmptySteps(EngineInfo(262_144, (1,), 8192, config.model, ()))
+    outbox.send(encoder.encode(Answers([service.info])))
+    _loop(service, inbox, outbox, encoder)  # type: ignore[arg-type]
+
+
+def serve_facet(pipe: Connection, folder: str, profile: bool) -> None:
+    facet.engine.client.run_engine_process = run_empty_engine
+    config = ServerConfig(model=folder, served_model_name=("m",), disable_log_stats=True)
+    engine = EngineProcess(EngineConfig(model=folder))
+    serve(pipe, make_app(config, engine, make_served_model(config, engine.info)), profile)
+
+
+def serve_bare(pipe: Connection, chunk: bytes, profile: bool) -> None:
+    async def stream(count: int) -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield chunk
+
+    async def answer(request: HttpRequest) -> Response:
+        body = json.loads(await request.body())
+        if body.get("stream"):
+            return StreamingResponse(stream(body["max_tokens"]), media_type="text/event-stream")
+        return JSONResponse({"choices": [{"text": "x"}]})
+
+    serve(pipe, Starlette(routes=[Route("/v1/completions", answer, methods=["POST"])]), profile)
+
+
+def serve(pipe: Connection, app: Starlette, profile: bool) -> None:
+    """Until the pipe says something. The profile comes back through it."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="auto", ws="none"))
+
+    async def run() -> None:
+        asyncio.get_running_loop().add_reader(pipe.fileno(), lambda: setattr(server, "should_exit", True))
+        await server.serve(sockets=[listener])
+
+    pipe.send(listener.getsockname()[1])
+    profiler = cProfile.Profile() if profile else None
+    if profiler is not None:
+        profiler.enable()
+    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+        runner.run(run())
+    if profiler is not None:
+        profiler.disable()
+        pipe.send(shares(pstats.Stats(profiler)))
+
+
+def shares(stats: pstats.Stats) -> list[tuple[str, float]]:
+    """Seconds by part of the program, the largest first."""
+    parts: dict[str, float] = {}
+    for (file, _, name), (_, _, own, _, _) in stats.stats.items():  # type: ignore[attr-defined]
+        place = Path(file)
+        if "facet" in place.parts:
+            part = "/".join(place.parts[place.parts.index("facet") :][-2:])
+        elif "site-packages" in place.parts:
+            part = place.parts[place.parts.index("site-packages") + 1]
+        else:
+            part = f"{name}" if file == "~" else f"python: {place.name}"
+        parts[part] = parts.get(part, 0.0) + own
+    return sorted(parts.items(), key=lambda item: -item[1])
+
+
+@dataclass
+class Server:
+    process: Any
+    pipe: Connection
+    port: int
+
+    @classmethod
+    def start(cls, target: Callable[..., None], *arguments: Any) -> "Server":
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=target, args=(theirs, *arguments))
+        process.start()
+        return cls(process, ours, ours.recv())
+
+    def stop(self, profile: bool) -> list[tuple[str, float]]:
+        self.pipe.send("stop")
+        found = self.pipe.recv() if profile else []
+        self.process.join()
+        return list(found)
+
+
+async def one(port: int, body: bytes, num_requests: int) -> int:
+    """One connection, one request after the other. How many bytes came back."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    num_bytes = 0
+    for _ in range(num_requests):
+        writer.write(head + body)
+        header = await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 " in header.split(b"\r\n")[0], header
+        lowered = header.lower()
+        if b"content-length: " in lowered:
+            length = int(lowered.split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(length)
+            num_bytes += length
+            continue
+        last = b""
+        while not last.endswith(b"0\r\n\r\n"):
+            piece = await reader.read(1 << 18)
+            assert piece, "the connection was closed"
+            num_bytes += len(piece)
+            last = (last + piece)[-16:]
+    writer.close()
+    return num_bytes
+
+
+def load(port: int, *, num_connections: int, num_requests: int, num_tokens: int, stream: bool) -> float:
+    """Seconds."""
+    body = json.dumps(
+        {"prompt": PROMPT, "max_tokens": num_tokens, "stream": stream, "ignore_eos": True, "temperature": 0}
+    ).encode()
+
+    async def everything() -> None:
+        await asyncio.gather(*(one(port, body, num_requests) for _ in range(num_connections)))
+
+    start = time.perf_counter()
+    asyncio.run(everything())
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--connections", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of a streamed answer")
+    parser.add_argument("--requests", type=int, default=512, help="requests of a round, over all connections")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", action="store_true")
+    options = parser.parse_args()
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder:
+        made_up_tokenizer().save(str(Path(folder) / "tokenizer.json"))
+        servers = {
+            "Facet": Server.start(serve_facet, folder, options.profile),
+            "bare Starlette": Server.start(serve_bare, CHUNK, options.profile),
+        }
+        table = Table(title=f"an engine that computes nothing; streams of {options.tokens} tokens")
+        for column in ("connections", "", "Facet", "bare Starlette", "ratio"):
+            table.add_column(column, justify="left" if not column else "right")
+        for num_connections in options.connections:
+            for stream, what in ((False, "requests/s"), (True, "streamed tokens/s")):
+                num_requests = max(1, options.requests // num_connections)
+                num_tokens = options.tokens if stream else 1
+                settings = dict(num_connections=num_connections, num_requests=num_requests, num_tokens=num_tokens)
+                seconds: dict[str, list[float]] = {name: [] for name in servers}
+                for _ in range(options.rounds):
+                    for name, server in servers.items():
+                        seconds[name].append(load(server.port, stream=stream, **settings))
+                work = num_connections * num_requests * num_tokens
+                rates = {name: work / statistics.median(times) for name, times in seconds.items()}
+                ratio = rates["Facet"] / rates["bare Starlette"]
+                row = [f"{rate:,.0f}" for rate in rates.values()]
+                table.add_row(str(num_connections), what, *row, f"{ratio:.2f}")
+        profiles = {name: server.stop(options.profile) for name, server in servers.items()}
+    console.print(table)
+    for name, parts in profiles.items() if options.profile else ():
+        total = sum(seconds for _, seconds in parts)
+        console.print(f"{name}: " + ", ".join(f"{part} {own / total:.0%}" for part, own in parts[:14]), highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Chat messages as clients send them -> messages as templates expect them.
+
+Everything a client sent is checked, and only what is known is passed on: a template sees roles, text, calls with
+arguments as mappings, results and thoughts, all as plain values of our own making. A fault is a RequestError that
+says where it is, as in messages[2].tool_calls[0].
+
+It does not know any model's format (that is the template's) nor the rest of a request (server; tool_choice.py).
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from facet.errors import RequestError
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_MEDIA_PARTS = {
+    "image": "images",
+    "image_url": "images",
+    "input_image": "images",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "video": "video",
+    "video_url": "video",
+    "input_video": "video",
+    "file": "files",
+}
+
+
+def normalize_messages(messages: object) -> list[dict[str, Any]]:
+    """The conversation, ready for `ChatTemplate.render`."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        _refuse("messages", f"must be a list of messages, not {_kind(messages)}")
+    normalized = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if not normalized:
+        raise RequestError("messages is empty. Send at least one message.", field="messages")
+    return normalized
+
+
+def _message(message: object, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        _refuse(where, f'must be an object such as {{"role": "user", "content": "..."}}, not {_kind(message)}')
+    role = message.get("role")
+    if role not in _ROLES:
+        given = "has no role" if role is None else f"has the role {role!r}"
+        _refuse(where, f"{given}. A role is one of {', '.join(_ROLES)}")
+    normalized: dict[str, Any] = {"role": role}
+    name = _optional_string(message, "name", where)
+    if name is not None:
+        normalized["name"] = name
+    if role == "assistant":
+        normalized |= _assistant_fields(message, where)
+    else:
+        content = message.get("content")
+        if content is None:
+            _refuse(where, "has no content. Give it a text, or leave the message out")
+        normalized["content"] = _content(content, f"{where}.content")
+    if role == "tool":
+        normalized |= _tool_fields(message, where)
+    return normalized
+
+
+def _assistant_fields(message: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    for retired in ("function_call", "audio"):
+        if message.get(retired) is not None:
+            advice = "Send tool_calls instead" if retired == "function_call" else "Send the text as content"
+            _refuse(where, f"has {retired}, which is not supported. {advice}")
+    fields: dict[str, Any] = {}
+    reasoning = _optional_string(message, "reasoning", where)
+    reasoning_content = _optional_string(message, "reasoning_content", where)
+    thought = reasoning if reasoning is not None else reasoning_content
+    if thought is not None:
+        # Templates look under either name.
+        fields["reasoning"] = fields["reasoning_content"] = thought
+    tool_calls = message.get("tool_calls")
+    if tool_calls is not None and not isinstance(tool_calls, list | tuple):
+        _refuse(f"{where}.tool_calls", f"must be a list, not {_kind(tool_calls)}")
+    if tool_calls:
+        fields["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{j}]") for j, call in enumerate(tool_calls)]
+    content = message.get("content")
+    if content is None:
+        content = _optional_string(message, "refusal", where)
+    if content is None and not fields:
+        _refuse(where, "has neither content nor tool_calls. Leave the message out")
+    # Templates ask whether content is a string: None would be an answer few of them expect.
+    fields["content"] = "" if content is None else _content(content, f"{where}.content")
+    return fields
+
+
+def _tool_fields(message: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    call_id = _optional_string(message, "tool_call_id", where)
+    if call_id is None and not message.get("name"):
+        _refuse(where, "has no tool_call_id. Give the id of the call this is the result of")
+    return {} if call_id is None else {"tool_call_id": call_id}
+
+
+def _tool_call(call: object, where: str) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        _refuse(where, f"must be an object, not {_kind(call)}")
+    kind = call.get("type")
+    if kind not in (None, "function"):
+        _refuse(where, f"has the type {kind!r}. Only 'function' is supported")
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        _refuse(f"{where}.function", f"must be an object, not {_kind(function)}")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        _refuse(f"{where}.function.name", f"must be a name, not {_kind(name)}")
+    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+    normalized: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    call_id = _optional_string(call, "id", where)
+    if call_id is not None:
+        normalized["id"] = call_id
+    return normalized
+
+
+def _arguments(arguments: object, where: str) -> dict[str, Any]:
+    if isinstance(arguments, Mapping):
+        try:  # a copy of our own, in which nothing but JSON is left
+            arguments = json.dumps(dict(arguments), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            _refuse(where, f"cannot be written as JSON: {error}")
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}
+    if not isinstance(arguments, str):
+        _refuse(where, f"must be a string that holds a JSON object, not {_kind(arguments)}")
+    try:
+        parsed = json.loads(arguments, parse_float=_FloatAsWritten, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        _refuse(where, f"is not valid JSON ({reason}). Send the arguments as the model gave them")
+    if not isinstance(parsed, dict):
+        _refuse(where, f"must hold a JSON object, not {_kind(parsed)}")
+    return parsed
+
+
+def _content(content: object, where: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        _refuse(where, f"must be a string or a list of parts, not {_kind(content)}")
+    return [{"type": "text", "text": _text_of_part(part, f"{where}[{k}]")} for k, part in enumerate(content)]
+
+
+def _text_of_part(part: object, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        _refuse(where, f'must be an object such as {{"type": "text", "text": "..."}}, not {_kind(part)}')
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in _MEDIA_PARTS:
+        medium = _MEDIA_PARTS[kind]
+        _refuse(where, f"is of type {kind!r}, but this server reads text only, no {medium}")
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
+        given = "has no type" if kind is None else f"has the type {kind!r}"
+        _refuse(where, f"{given}. A part is of type 'text'")
+    field = _TEXT_PARTS[kind]
+    text = part.get(field)
+    if not isinstance(text, str):
+        _refuse(f"{where}.{field}", f"must be a string, not {_kind(text)}")
+    return text
+
+
+class _FloatAsWritten(float):
+    """A float a template writes as the model had written it, so that a replayed call is the same tokens again."""
+
+    def __new__(cls, text: str) -> "_FloatAsWritten":
+        number = super().__new__(cls, text)
+        number._text = text
+        return number
+
+    _text: str
+
+    def __str__(self) -> str:
+        return self._text
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")
+
+
+def _optional_string(message: Mapping[Any, Any], field: str, where: str) -> str | None:
+    value = message.get(field)
+    if value is not None and not isinstance(value, str):
+        _refuse(f"{where}.{field}", f"must be a string, not {_kind(value)}")
+    return value
+
+
+def _kind(value: object) -> str:
+    """What a client would call this value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case "":
+            return "an empty string"
+        case str():
+            return "a string"
+        case Mapping():
+            return "an object"
+        case list() | tuple():
+            return "a list"
+    return f"a {type(value).__name__}"
+
+
+def _refuse(where: str, fault: str) -> NoReturn:
+    raise RequestError(f"{where} {fault}.", field="messages")

@@ -1,0 +1,72 @@
+"""The tokens of one reply -> what the reply says: content, thoughts, tool calls.
+
+`make_reply_parser` picks the reader for the model at hand by its vocabulary. Gemma 4 has a format with control
+tokens (gemma_reply.py). Gemma 3 and 3n were taught none: their replies are content from end to end.
+"""
+
+import secrets
+from collections.abc import Callable
+
+from facet.chat.deltas import ContentDelta, Delta, ReplyParser
+from facet.chat.formats import ReplyMarkers
+from facet.chat.gemma_reply import GemmaReplyParser
+from facet.sampling_params import SamplingParams
+from facet.tokens import Tokenizer
+from facet.tokens.output_text import OutputText
+
+
+def random_call_id() -> str:
+    """An id no other call has."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def make_reply_parser(
+    tokenizer: Tokenizer,
+    sampling: SamplingParams,
+    *,
+    tools_enabled: bool,
+    reasoning_enabled: bool,
+    starts_in_thought: bool = False,
+    new_call_id: Callable[[], str] = random_call_id,
+) -> ReplyParser:
+    """A parser for one reply.
+
+    `tools_enabled` and `reasoning_enabled` say whether calls and thoughts are set apart; if not, their words
+    are content. `starts_in_thought` is for a prompt that ends inside a thought (`formats.ends_in_thought`).
+    """
+    markers = ReplyMarkers.find(tokenizer)
+    if markers is None:
+        return PlainReplyParser(tokenizer, sampling)
+    return GemmaReplyParser(
+        tokenizer,
+        sampling,
+        markers,
+        tools_enabled=tools_enabled,
+        reasoning_enabled=reasoning_enabled,
+        starts_in_thought=starts_in_thought,
+        new_call_id=new_call_id,
+    )
+
+
+class PlainReplyParser:
+    """Everything is content."""
+
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
+        self._output = OutputText(tokenizer, sampling)
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._output.stop_string
+
+    @property
+    def has_tool_calls(self) -> bool:
+        return False
+
+    def push(self, token_id: int) -> list[Delta]:
+        return self._as_deltas(self._output.push(token_id)) if self.stop_string is None else []
+
+    def finish(self, *, is_complete: bool = False) -> list[Delta]:
+        return self._as_deltas(self._output.finish()) if self.stop_string is None else []
+
+    def _as_deltas(self, text: str) -> list[Delta]:
+        return [ContentDelta(text)] if text else []

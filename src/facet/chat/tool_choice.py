@@ -1,0 +1,132 @@
+"""A request's tools, tool_choice, reasoning_effort and chat_template_kwargs -> what the template is given.
+
+Checks shapes and names; whether a tool's schema is one that can be enforced is not known here.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from facet.errors import RequestError
+
+_TOOL_NAME = re.compile(r"[\w.:/-]{1,128}")
+_MODES = ("none", "auto", "required")
+# Whether each effort thinks at all. Gemma has one way of thinking, so the rest are alike.
+_THINKS = {"none": False, "minimal": False, "low": True, "medium": True, "high": True, "xhigh": True}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the model may, must or must not call, and which tool."""
+
+    mode: Literal["none", "auto", "required", "named"]
+    name: str | None = None  # of the tool, for "named"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of one request."""
+
+    tools: tuple[dict[str, Any], ...]  # as they were declared
+    choice: ToolChoice
+
+    @property
+    def for_template(self) -> list[dict[str, Any]] | None:
+        """What the template declares to the model. A model that must not call is not told of tools."""
+        return list(self.tools) if self.tools and self.choice.mode != "none" else None
+
+
+def normalize_tools(tools: object, tool_choice: object = None) -> ToolUse:
+    """Checks both against each other. Without a choice it is "auto" if there are tools, else "none"."""
+    if tools is not None and not isinstance(tools, list | tuple):
+        _refuse("tools", "must be a list.")
+    declared = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ()))
+    names = [tool["function"]["name"] for tool in declared]
+    if repeated := next((name for i, name in enumerate(names) if name in names[:i]), None):
+        _refuse("tools", f"declares {repeated!r} twice. Give every tool a name of its own.")
+    return ToolUse(declared, _choice(tool_choice, names))
+
+
+def template_variables(
+    *,
+    reasoning_effort: object = None,
+    chat_template_kwargs: object = None,
+    default_chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The variables beside the conversation. The request's own kwargs win, then its effort, then the defaults."""
+    if reasoning_effort is not None and (not isinstance(reasoning_effort, str) or reasoning_effort not in _THINKS):
+        raise RequestError(
+            f"reasoning_effort is {reasoning_effort!r}, but must be one of {', '.join(_THINKS)}.",
+            field="reasoning_effort",
+        )
+    if chat_template_kwargs is None:
+        chat_template_kwargs = {}
+    if not isinstance(chat_template_kwargs, Mapping) or not all(isinstance(key, str) for key in chat_template_kwargs):
+        raise RequestError(
+            'chat_template_kwargs must be an object of template variables, such as {"enable_thinking": true}.',
+            field="chat_template_kwargs",
+        )
+    variables: dict[str, Any] = {"enable_thinking": False, **(default_chat_template_kwargs or {})}
+    if reasoning_effort is not None:
+        variables |= {"enable_thinking": _THINKS[reasoning_effort], "reasoning_effort": reasoning_effort}
+    variables |= chat_template_kwargs
+    if not isinstance(variables["enable_thinking"], bool):
+        raise RequestError(
+            f"enable_thinking must be true or false, not {variables['enable_thinking']!r}.",
+            field="chat_template_kwargs",
+        )
+    return variables
+
+
+def _tool(tool: object, where: str) -> dict[str, Any]:
+    if not isinstance(tool, Mapping):
+        _refuse(where, 'must be an object such as {"type": "function", "function": {...}}.')
+    if tool.get("type") != "function":
+        _refuse(where, f"has the type {tool.get('type')!r}. Only 'function' is supported.")
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        _refuse(f"{where}.function", "must be an object with a name.")
+    name, parameters, description = function.get("name"), function.get("parameters"), function.get("description")
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        _refuse(f"{where}.function.name", f"is {name!r}. A name has up to 128 letters, digits, _ . : / or -.")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        _refuse(f"{where}.function.parameters", "must be a JSON schema: an object.")
+    if description is not None and not isinstance(description, str):
+        _refuse(f"{where}.function.description", "must be a string.")
+    try:  # a copy of our own, in which nothing but JSON is left
+        copied: dict[str, Any] = json.loads(json.dumps({"type": "function", "function": dict(function)}))
+    except (TypeError, ValueError, RecursionError) as error:
+        _refuse(where, f"cannot be written as JSON: {error}.")
+    # Templates ask whether these exist, and null would be an answer few of them expect.
+    copied["function"] = {key: value for key, value in copied["function"].items() if value is not None}
+    return copied
+
+
+def _choice(tool_choice: object, names: list[str]) -> ToolChoice:
+    if tool_choice is None:
+        return ToolChoice("auto" if names else "none")
+    if isinstance(tool_choice, Mapping):
+        function = tool_choice.get("function")
+        name = function.get("name") if isinstance(function, Mapping) else tool_choice.get("name")
+        if tool_choice.get("type") != "function" or not isinstance(name, str):
+            _refuse("tool_choice", 'must look like {"type": "function", "function": {"name": "..."}}.', "tool_choice")
+        if name not in names:
+            known = ", ".join(map(repr, names)) or "none"
+            _refuse("tool_choice", f"names {name!r}, which is not among the tools ({known}).", "tool_choice")
+        return ToolChoice("named", name)
+    if tool_choice == "none":
+        return ToolChoice("none")
+    if tool_choice not in ("auto", "required"):
+        options = ", ".join(map(repr, _MODES))
+        _refuse("tool_choice", f"is {tool_choice!r}, but must be {options} or name a function.", "tool_choice")
+    if not names:
+        if tool_choice == "required":
+            _refuse("tool_choice", "is 'required', but there are no tools. Send tools with it.", "tool_choice")
+        return ToolChoice("none")
+    return ToolChoice("auto" if tool_choice == "auto" else "required")
+
+
+def _refuse(where: str, fault: str, field: str = "tools") -> NoReturn:
+    raise RequestError(f"{where} {fault}", field=field)

@@ -1,0 +1,84 @@
+"""Tools -> the grammar of their calls, in the syntax in which Gemma 4 writes them.
+
+    <|tool_call>call:NAME{key:value,...}<tool_call|>
+
+The markers are tokens, and so are the delimiters of strings: the grammar names them by id, and no text can stand for
+one. How a call is read back is told in gemma_reply.py.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from facet.chat.formats import ReplyMarkers
+from facet.chat.grammar_rules import GrammarRules, literal, one_of, token
+from facet.chat.schema_rules import SchemaRules
+from facet.chat.tool_choice import ToolUse
+from facet.errors import RequestError
+from facet.grammar_spec import GrammarSpec, ThoughtTokens
+
+_TOOL_NAME = re.compile(r"[\w.:/-]+")
+# Of a tool that declares no parameters: it takes none.
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def tool_call_grammar(
+    use: ToolUse,
+    markers: ReplyMarkers,
+    *,
+    parallel: bool = True,
+    thinking: bool = False,
+    starts_in_thought: bool = False,
+) -> GrammarSpec | None:
+    """What calls of these tools must look like. None: there are none to call.
+
+    auto: text is free, and a call is bound from the token that opens it to the one that closes it. required: the answer
+    is one call or more, and nothing else. named: likewise, all calls being of that tool. Without `parallel` there is at
+    most one call. With `thinking` a thought may come before all that; `starts_in_thought` says that the prompt has
+    already opened it.
+    """
+    choice = use.choice
+    functions = [_function(tool) for tool in use.tools]
+    if choice.mode == "named":
+        functions = [function for function in functions if function["name"] == choice.name]
+    if choice.mode == "none" or not functions:
+        return None
+    is_free = choice.mode == "auto"
+    return GrammarSpec(
+        kind="tool_calls",
+        sources=(_grammar(functions, markers, is_repeated=parallel and not is_free),),
+        trigger_token_id=markers.opens_call if is_free else None,
+        may_trigger_again=parallel,
+        # Where text is free so are thoughts, and what looks like a call inside one is none.
+        thought=thought_tokens(markers, thinking=thinking or is_free, starts_in_thought=starts_in_thought),
+        field="tools",
+    )
+
+
+def thought_tokens(
+    markers: ReplyMarkers | None, *, thinking: bool, starts_in_thought: bool = False
+) -> ThoughtTokens | None:
+    """For a `GrammarSpec`: the tokens of a thought that may come before the answer. None: none may."""
+    if markers is None or not (thinking or starts_in_thought):
+        return None
+    return ThoughtTokens(open_id=markers.opens_channel, close_id=markers.closes_channel, is_open=starts_in_thought)
+
+
+def _grammar(functions: Sequence[Mapping[str, Any]], markers: ReplyMarkers, *, is_repeated: bool) -> str:
+    rules = GrammarRules(markers.string_delimiter)
+    calls = []
+    for function in functions:
+        name, schema = function["name"], function.get("parameters") or _NO_PARAMETERS
+        arguments = SchemaRules(schema, rules, name=name, field="tools").root()
+        calls.append(f"{literal(f'call:{name}')} {arguments}")
+    call = rules.add(f"{token(markers.opens_call)} {one_of(calls)} {token(markers.closes_call)}")
+    return rules.text(f"{call}+" if is_repeated else call)
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    function: Mapping[str, Any] = tool["function"]
+    if not _TOOL_NAME.fullmatch(function["name"]):
+        raise RequestError(
+            f"The tool {function['name']!r} cannot be called: a name has letters, digits, _ . : / or -.", field="tools"
+        )
+    return function

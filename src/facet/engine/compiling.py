@@ -1,0 +1,59 @@
+"""Requests whose grammar is being compiled. They stand in no line yet, and nobody who does waits for them."""
+
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, NamedTuple
+
+from facet.errors import RequestError
+from facet.request import Request
+from facet.sampling import GrammarCompiler, as_request_error
+
+if TYPE_CHECKING:
+    import xgrammar
+
+
+class Compiled(NamedTuple):
+    request: Request
+    grammar: "xgrammar.CompiledGrammar | RequestError"  # an error: why there is none
+
+
+class CompilingRequests:
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        self._compiler = compiler
+        self._requests: dict[str, tuple[Request, Future[xgrammar.CompiledGrammar]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def add(self, request: Request) -> None:
+        """Begin; `take_ready` brings the request back. Raises at once where that can be known at once."""
+        assert request.grammar is not None, "only requests with a grammar come here"
+        if request.grammar.trigger_token_id is None and not (request.eos_token_ids or request.sampling.stop_token_ids):
+            raise RequestError(
+                f"{request.grammar.field} binds the whole answer, but the request has no end-of-sequence token that "
+                "could end it. Give eos_token_ids or stop_token_ids.",
+                field=request.grammar.field,
+            )
+        self._requests[request.request_id] = (request, self._compiler.start(request.grammar))
+
+    def cancel(self, request_id: str) -> bool:
+        """Whether the request was here. Its grammar is compiled all the same, for the next who wants it."""
+        return self._requests.pop(request_id, None) is not None
+
+    def take_ready(self, timeout: float) -> list[Compiled]:
+        """Those whose grammar is ready, first come first; waits `timeout` seconds at most for a first one."""
+        if not self._requests:
+            return []
+        if timeout:
+            wait([compiling for _, compiling in self._requests.values()], timeout, return_when="FIRST_COMPLETED")
+        ready = []
+        for request_id, (request, compiling) in list(self._requests.items()):
+            if compiling.done():
+                del self._requests[request_id]
+                assert request.grammar is not None
+                error = compiling.exception()
+                outcome = compiling.result() if error is None else as_request_error(error, request.grammar)
+                ready.append(Compiled(request, outcome))
+        return ready

@@ -1,0 +1,67 @@
+"""What shape an answer must have, as a frozen value that travels with its request.
+
+Whoever holds the tokenizer and the template writes it: the source of the grammar, and when in the answer it applies,
+with every special token resolved to its id. Knows neither how a grammar is compiled nor how a token is chosen.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from facet.errors import RequestError
+
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "tool_calls"]
+
+# A source longer than this would occupy the compiler for seconds; a schema of a hundred tools has a tenth of it.
+MAX_SOURCE_CHARACTERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThoughtTokens:
+    """A thought before the answer, which no grammar binds."""
+
+    open_id: int
+    close_id: int
+    is_open: bool = False  # the prompt already ends inside a thought
+
+    def __post_init__(self) -> None:
+        assert self.open_id != self.close_id, "one token cannot both open and close a thought"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarSpec:
+    """One grammar and when it applies.
+
+    Without a trigger the whole answer, up to its end-of-sequence token, is bound. With one, text is free until the
+    trigger token is sampled; from there to the end of the grammar the answer is bound, and then free again. Either way
+    a thought may come first where the tokens of thoughts are given; nothing inside it is bound, or taken for a trigger.
+    """
+
+    kind: GrammarKind
+    # json_object: none. choice: the choices. tool_calls: a Lark grammar over token ids (chat/tool_grammar.py).
+    # Others: one text, as the client gave it.
+    sources: tuple[str, ...] = ()
+    trigger_token_id: int | None = None  # part of the grammar: its first token
+    may_trigger_again: bool = True  # after a triggered part has ended, another may come
+    thought: ThoughtTokens | None = None  # None: the answer begins at once
+    field: str = "structured_outputs"  # the part of the client's request that errors name
+
+    def __post_init__(self) -> None:
+        expected = {"json_object": 0, "choice": len(self.sources)}.get(self.kind, 1)
+        if len(self.sources) != expected or (self.kind == "choice" and not self.sources):
+            raise RequestError(
+                f"A grammar of kind {self.kind} has {len(self.sources)} sources, but needs "
+                f"{'one or more' if self.kind == 'choice' else expected}.",
+                field=self.field,
+            )
+        length = sum(map(len, self.sources))
+        if length > MAX_SOURCE_CHARACTERS:
+            raise RequestError(
+                f"{self.field} makes a grammar of {length} characters, but at most {MAX_SOURCE_CHARACTERS} are taken. "
+                "Give a smaller schema, or fewer tools.",
+                field=self.field,
+            )
+
+    @property
+    def key(self) -> tuple[GrammarKind, tuple[str, ...]]:
+        """What the compiled grammar depends on."""
+        return self.kind, self.sources

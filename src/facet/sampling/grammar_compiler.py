@@ -1,0 +1,130 @@
+"""Grammar sources -> compiled grammars, in threads of its own, the latest ones kept.
+
+Only here and in `grammar_walker.py` is the grammar library known. It is loaded when the first grammar comes: it brings
+large libraries along, and most engines never need it.
+"""
+
+import json
+import os
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from facet.errors import FacetError, RequestError
+from facet.grammar_spec import GrammarKind, GrammarSpec
+from facet.sampling.token_bytes import read_token_bytes
+
+if TYPE_CHECKING:
+    import xgrammar
+
+# Two, so that one monstrous schema does not keep all others waiting.
+NUM_COMPILING_THREADS = 2
+MAX_CACHED_BYTES = 256 << 20
+MAX_CACHED_GRAMMARS = 1024
+# Between two JSON tokens. Without a bound a model that has nothing to say goes on with blanks for ever.
+MAX_JSON_WHITESPACE = 20
+
+Key = tuple[GrammarKind, tuple[str, ...]]
+
+
+class GrammarCompiler:
+    """Compiles each grammar once. Safe to call from one thread; compiles in others."""
+
+    def __init__(self, tokenizer_folder: Path | None, *, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._folder = tokenizer_folder
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._threads = ThreadPoolExecutor(NUM_COMPILING_THREADS, thread_name_prefix="facet-grammar-compiler")
+        self._cache: OrderedDict[Key, _Entry] = OrderedDict()
+        self._loading = threading.Lock()
+        self._backend: xgrammar.GrammarCompiler | None = None
+
+    def start(self, spec: GrammarSpec) -> "Future[xgrammar.CompiledGrammar]":
+        """The compiled grammar, at once if it is in the cache. Fails with `RequestError`; see `as_request_error`."""
+        if self._folder is None:
+            raise RequestError(
+                "This engine was started without a tokenizer, and grammars need one.",
+                field=spec.field,
+            )
+        found = self._cache.get(spec.key)
+        if found is None:
+            found = self._cache[spec.key] = _Entry(self._threads.submit(self._compile, spec))
+            self._evict()
+        self._cache.move_to_end(spec.key)
+        return found.compiling
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _compile(self, spec: GrammarSpec) -> "xgrammar.CompiledGrammar":
+        backend = self._load()
+        if spec.kind == "json_object":
+            anything = '{"type": "object", "additionalProperties": true}'
+            return backend.compile_json_schema(anything, max_whitespace_cnt=MAX_JSON_WHITESPACE)
+        if spec.kind == "json_schema":
+            return backend.compile_json_schema(spec.sources[0], max_whitespace_cnt=MAX_JSON_WHITESPACE)
+        if spec.kind == "regex":
+            return backend.compile_regex(spec.sources[0])
+        if spec.kind == "choice":
+            return backend.compile_grammar("root ::= " + " | ".join(map(_literal, spec.sources)) + "\n")
+        if spec.kind == "tool_calls" or "::=" not in spec.sources[0]:
+            return backend.compile_lark(spec.sources[0])
+        return backend.compile_grammar(spec.sources[0])
+
+    def _load(self) -> "xgrammar.GrammarCompiler":
+        with self._loading:
+            if self._backend is None:
+                import xgrammar
+
+                assert self._folder is not None
+                vocabulary = xgrammar.TokenizerInfo(
+                    read_token_bytes(self._folder, self._vocab_size),
+                    xgrammar.VocabType.RAW,
+                    vocab_size=self._vocab_size,
+                    stop_token_ids=self._eos_token_ids or [0],
+                )
+                num_threads = max(1, min(4, (os.cpu_count() or 1) // 2))
+                # Its own cache is off: grammars are kept here, where their number and size are bounded.
+                self._backend = xgrammar.GrammarCompiler(vocabulary, max_threads=num_threads, cache_enabled=False)
+            return self._backend
+
+    def _evict(self) -> None:
+        """Drop the longest unused, until what is left fits. Whoever walks a dropped grammar keeps it alive."""
+        num_bytes = sum(entry.num_bytes for entry in self._cache.values())
+        while len(self._cache) > 1 and (num_bytes > MAX_CACHED_BYTES or len(self._cache) > MAX_CACHED_GRAMMARS):
+            _, dropped = self._cache.popitem(last=False)
+            num_bytes -= dropped.num_bytes
+
+
+class _Entry:
+    def __init__(self, compiling: "Future[xgrammar.CompiledGrammar]") -> None:
+        self.compiling = compiling
+        self._num_bytes: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the compiled grammar; nothing yet, or nothing ever, where there is none."""
+        if self._num_bytes is None and self.compiling.done():
+            failed = self.compiling.cancelled() or self.compiling.exception() is not None
+            self._num_bytes = 0 if failed else int(self.compiling.result().memory_size_bytes)
+        return self._num_bytes or 0
+
+
+def as_request_error(error: BaseException, spec: GrammarSpec) -> RequestError:
+    """Why a grammar could not be compiled, in terms of the client's request."""
+    reason = str(error) if isinstance(error, FacetError) else _first_sentence(error)
+    return RequestError(f"{spec.field} cannot be used as a {spec.kind} grammar: {reason}", field=spec.field)
+
+
+def _first_sentence(error: BaseException) -> str:
+    """Without the library's clock and source positions, and without the grammar that it repeats."""
+    text = re.sub(r"\[[\d:]+\] \S+:\d+: ", "", str(error))
+    return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

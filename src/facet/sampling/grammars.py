@@ -1,0 +1,194 @@
+"""The grammars of running requests, by row: they see the tokens of settled steps and give masks to the next.
+
+All walking is done by one thread, in the order it was asked for, so that masks are made while the device computes and
+no lock is needed. The loop's thread only asks; the runner waits for the answer when it has launched the model and is
+about to sample.
+
+A request whose text is free until a trigger comes need not wait for the host in the overlapped order: the mask of what
+follows the trigger goes along with every step, and applies if the token before, not yet known here, was the trigger.
+From when the trigger is seen until its grammar has ended, the request waits.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from facet.request import Request
+from facet.sampling.grammar import HostMask
+from facet.sampling.grammar_walker import GrammarWalker, Mask, Stage
+from facet.step import Admission, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    import xgrammar
+
+logger = logging.getLogger(__name__)
+
+MaskInTheMaking = Future[HostMask | None]
+Answer = TypeVar("Answer")
+
+
+class Grammars:
+    """Owned by the loop. A plan goes through `start_masks` before it is launched, its result through `settle`."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._compiled: dict[str, xgrammar.CompiledGrammar] = {}
+        self._rows: dict[int, _Row] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        self._waits: dict[int, bool] = {}
+
+    def add(self, request: Request, compiled: "xgrammar.CompiledGrammar") -> None:
+        """Keep a request's grammar until the request ends, however often it is preempted."""
+        self._compiled[request.request_id] = compiled
+
+    def remove(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._compiled.pop(request_id, None)
+
+    def start_masks(self, plan: StepPlan) -> MaskInTheMaking | None:
+        """What the plan's sampled rows may sample. None: no row of it has a grammar."""
+        if not self._compiled and not self._rows:
+            return None
+        for row in plan.released_rows:
+            self._rows.pop(row, None)
+        numbers = dict(zip(plan.rows.tolist(), plan.request_numbers.tolist(), strict=True))
+        for admission in plan.admissions:
+            if admission.request.grammar is not None:
+                self._admit(admission, numbers[admission.row])
+        sampled = plan.rows[plan.samples].tolist()
+        held = {place: self._rows[row] for place, row in enumerate(sampled) if row in self._rows}
+        if not held:
+            return None
+        making = self._ask(_collect, [(place, row.state, row.unseen_trigger) for place, row in held.items()])
+        for holder in held.values():
+            holder.has_sampled = True
+        return making
+
+    def take_waits(self) -> dict[int, bool]:
+        """Requests, by number, that must from now on wait for the host after every token, or need no longer."""
+        waits, self._waits = self._waits, {}
+        return waits
+
+    def settle(self, plan: StepPlan, result: StepResult) -> None:
+        """Let grammars see the tokens of a step; a row that has changed hands since does not."""
+        if not self._rows:
+            return
+        entries = zip(
+            plan.rows[plan.samples].tolist(),
+            plan.request_numbers[plan.samples].tolist(),
+            result.token_ids,
+            strict=True,
+        )
+        seen = []
+        for row, number, token_id in entries:
+            held = self._rows.get(row)
+            if held is not None and held.request_number == number and token_id is not None:
+                self._note_waiting(held, token_id)
+                seen.append((held.state, token_id))
+        if seen:
+            self._ask(_walk_all, seen)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+            self._thread = None
+
+    def _admit(self, admission: Admission, number: int) -> None:
+        request = admission.request
+        assert request.grammar is not None
+        walker = GrammarWalker(
+            request.grammar,
+            self._compiled[request.request_id],
+            vocab_size=self._vocab_size,
+            stop_token_ids=(*request.eos_token_ids, *request.sampling.stop_token_ids),
+        )
+        state = _WalkState(walker)
+        row = self._rows[admission.row] = _Row(number, state, request.grammar.trigger_token_id)
+        row.is_waiting = row.trigger_token_id is None
+        if row.trigger_token_id is not None and admission.output_token_ids:
+            self._set_waiting(row, True)  # it may be in the middle of what its trigger began
+        self._ask(state.walk, admission.output_token_ids)
+
+    def _note_waiting(self, row: "_Row", token_id: int) -> None:
+        if row.trigger_token_id is None:
+            return
+        if token_id == row.trigger_token_id:
+            self._set_waiting(row, True)
+        elif row.state.mask is None:  # as it was when this token was sampled: nobody has walked since
+            self._set_waiting(row, False)
+
+    def _set_waiting(self, row: "_Row", must_wait: bool) -> None:
+        if row.is_waiting != must_wait:
+            row.is_waiting = self._waits[row.request_number] = must_wait
+
+    def _ask(self, function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="facet-grammar")
+        return self._thread.submit(function, *arguments)
+
+
+class _WalkState:
+    """A walker and the mask of its next token. Touched by the walking thread alone."""
+
+    def __init__(self, walker: GrammarWalker) -> None:
+        self._walker = walker
+        self.mask: Mask | None = None
+        self._after_trigger: Mask | None = None
+
+    def mask_after_trigger(self) -> Mask | None:
+        if self._walker.stage is not Stage.FREE:
+            return None
+        if self._after_trigger is None:
+            self._after_trigger = self._walker.mask_after_trigger()
+        return self._after_trigger
+
+    def walk(self, token_ids: Iterable[int]) -> None:
+        try:
+            for token_id in token_ids:
+                self._walker.accept(token_id)
+            self.mask = self._walker.mask()
+        except Exception:
+            # Nobody waits for this call. An empty mask ends the request with an error where it samples next.
+            logger.exception("A grammar could not be followed")
+            self._walker.fail()
+            self.mask = self._walker.mask()
+
+
+@dataclass(slots=True)
+class _Row:
+    request_number: int  # which submission holds the row
+    state: _WalkState
+    trigger_token_id: int | None
+    is_waiting: bool = False
+    has_sampled: bool = False  # a token since it was admitted, so that the device knows its last one
+
+    @property
+    def unseen_trigger(self) -> int | None:
+        """The token that may have come without the host's having seen it."""
+        return None if self.is_waiting or not self.has_sampled else self.trigger_token_id
+
+
+def _walk_all(seen: Iterable[tuple[_WalkState, int]]) -> None:
+    for state, token_id in seen:
+        state.walk((token_id,))
+
+
+def _collect(rows: Iterable[tuple[int, _WalkState, int | None]]) -> HostMask | None:
+    """The masks of those rows, by their place among the step's logits, that may forbid anything."""
+    masks: list[Mask] = []
+    places: list[int] = []
+    only_after: list[int | None] = []
+    for place, state, unseen_trigger in rows:
+        mask, after = state.mask, None
+        if mask is None and unseen_trigger is not None:
+            mask, after = state.mask_after_trigger(), unseen_trigger
+        if mask is not None:
+            masks.append(mask)
+            places.append(place)
+            only_after.append(after)
+    return HostMask(torch.from_numpy(np.stack(masks)), places, only_after) if masks else None

@@ -1,0 +1,102 @@
+"""The HTTP app: which path is answered by what, and what starts and stops with it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from facet.config import ServerConfig
+from facet.server.chat_route import ChatEndpoint
+from facet.server.completions_route import CompletionsEndpoint
+from facet.server.engine_bridge import EngineBridge
+from facet.server.engine_process import ServedEngine
+from facet.server.errors import HttpError, error_response
+from facet.server.frontend import Frontend, guarded
+from facet.server.metrics import Metrics
+from facet.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
+from facet.server.operations_routes import OperationsEndpoints
+from facet.server.served_model import ServedModel
+from facet.server.stats_log import log_stats
+from facet.server.token_routes import DetokenizeEndpoint, ModelsEndpoint, TokenizeEndpoint
+
+
+def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> Starlette:
+    """An app that owns `engine` from its start-up to its shutdown."""
+    bridge = EngineBridge(engine, max_pending=config.max_num_seqs + config.max_waiting_requests)
+    pool = ThreadPoolExecutor(config.num_tokenizer_threads, thread_name_prefix="facet-tokens")
+    frontend = Frontend(config, bridge, model, Metrics(bridge, model.name), pool)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        bridge.start()
+        logging_task = None if config.disable_log_stats else asyncio.create_task(log_stats(bridge))
+        try:
+            yield
+        finally:
+            if logging_task is not None:
+                logging_task.cancel()
+            await asyncio.to_thread(bridge.stop)
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    return Starlette(
+        routes=_routes(frontend),
+        middleware=_middleware(config),
+        exception_handlers={HTTPException: _not_found},
+        lifespan=lifespan,
+    )
+
+
+def _routes(frontend: Frontend) -> list[Route]:
+    operations, models = OperationsEndpoints(frontend), ModelsEndpoint(frontend)
+    return [
+        Route("/v1/chat/completions", guarded(ChatEndpoint(frontend)), methods=["POST"]),
+        Route("/v1/completions", guarded(CompletionsEndpoint(frontend)), methods=["POST"]),
+        Route("/v1/models", guarded(models), methods=["GET"]),
+        Route("/v1/models/{name:path}", guarded(models), methods=["GET"]),
+        Route("/tokenize", guarded(TokenizeEndpoint(frontend)), methods=["POST"]),
+        Route("/detokenize", guarded(DetokenizeEndpoint(frontend)), methods=["POST"]),
+        Route("/health", guarded(operations.health), methods=["GET"]),
+        Route("/ping", guarded(operations.health), methods=["GET", "POST"]),
+        Route("/version", guarded(operations.version), methods=["GET"]),
+        Route("/load", guarded(operations.load), methods=["GET"]),
+        Route("/metrics", guarded(operations.metrics), methods=["GET"]),
+        Route("/reset_prefix_cache", guarded(operations.reset_prefix_cache), methods=["POST"]),
+        Route("/openapi.json", guarded(operations.openapi), methods=["GET"]),
+        Route("/docs", guarded(operations.docs), methods=["GET"]),
+    ]
+
+
+def _middleware(config: ServerConfig) -> list[Middleware]:
+    """From the outside in: a refusal for want of a key carries an id and CORS headers too."""
+    stack = [
+        Middleware(RequestIdMiddleware),
+        Middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+        ),
+    ]
+    if config.api_key:
+        stack.append(Middleware(ApiKeyMiddleware, keys=config.api_key))
+    return stack
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """Paths and methods that do not exist, in the same shape as every other refusal."""
+    assert isinstance(error, HTTPException), "registered for these alone"
+    if error.status_code == 404:
+        return error_response(HttpError(404, f"There is no {request.url.path} here. /docs lists what there is."))
+    if error.status_code == 405:
+        message = f"{request.url.path} does not answer {request.method}. /docs lists what there is."
+        return error_response(HttpError(405, message), dict(error.headers or {}))
+    return error_response(HttpError(error.status_code, error.detail))

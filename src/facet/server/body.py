@@ -1,0 +1,81 @@
+"""The body of a request: read within limits, decoded into a wire type, every mistake named by its field."""
+
+import asyncio
+import logging
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from facet.server.errors import HttpError
+
+logger = logging.getLogger(__name__)
+
+Wire = TypeVar("Wire", bound=msgspec.Struct)
+
+_PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
+
+
+async def read_body(request: Request, *, max_bytes: int, timeout: float) -> bytes:
+    """All of it. Too large is refused as soon as that is known, by its announced length or by counting."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
+    parts: list[bytes] = []
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(timeout):
+            async for part in request.stream():
+                num_bytes += len(part)
+                if num_bytes > max_bytes:
+                    raise _too_large(max_bytes)
+                parts.append(part)
+    except TimeoutError:
+        raise HttpError(408, f"The body did not arrive within {timeout:g} seconds; {num_bytes} bytes did.") from None
+    except ClientDisconnect:
+        raise HttpError(400, f"The connection was closed after {num_bytes} bytes of the body.") from None
+    return b"".join(parts)
+
+
+class BodyDecoder:
+    """Bytes -> one wire type. Fields it does not know are ignored, as vLLM does; --verbose names them."""
+
+    def __init__(self, wire_type: type[Wire]) -> None:
+        self._decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(wire_type)
+        self._wire_type = wire_type
+        self._known = frozenset(wire_type.__struct_encode_fields__)
+
+    def decode(self, body: bytes) -> msgspec.Struct:
+        try:
+            decoded = self._decoder.decode(body)
+            if logger.isEnabledFor(logging.DEBUG) and (unknown := self._unknown_fields(body)):
+                logger.debug("Ignored, because unknown: %s", ", ".join(unknown))
+            return decoded
+        except msgspec.ValidationError as error:
+            raise _explain(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise HttpError(400, f"The body is not valid JSON: {error}.") from None
+        except RecursionError:
+            raise HttpError(400, "The body is nested too deeply to be read.") from None
+
+    def _unknown_fields(self, body: bytes) -> list[str]:
+        return sorted(set(msgspec.json.decode(body, type=dict[str, msgspec.Raw])) - self._known)
+
+
+def _too_large(max_bytes: int) -> HttpError:
+    return HttpError(413, f"The body is larger than {max_bytes} bytes, the limit of this server (--max-request-bytes).")
+
+
+def _explain(message: str) -> HttpError:
+    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in our shape."""
+    found = _PATH.search(message)
+    path = found["path"] if found else ""
+    words = message[: found.start()] if found else message
+    words = words.replace("`", "")
+    if missing := re.search(r"missing required field (\w+)", words):
+        path = f"{path}.{missing[1]}" if path else missing[1]
+        return HttpError(400, f"{path} is required.", param=path)
+    if not path:
+        return HttpError(400, f"The body must be a JSON object: {words[0].lower()}{words[1:]}.")
+    return HttpError(400, f"{path}: {words[0].lower()}{words[1:]}.", param=path)

@@ -1,0 +1,133 @@
+"""The answers of /v1/completions, as their tokens come in."""
+
+from dataclasses import dataclass
+
+from facet.engine.messages import Token
+from facet.sampling import TokenLogprobs
+from facet.sampling_params import SamplingParams
+from facet.server.answers import AnswerTokens
+from facet.server.logprobs import LogprobShapes
+from facet.server.protocol.completions import CompletionChoice, CompletionChunkChoice, CompletionLogprobs
+from facet.server.served_model import ServedModel
+from facet.tokens.output_text import OutputText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionForm:
+    """How the answers of one HTTP request are to look."""
+
+    num_top: int | None  # log-probabilities beside each token's own; None: none at all
+    echo: bool
+    echo_only: bool  # max_tokens 0: the prompt is asked about, and the one token computed is dropped
+    return_token_ids: bool
+    return_prompt_logprobs: bool
+    shapes: LogprobShapes
+
+
+class CompletionAnswer:
+    """One answer. `prompt` is what echo repeats."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt_text: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        form: CompletionForm,
+        model: ServedModel,
+    ) -> None:
+        self.tokens = AnswerTokens(sampling=sampling)
+        self.prompt_token_ids = prompt_token_ids
+        self._index = index
+        self._form = form
+        self._prompt_text = prompt_text if form.echo else ""
+        self._text = None if model.tokenizer is None else OutputText(model.tokenizer, sampling)
+        self._num_chars = len(self._prompt_text)
+        self._pieces: list[str] = []
+        self._offsets: list[int] = []
+        self._num_sent_tokens = 0
+        self._has_begun = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self.tokens.finish_reason is not None
+
+    def feed(self, token: Token) -> str:
+        """The text that became certain. After it ended by a stop string the caller cancels the request."""
+        token_id = self.tokens.take(token)
+        if token.token_id is not None:
+            self._offsets.append(self._num_chars)
+        piece = ""
+        if self._text is not None and not self._form.echo_only:
+            if token_id is not None:
+                piece = self._text.push(token_id)
+            if self._text.stop_string is None and self.is_finished:
+                piece += self._text.finish()
+            if self._text.stop_string is not None:
+                self.tokens.stop_at(self._text.stop_string)
+        self._num_chars += len(piece)
+        self._pieces.append(piece)
+        return piece
+
+    def chunk(self, piece: str) -> CompletionChunkChoice | None:
+        """An event of the stream; None where there is nothing to say yet."""
+        form, tokens = self._form, self.tokens
+        if not tokens.token_ids and not self.is_finished:
+            return None  # only log-probabilities of the prompt so far
+        is_first, self._has_begun = not self._has_begun, True
+        if is_first:
+            piece = self._prompt_text + piece
+        elif not piece and not self.is_finished and not form.return_token_ids and form.num_top is None:
+            return None
+        start, self._num_sent_tokens = self._num_sent_tokens, len(tokens.token_ids)
+        logprobs = None
+        if form.num_top is not None:
+            logprobs = self._logprobs(form.num_top, start, with_prompt=form.echo and is_first)
+        return CompletionChunkChoice(
+            index=self._index,
+            text=piece,
+            logprobs=logprobs,
+            finish_reason="length" if form.echo_only else tokens.finish_reason,
+            stop_reason=None if form.echo_only else tokens.stop_reason,
+            token_ids=self._shown_ids(start) if form.return_token_ids else None,
+            prompt_token_ids=self.prompt_token_ids if form.return_token_ids and is_first else None,
+        )
+
+    def choice(self) -> CompletionChoice:
+        """The whole answer."""
+        form, tokens = self._form, self.tokens
+        prompt_logprobs = None
+        if form.return_prompt_logprobs:
+            prompt_logprobs = [None, *(form.shapes.prompt_position(entry) for entry in tokens.prompt_logprobs)]
+        return CompletionChoice(
+            index=self._index,
+            text=self._prompt_text + "".join(self._pieces),
+            logprobs=None if form.num_top is None else self._logprobs(form.num_top, 0, with_prompt=form.echo),
+            finish_reason="length" if form.echo_only else tokens.finish_reason,
+            stop_reason=None if form.echo_only else tokens.stop_reason,
+            prompt_logprobs=prompt_logprobs,
+            token_ids=self._shown_ids(0) if form.return_token_ids else None,
+            prompt_token_ids=self.prompt_token_ids if form.return_token_ids else None,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return 0 if self._form.echo_only else len(self.tokens.token_ids)
+
+    def _shown_ids(self, start: int) -> list[int]:
+        return [] if self._form.echo_only else self.tokens.token_ids[start:]
+
+    def _logprobs(self, num_top: int, start: int, *, with_prompt: bool) -> CompletionLogprobs:
+        shapes, tokens = self._form.shapes, self.tokens
+        entries: list[TokenLogprobs | int] = []
+        offsets: list[int] = []
+        if with_prompt:
+            entries = [self.prompt_token_ids[0], *tokens.prompt_logprobs]
+            position = 0
+            for token_id in self.prompt_token_ids:
+                offsets.append(position)
+                position += len(shapes.text(token_id))
+        if not self._form.echo_only:
+            entries += tokens.logprobs[start:]
+            offsets += self._offsets[start:]
+        return shapes.completion(entries, offsets, num_top=num_top)

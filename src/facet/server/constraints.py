@@ -1,0 +1,120 @@
+"""What a request says about the form of its answer -> the grammar that goes with it to the engine."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from facet.chat.answer_grammar import (
+    choice_grammar,
+    ebnf_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    regex_grammar,
+)
+from facet.chat.formats import ReplyMarkers
+from facet.chat.tool_choice import ToolUse
+from facet.chat.tool_grammar import thought_tokens, tool_call_grammar
+from facet.errors import RequestError
+from facet.grammar_spec import GrammarSpec, ThoughtTokens
+from facet.server.protocol.sampling_fields import SamplingFields, StructuredOutputs
+from facet.tokens import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def answer_grammar(fields: SamplingFields, thought: ThoughtTokens | None = None) -> GrammarSpec | None:
+    """That of `structured_outputs` or `response_format`. A thought may come before the answer where one is given."""
+    bound = response_format_grammar(fields.response_format, thought)
+    if fields.structured_outputs is None:
+        return bound
+    if bound is not None:
+        raise RequestError(
+            "response_format and structured_outputs both bind the answer. Send one of them.", field="structured_outputs"
+        )
+    return structured_outputs_grammar(fields.structured_outputs, thought)
+
+
+def response_format_grammar(
+    response_format: Mapping[str, Any] | None, thought: ThoughtTokens | None
+) -> GrammarSpec | None:
+    if response_format is None:
+        return None
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return json_object_grammar(thought=thought)
+    if kind == "json_schema":
+        described = response_format.get("json_schema")
+        if not isinstance(described, Mapping) or "schema" not in described:
+            raise RequestError(
+                'response_format of type json_schema needs {"json_schema": {"name": ..., "schema": {...}}}.',
+                field="response_format",
+            )
+        return json_schema_grammar(described["schema"], thought=thought)
+    raise RequestError(
+        f"response_format.type is {kind!r}, but must be text, json_object or json_schema.", field="response_format"
+    )
+
+
+def structured_outputs_grammar(wanted: StructuredOutputs, thought: ThoughtTokens | None) -> GrammarSpec:
+    if wanted.structural_tag is not None:
+        raise RequestError(
+            "structured_outputs.structural_tag is not supported. Use json, regex, choice or grammar.",
+            field="structured_outputs",
+        )
+    given = [name for name in ("json", "regex", "choice", "grammar") if getattr(wanted, name) is not None]
+    given += ["json_object"] if wanted.json_object else []
+    if len(given) != 1:
+        raise RequestError(
+            f"structured_outputs needs one of json, regex, choice, grammar and json_object, not {len(given)} of them.",
+            field="structured_outputs",
+        )
+    field = "structured_outputs"
+    if given == ["json"]:
+        return json_schema_grammar(wanted.json, thought=thought, field=field)
+    if given == ["regex"]:
+        return regex_grammar(wanted.regex, thought=thought, field=field)
+    if given == ["choice"]:
+        return choice_grammar(wanted.choice, thought=thought, field=field)
+    if given == ["grammar"]:
+        return ebnf_grammar(wanted.grammar, thought=thought, field=field)
+    return json_object_grammar(thought=thought, field=field)
+
+
+def chat_grammar(
+    fields: SamplingFields,
+    use: ToolUse,
+    tokenizer: Tokenizer,
+    *,
+    may_think: bool,
+    starts_in_thought: bool,
+    parallel_calls: bool,
+) -> GrammarSpec | None:
+    """What binds the reply of a chat: its tools, or the form asked for."""
+    markers = ReplyMarkers.find(tokenizer)
+    thought = thought_tokens(markers, thinking=may_think, starts_in_thought=starts_in_thought)
+    bound = answer_grammar(fields, thought)
+    if use.choice.mode == "none":
+        return bound
+    if bound is not None:
+        raise RequestError(
+            f"{bound.field} binds the whole answer, which leaves no place for tool calls. Set tool_choice to none, or "
+            f"leave {bound.field} out.",
+            field=bound.field,
+        )
+    is_auto = use.choice.mode == "auto"
+    if markers is None:
+        if is_auto:
+            return None
+        raise RequestError("This model has no format of its own for tool calls. Use auto.", field="tool_choice")
+    try:
+        return tool_call_grammar(
+            use, markers, parallel=parallel_calls, thinking=may_think, starts_in_thought=starts_in_thought
+        )
+    except RequestError as error:
+        if not is_auto or any(tool["function"].get("strict") for tool in use.tools):
+            raise
+        # Nothing was promised: calls are read as the model writes them, as if there were no grammars.
+        logger.warning("Tool calls are not bound to their schemas: %s", error)
+        return None

@@ -1,0 +1,249 @@
+"""Between an event loop and an engine: one thread receives, the loop hands each answer to the call it belongs to.
+
+A *call* is everything one HTTP request asked of the engine: a request for each prompt and each of its n answers. It has
+one queue, so that nobody has to wait on several. Knows no JSON and no text.
+"""
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from facet.engine.messages import Answer, EngineInfo, Refused, Stats, Token
+from facet.errors import EngineDeadError, EngineError
+from facet.request import Request
+from facet.server.engine_process import ServedEngine
+
+logger = logging.getLogger(__name__)
+
+# How long the receiving thread waits before it looks whether it should end.
+_LOOK_SECONDS = 0.5
+
+
+class OverloadedError(EngineError):
+    """More requests are waiting than the server lets wait."""
+
+    def __init__(self, num_pending: int, limit: int) -> None:
+        super().__init__(f"The server has {num_pending} requests in hand and takes at most {limit}. Try again later.")
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has passed through, since the start."""
+
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class EngineCall:
+    """The answers to one HTTP request, in the order they came."""
+
+    bridge: "EngineBridge"
+    pending: dict[str, int]  # requests that have not ended, and the index of each in the call
+    num_prompt_tokens: dict[str, int]
+    _answers: deque[Token | Refused] = field(default_factory=deque)
+    _error: EngineError | None = None
+    _waiter: asyncio.Future[None] | None = None
+
+    async def next(self) -> list[tuple[int, Token]]:
+        """What has come since the last time, at least one answer, with the index of the request each belongs to.
+
+        Raises what went wrong: a refusal of any of the requests, or the engine's death.
+        """
+        while not self._answers:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        batch: list[tuple[int, Token]] = []
+        while self._answers:
+            answer = self._answers.popleft()
+            index = self.pending.get(answer.request_id)
+            if index is None:
+                continue  # cancelled meanwhile
+            if isinstance(answer, Refused):
+                del self.pending[answer.request_id]
+                raise answer.as_error()
+            if answer.finish_reason is not None:
+                del self.pending[answer.request_id]
+            batch.append((index, answer))
+        return batch
+
+    def cancel(self, index: int) -> None:
+        """End one request early: nothing more of it will come."""
+        for request_id, its_index in list(self.pending.items()):
+            if its_index == index:
+                del self.pending[request_id]
+                self.bridge.forget(request_id, cancel=True)
+
+    def close(self) -> None:
+        """End whatever has not ended. For callers who leave early, and harmless for those who do not."""
+        for request_id in self.pending:
+            self.bridge.forget(request_id, cancel=True)
+        self.pending.clear()
+        self._answers.clear()
+
+    def deliver(self, answer: Token | Refused) -> None:
+        self._answers.append(answer)
+        self._wake()
+
+    def fail(self, error: EngineError) -> None:
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class EngineBridge:
+    """An engine for asyncio. Everything but the receiving thread runs on the loop it was started on."""
+
+    def __init__(self, engine: ServedEngine, *, max_pending: int) -> None:
+        self.counters = Counters()
+        self.max_pending = max_pending
+        self.death: EngineDeadError | None = None
+        self.last_stats: Stats | None = None
+        self._engine = engine
+        self._calls: dict[str, EngineCall] = {}  # by request id, until the request has ended
+        self._stats_waiters: list[asyncio.Future[Stats]] = []
+        self._call_numbers = itertools.count()
+        self._closing = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._receive, name="facet-answers", daemon=True)
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._engine.info
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._calls)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and the engine; calls still open fail."""
+        self._closing.set()
+        self._thread.join()
+        self._fail_all(EngineDeadError("The server is stopping."))
+        self._engine.close()
+
+    def check_room(self, num_requests: int) -> None:
+        """Raise if so many would be refused now."""
+        if self.death is not None:
+            raise self.death
+        if self.num_pending + num_requests > self.max_pending:
+            raise OverloadedError(self.num_pending, self.max_pending)
+
+    def submit(self, requests: Sequence[Request]) -> EngineCall:
+        """Send the requests of one call, or refuse all of them."""
+        self.check_room(len(requests))
+        call = EngineCall(
+            self,
+            {request.request_id: index for index, request in enumerate(requests)},
+            {request.request_id: len(request.prompt_token_ids) for request in requests},
+        )
+        try:
+            for request in requests:
+                self._engine.submit(request)
+                self._calls[request.request_id] = call
+        except EngineError:
+            call.close()
+            raise
+        return call
+
+    def forget(self, request_id: str, *, cancel: bool) -> None:
+        if self._calls.pop(request_id, None) is None or not cancel:
+            return
+        try:
+            self._engine.cancel(request_id)
+        except EngineError as error:
+            logger.debug("Request %s was not cancelled: %s", request_id, error)
+
+    def new_ids(self, base: str, count: int) -> list[str]:
+        """Ids no other request has, also where a client sends the same id twice."""
+        number = next(self._call_numbers)
+        return [f"{base}-{number}-{index}" for index in range(count)]
+
+    async def stats(self, timeout: float = 5.0) -> Stats | None:
+        """The engine's counters now; the last known ones where it does not answer in time."""
+        if self.death is not None:
+            return self.last_stats
+        waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._stats_waiters.append(waiter)
+        try:
+            self._engine.ask_stats()
+            return await asyncio.wait_for(waiter, timeout)
+        except (EngineError, TimeoutError):
+            return self.last_stats
+        finally:
+            if waiter in self._stats_waiters:
+                self._stats_waiters.remove(waiter)
+
+    def reset_prefix_cache(self) -> None:
+        self._engine.reset_prefix_cache()
+
+    def _receive(self) -> None:
+        """The thread: hands what came in one message to the loop in one call."""
+        assert self._loop is not None, "start() before the thread"
+        while not self._closing.is_set():
+            try:
+                answers = self._engine.receive(timeout=_LOOK_SECONDS)
+            except EngineDeadError as error:
+                self._loop.call_soon_threadsafe(self._die, error)
+                return
+            except Exception as error:
+                logger.exception("The answers of the engine cannot be read")
+                self._loop.call_soon_threadsafe(self._die, EngineDeadError(f"{type(error).__name__}: {error}"))
+                return
+            if answers and not self._closing.is_set():
+                self._loop.call_soon_threadsafe(self._distribute, answers)
+
+    def _distribute(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            if isinstance(answer, Token | Refused):
+                self._distribute_one(answer)
+            elif isinstance(answer, Stats):
+                self.last_stats = answer
+                waiters, self._stats_waiters = self._stats_waiters, []
+                for waiter in waiters:
+                    if not waiter.done():
+                        waiter.set_result(answer)
+
+    def _distribute_one(self, answer: Token | Refused) -> None:
+        call = self._calls.get(answer.request_id)
+        if call is None:
+            return  # cancelled: what was on its way is for nobody
+        if isinstance(answer, Token):
+            if answer.token_id is not None:
+                self.counters.num_generation_tokens += 1
+                # Counted with the first token: until then the prompt was not computed.
+                self.counters.num_prompt_tokens += call.num_prompt_tokens.pop(answer.request_id, 0)
+            if answer.finish_reason is not None:
+                del self._calls[answer.request_id]
+        else:
+            del self._calls[answer.request_id]
+        call.deliver(answer)
+
+    def _die(self, error: EngineDeadError) -> None:
+        logger.error("%s", error)
+        self.death = error
+        self._fail_all(error)
+
+    def _fail_all(self, error: EngineDeadError) -> None:
+        calls, self._calls = set(self._calls.values()), {}
+        for call in calls:
+            call.fail(error)
+        for waiter in self._stats_waiters:
+            if not waiter.done():
+                waiter.set_exception(error)

@@ -1,0 +1,40 @@
+"""The engine process as a server holds it: nothing here ever waits, because the caller is an event loop."""
+
+from typing import Protocol
+
+import zmq
+
+from facet.engine.client import EngineClient, RemoteEngine
+from facet.engine.messages import AskStats, ResetPrefixCache, ToEngine
+from facet.errors import EngineError
+
+
+class ServedEngine(EngineClient, Protocol):
+    """What the server needs of an engine beyond what every front needs."""
+
+    def ask_stats(self) -> None:
+        """Ask without waiting; a `Stats` comes with the other answers."""
+
+    def reset_prefix_cache(self) -> None: ...
+
+
+class EngineProcess(RemoteEngine):
+    """`RemoteEngine` whose sends fail rather than wait.
+
+    Between an engine's death and the news of it a plain send has nobody to send to and would wait for ever.
+    """
+
+    def ask_stats(self) -> None:
+        self._send(AskStats())
+
+    def reset_prefix_cache(self) -> None:
+        self._send(ResetPrefixCache())
+
+    def _send(self, message: ToEngine) -> None:
+        if self._death is not None:
+            raise self._death
+        with self._sending:
+            try:
+                self._to_engine.send(self._encoder.encode(message), zmq.NOBLOCK)
+            except zmq.Again:
+                raise EngineError("The engine takes no messages: it is overloaded, or has just ended.") from None

@@ -1,0 +1,110 @@
+"""What every endpoint works with, and the steps they share: read, check, encode in a thread, submit, take answers."""
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from facet.config import ServerConfig
+from facet.engine.messages import Token
+from facet.server.answers import AnswerTokens
+from facet.server.body import BodyDecoder, read_body
+from facet.server.engine_bridge import EngineBridge, EngineCall
+from facet.server.errors import error_response
+from facet.server.metrics import CallTimer, Metrics
+from facet.server.served_model import ServedModel
+from facet.server.streaming import ClientGoneError
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+_USABLE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+_CLIENT_GONE = 499  # what proxies log for it; nobody receives it
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """Shared by every request; the bridge and the metrics have state, the rest is fixed."""
+
+    config: ServerConfig
+    bridge: EngineBridge
+    model: ServedModel
+    metrics: Metrics
+    pool: ThreadPoolExecutor
+
+    async def read(self, request: Request, decoder: BodyDecoder) -> Any:
+        body = await read_body(request, max_bytes=self.config.max_request_bytes, timeout=self.config.request_timeout)
+        return decoder.decode(body)
+
+    async def in_thread(self, function: Callable[[], Result]) -> Result:
+        """Rendering and encoding take milliseconds for long prompts; the loop has other clients to serve."""
+        return await asyncio.get_running_loop().run_in_executor(self.pool, function)
+
+
+class Answer(Protocol):
+    """What the endpoints' answers have in common."""
+
+    tokens: AnswerTokens
+
+    @property
+    def is_finished(self) -> bool: ...
+
+
+AnswerType = TypeVar("AnswerType", bound=Answer)
+
+
+def take(
+    batch: Sequence[tuple[int, Token]], call: EngineCall, answers: Sequence[AnswerType], timer: CallTimer
+) -> Iterator[tuple[AnswerType, Token]]:
+    """Each answer with the token to feed it. The caller feeds between turns; ends are settled on the next."""
+    now = time.monotonic()
+    for index, token in batch:
+        answer = answers[index]
+        if answer.is_finished:
+            continue  # it ended by its text, and this token was on its way
+        if token.token_id is not None:
+            timer.on_token(index, now)
+        yield answer, token
+        reason = answer.tokens.finish_reason
+        if reason is not None:
+            if token.finish_reason is None:
+                call.cancel(index)
+            timer.on_end(index, reason, len(answer.tokens.token_ids))
+
+
+def json_response(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def request_id_of(request: Request) -> str:
+    """The client's own id where it sent one that can be repeated in a header; the same all through one request."""
+    known: str | None = request.scope.get("facet_request_id")
+    if known is not None:
+        return known
+    given = request.headers.get("x-request-id", "")
+    return given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def guarded(endpoint: Endpoint) -> Endpoint:
+    """Whatever goes wrong in an endpoint becomes an error answer."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except ClientGoneError:
+            return Response(status_code=_CLIENT_GONE)
+        except Exception as error:
+            return error_response(error)
+
+    return answer

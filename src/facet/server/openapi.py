@@ -1,0 +1,92 @@
+"""The OpenAPI document, made from the wire types themselves, and a page of our own that shows it."""
+
+from typing import Any
+
+import msgspec
+
+from facet.server.errors import ErrorBody
+from facet.server.protocol.chat import ChatRequest, ChatResponse
+from facet.server.protocol.completions import CompletionRequest, CompletionResponse
+from facet.server.protocol.tokenizing import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    ModelList,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from facet.version import __version__
+
+_POSTS: tuple[tuple[str, str, type[Any], type[Any]], ...] = (
+    ("/v1/chat/completions", "Answer a conversation", ChatRequest, ChatResponse),
+    ("/v1/completions", "Continue a prompt", CompletionRequest, CompletionResponse),
+    ("/tokenize", "Text or messages to token ids", TokenizeRequest, TokenizeResponse),
+    ("/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeResponse),
+)
+_GETS = (
+    ("/health", "200 while the engine lives, 503 afterwards"),
+    ("/ping", "The same as /health"),
+    ("/version", "The server's version"),
+    ("/load", "How many answers are in hand"),
+    ("/metrics", "Prometheus metrics"),
+)
+
+DOCS_PAGE = """<!doctype html><meta charset="utf-8"><title>Facet</title>
+<style>body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}pre{background:#f4f4f4;padding:1em;
+overflow:auto}summary{cursor:pointer;font-family:monospace}</style>
+<h1>Facet</h1><p>The API as a document: <a href="openapi.json">openapi.json</a></p><div id="paths"></div>
+<script>
+fetch("openapi.json").then(r => r.json()).then(api => {
+  const resolve = s => s && s.$ref ? api.components.schemas[s.$ref.split("/").pop()] : s;
+  for (const [path, methods] of Object.entries(api.paths)) for (const [method, about] of Object.entries(methods)) {
+    const item = document.createElement("details"), title = document.createElement("summary");
+    title.textContent = method.toUpperCase() + " " + path + " : " + about.summary;
+    item.append(title);
+    const body = about.requestBody && resolve(about.requestBody.content["application/json"].schema);
+    if (body) { const text = document.createElement("pre"); text.textContent = JSON.stringify(body.properties, null, 1);
+      item.append(text); }
+    document.getElementById("paths").append(item);
+  }
+});
+</script>"""
+
+
+def openapi_document() -> dict[str, Any]:
+    types = [wire for _, _, request, response in _POSTS for wire in (request, response)] + [ModelList, ErrorBody]
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    by_type = dict(zip(types, schemas, strict=True))
+    failure = {"description": "What was wrong", "content": {"application/json": {"schema": by_type[ErrorBody]}}}
+    paths: dict[str, Any] = {
+        path: {
+            "post": {
+                "summary": summary,
+                "requestBody": {"required": True, "content": {"application/json": {"schema": by_type[request]}}},
+                "responses": {
+                    "200": {
+                        "description": "The answer",
+                        "content": {"application/json": {"schema": by_type[response]}},
+                    },
+                    "default": failure,
+                },
+            }
+        }
+        for path, summary, request, response in _POSTS
+    }
+    paths["/v1/models"] = {
+        "get": {
+            "summary": "The models of this server",
+            "responses": {
+                "200": {"description": "Them", "content": {"application/json": {"schema": by_type[ModelList]}}}
+            },
+        }
+    }
+    for path, summary in _GETS:
+        paths[path] = {"get": {"summary": summary, "responses": {"200": {"description": "As it says"}}}}
+    paths["/reset_prefix_cache"] = {
+        "post": {"summary": "Forget cached prefixes", "responses": {"200": {"description": "Done"}}}
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Facet", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }

@@ -1,0 +1,42 @@
+"""What operators and their tools ask: is it alive, how busy is it, which version is it."""
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from facet.server.frontend import Frontend
+from facet.server.openapi import DOCS_PAGE, openapi_document
+from facet.version import __version__
+
+
+class OperationsEndpoints:
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def health(self, request: Request) -> Response:
+        """Empty and 200, or an error and 503 once the engine is dead."""
+        if self._frontend.bridge.death is not None:
+            raise self._frontend.bridge.death
+        return Response()
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def load(self, request: Request) -> Response:
+        """How many answers are being worked on or wait."""
+        return JSONResponse({"server_load": self._frontend.bridge.num_pending})
+
+    async def metrics(self, request: Request) -> Response:
+        await self._frontend.bridge.stats()  # so that what is shown is what is
+        return Response(self._frontend.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    async def reset_prefix_cache(self, request: Request) -> Response:
+        self._frontend.bridge.reset_prefix_cache()
+        return Response()
+
+    async def openapi(self, request: Request) -> Response:
+        return Response(msgspec.json.encode(openapi_document()), media_type="application/json")
+
+    async def docs(self, request: Request) -> Response:
+        return HTMLResponse(DOCS_PAGE)

@@ -1,0 +1,154 @@
+"""Wire types of /v1/chat/completions."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from facet.server.protocol.sampling_fields import Int, SamplingFields
+from facet.server.protocol.shared import PromptLogprobs, Usage
+
+
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    """Messages and tools are checked by the chat room, which knows what they may hold."""
+
+    messages: list[Any]
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    # Known, and not done.
+    echo: bool | None = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    audio: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    web_search_options: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+
+
+UNSUPPORTED_IN_CHAT = {
+    "echo": "Read the prompt you sent, or use /v1/completions.",
+    "functions": "Use tools.",
+    "function_call": "Use tool_choice.",
+    "audio": "Only text is answered.",
+    "web_search_options": "Offer a tool that searches.",
+    "prediction": "Leave it out.",
+    "mm_processor_kwargs": "This server takes text alone.",
+    "chat_template": "Start the server with --chat-template.",
+}
+
+
+class FunctionCall(msgspec.Struct):
+    arguments: str
+    name: str | None = None
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    index: int
+    function: "FunctionDelta"
+    id: str | None = None
+    type: str | None = None
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ContentLogprob]
+
+
+class ChatMessage(msgspec.Struct):
+    """`reasoning` and `reasoning_content` are the same text: clients look for the one or the other."""
+
+    content: str | None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] = []
+    refusal: None = None
+    role: str = "assistant"
+
+
+class ChatChoice(msgspec.Struct):
+    index: int
+    message: ChatMessage
+    finish_reason: str
+    logprobs: ChatLogprobs | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatResponse(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs = None
+    prompt_token_ids: list[int] | None = None
+    object: str = "chat.completion"
+    system_fingerprint: None = None
+    service_tier: None = None
+
+
+class ChatDelta(msgspec.Struct, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChatChunkChoice(msgspec.Struct):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatFinalChoice(ChatChunkChoice):
+    """The last of a choice also says which stop string or token it was."""
+
+    stop_reason: int | str | None = None
+
+
+class ChatChunk(msgspec.Struct, omit_defaults=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    object: str
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None

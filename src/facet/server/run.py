@@ -1,0 +1,131 @@
+"""`facet serve`, from flags to the last answer: start the engine, listen, drain, stop."""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from facet.config import EngineConfig, ServerConfig
+from facet.errors import ConfigError
+from facet.server.app import make_app
+from facet.server.engine_process import EngineProcess
+from facet.server.served_model import make_served_model
+
+logger = logging.getLogger(__name__)
+
+_PARSERS = ("auto", "gemma4", "gemma3", "gemma", "functiongemma")
+
+
+class DrainingServer(uvicorn.Server):
+    """On SIGTERM or SIGINT: takes no new connection, lets running requests finish, then returns.
+
+    A second signal ends it at once. uvicorn's own handling would raise the signal again at the end, so that a clean
+    stop looks like a death by signal.
+    """
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop, number)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    def _stop(self, number: int) -> None:
+        if not self.should_exit:
+            logger.info("%s: finishing running requests, then stopping.", signal.Signals(number).name)
+        self.handle_exit(number, None)
+
+
+def serve(config: ServerConfig) -> int:
+    """Serve until told to stop."""
+    check_accepted_flags(config)
+    signal.signal(signal.SIGTERM, _leave)  # while loading; the server has its own way once it listens
+    listener = bind(config)  # before minutes are spent on loading a model that nobody could reach
+    with contextlib.closing(listener):
+        engine = EngineProcess(engine_config(config), show_progress=True)
+        try:
+            model = make_served_model(config, engine.info)
+            app = make_app(config, engine, model)
+        except BaseException:
+            engine.close()
+            raise
+        for line in engine.info.lines:
+            logger.info("%s", line)
+        scheme, port = "https" if config.ssl_certfile else "http", listener.getsockname()[1]
+        logger.info("Serving %s on %s://%s:%d", ", ".join(model.names), scheme, config.host, port)
+        server = DrainingServer(uvicorn_config(config, app))
+        server.run(sockets=[listener])
+    return 0 if server.started else 1
+
+
+def _leave(number: int, frame: object) -> None:
+    """As an exception, so that the engine process is ended on the way out."""
+    raise SystemExit(128 + number)
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"{config.host}:{config.port} cannot be listened on: {error.strerror}. Choose another --port or --host."
+        ) from None
+    listener.set_inheritable(False)
+    return listener
+
+
+def uvicorn_config(config: ServerConfig, app: object) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_level=config.uvicorn_log_level,
+        access_log=config.uvicorn_log_level in ("info", "debug", "trace"),
+        log_config=None,
+        root_path=config.root_path or "",
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        timeout_graceful_shutdown=max(1, round(config.shutdown_timeout)),
+        server_header=False,
+        lifespan="on",
+        ws="none",
+    )
+
+
+def engine_config(config: ServerConfig) -> EngineConfig:
+    """The part that the engine process needs; keys and the like stay here."""
+    names = [field.name for field in dataclasses.fields(EngineConfig)]
+    return EngineConfig(**{name: getattr(config, name) for name in names})
+
+
+def check_accepted_flags(config: ServerConfig) -> None:
+    """Flags of vLLM's whose value would promise something that does not happen."""
+    if not config.model:
+        raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet serve MODEL.")
+    if not 0 <= config.port < 65536:
+        raise ConfigError(f"--port is {config.port}, but must be from 0 to 65535.")
+    if config.tensor_parallel_size != 1:
+        raise ConfigError(f"--tensor-parallel-size {config.tensor_parallel_size} is not supported yet. Leave it at 1.")
+    if config.kv_cache_dtype != "auto":
+        raise ConfigError(f"--kv-cache-dtype {config.kv_cache_dtype} is not supported yet. Leave it at auto.")
+    if not config.enable_chunked_prefill:
+        raise ConfigError("--no-enable-chunked-prefill is not possible: every prompt is computed in chunks.")
+    for flag, value in (
+        ("--tool-call-parser", config.tool_call_parser),
+        ("--reasoning-parser", config.reasoning_parser),
+    ):
+        if value not in _PARSERS:
+            raise ConfigError(f"{flag} {value} is not known. Leave it out: replies are read as the model writes them.")
+    for name in ("max_waiting_requests", "max_request_bytes", "num_tokenizer_threads"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(config, name)}, but must be 1 or more.")

@@ -1,0 +1,219 @@
+"""Messages as clients send them: what is passed on to templates, and what is refused, where."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from facet.chat import ChatTemplate
+from facet.chat.messages import normalize_messages
+from facet.errors import RequestError
+
+USER = {"role": "user", "content": "hi"}
+
+
+def call(arguments: Any = "{}", **fields: Any) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}, **fields}
+
+
+def calls(*tool_calls: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(tool_calls)}
+
+
+# name: (message, what the template is given)
+ACCEPTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "text": (USER, USER),
+    "system": ({"role": "system", "content": "s"}, {"role": "system", "content": "s"}),
+    "developer": ({"role": "developer", "content": ""}, {"role": "developer", "content": ""}),
+    "name": ({**USER, "name": "Ann"}, {**USER, "name": "Ann"}),
+    "fields templates do not know": ({**USER, "cache_control": {}, "__class__": "x"}, USER),
+    "parts": (
+        {"role": "user", "content": [{"type": "text", "text": "a", "x": 1}, {"type": "input_text", "text": "b"}, "c"]},
+        {"role": "user", "content": [{"type": "text", "text": text} for text in "abc"]},
+    ),
+    "no parts": ({"role": "user", "content": []}, {"role": "user", "content": []}),
+    "reply as openai's client stores it": (
+        {
+            "role": "assistant",
+            "content": "x",
+            "refusal": None,
+            "annotations": [],
+            "audio": None,
+            "function_call": None,
+            "tool_calls": None,
+        },
+        {"role": "assistant", "content": "x"},
+    ),
+    "refusal": ({"role": "assistant", "refusal": "No."}, {"role": "assistant", "content": "No."}),
+    "reasoning": (
+        {"role": "assistant", "content": "x", "reasoning": "r"},
+        {"role": "assistant", "content": "x", "reasoning": "r", "reasoning_content": "r"},
+    ),
+    "reasoning_content": (
+        {"role": "assistant", "content": "x", "reasoning_content": "r"},
+        {"role": "assistant", "content": "x", "reasoning": "r", "reasoning_content": "r"},
+    ),
+    "reasoning alone": (
+        {"role": "assistant", "content": None, "reasoning": "r", "reasoning_content": "other"},
+        {"role": "assistant", "content": "", "reasoning": "r", "reasoning_content": "r"},
+    ),
+    "calls": (
+        calls(call('{"a": {"b": [1, null]}}'), call({"a": 1}), call(""), call(None), call(id=None, type=None)),
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                call({"a": {"b": [1, None]}}),
+                call({"a": 1}),
+                call({}),
+                call({}),
+                {"type": "function", "function": {"name": "f", "arguments": {}}},
+            ],
+        },
+    ),
+    "result": (
+        {"role": "tool", "content": "20", "tool_call_id": "c1"},
+        {"role": "tool", "content": "20", "tool_call_id": "c1"},
+    ),
+    "result by name": (
+        {"role": "tool", "content": "20", "name": "f"},
+        {"role": "tool", "content": "20", "name": "f"},
+    ),
+}
+
+# name: (messages, what the message must say)
+REFUSED: dict[str, tuple[Any, str]] = {
+    "none": ([], "messages is empty"),
+    "null": (None, "messages must be a list of messages, not null"),
+    "a string": ("hi", "messages must be a list of messages, not a string"),
+    "one message": (USER, "messages must be a list of messages, not an object"),
+    "a string in the list": ([USER, "hi"], "messages[1] must be an object"),
+    "no role": ([{"content": "x"}], "messages[0] has no role"),
+    "unknown role": (
+        [{"role": "function", "content": "x"}],
+        "messages[0] has the role 'function'. A role is one of system",
+    ),
+    "a role that is no string": ([{"role": ["user"], "content": "x"}], "messages[0] has the role ['user']"),
+    "no content": ([USER, {"role": "user"}], "messages[1] has no content"),
+    "content is a number": (
+        [{"role": "user", "content": 5}],
+        "messages[0].content must be a string or a list of parts",
+    ),
+    "content is an object": ([{"role": "tool", "content": {}, "tool_call_id": "c"}], "messages[0].content must be"),
+    "empty reply": ([{"role": "assistant", "content": None, "tool_calls": []}], "messages[0] has neither content nor"),
+    "image": (
+        [
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "u"}}],
+            }
+        ],
+        "messages[0].content[1] is of type 'image_url', but this server reads text only, no images",
+    ),
+    "audio": ([{"role": "user", "content": [{"type": "input_audio"}]}], "text only, no audio"),
+    "video": ([{"role": "user", "content": [{"type": "video_url"}]}], "text only, no video"),
+    "unknown part": ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0] has the type 'smell'"),
+    "part without type": ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0] has no type"),
+    "part whose type is a list": (
+        [{"role": "user", "content": [{"type": []}]}],
+        "messages[0].content[0] has the type []",
+    ),
+    "part without text": (
+        [{"role": "user", "content": [{"type": "text"}]}],
+        "messages[0].content[0].text must be a string, not null",
+    ),
+    "part that is a number": ([{"role": "user", "content": [1]}], "messages[0].content[0] must be an object"),
+    "name is a number": ([{**USER, "name": 1}], "messages[0].name must be a string, not a number"),
+    "reasoning is a list": ([{"role": "assistant", "content": "x", "reasoning": []}], "messages[0].reasoning must be"),
+    "retired form": ([{"role": "assistant", "function_call": {}}], "messages[0] has function_call"),
+    "calls are an object": ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls must be a list"),
+    "call is a string": ([calls("f")], "messages[0].tool_calls[0] must be an object"),
+    "call of another type": ([calls(call(type="custom"))], "messages[0].tool_calls[0] has the type 'custom'"),
+    "call without function": ([calls({"id": "c"})], "messages[0].tool_calls[0].function must be an object"),
+    "call without name": (
+        [calls({"function": {"arguments": "{}"}})],
+        "messages[0].tool_calls[0].function.name must be a name, not null",
+    ),
+    "call id is a number": ([calls(call(id=5))], "messages[0].tool_calls[0].id must be a string"),
+    "arguments broken": (
+        [USER, calls(call(), call('{"a": '))],
+        "messages[1].tool_calls[1].function.arguments is not valid JSON",
+    ),
+    "arguments are a list": (
+        [calls(call("[1]"))],
+        "messages[0].tool_calls[0].function.arguments must hold a JSON object",
+    ),
+    "arguments are a number": ([calls(call(5))], "messages[0].tool_calls[0].function.arguments must be a string"),
+    "arguments not a number": ([calls(call('{"a": NaN}'))], "NaN is not a JSON number"),
+    "arguments too deep": (
+        [calls(call('{"a":' * 100_000))],
+        "messages[0].tool_calls[0].function.arguments is not valid",
+    ),
+    "arguments not json": ([calls(call({"a": {1}}))], "messages[0].tool_calls[0].function.arguments cannot be written"),
+    "result without id": ([{"role": "tool", "content": "x"}], "messages[0] has no tool_call_id"),
+    "result id is a number": (
+        [{"role": "tool", "content": "x", "tool_call_id": 1}],
+        "messages[0].tool_call_id must be",
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "expected"), ACCEPTED.values(), ids=ACCEPTED)
+def test_accepted(message: dict[str, Any], expected: dict[str, Any]) -> None:
+    before = json.dumps(message)
+    assert normalize_messages([message]) == [expected]
+    assert normalize_messages((USER, message)) == [USER, expected]
+    assert json.dumps(message) == before
+
+
+@pytest.mark.parametrize(("messages", "reason"), REFUSED.values(), ids=REFUSED)
+def test_refused(messages: Any, reason: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        normalize_messages(messages)
+    assert reason in str(refusal.value)
+    assert refusal.value.field == "messages"
+
+
+def test_replayed_call_reads_as_the_model_wrote_it() -> None:
+    """The same numbers make the same tokens, so the conversation so far is found in the prefix cache."""
+    template = ChatTemplate((Path(__file__).parent / "gemma4_like.jinja").read_text(encoding="utf-8"))
+    messages = normalize_messages([USER, calls(call('{"a": 1.50, "b": 1e3, "c": -0.0, "d": 12345678901234567890}'))])
+    assert "call:f{a:1.50,b:1e3,c:-0.0,d:12345678901234567890}" in template.render(messages)
+    assert json.loads(json.dumps(messages))[1]["tool_calls"][0]["function"]["arguments"]["a"] == 1.5
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["user", "text"]),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=5), values, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    ["role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "type", "function", "x"]
+)
+ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool"])
+
+
+@given(
+    messages=st.lists(
+        st.builds(
+            lambda fields, role: {**fields, "role": role},
+            st.dictionaries(FIELDS, JSON_VALUES, max_size=4),
+            ROLES | JSON_VALUES,
+        ),
+        max_size=3,
+    )
+    | JSON_VALUES
+)
+def test_any_json_is_accepted_or_refused(messages: Any) -> None:
+    try:
+        normalized = normalize_messages(messages)
+    except RequestError as refusal:
+        field = refusal.field
+        assert field == "messages"
+    else:
+        known = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content"}
+        assert all(message.keys() <= known for message in normalized)
+        assert normalize_messages(normalized) == normalized

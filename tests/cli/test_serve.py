@@ -1,0 +1,138 @@
+"""`facet serve`: the flags people bring along, and once for real: start, answer, drain, stop."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from facet.cli import main, make_parser
+from facet.cli.flags import config_from
+from facet.config import ServerConfig
+from tests.tiny_models import TinyModel
+from tests.tokens.gemma_like import write_tokenizer_folder
+
+SOURCE = Path(__file__).parents[2] / "src"
+# A command line as vLLM's users have it.
+VLLM_LINE = """serve google/gemma-4-E4B-it --host 127.0.0.1 --port 9000 --api-key secret other --served-model-name a b
+ --dtype bfloat16 --max-model-len 8192 --gpu-memory-utilization 0.8 --max-num-seqs 64 --max-num-batched-tokens 4096
+ --tensor-parallel-size 1 --enable-prefix-caching --enable-chunked-prefill --kv-cache-dtype auto
+ --kv-sharing-fast-prefill --async-scheduling --enforce-eager --seed 3 --enable-auto-tool-choice
+ --tool-call-parser gemma4 --reasoning-parser gemma4 --generation-config vllm --trust-remote-code --disable-log-stats
+ --revision main --load-format dummy --skip-tokenizer-init --max_logprobs=5 --no-enable-prefix-caching"""
+
+
+def parse(*arguments: str) -> ServerConfig:
+    return config_from(make_parser().parse_args(["serve", *arguments]), ServerConfig)
+
+
+def test_a_command_line_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[ServerConfig] = []
+    monkeypatch.setattr("facet.server.run.serve", lambda config: served.append(config) or 0)
+    assert main(VLLM_LINE.split()) == 0
+    (config,) = served
+    assert (config.model, config.port, config.max_model_len) == ("google/gemma-4-E4B-it", 9000, 8192)
+    assert (config.api_key, config.served_model_name) == (("secret", "other"), ("a", "b"))
+    assert (config.max_logprobs, config.enable_prefix_caching) == (5, False)
+
+
+def test_flags_with_json_and_lists() -> None:
+    config = parse(
+        "m",
+        *("--override-generation-config", '{"temperature": 0.5}'),
+        *("--default-chat-template-kwargs", '{"enable_thinking": true}'),
+        *("--limit-mm-per-prompt", '{"image": 2}'),
+        *("--allowed-origins", '["http://a", "http://b"]'),
+        *("--api-key", "one", "--api-key", "two"),
+    )
+    assert config.override_generation_config == {"temperature": 0.5}
+    assert config.default_chat_template_kwargs == {"enable_thinking": True}
+    assert config.allowed_origins == ("http://a", "http://b")
+    assert config.api_key == ("one", "two")
+    assert parse("m") == ServerConfig(model="m")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "No model was named"),
+        (("m", "--max-model-length", "5"), "Did you mean --max-model-len?"),
+        (("m", "--pipeline-parallel-size", "2"), "has no --pipeline-parallel-size"),
+        (("m", "--tensor-parallel-size", "2"), "--tensor-parallel-size 2"),
+        (("m", "--kv-cache-dtype", "fp3"), "--kv-cache-dtype fp3"),
+        (("m", "--no-enable-chunked-prefill"), "--no-enable-chunked-prefill"),
+        (("m", "--tool-call-parser", "hermes"), "hermes"),
+        (("m", "--override-generation-config", "{"), "not JSON"),
+        (("m", "--override-generation-config", "[1]"), "not a JSON object"),
+        (("m", "--allowed-origins", "[1]"), "not a JSON list"),
+        (("m", "--port", "70000"), "--port is 70000"),
+        (("m", "--host", "203.0.113.1"), "203.0.113.1:8000 cannot be listened on"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["serve", *arguments])
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
+    message = capsys.readouterr().err
+    assert code == 2
+    assert words in message
+    assert message.count("\n") == 1
+
+
+def test_from_start_to_stop(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
+    shutil.copytree(tiny_model("gemma4_e2b_small").folder, tmp_path, dirs_exist_ok=True)
+    write_tokenizer_folder(tmp_path, adds_bos=True)
+    command = [sys.executable, "-m", "facet", "serve", str(tmp_path), "--served-model-name", "tiny", "--port", "0"]
+    command += ["--host", "127.0.0.1", "--device", "cpu", "--kv-cache-memory-bytes", str(32 << 20)]
+    command += ["--enable-log-requests"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stderr is not None
+    lines: list[str] = []
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"Serving tiny on http://127\.0\.0\.1:(\d+)", line):
+                break
+        else:
+            pytest.fail("".join(lines))
+        port = int(found[1])
+        body = {"prompt": "one two", "max_tokens": 400, "ignore_eos": True, "stream": True, "seed": 1}
+        with (
+            httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+            client.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            events = response.iter_lines()
+            next(events)
+            process.send_signal(signal.SIGTERM)  # in the middle of a stream
+            remaining = [text.removeprefix("data: ") for text in events if text]
+        assert remaining[-1] == "[DONE]"
+        assert json.loads(remaining[-2])["choices"][0]["finish_reason"] == "length"
+        timer = threading.Timer(30, process.kill)
+        timer.start()
+        lines += process.stderr.readlines()
+        assert process.wait(timeout=30) == 0
+        timer.cancel()
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+    text = "".join(lines)
+    assert "KV cache:" in text
+    assert "requests fit at once" in text
+    assert "SIGTERM: finishing running requests" in text
+    assert re.search(r"cmpl-\w+\[0\]: \d+ \+ 400 tokens, length", text)
+    assert "Traceback" not in text

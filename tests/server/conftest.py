@@ -1,0 +1,91 @@
+"""Servers for the tests: one with the real engine and a tiny model, and ones with a scripted engine."""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from facet.chat import ChatTemplate
+from facet.config import ServerConfig
+from facet.engine.messages import EngineInfo
+from facet.server.app import make_app
+from facet.server.served_model import ServedModel
+from facet.tokens import Tokenizer
+from tests.server.running import RunningServer, running
+from tests.server.scripted_engine import Script, ScriptedEngine
+from tests.tiny_models import TinyModel
+from tests.tokens.gemma_like import build_gemma_like, write_tokenizer_folder
+
+# In the manner of Gemma 4's own: declarations in the system turn, tool calls and results as text.
+TEMPLATE = (
+    "{{ bos_token }}"
+    "{% if tools or enable_thinking %}<|turn>system\n{% if enable_thinking %}<|think|>{% endif %}"
+    "{% for tool in tools or [] %}<|tool>{{ tool | tojson }}<tool|>{% endfor %}<turn|>\n{% endif %}"
+    "{% for m in messages %}<|turn>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content or [] %}{{ part.text }}{% endfor %}{% endif %}"
+    "{% for call in m.tool_calls or [] %}<|tool_call>{{ call.function.name }}<tool_call|>{% endfor %}<turn|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
+MODEL_NAME = "tiny"
+END = 16  # <turn|>
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(build_gemma_like())
+
+
+@pytest.fixture(scope="session")
+def model_folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    shutil.copytree(tiny_model("gemma4_e2b_small").folder, folder, dirs_exist_ok=True)
+    write_tokenizer_folder(folder, adds_bos=True)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, END], "top_k": 64}))
+    return folder
+
+
+Scripted = Callable[..., contextlib.AbstractContextManager[tuple[RunningServer, ScriptedEngine]]]
+
+
+@pytest.fixture(scope="session")
+def scripted(tokenizer: Tokenizer) -> Scripted:
+    """A server whose model says what `script` gives: text to be encoded, or token ids."""
+
+    @contextlib.contextmanager
+    def make(
+        script: Script | str | list[int],
+        *,
+        model: dict[str, Any] | None = None,
+        engine: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Iterator[tuple[RunningServer, ScriptedEngine]]:
+        assert tokenizer.token_to_id("<turn|>") == END
+        if isinstance(script, str):
+            script = [*tokenizer.encode(script, add_special_tokens=False), END]
+        token_ids = script
+        config = ServerConfig(model=MODEL_NAME, disable_log_stats=True, **settings)
+        info = EngineInfo(480, (1, END), 4096, "", ())
+        speaker = ScriptedEngine(script if callable(script) else lambda request: token_ids, info, **(engine or {}))
+        served = ServedModel(
+            **{
+                "names": config.served_model_name or (MODEL_NAME,),
+                "root": MODEL_NAME,
+                "vocab_size": 480,
+                "max_model_len": 4096,
+                "eos_token_ids": (1, END),
+                "tokenizer": tokenizer,
+                "template": ChatTemplate(TEMPLATE, special_tokens=tokenizer.special_tokens),
+                **(model or {}),
+            }
+        )
+        with running(make_app(config, speaker, served)) as server:
+            yield server, speaker
+        assert speaker.is_closed
+
+    return make

@@ -1,0 +1,57 @@
+"""The real app on a real port, in a thread of the test process."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+
+
+@dataclass
+class RunningServer:
+    url: str
+    server: uvicorn.Server
+    port: int
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, **options)
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.post(path, json=body, **options)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        with self.client() as client:
+            return client.get(path, **options)
+
+    def chunks(self, path: str, body: dict[str, Any]) -> list[str]:
+        """The data of every event of a stream."""
+        with self.client() as client, client.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            return [line.removeprefix("data: ") for line in response.iter_lines() if line]
+
+
+@contextlib.contextmanager
+def running(app: Starlette) -> Iterator[RunningServer]:
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        assert time.monotonic() < deadline, "the server takes too long"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield RunningServer(f"http://127.0.0.1:{port}", server, port)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+        assert not thread.is_alive(), "the server did not stop"

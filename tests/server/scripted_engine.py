@@ -1,0 +1,113 @@
+"""An engine that says what it was told to say: token ids given in advance, behind the real server.
+
+Its answers come from a thread of the bridge like those of a real one, a token of every request in each turn.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from facet.engine.messages import Answer, EngineInfo, Refused, Stats, Token
+from facet.errors import EngineDeadError
+from facet.request import Request
+from facet.sampling import TokenLogprobs
+
+Script = Callable[[Request], Sequence[int]]
+
+
+@dataclass
+class Speaking:
+    request: Request
+    token_ids: Sequence[int]
+    position: int = 0
+
+
+@dataclass
+class ScriptedEngine:
+    """`script` gives the tokens of each request; an end token ends it, as does max_tokens."""
+
+    script: Script
+    info: EngineInfo
+    seconds_per_turn: float = 0.0
+    gate: threading.Event = field(default_factory=threading.Event)  # clear: nothing is said
+    fail_after: int | None = None  # tokens of a request, after which its logits are said to be broken
+    submitted: list[Request] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    num_resets: int = 0
+    is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        self._inbox: queue.SimpleQueue[Request | Answer | BaseException] = queue.SimpleQueue()
+        self._speaking: dict[str, Speaking] = {}
+
+    def submit(self, request: Request) -> None:
+        self.submitted.append(request)
+        self._inbox.put(request)
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        self._speaking.pop(request_id, None)
+
+    def refuse(self, refusal: Refused) -> None:
+        self._inbox.put(refusal)
+
+    def die(self) -> None:
+        self._inbox.put(EngineDeadError("The engine stopped: it was told to."))
+
+    def ask_stats(self) -> None:
+        self._inbox.put(self.stats())
+
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
+
+    def stats(self) -> Stats:
+        numbers = dict.fromkeys(Stats.__struct_fields__, 0)
+        return Stats(**{**numbers, "num_running": len(self._speaking), "num_blocks": 10, "num_corrupted_requests": 3})
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def receive(self, timeout: float | None = None) -> Sequence[Answer]:
+        answers: list[Answer] = []
+        wait = None if timeout is None else (0.0 if self._speaking and self.gate.is_set() else min(timeout, 0.02))
+        while True:
+            try:
+                item = self._inbox.get(timeout=wait) if wait else self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            wait = 0.0
+            if isinstance(item, BaseException):
+                raise item
+            if isinstance(item, Request):
+                self._speaking[item.request_id] = Speaking(item, self.script(item))
+            else:
+                answers.append(item)
+        if self.gate.is_set():
+            if self._speaking and self.seconds_per_turn:
+                time.sleep(self.seconds_per_turn)
+            answers += [self._say(speaking) for speaking in list(self._speaking.values())]
+        return answers
+
+    def _say(self, speaking: Speaking) -> Token:
+        request, sampling = speaking.request, speaking.request.sampling
+        if self.fail_after is not None and speaking.position == self.fail_after:
+            self._speaking.pop(request.request_id, None)
+            return Token(request.request_id, finish_reason="error", error="the model's logits held NaN")
+        token_id = speaking.token_ids[speaking.position]
+        speaking.position += 1
+        is_end = token_id in request.eos_token_ids or token_id in sampling.stop_token_ids
+        is_long = speaking.position in (sampling.max_tokens, len(speaking.token_ids))
+        if is_end or is_long:
+            self._speaking.pop(request.request_id, None)
+        logprobs = None
+        if sampling.logprobs is not None:
+            others = range(300, 300 + sampling.logprobs)
+            logprobs = TokenLogprobs([token_id, *others], [-0.5 - i for i in range(1 + len(others))], [1, *range(1, 1 + len(others))])  # fmt: skip  # noqa: E501
+        prompt_logprobs = None
+        if sampling.prompt_logprobs is not None and speaking.position == 1:
+            prompt_logprobs = [TokenLogprobs([token], [-1.0], [1]) for token in request.prompt_token_ids[1:]]
+        finish = "stop" if is_end else "length" if is_long else None
+        return Token(request.request_id, token_id, finish, 4, logprobs, prompt_logprobs)

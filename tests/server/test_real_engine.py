@@ -1,0 +1,298 @@
+"""The whole way, with the real engine in its process and a tiny model: HTTP in, HTTP out."""
+
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from facet import LLM, SamplingParams
+from facet.config import ServerConfig
+from facet.server.app import make_app
+from facet.server.engine_process import EngineProcess
+from facet.server.run import engine_config
+from facet.server.served_model import make_served_model
+from tests.server.running import RunningServer, running
+
+SETTINGS: dict[str, Any] = dict(device="cpu", kv_cache_memory_bytes=64 << 20, max_num_batched_tokens=512)
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ASK = [{"role": "user", "content": "one two three"}]
+GREEDY = {"temperature": 0, "max_tokens": 8, "ignore_eos": True, "skip_special_tokens": False}
+
+
+@pytest.fixture(scope="module")
+def server(model_folder: Path) -> Iterator[RunningServer]:
+    config = ServerConfig(
+        model=str(model_folder),
+        served_model_name=("tiny",),
+        disable_log_stats=True,
+        debug_poison_freed_blocks=True,
+        **SETTINGS,
+    )
+    engine = EngineProcess(engine_config(config))
+    app = make_app(config, engine, make_served_model(config, engine.info))
+    with running(app) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def llm(model_folder: Path) -> Iterator[LLM]:
+    llm = LLM(str(model_folder), show_progress=False, **SETTINGS)
+    yield llm
+    llm.close()
+
+
+def ask(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
+    response = server.post(path, body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_completions_are_what_the_engine_says_offline(server: RunningServer, llm: LLM) -> None:
+    texts = ["The weather in Paris", "one two three four", "今日は"]
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, skip_special_tokens=False)
+    expected = [result.outputs[0].text for result in llm.generate(texts, sampling, use_tqdm=False)]
+    answer = ask(server, COMPLETIONS, prompt=texts, **GREEDY)
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    streamed = [""] * 3
+    for event in server.chunks(COMPLETIONS, {"prompt": texts, **GREEDY})[:-1]:
+        choice = json.loads(event)["choices"][0]
+        streamed[choice["index"]] += choice["text"]
+    assert streamed == expected
+
+
+def test_chat_is_what_the_engine_says_offline(server: RunningServer, llm: LLM) -> None:
+    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, skip_special_tokens=False)
+    (expected,) = llm.chat(ASK, sampling, use_tqdm=False)
+    answer = ask(server, CHAT, messages=ASK, return_token_ids=True, **GREEDY)
+    assert answer["prompt_token_ids"] == expected.prompt_token_ids
+    assert answer["choices"][0]["token_ids"] == expected.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"temperature": 0.7, "seed": 3, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2, "seed": 1},
+        {"logit_bias": {"300": 100}, "temperature": 0},
+        {"bad_words": ["one"], "allowed_token_ids": [300, 301, 302], "seed": 5},
+        {"min_tokens": 4, "stop_token_ids": [300], "ignore_eos": True, "seed": 2},
+        {"n": 3, "seed": 9},
+        {"priority": 5, "cache_salt": "x", "temperature": 0},
+    ],
+    ids=str,
+)
+def test_sampling_fields_reach_the_model(server: RunningServer, body: dict[str, Any]) -> None:
+    """Twice the same question has the same answer, streamed or not, at both endpoints."""
+    for path, prompt in ((COMPLETIONS, {"prompt": "one two"}), (CHAT, {"messages": ASK})):
+        asked = {**prompt, "max_tokens": 6, "return_token_ids": True, **body}
+        first, second = ([choice["token_ids"] for choice in ask(server, path, **asked)["choices"]] for _ in range(2))
+        assert first == second
+        if "logit_bias" in body:
+            assert set(first[0]) == {300}
+        if "allowed_token_ids" in body:
+            assert set(first[0]) <= {300, 301, 302}
+
+
+def test_log_probabilities_and_echo(server: RunningServer) -> None:
+    answer = ask(server, COMPLETIONS, prompt="one two three", logprobs=2, echo=True, return_token_ids=True, **GREEDY)
+    choice = answer["choices"][0]
+    entries = choice["logprobs"]
+    ids = choice["prompt_token_ids"] + choice["token_ids"]
+    assert len(entries["tokens"]) == len(entries["text_offset"]) == len(entries["top_logprobs"]) == len(ids)
+    assert entries["token_logprobs"][0] is None
+    assert all(value <= 0 for value in entries["token_logprobs"][1:])
+    events = server.chunks(COMPLETIONS, {"prompt": "one two three", "logprobs": 2, "echo": True, **GREEDY})[:-1]
+    streamed: list[Any] = []
+    for event in events:
+        streamed += json.loads(event)["choices"][0]["logprobs"]["token_logprobs"]
+    assert streamed[1:] == pytest.approx(entries["token_logprobs"][1:], abs=1e-4)
+    scored = ask(server, COMPLETIONS, prompt="one two three", logprobs=0, echo=True, max_tokens=0)["choices"][0]
+    again = scored["logprobs"]["token_logprobs"]
+    assert again[1:] == pytest.approx(entries["token_logprobs"][1 : len(again)], abs=1e-4)
+
+
+def test_prompt_log_probabilities(server: RunningServer) -> None:
+    for path, prompt in ((COMPLETIONS, {"prompt": "one two"}), (CHAT, {"messages": ASK})):
+        answer = ask(server, path, prompt_logprobs=1, return_token_ids=True, n=2, seed=1, max_tokens=2, **prompt)
+        holders = answer["choices"] if path == COMPLETIONS else [answer]
+        for holder in holders:
+            ids = holder["prompt_token_ids"]
+            positions = holder["prompt_logprobs"]
+            assert len(positions) == len(ids)
+            assert positions[0] is None
+            assert all(str(token) in position for token, position in zip(ids[1:], positions[1:], strict=True))
+
+
+def test_a_second_question_finds_its_prompt_cached(server: RunningServer) -> None:
+    prompt = list(range(20, 220))
+    ask(server, COMPLETIONS, prompt=prompt, **GREEDY)
+    usage = ask(server, COMPLETIONS, prompt=prompt, **GREEDY)["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+    assert server.post("/reset_prefix_cache", {}).status_code == 200
+    usage = ask(server, COMPLETIONS, prompt=prompt, **GREEDY)["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "numbers"),
+    [
+        ({"prompt": [5] * 5000}, ("5000 tokens", "1 more", "context is")),
+        ({"prompt": "one", "max_tokens": 10**9}, ("1000000000 more", "context is")),
+        ({"prompt": [1000]}, ("token id 1000", "0 to")),
+        ({"prompt": "one", "structured_outputs": {"regex": "(["}}, ("structured_outputs",)),
+        ({"prompt": "one", "stop_token_ids": [10**6]}, ("stop_token_ids", "1000000")),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_only_the_engine_can_refuse(
+    server: RunningServer, body: dict[str, Any], numbers: tuple[str, ...], stream: bool
+) -> None:
+    response = server.post(COMPLETIONS, {**body, "stream": stream})
+    assert response.status_code == 400, response.text
+    message = response.json()["error"]["message"]
+    for words in numbers:
+        assert words in message
+
+
+def test_metrics_of_the_real_engine(server: RunningServer) -> None:
+    ask(server, COMPLETIONS, prompt="one", **GREEDY)
+    text = server.get("/metrics").text
+    for name in (
+        "num_requests_running",
+        "kv_cache_usage_perc",
+        "prefix_cache_queries_total",
+        "corrupted_requests_total",
+    ):
+        assert f"vllm:{name}{{" in text
+
+
+REGEX_SCAN = {
+    "type": "function",
+    "function": {
+        "name": "regex_scan",
+        "description": "Scan text with a regular expression and return every match.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string", "description": "The regular expression"},
+                "flags": {"type": "string", "enum": ["", "i", "m"]},
+            },
+            "required": ["pattern"],
+        },
+    },
+}
+
+
+def long_conversation(number: int) -> dict[str, Any]:
+    """Ten thousand characters, another text for each."""
+    choose = random.Random(number)
+    words = ["the", "weather", "in", "Paris", "is", "clear", "and", "wind", "light", "one", "two", "three"]
+    text = ""
+    while len(text) < 10_000:
+        text += choose.choice(words) + " "
+    return {
+        "messages": [{"role": "user", "content": text}],
+        "tools": [REGEX_SCAN],
+        "temperature": 0,
+        "max_tokens": 10,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
+@pytest.mark.parametrize("num_at_once", [5, 64])
+def test_answers_in_company_are_the_answers_alone(server: RunningServer, num_at_once: int) -> None:
+    """The report's reproduction: one tool, long prompts, many at once, streaming and not."""
+    num_different = 5 if num_at_once == 5 else 8  # each several times: solo answers are the slow part
+    bodies = [long_conversation(number) for number in range(num_different)]
+    alone = [read(server.post(CHAT, body)) for body in bodies]
+    server.post("/reset_prefix_cache", {})
+
+    async def all_at_once() -> list[tuple[int, Any]]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=240) as client:
+
+            async def one(number: int) -> tuple[int, Any]:
+                which = number % num_different
+                if number // num_different % 2:
+                    return which, read(await client.post(CHAT, json=bodies[which]))
+                response = await client.post(CHAT, json={**bodies[which], "stream": True})
+                return which, read_stream(response)
+
+            return await asyncio.gather(*map(one, range(num_at_once)))
+
+    for which, answer in asyncio.run(all_at_once()):
+        assert answer == alone[which]
+        assert set(answer[0]) != {0}, "nothing but padding"
+
+
+def read(response: httpx.Response) -> tuple[list[int], str, str, list[Any]]:
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    message = choice["message"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+    return choice["token_ids"], message["content"] or "", message["reasoning"] or "", calls
+
+
+def read_stream(response: httpx.Response) -> tuple[list[int], str, str, list[Any]]:
+    assert response.status_code == 200, response.text
+    *events, done = [text.removeprefix("data: ") for text in response.text.split("\n\n") if text]
+    assert done == "[DONE]"
+    ids: list[int] = []
+    content = reasoning = ""
+    calls: list[Any] = []
+    for event in map(json.loads, events):
+        ids += event.get("token_ids") or []
+        delta = event["choices"][0]["delta"]
+        content += delta.get("content") or ""
+        reasoning += delta.get("reasoning") or ""
+        for call in delta.get("tool_calls", []):
+            if "id" in call:
+                calls.append((call["function"]["name"], ""))
+            name, arguments = calls[call["index"]]
+            calls[call["index"]] = (name, arguments + call["function"].get("arguments", ""))
+    return ids, content, reasoning, calls
+
+
+def test_a_killed_engine_is_news_for_everybody(model_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = ServerConfig(model=str(model_folder), served_model_name=("tiny",), disable_log_stats=True, **SETTINGS)
+    engine = EngineProcess(engine_config(config))
+    with running(make_app(config, engine, make_served_model(config, engine.info))) as server, server.client() as client:
+        body = {"prompt": "one", "max_tokens": 400, "ignore_eos": True, "seed": 1, "stream": True}
+        with client.stream("POST", COMPLETIONS, json=body) as response, caplog.at_level(logging.CRITICAL, "facet"):
+            lines = response.iter_lines()
+            next(lines)
+            assert engine.process_id is not None
+            os.kill(engine.process_id, signal.SIGKILL)
+            *_, last = [text for text in lines if text]
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert error["code"] == 503
+        assert "exit code -9" in error["message"]
+        assert client.get("/health").status_code == 503
+        assert client.post(COMPLETIONS, json={"prompt": "one"}).status_code == 503
+
+
+def test_constrained_answers_keep_to_their_form(server: RunningServer) -> None:
+    """At temperature 1 a random model says anything; under a constraint it says what was asked for."""
+    sampled = {"temperature": 1, "max_tokens": 200, "messages": ASK}
+    for seed in range(3):
+        choice = ask(server, CHAT, **sampled, seed=seed, structured_outputs={"choice": ["one", "two"]})["choices"][0]
+        assert choice["message"]["content"] in ("one", "two")
+        tool = {"tools": [REGEX_SCAN], "tool_choice": "required"}
+        choice = ask(server, CHAT, **sampled, seed=seed, **tool)["choices"][0]
+        if choice["finish_reason"] == "tool_calls":
+            arguments = json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])
+            assert isinstance(arguments["pattern"], str)
+            assert arguments.get("flags", "") in ("", "i", "m")
+        else:
+            assert choice["finish_reason"] == "length"

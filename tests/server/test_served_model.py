@@ -1,0 +1,90 @@
+"""What the server makes of a checkpoint's files and of the flags about them."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from facet.config import EngineConfig, ServerConfig
+from facet.engine.messages import EngineInfo
+from facet.errors import CheckpointError, ConfigError
+from facet.server.run import engine_config
+from facet.server.served_model import ServedModel, make_served_model
+from tests.tokens.gemma_like import write_tokenizer_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tokenizer_folder(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("its own {{ messages[0].content }}")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 16], "temperature": 0.7, "top_k": 64}')
+    return tmp_path
+
+
+def served(folder: Path, **settings: Any) -> ServedModel:
+    info = EngineInfo(480, (1,), 512, str(folder), ())
+    return make_served_model(ServerConfig(model="owner/name", **settings), info)
+
+
+def rendered(model: ServedModel) -> str:
+    return model.require_template().render([{"role": "user", "content": "x"}])
+
+
+def test_as_the_checkpoint_has_it(folder: Path) -> None:
+    model = served(folder)
+    assert (model.names, model.name, model.root) == (("owner/name",), "owner/name", "owner/name")
+    assert model.eos_token_ids == (1, 16)
+    assert model.sampling_defaults == {"temperature": 0.7, "top_k": 64}
+    assert rendered(model) == "its own x"
+    assert served(folder, served_model_name=("a", "b")).names == ("a", "b")
+
+
+def test_where_defaults_come_from(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert served(folder, generation_config="vllm").sampling_defaults == {}
+    assert served(folder, generation_config="vllm").eos_token_ids == (1, 16)
+    other = tmp_path_factory.mktemp("other")
+    (other / "generation_config.json").write_text('{"top_p": 0.5}')
+    assert served(folder, generation_config=str(other)).sampling_defaults == {"top_p": 0.5}
+    model = served(folder, override_generation_config={"temperature": 0.1, "max_new_tokens": 9})
+    assert model.sampling_defaults == {"temperature": 0.1, "top_k": 64}
+    assert model.max_tokens_default == 9
+
+
+def test_templates_from_a_flag(folder: Path) -> None:
+    path = folder / "another.jinja"
+    path.write_text("from a file")
+    assert rendered(served(folder, chat_template=str(path))) == "from a file"
+    assert rendered(served(folder, chat_template="{{ 1 + 1 }}")) == "2"
+
+
+def test_no_tokenizer(folder: Path) -> None:
+    model = served(folder, skip_tokenizer_init=True)
+    assert model.tokenizer is model.template is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"generation_config": "nowhere"}, "--generation-config nowhere"),
+        ({"override_generation_config": {"temprature": 1}}, "'temprature'"),
+        ({"override_generation_config": {"temperature": -1}}, "temperature is -1"),
+        ({"chat_template": "nowhere.jinja"}, "--chat-template nowhere.jinja"),
+    ],
+    ids=str,
+)
+def test_flags_that_cannot_be(folder: Path, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        served(folder, **settings)
+
+
+def test_a_template_with_a_mistake(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="--chat-template is not a valid template"):
+        served(folder, chat_template="{% if %}")
+
+
+def test_the_engine_is_told_nothing_of_the_server() -> None:
+    config = engine_config(ServerConfig(model="m", api_key=("secret",), max_num_seqs=7))
+    assert type(config) is EngineConfig
+    assert (config.model, config.max_num_seqs) == ("m", 7)
+    assert "secret" not in str(dataclasses.asdict(config))
