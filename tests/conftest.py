@@ -18,14 +18,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-settings.register_profile(
-    "facet",
-    deadline=None,  # no clock: machines are shared
-    max_examples=60,
-    # Fixtures here are immutable values, so using one for all examples is what we want.
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-settings.load_profile("facet")
+# The same examples every time, so that a run says something about the change and not about the day. To look for new
+# ones: HYPOTHESIS_PROFILE=explore make test
+for profile, is_repeatable in (("facet", True), ("explore", False)):
+    settings.register_profile(
+        profile,
+        derandomize=is_repeatable,
+        deadline=None,  # no clock: machines are shared
+        max_examples=60,
+        # Fixtures here are immutable values, so using one for all examples is what we want.
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "facet"))
 
 
 @pytest.fixture(scope="session")

@@ -117,6 +117,12 @@ def test_arrays_and_lists_give_the_same_batch(sequences: list[SequenceRows]) -> 
     check_batch(make_batch(token_ids, spans, LAYOUT, CPU, skip_upper=True), sequences, skip_upper=True)
 
 
+# Logits are of size 1. Tiles of other shapes sum in other orders, and random weights with attention scores of size 10
+# can make much of it: for some prompts, rounding the embedding once more moves a logit by 3e-3. A row of a neighbour, or
+# a key of one, would move it by about 1.
+ROUNDING = 2e-2
+
+
 @dataclass
 class Company:
     """Several sequences in one arena, each with pages of its own; everything else is NaN."""
@@ -194,8 +200,7 @@ def test_in_company_as_alone(
         left = {index: rest[len(parts.get(index, ())) :] for index, rest in left.items() if index not in ending}
     for index, prompt in enumerate(prompts):
         alone = PagedSequence(model, len(prompt)).run(prompt)[-1]
-        # Logits of size 1; tiles of other shapes sum in other orders.
-        torch.testing.assert_close(got[index], alone, atol=1e-4, rtol=0)
+        torch.testing.assert_close(got[index], alone, atol=ROUNDING, rtol=0)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -204,4 +209,4 @@ def test_a_step_in_which_nobody_wants_logits(models: dict[str, Gemma], name: str
     assert company.step({0: list(range(10)), 1: [1, 2, 3]}, set(), skip_upper=True) == {}
     after = company.step({0: list(range(10, 20))}, {0}, skip_upper=True)[0]
     alone = PagedSequence(models[name], 20).run(list(range(20)))[-1]
-    torch.testing.assert_close(after, alone, atol=1e-4, rtol=0)
+    torch.testing.assert_close(after, alone, atol=ROUNDING, rtol=0)

@@ -1,5 +1,6 @@
 """Grammars beside a batch: what tokens spell, which grammars are kept, and how one walks with an answer."""
 
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,24 @@ class TestRows:
             mask = self.mask(grammars.start_masks(plan))
             is_bound = waits is not False and token not in (5, END)
             assert (mask is not None and list(mask.only_after) == [None]) == is_bound
+        grammars.close()
+
+    def test_a_token_sampled_before_its_trigger_was_seen_does_not_end_the_waiting(
+        self, compiler: GrammarCompiler
+    ) -> None:
+        free = GrammarSpec(kind="tool_calls", sources=(CALL,), trigger_token_id=TRIGGER)
+        admission = self.admission(0, free)
+        grammars = self.grammars(compiler, admission)
+        plan = self.plan({0: 10})
+        self.mask(grammars.start_masks(self.plan({0: 10}, admissions=(admission,))))
+        self.mask(grammars.start_masks(plan))  # overlapped: launched before the first token is known
+        may_walk = threading.Event()
+        grammars._ask(may_walk.wait)  # the walking thread is late
+        grammars.settle(plan, StepResult(token_ids=(TRIGGER,)))
+        grammars.settle(plan, StepResult(token_ids=(letter("a"),)))
+        assert grammars.take_waits() == {10: True}
+        may_walk.set()
+        assert list(self.mask(grammars.start_masks(plan)).only_after) == [None]
         grammars.close()
 
     def test_a_resumed_request_has_seen_its_tokens(self, compiler: GrammarCompiler) -> None:

@@ -1,5 +1,6 @@
 """What operators rely on: keys, ids, health, metrics, limits, leaving clients, and a clean end."""
 
+import asyncio
 import json
 import logging
 import threading
@@ -10,12 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from facet.engine.messages import Refused, Stats
-from facet.server.engine_bridge import Counters
-from facet.server.stats_log import line
+from facet.engine.messages import EngineInfo, Refused, Stats
+from facet.server.engine_bridge import Counters, EngineBridge
+from facet.server.stats_log import line, log_stats
 from facet.version import __version__
 from tests.server.conftest import Scripted
 from tests.server.running import RunningServer
+from tests.server.scripted_engine import ScriptedEngine
 
 ASK = {"messages": [{"role": "user", "content": "one"}]}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -133,6 +135,27 @@ def test_the_ten_second_line() -> None:
     )
 
 
+def test_the_line_is_written_while_something_happens(caplog: pytest.LogCaptureFixture) -> None:
+    """Once for what happened, once with zeros, and then no more."""
+
+    async def watch() -> None:
+        engine = ScriptedEngine(lambda request: [], EngineInfo(10, (), 10, "", ()))
+        bridge = EngineBridge(engine, max_pending=1)
+        bridge.start()
+        bridge.counters.num_generation_tokens = 50
+        task = asyncio.create_task(log_stats(bridge, 0.05))
+        await asyncio.sleep(1.0)
+        task.cancel()
+        await asyncio.to_thread(bridge.stop)
+
+    with caplog.at_level(logging.INFO, "facet.server.stats_log"):
+        asyncio.run(watch())
+    lines = [record.message for record in caplog.records if record.name == "facet.server.stats_log"]
+    assert len(lines) == 2
+    assert "generation throughput: 0.0" not in lines[0]
+    assert "generation throughput: 0.0" in lines[1]
+
+
 def test_resetting_the_prefix_cache(scripted: Scripted) -> None:
     with scripted("one") as (server, engine):
         assert server.post("/reset_prefix_cache", {}).status_code == 200
@@ -193,6 +216,8 @@ def test_a_client_that_leaves_frees_the_engine(scripted: Scripted, stream: bool,
         wait_until(lambda: len(engine.cancelled) == 2)
         wait_until(lambda: server.get("/load").json() == {"server_load": 0})
         assert sorted(engine.cancelled) == sorted(request.request_id for request in engine.submitted)
+        name = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"}'
+        assert metrics_of(server)[name] == 2
 
 
 def test_the_death_of_the_engine_reaches_everybody_at_once(

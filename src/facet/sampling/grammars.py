@@ -67,6 +67,7 @@ class Grammars:
         making = self._ask(_collect, [(place, row.state, row.unseen_trigger) for place, row in held.items()])
         for holder in held.values():
             holder.has_sampled = True
+            holder.was_waiting = holder.is_waiting
         return making
 
     def take_waits(self) -> dict[int, bool]:
@@ -119,7 +120,9 @@ class Grammars:
             return
         if token_id == row.trigger_token_id:
             self._set_waiting(row, True)
-        elif row.state.mask is None:  # as it was when this token was sampled: nobody has walked since
+        elif row.was_waiting and row.state.mask is None:
+            # The mask is that of this token: while a request waits nobody walks between its mask and its token. Of one
+            # that did not wait it may be older, from before a trigger.
             self._set_waiting(row, False)
 
     def _set_waiting(self, row: "_Row", must_wait: bool) -> None:
@@ -165,6 +168,7 @@ class _Row:
     state: _WalkState
     trigger_token_id: int | None
     is_waiting: bool = False
+    was_waiting: bool = False  # when its latest token was planned
     has_sampled: bool = False  # a token since it was admitted, so that the device knows its last one
 
     @property

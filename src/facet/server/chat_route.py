@@ -87,7 +87,7 @@ class ChatEndpoint:
             log_as=response_id if frontend.config.enable_log_requests else None,
         )
         conversation = _Conversation(response_id, fields, prompt, answers, timer)
-        watched = WatchedCall(frontend.bridge.submit(requests), request.receive)
+        watched = WatchedCall(frontend.bridge.submit(requests), request.receive, timer)
         try:
             if fields.stream:
                 # With the first answer in hand a refusal by the engine still has its own status.

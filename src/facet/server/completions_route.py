@@ -83,7 +83,7 @@ class CompletionsEndpoint:
             max_tokens=sampling.max_tokens,
             log_as=base if frontend.config.enable_log_requests else None,
         )
-        watched = WatchedCall(frontend.bridge.submit(requests), request.receive)
+        watched = WatchedCall(frontend.bridge.submit(requests), request.receive, timer)
         try:
             if fields.stream:
                 # With the first answer in hand a refusal by the engine still has its own status.

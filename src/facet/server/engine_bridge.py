@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from facet.engine.messages import Answer, EngineInfo, Refused, Stats, Token
-from facet.errors import EngineDeadError, EngineError
+from facet.errors import EngineDeadError, EngineError, FacetError
 from facet.request import Request
 from facet.server.engine_process import ServedEngine
 
@@ -46,7 +46,7 @@ class EngineCall:
     pending: dict[str, int]  # requests that have not ended, and the index of each in the call
     num_prompt_tokens: dict[str, int]
     _answers: deque[Token | Refused] = field(default_factory=deque)
-    _error: EngineError | None = None
+    _error: FacetError | None = None
     _waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> list[tuple[int, Token]]:
@@ -70,7 +70,9 @@ class EngineCall:
                 continue  # cancelled meanwhile
             if isinstance(answer, Refused):
                 del self.pending[answer.request_id]
-                raise answer.as_error()
+                self._error = answer.as_error()
+                self.close()  # one refused is all refused: nobody wants the rest
+                raise self._error
             if answer.finish_reason is not None:
                 del self.pending[answer.request_id]
             batch.append((index, answer))

@@ -112,6 +112,11 @@ class CallTimer:
         if num_tokens > 1 and index in self._first:
             metrics.per_token.observe((now - self._first[index]) / (num_tokens - 1))
 
+    def on_gone(self, num_open: int) -> None:
+        """The client left, and so many answers had not ended."""
+        for _ in range(num_open):
+            self._metrics.count_end("abort")
+
 
 class _EngineCollector(Collector):
     """Reads the engine's own counters at the moment of the question."""

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from facet.errors import EngineError
 from facet.server.engine_bridge import EngineCall
 from facet.server.errors import error_body
+from facet.server.metrics import CallTimer
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +30,9 @@ def event(encoder: msgspec.json.Encoder, value: Any) -> bytes:
 class WatchedCall:
     """An engine call that ends when its client leaves. `close` it, whatever happens."""
 
-    def __init__(self, call: EngineCall, receive: Receive) -> None:
+    def __init__(self, call: EngineCall, receive: Receive, timer: CallTimer) -> None:
         self.call = call
+        self._timer = timer
         self._watch = asyncio.create_task(self._wait_for_disconnect(receive))
 
     def close(self) -> None:
@@ -40,6 +42,7 @@ class WatchedCall:
     async def _wait_for_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
+        self._timer.on_gone(len(self.call.pending))
         self.call.close()  # the engine stops working on it now
         self.call.fail(ClientGoneError("The client closed its connection."))
 
