@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +101,41 @@ def test_a_killed_engine_is_news_at_once(remote: RemoteEngine) -> None:
 def test_a_model_that_cannot_be_loaded_is_said_plainly(config: EngineConfig, tmp_path: "os.PathLike[str]") -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         RemoteEngine(EngineConfig(model=str(tmp_path)))
+
+
+def test_an_engine_outlives_a_signal_to_the_group_but_not_its_front(config: EngineConfig, tmp_path: Path) -> None:
+    """A front that is killed cannot say goodbye; the engine must notice by itself."""
+    script = tmp_path / "front.py"
+    script.write_text(
+        "import sys, time\n"
+        "from facet.config import EngineConfig\n"
+        "from facet.engine.client import RemoteEngine\n"
+        "if __name__ == '__main__':\n"
+        f"    engine = RemoteEngine(EngineConfig(model={config.model!r}, **{SETTINGS!r}))\n"
+        "    print(engine.process_id, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    front = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert front.stdout is not None
+        engine_id = int(front.stdout.readline())
+        os.kill(engine_id, signal.SIGTERM)
+        time.sleep(0.5)
+        os.kill(engine_id, 0)  # still there
+    finally:
+        front.kill()
+        front.wait()
+        front.stdout.close()  # type: ignore[union-attr]
+    deadline = time.monotonic() + 30
+    while is_running(engine_id):
+        assert time.monotonic() < deadline, "the engine outlived its front"
+        time.sleep(0.1)
+
+
+def is_running(process_id: int) -> bool:
+    """Whether there is such a process and it is not merely waiting to be collected."""
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

@@ -64,8 +64,16 @@ class ScriptedEngine:
         self.num_resets += 1
 
     def stats(self) -> Stats:
-        numbers = dict.fromkeys(Stats.__struct_fields__, 0)
-        return Stats(**{**numbers, "num_running": len(self._speaking), "num_blocks": 10, "num_corrupted_requests": 3})
+        numbers = dict.fromkeys(Stats.__struct_fields__[:-1], 0)
+        return Stats(
+            **{
+                **numbers,
+                "num_running": len(self._speaking),
+                "num_blocks": 10,
+                "num_corrupted_requests": 3,
+                "num_blocks_by_kind": (("sliding", 4), ("global", 1)),
+            }
+        )
 
     def close(self) -> None:
         self.is_closed = True

@@ -33,7 +33,7 @@ class SilentEngine:
         return ()
 
     def stats(self) -> Stats:
-        return Stats(**dict.fromkeys(Stats.__struct_fields__, 0))
+        return Stats(*[0] * 12)
 
     def ask_stats(self) -> None: ...
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from facet import LLM, SamplingParams
@@ -296,3 +297,33 @@ def test_constrained_answers_keep_to_their_form(server: RunningServer) -> None:
             assert arguments.get("flags", "") in ("", "i", "m")
         else:
             assert choice["finish_reason"] == "length"
+
+
+def test_the_official_client_on_the_real_engine(server: RunningServer, llm: LLM) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        extra = {"ignore_eos": True, "skip_special_tokens": False, "top_k": 5}
+        asked: dict[str, Any] = dict(model="tiny", messages=ASK, temperature=0, max_tokens=8, extra_body=extra)
+        whole = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2, seed=3)
+        streamed = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+        assert whole.choices[0].message.content == text
+        assert whole.choices[0].logprobs is not None
+        assert len(whole.choices[0].logprobs.content or ()) == 8
+        assert streamed[-1].usage is not None
+        assert streamed[-1].usage.completion_tokens == 8
+
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, skip_special_tokens=False)
+        expected = llm.generate("one two three", params)[0].outputs[0].text
+        completion = client.completions.create(
+            model="tiny", prompt="one two three", temperature=0, max_tokens=8, logprobs=1, extra_body=extra
+        )
+        assert [choice.text for choice in completion.choices] == [expected]
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        with pytest.raises(openai.BadRequestError, match="context is"):
+            client.completions.create(model="tiny", prompt=[5] * 5000)
+
+
+def test_metrics_tell_the_kinds_of_blocks_apart(server: RunningServer) -> None:
+    text = server.get("/metrics").text
+    assert 'facet:kv_cache_blocks{engine="0",kind="sliding",model_name="tiny"}' in text
+    assert 'kind="global"' in text

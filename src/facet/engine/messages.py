@@ -93,6 +93,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_blocks_cached: int
     num_prompt_tokens: int
     num_prompt_tokens_hit: int
+    num_blocks_by_kind: tuple[tuple[str, int], ...] = ()
 
 
 class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):

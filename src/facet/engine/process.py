@@ -1,10 +1,12 @@
 """The engine in a process of its own: the loop that runs there.
 
 The front process gives it two addresses. Messages come in on one socket; answers, first of all `EngineInfo` or `Died`,
-go out on the other. While there is work the loop only looks whether messages have come; without work it waits for one.
+go out on the other. While there is work the loop only looks whether messages have come; without work it waits for one,
+and for the death of the front process.
 """
 
 import logging
+import os
 import signal
 from collections.abc import Iterator
 
@@ -20,10 +22,15 @@ from facet.progress import Bars, Silent
 
 logger = logging.getLogger(__name__)
 
+# Without work: how long to wait for a message before looking whether the front process is still there.
+SECONDS_BETWEEN_LOOKS = 2
+
 
 def run_engine_process(config: EngineConfig, inbox_address: str, outbox_address: str, show_progress: bool) -> None:
     """The engine process, from start to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the front decides what to do
+    # Ctrl-C, and a service manager's stop, reach the whole group; the front drains first and then says Shutdown.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     outbox.setsockopt(zmq.LINGER, 2000)  # milliseconds for last words to be delivered
@@ -51,9 +58,12 @@ def _loop(
     service: EngineService, inbox: "zmq.Socket[bytes]", outbox: "zmq.Socket[bytes]", encoder: msgspec.msgpack.Encoder
 ) -> None:
     decoder = msgspec.msgpack.Decoder(ToEngine)
+    front = os.getppid()
     while True:
+        if not service.has_work and not inbox.poll(SECONDS_BETWEEN_LOOKS * 1000) and os.getppid() != front:
+            return  # the front died without a word: nobody will ever ask again, and the memory is wanted back
         answers: list[Answer] = []
-        for message in _messages(inbox, decoder, wait=not service.has_work):
+        for message in _messages(inbox, decoder):
             if isinstance(message, Shutdown):
                 return
             service.handle(message, answers.append)
@@ -63,12 +73,8 @@ def _loop(
             outbox.send(encoder.encode(Answers(answers)))
 
 
-def _messages(
-    inbox: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[ToEngine]", *, wait: bool
-) -> Iterator[ToEngine]:
-    """Everything that has come; at least one message where `wait` says so."""
-    if wait:
-        yield decoder.decode(inbox.recv())
+def _messages(inbox: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[ToEngine]") -> Iterator[ToEngine]:
+    """Everything that has come."""
     while True:
         try:
             yield decoder.decode(inbox.recv(zmq.NOBLOCK))

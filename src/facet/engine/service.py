@@ -63,6 +63,7 @@ class EngineService:
             num_corrupted_requests=stats.num_corrupted_requests,
             num_blocks=cache.num_blocks,
             num_blocks_in_tables=cache.num_blocks_in_tables,
+            num_blocks_by_kind=cache.num_blocks_by_kind,
             num_blocks_cached=cache.num_blocks_cached,
             num_prompt_tokens=cache.num_prompt_tokens,
             num_prompt_tokens_hit=cache.num_prompt_tokens_hit,

@@ -38,6 +38,10 @@ class BlockTables:
         """The blocks of one row, as a view."""
         return self.block_ids[group][row, self.first[group][row] : self.end[group][row]]
 
+    def num_held(self, group: int) -> int:
+        """Entries of all rows."""
+        return int((self.end[group] - self.first[group]).sum())
+
     def held_in_all_groups(self, row: int) -> NDArray[np.int32]:
         return np.concatenate([self.held(group, row) for group in range(len(self.block_ids))])
 

@@ -30,6 +30,9 @@ from facet.step import Admission, NewBlocks, StepPlan, TableSlice
 class CacheStats:
     num_blocks: int  # that requests can use
     num_blocks_in_tables: int
+    num_blocks_by_kind: tuple[
+        tuple[str, int], ...
+    ]  # entries of the tables of each group; a shared block counts for each
     num_blocks_cached: int  # held by the prefix cache alone
     num_checkpoints: int
     num_prompt_tokens: int  # of admitted requests that could use the prefix cache, ever
@@ -143,6 +146,9 @@ class KVCacheManager:
         return CacheStats(
             num_blocks=self.num_blocks - 1,
             num_blocks_in_tables=self._pool.num_in_tables,
+            num_blocks_by_kind=tuple(
+                (group.kind, self._tables.num_held(index)) for index, group in enumerate(self.layout.groups)
+            ),
             num_blocks_cached=self._pool.num_cached,
             num_checkpoints=0 if self._prefixes is None else len(self._prefixes),
             num_prompt_tokens=self._num_prompt_tokens,

@@ -141,6 +141,7 @@ class _EngineCollector(Collector):
         yield self._gauge("num_requests_waiting", "Requests waiting for their turn.", stats.num_waiting)
         usage = stats.num_blocks_in_tables / max(1, stats.num_blocks)
         yield self._gauge("kv_cache_usage_perc", "Share of cache blocks that running requests hold.", usage)
+        yield self._blocks_by_kind(stats)
         cached = stats.num_blocks_cached / max(1, stats.num_blocks)
         yield self._gauge("kv_cache_cached_perc", "Share of cache blocks kept for prefixes.", cached)
         yield self._counter("num_preemptions", "Requests that gave way and came back.", stats.num_preemptions)
@@ -150,6 +151,16 @@ class _EngineCollector(Collector):
         yield self._counter("corrupted_requests", "Requests ended because their logits were not finite.", corrupted)
         yield self._counter("num_steps", "Steps of the engine's loop.", stats.num_steps)
         yield self._counter("computed_tokens", "Rows the model computed.", stats.num_computed_tokens)
+
+    def _blocks_by_kind(self, stats: Stats) -> Metric:
+        family = GaugeMetricFamily(
+            "facet:kv_cache_blocks",
+            "Cache blocks in the block tables of running requests, by kind of layer.",
+            labels=[*self._names, "kind"],
+        )
+        for kind, num_blocks in stats.num_blocks_by_kind:
+            family.add_metric([*self._values, kind], num_blocks)
+        return family
 
     def _gauge(self, name: str, meaning: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", meaning, labels=self._names)
