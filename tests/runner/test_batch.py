@@ -118,8 +118,8 @@ def test_arrays_and_lists_give_the_same_batch(sequences: list[SequenceRows]) -> 
 
 
 # Logits are of size 1. Tiles of other shapes sum in other orders, and random weights with attention scores of size 10
-# can make much of it: for some prompts, rounding the embedding once more moves a logit by 3e-3. A neighbour's row or key
-# would move it by about 1.
+# can make much of it: for some prompts, rounding the embedding once more moves a logit by 3e-3. A neighbour's row or
+# key would move it by about 1.
 ROUNDING = 2e-2
 
 
