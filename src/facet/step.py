@@ -110,3 +110,4 @@ class TokenEvent(NamedTuple):
     logprobs: Any = None
     prompt_logprobs: Any = None
     error: str | None = None  # why, where finish_reason is "error"
+    queue_seconds: float = 0.0  # between submission and the first step

@@ -327,3 +327,11 @@ def test_metrics_tell_the_kinds_of_blocks_apart(server: RunningServer) -> None:
     text = server.get("/metrics").text
     assert 'facet:kv_cache_blocks{engine="0",kind="sliding",model_name="tiny"}' in text
     assert 'kind="global"' in text
+
+
+def test_metrics_say_where_a_request_spent_its_time(server: RunningServer) -> None:
+    ask(server, COMPLETIONS, prompt="one two", **GREEDY)
+    text = server.get("/metrics").text
+    for name in ("queue", "prefill", "decode", "inference"):
+        (line,) = [part for part in text.splitlines() if part.startswith(f"vllm:request_{name}_time_seconds_sum")]
+        assert 0 < float(line.split()[-1]) < 1000

@@ -54,6 +54,7 @@ class Token(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_lik
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None  # why, where finish_reason is "error"
+    queue_seconds: float = 0.0  # between submission and the first step
 
     @classmethod
     def of(cls, event: TokenEvent) -> "Token":

@@ -37,10 +37,13 @@ class EngineSettings:
     def lines(self) -> list[str]:
         """What a user wants to know at start-up."""
         cache = self.num_blocks * self.layout.page_bytes
-        per_block = ", ".join(f"{group.tokens_per_block} {group.kind} tokens" for group in self.layout.groups)
+        per_block = " or ".join(f"{group.tokens_per_block} {group.kind} tokens" for group in self.layout.groups)
+        in_all = " or ".join(
+            f"{(self.num_blocks - 1) * group.tokens_per_block:,} {group.kind} tokens" for group in self.layout.groups
+        )
         return [
             f"KV cache: {cache / 2**30:.2f} GiB, {self.num_blocks} pages of {self.layout.page_bytes / 2**10:.0f} KiB; "
-            f"a page holds {' or '.join(per_block.split(', '))}.",
+            f"a page holds {per_block}, all of them {in_all}.",
             f"At the full context of {self.max_model_len} tokens {self.full_contexts.num_sequences} requests fit at "
             f"once; at most {self.max_num_seqs} run together.",
         ]

@@ -9,6 +9,7 @@
 Knows nothing of the cache: what must be released there is handed back as `Ended`.
 """
 
+import time
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,7 +124,14 @@ class Queues:
             prompt_part = prompt_logprobs.pop(number, None) if prompt_logprobs else None
             events.append(
                 TokenEvent(
-                    state.request.request_id, token_id, reason, state.num_cached_tokens, logprob, prompt_part, fault
+                    state.request.request_id,
+                    token_id,
+                    reason,
+                    state.num_cached_tokens,
+                    logprob,
+                    prompt_part,
+                    fault,
+                    state.queue_seconds,
                 )
             )
         for number, payload in prompt_logprobs.items():
@@ -173,6 +181,7 @@ class Queues:
             if not state.was_admitted:
                 state.num_cached_tokens = entrant.num_computed
                 state.was_admitted = True
+                state.queue_seconds = time.monotonic() - state.submitted_at
             insort(self._running, state, key=_order_key)
         del self._waiting[: len(entrants)]
 

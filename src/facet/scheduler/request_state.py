@@ -1,5 +1,6 @@
 """How far one request has come, as far as it does not change in every step (that part is in `running_rows`)."""
 
+import time
 from dataclasses import dataclass, field
 
 from facet.kv_cache.prefix_chain import PrefixChain
@@ -19,6 +20,8 @@ class RequestState:
     num_cached_tokens: int = 0
     num_logits_done: int = 0  # prompt positions whose logits were already computed for prompt_logprobs
     was_admitted: bool = False
+    submitted_at: float = field(default_factory=time.monotonic)
+    queue_seconds: float = 0.0  # until it was first admitted
     order_key: OrderKey = field(init=False)
     stop_token_ids: frozenset[int] = field(init=False)
     num_tokens_before_stop: int = field(init=False)

@@ -74,7 +74,7 @@ def take(
         if answer.is_finished:
             continue  # it ended by its text, and this token was on its way
         if token.token_id is not None:
-            timer.on_token(index, now)
+            timer.on_token(index, now, token.queue_seconds)
         yield answer, token
         reason = answer.tokens.finish_reason
         if reason is not None:

@@ -44,6 +44,10 @@ class Metrics:
             "request_time_per_output_token_seconds", "a request's mean time per token after the first", _TOKEN_BUCKETS
         )
         self.whole = self._histogram("e2e_request_latency_seconds", "of whole requests", _REQUEST_BUCKETS)
+        self.queued = self._histogram("request_queue_time_seconds", "waiting for the first step", _REQUEST_BUCKETS)
+        self.prefill = self._histogram("request_prefill_time_seconds", "first step to first token", _REQUEST_BUCKETS)
+        self.decode = self._histogram("request_decode_time_seconds", "first token to last", _REQUEST_BUCKETS)
+        self.inference = self._histogram("request_inference_time_seconds", "first step to last token", _REQUEST_BUCKETS)
         self.prompt_length = self._histogram("request_prompt_tokens", "tokens of prompts", _LENGTH_BUCKETS)
         self.answer_length = self._histogram("request_generation_tokens", "tokens of answers", _LENGTH_BUCKETS)
         self.asked_tokens = self._histogram("request_params_max_tokens", "max_tokens asked for", _LENGTH_BUCKETS)
@@ -84,15 +88,20 @@ class CallTimer:
         self._num_prompt_tokens = num_prompt_tokens
         self._first: dict[int, float] = {}
         self._last: dict[int, float] = {}
+        self._prefill: dict[int, float] = {}
         metrics.asked_n.observe(n)
         if max_tokens is not None:
             metrics.asked_tokens.observe(max_tokens)
 
-    def on_token(self, index: int, now: float) -> None:
+    def on_token(self, index: int, now: float, queue_seconds: float) -> None:
+        """`queue_seconds` is what the engine says this answer waited for its first step."""
         last = self._last.get(index)
         if last is None:
             self._first[index] = now
+            self._prefill[index] = max(0.0, now - self.start - queue_seconds)
             self._metrics.first_token.observe(now - self.start)
+            self._metrics.queued.observe(queue_seconds)
+            self._metrics.prefill.observe(self._prefill[index])
         else:
             self._metrics.between_tokens.observe(now - last)
         self._last[index] = now
@@ -109,6 +118,9 @@ class CallTimer:
                 "%s[%d]: %d + %d tokens, %s, %.3f s",
                 self._log_as, index, num_prompt_tokens, num_tokens, reason, seconds,
             )  # fmt: skip
+        if index in self._first:
+            metrics.decode.observe(self._last[index] - self._first[index])
+            metrics.inference.observe(self._prefill[index] + self._last[index] - self._first[index])
         if num_tokens > 1 and index in self._first:
             metrics.per_token.observe((now - self._first[index]) / (num_tokens - 1))
 
