@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from facet.forward_batch import AttentionRows
-from facet.kernels.paged_attention import KeyRecipe, LayerCache, paged_attention, plan_attention
+from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache, paged_attention, plan_attention
 from facet.kernels.rotary import rotary_table
 
 
@@ -74,9 +74,10 @@ def milliseconds(load: Load) -> float:
     table = 1 + torch.randperm(num_pages - 1, device=device).int().view(load.num_sequences, per_sequence)
     lens = [load.query_len] * load.num_sequences
     rows = AttentionRows(
-        positions=torch.zeros(sum(lens), dtype=torch.int64, device=device),
-        query_starts=torch.arange(0, sum(lens) + 1, load.query_len, dtype=torch.int32, device=device),
-        context_lens=torch.full((load.num_sequences,), load.context_len, dtype=torch.int32, device=device),
+        positions=torch.arange(load.context_len - load.query_len, load.context_len, device=device)
+        .int()
+        .repeat(load.num_sequences),
+        table_rows=torch.arange(load.num_sequences, device=device).int().repeat_interleave(load.query_len),
         block_tables=(table,),
         host_query_lens=tuple(lens),
         host_context_lens=(load.context_len,) * load.num_sequences,
@@ -89,7 +90,8 @@ def milliseconds(load: Load) -> float:
         recipe = KeyRecipe(weight=torch.rand(load.head_dim, device=device) + 0.5, cos_sin=angles)
     cache = LayerCache(keys=vectors[0], values=None if load.values_are_keys else vectors[1])
     queries = torch.randn(sum(lens), load.num_heads, load.head_dim, device=device, dtype=torch.bfloat16) / 16
-    plan = plan_attention(rows, table, window=load.window, tokens_per_block=load.tokens_per_block)
+    heads = HeadShape(num_heads=load.num_heads, num_kv_heads=load.num_kv_heads, head_dim=load.head_dim)
+    plan = plan_attention(rows, table, heads, window=load.window, tokens_per_block=load.tokens_per_block)
     time: float = triton.testing.do_bench(
         lambda: paged_attention(queries, cache, plan, scale=1.0, key_recipe=recipe), warmup=20, rep=100
     )

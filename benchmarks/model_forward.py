@@ -66,7 +66,7 @@ class FacetSide:
 
     @torch.inference_mode()
     def _run(self, sequences: list[SequenceRows], arena: KVArena, *, skip_upper: bool) -> torch.Tensor:
-        batch = make_batch_of(sequences, self.layout, torch.device("cpu"), skip_upper=skip_upper)
+        batch = make_batch_of(sequences, torch.device("cpu"), skip_upper=skip_upper)
         return self.model.logits(self.model(batch, arena))
 
 

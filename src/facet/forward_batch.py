@@ -1,7 +1,8 @@
 """What one forward pass works on: rows of tokens, which sequence each row belongs to, and where its keys live.
 
 A *row* is one scheduled token. Rows of a sequence lie together and are the last `query_len` tokens of its context.
-Counts that Python loops over are kept as host tuples beside the device tensors that kernels read; both say the same.
+Counts that Python loops over are kept as host tuples; kernels read the device tensors. Both say the same, except that a
+captured graph knows no context length and is given the longest there may be.
 """
 
 from dataclasses import dataclass
@@ -13,15 +14,14 @@ from torch import Tensor
 class AttentionRows:
     """Query rows, grouped by sequence, and the block tables their contexts lie in.
 
-    rows           0 1 2 3 4 | 5 | 6 7        query_lens  (5, 1, 2)
-    positions      7 8 9 ..11| 40| 0 1        context_lens (12, 41, 2): tokens visible after this step
-    query_starts   0           5   6    8
+    rows           0 1 2 3 4 | 5 | 6 7        host_query_lens   (5, 1, 2)
+    positions      7 8 9 ..11| 40| 0 1        host_context_lens (12, 41, 2): tokens visible after this step
+    table_rows     3 3 3 3 3 | 0 | 9 9        whose table to look in
     """
 
-    positions: Tensor  # [rows] int64
-    query_starts: Tensor  # [sequences + 1] int32
-    context_lens: Tensor  # [sequences] int32
-    block_tables: tuple[Tensor, ...]  # per group [sequences, blocks] int32; entry i covers the i-th block of tokens
+    positions: Tensor  # [rows] int32
+    table_rows: Tensor  # [rows] int32
+    block_tables: tuple[Tensor, ...]  # per group [table rows, blocks] int32; entry i covers the i-th block of tokens
     host_query_lens: tuple[int, ...]
     host_context_lens: tuple[int, ...]
 
@@ -32,7 +32,5 @@ class ForwardBatch:
 
     token_ids: Tensor  # [rows] int64
     rows: AttentionRows
-    write_blocks: tuple[Tensor, ...]  # per group [rows] int64: the block each row's keys and values go to,
-    write_slots: tuple[Tensor, ...]  # and the slot inside it
     logit_rows: Tensor  # [n] int64, ascending: the rows whose logits are wanted
     upper_rows: AttentionRows | None  # the logit rows alone, for layers that own no keys; None: all rows run

@@ -32,7 +32,9 @@ def formula(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
 
 
 def attend(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
-    plan = plan_attention(inputs.rows, inputs.block_table, window=case.window, tokens_per_block=case.tokens_per_block)
+    plan = plan_attention(
+        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
+    )
     return paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
 
 
@@ -112,8 +114,7 @@ def alone_with(inputs: cases.AttentionInputs, index: int, only: slice) -> cases.
         cache=inputs.cache,
         rows=type(rows)(
             positions=rows.positions[only],
-            query_starts=torch.tensor([0, only.stop - only.start], dtype=torch.int32),
-            context_lens=rows.context_lens[index : index + 1],
+            table_rows=torch.zeros(only.stop - only.start, dtype=torch.int32),
             block_tables=(inputs.block_table[index : index + 1],),
             host_query_lens=rows.host_query_lens[index : index + 1],
             host_context_lens=rows.host_context_lens[index : index + 1],

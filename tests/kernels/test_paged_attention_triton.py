@@ -61,7 +61,7 @@ def test_same_as_the_reference(case: cases.Case, dtype: torch.dtype) -> None:
     results = []
     for module in (fast, reference):
         plan = module.plan_attention(
-            inputs.rows, inputs.block_table, window=case.window, tokens_per_block=case.tokens_per_block
+            inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
         )
         results.append(
             module.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)

@@ -58,7 +58,7 @@ class PagedSequence:
     def run(self, token_ids: list[int], *, num_logit_rows: int | None = None, skip_upper: bool = False) -> torch.Tensor:
         """Logits of the last rows (default: all of them)."""
         count = len(token_ids) if num_logit_rows is None else num_logit_rows
-        batch = make_batch_of([self.rows(token_ids, count)], self.layout, CPU, skip_upper=skip_upper)
+        batch = make_batch_of([self.rows(token_ids, count)], CPU, skip_upper=skip_upper)
         logits = self.model.logits(self.model(batch, self.arena))
         self.num_computed += len(token_ids)
         return logits

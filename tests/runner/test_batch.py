@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows, ForwardBatch
+from facet.kernels.paged_attention import row_places
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.model.families import read_model_spec
@@ -52,20 +53,17 @@ def check_rows(rows: AttentionRows, parts: list[tuple[SequenceRows, int]]) -> No
     query_lens = [count for _, count in parts]
     assert rows.host_query_lens == tuple(query_lens)
     assert rows.host_context_lens == tuple(context_lens)
-    assert rows.context_lens.tolist() == context_lens
-    assert rows.query_starts.tolist() == [sum(query_lens[:index]) for index in range(len(parts) + 1)]
     positions = [
         length - count + row for length, count in zip(context_lens, query_lens, strict=True) for row in range(count)
     ]
     assert rows.positions.tolist() == positions
-    assert rows.positions.dtype == torch.int64
-    assert rows.query_starts.dtype == rows.context_lens.dtype == torch.int32
+    assert rows.positions.dtype == rows.table_rows.dtype == torch.int32
+    sequences = [sequence for sequence, count in parts for _ in range(count)]
     for group, table in enumerate(rows.block_tables):
         assert table.dtype == torch.int32
-        for row, (sequence, _) in zip(table.tolist(), parts, strict=True):
+        for row, sequence in zip(table[rows.table_rows].tolist(), sequences, strict=True):
             own = list(sequence.block_tables[group])
             assert row[: len(own)] == own
-            assert not any(row[len(own) :])
 
 
 def check_batch(batch: ForwardBatch, sequences: list[SequenceRows], *, skip_upper: bool) -> None:
@@ -83,7 +81,8 @@ def check_batch(batch: ForwardBatch, sequences: list[SequenceRows], *, skip_uppe
                 logit_rows.append(start + index)
         start += len(sequence.token_ids)
     assert batch.logit_rows.tolist() == logit_rows
-    for blocks, slots, out in zip(batch.write_blocks, batch.write_slots, places, strict=True):
+    for group, table, out in zip(LAYOUT.groups, batch.rows.block_tables, places, strict=True):
+        blocks, slots = row_places(batch.rows, table, tokens_per_block=group.tokens_per_block)
         assert list(zip(blocks.tolist(), slots.tolist(), strict=True)) == out
         assert blocks.dtype == slots.dtype == torch.int64
     if not skip_upper:
@@ -95,26 +94,28 @@ def check_batch(batch: ForwardBatch, sequences: list[SequenceRows], *, skip_uppe
 
 @given(sequences=batches, skip_upper=st.booleans())
 def test_every_row_is_where_a_loop_would_put_it(sequences: list[SequenceRows], skip_upper: bool) -> None:
-    check_batch(make_batch_of(sequences, LAYOUT, CPU, skip_upper=skip_upper), sequences, skip_upper=skip_upper)
+    check_batch(make_batch_of(sequences, CPU, skip_upper=skip_upper), sequences, skip_upper=skip_upper)
 
 
 @given(sequences=batches)
 def test_arrays_and_lists_give_the_same_batch(sequences: list[SequenceRows]) -> None:
-    """The engine keeps wide tables with room to grow; what lies behind a sequence's blocks does not matter."""
+    """The engine keeps wide tables with a row for every request there may be, in no order."""
+    table_rows = np.random.default_rng(0).permutation(10)[: len(sequences)].astype(np.int32)
     tables = []
     for group in range(len(LAYOUT.groups)):
-        table = np.zeros((len(sequences), 30), np.int32)
-        for row, sequence in zip(table, sequences, strict=True):
-            row[: len(sequence.block_tables[group])] = sequence.block_tables[group]
+        table = torch.zeros(10, 30, dtype=torch.int32)
+        for row, sequence in zip(table_rows.tolist(), sequences, strict=True):
+            own = sequence.block_tables[group]
+            table[row, : len(own)] = torch.tensor(own)
         tables.append(table)
     spans = Spans(
         num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
         num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
         num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
-        block_tables=tuple(tables),
+        table_rows=table_rows,
     )
     token_ids = torch.tensor([token for sequence in sequences for token in sequence.token_ids])
-    check_batch(make_batch(token_ids, spans, LAYOUT, CPU, skip_upper=True), sequences, skip_upper=True)
+    check_batch(make_batch(token_ids, spans, tuple(tables), CPU, skip_upper=True), sequences, skip_upper=True)
 
 
 # Logits are of size 1. Tiles of other shapes sum in other orders, and random weights with attention scores of size 10
@@ -156,7 +157,7 @@ class Company:
             )
             for index, token_ids in parts.items()
         ]
-        batch = make_batch_of(sequences, self.layout, CPU, skip_upper=skip_upper)
+        batch = make_batch_of(sequences, CPU, skip_upper=skip_upper)
         logits = self.model.logits(self.model(batch, self.arena))
         for index, token_ids in parts.items():
             self.num_computed[index] += len(token_ids)

@@ -105,7 +105,7 @@ def run_once(loaded: LoadedModel) -> int:
         num_logit_rows=1,
     )
     with torch.inference_mode():
-        batch = make_batch_of([sequence], layout, placement.device, skip_upper=True)
+        batch = make_batch_of([sequence], placement.device, skip_upper=True)
         logits = loaded.model.logits(loaded.model(batch, arena))
     if not bool(logits.isfinite().all()):
         raise CheckpointError(

@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from facet.forward_batch import AttentionRows, ForwardBatch
 from facet.kernels.logits import softcap
-from facet.kernels.paged_attention import plan_attention
+from facet.kernels.paged_attention import HeadShape, plan_attention, row_places
 from facet.layers.altup import AltUpLayer, Streams
 from facet.layers.attention import KindStep
 from facet.layers.decoder_layer import DecoderLayer
@@ -54,12 +54,12 @@ class Gemma(nn.Module):
         upper_start = self.spec.num_layers if batch.upper_rows is None else self.spec.first_shared_layer
 
         lower = range(upper_start)
-        steps = self._kind_steps(batch, batch.rows, arena)
+        steps = self._kind_steps(batch.rows, arena)
         x = self._run_layers(x, lower, self._layer_inputs(batch.token_ids, embedded, lower), steps, arena)
         x = x[..., batch.logit_rows, :]
         if batch.upper_rows is not None:
             upper = range(upper_start, self.spec.num_layers)
-            steps = self._kind_steps(batch, batch.upper_rows, arena)
+            steps = self._kind_steps(batch.upper_rows, arena)
             token_ids, embedded = batch.token_ids[batch.logit_rows], embedded[batch.logit_rows]
             x = self._run_layers(x, upper, self._layer_inputs(token_ids, embedded, upper), steps, arena)
 
@@ -72,22 +72,25 @@ class Gemma(nn.Module):
         weight = self.embedding if self.head is None else self.head.weight
         return softcap(functional.linear(hidden, weight), self.spec.logit_softcap)
 
-    def _kind_steps(self, batch: ForwardBatch, rows: AttentionRows, arena: KVArena) -> dict[AttentionKind, KindStep]:
+    def _kind_steps(self, rows: AttentionRows, arena: KVArena) -> dict[AttentionKind, KindStep]:
         """What the layers of each kind share: planned once, used by every layer."""
         steps: dict[AttentionKind, KindStep] = {}
-        for index, group in enumerate(arena.layout.groups):
+        for group, block_table in zip(arena.layout.groups, rows.block_tables, strict=True):
             table = self.rotary.table(group.kind)
+            owner = self.spec.layers[group.stores[0].layer]
+            blocks, slots = row_places(rows, block_table, tokens_per_block=group.tokens_per_block)
             steps[group.kind] = KindStep(
                 plan=plan_attention(
                     rows,
-                    rows.block_tables[index],
+                    block_table,
+                    HeadShape(num_heads=owner.num_heads, num_kv_heads=owner.num_kv_heads, head_dim=owner.head_dim),
                     window=group.window,
                     tokens_per_block=group.tokens_per_block,
                 ),
                 cos_sin=table[rows.positions],
                 cos_sin_table=table,
-                write_blocks=batch.write_blocks[index],
-                write_slots=batch.write_slots[index],
+                write_blocks=blocks,
+                write_slots=slots,
             )
         return steps
 

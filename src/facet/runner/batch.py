@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows, ForwardBatch
-from facet.kv_layout import KVLayout
 
 Counts = NDArray[np.int32]
 
@@ -21,70 +20,57 @@ class Spans:
     num_computed: Counts
     num_scheduled: Counts
     num_logit_rows: Counts  # of the scheduled tokens, the last so many want logits
-    block_tables: tuple[Counts, ...]  # per group [sequences, blocks]; entry i holds the i-th block of tokens
+    table_rows: Counts  # the row of the block tables that is the sequence's own
 
 
 def make_batch(
-    token_ids: Tensor, spans: Spans, layout: KVLayout, device: torch.device, *, skip_upper: bool
+    token_ids: Tensor, spans: Spans, block_tables: tuple[Tensor, ...], device: torch.device, *, skip_upper: bool
 ) -> ForwardBatch:
     """One pass over all the spans. With `skip_upper`, only rows that want logits go past the shared layers."""
     context_lens = spans.num_computed + spans.num_scheduled
-    starts = _starts(spans.num_scheduled)
     positions = _ranges(spans.num_computed, spans.num_scheduled)
-    logit_rows = _ranges(starts[1:] - spans.num_logit_rows, spans.num_logit_rows)
-    sequence_of_row = np.repeat(np.arange(len(context_lens)), spans.num_scheduled)
-    tables = tuple(torch.from_numpy(table).to(device) for table in spans.block_tables)
-    blocks, slots = [], []
-    for group, table in zip(layout.groups, spans.block_tables, strict=True):
-        blocks.append(table[sequence_of_row, positions // group.tokens_per_block].astype(np.int64))
-        slots.append(positions % group.tokens_per_block)
+    table_rows = np.repeat(spans.table_rows, spans.num_scheduled)
+    ends = np.cumsum(spans.num_scheduled, dtype=np.int32)
+    logit_rows = _ranges(ends - spans.num_logit_rows, spans.num_logit_rows)
+    device_positions, device_table_rows, device_logit_rows = arrays_on_device(
+        (positions, table_rows, logit_rows), device
+    )
     upper_rows = None
     if skip_upper:
         kept = np.flatnonzero(spans.num_logit_rows)
-        keep = torch.from_numpy(kept).to(device)
-        upper_rows = _attention_rows(
-            positions[logit_rows],
-            spans.num_logit_rows[kept],
-            context_lens[kept],
-            tuple(table[keep] for table in tables),
-            device,
+        upper_rows = AttentionRows(
+            positions=device_positions[device_logit_rows],
+            table_rows=device_table_rows[device_logit_rows],
+            block_tables=block_tables,
+            host_query_lens=tuple(spans.num_logit_rows[kept].tolist()),
+            host_context_lens=tuple(context_lens[kept].tolist()),
         )
     return ForwardBatch(
         token_ids=token_ids,
-        rows=_attention_rows(positions, spans.num_scheduled, context_lens, tables, device),
-        write_blocks=tuple(torch.from_numpy(array).to(device) for array in blocks),
-        write_slots=tuple(torch.from_numpy(array).to(device) for array in slots),
-        logit_rows=torch.from_numpy(logit_rows).to(device),
+        rows=AttentionRows(
+            positions=device_positions,
+            table_rows=device_table_rows,
+            block_tables=block_tables,
+            host_query_lens=tuple(spans.num_scheduled.tolist()),
+            host_context_lens=tuple(context_lens.tolist()),
+        ),
+        logit_rows=device_logit_rows.long(),
         upper_rows=upper_rows,
     )
 
 
-def _attention_rows(
-    positions: NDArray[np.int64],
-    query_lens: Counts,
-    context_lens: Counts,
-    tables: tuple[Tensor, ...],
-    device: torch.device,
-) -> AttentionRows:
-    return AttentionRows(
-        positions=torch.from_numpy(positions).to(device),
-        query_starts=torch.from_numpy(_starts(query_lens)).to(device),
-        context_lens=torch.from_numpy(context_lens).to(device),
-        block_tables=tables,
-        host_query_lens=tuple(query_lens.tolist()),
-        host_context_lens=tuple(context_lens.tolist()),
-    )
+def arrays_on_device(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> tuple[Tensor, ...]:
+    """Copy several arrays in one transfer that the host does not wait for."""
+    together = torch.from_numpy(np.concatenate(arrays))
+    if device.type == "cuda":
+        together = together.pin_memory().to(device, non_blocking=True)
+    return torch.split(together, [len(array) for array in arrays])
 
 
-def _starts(lengths: Counts) -> Counts:
-    """Where each run begins, and where the last one ends."""
-    return np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-
-
-def _ranges(firsts: Counts, lengths: Counts) -> NDArray[np.int64]:
+def _ranges(firsts: Counts, lengths: Counts) -> Counts:
     """first, first + 1, ... of each run, one run after the other."""
-    offsets = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(_starts(lengths)[:-1], lengths)
-    return np.repeat(firsts.astype(np.int64), lengths) + offsets
+    starts = np.cumsum(lengths, dtype=np.int32) - lengths
+    return np.repeat(firsts - starts, lengths) + np.arange(int(lengths.sum()), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,20 +83,21 @@ class SequenceRows:
     num_logit_rows: int
 
 
-def make_batch_of(
-    sequences: Sequence[SequenceRows], layout: KVLayout, device: torch.device, *, skip_upper: bool
-) -> ForwardBatch:
+def make_batch_of(sequences: Sequence[SequenceRows], device: torch.device, *, skip_upper: bool) -> ForwardBatch:
     """`make_batch` for sequences given one by one."""
+    num_groups = len(sequences[0].block_tables)
     spans = Spans(
         num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
         num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
         num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
-        block_tables=tuple(
-            _rectangle([sequence.block_tables[group] for sequence in sequences]) for group in range(len(layout.groups))
-        ),
+        table_rows=np.arange(len(sequences), dtype=np.int32),
+    )
+    tables = tuple(
+        torch.from_numpy(_rectangle([sequence.block_tables[group] for sequence in sequences])).to(device)
+        for group in range(num_groups)
     )
     token_ids = torch.tensor([token for sequence in sequences for token in sequence.token_ids], device=device)
-    return make_batch(token_ids, spans, layout, device, skip_upper=skip_upper)
+    return make_batch(token_ids, spans, tables, device, skip_upper=skip_upper)
 
 
 def _rectangle(tables: Sequence[Sequence[int]]) -> Counts:

@@ -50,15 +50,17 @@ def measure_activations(model: Gemma, layout: KVLayout, *, max_num_batched_token
         num_computed=np.zeros(1, np.int32),
         num_scheduled=np.full(1, num_tokens, np.int32),
         num_logit_rows=np.full(1, min(max_num_seqs, num_tokens), np.int32),
-        block_tables=tuple(
-            np.zeros((1, -(-num_tokens // group.tokens_per_block)), np.int32) for group in layout.groups
-        ),
+        table_rows=np.zeros(1, np.int32),
+    )
+    tables = tuple(
+        torch.zeros(1, -(-num_tokens // group.tokens_per_block), dtype=torch.int32, device=device)
+        for group in layout.groups
     )
     token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    batch = make_batch(token_ids, spans, layout, device, skip_upper=False)
+    batch = make_batch(token_ids, spans, tables, device, skip_upper=False)
     model.logits(model(batch, arena))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before

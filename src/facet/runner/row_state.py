@@ -1,43 +1,55 @@
-"""What the runner remembers of each row between steps: the tokens it was given and where its blocks are."""
+"""What the runner remembers of each row between steps: the tokens it was given, and where its blocks are."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from facet.kv_layout import KVLayout
+from facet.runner.batch import arrays_on_device
 from facet.step import SCRATCH_BLOCK, Admission, NewBlocks, StepPlan
 
 
 class RowState:
-    """Host memory by row. Tokens sampled since a request was admitted are not here: they stay on the device."""
+    """Tokens on the host, block tables on the device. Tokens sampled since a request was admitted are not here: they
+    stay on the device.
 
-    def __init__(self, layout: KVLayout, *, max_num_seqs: int, max_model_len: int) -> None:
-        self._groups = layout.groups
+    The tables have one row more than there are requests: the scratch row, all of whose entries are the scratch block.
+    """
+
+    def __init__(self, layout: KVLayout, *, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
+        self._device = device
+        self.scratch_row = max_num_seqs
         self._given: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * max_num_seqs
         self._num_given = np.zeros(max_num_seqs, np.int32)
-        self._tables = tuple(
-            np.full((max_num_seqs, -(-max_model_len // group.tokens_per_block)), SCRATCH_BLOCK, np.int32)
+        self.block_tables = tuple(
+            torch.full(
+                (max_num_seqs + 1, -(-max_model_len // group.tokens_per_block)),
+                SCRATCH_BLOCK,
+                dtype=torch.int32,
+                device=device,
+            )
             for group in layout.groups
         )
 
     def admit(self, admission: Admission) -> None:
         self._given[admission.row] = np.array(admission.token_ids, np.int64)
         self._num_given[admission.row] = len(admission.token_ids)
-        for table, part in zip(self._tables, admission.tables, strict=True):
+        for table, part in zip(self.block_tables, admission.tables, strict=True):
             table[admission.row] = SCRATCH_BLOCK
-            table[admission.row, part.first : part.first + len(part.block_ids)] = part.block_ids
+            if len(part.block_ids):
+                (block_ids,) = arrays_on_device((part.block_ids,), self._device)
+                table[admission.row, part.first : part.first + len(part.block_ids)] = block_ids
 
     def append_blocks(self, new: NewBlocks) -> None:
-        for group, table in enumerate(self._tables):
+        for group, table in enumerate(self.block_tables):
             chosen = new.groups == group
-            table[new.rows[chosen], new.indices[chosen]] = new.block_ids[chosen]
-
-    def block_tables(self, plan: StepPlan) -> tuple[NDArray[np.int32], ...]:
-        """The tables of the plan's entries, as wide as the longest context needs."""
-        longest = int((plan.num_computed + plan.num_scheduled).max())
-        widths = (-(-longest // group.tokens_per_block) for group in self._groups)
-        return tuple(table[plan.rows, :width] for table, width in zip(self._tables, widths, strict=True))
+            if chosen.any():
+                rows, indices, block_ids = arrays_on_device(
+                    (new.rows[chosen], new.indices[chosen], new.block_ids[chosen]), self._device
+                )
+                table[rows, indices] = block_ids
 
     def given_tokens(self, row: int, first: int, count: int) -> NDArray[np.int64]:
         """Tokens first .. first + count - 1 of the row, as far as they were given rather than sampled."""

@@ -70,7 +70,7 @@ class Runner:
         self.arena = arena
         self.counters = WorkCounters()
         self._device = model.placement.device
-        self._rows = RowState(arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
+        self._rows = RowState(arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device)
         self._sampler = Sampler(num_rows=max_num_seqs, vocab_size=model.spec.vocab_size, device=self._device)
         self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=self._device)
         self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # row: how many, prompt length
@@ -85,9 +85,11 @@ class Runner:
             num_computed=plan.num_computed,
             num_scheduled=plan.num_scheduled,
             num_logit_rows=plan.num_logit_rows,
-            block_tables=self._rows.block_tables(plan),
+            table_rows=plan.rows,
         )
-        batch = make_batch(self._token_ids(plan), spans, self.arena.layout, self._device, skip_upper=self._fast_prefill)
+        batch = make_batch(
+            self._token_ids(plan), spans, self._rows.block_tables, self._device, skip_upper=self._fast_prefill
+        )
         hidden = self.model(batch, self.arena)
         self._count(plan)
         return LaunchedStep(plan, self._sample(plan, hidden, masks), self._prompt_logprobs(plan, hidden))

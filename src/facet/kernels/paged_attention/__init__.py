@@ -7,30 +7,32 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention import reference
-from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
+from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import AttentionPlan, ReferencePlan
-from facet.kernels.paged_attention.reference import write_keys_and_values
+from facet.kernels.paged_attention.reference import row_places, write_keys_and_values
 
 __all__ = [
     "AttentionPlan",
+    "HeadShape",
     "KeyRecipe",
     "LayerCache",
     "paged_attention",
     "plan_attention",
+    "row_places",
     "write_keys_and_values",
 ]
 
 
 def plan_attention(
-    rows: AttentionRows, block_table: Tensor, *, window: int | None, tokens_per_block: int
+    rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
 ) -> AttentionPlan:
     """What all layers of a kind share in a step. A query at position p sees p - window + 1 to p, or 0 to p."""
     if block_table.is_cuda:
         # Imported here: machines without a GPU need no Triton.
         from facet.kernels.paged_attention import triton
 
-        return triton.plan_attention(rows, block_table, window=window, tokens_per_block=tokens_per_block)
-    return reference.plan_attention(rows, block_table, window=window, tokens_per_block=tokens_per_block)
+        return triton.plan_attention(rows, block_table, heads, window=window, tokens_per_block=tokens_per_block)
+    return reference.plan_attention(rows, block_table, heads, window=window, tokens_per_block=tokens_per_block)
 
 
 def paged_attention(

@@ -1,4 +1,4 @@
-"""One layer's keys and values as attention sees them: strided views of the arena, page by page."""
+"""What attention is told of a layer: its heads, and its keys and values as strided views of the arena."""
 
 from dataclasses import dataclass
 
@@ -11,6 +11,15 @@ class LayerCache:
 
     keys: Tensor
     values: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadShape:
+    """Heads of the layers of one kind. Query head h reads key head h // (num_heads / num_kv_heads)."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,12 @@ in other layers' places, in unused slots, in pages nobody owns, and in what a wi
 """
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows
-from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
+from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.rotary import apply_rotary, rotary_table
 from facet.kernels.tolerance import Tolerance
 
@@ -51,6 +50,10 @@ class Case:
     sequences: tuple[tuple[int, int], ...]  # (query_len, context_len) each
     scale: float = 1.0
     num_rotated_pairs: int | None = None  # of a derived key; None: values are values, and stored
+
+    @property
+    def heads(self) -> HeadShape:
+        return HeadShape(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
 
     @property
     def values_are_keys(self) -> bool:
@@ -93,17 +96,18 @@ class Case:
                 cache.values[blocks, slots] = values[live]
             all_keys.append(keys)
             all_values.append(values)
-        starts = list(accumulate(query_lens, initial=0))
         positions = [torch.arange(context - queries, context, device=device) for queries, context in self.sequences]
         # Keys have deviation 1 in each dimension.
         deviation = _SCORE_DEVIATION / (self.scale * self.head_dim**0.5)
         return AttentionInputs(
-            queries=normal(starts[-1], self.num_heads, self.head_dim, deviation=deviation),
+            queries=normal(sum(query_lens), self.num_heads, self.head_dim, deviation=deviation),
             cache=cache,
             rows=AttentionRows(
-                positions=torch.cat(positions),
-                query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
-                context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
+                positions=torch.cat(positions).int(),
+                table_rows=torch.repeat_interleave(
+                    torch.arange(len(query_lens), dtype=torch.int32, device=device),
+                    torch.tensor(query_lens, device=device),
+                ),
                 block_tables=(block_table,),
                 host_query_lens=query_lens,
                 host_context_lens=context_lens,

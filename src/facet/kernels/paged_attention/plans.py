@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from facet.kernels.paged_attention.cache import HeadShape
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
@@ -25,17 +27,28 @@ class ReferencePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Several rows of one sequence."""
+
+    first_row: int
+    num_rows: int
+    context_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPlan:
     """What all layers of a kind share in a step, on the device."""
 
+    heads: HeadShape
+    positions: Tensor  # [rows] int32
+    table_rows: Tensor  # [rows] int32
     block_table: Tensor
-    query_starts: Tensor
-    context_lens: Tensor
     window: int  # 0: none
     tokens_per_block: int
-    single_rows: Tensor | None  # [n, 2] int32: sequence and row of every sequence with one row
-    longest_single: int  # visible keys
-    long_sequences: tuple[tuple[int, int], ...]  # (sequence, rows) of the others
+    num_single: int  # sequences with one row
+    single_rows: Tensor | None  # [num_single] int32: their rows; None: they are the first ones
+    longest_single: int  # most keys that one of them sees
+    runs: tuple[Run, ...]  # the other sequences
 
 
 AttentionPlan = ReferencePlan | TritonPlan

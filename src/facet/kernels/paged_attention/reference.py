@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from facet.forward_batch import AttentionRows
-from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
+from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import ReferencePlan, Tile
 from facet.kernels.rotary import apply_rotary
 
@@ -26,14 +26,14 @@ ROWS_PER_TILE = 256
 
 
 def plan_attention(
-    rows: AttentionRows, block_table: Tensor, *, window: int | None, tokens_per_block: int
+    rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
 ) -> ReferencePlan:
     """Cut the rows into tiles. A query at position p sees positions p - window + 1 to p, or 0 to p."""
     tiles, single_rows, start = [], defaultdict(list), 0
-    for sequence, (num_rows, context_len) in enumerate(zip(rows.host_query_lens, rows.host_context_lens, strict=True)):
+    for num_rows, context_len in zip(rows.host_query_lens, rows.host_context_lens, strict=True):
         if num_rows == 1:
             num_keys = min(context_len, window or context_len)
-            single_rows[num_keys.bit_length()].append((sequence, start, context_len))
+            single_rows[num_keys.bit_length()].append((start, context_len))
         else:
             for first in range(0, num_rows, ROWS_PER_TILE):
                 last = min(first + ROWS_PER_TILE, num_rows)
@@ -42,14 +42,14 @@ def plan_attention(
                     _tile_of_one_sequence(
                         slice(start + first, start + last),
                         end,
-                        block_table[sequence],
+                        block_table[rows.table_rows[start]],
                         window,
                         tokens_per_block,
                     )
                 )
         start += num_rows
     for bucket in single_rows.values():
-        tiles.append(_tile_of_single_rows(bucket, block_table, window, tokens_per_block))
+        tiles.append(_tile_of_single_rows(bucket, rows.table_rows, block_table, window, tokens_per_block))
     return ReferencePlan(tiles=tuple(tiles))
 
 
@@ -75,13 +75,13 @@ def _tile_of_one_sequence(
 
 
 def _tile_of_single_rows(
-    bucket: list[tuple[int, int, int]], block_table: Tensor, window: int | None, tokens_per_block: int
+    bucket: list[tuple[int, int]], table_rows: Tensor, block_table: Tensor, window: int | None, tokens_per_block: int
 ) -> Tile:
-    """The last position of several sequences; (sequence, row, context_len) each."""
+    """The last position of several sequences; (row, context_len) each."""
     device = block_table.device
-    sequences, query_rows, context_lens = (torch.tensor(column, device=device) for column in zip(*bucket, strict=True))
+    query_rows, context_lens = (torch.tensor(column, device=device) for column in zip(*bucket, strict=True))
     firsts = torch.zeros_like(context_lens) if window is None else (context_lens - window).clamp(min=0)
-    longest = max(min(length, window or length) for _, _, length in bucket)
+    longest = max(min(length, window or length) for _, length in bucket)
     positions = firsts[:, None] + torch.arange(longest, device=device)
     visible = positions < context_lens[:, None]
     positions = torch.where(visible, positions, context_lens[:, None] - 1)
@@ -89,7 +89,7 @@ def _tile_of_single_rows(
         query_rows=query_rows,
         num_sequences=len(bucket),
         key_positions=positions,
-        key_blocks=block_table[sequences].gather(1, positions // tokens_per_block).long(),
+        key_blocks=block_table[table_rows[query_rows, None], positions // tokens_per_block].long(),
         key_slots=positions % tokens_per_block,
         visible=visible[:, None, None],
     )
@@ -135,6 +135,13 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, tile: Tile, scale: fl
 
 def _derive_keys(values: Tensor, positions: Tensor, recipe: KeyRecipe) -> Tensor:
     return apply_rotary((values * recipe.weight).to(values.dtype), recipe.cos_sin[positions])
+
+
+def row_places(rows: AttentionRows, block_table: Tensor, *, tokens_per_block: int) -> tuple[Tensor, Tensor]:
+    """The block that each row's keys and values go to, and the slot inside it: [rows] int64 each."""
+    positions = rows.positions.long()
+    blocks = block_table[rows.table_rows, positions // tokens_per_block]
+    return blocks.long(), positions % tokens_per_block
 
 
 def write_keys_and_values(

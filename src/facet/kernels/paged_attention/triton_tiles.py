@@ -1,0 +1,179 @@
+"""What the attention kernels share: loading queries and paged vectors, and a running softmax over tiles of keys.
+
+Where values are keys, only the value v is stored and the key is rotate(w * v). Most dimensions do not turn: there
+q . k = (q * w) . v, a product with the stored vector itself. The pairs that turn are read once more, from cache, and
+rotated in registers.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
+from facet.kernels.paged_attention.plans import TritonPlan
+
+# A matrix product on tensor cores takes at least this many rows and columns.
+LEAST_TILE = 16
+
+
+@triton.jit
+def _load_vectors(pages, blocks, slots, page_stride, token_stride, head_offset, dims, is_live):
+    """[keys, len(dims)] of one head; zeros where a place is not live, whatever the memory there holds."""
+    places = blocks * page_stride + slots * token_stride + head_offset
+    return tl.load(pages + places[:, None] + dims[None, :], mask=is_live[:, None], other=0.0)
+
+
+@triton.jit
+def _rotated_scores(
+    low_queries,
+    high_queries,
+    pages,
+    blocks,
+    slots,
+    page_stride,
+    token_stride,
+    head_offset,
+    positions,
+    is_live,
+    key_weight,
+    cos_sin,
+    NUM_PAIRS: tl.constexpr,
+    PAIRS_PAD: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """The part of q . k that comes from pairs which turn with the position."""
+    pairs = tl.arange(0, PAIRS_PAD)
+    is_pair = pairs < NUM_PAIRS
+    live_pairs = is_live[:, None] & is_pair[None, :]
+    places = blocks * page_stride + slots * token_stride + head_offset
+    low = tl.load(pages + places[:, None] + pairs[None, :], mask=live_pairs, other=0.0).to(tl.float32)
+    high = tl.load(pages + places[:, None] + HALF + pairs[None, :], mask=live_pairs, other=0.0).to(tl.float32)
+    low = low * tl.load(key_weight + pairs, mask=is_pair, other=0.0)[None, :]
+    high = high * tl.load(key_weight + HALF + pairs, mask=is_pair, other=0.0)[None, :]
+    angles = cos_sin + positions[:, None] * (2 * NUM_PAIRS) + pairs[None, :]
+    cos = tl.load(angles, mask=live_pairs, other=0.0).to(tl.float32)
+    sin = tl.load(angles + NUM_PAIRS, mask=live_pairs, other=0.0).to(tl.float32)
+    low_keys = (low * cos - high * sin).to(low_queries.dtype)
+    high_keys = (high * cos + low * sin).to(low_queries.dtype)
+    scores = tl.dot(low_queries, tl.trans(low_keys), input_precision="ieee")
+    return tl.dot(high_queries, tl.trans(high_keys), scores, input_precision="ieee")
+
+
+@triton.jit
+def attend_tiles(
+    queries,  # [rows, HEAD_DIM]; where values are keys, times the key weight and zero in pairs that turn
+    low_queries,  # [rows, PAIRS_PAD]
+    high_queries,
+    query_positions,  # [rows]
+    start,
+    end,
+    keys,
+    values,
+    table_row,
+    page_stride,
+    token_stride,
+    head_offset,
+    scale,
+    window,
+    key_weight,
+    cos_sin,
+    HAS_WINDOW: tl.constexpr,
+    VALUES_ARE_KEYS: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    PAIRS_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TOKENS_PER_BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The running softmax of some rows over keys [start, end): (sum of weighted values, greatest score, sum)."""
+    dims = tl.arange(0, HEAD_DIM)
+    total = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    greatest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight_sum = tl.zeros([BLOCK_M], tl.float32)
+    for offset in range(start, end, BLOCK_N):
+        positions = offset + tl.arange(0, BLOCK_N)
+        is_live = positions < end
+        blocks = tl.load(table_row + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(tl.int64)
+        slots = positions % TOKENS_PER_BLOCK
+        value = _load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live).to(
+            queries.dtype
+        )
+        if VALUES_ARE_KEYS:
+            scores = tl.dot(queries, tl.trans(value), input_precision="ieee")
+            scores += _rotated_scores(
+                low_queries, high_queries, values, blocks, slots, page_stride, token_stride, head_offset, positions,
+                is_live, key_weight, cos_sin, NUM_PAIRS, PAIRS_PAD, HEAD_DIM // 2,
+            )  # fmt: skip
+        else:
+            key = _load_vectors(keys, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
+            scores = tl.dot(queries, tl.trans(key.to(queries.dtype)), input_precision="ieee")
+        is_visible = is_live[None, :] & (positions[None, :] <= query_positions[:, None])
+        if HAS_WINDOW:
+            is_visible = is_visible & (positions[None, :] > query_positions[:, None] - window)
+        scores = tl.where(is_visible, scores * scale, float("-inf"))
+        new_greatest = tl.maximum(greatest, tl.max(scores, axis=1))
+        # A row that has seen nothing yet keeps a finite anchor, so that exp(-inf - anchor) is zero and not NaN.
+        anchor = tl.where(new_greatest == float("-inf"), 0.0, new_greatest)
+        weights = tl.exp(scores - anchor[:, None])
+        shrink = tl.exp(greatest - anchor)
+        weight_sum = weight_sum * shrink + tl.sum(weights, axis=1)
+        total = tl.dot(weights.to(value.dtype), value, total * shrink[:, None], input_precision="ieee")
+        greatest = new_greatest
+    return total, greatest, weight_sum
+
+
+@triton.jit
+def load_queries(
+    queries, rows, is_row, key_weight,
+    VALUES_ARE_KEYS: tl.constexpr, NUM_PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """Query rows, and, where values are keys, the parts that meet still and turning dimensions."""
+    dims = tl.arange(0, HEAD_DIM)
+    query = tl.load(queries + rows[:, None] * HEAD_DIM + dims[None, :], mask=is_row[:, None], other=0.0)
+    low_queries = query
+    high_queries = query
+    if VALUES_ARE_KEYS:
+        pairs = tl.arange(0, PAIRS_PAD)
+        live = is_row[:, None] & (pairs < NUM_PAIRS)[None, :]
+        low_queries = tl.load(queries + rows[:, None] * HEAD_DIM + pairs[None, :], mask=live, other=0.0)
+        high_queries = tl.load(
+            queries + rows[:, None] * HEAD_DIM + HEAD_DIM // 2 + pairs[None, :], mask=live, other=0.0
+        )
+        turns = (dims % (HEAD_DIM // 2)) < NUM_PAIRS
+        still_weight = tl.where(turns, 0.0, tl.load(key_weight + dims))
+        query = (query.to(tl.float32) * still_weight[None, :]).to(query.dtype)
+    return query, low_queries, high_queries
+
+
+def common_arguments(
+    queries: Tensor, cache: LayerCache, plan: TritonPlan, key_recipe: KeyRecipe | None
+) -> tuple[dict[str, int], dict[str, int | bool], Tensor, Tensor]:
+    """Strides, constants, and what is only read where values are keys (anything else serves otherwise)."""
+    derives = cache.values is None
+    assert not derives or key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
+    num_heads, head_dim = queries.shape[1:]
+    num_pairs = key_recipe.cos_sin.shape[-1] if derives and key_recipe is not None else 1
+    strides = dict(
+        table_stride=plan.block_table.stride(0),
+        page_stride=cache.keys.stride(0),
+        token_stride=cache.keys.stride(1),
+        num_heads=num_heads,
+    )
+    constants: dict[str, int | bool] = dict(
+        GROUP=num_heads // cache.keys.shape[2],
+        HAS_WINDOW=plan.window > 0,
+        VALUES_ARE_KEYS=derives,
+        NUM_PAIRS=num_pairs,
+        PAIRS_PAD=max(LEAST_TILE, triton.next_power_of_2(num_pairs)),
+        HEAD_DIM=head_dim,
+        TOKENS_PER_BLOCK=plan.tokens_per_block,
+    )
+    weight, cos_sin = (queries, queries) if key_recipe is None else (key_recipe.weight, key_recipe.cos_sin)
+    return strides, constants, weight, cos_sin
+
+
+def keys_per_tile(queries: Tensor) -> int:
+    """As many keys as two stages of a tile leave room for in shared memory: 64 of up to 512 bytes, 32 of 1024, ..."""
+    vector_bytes = queries.shape[-1] * queries.element_size()
+    return max(LEAST_TILE, min(64, 2**15 // vector_bytes))
