@@ -20,6 +20,7 @@ SOURCE = REPOSITORY / "src" / "facet"
 # and are compared with it below.
 ROOMS = {
     "cli": "the command line -> wishes, frozen",
+    "bench": "load on a server -> numbers",
     "server": "JSON <-> requests",
     "offline": "Python calls <-> requests",
     "chat": "messages <-> text",
@@ -34,7 +35,7 @@ ROOMS = {
     "kernels": "tensors -> tensors",
 }
 # Planning and text need no tensors, and stay quick to import and to test.
-ROOMS_WITHOUT_TORCH = {"chat", "tokens", "scheduler", "kv_cache"}
+ROOMS_WITHOUT_TORCH = {"bench", "chat", "tokens", "scheduler", "kv_cache"}
 VOCABULARY_WITH_TORCH = {"forward_batch"}
 
 RANKS = {room: rank for rank, room in enumerate(ROOMS)}

@@ -51,6 +51,10 @@ class EngineConfig(ModelConfig):
         True, "prompt rows skip the layers that read other layers' keys, in models that have such layers"
     )
     async_scheduling: bool = setting(True, "plan and launch a step while the one before it still runs")
+    enforce_eager: bool = setting(False, "on a GPU: launch every kernel anew instead of replaying captured graphs")
+    cudagraph_capture_sizes: tuple[int, ...] = setting(
+        (), "numbers of requests for which a decode step is captured as a graph; default: a ladder up to max-num-seqs"
+    )
     debug_poison_freed_blocks: bool = setting(
         False, "fill freed cache blocks with NaN, so that any read of dead memory is a loud failure"
     )
@@ -110,7 +114,6 @@ class ServerConfig(EngineConfig):
     # What follows exists so that a command line of vLLM's works as it is. `check_accepted_flags` refuses values that
     # would mean something Facet does not do; nothing else reads these fields.
     enable_chunked_prefill: bool = setting(True, "accepted: prompts are always computed in chunks")
-    enforce_eager: bool = setting(False, "accepted: no graphs are captured yet")
     tensor_parallel_size: int = setting(1, "accepted: 1")
     kv_cache_dtype: str = setting("auto", "accepted: auto")
     limit_mm_per_prompt: Mapping[str, Any] | None = setting(None, "accepted: the server takes text alone")

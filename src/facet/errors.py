@@ -6,6 +6,7 @@ FacetError
 │   │   └── UnsupportedModelError   the architecture is not one Facet computes
 │   ├── CheckpointError      files are missing, broken, or do not hold what the config promises
 │   ├── CapacityError        the memory given cannot hold what was asked for
+│   ├── DeviceError          a GPU, its driver or its compiler failed while starting
 │   └── RequestError         one request is wrong; its neighbours do not notice
 └── EngineError              something only we can break: the request fails, the reason is said
     ├── NonFiniteLogitsError    a row of logits held NaN or infinity and was stopped before it became text
@@ -35,6 +36,10 @@ class CheckpointError(UserError):
 
 class CapacityError(UserError):
     """The memory given cannot hold what was asked for; the message gives both numbers."""
+
+
+class DeviceError(UserError):
+    """A GPU, its driver or the kernel compiler failed while starting; the message holds its first words."""
 
 
 class RequestError(UserError):

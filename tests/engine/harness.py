@@ -9,6 +9,7 @@ from facet.engine.settings import EngineSettings
 from facet.kv_layout import make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
+from facet.progress import Silent
 from facet.request import FinishReason, Request
 from facet.runner.runner import Runner
 from facet.sampling import TokenLogprobs
@@ -27,6 +28,7 @@ def make_engine(
     fast_prefill: bool = True,
     overlapped: bool = True,
     min_tokens_per_block: int = 4,
+    graph_sizes: tuple[int, ...] = (),
 ) -> Engine:
     settings = EngineSettings(
         layout=make_kv_layout(model.spec, dtype="float32", min_tokens_per_block=min_tokens_per_block),
@@ -38,8 +40,9 @@ def make_engine(
         fast_prefill=fast_prefill,
         overlapped=overlapped,
         poison_freed_blocks=True,
+        graph_sizes=graph_sizes,
     )
-    arena = KVArena(settings.layout, num_blocks, "cpu")
+    arena = KVArena(settings.layout, num_blocks, model.placement.device)
     arena.bytes.fill_(0xFF)  # NaN in every float type: memory nobody has written yet must not be read either
     runner = Runner(
         model,
@@ -48,7 +51,9 @@ def make_engine(
         max_model_len=MAX_MODEL_LEN,
         fast_prefill=fast_prefill,
         poison_freed_blocks=True,
+        graph_sizes=graph_sizes,
     )
+    runner.warm_up(Silent())
     return Engine(runner, settings)
 
 

@@ -33,6 +33,7 @@ class Setting:
     fast_prefill: bool
     is_short_of_memory: bool = False
     num_requests: int = NUM_REQUESTS
+    graph_sizes: tuple[int, ...] = ()
 
     def engine(self, model: Gemma, requests: list[Request]) -> Engine:
         layout = make_kv_layout(model.spec, dtype="float32", min_tokens_per_block=4)
@@ -45,18 +46,23 @@ class Setting:
             overlapped=self.overlapped,
             fast_prefill=self.fast_prefill,
             num_blocks=enough_for_one_and_a_half if self.is_short_of_memory else 2000,
+            graph_sizes=self.graph_sizes,
         )
 
 
 SETTINGS = {
     # A token a step takes many steps: fewer requests.
     "chunk1": Setting(1, prefix_caching=True, overlapped=True, fast_prefill=True, num_requests=20),
-    "chunk7": Setting(7, prefix_caching=False, overlapped=True, fast_prefill=True),
+    "chunk7_graphs": Setting(7, prefix_caching=False, overlapped=True, fast_prefill=True, graph_sizes=(1, 3, 8)),
     "chunk16_plain": Setting(16, prefix_caching=True, overlapped=False, fast_prefill=True),
     "chunk64_plain_all_rows": Setting(64, prefix_caching=False, overlapped=False, fast_prefill=False),
-    "chunk512_all_rows": Setting(512, prefix_caching=True, overlapped=True, fast_prefill=False),
+    "chunk512_all_rows_graphs": Setting(
+        512, prefix_caching=True, overlapped=True, fast_prefill=False, graph_sizes=(5, 16)
+    ),
     "chunk512": Setting(512, prefix_caching=True, overlapped=True, fast_prefill=True),
-    "preempting": Setting(64, prefix_caching=False, overlapped=True, fast_prefill=True, is_short_of_memory=True),
+    "preempting_graphs": Setting(
+        64, prefix_caching=False, overlapped=True, fast_prefill=True, is_short_of_memory=True, graph_sizes=(2, 6)
+    ),
     "preempting_cached_plain": Setting(
         16, prefix_caching=True, overlapped=False, fast_prefill=True, is_short_of_memory=True
     ),

@@ -52,7 +52,7 @@ def test_a_request_that_wants_every_logit_gets_them_and_its_neighbours_still_ski
 def count_rows_through_upper_layers(model: Gemma) -> list[int]:
     seen: list[int] = []
     layer = model.layers[model.spec.first_shared_layer]
-    layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].shape[-2]))
+    layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].stream.shape[-2]))
     return seen
 
 

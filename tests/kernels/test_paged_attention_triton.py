@@ -1,14 +1,19 @@
 """The Triton kernels against the reference: in Triton's interpreter on small shapes, on a GPU on real ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import Tensor
 
 from facet.kernels.paged_attention import cases, reference
 
 pytest.importorskip("triton")
 from facet.kernels.paged_attention import triton as fast
+from facet.kernels.paged_attention import triton_single
 
 ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
 
 SMALL = (
     cases.Case(
@@ -40,6 +45,16 @@ SMALL = (
         num_rotated_pairs=8,
     ),
     cases.Case(
+        name="keys from values in six pieces, after a chunk",
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=128,
+        window=None,
+        tokens_per_block=24,
+        sequences=((5, 19), (1, 1), (1, 150), (1, 64)),
+        num_rotated_pairs=16,
+    ),
+    cases.Case(
         name="long prompt alone, window not a multiple of anything",
         num_heads=2,
         num_kv_heads=2,
@@ -54,17 +69,130 @@ SMALL = (
 HALF = torch.bfloat16 if ON_GPU else torch.float16
 
 
+def by_reference(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
+    plan = reference.plan_attention(
+        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
+    )
+    return reference.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize("case", [*SMALL, *(cases.CASES if ON_GPU else ())], ids=lambda case: case.name)
 def test_same_as_the_reference(case: cases.Case, dtype: torch.dtype) -> None:
-    inputs = case.inputs(dtype, "cuda" if ON_GPU else "cpu")
-    results = []
-    for module in (fast, reference):
-        plan = module.plan_attention(
-            inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-        )
-        results.append(
-            module.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
-        )
-    assert results[0].dtype == dtype
-    case.tolerance(dtype).check(results[0], results[1])
+    inputs = case.inputs(dtype, DEVICE)
+    plan = fast.plan_attention(
+        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
+    )
+    got = fast.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
+    assert got.dtype == dtype
+    case.tolerance(dtype).check(got, by_reference(case, inputs))
+
+
+def single_rows_case(*, window: int | None, num_rotated_pairs: int | None, after_a_chunk: bool) -> cases.Case:
+    chunk = ((3, 20),) if after_a_chunk else ()
+    return cases.Case(
+        name="single rows",
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=128,
+        window=window,
+        tokens_per_block=12,
+        sequences=(*chunk, (1, 1), (1, 33), (1, 150)),
+        num_rotated_pairs=num_rotated_pairs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_splits", "least_keys", "six_pieces", "after_a_chunk", "last_merges"),
+    [
+        (1, 16, True, False, True),
+        (3, 48, False, True, False),
+        (4, 32, False, False, True),
+        (12, 16, True, True, False),
+        (12, 16, True, True, True),
+    ],
+)
+@pytest.mark.parametrize(
+    ("window", "num_rotated_pairs"), [(None, None), (None, 16), (41, None)], ids=["global", "derived keys", "sliding"]
+)
+def test_single_rows_in_shares(
+    window: int | None,
+    num_rotated_pairs: int | None,
+    num_splits: int,
+    least_keys: int,
+    six_pieces: bool,
+    after_a_chunk: bool,
+    last_merges: bool,
+) -> None:
+    """As a captured graph runs them: planned for long contexts, run on short ones, some shares empty, twice."""
+    case = single_rows_case(window=window, num_rotated_pairs=num_rotated_pairs, after_a_chunk=after_a_chunk)
+    inputs = case.inputs(HALF, DEVICE)
+    tuning = triton_single.Tuning(
+        keys_per_tile=16,
+        least_keys=least_keys,
+        num_splits=num_splits,
+        num_warps=4,
+        num_stages=3,
+        six_pieces=six_pieces and num_rotated_pairs is not None,
+        last_merges=last_merges,
+        exits_early=num_splits == 4,
+    )
+    plan = fast.plan_attention(
+        replace(inputs.rows, host_context_lens=(100_000,) * len(case.sequences)),
+        inputs.block_table,
+        case.heads,
+        window=window,
+        tokens_per_block=case.tokens_per_block,
+    )
+    assert (plan.single_rows is not None) == after_a_chunk
+    expected = by_reference(case, inputs)
+    num_chunk_rows = 3 if after_a_chunk else 0
+    for _layer in range(2):
+        got = torch.full_like(inputs.queries, float("nan"))
+        triton_single.attend_single_rows(inputs.queries, got, inputs.cache, plan, 1.0, inputs.key_recipe, tuning)
+        assert got[:num_chunk_rows].isnan().all()
+        case.tolerance(HALF).check(got[num_chunk_rows:], expected[num_chunk_rows:])
+        assert not plan.arrivals.any(), "the next layer starts to count where this one stopped"
+
+
+@pytest.mark.parametrize("num_rotated_pairs", [None, 16])
+def test_padded_rows_change_nothing(num_rotated_pairs: int | None) -> None:
+    """Rows that fill a captured graph up have position 0 and a page of their own, which holds what they wrote."""
+    case = single_rows_case(window=None, num_rotated_pairs=num_rotated_pairs, after_a_chunk=False)
+    inputs = case.inputs(torch.float32, DEVICE)
+    block_table = torch.cat((inputs.block_table, torch.zeros_like(inputs.block_table[:1])))  # page 0 is nobody's
+    for stored in (inputs.cache.keys, inputs.cache.values):
+        if stored is not None:
+            stored[0] = 1e3
+    num_rows, num_padded = len(case.sequences), 2
+    padded = replace(
+        inputs.rows,
+        positions=torch.cat((inputs.rows.positions, inputs.rows.positions.new_zeros(num_padded))),
+        table_rows=torch.cat((inputs.rows.table_rows, inputs.rows.table_rows.new_full((num_padded,), num_rows))),
+        host_query_lens=(1,) * (num_rows + num_padded),
+        host_context_lens=(1000,) * (num_rows + num_padded),
+    )
+    plan = fast.plan_attention(padded, block_table, case.heads, window=None, tokens_per_block=case.tokens_per_block)
+    queries = torch.cat((inputs.queries, inputs.queries[:num_padded]))
+    got = fast.paged_attention(queries, inputs.cache, plan, scale=1.0, key_recipe=inputs.key_recipe)
+    case.tolerance(torch.float32).check(got[:num_rows], by_reference(case, inputs))
+
+
+@pytest.mark.parametrize(
+    ("window", "fitting", "most_shares", "whole_up_to"),
+    [(512, 132, 16, 63), (1024, 0, 1, 1024), (None, 132, 132, 63), (None, 4, 4, 255), (None, 0, 4, 1023)],
+)
+def test_many_rows_keep_short_contexts_whole(
+    window: int | None, fitting: int, most_shares: int, whole_up_to: int
+) -> None:
+    """Planned for the longest context there may be: the least keys of a share decide what becomes of a short one."""
+    case = single_rows_case(window=window, num_rotated_pairs=None, after_a_chunk=False)
+    inputs = case.inputs(torch.float32, DEVICE)
+    rows = replace(inputs.rows, host_context_lens=(100_000,) * len(case.sequences))
+    plan = fast.plan_attention(
+        rows, inputs.block_table, case.heads, window=window, tokens_per_block=case.tokens_per_block
+    )
+    least_keys, num_splits = triton_single.choose_shares(plan, fitting)
+    assert num_splits == most_shares
+    assert num_splits == 1 or whole_up_to // least_keys == 1
+    assert num_splits == 1 or (whole_up_to + 1) // least_keys == 2

@@ -12,8 +12,6 @@ from facet.model.gemma import Gemma
 from facet.model.loader import LoadedModel, load_model
 from facet.runner.batch import SequenceRows, make_batch_of
 
-CPU = torch.device("cpu")
-
 
 def load(folder: Path, **settings: object) -> LoadedModel:
     return load_model(ModelConfig(model=str(folder), device="cpu", **settings))  # type: ignore[arg-type]
@@ -42,8 +40,8 @@ class PagedSequence:
         pages = list(range(1, 1 + sum(counts)))
         random.Random(0).shuffle(pages)
         self.tables = tuple(tuple(pages.pop() for _ in range(count)) for count in counts)
-        self.arena = KVArena(self.layout, 1 + sum(counts), CPU)
-        self.arena.poison(torch.arange(1 + sum(counts)))
+        self.arena = KVArena(self.layout, 1 + sum(counts), model.placement.device)
+        self.arena.poison(torch.arange(1 + sum(counts), device=model.placement.device))
         self.num_computed = 0
 
     def rows(self, token_ids: list[int], num_logit_rows: int) -> SequenceRows:
@@ -58,7 +56,7 @@ class PagedSequence:
     def run(self, token_ids: list[int], *, num_logit_rows: int | None = None, skip_upper: bool = False) -> torch.Tensor:
         """Logits of the last rows (default: all of them)."""
         count = len(token_ids) if num_logit_rows is None else num_logit_rows
-        batch = make_batch_of([self.rows(token_ids, count)], CPU, skip_upper=skip_upper)
+        batch = make_batch_of([self.rows(token_ids, count)], self.model.placement.device, skip_upper=skip_upper)
         logits = self.model.logits(self.model(batch, self.arena))
         self.num_computed += len(token_ids)
         return logits

@@ -9,6 +9,7 @@ from facet.config import ModelConfig
 from facet.errors import CapacityError, ConfigError
 from facet.model.families import read_model_spec
 from facet.model.loader import (
+    check_dtype,
     load_model,
     memory_needed,
     read_spec,
@@ -53,6 +54,14 @@ def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ConfigError, match="--device cpu always works"):
         resolve_device("cuda")
+
+
+def test_a_type_that_the_card_cannot_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(ConfigError, match=r"Tesla T4 has compute capability 7\.5.* --dtype float16"):
+        check_dtype(torch.bfloat16, torch.device("cuda"))
+    check_dtype(torch.float16, torch.device("cuda"))
 
 
 def test_auto_device_is_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +114,7 @@ class TestMemory:
         monkeypatch.setattr("facet.model.loader.Gemma", out_of_memory)
         monkeypatch.setattr("facet.model.loader.resolve_device", lambda _: torch.device("cuda"))
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 24 * 2**30))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         folder = write_config(tmp_path, SHRUNK["Gemma 3 1B"])
         with pytest.raises(CapacityError, match=r"cuda has 24\.0 GiB of memory, 1\.0 GiB of it free"):
             load_model(ModelConfig(model=str(folder), load_format="dummy"))

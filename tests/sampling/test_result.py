@@ -1,7 +1,9 @@
 """From tensors to host values."""
 
+import pytest
 import torch
 
+from facet.kernels.token_choice import Outcome
 from facet.sampling import Fault, SampledTokens, TokenLogprobs
 from facet.sampling.logprobs import LogprobTensors
 
@@ -30,3 +32,17 @@ def test_faults_hide_the_number_that_stands_in_for_a_token() -> None:
         TokenLogprobs([7], [-2.0], [2]),
         None,
     )
+
+
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 17])
+def test_one_copy_of_the_storage_holds_tokens_and_flags(num_rows: int) -> None:
+    outcome = Outcome.empty(num_rows, torch.device("cpu"))
+    outcome.token_ids.copy_(torch.arange(num_rows) + 2**40)
+    outcome.is_finite.copy_(torch.arange(num_rows) % 2 == 0)
+    outcome.has_choice.copy_(torch.arange(num_rows) % 3 == 0)
+    assert outcome.storage is not None
+    copy = Outcome.within(outcome.storage.clone(), num_rows)
+    outcome.storage.zero_()
+    assert copy.token_ids.tolist() == [2**40 + row for row in range(num_rows)]
+    assert copy.is_finite.tolist() == [row % 2 == 0 for row in range(num_rows)]
+    assert copy.has_choice.tolist() == [row % 3 == 0 for row in range(num_rows)]

@@ -63,6 +63,23 @@ def test_without_features_the_choice_is_argmax(dtype: torch.dtype) -> None:
     assert torch.equal(logits, before), "nothing asked for a change"
 
 
+def test_both_ways_of_choosing_choose_the_same_tokens() -> None:
+    """Groups of rows, each its own way, as on a CPU; and all rows at once, by the kernels' definition."""
+    rows = range(len(COMPANY))
+    chosen = []
+    for uses_kernels in (False, True):
+        sampler = Sampler(num_rows=len(COMPANY), vocab_size=VOCAB_SIZE, device=CPU, uses_kernels=uses_kernels)
+        for row in rows:
+            sampler.add_request(row, COMPANY[row], [1, 2, 3], eos_token_ids=[1])
+        for position in range(4):
+            logits = torch.stack([logits_of(request, position) for request in rows])
+            logits[position, 77] = math.nan
+            sampled = sampler.sample(logits, rows)
+            sampler.accept(rows, sampled.token_ids)
+            chosen.append(sampled.to_host())
+    assert chosen[:4] == chosen[4:]
+
+
 @pytest.mark.parametrize("order", ["forwards", "backwards", "shuffled"])
 def test_alone_equals_together(order: str) -> None:
     """Every kind of request, in one batch: the tokens of each are those it gets alone, wherever its row is."""

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from facet.cli import inspect, serve
+from facet.cli import bench, inspect, serve
 from facet.errors import UserError
 from facet.version import __version__
 
@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 for parser in action.choices.values():
-                    flags |= set(parser._option_string_actions)
+                    flags |= parser._flags()
         return flags
 
 
@@ -45,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="facet", description="Inference and serving for the Gemma family.")
     parser.add_argument("--version", action="version", version=f"facet {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (serve, inspect):
+    for command in (serve, bench, inspect):
         command.add_parser(commands)
     return parser
 

@@ -11,14 +11,16 @@ from typing import Any, TypeVar
 ConfigType = TypeVar("ConfigType")
 
 
-def add_config_flags(parser: argparse.ArgumentParser, config_type: type[Any]) -> None:
-    """A positional for `model`, and a flag in kebab case for every other field."""
+def add_config_flags(
+    parser: argparse.ArgumentParser, config_type: type[Any], *, positional: str | None = "model"
+) -> None:
+    """A positional for the field of that name, and a flag in kebab case for every other."""
     hints = typing.get_type_hints(config_type)
     for field in dataclasses.fields(config_type):
         text = field.metadata["help"].replace("%", "%%")
         choices = field.metadata["choices"]
-        if field.name == "model":
-            parser.add_argument("model", metavar="MODEL", nargs="?", default=field.default, help=text)
+        if field.name == positional:
+            parser.add_argument(field.name, metavar=field.name.upper(), nargs="?", default=field.default, help=text)
             continue
         flag = "--" + field.name.replace("_", "-")
         if hints[field.name] is bool:
@@ -61,7 +63,7 @@ class _Several(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        if len(values) == 1 and values[0].startswith("["):
+        if len(values) == 1 and str(values[0]).startswith("["):
             values = _json_list(parser, values[0])  # vLLM's way of writing several
         before = getattr(namespace, self.dest)
         setattr(namespace, self.dest, (*(() if before is self.default else before), *values))

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from facet.config import EngineConfig
 from facet.engine.compiling import CompilingRequests
+from facet.engine.device_failures import device_failures_in_words
 from facet.engine.settings import EngineSettings, resolve
 from facet.errors import RequestError, UserError
 from facet.kv_cache.manager import KVCacheManager
 from facet.layers.kv_arena import KVArena
 from facet.model.loader import load_model
-from facet.progress import Progress
+from facet.progress import Progress, Silent
 from facet.request import Request
 from facet.runner.runner import LaunchedStep, Runner, WorkCounters
 from facet.sampling import GrammarCompiler, Grammars
@@ -173,14 +174,18 @@ def _with_more_waiting(stats: SchedulerStats, num_more: int) -> SchedulerStats:
 
 def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, str]:
     """Load the model, size the cache, and be ready. Also the folder that the model came from."""
-    loaded = load_model(config, progress)
-    settings = resolve(config, loaded.model)
-    runner = Runner(
-        loaded.model,
-        KVArena(settings.layout, settings.num_blocks, loaded.model.placement.device),
-        max_num_seqs=settings.max_num_seqs,
-        max_model_len=settings.max_model_len,
-        fast_prefill=settings.fast_prefill,
-        poison_freed_blocks=settings.poison_freed_blocks,
-    )
+    progress = progress or Silent()
+    with device_failures_in_words():
+        loaded = load_model(config, progress)
+        settings = resolve(config, loaded.model)
+        runner = Runner(
+            loaded.model,
+            KVArena(settings.layout, settings.num_blocks, loaded.model.placement.device),
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=settings.max_model_len,
+            fast_prefill=settings.fast_prefill,
+            poison_freed_blocks=settings.poison_freed_blocks,
+            graph_sizes=settings.graph_sizes,
+        )
+        runner.warm_up(progress)
     return Engine(runner, settings, loaded.folder), str(loaded.folder)

@@ -7,7 +7,8 @@ from facet.errors import CapacityError, ConfigError
 from facet.kv_cache.accountant import Fit, blocks_for, longest_request, require_fit, sequences_that_fit
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.model.gemma import Gemma
-from facet.runner.memory import cache_bytes
+from facet.runner.graphs import default_sizes
+from facet.runner.memory import GpuMemory, cpu_cache_bytes, divide_gpu_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class EngineSettings:
     fast_prefill: bool
     overlapped: bool
     poison_freed_blocks: bool
+    graph_sizes: tuple[int, ...] = ()  # empty: no graphs
+    gpu_memory: GpuMemory | None = None  # None: on a CPU, or the cache was given its size
 
     @property
     def full_contexts(self) -> Fit:
@@ -42,6 +45,7 @@ class EngineSettings:
             f"{(self.num_blocks - 1) * group.tokens_per_block:,} {group.kind} tokens" for group in self.layout.groups
         )
         return [
+            *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
             f"KV cache: {cache / 2**30:.2f} GiB, {self.num_blocks} pages of {self.layout.page_bytes / 2**10:.0f} KiB; "
             f"a page holds {per_block}, all of them {in_all}.",
             f"At the full context of {self.max_model_len} tokens {self.full_contexts.num_sequences} requests fit at "
@@ -60,15 +64,20 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
     on_gpu = model.placement.device.type == "cuda"
     max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
     layout = make_kv_layout(model.spec, dtype=str(model.placement.dtype).removeprefix("torch."))
-    num_bytes = config.kv_cache_memory_bytes
-    if num_bytes is None:
-        num_bytes = cache_bytes(
+    graph_sizes = resolve_graph_sizes(config) if on_gpu else ()
+    num_bytes, gpu_memory = config.kv_cache_memory_bytes, None
+    if num_bytes is None and on_gpu:
+        gpu_memory = divide_gpu_memory(
             model,
             layout,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
             gpu_memory_utilization=config.gpu_memory_utilization,
+            graph_sizes=graph_sizes,
         )
+        num_bytes = gpu_memory.cache
+    elif num_bytes is None:
+        num_bytes = cpu_cache_bytes()
     num_blocks = max(0, num_bytes) // layout.page_bytes
     if config.kv_cache_memory_bytes is None:
         # A small model on a large machine need not take memory that no request could use; twice what running
@@ -91,7 +100,20 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         fast_prefill=config.kv_sharing_fast_prefill,
         overlapped=config.async_scheduling,
         poison_freed_blocks=config.debug_poison_freed_blocks,
+        graph_sizes=graph_sizes,
+        gpu_memory=gpu_memory,
     )
+
+
+def resolve_graph_sizes(config: EngineConfig) -> tuple[int, ...]:
+    if config.enforce_eager:
+        return ()
+    sizes = config.cudagraph_capture_sizes
+    if not sizes:
+        return default_sizes(config.max_num_seqs)
+    if min(sizes) < 1:
+        raise ConfigError(f"--cudagraph-capture-sizes holds {min(sizes)}, but a step has 1 request or more.")
+    return tuple(sorted({min(size, config.max_num_seqs) for size in sizes}))
 
 
 def require_room(layout: KVLayout, num_blocks: int, max_model_len: int) -> None:

@@ -17,6 +17,7 @@ from facet.layers.linear import Linear
 from facet.layers.mlp import MLP
 from facet.layers.per_layer_input import PerLayerGate
 from facet.layers.placement import Placement
+from facet.layers.residual import Residual
 from facet.layers.rms_norm import RMSNorm
 from facet.model_spec import AltUpSpec, LayerSpec, ModelSpec
 
@@ -70,13 +71,19 @@ class AltUpLayer(nn.Module):
         self.per_layer_gate = PerLayerGate(hidden, spec.per_layer_input.width, eps, placement)
 
     def forward(
-        self, streams: Tensor, per_layer_input: Tensor, step: KindStep, cache: LayerCache, source: Attention
-    ) -> Tensor:
-        predicted = self._predict(streams)
+        self,
+        residual: Residual,
+        per_layer_input: Tensor,
+        step: KindStep,
+        cache: LayerCache,
+        source: Attention,
+        next_norm: RMSNorm | None,
+    ) -> Residual:
+        predicted = self._predict(residual.stream)
         active = self._compute(predicted[0], step, cache, source)
         corrected = self._correct(predicted, active)
         injected = self.per_layer_gate(corrected[0] * self.output_scale, per_layer_input)
-        return torch.cat((corrected[:1], corrected[1:] + injected))
+        return Residual(torch.cat((corrected[:1], corrected[1:] + injected)), None)
 
     def _predict(self, streams: Tensor) -> Tensor:
         shape = (self.num_streams, self.num_streams)

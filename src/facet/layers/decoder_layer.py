@@ -2,18 +2,20 @@
 
 from torch import Tensor, nn
 
+from facet.kernels.add_norm import sum_of_norms
 from facet.kernels.paged_attention import LayerCache
 from facet.layers.attention import Attention, KindStep
 from facet.layers.mlp import MLP
 from facet.layers.moe import Experts
 from facet.layers.per_layer_input import PerLayerGate
 from facet.layers.placement import Placement
+from facet.layers.residual import Residual
 from facet.layers.rms_norm import RMSNorm
 from facet.model_spec import LayerSpec, ModelSpec
 
 
 class DecoderLayer(nn.Module):
-    """x: [rows, hidden] in and out."""
+    """The stream, [rows, hidden], in and out."""
 
     def __init__(self, spec: ModelSpec, layer: LayerSpec, placement: Placement) -> None:
         super().__init__()
@@ -35,19 +37,28 @@ class DecoderLayer(nn.Module):
             self.layer_scalar = placement.matrix(1)
 
     def forward(
-        self, x: Tensor, per_layer_input: Tensor | None, step: KindStep, cache: LayerCache, source: Attention
-    ) -> Tensor:
-        x = x + self.post_attention_norm(self.attention(self.input_norm(x), step, cache, source))
-        x = x + self.post_mlp_norm(self._feed_forward(x))
+        self,
+        residual: Residual,
+        per_layer_input: Tensor | None,
+        step: KindStep,
+        cache: LayerCache,
+        source: Attention,
+        next_norm: RMSNorm | None,
+    ) -> Residual:
+        h = self.input_norm(residual.stream) if residual.normed is None else residual.normed
+        attended = self.attention(h, step, cache, source)
+        x, h = self.post_attention_norm.add(residual.stream, attended, then=self.pre_mlp_norm)
+        assert h is not None, "a norm was named"
+        update, norm = self._feed_forward(x, h), self.post_mlp_norm
         if self.per_layer_gate is not None:
-            x = x + self.per_layer_gate(x, per_layer_input)
-        if self.layer_scalar is not None:
-            x = x * self.layer_scalar  # the whole stream, not the update alone
-        return x
+            x, _ = norm.add(x, update)
+            update, norm = self.per_layer_gate.project(x, per_layer_input), self.per_layer_gate.norm
+        # The scalar multiplies the whole stream, not the update alone.
+        return norm.add(x, update, then=next_norm, scale=self.layer_scalar)
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        dense: Tensor = self.mlp(self.pre_mlp_norm(x))
+    def _feed_forward(self, x: Tensor, h: Tensor) -> Tensor:
+        dense: Tensor = self.mlp(h)
         if self.experts is None:
             return dense
-        total: Tensor = self.dense_branch_norm(dense) + self.expert_branch_norm(self.experts(x))
-        return total
+        dense_norm, expert_norm = self.dense_branch_norm, self.expert_branch_norm
+        return sum_of_norms(dense, dense_norm.weight, self.experts(x), expert_norm.weight, dense_norm.eps)

@@ -4,7 +4,8 @@ import statistics
 
 from torch import Tensor, nn
 
-from facet.kernels.geglu import geglu, sparse_geglu
+from facet.kernels.geglu import sparse_geglu
+from facet.kernels.linear import geglu_linear
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 
@@ -20,7 +21,9 @@ class MLP(nn.Module):
         self.cutoff = statistics.NormalDist().inv_cdf(sparsity) if sparsity > 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
-        gate_up = self.gate_up(x)
-        hidden = geglu(gate_up) if self.cutoff is None else sparse_geglu(gate_up, self.cutoff)
+        if self.cutoff is None:
+            hidden = geglu_linear(x, self.gate_up.weight)
+        else:
+            hidden = sparse_geglu(self.gate_up(x), self.cutoff)
         out: Tensor = self.down(hidden)
         return out

@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from facet.kernels.per_layer_input import gate_per_layer_input, mix_per_layer_inputs
+from facet.kernels.linear import gated_input_linear, linear
+from facet.kernels.per_layer_input import mix_looked_up_inputs
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
@@ -27,15 +27,15 @@ class PerLayerInputs(nn.Module):
 
     def forward(self, token_ids: Tensor, embedded: Tensor, layers: range) -> Tensor:
         """[rows, len(layers), width], for layers `layers` alone: the others' share is not computed."""
-        columns = slice(layers.start * self.spec.width, layers.stop * self.spec.width)
-        shape = (len(layers), self.spec.width)
-        known = torch.where(token_ids < self.spec.vocab_size, token_ids, 0)
-        token = functional.embedding(known, self.table[:, columns]) * self.token_scale
-        context = functional.linear(embedded, self.projection.weight[columns])
-        return mix_per_layer_inputs(
-            context.view(-1, *shape),
-            token.view(-1, *shape),
+        first, last = layers.start * self.spec.width, layers.stop * self.spec.width
+        context = linear(embedded, self.projection.weight[first:last])
+        return mix_looked_up_inputs(
+            context.view(-1, len(layers), self.spec.width),
+            token_ids,
+            self.table,
             self.norm.weight,
+            first_column=first,
+            token_scale=self.token_scale,
             context_scale=self.context_scale,
             eps=self.eps,
         )
@@ -51,7 +51,13 @@ class PerLayerGate(nn.Module):
         self.norm = RMSNorm(hidden_size, eps, placement)
 
     def forward(self, x: Tensor, per_layer_input: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.projection(gate_per_layer_input(self.gate(x), per_layer_input)))
+        out: Tensor = self.norm(self.project(x, per_layer_input))
+        return out
+
+    def project(self, x: Tensor, per_layer_input: Tensor | None) -> Tensor:
+        """As `forward`, before the norm: who adds the result to the stream may do both at once."""
+        assert per_layer_input is not None, "a layer with a gate has an input for it"
+        out: Tensor = self.projection(gated_input_linear(x, self.gate.weight, per_layer_input))
         return out
 
 

@@ -2,8 +2,10 @@
 
 from torch import Tensor, nn
 
+from facet.kernels.add_norm import add_norm
 from facet.kernels.rms_norm import rms_norm
 from facet.layers.placement import Placement
+from facet.layers.residual import Residual
 
 
 class RMSNorm(nn.Module):
@@ -16,3 +18,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
+
+    def add(
+        self, stream: Tensor, update: Tensor, *, then: "RMSNorm | None" = None, scale: Tensor | None = None
+    ) -> Residual:
+        """(stream + norm(update)) * scale, and that through the norm `then`."""
+        next_weight = None if then is None else then.weight
+        return Residual(*add_norm(stream, update, self.weight, next_weight, self.eps, scale))

@@ -1,18 +1,20 @@
 """The decoder: one loop over layers for every Gemma. What differs between models is in the specs."""
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from facet.forward_batch import AttentionRows, ForwardBatch
+from facet.kernels.embedding import embed
+from facet.kernels.linear import linear
 from facet.kernels.logits import softcap
-from facet.kernels.paged_attention import HeadShape, plan_attention, row_places
+from facet.kernels.paged_attention import plan_attention, row_places
 from facet.layers.altup import AltUpLayer, Streams
-from facet.layers.attention import KindStep
+from facet.layers.attention import KindStep, heads_of
 from facet.layers.decoder_layer import DecoderLayer
 from facet.layers.kv_arena import KVArena
 from facet.layers.linear import Linear
 from facet.layers.per_layer_input import PerLayerInputs, rounded
 from facet.layers.placement import Placement
+from facet.layers.residual import Residual
 from facet.layers.rms_norm import RMSNorm
 from facet.layers.rotary import RotaryTables
 from facet.model_spec import AttentionKind, ModelSpec
@@ -49,28 +51,37 @@ class Gemma(nn.Module):
 
         Layers from `first_shared_layer` on own no keys, so rows whose logits nobody wants stop there.
         """
-        embedded = functional.embedding(batch.token_ids, self.embedding) * self.embedding_scale
-        x = embedded if self.streams is None else self.streams.expand(embedded)
-        upper_start = self.spec.num_layers if batch.upper_rows is None else self.spec.first_shared_layer
+        upper_rows = batch.upper_rows
+        num_lower = self.spec.num_layers if upper_rows is None else self.spec.first_shared_layer
+        stream = self.lower(batch.token_ids, batch.rows, arena, num_lower)
+        wanted = batch.logit_rows
+        return self.upper(stream[..., wanted, :], batch.token_ids[wanted], upper_rows, arena, num_lower)
 
-        lower = range(upper_start)
-        steps = self._kind_steps(batch.rows, arena)
-        x = self._run_layers(x, lower, self._layer_inputs(batch.token_ids, embedded, lower), steps, arena)
-        x = x[..., batch.logit_rows, :]
-        if batch.upper_rows is not None:
-            upper = range(upper_start, self.spec.num_layers)
-            steps = self._kind_steps(batch.upper_rows, arena)
-            token_ids, embedded = batch.token_ids[batch.logit_rows], embedded[batch.logit_rows]
-            x = self._run_layers(x, upper, self._layer_inputs(token_ids, embedded, upper), steps, arena)
+    def lower(self, token_ids: Tensor, rows: AttentionRows, arena: KVArena, num_layers: int) -> Tensor:
+        """The stream of all rows behind the first `num_layers` layers: [(streams,) rows, hidden]."""
+        embedded = embed(token_ids, self.embedding, self.embedding_scale)
+        stream = embedded if self.streams is None else self.streams.expand(embedded)
+        return self._run_layers(stream, range(num_layers), token_ids, embedded, rows, arena)
 
-        merged = x if self.streams is None else self.streams.merge(x)
+    def upper(
+        self, stream: Tensor, token_ids: Tensor, rows: AttentionRows | None, arena: KVArena, first_layer: int
+    ) -> Tensor:
+        """The last hidden states of rows whose stream is behind the layers before `first_layer`.
+
+        `rows` is None where no layer is left.
+        """
+        if rows is not None:
+            layers = range(first_layer, self.spec.num_layers)
+            embedded = embed(token_ids, self.embedding, self.embedding_scale)
+            stream = self._run_layers(stream, layers, token_ids, embedded, rows, arena)
+        merged = stream if self.streams is None else self.streams.merge(stream)
         normed: Tensor = self.norm(merged)
         return normed
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, vocab] in float32. Apart from `forward`, since a caller may want them a few rows at a time."""
         weight = self.embedding if self.head is None else self.head.weight
-        return softcap(functional.linear(hidden, weight), self.spec.logit_softcap)
+        return softcap(linear(hidden, weight), self.spec.logit_softcap, out=out)
 
     def _kind_steps(self, rows: AttentionRows, arena: KVArena) -> dict[AttentionKind, KindStep]:
         """What the layers of each kind share: planned once, used by every layer."""
@@ -79,13 +90,11 @@ class Gemma(nn.Module):
             table = self.rotary.table(group.kind)
             owner = self.spec.layers[group.stores[0].layer]
             blocks, slots = row_places(rows, block_table, tokens_per_block=group.tokens_per_block)
+            heads = heads_of(owner)
             steps[group.kind] = KindStep(
+                heads=heads,
                 plan=plan_attention(
-                    rows,
-                    block_table,
-                    HeadShape(num_heads=owner.num_heads, num_kv_heads=owner.num_kv_heads, head_dim=owner.head_dim),
-                    window=group.window,
-                    tokens_per_block=group.tokens_per_block,
+                    rows, block_table, heads, window=group.window, tokens_per_block=group.tokens_per_block
                 ),
                 cos_sin=table[rows.positions],
                 cos_sin_table=table,
@@ -94,26 +103,37 @@ class Gemma(nn.Module):
             )
         return steps
 
+    def _run_layers(
+        self,
+        stream: Tensor,
+        indices: range,
+        token_ids: Tensor,
+        embedded: Tensor,
+        rows: AttentionRows,
+        arena: KVArena,
+    ) -> Tensor:
+        steps = self._kind_steps(rows, arena)
+        inputs = self._layer_inputs(token_ids, embedded, indices)
+        residual = Residual(stream, None)
+        for index, per_layer_input in zip(indices, inputs, strict=True):
+            layer = self.spec.layers[index]
+            source = index if layer.kv_from_layer is None else layer.kv_from_layer
+            next_norm = self.layers[index + 1].input_norm if index + 1 in indices else None
+            residual = self.layers[index](
+                residual,
+                per_layer_input,
+                steps[layer.attention],
+                arena.layer(source),
+                self.layers[source].attention,
+                next_norm,
+            )
+        return residual.stream
+
     def _layer_inputs(self, token_ids: Tensor, embedded: Tensor, layers: range) -> tuple[Tensor | None, ...]:
         if self.per_layer_inputs is None:
             return (None,) * len(layers)
         inputs: Tensor = self.per_layer_inputs(token_ids, embedded, layers)
         return inputs.unbind(dim=1)
-
-    def _run_layers(
-        self,
-        x: Tensor,
-        indices: range,
-        inputs: tuple[Tensor | None, ...],
-        steps: dict[AttentionKind, KindStep],
-        arena: KVArena,
-    ) -> Tensor:
-        for index, per_layer_input in zip(indices, inputs, strict=True):
-            layer = self.spec.layers[index]
-            source = index if layer.kv_from_layer is None else layer.kv_from_layer
-            step = steps[layer.attention]
-            x = self.layers[index](x, per_layer_input, step, arena.layer(source), self.layers[source].attention)
-        return x
 
 
 def num_parameters(model: nn.Module) -> int:

@@ -66,6 +66,7 @@ def load_model(config: ModelConfig, progress: Progress | None = None) -> LoadedM
 
 
 def build_model(spec: ModelSpec, context_length: int, dtype: torch.dtype, device: torch.device) -> Gemma:
+    check_dtype(dtype, device)
     needed = memory_needed(spec, context_length, dtype)
     asked = f"The weights take {needed / 2**30:,.1f} GiB as {str(dtype).removeprefix('torch.')}"
     if device.type == "cpu":
@@ -99,6 +100,18 @@ def resolve_dtype(asked: str, stored: torch.dtype) -> torch.dtype:
     if asked not in _DTYPES:
         raise ConfigError(f"--dtype {asked} is not known. Known: auto, {', '.join(_DTYPES)}.")
     return _DTYPES[asked]
+
+
+def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a type that the card can hold but not multiply."""
+    if device.type != "cuda" or dtype != torch.bfloat16:
+        return
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
+        raise ConfigError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, but bfloat16 needs 8.0. "
+            "Use --dtype float16 or --dtype float32."
+        )
 
 
 def resolve_device(asked: str) -> torch.device:

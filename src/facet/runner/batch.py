@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from facet.forward_batch import AttentionRows, ForwardBatch
 
 Counts = NDArray[np.int32]
+Integer = TypeVar("Integer", bound=np.integer[Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,8 +61,8 @@ def make_batch(
     )
 
 
-def arrays_on_device(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> tuple[Tensor, ...]:
-    """Copy several arrays in one transfer that the host does not wait for."""
+def arrays_on_device(arrays: Sequence[NDArray[Integer]], device: torch.device) -> tuple[Tensor, ...]:
+    """Copy several arrays of one type in one transfer that the host does not wait for."""
     together = torch.from_numpy(np.concatenate(arrays))
     if device.type == "cuda":
         together = together.pin_memory().to(device, non_blocking=True)

@@ -1,6 +1,6 @@
 """What the runner remembers of each row between steps: the tokens it was given, and where its blocks are."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,6 +9,15 @@ from numpy.typing import NDArray
 from facet.kv_layout import KVLayout
 from facet.runner.batch import arrays_on_device
 from facet.step import SCRATCH_BLOCK, Admission, NewBlocks, StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScheduledTokens:
+    """Token ids of a plan's scheduled rows; those that were sampled are only on the device, in their request's row."""
+
+    token_ids: NDArray[np.int64]
+    sampled_places: NDArray[np.int64]  # where in `token_ids` the id means nothing,
+    sampled_rows: NDArray[np.int64]  # and the request's row that has it
 
 
 class RowState:
@@ -55,11 +64,8 @@ class RowState:
         """Tokens first .. first + count - 1 of the row, as far as they were given rather than sampled."""
         return self._given[row][first : first + count]
 
-    def scheduled_tokens(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.bool_], Sequence[int]]:
-        """Token ids of all scheduled rows, which of them must come from the device, and those rows' entries.
-
-        A token that was sampled after admission is scheduled alone, and the id in its place here means nothing.
-        """
+    def scheduled_tokens(self, plan: StepPlan) -> "ScheduledTokens":
+        """Token ids of all scheduled rows. A token that was sampled after admission is scheduled alone."""
         is_sampled = plan.num_computed >= self._num_given[plan.rows]
         assert bool((plan.num_scheduled[is_sampled] == 1).all()), "sampled tokens are scheduled one at a time"
         pieces = [
@@ -72,5 +78,16 @@ class RowState:
                 strict=True,
             )
         ]
-        from_device = np.repeat(is_sampled, plan.num_scheduled)
-        return np.concatenate(pieces), from_device, plan.rows[is_sampled].tolist()
+        starts = np.cumsum(plan.num_scheduled) - plan.num_scheduled
+        return ScheduledTokens(
+            token_ids=np.concatenate(pieces),
+            sampled_places=starts[is_sampled].astype(np.int64),
+            sampled_rows=plan.rows[is_sampled].astype(np.int64),
+        )
+
+    def given_single_tokens(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows whose one scheduled token was given rather than sampled, and those tokens."""
+        given = np.flatnonzero(plan.num_computed < self._num_given[plan.rows])
+        rows = plan.rows[given]
+        tokens = [int(self._given[row][first]) for row, first in zip(rows, plan.num_computed[given], strict=True)]
+        return rows.astype(np.int64), np.array(tokens, np.int64)

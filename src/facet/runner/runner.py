@@ -6,14 +6,19 @@ between. Sampled ids never visit the host on their way into the next step.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from facet.forward_batch import ForwardBatch
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
-from facet.runner.batch import Spans, make_batch
+from facet.progress import Progress
+from facet.runner.batch import Spans, arrays_on_device, make_batch
+from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.row_state import RowState
 from facet.sampling import LogprobTensors, MaskInTheMaking, Sampler, TokensInFlight, prompt_logprobs
 from facet.step import StepPlan, StepResult
@@ -53,6 +58,13 @@ class LaunchedStep:
         )
 
 
+class _Computed(NamedTuple):
+    """The rows whose logits are wanted."""
+
+    hidden: Tensor  # [rows, hidden]
+    logits: Tensor | None  # [rows, vocab], where they were made along the way
+
+
 class Runner:
     """Owns the rows, the sampler and the arena; does not know why these rows were chosen."""
 
@@ -65,6 +77,7 @@ class Runner:
         max_model_len: int,
         fast_prefill: bool = True,
         poison_freed_blocks: bool = False,
+        graph_sizes: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.arena = arena
@@ -72,27 +85,72 @@ class Runner:
         self._device = model.placement.device
         self._rows = RowState(arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device)
         self._sampler = Sampler(num_rows=max_num_seqs, vocab_size=model.spec.vocab_size, device=self._device)
-        self._last_token_ids = torch.zeros(max_num_seqs, dtype=torch.int64, device=self._device)
+        self._last_token_ids = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # row: how many, prompt length
         self._fast_prefill = fast_prefill and model.spec.first_shared_layer < model.spec.num_layers
+        self._num_lower_layers = model.spec.first_shared_layer if self._fast_prefill else model.spec.num_layers
         self._poison_freed_blocks = poison_freed_blocks
+        self._graphs = self._make_graphs(graph_sizes) if graph_sizes else None
+
+    def _make_graphs(self, sizes: Sequence[int]) -> DecodeGraphs:
+        buffers = DecodeBuffers.make(
+            self.model,
+            max(sizes),
+            last_token_ids=self._last_token_ids,
+            block_tables=self._rows.block_tables,
+            scratch_row=self._rows.scratch_row,
+        )
+        return DecodeGraphs(self.model, self.arena, buffers, sizes, num_lower_layers=self._num_lower_layers)
+
+    def warm_up(self, progress: Progress) -> None:
+        """Capture graphs, before the first step."""
+        if self._graphs is not None:
+            self._graphs.capture(progress)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, masks: MaskInTheMaking | None = None) -> LaunchedStep:
         """Start a step. `masks` of rows with a grammar are waited for as late as can be, before sampling."""
         self._update_rows(plan)
+        computed = self._compute(plan)
+        self._count(plan)
+        return LaunchedStep(plan, self._sample(plan, computed, masks), self._prompt_logprobs(plan, computed.hidden))
+
+    def _compute(self, plan: StepPlan) -> _Computed:
+        graphs = self._graphs
+        wanted = np.flatnonzero(plan.num_logit_rows)
+        if graphs is None or len(wanted) > graphs.largest or int(plan.num_logit_rows.max()) > 1:
+            return _Computed(self.model(self._batch(plan, skip_upper=self._fast_prefill), self.arena), None)
+        if plan.num_tokens == len(plan.rows) and len(plan.rows) <= graphs.largest:
+            return self._replay(graphs, plan, wanted)
+        batch = self._batch(plan, skip_upper=False)
+        stream = self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers)
+        if len(wanted) == 0:
+            return _Computed(stream.new_empty(0, self.model.spec.hidden_size), None)
+        positions = (plan.num_computed + plan.num_scheduled - 1)[wanted]
+        logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, plan.rows[wanted])
+        return _Computed(graphs.hidden(len(wanted)), logits)
+
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan, wanted: NDArray[np.int64]) -> _Computed:
+        """Every entry computes one token."""
+        rows, token_ids = self._rows.given_single_tokens(plan)
+        if len(rows):
+            device_rows, device_ids = arrays_on_device((rows, token_ids), self._device)
+            self._last_token_ids[device_rows] = device_ids
+        logits = graphs.decode(plan.num_computed, plan.rows)
+        hidden = graphs.hidden(len(plan.rows))
+        if len(wanted) == len(plan.rows):
+            return _Computed(hidden, logits)
+        chosen = self._on_device(wanted)
+        return _Computed(hidden[chosen], logits[chosen])
+
+    def _batch(self, plan: StepPlan, *, skip_upper: bool) -> ForwardBatch:
         spans = Spans(
             num_computed=plan.num_computed,
             num_scheduled=plan.num_scheduled,
             num_logit_rows=plan.num_logit_rows,
             table_rows=plan.rows,
         )
-        batch = make_batch(
-            self._token_ids(plan), spans, self._rows.block_tables, self._device, skip_upper=self._fast_prefill
-        )
-        hidden = self.model(batch, self.arena)
-        self._count(plan)
-        return LaunchedStep(plan, self._sample(plan, hidden, masks), self._prompt_logprobs(plan, hidden))
+        return make_batch(self._token_ids(plan), spans, self._rows.block_tables, self._device, skip_upper=skip_upper)
 
     def _update_rows(self, plan: StepPlan) -> None:
         """The order matters; `step.py` gives it."""
@@ -119,22 +177,26 @@ class Runner:
         self._rows.append_blocks(plan.new_blocks)
 
     def _token_ids(self, plan: StepPlan) -> Tensor:
-        host_ids, from_device, device_rows = self._rows.scheduled_tokens(plan)
-        token_ids = self._on_device(host_ids)
-        if device_rows:
-            sampled = self._last_token_ids[self._on_device(np.array(device_rows))]
-            token_ids[self._on_device(from_device)] = sampled
+        scheduled = self._rows.scheduled_tokens(plan)
+        token_ids, places, rows = arrays_on_device(
+            (scheduled.token_ids, scheduled.sampled_places, scheduled.sampled_rows), self._device
+        )
+        if len(places):
+            token_ids[places] = self._last_token_ids[rows]
         return token_ids
 
-    def _sample(self, plan: StepPlan, hidden: Tensor, masks: MaskInTheMaking | None) -> TokensInFlight:
+    def _sample(self, plan: StepPlan, computed: _Computed, masks: MaskInTheMaking | None) -> TokensInFlight:
         """The last logit row of every entry that samples becomes its next token."""
-        last_rows = np.cumsum(plan.num_logit_rows)[plan.samples] - 1
+        last_rows = (np.cumsum(plan.num_logit_rows)[plan.samples] - 1).astype(np.int64)
         rows: Sequence[int] = plan.rows[plan.samples].tolist()
-        logits = self.model.logits(hidden[self._on_device(last_rows.astype(np.int64))])
+        device_last_rows, device_rows = arrays_on_device((last_rows, np.array(rows, np.int64)), self._device)
+        if computed.logits is None:
+            logits = self.model.logits(computed.hidden[device_last_rows])
+        else:
+            is_all = len(rows) == len(computed.logits)
+            logits = computed.logits if is_all else computed.logits[device_last_rows]
         grammar = None if masks is None else masks.result()
-        device_rows = self._on_device(np.array(rows, np.int64))
-        last_token_ids = self._last_token_ids[device_rows]
-        mask = None if grammar is None else grammar.on_device(self._device, last_token_ids)
+        mask = None if grammar is None else grammar.on_device(self._device, self._last_token_ids[device_rows])
         sampled = self._sampler.sample(logits, rows, grammar=mask)
         self._sampler.accept(rows, sampled.token_ids)
         self._last_token_ids[device_rows] = sampled.token_ids
@@ -170,5 +232,6 @@ class Runner:
         self.counters.num_upper_rows += int(plan.num_logit_rows.sum()) if self._fast_prefill else plan.num_tokens
         self.counters.num_sampled_rows += int(plan.samples.sum())
 
-    def _on_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+    def _on_device(self, array: NDArray[np.int64]) -> Tensor:
+        (tensor,) = arrays_on_device((array,), self._device)
+        return tensor

@@ -7,10 +7,13 @@ Rows are told apart on the host, by their settings:
   narrow   top_k up to NARROW_LIMIT, greedy included (top_k 1): decided among the best few candidates
   wide     a larger top_k: the same among that many, some rows at a time
   nucleus  top_p without top_k: the best NUCLEUS_CANDIDATES, or all where they turn out not to suffice
-           (the one place where the host waits for the device)
   open     neither: every token of the vocabulary takes part
+
+On a GPU `facet.kernels.token_choice` chooses for all of them together, in a few launches and without the host
+waiting; of the groups below, only the wide one remains.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,12 +23,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from facet.kernels.token_choice import NARROW_LIMIT as NARROW_LIMIT
+from facet.kernels.token_choice import ChoiceSettings, Outcome, choose_tokens
 from facet.sampling.batch_rows import Arrival, BatchRows, places_tensor, row_slices, to_device
 from facet.sampling.candidates import Best, Candidates, best_token, top_candidates
 from facet.sampling.noise import exponential, random_bits, scramble_token_ids
 from facet.sampling.truncation import Truncation, is_covered, relative_weights, total_mass, truncate
 
-NARROW_LIMIT = 128
 NUCLEUS_CANDIDATES = 1024
 
 
@@ -54,6 +58,7 @@ class _Groups:
 
     batch: BatchRows
     is_greedy: bool
+    settings: ChoiceSettings | None  # where kernels choose; of the groups there is only `wide` then
     narrow: Truncation | None
     narrow_k: int
     wide: _Group | None
@@ -63,9 +68,10 @@ class _Groups:
 
 
 class Choice:
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, *, uses_kernels: bool) -> None:
         self._vocab_size = vocab_size
         self._device = device
+        self._uses_kernels = uses_kernels
         self._temperature = np.ones(num_rows, dtype=np.float64)
         self._top_k = np.ones(num_rows, dtype=np.int64)
         self._top_p = np.ones(num_rows, dtype=np.float64)
@@ -87,9 +93,28 @@ class Choice:
     def needs_noise(self, batch: BatchRows) -> bool:
         return not self._prepare(batch).is_greedy
 
-    def choose(self, logits: Tensor, batch: BatchRows, keys: Tensor | None) -> Best:
-        """One token per row and the largest logit of each. `keys` may be None where no row needs noise."""
+    def choose(self, logits: Tensor, batch: BatchRows, keys: Tensor | None, raw_max: Tensor | None) -> Outcome:
+        """One token per row. `keys` may be None where no row needs noise. `raw_max` [rows] is the largest logit before
+        masks, which could hide a NaN of the model's; None: nothing was masked."""
         groups = self._prepare(batch)
+        if groups.settings is not None:
+            outcome = choose_tokens(logits, groups.settings, keys, raw_max if raw_max is None else raw_max.float())
+            if groups.wide is not None:
+                self._choose_wide(outcome.token_ids, groups.wide, groups.wide_k, logits, keys)
+                outcome.token_ids.mul_(outcome.has_choice & outcome.is_finite)
+            return outcome
+        best = self._choose_in_groups(groups, logits, keys)
+        has_choice = best.row_max.abs() < math.inf  # false for NaN too
+        is_finite = has_choice if raw_max is None else raw_max.abs() < math.inf
+        is_token = has_choice if raw_max is None else has_choice & is_finite
+        return Outcome(None, best.token_ids * is_token, is_finite, has_choice)
+
+    def _choose_wide(self, token_ids: Tensor, group: _Group, k: int, logits: Tensor, keys: Tensor | None) -> None:
+        assert keys is not None, "a row samples, so the step needs noise keys"
+        for part in self._parts(group, logits, keys):
+            token_ids.index_copy_(0, part.places, self._choose_among_best(part, k).token_ids)
+
+    def _choose_in_groups(self, groups: _Groups, logits: Tensor, keys: Tensor | None) -> Best:
         if groups.is_greedy:
             return best_token(logits)
         assert keys is not None, "a row samples, so the step needs noise keys"
@@ -98,8 +123,8 @@ class Choice:
             chosen = Best(self._race(candidates, groups.narrow, keys), candidates.row_max)
         else:
             chosen = Best(
-                torch.zeros(len(batch), dtype=torch.int64, device=logits.device),
-                torch.zeros(len(batch), dtype=logits.dtype, device=logits.device),
+                torch.zeros(len(logits), dtype=torch.int64, device=logits.device),
+                torch.zeros(len(logits), dtype=logits.dtype, device=logits.device),
             )
         if groups.wide is not None:
             for part in self._parts(groups.wide, logits, keys):
@@ -182,16 +207,31 @@ class Choice:
         is_open = ~is_narrow & ~is_wide & ~is_nucleus
         narrow_k = int(top_k[is_narrow].max(initial=1))
         wide_k = int(top_k[is_wide].max(initial=1))
+        wide = self._select(rows, is_wide, wide_k)
+        is_greedy = bool((top_k == 1).all())
+        if self._uses_kernels:
+            settings = ChoiceSettings(
+                by_row=to_device(self._settings(rows).T, self._device),
+                is_greedy=is_greedy,
+                largest_narrow_k=narrow_k,
+                has_min_p=bool((is_open & (self._min_p[rows] > 0)).any()),
+                has_top_p=bool(is_nucleus.any()),
+            )
+            return _Groups(batch, is_greedy, settings, None, narrow_k, wide, wide_k, None, None)
         return _Groups(
             batch=batch,
-            is_greedy=bool((top_k == 1).all()),
+            is_greedy=is_greedy,
+            settings=None,
             narrow=self._truncation(rows, narrow_k) if is_narrow.any() else None,
             narrow_k=narrow_k,
-            wide=self._select(rows, is_wide, wide_k),
+            wide=wide,
             wide_k=wide_k,
             nucleus=self._select(rows, is_nucleus, self._vocab_size),
             open=self._select(rows, is_open, self._vocab_size),
         )
+
+    def _settings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        return np.stack([self._temperature[rows], self._top_k[rows], self._top_p[rows], self._min_p[rows]])
 
     def _select(
         self, rows: npt.NDArray[np.int64], is_chosen: npt.NDArray[np.bool_], num_candidates: int
@@ -202,7 +242,7 @@ class Choice:
         return _Group(places, self._truncation(rows[is_chosen], num_candidates))
 
     def _truncation(self, rows: npt.NDArray[np.int64], num_candidates: int) -> Truncation:
-        settings = np.stack([self._temperature[rows], self._top_k[rows], self._top_p[rows], self._min_p[rows]])
+        settings = self._settings(rows)
         temperature, top_k, top_p, min_p = to_device(settings, self._device).unsqueeze(-1)
         return Truncation(
             temperature=temperature.float(),

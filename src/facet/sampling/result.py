@@ -6,6 +6,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from facet.kernels.token_choice import Outcome
 from facet.sampling.logprobs import LogprobTensors, TokenLogprobs
 
 
@@ -37,23 +38,23 @@ class SampledTokens:
     is_finite: Tensor  # [rows] bool: the model's logits could be used
     has_choice: Tensor  # [rows] bool: the request's masks left at least one token
     logprobs: tuple[LogprobTensors, ...] | None
+    storage: Tensor | None = None  # where the first three lie in one piece, as in `Outcome`
 
     def start_copy(self) -> "TokensInFlight":
         """Begin copying to the host without waiting for the device."""
-        tensors = [self.token_ids, self.is_finite, self.has_choice]
-        for part in self.logprobs or ():
-            tensors.extend(part.tensors())
         if self.token_ids.device.type != "cuda":
             return TokensInFlight(self, None)
-        copies = [_copy_to_pinned(tensor) for tensor in tensors]
-        arrived = torch.Event("cuda")
-        arrived.record(torch.cuda.current_stream(self.token_ids.device))
+        if self.storage is None:
+            token_ids, is_finite, has_choice = map(_copy_to_pinned, (self.token_ids, self.is_finite, self.has_choice))
+        else:
+            copy = Outcome.within(_copy_to_pinned(self.storage), len(self.token_ids))
+            token_ids, is_finite, has_choice = copy.token_ids, copy.is_finite, copy.has_choice
         logprobs = None
         if self.logprobs is not None:
-            starts = range(3, len(copies), 3)
-            parts = zip(self.logprobs, starts, strict=True)
-            logprobs = tuple(part.with_tensors(*copies[start : start + 3]) for part, start in parts)
-        return TokensInFlight(SampledTokens(copies[0], copies[1], copies[2], logprobs), arrived)
+            logprobs = tuple(part.with_tensors(*map(_copy_to_pinned, part.tensors())) for part in self.logprobs)
+        arrived = torch.Event("cuda")
+        arrived.record(torch.cuda.current_stream(self.token_ids.device))
+        return TokensInFlight(SampledTokens(token_ids, is_finite, has_choice, logprobs), arrived)
 
     def to_host(self) -> HostTokens:
         return self.start_copy().wait()

@@ -5,7 +5,6 @@ when none of a step's rows does. A new feature is a new file with the same verbs
 `Sampler.__init__`. Knows nothing of requests' text, of the scheduler, or of how the logits came about.
 """
 
-import math
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
@@ -42,7 +41,10 @@ class _LogitsFeature(_PerRequest, Protocol):
 
 
 class Sampler:
-    def __init__(self, *, num_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self, *, num_rows: int, vocab_size: int, device: torch.device, uses_kernels: bool | None = None
+    ) -> None:
+        """`uses_kernels`: choose by `facet.kernels.token_choice`; None: on a GPU. Both ways choose the same tokens."""
         self._vocab_size = vocab_size
         self._device = device
         self._occupied: set[int] = set()
@@ -50,7 +52,10 @@ class Sampler:
         self._batch = BatchRows((), device)
         self._logprobs = Logprobs(vocab_size)
         self._seeds = Seeds(num_rows)
-        self._choice = Choice(num_rows, vocab_size, device)
+        is_gpu = device.type == "cuda"
+        self._choice = Choice(
+            num_rows, vocab_size, device, uses_kernels=is_gpu if uses_kernels is None else uses_kernels
+        )
         self._features: tuple[_LogitsFeature, ...] = (  # applied in this order
             AllowedTokens(vocab_size, device),
             BadWords(num_rows, device),
@@ -119,12 +124,9 @@ class Sampler:
         for feature in active:
             feature.apply(logits, batch)
         keys = self._seeds.keys(batch) if self._choice.needs_noise(batch) else None
-        chosen = self._choice.choose(logits, batch, keys)
-        has_choice = chosen.row_max.abs() < math.inf  # false for NaN too
-        is_finite = has_choice if raw_max is None else raw_max.abs() < math.inf
-        token_ids = chosen.token_ids * (has_choice if raw_max is None else has_choice & is_finite)
-        logprobs = None if raw_logits is None else raw_logits.of_tokens(token_ids)
-        return SampledTokens(token_ids, is_finite, has_choice, logprobs)
+        chosen = self._choice.choose(logits, batch, keys, raw_max)
+        logprobs = None if raw_logits is None else raw_logits.of_tokens(chosen.token_ids)
+        return SampledTokens(chosen.token_ids, chosen.is_finite, chosen.has_choice, logprobs, chosen.storage)
 
     def accept(self, rows: Sequence[int], token_ids: Tensor) -> None:
         """Append one token to the output of each row. `token_ids` [len(rows)] stays on the device."""

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The best token's weight in fixed point. A vocabulary of 2**18 such weights still fits into 63 bits, and what
-# rounds to zero is at most 2**-26 of the total.
-_FIXED_POINT = 2.0**44
+from facet.kernels.token_choice.reference import FIXED_POINT
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ def relative_weights(logits: Tensor, row_max: Tensor, truncation: Truncation) ->
 
 def total_mass(weights: Tensor) -> Tensor:
     """[rows, 1] int64, in fixed point."""
-    return (weights * _FIXED_POINT).to(torch.int64).sum(-1, keepdim=True)
+    return (weights * FIXED_POINT).to(torch.int64).sum(-1, keepdim=True)
 
 
 def truncate(weights: Tensor, truncation: Truncation, vocabulary_mass: Tensor | None = None) -> Tensor:
@@ -64,7 +62,7 @@ def truncate(weights: Tensor, truncation: Truncation, vocabulary_mass: Tensor | 
         ranks = torch.arange(weights.shape[-1], device=weights.device)
         weights.masked_fill_(ranks >= truncation.top_k, 0.0)
     if truncation.uses_top_p:
-        masses = (weights * _FIXED_POINT).to(torch.int64)
+        masses = (weights * FIXED_POINT).to(torch.int64)
         reached = masses.cumsum(-1)
         total = reached[:, -1:] if vocabulary_mass is None else vocabulary_mass
         weights.masked_fill_(reached - masses >= truncation.top_p * total, 0.0)

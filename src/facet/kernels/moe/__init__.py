@@ -1,5 +1,32 @@
-"""A router that picks experts for each row, and the experts."""
+"""A router that picks experts for each row, and the experts: in Triton on a GPU, elsewhere by the reference."""
 
-from facet.kernels.moe.reference import route, run_experts
+from torch import Tensor
+
+from facet.kernels.moe import reference
 
 __all__ = ["route", "run_experts"]
+
+
+def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights [rows, num_chosen] (float32) and ids (int64) of the most probable experts, most probable first.
+
+    Weights are renormalised over the chosen and then multiplied by each expert's own scale.
+    """
+    if router_logits.is_cuda:
+        # Imported here: machines without a GPU need no Triton.
+        from facet.kernels.moe import triton
+
+        return triton.route(router_logits, num_chosen, expert_scale)
+    return reference.route(router_logits, num_chosen, expert_scale)
+
+
+def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))), in the order of its choices.
+
+    gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width].
+    """
+    if x.is_cuda:
+        from facet.kernels.moe import triton
+
+        return triton.run_experts(x, weights, chosen, gate_up, down)
+    return reference.run_experts(x, weights, chosen, gate_up, down)

@@ -9,7 +9,7 @@ from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention import reference
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import AttentionPlan, ReferencePlan
-from facet.kernels.paged_attention.reference import row_places, write_keys_and_values
+from facet.kernels.paged_attention.reference import write_keys_and_values
 
 __all__ = [
     "AttentionPlan",
@@ -33,6 +33,15 @@ def plan_attention(
 
         return triton.plan_attention(rows, block_table, heads, window=window, tokens_per_block=tokens_per_block)
     return reference.plan_attention(rows, block_table, heads, window=window, tokens_per_block=tokens_per_block)
+
+
+def row_places(rows: AttentionRows, block_table: Tensor, *, tokens_per_block: int) -> tuple[Tensor, Tensor]:
+    """The block that each row's keys and values go to, and the slot inside it: [rows] int64 each."""
+    if block_table.is_cuda:
+        from facet.kernels.paged_attention import triton_places
+
+        return triton_places.row_places(rows, block_table, tokens_per_block=tokens_per_block)
+    return reference.row_places(rows, block_table, tokens_per_block=tokens_per_block)
 
 
 def paged_attention(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import HeadShape
+from facet.kernels.paged_attention.run_plans import RunPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +28,6 @@ class ReferencePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Several rows of one sequence."""
-
-    first_row: int
-    num_rows: int
-    context_len: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPlan:
     """What all layers of a kind share in a step, on the device."""
 
@@ -48,7 +40,8 @@ class TritonPlan:
     num_single: int  # sequences with one row
     single_rows: Tensor | None  # [num_single] int32: their rows; None: they are the first ones
     longest_single: int  # most keys that one of them sees
-    runs: tuple[Run, ...]  # the other sequences
+    arrivals: Tensor  # [num_single, num_kv_heads] int32, zero between layers: parts of a row that are done
+    runs: RunPlan | None  # the other sequences
 
 
 AttentionPlan = ReferencePlan | TritonPlan

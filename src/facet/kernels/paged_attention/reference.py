@@ -49,7 +49,7 @@ def plan_attention(
                 )
         start += num_rows
     for bucket in single_rows.values():
-        tiles.append(_tile_of_single_rows(bucket, rows.table_rows, block_table, window, tokens_per_block))
+        tiles.append(_tile_of_single_rows(bucket, rows, block_table, window, tokens_per_block))
     return ReferencePlan(tiles=tuple(tiles))
 
 
@@ -75,11 +75,16 @@ def _tile_of_one_sequence(
 
 
 def _tile_of_single_rows(
-    bucket: list[tuple[int, int]], table_rows: Tensor, block_table: Tensor, window: int | None, tokens_per_block: int
+    bucket: list[tuple[int, int]],
+    rows: AttentionRows,
+    block_table: Tensor,
+    window: int | None,
+    tokens_per_block: int,
 ) -> Tile:
-    """The last position of several sequences; (row, context_len) each."""
+    """The last position of several sequences; row and longest possible context of each."""
     device = block_table.device
-    query_rows, context_lens = (torch.tensor(column, device=device) for column in zip(*bucket, strict=True))
+    query_rows = torch.tensor([row for row, _ in bucket], device=device)
+    context_lens = rows.positions[query_rows].long() + 1
     firsts = torch.zeros_like(context_lens) if window is None else (context_lens - window).clamp(min=0)
     longest = max(min(length, window or length) for _, length in bucket)
     positions = firsts[:, None] + torch.arange(longest, device=device)
@@ -89,7 +94,7 @@ def _tile_of_single_rows(
         query_rows=query_rows,
         num_sequences=len(bucket),
         key_positions=positions,
-        key_blocks=block_table[table_rows[query_rows, None], positions // tokens_per_block].long(),
+        key_blocks=block_table[rows.table_rows[query_rows, None], positions // tokens_per_block].long(),
         key_slots=positions % tokens_per_block,
         visible=visible[:, None, None],
     )

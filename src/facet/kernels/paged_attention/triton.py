@@ -12,7 +12,8 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
-from facet.kernels.paged_attention.plans import Run, TritonPlan
+from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.run_plans import Run, plan_runs
 from facet.kernels.paged_attention.triton_runs import attend_runs
 from facet.kernels.paged_attention.triton_single import attend_single_rows
 
@@ -27,6 +28,9 @@ def plan_attention(
     if len(single) and starts[single[-1]] != len(single) - 1:
         single_rows = torch.from_numpy(starts[single].astype(np.int32)).to(block_table.device, non_blocking=True)
     longest = int(contexts[single].max(initial=0))
+    runs = [
+        Run(first_row=int(starts[index]), num_rows=int(lens[index]), context_len=int(contexts[index])) for index in long
+    ]
     return TritonPlan(
         heads=heads,
         positions=rows.positions,
@@ -37,10 +41,8 @@ def plan_attention(
         num_single=len(single),
         single_rows=single_rows,
         longest_single=min(longest, window) if window else longest,
-        runs=tuple(
-            Run(first_row=int(starts[index]), num_rows=int(lens[index]), context_len=int(contexts[index]))
-            for index in long
-        ),
+        arrivals=torch.zeros(len(single), heads.num_kv_heads, dtype=torch.int32, device=block_table.device),
+        runs=plan_runs(runs, heads, window=window, device=block_table.device) if runs else None,
     )
 
 
@@ -51,6 +53,6 @@ def paged_attention(
     queries = queries.contiguous()
     if plan.num_single:
         attend_single_rows(queries, output, cache, plan, scale, key_recipe)
-    if plan.runs:
+    if plan.runs is not None:
         attend_runs(queries, output, cache, plan, scale, key_recipe)
     return output

@@ -1,17 +1,23 @@
-"""Attention of runs of rows of one sequence, which is what prefill looks like."""
+"""Attention of runs of rows of one sequence, which is what prefill looks like.
 
-import torch
+Short runs read keys and values where they lie, in pages. For long runs they are unpacked first.
+"""
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.run_plans import LongRuns, RunPlan
+from facet.kernels.paged_attention.triton_dense import DenseShape, attend_dense, dense_shape
+from facet.kernels.paged_attention.triton_dense_derived import attend_derived
 from facet.kernels.paged_attention.triton_tiles import attend_tiles, common_arguments, keys_per_tile, load_queries
+from facet.kernels.paged_attention.triton_unpack import Scratch, make_scratch, unpack
 
 
 @triton.jit
-def _long_run_kernel(
+def _short_run_kernel(
     queries,
     output,
     keys,
@@ -35,13 +41,21 @@ def _long_run_kernel(
     PAIRS_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     TOKENS_PER_BLOCK: tl.constexpr,
+    NUM_PIECES: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Some consecutive rows of one sequence and all query heads of one key head: row m is token m // GROUP."""
-    tile, kv_head = tl.program_id(0), tl.program_id(1)
-    first_row = tl.load(tiles + tile * 2)
-    num_tokens = tl.load(tiles + tile * 2 + 1)
+    """Some consecutive rows of one sequence and all query heads of one key head: row m is token m // GROUP.
+
+    The plan's tiles are cut into NUM_PIECES where they are more than BLOCK_M rows.
+    """
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    tile, kv_head = tl.program_id(0) // NUM_PIECES, tl.program_id(1)
+    skipped = (tl.program_id(0) % NUM_PIECES) * TOKENS
+    num_tokens = tl.minimum(tl.load(tiles + tile * 2 + 1) - skipped, TOKENS)
+    if num_tokens <= 0:
+        return
+    first_row = tl.load(tiles + tile * 2) + skipped
     table_row = tl.load(table_rows + first_row).to(tl.int64)
     first_position = tl.load(positions + first_row)
 
@@ -71,18 +85,68 @@ def _long_run_kernel(
 def attend_runs(
     queries: Tensor, output: Tensor, cache: LayerCache, plan: TritonPlan, scale: float, key_recipe: KeyRecipe | None
 ) -> None:
+    """Short runs from their pages; long ones pass by pass through scratch memory."""
+    assert plan.runs is not None, "a plan without runs has nothing to do here"
+    if plan.runs.short_tiles is not None:
+        _attend_pages(queries, output, cache, plan, plan.runs, scale, key_recipe)
+    for long in plan.runs.long:
+        attend_long_runs(queries, output, cache, plan, long, scale, key_recipe)
+
+
+def attend_long_runs(
+    queries: Tensor,
+    output: Tensor,
+    cache: LayerCache,
+    plan: TritonPlan,
+    long: LongRuns,
+    scale: float,
+    key_recipe: KeyRecipe | None,
+    shape: DenseShape | None = None,
+) -> None:
+    """The runs of one pass, as many key heads at a time as scratch holds."""
+    scratch = make_scratch(cache, long, queries.dtype, key_recipe)
+    shape = shape or dense_shape(queries.shape[2], queries.element_size(), is_shared=scratch.is_shared)
+    num_kv_heads = plan.heads.num_kv_heads
+    for first in range(0, num_kv_heads, long.heads_per_slice):
+        heads = range(first, min(first + long.heads_per_slice, num_kv_heads))
+        unpack(scratch, cache, plan, long, heads, key_recipe)
+        attend_unpacked(queries, output, scratch, plan, long, heads, scale, key_recipe, shape)
+
+
+def attend_unpacked(
+    queries: Tensor,
+    output: Tensor,
+    scratch: Scratch,
+    plan: TritonPlan,
+    long: LongRuns,
+    heads: range,
+    scale: float,
+    key_recipe: KeyRecipe | None,
+    shape: DenseShape,
+) -> object:
+    """Attention over the key heads in scratch, by the kernel that its layout is for. Returns the compiled kernel."""
+    if scratch.is_shared:
+        assert key_recipe is not None, "vectors are shared only where keys are derived"
+        return attend_derived(queries, output, scratch, plan, long, heads, scale, key_recipe, shape)
+    return attend_dense(queries, output, scratch, plan, long, heads, scale, shape)
+
+
+def _attend_pages(
+    queries: Tensor,
+    output: Tensor,
+    cache: LayerCache,
+    plan: TritonPlan,
+    runs: RunPlan,
+    scale: float,
+    key_recipe: KeyRecipe | None,
+) -> None:
+    assert runs.short_tiles is not None
     strides, constants, weight, cos_sin = common_arguments(queries, cache, plan, key_recipe)
     group = int(constants["GROUP"])
     block_n = keys_per_tile(queries)
     block_m = max(2 * block_n, triton.next_power_of_2(group))
-    tokens_per_tile = block_m // group
-    pairs = [
-        (run.first_row + first, min(tokens_per_tile, run.num_rows - first))
-        for run in plan.runs
-        for first in range(0, run.num_rows, tokens_per_tile)
-    ]
-    tiles = torch.tensor(pairs, dtype=torch.int32, device=queries.device)
-    _long_run_kernel[(len(pairs), cache.keys.shape[2])](
+    num_pieces = -(-runs.tokens_per_tile // (block_m // group))
+    _short_run_kernel[(len(runs.short_tiles) * num_pieces, cache.keys.shape[2])](
         queries,
         output,
         cache.keys,
@@ -90,13 +154,14 @@ def attend_runs(
         plan.block_table,
         plan.positions,
         plan.table_rows,
-        tiles,
+        runs.short_tiles,
         weight,
         cos_sin,
         scale,
         plan.window,
         **strides,
         **constants,
+        NUM_PIECES=num_pieces,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         num_warps=8,

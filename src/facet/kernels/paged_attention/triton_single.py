@@ -1,4 +1,12 @@
-"""Attention of single rows, which is what decoding looks like: split over keys, then put together."""
+"""Attention of single rows, which is what decoding looks like: split over keys, then put together.
+
+The grid depends on shapes alone, so that a captured graph serves every context up to the longest it was made for. How
+many keys a share has is decided on the device, from the row's own position: shares beyond the last key are never run,
+and a row that is one share goes to the output as it is. The shares of a row are put together by the program that
+finishes last, or, where they are many, by a second kernel.
+"""
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -7,16 +15,68 @@ from torch import Tensor
 
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.triton_pieces import attend_pieces, has_six_pieces
+from facet.kernels.paged_attention.triton_shares import (
+    arrives_last,
+    keys_per_share,
+    merge_group,
+    merge_shares_kernel,
+    visible_keys,
+)
 from facet.kernels.paged_attention.triton_tiles import (
     LEAST_TILE,
     attend_tiles,
     common_arguments,
-    keys_per_tile,
     load_queries,
 )
 
+# Programs that a multiprocessor holds at a time. One program more than fit would run alone, after all others.
+_PROGRAMS_PER_PROCESSOR = 2
+# Most shares that the last program puts together: it reads all of them alone.
+MOST_MERGED_BY_LAST = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What only speed depends on."""
+
+    keys_per_tile: int
+    least_keys: int  # of a share: below it, putting shares together costs more than it saves
+    num_splits: int  # most shares of a row
+    num_warps: int
+    num_stages: int
+    six_pieces: bool
+    last_merges: bool  # the last program of a row and key head puts its shares together; else a second kernel does
+    # A program without keys ends as soon as it knows. The compiler then loads the query only after the branch: one more
+    # wait before the first key.
+    exits_early: bool
+
 
 @triton.jit
+def _store_dims(total, target, places, is_member, FIRST: tl.constexpr, SIZE: tl.constexpr):
+    pointers = target + places[:, None] + (FIRST + tl.arange(0, SIZE))[None, :]
+    tl.store(pointers, total.to(target.dtype.element_ty), mask=is_member[:, None])
+
+
+@triton.jit
+def _store_means(totals, weight_sum, target, vectors, is_member, SIX_PIECES: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Whole vectors, in one piece or in six."""
+    places = vectors * HEAD_DIM
+    factor = (1.0 / weight_sum)[:, None]
+    if SIX_PIECES:
+        P: tl.constexpr = HEAD_DIM // 8
+        _store_dims(totals[0] * factor, target, places, is_member, 0, P)
+        _store_dims(totals[1] * factor, target, places, is_member, P, P)
+        _store_dims(totals[2] * factor, target, places, is_member, 2 * P, 2 * P)
+        _store_dims(totals[3] * factor, target, places, is_member, 4 * P, P)
+        _store_dims(totals[4] * factor, target, places, is_member, 5 * P, P)
+        _store_dims(totals[5] * factor, target, places, is_member, 6 * P, 2 * P)
+    else:
+        _store_dims(totals[0] * factor, target, places, is_member, 0, HEAD_DIM)
+
+
+# Not specialized: one kernel serves all batch sizes.
+@triton.jit(do_not_specialize=["num_splits", "least_keys"])
 def _single_row_kernel(
     queries,
     keys,
@@ -27,18 +87,24 @@ def _single_row_kernel(
     single_rows,
     key_weight,
     cos_sin,
-    partial_totals,
-    partial_greatest,
-    partial_sums,
+    output,
+    partial_results,  # of shares, where a row has more than one
+    partial_levels,
+    arrivals,  # of shares, zero before and after
     scale,
     window,
+    num_splits,
+    least_keys,
     table_stride,
     page_stride,
     token_stride,
     num_heads,
     HAS_MAP: tl.constexpr,
     GROUP: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    MERGED_SHARES: tl.constexpr,  # most that the last program puts together; 0: it does not
+    IS_WHOLE: tl.constexpr,  # there is one share
+    EXITS_EARLY: tl.constexpr,
+    SIX_PIECES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     VALUES_ARE_KEYS: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
@@ -47,80 +113,97 @@ def _single_row_kernel(
     TOKENS_PER_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
 ):
     """One sequence, one key head, one share of its keys. The rows of the product are the query heads of the group."""
     entry, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(single_rows + entry) if HAS_MAP else entry
-    table_row = tl.load(table_rows + row).to(tl.int64)
-    context_len = tl.load(positions + row) + 1
-    first = context_len * 0
-    if HAS_WINDOW:
-        first = tl.maximum(context_len - window, 0)
-    share = tl.cdiv(tl.cdiv(context_len - first, NUM_SPLITS), BLOCK_N) * BLOCK_N
-    start = first + split * share
-    end = tl.minimum(start + share, context_len)
-
+    first, context_len = visible_keys(positions, row, window, HAS_WINDOW)
+    table_row = block_table + tl.load(table_rows + row).to(tl.int64) * table_stride
     members = tl.arange(0, BLOCK_M)
     is_member = members < GROUP
     heads = kv_head * GROUP + members
-    query, low_queries, high_queries = load_queries(
-        queries, row * num_heads + heads, is_member, key_weight, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM
-    )
-    query_positions = tl.zeros([BLOCK_M], tl.int32) + (context_len - 1)
-    total, greatest, weight_sum = attend_tiles(
-        query, low_queries, high_queries, query_positions, start, end, keys, values,
-        block_table + table_row * table_stride, page_stride, token_stride, kv_head * HEAD_DIM, scale, window,
-        key_weight, cos_sin, HAS_WINDOW, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK,
-        BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-    places = ((entry * num_heads + heads) * NUM_SPLITS + split).to(tl.int64)
-    dims = tl.arange(0, HEAD_DIM)
-    tl.store(partial_totals + places[:, None] * HEAD_DIM + dims[None, :], total, mask=is_member[:, None])
-    tl.store(partial_greatest + places, greatest, mask=is_member)
-    tl.store(partial_sums + places, weight_sum, mask=is_member)
+    rows = row.to(tl.int64) * num_heads + heads
+    if not SIX_PIECES:
+        query, low_queries, high_queries = load_queries(
+            queries, rows, is_member, key_weight, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM
+        )
+    share = keys_per_share(context_len - first, num_splits, least_keys, BLOCK_N)
+    start = first + split * share
+    end = tl.minimum(start + share, context_len)
+    if EXITS_EARLY and start >= end:
+        return
 
+    if SIX_PIECES:
+        total_0, total_1, total_2, total_3, total_4, total_5, greatest, weight_sum = attend_pieces(
+            queries, rows, is_member, start, end, values, table_row, page_stride, token_stride, kv_head * HEAD_DIM,
+            scale, key_weight, cos_sin, NUM_PAIRS, TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        totals = (total_0, total_1, total_2, total_3, total_4, total_5)
+    else:
+        query_positions = tl.zeros([BLOCK_M], tl.int32) + (context_len - 1)
+        # Every key of the share lies in the window: no mask is needed for it.
+        total, greatest, weight_sum = attend_tiles(
+            query, low_queries, high_queries, query_positions, start, end, keys, values, table_row, page_stride,
+            token_stride, kv_head * HEAD_DIM, scale, window, key_weight, cos_sin, False, VALUES_ARE_KEYS, NUM_PAIRS,
+            PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        totals = (total,)  # type: ignore[assignment]
+    if not IS_WHOLE and start >= end:
+        return
 
-@triton.jit
-def _merge_splits_kernel(
-    partial_totals,
-    partial_greatest,
-    partial_sums,
-    single_rows,
-    output,
-    num_heads,
-    HAS_MAP: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    SPLITS_PAD: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-):
-    """Put the shares of one row and head together."""
-    entry, head = tl.program_id(0), tl.program_id(1)
-    row = (tl.load(single_rows + entry) if HAS_MAP else entry).to(tl.int64)
-    splits = tl.arange(0, SPLITS_PAD)
-    is_split = splits < NUM_SPLITS
-    dims = tl.arange(0, HEAD_DIM)
-    places = (entry * num_heads + head).to(tl.int64) * NUM_SPLITS + splits
-    greatest = tl.load(partial_greatest + places, mask=is_split, other=float("-inf"))
-    factors = tl.exp(greatest - tl.max(greatest, axis=0))
-    sums = tl.load(partial_sums + places, mask=is_split, other=0.0)
-    totals = tl.load(partial_totals + places[:, None] * HEAD_DIM + dims[None, :], mask=is_split[:, None], other=0.0)
-    merged = tl.sum(totals * factors[:, None], axis=0) / tl.sum(sums * factors, axis=0)
-    tl.store(output + (row * num_heads + head) * HEAD_DIM + dims, merged.to(output.dtype.element_ty))
+    if IS_WHOLE:
+        _store_means(totals, weight_sum, output, rows, is_member, SIX_PIECES, HEAD_DIM)
+    else:
+        num_shares = tl.cdiv(context_len - first, share)
+        if num_shares == 1:
+            _store_means(totals, weight_sum, output, rows, is_member, SIX_PIECES, HEAD_DIM)
+        else:
+            places = (entry.to(tl.int64) * num_heads + heads) * num_splits
+            _store_means(totals, weight_sum, partial_results, places + split, is_member, SIX_PIECES, HEAD_DIM)
+            tl.store(partial_levels + places + split, greatest + tl.log(weight_sum), mask=is_member)
+            if MERGED_SHARES > 0:
+                is_last = arrives_last(arrivals, entry * (num_heads // GROUP) + kv_head, num_shares)
+                if is_last:
+                    merge_group(
+                        partial_results, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares,
+                        GROUP, GROUP_PAD, HEAD_DIM, MERGED_SHARES,
+                    )  # fmt: skip
 
 
 def attend_single_rows(
-    queries: Tensor, output: Tensor, cache: LayerCache, plan: TritonPlan, scale: float, key_recipe: KeyRecipe | None
+    queries: Tensor,
+    output: Tensor,
+    cache: LayerCache,
+    plan: TritonPlan,
+    scale: float,
+    key_recipe: KeyRecipe | None,
+    tuning: Tuning | None = None,
 ) -> None:
+    """Write the rows of `output` that are single. Another `tuning` than the chosen one is for measuring."""
     strides, constants, weight, cos_sin = common_arguments(queries, cache, plan, key_recipe)
+    tuning = tuning or choose_tuning(queries, cache, plan, key_recipe)
     num_heads, head_dim = queries.shape[1:]
-    num_entries, num_kv_heads = plan.num_single, cache.keys.shape[2]
-    single_rows = plan.positions if plan.single_rows is None else plan.single_rows  # read only where it is a map
-    block_n = keys_per_tile(queries)
-    num_splits = _num_splits(plan.longest_single, num_entries * num_kv_heads, block_n, queries.device)
-    totals = torch.empty(num_entries, num_heads, num_splits, head_dim, dtype=torch.float32, device=queries.device)
-    greatest, sums = (
-        torch.empty(num_entries, num_heads, num_splits, dtype=torch.float32, device=queries.device) for _ in range(2)
+    num_entries, num_kv_heads, num_splits = plan.num_single, cache.keys.shape[2], tuning.num_splits
+    shared = dict(
+        window=plan.window,
+        num_splits=num_splits,
+        least_keys=tuning.least_keys,
+        HAS_MAP=plan.single_rows is not None,
+        HAS_WINDOW=plan.window > 0,
+        BLOCK_N=tuning.keys_per_tile,
+        HEAD_DIM=head_dim,
     )
+    single_rows = plan.positions if plan.single_rows is None else plan.single_rows  # read only where it is a map
+    results, levels = output, output
+    if num_splits > 1:
+        per_share = (num_entries, num_heads, num_splits)
+        results = torch.empty(*per_share, head_dim, dtype=torch.float32, device=queries.device)
+        levels = torch.empty(per_share, dtype=torch.float32, device=queries.device)
+    # Two sizes, so that few kernels serve all batch sizes.
+    merged_shares = 0 if num_splits == 1 or not tuning.last_merges else 4 if num_splits <= 4 else MOST_MERGED_BY_LAST
+    assert merged_shares == 0 or num_splits <= merged_shares, "more shares than the last program puts together"
+    group_pad = triton.next_power_of_2(int(constants["GROUP"]))
     _single_row_kernel[(num_entries, num_kv_heads, num_splits)](
         queries,
         cache.keys,
@@ -131,37 +214,84 @@ def attend_single_rows(
         single_rows,
         weight,
         cos_sin,
-        totals,
-        greatest,
-        sums,
-        scale,
-        plan.window,
-        **strides,
-        **constants,
-        HAS_MAP=plan.single_rows is not None,
-        NUM_SPLITS=num_splits,
-        BLOCK_M=max(LEAST_TILE, triton.next_power_of_2(int(constants["GROUP"]))),
-        BLOCK_N=block_n,
-        num_warps=4,
-        num_stages=2,
-    )
-    _merge_splits_kernel[(num_entries, num_heads)](
-        totals,
-        greatest,
-        sums,
-        single_rows,
         output,
-        num_heads,
-        HAS_MAP=plan.single_rows is not None,
-        NUM_SPLITS=num_splits,
-        SPLITS_PAD=triton.next_power_of_2(num_splits),
-        HEAD_DIM=head_dim,
-        num_warps=4,
+        results,
+        levels,
+        plan.arrivals,
+        scale,
+        **strides,
+        **(constants | shared),
+        MERGED_SHARES=merged_shares,
+        IS_WHOLE=num_splits == 1,
+        EXITS_EARLY=tuning.exits_early and num_splits > 1,
+        SIX_PIECES=tuning.six_pieces,
+        BLOCK_M=max(LEAST_TILE, group_pad),
+        GROUP_PAD=group_pad,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+    )
+    if num_splits > 1 and not tuning.last_merges:
+        # As many shares at a step as there may be, as long as a program holds them.
+        shares_per_step, dims_per_merge = (32, 128) if num_splits <= 32 else (128, 32)
+        dims_per_merge = min(head_dim, dims_per_merge)
+        merge_shares_kernel[(num_entries, num_heads, head_dim // dims_per_merge)](
+            results,
+            levels,
+            plan.positions,
+            single_rows,
+            output,
+            num_heads=num_heads,
+            **shared,
+            SHARES=shares_per_step,
+            DIMS=dims_per_merge,
+            num_warps=4,
+        )
+
+
+def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_recipe: KeyRecipe | None) -> Tuning:
+    """Depends on shapes alone: a captured graph keeps its choice. Times are of an H200, bfloat16, per layer."""
+    head_dim = queries.shape[2]
+    key_bytes = head_dim * queries.element_size() * (1 if cache.values is None else 2)
+    derives = cache.values is None and key_recipe is not None
+    fitting = fitting_shares(plan, cache.keys.shape[2], queries.device)
+    least_keys, num_splits = choose_shares(plan, fitting)
+    keys_per_tile = max(LEAST_TILE, min(32, 2**16 // key_bytes))
+    num_warps, num_stages = 4, 5
+    if keys_per_tile * key_bytes > 2**15:
+        # E4B global: 32 keys in 3 stages are 267 us, 16 in 5 are 282 at 32 x 8K; 90 and 110 at 100 x 768. One row has
+        # the processors to itself: 8 warps and 5 stages are 21.5 us and not 24.7 at 8K.
+        num_warps, num_stages = (8, 5) if fitting >= 128 else (4, 3)
+    elif fitting == 0 and not derives:
+        # More programs than fit: less memory each is better than more tiles on their way. 31B sliding, 32 rows:
+        # 135 us and not 166. Where they fit it is the other way round: E4B sliding, 100 rows: 44 us and not 39.
+        num_stages = 3
+    return Tuning(
+        keys_per_tile=keys_per_tile,
+        least_keys=least_keys,
+        num_splits=num_splits,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        six_pieces=derives and key_recipe is not None and has_six_pieces(head_dim, key_recipe.cos_sin.shape[2]),
+        last_merges=num_splits <= MOST_MERGED_BY_LAST,
+        exits_early=fitting < 8,  # many programs without keys take turns; few run beside the others
     )
 
 
-def _num_splits(num_keys: int, num_programs: int, block_n: int, device: torch.device) -> int:
-    """Enough shares to keep every multiprocessor busy twice over, none smaller than a few tiles."""
+def fitting_shares(plan: TritonPlan, num_kv_heads: int, device: torch.device) -> int:
+    """Shares of each row for which the multiprocessors have room at a time."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    wanted = -(-2 * processors // num_programs)
-    return max(1, min(wanted, -(-num_keys // (2 * block_n)), 64))
+    return _PROGRAMS_PER_PROCESSOR * processors // (plan.num_single * num_kv_heads)
+
+
+def choose_shares(plan: TritonPlan, fitting: int) -> tuple[int, int]:
+    """The least keys of a share, and the most shares of a row.
+
+    As many shares as fit; the fewer they are, the more keys each has, so that short contexts stay whole among many
+    rows. With few rows time is latency, and a share of one tile is the quickest: 512 keys of E4B in 4, 8 shares took
+    11.1, 8.6 us (sliding), 17.9, 12.2 us (global). Where rows see as much as they like, four shares at least keep one
+    long context from being what all others wait for: 249 us and not 598 for 10 x 8K among 90 x 768 of E4B. Within a
+    window nobody is long: one share of 1024 keys took 135 us, two 155, for 32 rows of 31B.
+    """
+    least_keys = max(32, 512 // max(fitting, 1))
+    most = max(fitting, 1 if plan.window else 4)
+    return least_keys, max(1, min(most, plan.longest_single // least_keys))

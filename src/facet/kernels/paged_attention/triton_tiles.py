@@ -60,6 +60,17 @@ def _rotated_scores(
 
 
 @triton.jit
+def softmax_step(scores, greatest, weight_sum):
+    """Weights of a tile's scores, the factor by which what was summed before shrinks, and the running state."""
+    new_greatest = tl.maximum(greatest, tl.max(scores, axis=1))
+    # A row that has seen nothing yet keeps a finite anchor, so that exp(-inf - anchor) is zero and not NaN.
+    anchor = tl.where(new_greatest == float("-inf"), 0.0, new_greatest)
+    weights = tl.exp(scores - anchor[:, None])
+    shrink = tl.exp(greatest - anchor)
+    return weights, shrink, new_greatest, weight_sum * shrink + tl.sum(weights, axis=1)
+
+
+@triton.jit
 def attend_tiles(
     queries,  # [rows, HEAD_DIM]; where values are keys, times the key weight and zero in pairs that turn
     low_queries,  # [rows, PAIRS_PAD]
@@ -112,14 +123,8 @@ def attend_tiles(
         if HAS_WINDOW:
             is_visible = is_visible & (positions[None, :] > query_positions[:, None] - window)
         scores = tl.where(is_visible, scores * scale, float("-inf"))
-        new_greatest = tl.maximum(greatest, tl.max(scores, axis=1))
-        # A row that has seen nothing yet keeps a finite anchor, so that exp(-inf - anchor) is zero and not NaN.
-        anchor = tl.where(new_greatest == float("-inf"), 0.0, new_greatest)
-        weights = tl.exp(scores - anchor[:, None])
-        shrink = tl.exp(greatest - anchor)
-        weight_sum = weight_sum * shrink + tl.sum(weights, axis=1)
+        weights, shrink, greatest, weight_sum = softmax_step(scores, greatest, weight_sum)
         total = tl.dot(weights.to(value.dtype), value, total * shrink[:, None], input_precision="ieee")
-        greatest = new_greatest
     return total, greatest, weight_sum
 
 

@@ -1,5 +1,61 @@
-"""The narrow second embedding that feeds each layer: how it is mixed, and how a layer lets it in."""
+"""The narrow second embedding that feeds each layer: how it is mixed, and how a layer lets it in.
 
-from facet.kernels.per_layer_input.reference import gate_per_layer_input, mix_per_layer_inputs
+The Triton kernels serve tensors on a GPU, the reference everything else.
+"""
 
-__all__ = ["gate_per_layer_input", "mix_per_layer_inputs"]
+from torch import Tensor
+
+from facet.kernels.per_layer_input import reference
+
+__all__ = ["gate_per_layer_input", "mix_looked_up_inputs", "mix_per_layer_inputs"]
+
+
+def mix_per_layer_inputs(
+    context: Tensor, token: Tensor, norm_weight: Tensor, *, context_scale: float, eps: float
+) -> Tensor:
+    """(rms(context * context_scale) + token) / sqrt(2), all [rows, layers, width]."""
+    if context.is_cuda:
+        # Imported here: machines without a GPU need no Triton.
+        from facet.kernels.per_layer_input import triton
+
+        return triton.mix_per_layer_inputs(context, token, norm_weight, context_scale=context_scale, eps=eps)
+    return reference.mix_per_layer_inputs(context, token, norm_weight, context_scale=context_scale, eps=eps)
+
+
+def mix_looked_up_inputs(
+    context: Tensor,
+    token_ids: Tensor,
+    table: Tensor,
+    norm_weight: Tensor,
+    *,
+    first_column: int,
+    token_scale: float,
+    context_scale: float,
+    eps: float,
+) -> Tensor:
+    """As `mix_per_layer_inputs`, where `token` is table[token_ids] * token_scale, from `first_column` on."""
+    if context.is_cuda:
+        from facet.kernels.per_layer_input import triton
+
+        mix = triton.mix_looked_up_inputs
+    else:
+        mix = reference.mix_looked_up_inputs
+    return mix(
+        context,
+        token_ids,
+        table,
+        norm_weight,
+        first_column=first_column,
+        token_scale=token_scale,
+        context_scale=context_scale,
+        eps=eps,
+    )
+
+
+def gate_per_layer_input(gate: Tensor, per_layer_input: Tensor) -> Tensor:
+    """gelu_tanh(gate) * per_layer_input, both [rows, width]."""
+    if gate.is_cuda:
+        from facet.kernels.per_layer_input import triton
+
+        return triton.gate_per_layer_input(gate, per_layer_input)
+    return reference.gate_per_layer_input(gate, per_layer_input)

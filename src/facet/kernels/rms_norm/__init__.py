@@ -1,5 +1,17 @@
-"""x / rms(x) * weight, over the last axis."""
+"""x / rms(x) * weight, over the last axis. The Triton kernel serves tensors on a GPU, the reference everything else."""
 
-from facet.kernels.rms_norm.reference import rms_norm
+from torch import Tensor
+
+from facet.kernels.rms_norm import reference
 
 __all__ = ["rms_norm"]
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x * (mean(x^2) + eps)^(-1/2) * weight over the last axis, in float32, cast back at the end."""
+    if x.is_cuda:
+        # Imported here: machines without a GPU need no Triton.
+        from facet.kernels.rms_norm import triton
+
+        return triton.rms_norm(x, weight, eps)
+    return reference.rms_norm(x, weight, eps)

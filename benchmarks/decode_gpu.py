@@ -1,0 +1,386 @@
+"""What one layer of decoding does around its keys, on a GPU: `prepare_heads` and the attention of single rows.
+
+    python benchmarks/decode_gpu.py [--only heads|attention|latency] [--full]
+
+Every variant is first held against the reference. It is then timed as a model runs it: inside a captured graph, layer
+after layer, each with memory of its own, so that nothing is found in the cache that would not be there. Printed per
+load: the tuning that is built in, the best variant, and all of them. `--full` tries more tile shapes, and takes longer.
+`latency` is the attention of few rows, where bytes cost nothing and every wait counts.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows
+from facet.kernels.head_inputs import reference as heads_reference
+from facet.kernels.head_inputs import triton as heads_triton
+from facet.kernels.head_inputs.cases import Case as HeadsCase
+from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache, reference, triton
+from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.triton_single import (
+    MOST_MERGED_BY_LAST,
+    Tuning,
+    attend_single_rows,
+    choose_tuning,
+)
+from facet.kernels.rotary import rotary_table
+
+DEVICE = "cuda"
+BYTES_IN_ROTATION = 2**28  # several times the L2
+MOST_LAYERS = 128
+LONGEST_PLANNED = 131_072  # what a captured graph is made for
+LARGEST_ERROR = 3e-2  # of the norm: bfloat16 probabilities; keys from values are rounded once more
+
+
+@dataclass(frozen=True)
+class Load:
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    tokens_per_block: int
+    context_lens: tuple[int, ...]
+    values_are_keys: bool = False
+
+    @property
+    def heads(self) -> HeadShape:
+        return HeadShape(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+
+    @property
+    def vectors(self) -> str:
+        return f"{'one vector' if self.values_are_keys else 'two vectors'} of {self.head_dim}"
+
+    @property
+    def bytes_read(self) -> int:
+        num_keys = sum(min(length, self.window or length) for length in self.context_lens)
+        return num_keys * (1 if self.values_are_keys else 2) * self.num_kv_heads * self.head_dim * 2
+
+    @property
+    def num_layers(self) -> int:
+        return max(1, min(MOST_LAYERS, BYTES_IN_ROTATION // self.bytes_read))
+
+
+def e4b_sliding(name: str, *context_lens: int) -> Load:
+    return Load(f"E4B sliding {name}", 8, 2, 256, 512, 32, context_lens)
+
+
+def e4b_global(name: str, *context_lens: int) -> Load:
+    return Load(f"E4B global {name}", 8, 2, 512, None, 80, context_lens)
+
+
+def b31_sliding(name: str, *context_lens: int) -> Load:
+    return Load(f"31B sliding {name}", 32, 16, 256, 1024, 16, context_lens)
+
+
+def b31_global(name: str, *context_lens: int) -> Load:
+    return Load(f"31B global {name}", 32, 4, 512, None, 320, context_lens, True)
+
+
+LOADS = (
+    e4b_sliding("1 x 8K", 8192),
+    e4b_sliding("8 x 8K", *[8192] * 8),
+    e4b_sliding("32 x 8K", *[8192] * 32),
+    e4b_sliding("100 x 8K", *[8192] * 100),
+    e4b_global("1 x 512", 512),
+    e4b_global("1 x 8K", 8192),
+    e4b_global("8 x 8K", *[8192] * 8),
+    e4b_global("32 x 8K", *[8192] * 32),
+    e4b_global("100 x 768", *[768] * 100),
+    e4b_global("90 x 768, 10 x 8K", *[768] * 90, *[8192] * 10),
+    b31_sliding("1 x 8K", 8192),
+    b31_sliding("32 x 8K", *[8192] * 32),
+    b31_global("1 x 512", 512),
+    b31_global("1 x 64K", 65_536),
+    b31_global("4 x 64K", *[65_536] * 4),
+    b31_global("32 x 2K", *[2048] * 32),
+)
+
+# Keys per tile, warps, stages.
+TILES = {
+    "two vectors of 256": ((32, 4, 5), (64, 4, 3), (32, 4, 3), (32, 8, 5), (64, 8, 5), (16, 4, 7)),
+    "two vectors of 512": ((16, 4, 5), (32, 4, 3), (32, 8, 5), (32, 4, 5), (16, 4, 3), (16, 8, 7)),
+    "one vector of 512": ((32, 4, 5), (32, 4, 3), (64, 8, 5), (16, 4, 7), (32, 8, 5), (64, 8, 3)),
+}
+TILES_UNLESS_FULL = 3
+
+LATENCY_LOADS = (
+    e4b_sliding("1 x 8K", 8192),
+    e4b_sliding("8 x 8K", *[8192] * 8),
+    e4b_global("1 x 512", 512),
+    e4b_global("1 x 8K", 8192),
+    e4b_global("8 x 768", *[768] * 8),
+    b31_sliding("1 x 8K", 8192),
+    b31_global("1 x 512", 512),
+)
+LATENCY_TILES = {
+    "two vectors of 256": ((32, 4, 1), (32, 4, 3), (32, 2, 3), (64, 8, 3), (16, 2, 3)),
+    "two vectors of 512": ((32, 8, 1), (32, 8, 3), (32, 4, 3)),
+    "one vector of 512": ((32, 4, 3), (32, 8, 3)),
+}
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The same batch, once per layer."""
+
+    queries: Tensor
+    cache: LayerCache
+    rows: AttentionRows
+    block_tables: tuple[Tensor, ...]
+    plans: tuple[TritonPlan, ...]
+    recipe: KeyRecipe | None
+
+
+def make_layers(load: Load) -> Layers:
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    num_rows, size = len(load.context_lens), load.tokens_per_block
+    lives = [(max(0, length - (load.window or length)) // size, -(-length // size)) for length in load.context_lens]
+    pages_per_layer = sum(last - first for first, last in lives)
+    num_pages = 1 + load.num_layers * pages_per_layer
+    pages = 1 + torch.randperm(num_pages - 1, generator=generator, device=DEVICE).int()
+    tables, start = [], 0
+    for _ in range(load.num_layers):
+        # Blocks behind the window, and beyond the end, are nobody's.
+        table = torch.zeros(num_rows, -(-LONGEST_PLANNED // size), dtype=torch.int32, device=DEVICE)
+        for row, (first, last) in enumerate(lives):
+            table[row, first:last] = pages[start : start + last - first]
+            start += last - first
+        tables.append(table)
+    shape = (num_pages, size, load.num_kv_heads, load.head_dim)
+    vectors = [
+        torch.randn(shape, generator=generator, device=DEVICE, dtype=torch.bfloat16)
+        for _ in range(1 if load.values_are_keys else 2)
+    ]
+    recipe = None
+    if load.values_are_keys:
+        table = rotary_table(
+            LONGEST_PLANNED,
+            head_dim=load.head_dim,
+            num_pairs=load.head_dim // 8,
+            theta=1e6,
+            factor=1.0,
+            dtype=torch.bfloat16,
+            device=DEVICE,
+        )
+        weight = torch.rand(load.head_dim, generator=generator, device=DEVICE) + 0.5
+        recipe = KeyRecipe(weight=weight, cos_sin=table)
+    rows = AttentionRows(
+        positions=torch.tensor(load.context_lens, dtype=torch.int32, device=DEVICE) - 1,
+        table_rows=torch.arange(num_rows, dtype=torch.int32, device=DEVICE),
+        block_tables=tuple(tables),
+        host_query_lens=(1,) * num_rows,
+        host_context_lens=load.context_lens,
+    )
+    # A graph knows the longest context there may be and no other.
+    planned = replace(rows, host_context_lens=(LONGEST_PLANNED,) * num_rows)
+    queries = torch.randn(num_rows, load.num_heads, load.head_dim, generator=generator, device=DEVICE)
+    return Layers(
+        queries=(queries * 2 / load.head_dim**0.5).bfloat16(),
+        cache=LayerCache(keys=vectors[0], values=None if load.values_are_keys else vectors[1]),
+        rows=rows,
+        block_tables=tuple(tables),
+        plans=tuple(
+            triton.plan_attention(planned, table, load.heads, window=load.window, tokens_per_block=size)
+            for table in tables
+        ),
+        recipe=recipe,
+    )
+
+
+def microseconds(calls: list[Callable[[], object]], num_replays: int = 15) -> float:
+    """Of one call, when all of them run one after another in a graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        calls[0]()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for replay in range(num_replays + 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if replay >= 3:
+            times.append(begin.elapsed_time(end))
+    return median(times) * 1e3 / len(calls)
+
+
+def read_ceiling() -> float:
+    """Bytes per second of a plain read."""
+    data = torch.randint(2**31 - 1, (2**28,), device=DEVICE, dtype=torch.int32)
+    return 2**30 / microseconds([data.amax]) * 1e6
+
+
+def error_of(got: Tensor, expected: Tensor) -> float:
+    """Infinite where a result is not a number."""
+    error = float((got.double() - expected.double()).norm() / expected.double().norm())
+    return error if error == error else float("inf")
+
+
+def latency_variants(load: Load, chosen: Tuning) -> dict[str, Tuning]:
+    by_last = replace(chosen, last_merges=True, num_splits=min(chosen.num_splits, MOST_MERGED_BY_LAST))
+    variants = {
+        "merge apart": replace(chosen, last_merges=False),
+        f"merge by last, {by_last.num_splits} of {by_last.least_keys}+": by_last,
+        "other exit": replace(chosen, exits_early=not chosen.exits_early),
+    }
+    for least in (64, 128):
+        splits = max(1, min(chosen.num_splits, (load.window or LONGEST_PLANNED) // least))
+        variants[f"{splits} of {least}+"] = replace(chosen, num_splits=splits, least_keys=least)
+    for keys, warps, stages in LATENCY_TILES[load.vectors]:
+        tile = replace(chosen, keys_per_tile=keys, num_warps=warps, num_stages=stages)
+        variants[f"tile {keys}/{warps}/{stages}"] = tile
+    return variants
+
+
+def tuning_variants(load: Load, chosen: Tuning, full: bool) -> dict[str, Tuning]:
+    tiles = TILES[load.vectors]
+    shares = {(chosen.num_splits, chosen.least_keys)}
+    num_programs = len(load.context_lens) * load.num_kv_heads
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    shares |= {
+        (max(1, per_processor * processors // num_programs), least)
+        for per_processor, least in ((1, 256), (2, 64), (2, 256), (3, 128), (4, 128), (8, 256))
+    }
+    shares.add((1, 128))
+    variants = {}
+    for keys, warps, stages in tiles if full else tiles[:TILES_UNLESS_FULL]:
+        tile = replace(chosen, keys_per_tile=keys, num_warps=warps, num_stages=stages)
+        variants[f"tile {keys}/{warps}/{stages}"] = tile
+        if (keys, warps, stages) == tiles[0]:
+            for splits, least in sorted(shares):
+                number = max(1, min(splits, (load.window or LONGEST_PLANNED) // least))
+                variants[f"{number} of {least}+"] = replace(
+                    tile, num_splits=number, least_keys=least, last_merges=number <= MOST_MERGED_BY_LAST
+                )
+        elif num_programs * chosen.num_splits > processors:
+            # Larger tiles leave room for one program at a time.
+            number = max(1, processors // num_programs)
+            variants[f"tile {keys}/{warps}/{stages}, {number} of {tile.least_keys}+"] = replace(tile, num_splits=number)
+    if chosen.six_pieces:
+        variants["pairs loaded twice"] = replace(chosen, six_pieces=False, num_stages=3)
+    variants["merge apart"] = replace(chosen, last_merges=False)
+    return variants
+
+
+Variants = Callable[[Load, Tuning], dict[str, Tuning]]
+
+
+def attention_line(load: Load, read: float, make_variants: Variants) -> None:
+    layers = make_layers(load)
+    table = layers.block_tables[0]
+    plan = reference.plan_attention(
+        layers.rows, table, load.heads, window=load.window, tokens_per_block=load.tokens_per_block
+    )
+    expected = reference.paged_attention(layers.queries, layers.cache, plan, scale=1.0, key_recipe=layers.recipe)
+    output = torch.empty_like(expected)
+    chosen = choose_tuning(layers.queries, layers.cache, layers.plans[0], layers.recipe)
+    times, worst = {}, 0.0
+    for name, tuning in {"built in": chosen, **make_variants(load, chosen)}.items():
+        calls: list[Callable[[], object]] = [
+            lambda plan=plan, tuning=tuning: attend_single_rows(  # type: ignore[misc]
+                layers.queries, output, layers.cache, plan, 1.0, layers.recipe, tuning
+            )
+            for plan in layers.plans
+        ]
+        output.fill_(float("nan"))
+        try:
+            calls[0]()
+            torch.cuda.synchronize()
+        except Exception as error:
+            if "out of resource" not in str(error):
+                raise
+            print(f"    {name}: {error}")
+            continue
+        difference = error_of(output, expected)
+        worst = max(worst, difference)
+        if difference > LARGEST_ERROR:
+            print(f"    WRONG {load.name}, {name}: relative error {difference:.3g}")
+        times[name] = microseconds(calls)
+    tile = f"{chosen.keys_per_tile}/{chosen.num_warps}/{chosen.num_stages}"
+    merge = "by last" if chosen.last_merges else "apart"
+    note = f"{chosen.num_splits} of {chosen.least_keys}+, tile {tile}, merge {merge}, error {worst:.1e}"
+    report(load.name, load.bytes_read, times, read, note)
+
+
+def report(name: str, num_bytes: int, times: dict[str, float], read: float, note: str) -> None:
+    def figures(time: float) -> str:
+        return f"{time:7.1f} us {num_bytes / time / 1e6:5.2f} TB/s {num_bytes / time * 1e6 / read:4.0%}"
+
+    best = min(times, key=lambda key: times[key])
+    print(f"{name:31} {figures(times['built in'])} | best {figures(times[best])} {best} ({note})")
+    print("    " + "; ".join(f"{key} {time:.1f}" for key, time in times.items()), flush=True)
+
+
+HEADS = {
+    "E4B sliding": dict(num_heads=8, num_kv_heads=2, head_dim=256, num_pairs=128, num_projected=3, num_stored=2),
+    "E4B global": dict(num_heads=8, num_kv_heads=2, head_dim=512, num_pairs=64, num_projected=3, num_stored=2),
+    "31B sliding": dict(num_heads=32, num_kv_heads=16, head_dim=256, num_pairs=128, num_projected=3, num_stored=2),
+    "31B global": dict(num_heads=32, num_kv_heads=4, head_dim=512, num_pairs=64, num_projected=2, num_stored=1),
+}
+
+
+def heads_line(kind: str, num_rows: int, read: float) -> None:
+    case = HeadsCase(name=kind, num_rows=num_rows, tokens_per_block=32, **HEADS[kind])  # type: ignore[arg-type]
+    inputs = case.inputs(torch.bfloat16, DEVICE)
+    expected = heads_reference.prepare_heads(inputs.projected, case.heads, **inputs.arguments)
+    expected_pages = inputs.pages.clone()
+    num_read = inputs.projected.numel() + inputs.arguments["cos_sin"].numel()
+    num_bytes = 2 * (num_read + inputs.projected.numel())
+    num_layers = max(1, min(MOST_LAYERS, BYTES_IN_ROTATION // num_bytes))
+    copies = [inputs.projected.clone() for _ in range(num_layers)]
+    times, num_different = {}, 0
+    variants: dict[str, dict[str, int]] = {"built in": {}}
+    for vectors, warps in ((1, 1), (4, 2), (8, 4), (16, 4), (16, 8)):
+        if num_rows * case.num_heads >= vectors:
+            variants[f"{vectors} by {warps}"] = dict(vectors_per_program=vectors, num_warps=warps)
+    for name, options in variants.items():
+        inputs.pages.fill_(float("nan"))
+
+        def call(projected: Tensor, options: dict[str, int] = options) -> Tensor:
+            return heads_triton.prepare_heads(projected, case.heads, **inputs.arguments, **options)
+
+        got = call(copies[0])
+        error = max(error_of(got, expected), error_of(inputs.pages.nan_to_num(), expected_pages.nan_to_num()))
+        if error > LARGEST_ERROR or not torch.equal(inputs.pages.isnan(), expected_pages.isnan()):
+            print(f"    WRONG {kind}, {num_rows} rows, {name}: relative error {error:.3g}")
+        num_different = int((got != expected).sum())
+        times[name] = microseconds([lambda projected=copy: call(projected) for copy in copies])  # type: ignore[misc]
+    report(f"{kind}, {num_rows} rows", num_bytes, times, read, f"{num_different} of {expected.numel()} queries differ")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("heads", "attention", "latency"))
+    parser.add_argument("--full", action="store_true")
+    arguments = parser.parse_args()
+    read = read_ceiling()
+    print(f"{torch.cuda.get_device_name()}: read {read / 1e12:.2f} TB/s")
+    if arguments.only in (None, "heads"):
+        print("prepare_heads; variants: vectors per program by warps")
+        for kind in HEADS:
+            for num_rows in (1, 32, 128, 8192):
+                heads_line(kind, num_rows, read)
+    if arguments.only in (None, "attention"):
+        print("attention of single rows; variants: tile keys/warps/stages, shares of at least so many keys")
+        for load in LOADS:
+            attention_line(load, read, lambda load, chosen: tuning_variants(load, chosen, arguments.full))
+    if arguments.only == "latency":
+        print("attention of few rows; variants: merge, exit, shares, tile keys/warps/stages")
+        for load in LATENCY_LOADS:
+            attention_line(load, read, latency_variants)
+
+
+if __name__ == "__main__":
+    main()

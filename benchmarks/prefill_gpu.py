@@ -1,0 +1,346 @@
+"""Attention of long runs on a GPU, however it may be cut and scheduled: microseconds and the share of matrix products.
+
+    python benchmarks/prefill_gpu.py
+
+Every variant is checked against float32 on a few rows before it is timed. Times are of one replayed graph, so that
+launches do not count; *unpack* is timed apart and is not in the other lines, except in *as served*, which is all of
+what a layer does. Operations are those of visible pairs of a query and a key. Kernels are compiled beforehand, several
+at a time.
+"""
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows
+from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache
+from facet.kernels.paged_attention import triton as paged
+from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.run_plans import Run, plan_runs
+from facet.kernels.paged_attention.triton_dense import DenseShape
+from facet.kernels.paged_attention.triton_runs import attend_unpacked
+from facet.kernels.paged_attention.triton_unpack import make_scratch, unpack
+from facet.kernels.rotary import apply_rotary, rotary_table
+
+LARGEST_ERROR = 0.02  # of the norm; two roundings of bfloat16 and those of derived keys stay well below
+
+
+@dataclass(frozen=True)
+class Load:
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+    tokens_per_block: int
+    num_rows: int
+    context_len: int
+    values_are_keys: bool = False
+
+    @property
+    def heads(self) -> HeadShape:
+        return HeadShape(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+
+    @property
+    def num_operations(self) -> float:
+        positions = range(self.context_len - self.num_rows, self.context_len)
+        pairs = sum(min(position + 1, self.window or position + 1) for position in positions)
+        return 4.0 * pairs * self.num_heads * self.head_dim
+
+
+LOADS = (
+    Load("E4B sliding, 8192 rows", 8, 2, 256, 512, 16, 8192, 8192),
+    Load("31B sliding, 8192 rows", 32, 16, 256, 1024, 16, 8192, 8192),
+    Load("E4B global, 8192 rows", 8, 2, 512, None, 40, 8192, 8192),
+    Load("31B global, 8192 rows, 8192 keys", 32, 4, 512, None, 320, 8192, 8192, True),
+    Load("31B global, 8192 rows, 65536 keys", 32, 4, 512, None, 320, 8192, 65536, True),
+)
+
+_256 = DenseShape(block_m=128, block_n=64, num_warps=8, num_stages=2)
+HEADS_OF_256 = (
+    _256,
+    replace(_256, num_loops=1),
+    replace(_256, num_loops=1, scores_ahead=True),
+    replace(_256, use_tma=False),
+    # Two programs fit on a multiprocessor: while one takes exponentials, the other multiplies.
+    replace(_256, block_m=64, num_warps=4, num_stages=1),
+    replace(_256, block_m=64, num_warps=4, num_stages=1, num_loops=1),
+)
+_512 = DenseShape(block_m=64, block_n=32, num_warps=8, num_stages=2)
+_AHEAD = replace(_512, num_loops=1, scores_ahead=True)
+_PARTS = replace(_512, block_m=128, block_n=64, num_stages=1, num_parts=2)
+_SMALL_PARTS = replace(_512, num_warps=4, num_stages=1, num_parts=2)
+APART_HEADS_OF_512 = (
+    _AHEAD,
+    replace(_AHEAD, block_n=64, num_stages=1),
+    _PARTS,
+    replace(_PARTS, num_loops=1),
+    _SMALL_PARTS,
+    replace(_SMALL_PARTS, num_loops=1),
+    replace(_SMALL_PARTS, num_loops=1, scores_ahead=True),
+)
+SHARED_HEADS_OF_512 = (
+    replace(_512, block_n=64),
+    replace(_512, block_n=64, num_loops=1),
+    replace(_512, block_n=64, use_tma=False),
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    shape: DenseShape
+    may_share: bool = True
+
+    @property
+    def name(self) -> str:
+        shape = self.shape
+        extras = [
+            "" if shape.use_tma else "pointers",
+            "ahead" if shape.scores_ahead else "",
+            "lazy" if shape.lazy_rescale else "",
+            "specialized" if shape.warp_specialize else "",
+            f"{shape.num_parts} parts" if shape.num_parts > 1 else "",
+            "" if self.may_share else "keys apart",
+        ]
+        core = f"{shape.block_m}x{shape.block_n} w{shape.num_warps} s{shape.num_stages} l{shape.num_loops}"
+        return " ".join([core, *filter(None, extras)])
+
+
+def variants_of(load: Load) -> list[Variant]:
+    if load.head_dim == 256:
+        return [Variant(shape) for shape in HEADS_OF_256]
+    shared = SHARED_HEADS_OF_512 if load.values_are_keys else ()
+    return [
+        *(Variant(shape) for shape in shared),
+        *(Variant(shape, may_share=not load.values_are_keys) for shape in APART_HEADS_OF_512),
+    ]
+
+
+class Prepared:
+    """A load's tensors, and what a few of its rows should come to."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        device = torch.device("cuda")
+        generator = torch.Generator(device).manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+        num_blocks = -(-load.context_len // load.tokens_per_block)
+        self.table = (1 + torch.randperm(num_blocks, generator=generator, device=device)).int()[None]
+        vectors = [
+            normal(num_blocks * load.tokens_per_block, load.num_kv_heads, load.head_dim)
+            for _ in range(1 if load.values_are_keys else 2)
+        ]
+        pages = []
+        for kind in vectors:
+            page = torch.full_like(kind[: load.tokens_per_block], float("nan"))
+            stored = torch.cat([page, kind]).view(-1, load.tokens_per_block, load.num_kv_heads, load.head_dim)
+            shuffled = stored.clone()
+            shuffled[self.table[0].long()] = stored[1:]
+            pages.append(shuffled)
+        self.cache = LayerCache(keys=pages[0], values=None if load.values_are_keys else pages[1])
+        self.recipe = None
+        keys = vectors[0][: load.context_len]
+        if load.values_are_keys:
+            angles = rotary_table(
+                load.context_len, head_dim=512, num_pairs=64, theta=1e6, factor=1.0, dtype=torch.bfloat16, device=device
+            )
+            self.recipe = KeyRecipe(weight=torch.rand(load.head_dim, device=device) + 0.5, cos_sin=angles)
+            keys = apply_rotary((keys * self.recipe.weight).to(keys.dtype), angles)
+        self.queries = normal(load.num_rows, load.num_heads, load.head_dim) / 11
+        self.rows = AttentionRows(
+            positions=torch.arange(load.context_len - load.num_rows, load.context_len, device=device).int(),
+            table_rows=torch.zeros(load.num_rows, dtype=torch.int32, device=device),
+            block_tables=(self.table,),
+            host_query_lens=(load.num_rows,),
+            host_context_lens=(load.context_len,),
+        )
+        wanted = {0, 1, 77, load.num_rows // 2 + 5, load.num_rows - 130, load.num_rows - 1}
+        self.checked_rows = sorted(row for row in wanted if 0 <= row < load.num_rows)
+        self.expected = self._exact(keys, vectors[-1][: load.context_len])
+
+    def _exact(self, keys: Tensor, values: Tensor) -> Tensor:
+        load, group = self.load, self.load.num_heads // self.load.num_kv_heads
+        results = []
+        for row in self.checked_rows:
+            end = load.context_len - load.num_rows + row + 1
+            first = max(0, end - load.window) if load.window else 0
+            query = self.queries[row].float().view(load.num_kv_heads, group, -1)
+            scores = torch.einsum("hgd,khd->hgk", query, keys[first:end].float())
+            results.append(torch.einsum("hgk,khd->hgd", scores.softmax(-1), values[first:end].float()).flatten(0, 1))
+        return torch.stack(results)
+
+    def error(self, output: Tensor) -> float:
+        """Not a number where any row was not written."""
+        if output.isnan().any():
+            return float("nan")
+        found = output[self.checked_rows].float()
+        return float((found - self.expected).norm() / self.expected.norm())
+
+    def plan(self, rows_per_product: int | None = None, least_long_run: int = 1) -> TritonPlan:
+        load = self.load
+        plan = paged.plan_attention(
+            self.rows, self.table, load.heads, window=load.window, tokens_per_block=load.tokens_per_block
+        )
+        runs = plan_runs(
+            [Run(first_row=0, num_rows=load.num_rows, context_len=load.context_len)],
+            load.heads,
+            window=load.window,
+            device=self.table.device,
+            least_long_run=least_long_run,
+            rows_per_product=rows_per_product,
+        )
+        return replace(plan, runs=runs)
+
+    def unpacked(self, variant: Variant) -> tuple[Callable[[], None], Callable[[Tensor], list[Any]]]:
+        """What fills scratch, and what attends over it and returns the compiled kernels."""
+        plan = self.plan(variant.shape.block_m)
+        assert plan.runs is not None
+        (long,) = plan.runs.long
+        # All heads at once, whatever the limit says: the kernel is timed here, not the slices.
+        heads = range(self.load.num_kv_heads)
+        long = replace(long, heads_per_slice=len(heads))
+        scratch = make_scratch(self.cache, long, self.queries.dtype, self.recipe, may_share=variant.may_share)
+
+        def fill() -> None:
+            unpack(scratch, self.cache, plan, long, heads, self.recipe)
+
+        def attend(output: Tensor) -> list[Any]:
+            return [attend_unpacked(self.queries, output, scratch, plan, long, heads, 1.0, self.recipe, variant.shape)]
+
+        return fill, attend
+
+
+def milliseconds(call: Callable[[], object], budget_ms: float = 60.0) -> float:
+    """The median over replays of one captured call, as many as the budget allows but three at least."""
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    graph.replay()
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < budget_ms and len(times) < 100):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def compile_variant(load: Load, variant: Variant) -> None:
+    """Leave the kernel in Triton's cache; a small load compiles to the same one."""
+    try:
+        prepared = Prepared(replace(load, num_rows=256, context_len=256))
+        fill, attend = prepared.unpacked(variant)
+        fill()
+        attend(torch.empty_like(prepared.queries))
+    except Exception:
+        return  # said when it is its turn to be timed
+
+
+def compile_all() -> None:
+    jobs = [(load, variant) for load in LOADS[:4] for variant in variants_of(load)]
+    with ProcessPoolExecutor(12, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(compile_variant, *job) for job in jobs]
+        for future in futures:
+            try:
+                future.result(timeout=100)
+            except (BrokenProcessPool, TimeoutError):
+                break
+
+
+def time_variant(prepared: Prepared, variant: Variant) -> tuple[float, str, float]:
+    fill, attend = prepared.unpacked(variant)
+    fill()
+    output = torch.full_like(prepared.queries, float("nan"))
+    kernel = attend(output)[0]
+    error = prepared.error(output)
+    note = f"{kernel.n_regs} / {kernel.n_spills} / {kernel.metadata.shared // 1024}K"
+    return milliseconds(lambda: attend(output)), note, error
+
+
+def time_as_served(prepared: Prepared, plan: TritonPlan) -> tuple[float, str, float]:
+    def call() -> Tensor:
+        return paged.paged_attention(prepared.queries, prepared.cache, plan, scale=1.0, key_recipe=prepared.recipe)
+
+    error = prepared.error(call())
+    return milliseconds(call), "", error
+
+
+def add_crossover(table: Table) -> None:
+    """From how many rows on it pays to unpack a context of 8192 tokens."""
+    for load in LOADS[:4]:
+        for num_rows in (32, 64, 128, 256, 512):
+            prepared = Prepared(replace(load, num_rows=num_rows))
+            times = [time_as_served(prepared, prepared.plan(least_long_run=least))[0] for least in (2, num_rows + 1)]
+            unpacked, pages = (f"{time_ms * 1e3:,.0f}" for time_ms in times)
+            table.add_row(f"{load.name.partition(',')[0]}, {num_rows} rows", unpacked, pages)
+
+
+def product_rate() -> float:
+    """Operations per second of a large matrix product."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * 8192**3 / milliseconds(lambda: a @ b) * 1e3
+
+
+def main() -> None:
+    began = time.monotonic()
+    compile_all()
+    compiled = time.monotonic()
+    ceiling = product_rate()
+    table = Table(title=f"{torch.cuda.get_device_name()}: a matrix product reaches {ceiling / 1e12:.0f} TFLOP/s")
+    for column in ("load, variant", "µs", "TFLOP/s", "of ceiling", "registers / spills / shared", "error"):
+        table.add_column(column, justify="left" if column == "load, variant" else "right", no_wrap=True)
+    for load in LOADS:
+        prepared = Prepared(load)
+        runs: list[tuple[str, Callable[[], tuple[float, str, float]]]] = [
+            ("as served", lambda p=prepared: time_as_served(p, p.plan(least_long_run=2))),
+            *((variant.name, lambda p=prepared, v=variant: time_variant(p, v)) for variant in variants_of(load)),
+        ]
+        if load.context_len <= 8192:
+            pages = prepared.plan(least_long_run=load.num_rows + 1)
+            runs.append(("from pages", lambda p=prepared, plan=pages: time_as_served(p, plan)))
+        lines: list[tuple[float, tuple[str, ...]]] = []
+        for name, run in runs:
+            try:
+                time_ms, note, error = run()
+            except Exception as failure:
+                reason = "does not fit" if "OutOfResources" in type(failure).__name__ else repr(failure)[:60]
+                lines.append((float("inf"), (f"  {name}", reason, "", "", "", "")))
+                continue
+            rate = load.num_operations / time_ms * 1e3
+            verdict = f"{error:.4f}" if error < LARGEST_ERROR else f"WRONG {error:.3f}"
+            row = (f"  {name}", f"{time_ms * 1e3:,.0f}", f"{rate / 1e12:.0f}", f"{rate / ceiling:.0%}", note, verdict)
+            lines.append((time_ms, row))
+        fill, _ = prepared.unpacked(variants_of(load)[0])
+        table.add_row(load.name, f"unpack {milliseconds(fill) * 1e3:,.0f}", "", "", "", "")
+        for _, row in sorted(lines, key=lambda line: line[0]):
+            table.add_row(*row)
+        table.add_section()
+        del prepared, runs, fill
+        torch.cuda.empty_cache()
+    crossover = Table(title="runs at the end of 8192 tokens, µs")
+    for column in ("run", "unpacked", "from pages"):
+        crossover.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
+    add_crossover(crossover)
+    Console(width=130).print(crossover, table)
+    print(f"compiled in {compiled - began:.0f} s, timed in {time.monotonic() - compiled:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The table of `benchmarks/h200.md`, through HTTP: a server with random weights, `facet bench serve` against it.
+
+    python benchmarks/serve_gpu.py [--rows e4b-8k-c8 31b-c1 ...] [--output results.json]
+
+One server per set of flags, all loads of that server one after the other, each after its own warm-up requests. vLLM's
+figures and the targets stand beside ours; they were measured elsewhere, on the same kind of card.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.published_configs import text_only
+
+PORT = 8123
+
+
+@dataclass(frozen=True)
+class Server:
+    model: str
+    max_model_len: int
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One load, and what others make of it. `figures` are keys of the result file."""
+
+    name: str
+    server: Server
+    input_len: int
+    output_len: int
+    concurrency: int
+    num_prompts: int
+    figures: tuple[str, ...]
+    vllm: str
+    target: str
+    num_warmups: int = 2
+
+
+E4B = Server("Gemma 4 E4B", 9216)
+E4B_ALL_ROWS = Server("Gemma 4 E4B", 9216, ("--no-kv-sharing-fast-prefill",))
+LARGE = Server("Gemma 4 31B", 131_072)
+PREFILL = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms")
+TOKENS = ("output_throughput", "mean_tpot_ms")
+LATENCY = ("mean_ttft_ms", "mean_tpot_ms")
+
+ROWS = (
+    Row("e4b-8k-c8", E4B, 8192, 150, 8, 48, PREFILL, "5.58 req/s, 445, 6.62 ms", ">= 7.0"),
+    Row("e4b-8k-c32", E4B, 8192, 150, 32, 192, PREFILL, "9.28 req/s, 731, 18.1 ms", ">= 10.8", 8),
+    Row("e4b-c1", E4B, 512, 512, 1, 6, LATENCY, "53, 4.91 ms", "<= 25, <= 3.2"),
+    Row("e4b-c100", E4B, 512, 512, 100, 300, TOKENS, "11,133 tok/s, 8.38 ms", ">= 14,000", 8),
+    Row("e4b-8k-c8-all-rows", E4B_ALL_ROWS, 8192, 150, 8, 48, PREFILL, "4.60 req/s, 647 ms", ">= 5.5"),
+    Row("e4b-8k-c32-all-rows", E4B_ALL_ROWS, 8192, 150, 32, 192, PREFILL, "6.81 req/s, 1079 ms", ">= 8.0", 8),
+    Row("31b-c1", LARGE, 512, 256, 1, 6, LATENCY, "TPOT 17.7 ms", "<= 16.0"),
+    Row("31b-2k-c32", LARGE, 2048, 256, 32, 64, TOKENS, "655 tok/s", ">= 820"),
+    Row("31b-64k-c1", LARGE, 65536, 128, 1, 2, LATENCY, "10,650, 18.4 ms", "<= 9,000, <= 16.7", 1),
+    Row("31b-64k-c4", LARGE, 65536, 128, 4, 8, ("duration", "mean_tpot_ms"), "88.2 s, 147 ms", "<= 74 s", 0),
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS], default=[row.name for row in ROWS])
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--temperature", type=float, default=None, help="default: the server's, which is 1")
+    parser.add_argument("--serve-flags", nargs=argparse.REMAINDER, default=[], help="further flags of every server")
+    options = parser.parse_args()
+    chosen = [row for row in ROWS if row.name in options.rows]
+    results: dict[str, Any] = {}
+    for server in dict.fromkeys(row.server for row in chosen):
+        with running(server, options.serve_flags) as seconds:
+            print(f"{server.model} {' '.join(server.flags)}: ready after {seconds:.1f} s", flush=True)
+            for row in chosen:
+                if row.server is server:
+                    results[row.name] = measure(row, options.temperature)
+                    show(row, results[row.name])
+    table = Table(title="through HTTP")
+    for column in ("load", "Facet", "vLLM 0.26.0", "target"):
+        table.add_column(column, no_wrap=True)
+    for row in chosen:
+        table.add_row(row.name, figures(row, results[row.name]), row.vllm, row.target)
+    Console(width=140).print(table)
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=1))
+
+
+def figures(row: Row, result: dict[str, Any]) -> str:
+    failed = f" ({result['failed']} FAILED)" if result["failed"] else ""
+    return ", ".join(f"{name.replace('mean_', '')} {result[name]:,.2f}" for name in row.figures) + failed
+
+
+def show(row: Row, result: dict[str, Any]) -> None:
+    print(f"  {row.name}: {figures(row, result)}  [vLLM {row.vllm}; target {row.target}]", flush=True)
+
+
+@contextmanager
+def running(server: Server, more_flags: list[str]) -> Iterator[float]:
+    """A server with random weights; yields how many seconds it took from its command to being ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(text_only(server.model)))
+        command = [
+            sys.executable, "-m", "facet", "serve", folder, "--port", str(PORT), "--host", "127.0.0.1",
+            "--load-format", "dummy", "--skip-tokenizer-init", "--no-enable-prefix-caching", "--max-num-seqs", "128",
+            "--max-num-batched-tokens", "8192", "--max-model-len", str(server.max_model_len), "--dtype", "bfloat16",
+            *server.flags, *more_flags,
+        ]  # fmt: skip
+        start = time.perf_counter()
+        process = subprocess.Popen(command)
+        try:
+            while not is_ready():
+                if process.poll() is not None:
+                    raise SystemExit(f"the server ended with exit code {process.returncode}")
+                time.sleep(0.05)
+            yield time.perf_counter() - start
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def is_ready() -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def measure(row: Row, temperature: float | None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable, "-m", "facet", "bench", "serve", "--port", str(PORT), "--backend", "vllm",
+            "--dataset-name", "random", "--random-input-len", str(row.input_len), "--random-output-len",
+            str(row.output_len), "--num-prompts", str(row.num_prompts), "--max-concurrency", str(row.concurrency),
+            "--num-warmups", str(row.num_warmups), "--ignore-eos", "--disable-tqdm", "--save-result", "--result-dir",
+            folder, "--result-filename", "result.json", "--vocab-size", "262144",
+            *(() if temperature is None else ("--temperature", str(temperature))),
+        ]  # fmt: skip
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        path = Path(folder) / "result.json"
+        if not path.exists():
+            raise SystemExit(f"the benchmark wrote no result:\n{done.stdout}")
+        result: dict[str, Any] = json.loads(path.read_text())
+        return result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""One decode step and one prefill step of the engine on a GPU, taken apart by kernel.
+
+    python benchmarks/step_gpu.py --model "Gemma 4 E4B" --decode 1 8 100 --context 512 --prefill 8192
+
+For each load: the wall time of a step, the time the device works in it, and the kernels that take most of that, with
+how often each ran. The engine runs in this process with random weights; nothing of HTTP is in these figures.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile
+
+from facet.config import EngineConfig
+from facet.engine.engine import Engine, make_engine
+from facet.request import Request
+from facet.sampling_params import SamplingParams
+from tests.published_configs import text_only
+
+NUM_KERNELS = 16
+
+
+def submit(engine: Engine, name: str, num_tokens: int, num_output: int, seed: int) -> None:
+    token_ids = np.random.default_rng(seed).integers(3, 260_000, num_tokens)
+    engine.submit(
+        Request(
+            request_id=name,
+            prompt_token_ids=tuple(token_ids.tolist()),
+            eos_token_ids=(),
+            sampling=SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True),
+        )
+    )
+
+
+def drain(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+def decode(engine: Engine, num_requests: int, context: int, console: Console) -> None:
+    num_steps = 30
+    for index in range(num_requests):
+        submit(engine, f"decode{index}", context, engine.settings.max_model_len - context, index)
+    while engine.stats().scheduler.num_waiting or engine.runner.counters.num_sampled_rows == 0:
+        engine.step()
+    for _ in range(12 + num_requests * context // 8192):
+        engine.step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        engine.step()
+    torch.cuda.synchronize()
+    wall = (time.perf_counter() - start) / num_steps
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(5):
+            engine.step()
+        torch.cuda.synchronize()
+    show(f"decode, {num_requests} x {context}", wall, profiler, 5, console)
+    for index in range(num_requests):
+        engine.cancel(f"decode{index}")
+    drain(engine)
+
+
+def prefill(engine: Engine, num_tokens: int, console: Console) -> None:
+    for seed in range(2):
+        submit(engine, f"warm{seed}", num_tokens, 1, seed)
+        drain(engine)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    submit(engine, "timed", num_tokens, 1, 7)
+    drain(engine)
+    torch.cuda.synchronize()
+    wall = time.perf_counter() - start
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        submit(engine, "profiled", num_tokens, 1, 8)
+        drain(engine)
+        torch.cuda.synchronize()
+    show(f"prefill of {num_tokens}", wall, profiler, 1, console)
+
+
+def show(title: str, wall: float, profiler: profile, num_steps: int, console: Console) -> None:
+    microseconds: dict[str, float] = defaultdict(float)
+    counts: dict[str, int] = defaultdict(int)
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Memcpy HtoD"):
+            microseconds[event.name] += event.device_time / num_steps
+            counts[event.name] += 1
+    busy = sum(microseconds.values())
+    table = Table(title=f"{title}: {wall * 1e3:.2f} ms a step, device busy {busy / 1e3:.2f} ms", title_justify="left")
+    for column in ("kernel", "runs", "µs", "share"):
+        table.add_column(column, justify="left" if column == "kernel" else "right", no_wrap=True)
+    for name in sorted(microseconds, key=microseconds.__getitem__, reverse=True)[:NUM_KERNELS]:
+        share = microseconds[name] / busy
+        table.add_row(name[:80], f"{counts[name] / num_steps:.0f}", f"{microseconds[name]:.0f}", f"{share:.1%}")
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="Gemma 4 E4B")
+    parser.add_argument("--decode", type=int, nargs="*", default=[1, 8, 100])
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--prefill", type=int, nargs="*", default=[8192])
+    parser.add_argument("--max-model-len", type=int, default=9216)
+    options = parser.parse_args()
+    console = Console(width=120)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(text_only(options.model)))
+        start = time.perf_counter()
+        engine, _ = make_engine(
+            EngineConfig(
+                model=folder,
+                load_format="dummy",
+                dtype="bfloat16",
+                max_model_len=options.max_model_len,
+                max_num_seqs=128,
+                max_num_batched_tokens=8192,
+                enable_prefix_caching=False,
+            )
+        )
+        console.print(f"{options.model}: engine ready in {time.perf_counter() - start:.1f} s")
+        for line in engine.settings.lines():
+            console.print(line)
+        for count in options.decode:
+            decode(engine, count, options.context, console)
+        for count in options.prefill:
+            prefill(engine, count, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Server-sent events read from pieces of any size. Knows lines and their `data:`, not what the data mean."""
+
+
+class EventReader:
+    """Feed it bytes as they come; it gives back the data of every event that is whole."""
+
+    __slots__ = ("_data", "_rest")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []  # lines of an event whose end has not come
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        lines = (self._rest + piece).split(b"\n")
+        self._rest = lines.pop()
+        events = []
+        for line in lines:
+            if line[:5] == b"data:":
+                self._data.append(line[5:].strip())
+            elif self._data and (not line or line == b"\r"):
+                events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                self._data = []
+            # Anything else is a comment, sent to keep connections alive, or a field nobody here reads.
+        return events
+
+    def end(self) -> list[bytes]:
+        """What is left when a stream ends without the blank line that should close an event."""
+        return self.feed(b"\n\n")

@@ -1,0 +1,103 @@
+"""The norms around a residual add in Triton: a row is read once and everything made of it is written once.
+
+Values are rounded to the activations' type wherever the reference, whose every operation writes a tensor, rounds them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from facet.kernels.rms_norm.triton import load_weight, normalised, rounded, row_tile
+
+
+def add_norm(
+    residual: Tensor,
+    update: Tensor,
+    update_weight: Tensor,
+    next_weight: Tensor | None,
+    eps: float,
+    scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    residual, update = residual.contiguous(), update.contiguous()
+    width = residual.shape[-1]
+    num_rows = residual.numel() // width
+    tile = row_tile(width, num_rows)
+    new = torch.empty_like(residual)
+    normed = None if next_weight is None else torch.empty_like(residual)
+    _add_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
+        residual, update, update_weight, next_weight, scale, new, normed, num_rows, eps,
+        WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
+        num_warps=tile.num_warps,
+    )  # fmt: skip
+    return new, normed
+
+
+def sum_of_norms(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: float) -> Tensor:
+    a, b = a.contiguous(), b.contiguous()
+    width = a.shape[-1]
+    num_rows = a.numel() // width
+    tile = row_tile(width, num_rows)
+    total = torch.empty_like(a)
+    _sum_of_norms_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
+        a, a_weight, b, b_weight, total, num_rows, eps,
+        WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
+        num_warps=tile.num_warps,
+    )  # fmt: skip
+    return total
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _add_norm_kernel(
+    residual, update, update_weight, next_weight, scale, new, normed, num_rows, eps,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows) & (columns < WIDTH)
+    places = rows * WIDTH + columns
+    added = tl.load(update + places, mask=mask, other=0.0).to(tl.float32)
+    stream = tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
+    if WEIGHTS_AHEAD:
+        update_factor = load_weight(update_weight, columns, mask)
+        if next_weight is not None:
+            next_factor = load_weight(next_weight, columns, mask)
+    if scale is not None:
+        stream_factor = tl.load(scale).to(tl.float32)
+    added = normalised(added, eps, WIDTH)
+    if not WEIGHTS_AHEAD:
+        update_factor = load_weight(update_weight, columns, mask)
+    stream = rounded(stream + rounded(added * update_factor, new), new)
+    if scale is not None:
+        stream = rounded(stream * stream_factor, new)
+    tl.store(new + places, stream.to(new.dtype.element_ty), mask=mask)
+    if next_weight is not None:
+        stream = normalised(stream, eps, WIDTH)
+        if not WEIGHTS_AHEAD:
+            next_factor = load_weight(next_weight, columns, mask)
+        stream = stream * next_factor
+        tl.store(normed + places, stream.to(new.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _sum_of_norms_kernel(
+    a, a_weight, b, b_weight, total, num_rows, eps,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows) & (columns < WIDTH)
+    places = rows * WIDTH + columns
+    first = tl.load(a + places, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(b + places, mask=mask, other=0.0).to(tl.float32)
+    if WEIGHTS_AHEAD:
+        first_factor = load_weight(a_weight, columns, mask)
+        second_factor = load_weight(b_weight, columns, mask)
+    first = normalised(first, eps, WIDTH)
+    second = normalised(second, eps, WIDTH)
+    if not WEIGHTS_AHEAD:
+        first_factor = load_weight(a_weight, columns, mask)
+        second_factor = load_weight(b_weight, columns, mask)
+    first = rounded(first * first_factor, total)
+    second = rounded(second * second_factor, total)
+    tl.store(total + places, (first + second).to(total.dtype.element_ty), mask=mask)

@@ -1,0 +1,32 @@
+"""How the expert products are cut into programs: a pure function of their shapes."""
+
+from dataclasses import dataclass
+
+# Up to this many rows every pair of a row and one of its choices reads its expert by itself. With eight of 128 experts
+# chosen, 8 rows have 64 pairs that choose about 52 different experts: sorting would save a fifth of the reads at most.
+MAX_PAIR_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """A program of a grouped product owns `block_rows` pairs of one expert and `block_out` rows of its weight."""
+
+    block_rows: int
+    block_out: int
+    block_in: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_tiles(num_pairs: int, num_experts: int, element_size: int) -> tuple[TileConfig, TileConfig]:
+    """For the product with gate and up, and for the one with down. Tiles about as tall as an expert has pairs."""
+    pairs_per_expert = num_pairs / num_experts
+    if element_size > 2:  # float32 is for checking models, not for serving them: tiles small enough to fit anywhere
+        config = TileConfig(block_rows=16, block_out=32, block_in=32, num_warps=4, num_stages=2)
+    elif pairs_per_expert <= 16:  # bound by reading the experts: many loads in flight, as narrow a tile as a dot takes
+        config = TileConfig(block_rows=16, block_out=64, block_in=64, num_warps=4, num_stages=5)
+    elif pairs_per_expert <= 128:
+        config = TileConfig(block_rows=64, block_out=128, block_in=64, num_warps=4, num_stages=4)
+    else:
+        config = TileConfig(block_rows=128, block_out=128, block_in=64, num_warps=8, num_stages=4)
+    return config, config

@@ -1,0 +1,181 @@
+"""How runs of rows are attended to in a step: short ones straight from pages, long ones over unpacked keys and values.
+
+A long run's visible keys and values are first copied out of their pages into scratch memory, [kv heads, keys, head_dim]
+each, and then read by a kernel that knows nothing of pages. Runs are taken together in *passes*, so that scratch stays
+within a limit; a run that alone is too much is taken a few key heads at a time. Lists of tiles are made here, once per
+step, and copied to the device in one transfer that the host does not wait for.
+
+    scratch of one head      |run 0 ......|zeros|run 1 ...|zeros|       every run starts at a multiple of KEYS_PER_UNIT
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from facet.kernels.paged_attention.cache import HeadShape
+
+# Runs of fewer rows are served from pages, since unpacking copies a whole context for them. Where the two ways meet is
+# what the first table of benchmarks/prefill_gpu.py shows.
+LEAST_LONG_RUN = 128
+# Scratch is cut into units of this many keys. A tile of keys is at most as large and divides it.
+KEYS_PER_UNIT = 128
+SCRATCH_LIMIT = 512 * 2**20
+# Scratch is planned for 16-bit elements. A float32 model, which no one serves on a GPU, takes twice the limit.
+_ELEMENT_SIZE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Several rows of one sequence."""
+
+    first_row: int
+    num_rows: int
+    context_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongRuns:
+    """Runs whose keys and values are in scratch at the same time."""
+
+    num_keys: int  # places for keys in scratch, of each head
+    heads_per_slice: int  # key heads that are in scratch at the same time
+    units: Tensor  # [num_keys / KEYS_PER_UNIT, 3] int32: a row of the run, position of the first key, number of keys
+    tiles: Tensor  # [tiles, 4] int32: first row, number of rows, the run's first place in scratch, that of row 0's key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What all layers of a kind share in a step."""
+
+    short_tiles: Tensor | None  # [tiles, 2] int32: first row, number of rows
+    long: tuple[LongRuns, ...]
+    tokens_per_tile: int  # no tile has more rows than this
+
+    @property
+    def num_tiles(self) -> int:
+        short = 0 if self.short_tiles is None else len(self.short_tiles)
+        return short + sum(len(part.tiles) for part in self.long)
+
+
+def rows_of_product(heads: HeadShape) -> int:
+    """Rows of the matrix products of a tile: tokens times the query heads that share a key head.
+
+    The result of a tile stays in registers, of which a multiprocessor has room for 32K numbers beside the rest.
+    """
+    group = heads.num_heads // heads.num_kv_heads
+    return max(64 if heads.head_dim > 256 else 128, 1 << (group - 1).bit_length())
+
+
+def plan_runs(
+    runs: Sequence[Run],
+    heads: HeadShape,
+    *,
+    window: int | None,
+    device: torch.device,
+    least_long_run: int = LEAST_LONG_RUN,
+    scratch_limit: int = SCRATCH_LIMIT,
+    rows_per_product: int | None = None,
+) -> RunPlan:
+    """Sort runs into short and long ones, those into passes, and cut all into tiles."""
+    tokens_per_tile = (rows_per_product or rows_of_product(heads)) * heads.num_kv_heads // heads.num_heads
+    head_bytes = 2 * heads.head_dim * _ELEMENT_SIZE
+    short: list[Run] = []
+    passes: list[tuple[list[Run], int]] = []
+    room = 0
+    for run in runs:
+        needed = _num_places(run, window) * head_bytes
+        if run.num_rows < least_long_run or needed > scratch_limit:
+            short.append(run)
+        elif needed * heads.num_kv_heads > scratch_limit:
+            passes.append(([run], scratch_limit // needed))
+            room = 0
+        elif needed * heads.num_kv_heads > room:
+            passes.append(([run], heads.num_kv_heads))
+            room = scratch_limit - needed * heads.num_kv_heads
+        else:
+            passes[-1][0].append(run)
+            room -= needed * heads.num_kv_heads
+
+    lists = [_short_tiles(short, tokens_per_tile)]
+    for members, _ in passes:
+        lists += [_units(members, window), _long_tiles(members, window, tokens_per_tile)]
+    on_device = _arrays_on_device(lists, device)
+    return RunPlan(
+        short_tiles=on_device[0] if short else None,
+        long=tuple(
+            LongRuns(num_keys=len(units) * KEYS_PER_UNIT, heads_per_slice=heads_per_slice, units=units, tiles=tiles)
+            for (_, heads_per_slice), units, tiles in zip(passes, on_device[1::2], on_device[2::2], strict=True)
+        ),
+        tokens_per_tile=tokens_per_tile,
+    )
+
+
+def max_scratch_bytes(
+    heads: HeadShape, *, window: int | None, max_context_len: int, max_num_batched_tokens: int, element_size: int
+) -> int:
+    """The most scratch memory that the layers of a kind may take in a step."""
+    num_runs = max_num_batched_tokens // LEAST_LONG_RUN
+    longest = max_context_len if window is None else min(max_context_len, window - 1 + max_num_batched_tokens)
+    if window is None:
+        num_keys = num_runs * (longest + KEYS_PER_UNIT)
+    else:
+        # Rows are shared out among the runs; each brings a window of its own.
+        num_keys = min(num_runs * longest, max_num_batched_tokens + num_runs * window) + num_runs * KEYS_PER_UNIT
+    wanted = 2 * heads.num_kv_heads * num_keys * heads.head_dim * element_size
+    return min(wanted, SCRATCH_LIMIT * element_size // _ELEMENT_SIZE)
+
+
+def _first_position(run: Run, window: int | None) -> int:
+    """The first position that a row of the run sees."""
+    return 0 if window is None else max(0, run.context_len - run.num_rows - window + 1)
+
+
+def _num_places(run: Run, window: int | None) -> int:
+    num_keys = run.context_len - _first_position(run, window)
+    return -(-num_keys // KEYS_PER_UNIT) * KEYS_PER_UNIT
+
+
+def _units(runs: Sequence[Run], window: int | None) -> NDArray[np.int32]:
+    parts = []
+    for run in runs:
+        positions = np.arange(_first_position(run, window), run.context_len, KEYS_PER_UNIT)
+        num_keys = np.minimum(run.context_len - positions, KEYS_PER_UNIT)
+        parts.append(np.stack((np.full_like(positions, run.first_row), positions, num_keys), axis=1))
+    return np.concatenate(parts).astype(np.int32)
+
+
+def _long_tiles(runs: Sequence[Run], window: int | None, tokens_per_tile: int) -> NDArray[np.int32]:
+    parts, first_place = [], 0
+    for run in runs:
+        firsts = np.arange(0, run.num_rows, tokens_per_tile)
+        num_tokens = np.minimum(run.num_rows - firsts, tokens_per_tile)
+        own_key = run.context_len - run.num_rows - _first_position(run, window) + firsts
+        parts.append(np.stack((run.first_row + firsts, num_tokens, np.full_like(firsts, first_place), own_key), axis=1))
+        first_place += _num_places(run, window)
+    tiles = np.concatenate(parts)
+    if window is None:
+        # Tiles with many keys start first, so that none is left over when all others are done.
+        tiles = tiles[np.argsort(-tiles[:, 3], kind="stable")]
+    return tiles.astype(np.int32)
+
+
+def _short_tiles(runs: Sequence[Run], tokens_per_tile: int) -> NDArray[np.int32]:
+    pairs = [
+        (run.first_row + first, min(tokens_per_tile, run.num_rows - first))
+        for run in runs
+        for first in range(0, run.num_rows, tokens_per_tile)
+    ]
+    return np.array(pairs, np.int32).reshape(-1, 2)
+
+
+def _arrays_on_device(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[Tensor]:
+    """Copy several arrays in one transfer that the host does not wait for."""
+    together = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
+    if device.type == "cuda":
+        together = together.pin_memory().to(device, non_blocking=True)
+    ends = np.cumsum([array.size for array in arrays]).tolist()
+    return [together[end - array.size : end].view(array.shape) for end, array in zip(ends, arrays, strict=True)]

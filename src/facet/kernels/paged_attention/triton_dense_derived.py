@@ -1,0 +1,266 @@
+"""Attention of long runs where values are keys: a stored vector serves as both, and is loaded once for both.
+
+A key is rotate(w * v), and three quarters of its dimensions do not turn: there q . k = (q * w) . v. So only the quarter
+that turns is kept as a key of its own. Vectors lie in scratch with their dimensions in another order,
+
+    values  | still, HEAD_DIM / 2 | still, HEAD_DIM / 4 | turning, HEAD_DIM / 4 |        turned keys  | HEAD_DIM / 4 |
+
+and queries and results are brought into that order and back when a tile of rows begins and ends. A tile of keys moves
+five eighths of what keys and values apart move into shared memory. That matters for heads of 512: their results fill
+the registers at 64 rows, and so few rows ask for many keys per operation.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from facet.kernels.paged_attention.cache import KeyRecipe
+from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.run_plans import LongRuns
+from facet.kernels.paged_attention.triton_dense import (
+    HIDDEN,
+    LOG2_E,
+    DenseShape,
+    load_tile,
+    mask,
+    visible_tiles,
+)
+from facet.kernels.paged_attention.triton_unpack import Scratch
+
+
+@triton.jit
+def _still_dims(HEAD_DIM: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """Where still dimensions FIRST, FIRST + 1, ... are in a head: those behind the turning ones of either half."""
+    order = FIRST + tl.arange(0, COUNT)
+    dims = order + HEAD_DIM // 8 + tl.where(order < HEAD_DIM // 8 * 3, 0, HEAD_DIM // 8)
+    return tl.max_contiguous(tl.multiple_of(dims, 8), 8)
+
+
+@triton.jit
+def _turning_dims(HEAD_DIM: tl.constexpr):
+    """Where the turning dimensions are in a head: the first of either half."""
+    order = tl.arange(0, HEAD_DIM // 4)
+    dims = order + tl.where(order < HEAD_DIM // 8, 0, HEAD_DIM // 8 * 3)
+    return tl.max_contiguous(tl.multiple_of(dims, 8), 8)
+
+
+@triton.jit
+def _attend_range(
+    wide_query,
+    narrow_query,
+    turning_query,
+    wide_total,
+    narrow_total,
+    turning_total,
+    greatest,
+    weight_sum,
+    start,
+    end,
+    wide_values,
+    narrow_values,
+    turned_keys,
+    first_place,
+    own_keys,
+    scale,
+    window,
+    HAS_WINDOW: tl.constexpr,
+    MASKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    USE_TMA: tl.constexpr,
+    LAZY_RESCALE: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr,
+):
+    """The running softmax over keys [start, end) of the run."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    QUARTER: tl.constexpr = HEAD_DIM // 4
+    for offset in tl.range(start, end, BLOCK_N, warp_specialize=WARP_SPECIALIZE):
+        place = first_place + offset
+        wide = load_tile(wide_values, place, 0, HEAD_DIM, BLOCK_N, HALF, USE_TMA)
+        narrow = load_tile(narrow_values, place, HALF, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
+        turned = load_tile(turned_keys, place, 0, QUARTER, BLOCK_N, QUARTER, USE_TMA)
+        scores = tl.dot(wide_query, tl.trans(wide), input_precision="ieee")
+        scores = tl.dot(narrow_query, tl.trans(narrow), scores, input_precision="ieee")
+        scores = tl.dot(turning_query, tl.trans(turned), scores, input_precision="ieee")
+        if MASKED:
+            scores = mask(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N, False)
+        grown = tl.maximum(greatest, tl.max(scores, axis=1) * scale)
+        if LAZY_RESCALE:
+            # Weights may exceed 1 by a factor that neither sums in float32 nor 16-bit weights notice.
+            if tl.max(grown - greatest, axis=0) > 8.0:
+                shrink = tl.exp2(greatest - grown)
+                weight_sum = weight_sum * shrink
+                wide_total = wide_total * shrink[:, None]
+                narrow_total = narrow_total * shrink[:, None]
+                turning_total = turning_total * shrink[:, None]
+                greatest = grown
+        else:
+            shrink = tl.exp2(greatest - grown)
+            weight_sum = weight_sum * shrink
+            wide_total = wide_total * shrink[:, None]
+            narrow_total = narrow_total * shrink[:, None]
+            turning_total = turning_total * shrink[:, None]
+            greatest = grown
+        weights = tl.exp2(scores * scale - greatest[:, None])
+        weight_sum += tl.sum(weights, axis=1)
+        rounded = weights.to(wide.dtype)
+        turning = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
+        wide_total = tl.dot(rounded, wide, wide_total, input_precision="ieee")
+        narrow_total = tl.dot(rounded, narrow, narrow_total, input_precision="ieee")
+        turning_total = tl.dot(rounded, turning, turning_total, input_precision="ieee")
+    return wide_total, narrow_total, turning_total, greatest, weight_sum
+
+
+@triton.jit(do_not_specialize=["first_head"])  # one kernel, whichever head a slice starts with
+def _derived_kernel(
+    queries,
+    output,
+    wide_values,
+    narrow_values,
+    turned_keys,
+    key_weight,
+    tiles,
+    scale,  # times log2(e)
+    window,
+    num_keys,
+    num_heads,
+    first_head,
+    GROUP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    NUM_PIECES: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    USE_TMA: tl.constexpr,
+    NUM_LOOPS: tl.constexpr,
+    LAZY_RESCALE: tl.constexpr,
+    WARP_SPECIALIZE: tl.constexpr,
+):
+    """Some consecutive rows of one run and all query heads of one key head: row m is token m // GROUP.
+
+    The plan's tiles are cut into NUM_PIECES where they are more than BLOCK_M rows.
+    """
+    TOKENS: tl.constexpr = BLOCK_M // GROUP
+    program, head = tl.program_id(0), tl.program_id(1)
+    piece = program % NUM_PIECES
+    tile = tiles + (program // NUM_PIECES) * 4
+    first_row = tl.load(tile) + piece * TOKENS
+    num_tokens = tl.minimum(tl.load(tile + 1) - piece * TOKENS, TOKENS)
+    first_place = tl.load(tile + 2) + head * num_keys
+    first_own = tl.load(tile + 3) + piece * TOKENS
+    if num_tokens <= 0:
+        return
+
+    members = tl.arange(0, BLOCK_M)
+    tokens = members // GROUP
+    is_row = (tokens < num_tokens)[:, None]
+    rows = ((first_row + tokens) * num_heads + (first_head + head) * GROUP + members % GROUP).to(tl.int64)
+    rows = rows[:, None] * HEAD_DIM
+    own_keys = first_own + tokens
+    wide_dims = _still_dims(HEAD_DIM, 0, HEAD_DIM // 2)[None, :]
+    narrow_dims = _still_dims(HEAD_DIM, HEAD_DIM // 2, HEAD_DIM // 4)[None, :]
+    turns = _turning_dims(HEAD_DIM)[None, :]
+
+    # What has been computed in registers stays there as an operand of a product, and there is no room for it. So the
+    # weighted queries go to where the result will be, and come back by a load, into shared memory.
+    wide_query = tl.load(queries + rows + wide_dims, mask=is_row, other=0.0)
+    narrow_query = tl.load(queries + rows + narrow_dims, mask=is_row, other=0.0)
+    wide_weighted = (wide_query.to(tl.float32) * tl.load(key_weight + wide_dims)).to(wide_query.dtype)
+    narrow_weighted = (narrow_query.to(tl.float32) * tl.load(key_weight + narrow_dims)).to(wide_query.dtype)
+    tl.store(output + rows + wide_dims, wide_weighted, mask=is_row)
+    tl.store(output + rows + narrow_dims, narrow_weighted, mask=is_row)
+    tl.debug_barrier()
+    wide_query = tl.load(output + rows + wide_dims, mask=is_row, other=0.0)
+    narrow_query = tl.load(output + rows + narrow_dims, mask=is_row, other=0.0)
+    turning_query = tl.load(queries + rows + turns, mask=is_row, other=0.0)
+
+    start, full_start, full_end, end = visible_tiles(first_own, num_tokens, window, HAS_WINDOW, BLOCK_N)
+    greatest = tl.full([BLOCK_M], HIDDEN, tl.float32)
+    weight_sum = tl.zeros([BLOCK_M], tl.float32)
+    wide_total = tl.zeros([BLOCK_M, HEAD_DIM // 2], tl.float32)
+    narrow_total = tl.zeros([BLOCK_M, HEAD_DIM // 4], tl.float32)
+    turning_total = tl.zeros([BLOCK_M, HEAD_DIM // 4], tl.float32)
+    if NUM_LOOPS == 1:
+        wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
+            wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
+            start, end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale,
+            window, HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, LAZY_RESCALE, WARP_SPECIALIZE,
+        )  # fmt: skip
+    else:
+        if HAS_WINDOW:
+            wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
+                wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
+                start, full_start, wide_values, narrow_values, turned_keys, first_place, own_keys, scale,
+                window, HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, LAZY_RESCALE, False,
+            )  # fmt: skip
+        wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
+            wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
+            full_start, full_end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale,
+            window, HAS_WINDOW, False, HEAD_DIM, BLOCK_N, USE_TMA, LAZY_RESCALE, WARP_SPECIALIZE,
+        )  # fmt: skip
+        wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
+            wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
+            full_end, end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale,
+            window, HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, LAZY_RESCALE, False,
+        )  # fmt: skip
+    dtype = output.dtype.element_ty
+    tl.debug_barrier()
+    tl.store(output + rows + wide_dims, (wide_total / weight_sum[:, None]).to(dtype), mask=is_row)
+    tl.store(output + rows + narrow_dims, (narrow_total / weight_sum[:, None]).to(dtype), mask=is_row)
+    tl.store(output + rows + turns, (turning_total / weight_sum[:, None]).to(dtype), mask=is_row)
+
+
+def attend_derived(
+    queries: Tensor,
+    output: Tensor,
+    scratch: Scratch,
+    plan: TritonPlan,
+    long: LongRuns,
+    heads: range,
+    scale: float,
+    key_recipe: KeyRecipe,
+    shape: DenseShape,
+) -> object:
+    """`attend_dense` where vectors in scratch are shared. Returns the compiled kernel."""
+    assert scale > 0, "the greatest score is found before scores are scaled"
+    assert not shape.scores_ahead, "a vector that is loaded once serves scores and results of the same round"
+    assert shape.num_parts == 1, "a program computes all dimensions of its rows"
+    assert plan.runs is not None, "a plan without runs has nothing to do here"
+    num_heads, head_dim = queries.shape[1:]
+    group = num_heads // plan.heads.num_kv_heads
+    num_pieces = -(-plan.runs.tokens_per_tile // (shape.block_m // group))
+    sources = [
+        TensorDescriptor.from_tensor(vectors.view(-1, vectors.shape[-1]), [shape.block_n, num_dims])
+        if shape.use_tma
+        else vectors
+        for vectors, num_dims in (
+            (scratch.values, head_dim // 2),
+            (scratch.values, head_dim // 4),
+            (scratch.keys, head_dim // 4),
+        )
+    ]
+    return _derived_kernel[(len(long.tiles) * num_pieces, len(heads))](
+        queries,
+        output,
+        *sources,
+        key_recipe.weight,
+        long.tiles,
+        scale * LOG2_E,
+        plan.window,
+        long.num_keys,
+        num_heads,
+        heads.start,
+        GROUP=group,
+        HAS_WINDOW=plan.window > 0,
+        HEAD_DIM=head_dim,
+        NUM_PIECES=num_pieces,
+        BLOCK_M=shape.block_m,
+        BLOCK_N=shape.block_n,
+        USE_TMA=shape.use_tma,
+        NUM_LOOPS=shape.num_loops,
+        LAZY_RESCALE=shape.lazy_rescale,
+        WARP_SPECIALIZE=shape.warp_specialize,
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )

@@ -1,0 +1,166 @@
+"""Keys and values of long runs out of their pages, into memory that lies together.
+
+Bound by memory. Where values are keys, keys are made here, once per layer and token, and rounded as the
+reference does.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
+from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.run_plans import KEYS_PER_UNIT, LongRuns
+from facet.kernels.paged_attention.triton_tiles import LEAST_TILE
+
+_KEYS_PER_PROGRAM = 32
+
+
+@triton.jit(do_not_specialize=["first_head"])  # one kernel, whichever head a slice starts with
+def _unpack_kernel(
+    keys,
+    values,
+    unpacked_keys,  # [heads of the slice, num_keys, HEAD_DIM; or only what turns]
+    unpacked_values,  # [heads of the slice, num_keys, HEAD_DIM]
+    block_table,
+    table_rows,
+    units,
+    key_weight,
+    cos_sin,
+    table_stride,
+    page_stride,
+    token_stride,
+    first_head,
+    num_keys,
+    VALUES_ARE_KEYS: tl.constexpr,
+    SHARED: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    PAIRS_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TOKENS_PER_BLOCK: tl.constexpr,
+    KEYS_PER_UNIT: tl.constexpr,
+    KEYS_PER_PROGRAM: tl.constexpr,
+):
+    """Some places of one head. Those behind a run's last key are filled with zeros: they meet a weight of zero."""
+    program, head = tl.program_id(0), tl.program_id(1)
+    unit = units + (program // (KEYS_PER_UNIT // KEYS_PER_PROGRAM)) * 3
+    inside = (program % (KEYS_PER_UNIT // KEYS_PER_PROGRAM)) * KEYS_PER_PROGRAM + tl.arange(0, KEYS_PER_PROGRAM)
+    table_row = tl.load(table_rows + tl.load(unit)).to(tl.int64)
+    positions = tl.load(unit + 1) + inside
+    is_live = inside < tl.load(unit + 2)
+    blocks = tl.load(block_table + table_row * table_stride + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(
+        tl.int64
+    )
+    sources = blocks * page_stride + (positions % TOKENS_PER_BLOCK) * token_stride + (first_head + head) * HEAD_DIM
+    places = head.to(tl.int64) * num_keys + program * KEYS_PER_PROGRAM + tl.arange(0, KEYS_PER_PROGRAM)
+    targets = places[:, None] * HEAD_DIM
+    dims = tl.arange(0, HEAD_DIM)
+    columns = dims
+    if SHARED:
+        # Still dimensions first, turning ones last; pieces are long enough to be stored eight numbers at a time.
+        half, order = dims // (HEAD_DIM // 2), dims % (HEAD_DIM // 2)
+        columns = tl.where(
+            order < NUM_PAIRS,
+            HEAD_DIM - 2 * NUM_PAIRS + half * NUM_PAIRS + order,
+            half * (HEAD_DIM // 2 - NUM_PAIRS) + order - NUM_PAIRS,
+        )
+        columns = tl.max_contiguous(tl.multiple_of(columns, 8), 8)
+    dtype = unpacked_values.dtype.element_ty
+
+    value = tl.load(values + sources[:, None] + dims[None, :], mask=is_live[:, None], other=0.0).to(dtype)
+    tl.store(unpacked_values + targets + columns[None, :], value)
+    if VALUES_ARE_KEYS:
+        KEY_LEN: tl.constexpr = 2 * NUM_PAIRS if SHARED else HEAD_DIM
+        if not SHARED:
+            weighted = (value.to(tl.float32) * tl.load(key_weight + dims)[None, :]).to(dtype)
+            is_still = (dims % (HEAD_DIM // 2)) >= NUM_PAIRS
+            tl.store(unpacked_keys + targets + dims[None, :], weighted, mask=is_still[None, :])
+
+        pairs = tl.arange(0, PAIRS_PAD)
+        is_pair = pairs < NUM_PAIRS
+        live_pairs = is_live[:, None] & is_pair[None, :]
+        low = tl.load(values + sources[:, None] + pairs[None, :], mask=live_pairs, other=0.0).to(dtype)
+        high = tl.load(values + sources[:, None] + HEAD_DIM // 2 + pairs[None, :], mask=live_pairs, other=0.0).to(dtype)
+        low_weight = tl.load(key_weight + pairs, mask=is_pair, other=0.0)[None, :]
+        high_weight = tl.load(key_weight + HEAD_DIM // 2 + pairs, mask=is_pair, other=0.0)[None, :]
+        low = (low.to(tl.float32) * low_weight).to(dtype).to(tl.float32)
+        high = (high.to(tl.float32) * high_weight).to(dtype).to(tl.float32)
+        angles = cos_sin + positions.to(tl.int64)[:, None] * (2 * NUM_PAIRS) + pairs[None, :]
+        cos = tl.load(angles, mask=live_pairs, other=0.0).to(tl.float32)
+        sin = tl.load(angles + NUM_PAIRS, mask=live_pairs, other=0.0).to(tl.float32)
+        turned_low = (low * cos).to(dtype).to(tl.float32) - (high * sin).to(dtype).to(tl.float32)
+        turned_high = (high * cos).to(dtype).to(tl.float32) + (low * sin).to(dtype).to(tl.float32)
+        low_targets = unpacked_keys + places[:, None] * KEY_LEN + pairs[None, :]
+        tl.store(low_targets, turned_low.to(dtype), mask=is_pair[None, :])
+        tl.store(low_targets + KEY_LEN // 2, turned_high.to(dtype), mask=is_pair[None, :])
+    else:
+        key = tl.load(keys + sources[:, None] + dims[None, :], mask=is_live[:, None], other=0.0).to(dtype)
+        tl.store(unpacked_keys + targets + dims[None, :], key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch:
+    """Keys and values of some key heads of the runs of a pass, side by side in memory."""
+
+    keys: Tensor  # [heads, keys, head_dim]; of shared vectors [heads, keys, dimensions that turn]
+    values: Tensor  # [heads, keys, head_dim]; of shared vectors the dimensions that turn come last
+    is_shared: bool  # where values are keys: the dimensions that do not turn are kept once
+
+
+def make_scratch(
+    cache: LayerCache, long: LongRuns, dtype: torch.dtype, key_recipe: KeyRecipe | None, *, may_share: bool = True
+) -> Scratch:
+    """Room for one slice of heads. Vectors are shared where a quarter of a derived key's dimensions turns."""
+    head_dim = cache.keys.shape[3]
+    num_turning = 2 * key_recipe.cos_sin.shape[-1] if key_recipe is not None else 0
+    is_shared = may_share and cache.values is None and num_turning * 4 == head_dim and num_turning >= LEAST_TILE
+
+    def room(num_dims: int) -> Tensor:
+        return torch.empty(long.heads_per_slice, long.num_keys, num_dims, dtype=dtype, device=cache.keys.device)
+
+    return Scratch(keys=room(num_turning if is_shared else head_dim), values=room(head_dim), is_shared=is_shared)
+
+
+def unpack(
+    scratch: Scratch,
+    cache: LayerCache,
+    plan: TritonPlan,
+    long: LongRuns,
+    heads: range,
+    key_recipe: KeyRecipe | None,
+) -> None:
+    """Fill scratch with these key heads of the runs."""
+    derives = cache.values is None
+    assert not derives or key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
+    stored = cache.keys if cache.values is None else cache.values
+    # Read only where values are keys; anything else serves otherwise.
+    weight, cos_sin = (stored, stored) if key_recipe is None else (key_recipe.weight, key_recipe.cos_sin)
+    num_pairs = key_recipe.cos_sin.shape[-1] if derives and key_recipe is not None else 1
+    _unpack_kernel[(long.num_keys // _KEYS_PER_PROGRAM, len(heads))](
+        cache.keys,
+        stored,
+        scratch.keys,
+        scratch.values,
+        plan.block_table,
+        plan.table_rows,
+        long.units,
+        weight,
+        cos_sin,
+        plan.block_table.stride(0),
+        cache.keys.stride(0),
+        cache.keys.stride(1),
+        heads.start,
+        long.num_keys,
+        VALUES_ARE_KEYS=derives,
+        SHARED=scratch.is_shared,
+        NUM_PAIRS=num_pairs,
+        PAIRS_PAD=triton.next_power_of_2(num_pairs),
+        HEAD_DIM=cache.keys.shape[3],
+        TOKENS_PER_BLOCK=plan.tokens_per_block,
+        KEYS_PER_UNIT=KEYS_PER_UNIT,
+        KEYS_PER_PROGRAM=_KEYS_PER_PROGRAM,
+        num_warps=8,
+    )

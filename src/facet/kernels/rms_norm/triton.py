@@ -1,0 +1,106 @@
+"""The norm in Triton, and what the other kernels that work row by row take from it.
+
+A program holds whole rows in registers, padded to a power of two, and reads each once: one long row, or several short
+ones.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Elements of one program when rows are short: eight, which is one wide load, for each thread of four warps.
+ELEMENTS_OF_SHORT_ROWS = 1024
+# Up to about two long rows for each multiprocessor of a large GPU, a launch lasts as long as one program does.
+FEW_ROWS = 256
+# The longest row a program may hold in its registers: 32 elements for each thread of sixteen warps.
+LONGEST_ROW = 16384
+
+
+class RowTile(NamedTuple):
+    """What one program works on, and how."""
+
+    num_rows: int
+    block: int  # columns, a power of two
+    num_warps: int
+    weights_ahead: bool  # read weights before the sum over a row, rather than when they are needed
+
+
+def row_tile(width: int, num_rows: int) -> RowTile:
+    """Few rows: as many threads as have something to do, and every load at once, for the shortest single program.
+
+    Many rows: programs share a multiprocessor and hide each other's waits, so registers are what counts. A weight held
+    through two sums would halve how many programs fit.
+    """
+    assert width <= LONGEST_ROW, f"rows of {width} elements, and a program holds at most {LONGEST_ROW}"
+    block = max(16, triton.next_power_of_2(width))
+    if block <= ELEMENTS_OF_SHORT_ROWS:
+        return RowTile(ELEMENTS_OF_SHORT_ROWS // block, block, num_warps=4, weights_ahead=True)
+    is_few = num_rows <= FEW_ROWS
+    return RowTile(1, block, num_warps=min(16, max(4, block // (256 if is_few else 1024))), weights_ahead=is_few)
+
+
+def rows_in_runs(x: Tensor) -> Tensor:
+    """A view [runs, rows per run, width] whose rows are contiguous. Copies only what has no such view."""
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    return x.reshape(-1, x.shape[-2] if x.dim() > 2 else 1, x.shape[-1])
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = rows_in_runs(x)
+    num_rows = rows.shape[0] * rows.shape[1]
+    tile = row_tile(x.shape[-1], num_rows)
+    _rms_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
+        rows, weight, out, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps,
+        WIDTH=x.shape[-1], ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
+        num_warps=tile.num_warps,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def rounded(value, like):
+    """`value` as the elements behind the pointer `like` would hold it, in float32 again."""
+    return value.to(like.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def normalised(x, eps, WIDTH: tl.constexpr):
+    """x / rms(x) over rows of a float32 tile; places past WIDTH hold zeros."""
+    return x * tl.rsqrt(tl.sum(x * x, axis=1) / WIDTH + eps)[:, None]
+
+
+@triton.jit
+def load_weight(weight, columns, mask):
+    """A norm's weight, anew for every row of a tile: one row shared by all would reach the others by a detour."""
+    return tl.load(weight + tl.broadcast_to(columns, mask.shape), mask=mask, other=0.0)
+
+
+@triton.jit
+def place_in_runs(rows, rows_per_run, run_stride, row_stride):
+    """Where rows of a tensor such as `rows_in_runs` returns begin. 32 bits divide faster than 64, and count rows."""
+    return (rows // rows_per_run).to(tl.int64) * run_stride + (rows % rows_per_run).to(tl.int64) * row_stride
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _rms_norm_kernel(
+    x, weight, out, num_rows, rows_per_run, run_stride, row_stride, eps,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = (rows < num_rows) & (columns < WIDTH)
+    places = place_in_runs(rows, rows_per_run, run_stride, row_stride)
+    value = tl.load(x + places + columns, mask=mask, other=0.0).to(tl.float32)
+    if WEIGHTS_AHEAD and weight is not None:
+        factor = load_weight(weight, columns, mask)
+    value = normalised(value, eps, WIDTH)
+    if not WEIGHTS_AHEAD and weight is not None:
+        factor = load_weight(weight, columns, mask)
+    if weight is not None:
+        value = value * factor
+    tl.store(out + rows.to(tl.int64) * WIDTH + columns, value.to(out.dtype.element_ty), mask=mask)

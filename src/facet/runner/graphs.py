@@ -1,0 +1,191 @@
+"""Passes of decode shape, one row per sequence, captured once per size and replayed.
+
+A pass has two halves, captured apart because they are also used apart:
+
+    lower   last token ids of the rows ─► the stream behind the layers that own keys
+    upper   that stream ─► logits
+
+A step in which every request computes one token replays both. A step with longer runs of rows computes its lower half
+in the open, since its shape never comes again, and then has one row per sequence left: it replays the upper half alone.
+In models whose layers all own keys the upper half is the last norm and the logits.
+
+Both halves read and write buffers that stay where they are. A step of a size between two captured ones is filled up
+with rows at position 0 of the scratch row, whose blocks are nobody's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows
+from facet.layers.kv_arena import KVArena
+from facet.model.gemma import Gemma
+from facet.progress import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeBuffers:
+    """What graphs read and write, as long as the largest of them needs."""
+
+    last_token_ids: Tensor  # [table rows] int64: the newest token of every request; the runner's own
+    block_tables: tuple[Tensor, ...]
+    scratch_row: int
+    rows: Tensor  # [2, size] int32: positions, then table rows
+    token_ids: Tensor  # [size] int64
+    stream: Tensor  # [(streams,) size, hidden]: between the halves
+    hidden: Tensor  # [size, hidden]: after them
+    logits: Tensor  # [size, vocab] float32
+
+    @classmethod
+    def make(
+        cls, model: Gemma, size: int, *, last_token_ids: Tensor, block_tables: tuple[Tensor, ...], scratch_row: int
+    ) -> "DecodeBuffers":
+        spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
+        streams = () if spec.altup is None else (spec.altup.num_streams,)
+        rows = torch.zeros(2, size, dtype=torch.int32, device=device)
+        rows[1] = scratch_row
+        return cls(
+            last_token_ids=last_token_ids,
+            block_tables=block_tables,
+            scratch_row=scratch_row,
+            rows=rows,
+            token_ids=torch.zeros(size, dtype=torch.int64, device=device),
+            stream=torch.zeros(*streams, size, spec.hidden_size, dtype=dtype, device=device),
+            hidden=torch.zeros(size, spec.hidden_size, dtype=dtype, device=device),
+            logits=torch.zeros(size, spec.vocab_size, dtype=torch.float32, device=device),
+        )
+
+    def attention_rows(self, size: int, max_model_len: int) -> AttentionRows:
+        return AttentionRows(
+            positions=self.rows[0, :size],
+            table_rows=self.rows[1, :size],
+            block_tables=self.block_tables,
+            host_query_lens=(1,) * size,
+            host_context_lens=(max_model_len,) * size,
+        )
+
+
+class Replayable(Protocol):
+    def replay(self) -> None: ...
+
+
+class DecodeGraphs:
+    """Captured halves by size. `capture` must come before anything is replayed."""
+
+    def __init__(
+        self, model: Gemma, arena: KVArena, buffers: DecodeBuffers, sizes: Sequence[int], *, num_lower_layers: int
+    ) -> None:
+        self._model = model
+        self._arena = arena
+        self._buffers = buffers
+        self._sizes = sorted(sizes)
+        self._num_lower_layers = num_lower_layers
+        self._lower: dict[int, Replayable] = {}
+        self._upper: dict[int, Replayable] = {}
+
+    @property
+    def largest(self) -> int:
+        return self._sizes[-1]
+
+    @torch.inference_mode()
+    def capture(self, progress: Progress) -> None:
+        """Record every size, the largest first: the others find its memory large enough."""
+        record = _Recorder() if self._buffers.rows.is_cuda else Again
+        with progress.task("Capturing graphs", len(self._sizes)) as advance:
+            for size in reversed(self._sizes):
+                self._lower[size] = record(partial(self._run_lower, size))
+                self._upper[size] = record(partial(self._run_upper, size))
+                advance(1)
+
+    def decode(self, positions: NDArray[np.int32], table_rows: NDArray[np.int32]) -> Tensor:
+        """Logits [rows, vocab] of the newest token of each row; they hold until the next replay."""
+        self._stage(positions, table_rows)
+        size = self._size_for(len(positions))
+        self._lower[size].replay()
+        self._upper[size].replay()
+        return self._buffers.logits[: len(positions)]
+
+    def finish(
+        self,
+        stream: Tensor,
+        token_ids: Tensor,
+        wanted: Tensor,
+        positions: NDArray[np.int32],
+        table_rows: NDArray[np.int32],
+    ) -> Tensor:
+        """Logits of rows `wanted` of a stream that has passed the lower layers, one row per sequence."""
+        count = len(positions)
+        self._stage(positions, table_rows)
+        self._buffers.stream[..., :count, :] = stream[..., wanted, :]
+        self._buffers.token_ids[:count] = token_ids[wanted]
+        self._upper[self._size_for(count)].replay()
+        return self._buffers.logits[:count]
+
+    def hidden(self, count: int) -> Tensor:
+        """The last hidden states of the rows just computed."""
+        return self._buffers.hidden[:count]
+
+    def _stage(self, positions: NDArray[np.int32], table_rows: NDArray[np.int32]) -> None:
+        rows = torch.zeros(2, self.largest, dtype=torch.int32, pin_memory=self._buffers.rows.is_cuda)
+        count = len(positions)
+        array = rows.numpy()
+        array[0, :count] = positions
+        array[1, :count] = table_rows
+        array[1, count:] = self._buffers.scratch_row
+        self._buffers.rows.copy_(rows, non_blocking=True)
+
+    def _size_for(self, count: int) -> int:
+        return next(size for size in self._sizes if size >= count)
+
+    def _run_lower(self, size: int) -> None:
+        buffers, rows = self._buffers, self._buffers.attention_rows(size, self._model.num_positions)
+        torch.index_select(buffers.last_token_ids, 0, rows.table_rows, out=buffers.token_ids[:size])
+        stream = self._model.lower(buffers.token_ids[:size], rows, self._arena, self._num_lower_layers)
+        buffers.stream[..., :size, :] = stream
+
+    def _run_upper(self, size: int) -> None:
+        buffers = self._buffers
+        has_layers = self._num_lower_layers < self._model.spec.num_layers
+        rows = buffers.attention_rows(size, self._model.num_positions) if has_layers else None
+        stream, token_ids = buffers.stream[..., :size, :], buffers.token_ids[:size]
+        hidden = self._model.upper(stream, token_ids, rows, self._arena, self._num_lower_layers)
+        buffers.hidden[:size] = hidden
+        self._model.logits(hidden, out=buffers.logits[:size])
+
+
+class _Recorder:
+    """Makes graphs that share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, run: Callable[[], None]) -> Replayable:
+        """Run once, so that kernels are compiled and libraries set up, then record."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            run()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            run()
+        return graph
+
+
+class Again:
+    """Stands in for a graph where there is no GPU: computes the same, from the same buffers, by running again."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.replay = run
+
+
+def default_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """Close together where a step is short, further apart where a few rows more cost little."""
+    sizes = [1, 2, 4, 8, 12, *range(16, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, max_num_seqs, 64)]
+    return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)

@@ -1,0 +1,130 @@
+"""`facet bench`: the flags people bring along, exit codes, and one line for what a user can fix."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from facet.bench.config import BenchConfig
+from facet.cli import main, make_parser
+from facet.cli.flags import config_from
+from tests.bench.fake_server import Call, fake_server
+
+SOURCE = Path(__file__).parents[2] / "src"
+# A command line as vLLM's users have it.
+VLLM_LINE = """bench serve --backend openai-chat --base-url http://10.0.0.1:9000 --endpoint /v1/chat/completions
+ --model google/gemma-4-E4B-it --served-model-name gemma --tokenizer google/gemma-4-E4B-it --dataset-name sharegpt
+ --dataset-path data.json --num-prompts 200 --max-concurrency 32 --request-rate 8.5 --burstiness 2 --seed 7
+ --ignore-eos --num-warmups 3 --temperature 0 --top-p 0.9 --top-k 40 --extra-body {"min_tokens":5}
+ --percentile-metrics ttft,e2el --metric-percentiles 50,99.9 --goodput ttft:200 tpot:30 --save-result
+ --result-dir out --result-filename x.json --metadata version=1 tp=1 --disable-tqdm --ready-check-timeout-sec 60
+ --random_input_len=9 --random-output-len 8 --random-range-ratio 0.2 --random-prefix-len 3"""
+
+
+def parse(*arguments: str) -> BenchConfig:
+    return config_from(make_parser().parse_args(["bench", "serve", *arguments]), BenchConfig)
+
+
+def test_a_command_line_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("facet.bench.serve.bench_serve", lambda *arguments: seen.append(arguments) or 0)
+    monkeypatch.setattr("facet.cli.bench._load_tokenizer", lambda name: name)
+    assert main(VLLM_LINE.split()) == 0
+    ((config, tokenizer),) = seen
+    assert tokenizer == "google/gemma-4-E4B-it"
+    assert (config.model, config.served_model_name) == ("google/gemma-4-E4B-it", "gemma")
+    assert (config.request_rate, config.max_concurrency, config.random_input_len) == (8.5, 32, 9)
+    assert config.goodput_limits == {"ttft": 200, "tpot": 30}
+    assert (config.percentiles, config.shown_metrics) == ((50.0, 99.9), ("ttft", "e2el"))
+    assert (config.metadata, config.extra_body) == (("version=1", "tp=1"), {"min_tokens": 5})
+
+
+def test_defaults_are_vllms() -> None:
+    config = parse()
+    assert config == BenchConfig()
+    assert (config.host, config.port, config.num_prompts, config.seed) == ("127.0.0.1", 8000, 1000, 0)
+    assert (config.random_input_len, config.random_output_len, config.burstiness) == (1024, 128, 1.0)
+    assert math.isinf(parse("--request-rate", "inf").request_rate)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--max-concurency", "5"), "Did you mean --max-concurrency?"),
+        (("--backend", "tgi"), "tgi"),
+        (("--num-prompts", "0"), "--num-prompts is 0; it must be 1 or more"),
+        (("--max-concurrency", "-1"), "--max-concurrency is -1"),
+        (("--request-rate", "0"), "--request-rate is 0.0; it must be above 0"),
+        (("--request-rate", "nan"), "--request-rate is nan"),
+        (("--burstiness", "-1"), "--burstiness"),
+        (("--random-range-ratio", "1"), "--random-range-ratio"),
+        (("--port", "70000"), "--port is 70000"),
+        (("--dataset-name", "sharegpt"), "--dataset-path"),
+        (("--dataset-path", "x"), "reads no file"),
+        (("--dataset-name", "custom", "--dataset-path", "/none.jsonl"), "/none.jsonl cannot be read"),
+        (("--dataset-name", "tools"), "--backend openai-chat"),
+        (("--ramp-up-strategy", "linear"), "--ramp-up-start-rps"),
+        (("--ramp-up-strategy", "linear", "--request-rate", "5"), "leave --request-rate out"),
+        (("--ramp-up-end-rps", "5"), "need --ramp-up-strategy"),
+        (("--percentile-metrics", "ttft,speed"), "not speed"),
+        (("--metric-percentiles", "99,x"), "--metric-percentiles is 99,x"),
+        (("--metric-percentiles", "101"), "--metric-percentiles is 101"),
+        (("--goodput", "speed:5"), "--goodput speed:5"),
+        (("--goodput", "ttft=5"), "--goodput ttft=5"),
+        (("--metadata", "version"), "KEY=VALUE"),
+        (("--header", "X=1\r\nY: 2"), "KEY=VALUE"),
+        (("--api-key", "é"), "--api-key"),
+        (("--extra-body", "{"), "not JSON"),
+        (("--base-url", "ftp://x"), "no URL"),
+        (("--tokenizer", "/nowhere"), "neither a folder nor"),
+        (("--port", "1"), "No server answers at http://127.0.0.1:1"),
+        (("--plot", "/nowhere/x.png"), "--plot"),
+    ],
+    ids=str,
+)
+def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["bench", "serve", *arguments])
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
+    message = capsys.readouterr().err
+    assert code == 2
+    assert words in message
+    assert message.count("\n") == 1
+
+
+def test_comparing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.json")]
+    for path, rate in zip(paths, (10.0, 15.0), strict=True):
+        path.write_text(json.dumps({"duration": 1.0, "request_throughput": rate, "num_prompts": rate}))
+    assert main(["bench", "compare", *map(str, paths)]) == 0
+    out = capsys.readouterr().out
+    assert "1.500" in out
+    assert "Not the same load: num_prompts" in out
+    for arguments in ([str(paths[0])], [str(paths[0]), str(tmp_path / "none.json")]):
+        assert main(["bench", "compare", *arguments]) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_as_a_process(tmp_path: Path) -> None:
+    """Once for real: one good run, one with a failure in it."""
+
+    async def answer(call: Call) -> None:
+        await (call.json(500, "no") if call.asked.number == 8 else call.completion())
+
+    command = [sys.executable, "-m", "facet", "bench", "serve", "--num-prompts", "4", "--random-output-len", "3"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    with fake_server(answer) as server:
+        for expected in (0, 1):
+            done = subprocess.run(
+                [*command, "--port", str(server.port), "--random-input-len", "4"],
+                **dict(capture_output=True, text=True, timeout=120, env=environment, check=False),
+            )
+            assert done.returncode == expected, done.stderr
+            assert "Successful requests:                     " + ("3" if expected else "4") in done.stdout
+            assert done.stderr == ("HTTP 500: no\n" if expected else "")

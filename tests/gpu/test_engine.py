@@ -1,0 +1,39 @@
+"""R1 on a GPU: alone equals together, with graphs, overlap, fast prefill, and NaN in all dead memory."""
+
+from collections.abc import Callable
+
+import pytest
+
+from facet.config import ModelConfig
+from facet.model.loader import load_model
+from tests.engine.harness import alone, make_engine, mixed_requests, run
+from tests.engine.test_alone_equals_together import assert_same
+from tests.tiny_models import SMALL_WINDOW_NAMES, TinyModel
+
+GRAPH_SIZES = (1, 2, 4, 8, 64)
+
+
+@pytest.mark.parametrize("name", SMALL_WINDOW_NAMES)
+def test_alone_equals_together(name: str, tiny_model: Callable[[str], TinyModel]) -> None:
+    tiny = tiny_model(name)
+    model = load_model(ModelConfig(model=str(tiny.folder), device="cuda", max_model_len=512, dtype="float32")).model
+    requests = mixed_requests(tiny.window, model.spec.vocab_size, count=64, seed=len(name))
+    solo_engine = make_engine(model, enable_prefix_caching=False, overlapped=False, fast_prefill=False)
+    expected = {}
+    for request in requests:
+        expected |= run(solo_engine, [alone(request)], check_every=1000)
+    for graph_sizes in (GRAPH_SIZES, ()):
+        engine = make_engine(model, max_num_batched_tokens=64, graph_sizes=graph_sizes)
+        arrivals = {request.request_id: 3 * index // 2 for index, request in enumerate(requests)}
+        cancel_after = {request.request_id: 2 for request in requests if int(request.request_id) % 10 < 3}
+        got = run(engine, requests, arrivals=arrivals, cancel_after=cancel_after)
+        num_different_samples = 0
+        for request in requests:
+            if request.sampling.is_greedy:
+                assert_same(request, got[request.request_id], expected[request.request_id])
+            else:
+                length = len(got[request.request_id].token_ids)
+                same = got[request.request_id].token_ids == expected[request.request_id].token_ids[:length]
+                num_different_samples += not same
+        assert num_different_samples <= 1
+        assert engine.stats().num_corrupted_requests == 0

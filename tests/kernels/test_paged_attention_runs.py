@@ -1,0 +1,259 @@
+"""Long runs of rows, unpacked and attended to: against the reference, however the work is cut and scheduled.
+
+In Triton's interpreter on small shapes, on a GPU also on real ones.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from facet.kernels.paged_attention import HeadShape, cases, reference
+from facet.kernels.paged_attention.run_plans import (
+    KEYS_PER_UNIT,
+    LEAST_LONG_RUN,
+    SCRATCH_LIMIT,
+    Run,
+    RunPlan,
+    max_scratch_bytes,
+    plan_runs,
+)
+from facet.kernels.rotary import apply_rotary
+
+pytest.importorskip("triton")
+from facet.kernels.paged_attention import triton as fast
+from facet.kernels.paged_attention.triton_dense import DenseShape
+from facet.kernels.paged_attention.triton_runs import attend_long_runs
+from facet.kernels.paged_attention.triton_unpack import make_scratch, unpack
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+# Triton's interpreter multiplies bfloat16 matrices wrongly, so there float16 stands for the half types.
+HALF = torch.bfloat16 if ON_GPU else torch.float16
+
+SMALL_TILES = DenseShape(block_m=32, block_n=16, num_warps=4, num_stages=1, use_tma=False)
+PLAIN_CASE = cases.Case(
+    name="global, two runs",
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    window=None,
+    tokens_per_block=12,
+    sequences=((18, 18), (1, 20), (21, 140)),
+)
+
+
+def case(name: str, group: int, window: int | None, **changes: object) -> cases.Case:
+    return replace(PLAIN_CASE, name=name, num_heads=2 * group, window=window, **changes)  # type: ignore[arg-type]
+
+
+CASES = (
+    PLAIN_CASE,
+    case("a head of its own for every query head", 1, None),
+    case("eight query heads share a key head, rows do not fill a tile", 8, None, sequences=((9, 60),)),
+    case("three query heads share a key head", 3, 50),
+    case("window wider than a tile, rows late in the context", 4, 70, sequences=((25, 130), (2, 2), (17, 18))),
+    case("window narrower than a tile", 2, 5, sequences=((25, 130), (20, 20))),
+    case("window of one", 2, 1, sequences=((20, 40),)),
+    case("window longer than the context", 2, 1000, sequences=((20, 40),)),
+    case("keys from values", 4, None, num_rotated_pairs=8, sequences=((13, 140), (1, 9), (10, 10))),
+    case("keys from values, every pair turns, a window", 2, 30, num_rotated_pairs=32, sequences=((20, 70),)),
+)
+
+
+def planned(case: cases.Case, inputs: cases.AttentionInputs, rows_per_product: int, scratch_limit: int) -> RunPlan:
+    """Every run of several rows taken for a long one."""
+    runs, first_row = [], 0
+    for num_rows, context_len in case.sequences:
+        if num_rows > 1:
+            runs.append(Run(first_row=first_row, num_rows=num_rows, context_len=context_len))
+        first_row += num_rows
+    return plan_runs(
+        runs,
+        case.heads,
+        window=case.window,
+        device=inputs.block_table.device,
+        least_long_run=2,
+        scratch_limit=scratch_limit,
+        rows_per_product=rows_per_product,
+    )
+
+
+def expected_rows(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
+    plan = reference.plan_attention(
+        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
+    )
+    return reference.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
+
+
+def check(
+    case: cases.Case, dtype: torch.dtype, shape: DenseShape, *, scratch_limit: int = SCRATCH_LIMIT, num_tiles: int = 1
+) -> RunPlan:
+    """The rows of runs are right, and no other row is written."""
+    inputs = case.inputs(dtype, DEVICE)
+    plan = fast.plan_attention(
+        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
+    )
+    runs = planned(case, inputs, shape.block_m * num_tiles, scratch_limit)
+    plan = replace(plan, runs=runs)
+    output = torch.full_like(inputs.queries, float("nan"))
+    for long in runs.long:
+        attend_long_runs(inputs.queries, output, inputs.cache, plan, long, case.scale, inputs.key_recipe, shape)
+    lens = torch.tensor([num_rows for num_rows, _ in case.sequences], device=DEVICE)
+    in_run = torch.repeat_interleave(lens > 1, lens)
+    assert output[~in_run].isnan().all()
+    case.tolerance(dtype).check(output[in_run], expected_rows(case, inputs)[in_run])
+    return runs
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_same_as_the_reference(case: cases.Case) -> None:
+    check(case, torch.float32, SMALL_TILES)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(use_tma=True),
+        dict(num_loops=1),
+        dict(lazy_rescale=True),
+        dict(num_loops=1, scores_ahead=True),
+        dict(num_parts=2),
+        dict(use_tma=True, num_loops=1, lazy_rescale=True, scores_ahead=True, num_parts=2),
+        dict(block_m=16, block_n=64),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda case: case.name)
+def test_however_it_is_scheduled(case: cases.Case, changes: dict[str, int]) -> None:
+    shape = DenseShape(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=False)
+    check(case, HALF, replace(shape, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [dict(use_tma=True), dict(num_loops=1), dict(lazy_rescale=True), dict(use_tma=True, num_loops=1, block_m=16)],
+    ids=str,
+)
+@pytest.mark.parametrize("window", [None, 40])
+def test_however_keys_from_values_are_scheduled(window: int | None, changes: dict[str, int]) -> None:
+    shape = DenseShape(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=False)
+    check(replace(CASES[8], window=window), HALF, replace(shape, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("may_share", [True, False])
+def test_unpacked_vectors_are_those_of_the_pages(may_share: bool) -> None:
+    """Exactly: keys are rounded where the reference rounds, and what no key fills is zero."""
+    case = CASES[8]
+    inputs = case.inputs(HALF, DEVICE)
+    assert inputs.key_recipe is not None
+    plan = fast.plan_attention(
+        inputs.rows, inputs.block_table, case.heads, window=None, tokens_per_block=case.tokens_per_block
+    )
+    plan = replace(plan, runs=planned(case, inputs, 64, SCRATCH_LIMIT))
+    assert plan.runs is not None
+    (long,) = plan.runs.long
+    scratch = make_scratch(inputs.cache, long, HALF, inputs.key_recipe, may_share=may_share)
+    unpack(scratch, inputs.cache, plan, long, range(2), inputs.key_recipe)
+    turning = [*range(8), *range(32, 40)]
+    still = [dim for dim in range(64) if dim not in turning]
+    first = 0
+    for values in (inputs.values[0], inputs.values[2]):
+        places = slice(first, first + len(values))
+        keys = apply_rotary((values * inputs.key_recipe.weight).to(HALF), inputs.key_recipe.cos_sin[: len(values)])
+        expected = (keys[..., turning], values[..., still + turning]) if may_share else (keys, values)
+        for found, wanted in zip((scratch.keys, scratch.values), expected, strict=True):
+            torch.testing.assert_close(found[:, places], wanted.transpose(0, 1), rtol=0, atol=0)
+            first_dead = places.stop
+            last_dead = -(-first_dead // KEYS_PER_UNIT) * KEYS_PER_UNIT
+            assert not found[:, first_dead:last_dead].any()
+        first = last_dead
+
+
+def test_tiles_of_the_plan_may_be_larger_than_those_of_the_kernel() -> None:
+    check(CASES[3], torch.float32, SMALL_TILES, num_tiles=4)
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[8]], ids=lambda case: case.name)
+def test_heads_in_slices_and_runs_in_passes_where_scratch_is_small(case: cases.Case) -> None:
+    """One unit of keys of one head takes 32 KiB: a run of 140 keys takes 2 of them for each of its 2 heads."""
+    runs = check(case, torch.float32, SMALL_TILES, scratch_limit=2**16)
+    assert sorted(long.heads_per_slice for long in runs.long) == [1, 2]
+    assert runs.short_tiles is None
+
+
+def test_a_run_that_is_too_much_for_scratch_is_a_short_one() -> None:
+    runs = check(replace(PLAIN_CASE, sequences=((18, 18),)), torch.float32, SMALL_TILES)
+    assert len(runs.long) == 1
+    too_much = plan_runs(
+        [Run(first_row=0, num_rows=200, context_len=200)],
+        PLAIN_CASE.heads,
+        window=None,
+        device=torch.device("cpu"),
+        scratch_limit=2**15,
+    )
+    assert not too_much.long
+    assert too_much.short_tiles is not None
+    assert int(too_much.short_tiles[:, 1].sum()) == 200
+
+
+def test_long_runs_beside_short_ones_and_single_rows() -> None:
+    """Through the door that layers use."""
+    case = replace(PLAIN_CASE, sequences=((1, 5), (LEAST_LONG_RUN, 200), (9, 20), (1, 30), (150, 150)))
+    inputs = case.inputs(HALF, DEVICE)
+    plan = fast.plan_attention(
+        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
+    )
+    assert plan.runs is not None
+    assert plan.runs.short_tiles is not None
+    assert plan.runs.short_tiles.tolist() == [[1 + LEAST_LONG_RUN, 9]]
+    assert [long.num_keys for long in plan.runs.long] == [4 * KEYS_PER_UNIT]
+    output = fast.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale)
+    case.tolerance(HALF).check(output, expected_rows(case, inputs))
+
+
+def test_scratch_of_any_plan_is_within_what_is_accounted_for() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for window in (None, 64, 512):
+        for limit in (SCRATCH_LIMIT, 2**24):
+            heads = HeadShape(num_heads=32, num_kv_heads=16, head_dim=256)
+            lens = torch.randint(2, 700, (6,), generator=generator).tolist()
+            extra = torch.randint(0, 9000, (6,), generator=generator).tolist()
+            runs = [
+                Run(first_row=sum(lens[:index]), num_rows=lens[index], context_len=lens[index] + extra[index])
+                for index in range(len(lens))
+            ]
+            plan = plan_runs(runs, heads, window=window, device=torch.device("cpu"), scratch_limit=limit)
+            most = max_scratch_bytes(
+                heads,
+                window=window,
+                max_context_len=max(run.context_len for run in runs),
+                max_num_batched_tokens=sum(lens),
+                element_size=2,
+            )
+            for long in plan.long:
+                taken = 2 * long.heads_per_slice * long.num_keys * heads.head_dim * 2
+                assert taken <= min(most, limit)
+
+
+REAL_CASES = (
+    replace(cases.CASES[1], name="E4B global, real tiles", sequences=((300, 300), (1, 700), (200, 2000))),
+    replace(cases.CASES[2], name="E2B sliding, real tiles", window=512, sequences=((700, 1300), (140, 140))),
+    replace(cases.CASES[3], name="31B sliding, real tiles", sequences=((700, 2300), (140, 140))),
+    replace(cases.CASES[4], name="31B global, keys from values, real tiles", sequences=((300, 1500), (1, 9))),
+    replace(cases.CASES[5], name="12B global, keys from values, real tiles", sequences=((130, 1000),)),
+    replace(cases.CASES[6], name="27B global, heads of 128, real tiles", sequences=((400, 900), (1, 84))),
+)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="these shapes take minutes in the interpreter")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", [*cases.CASES, *REAL_CASES], ids=lambda case: case.name)
+def test_real_shapes(case: cases.Case, dtype: torch.dtype) -> None:
+    inputs = case.inputs(dtype, DEVICE)
+    plan = fast.plan_attention(
+        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
+    )
+    output = fast.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
+    case.tolerance(dtype).check(output, expected_rows(case, inputs))
