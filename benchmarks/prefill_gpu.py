@@ -1,4 +1,4 @@
-"""Attention of long runs on a GPU, however it may be cut and scheduled: microseconds and the share of matrix products.
+"""Attention of runs on a GPU, however it may be cut and scheduled: microseconds and the share of matrix products.
 
     python benchmarks/prefill_gpu.py
 
@@ -69,31 +69,20 @@ LOADS = (
 _256 = DenseShape(block_m=128, block_n=64, num_warps=8, num_stages=2)
 HEADS_OF_256 = (
     _256,
-    replace(_256, num_loops=1),
-    replace(_256, num_loops=1, scores_ahead=True),
     replace(_256, use_tma=False),
     # Two programs fit on a multiprocessor: while one takes exponentials, the other multiplies.
     replace(_256, block_m=64, num_warps=4, num_stages=1),
-    replace(_256, block_m=64, num_warps=4, num_stages=1, num_loops=1),
 )
-_512 = DenseShape(block_m=64, block_n=32, num_warps=8, num_stages=2)
-_AHEAD = replace(_512, num_loops=1, scores_ahead=True)
-_PARTS = replace(_512, block_m=128, block_n=64, num_stages=1, num_parts=2)
-_SMALL_PARTS = replace(_512, num_warps=4, num_stages=1, num_parts=2)
+_PARTS = DenseShape(block_m=128, block_n=64, num_warps=8, num_stages=1, num_parts=2)
 APART_HEADS_OF_512 = (
-    _AHEAD,
-    replace(_AHEAD, block_n=64, num_stages=1),
     _PARTS,
-    replace(_PARTS, num_loops=1),
-    _SMALL_PARTS,
-    replace(_SMALL_PARTS, num_loops=1),
-    replace(_SMALL_PARTS, num_loops=1, scores_ahead=True),
+    replace(_PARTS, use_tma=False),
+    replace(_PARTS, block_n=32, num_stages=2),
+    replace(_PARTS, block_m=64, block_n=32, num_warps=4),
+    replace(_PARTS, block_m=64, block_n=32, num_stages=2, num_parts=1),
 )
-SHARED_HEADS_OF_512 = (
-    replace(_512, block_n=64),
-    replace(_512, block_n=64, num_loops=1),
-    replace(_512, block_n=64, use_tma=False),
-)
+_SHARED = DenseShape(block_m=64, block_n=64, num_warps=8, num_stages=2)
+SHARED_HEADS_OF_512 = (_SHARED, replace(_SHARED, use_tma=False))
 
 
 @dataclass(frozen=True)
@@ -106,13 +95,10 @@ class Variant:
         shape = self.shape
         extras = [
             "" if shape.use_tma else "pointers",
-            "ahead" if shape.scores_ahead else "",
-            "lazy" if shape.lazy_rescale else "",
-            "specialized" if shape.warp_specialize else "",
             f"{shape.num_parts} parts" if shape.num_parts > 1 else "",
             "" if self.may_share else "keys apart",
         ]
-        core = f"{shape.block_m}x{shape.block_n} w{shape.num_warps} s{shape.num_stages} l{shape.num_loops}"
+        core = f"{shape.block_m}x{shape.block_n} w{shape.num_warps} s{shape.num_stages}"
         return " ".join([core, *filter(None, extras)])
 
 
@@ -189,36 +175,52 @@ class Prepared:
         found = output[self.checked_rows].float()
         return float((found - self.expected).norm() / self.expected.norm())
 
-    def plan(self, rows_per_product: int | None = None, least_long_run: int = 1) -> TritonPlan:
+    def _served_plan(self) -> TritonPlan:
         load = self.load
-        plan = paged.plan_attention(
+        return paged.plan_attention(
             self.rows, self.table, load.heads, window=load.window, tokens_per_block=load.tokens_per_block
         )
+
+    def plan_of_single_rows(self) -> TritonPlan:
+        load = self.load
+        return replace(
+            self._served_plan(),
+            num_single=load.num_rows,
+            single_rows=None,
+            longest_single=min(load.context_len, load.window or load.context_len),
+            arrivals=torch.zeros(load.num_rows, load.num_kv_heads, dtype=torch.int32, device=self.table.device),
+            runs=None,
+        )
+
+    def plan_of_a_run(self, rows_per_product: int | None = None) -> TritonPlan:
+        load = self.load
         runs = plan_runs(
             [Run(first_row=0, num_rows=load.num_rows, context_len=load.context_len)],
             load.heads,
             window=load.window,
             device=self.table.device,
-            least_long_run=least_long_run,
             rows_per_product=rows_per_product,
         )
-        return replace(plan, runs=runs)
+        return replace(self._served_plan(), num_single=0, single_rows=None, runs=runs)
 
     def unpacked(self, variant: Variant) -> tuple[Callable[[], None], Callable[[Tensor], list[Any]]]:
         """What fills scratch, and what attends over it and returns the compiled kernels."""
-        plan = self.plan(variant.shape.block_m)
+        plan = self.plan_of_a_run(variant.shape.block_m)
         assert plan.runs is not None
-        (long,) = plan.runs.long
+        (run_pass,) = plan.runs.passes
         # All heads at once, whatever the limit says: the kernel is timed here, not the slices.
         heads = range(self.load.num_kv_heads)
-        long = replace(long, heads_per_slice=len(heads))
-        scratch = make_scratch(self.cache, long, self.queries.dtype, self.recipe, may_share=variant.may_share)
+        run_pass = replace(run_pass, heads_per_slice=len(heads))
+        scratch = make_scratch(self.cache, run_pass, self.queries.dtype, self.recipe, may_share=variant.may_share)
 
         def fill() -> None:
-            unpack(scratch, self.cache, plan, long, heads, self.recipe)
+            unpack(scratch, self.cache, plan, run_pass, heads, self.recipe)
 
         def attend(output: Tensor) -> list[Any]:
-            return [attend_unpacked(self.queries, output, scratch, plan, long, heads, 1.0, self.recipe, variant.shape)]
+            compiled = attend_unpacked(
+                self.queries, output, scratch, plan, run_pass, heads, 1.0, self.recipe, variant.shape
+            )
+            return [compiled]
 
         return fill, attend
 
@@ -285,11 +287,14 @@ def time_as_served(prepared: Prepared, plan: TritonPlan) -> tuple[float, str, fl
 def add_crossover(table: Table) -> None:
     """From how many rows on it pays to unpack a context of 8192 tokens."""
     for load in LOADS[:4]:
-        for num_rows in (32, 64, 128, 256, 512):
+        for num_rows in (4, 8, 16, 32, 64, 128):
             prepared = Prepared(replace(load, num_rows=num_rows))
-            times = [time_as_served(prepared, prepared.plan(least_long_run=least))[0] for least in (2, num_rows + 1)]
-            unpacked, pages = (f"{time_ms * 1e3:,.0f}" for time_ms in times)
-            table.add_row(f"{load.name.partition(',')[0]}, {num_rows} rows", unpacked, pages)
+            plans = (prepared.plan_of_a_run(), prepared.plan_of_single_rows())
+            cells = []
+            for plan in plans:
+                time_ms, _, error = time_as_served(prepared, plan)
+                cells.append(f"{time_ms * 1e3:,.0f}" if error < LARGEST_ERROR else f"WRONG {error:.3f}")
+            table.add_row(f"{load.name.partition(',')[0]}, {num_rows} rows", *cells)
 
 
 def product_rate() -> float:
@@ -309,12 +314,9 @@ def main() -> None:
     for load in LOADS:
         prepared = Prepared(load)
         runs: list[tuple[str, Callable[[], tuple[float, str, float]]]] = [
-            ("as served", lambda p=prepared: time_as_served(p, p.plan(least_long_run=2))),
+            ("as served", lambda p=prepared: time_as_served(p, p.plan_of_a_run())),
             *((variant.name, lambda p=prepared, v=variant: time_variant(p, v)) for variant in variants_of(load)),
         ]
-        if load.context_len <= 8192:
-            pages = prepared.plan(least_long_run=load.num_rows + 1)
-            runs.append(("from pages", lambda p=prepared, plan=pages: time_as_served(p, plan)))
         lines: list[tuple[float, tuple[str, ...]]] = []
         for name, run in runs:
             try:
@@ -335,7 +337,7 @@ def main() -> None:
         del prepared, runs, fill
         torch.cuda.empty_cache()
     crossover = Table(title="runs at the end of 8192 tokens, µs")
-    for column in ("run", "unpacked", "from pages"):
+    for column in ("run", "unpacked", "as single rows"):
         crossover.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     add_crossover(crossover)
     Console(width=130).print(crossover, table)

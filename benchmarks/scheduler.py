@@ -42,7 +42,7 @@ def make_layout() -> KVLayout:
         )
 
     groups = (group("sliding", 512, 40_960), group("global", None, 16_384))
-    return KVLayout(dtype="bfloat16", page_bytes=PAGE_BYTES, groups=groups)
+    return KVLayout(page_bytes=PAGE_BYTES, groups=groups)
 
 
 def make_scheduler(num_requests: int) -> Scheduler:

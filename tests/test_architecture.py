@@ -36,7 +36,7 @@ ROOMS = {
 }
 # Planning and text need no tensors, and stay quick to import and to test.
 ROOMS_WITHOUT_TORCH = {"bench", "chat", "tokens", "scheduler", "kv_cache"}
-VOCABULARY_WITH_TORCH = {"forward_batch"}
+VOCABULARY_WITH_TORCH = {"forward_batch", "transfer"}
 
 RANKS = {room: rank for rank, room in enumerate(ROOMS)}
 RANK_OF_ROOT = -1  # facet/__init__.py and __main__.py stand above every room

@@ -46,6 +46,14 @@ class EngineConfig(ModelConfig):
     kv_cache_memory_bytes: int | None = setting(
         None, "bytes for keys and values; default: what is left on a GPU, a quarter of the free memory on a CPU"
     )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "how keys and values are stored: auto (as the model computes), bfloat16, float16, fp8 (fp8_e4m3), fp8_e5m2, "
+        "int8_per_token_head or fp8_per_token_head; or one for each kind of layer: global=NAME,sliding=NAME",
+    )
+    kv_cache_dtype_skip_layers: tuple[str, ...] = setting(
+        (), "layers that --kv-cache-dtype leaves as the model computes: their numbers, sliding or global"
+    )
     enable_prefix_caching: bool = setting(True, "keep the keys of prompts and answers for requests that begin alike")
     kv_sharing_fast_prefill: bool = setting(
         True, "prompt rows skip the layers that read other layers' keys, in models that have such layers"
@@ -115,7 +123,6 @@ class ServerConfig(EngineConfig):
     # would mean something Facet does not do; nothing else reads these fields.
     enable_chunked_prefill: bool = setting(True, "accepted: prompts are always computed in chunks")
     tensor_parallel_size: int = setting(1, "accepted: 1")
-    kv_cache_dtype: str = setting("auto", "accepted: auto")
     limit_mm_per_prompt: Mapping[str, Any] | None = setting(None, "accepted: the server takes text alone")
     trust_remote_code: bool = setting(False, "accepted, not needed: no code of a checkpoint is ever run")
     disable_log_requests: bool = setting(

@@ -12,16 +12,23 @@ group is one page and holds `tokens_per_block` tokens of every layer in the grou
     └────────────────────────────┘     └────────────────────────────┘
 
 A layer whose values are its keys stores one vector per token and head. Because pages are all alike, memory flows
-freely between groups. This module knows bytes and tokens; it knows neither tensors nor requests.
+freely between groups.
+
+Scales of quantized vectors, where a dtype has any, lie in a second run of pages with the same numbers: page n's scales
+are in scale page n. Pages of vectors therefore fill just as they would without scales. Scale pages are of equal bytes
+too, as many as the group with most scales needs; a page costs both its parts.
+
+    scale page of a sliding block:  | layer 0, keys: head 0, 16 tokens | head 1, 16 tokens | ... | layer 0, values: ...
+
+This module knows bytes and tokens; it knows neither tensors nor requests.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from facet.kv_dtypes import KV_DTYPES, SCALE_BYTES, KVDtype
 from facet.model_spec import AttentionKind, LayerSpec, ModelSpec
-
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 # A page holds at least this many tokens of the group whose tokens are largest: small enough that a short request
 # wastes little, large enough that block tables stay short and a kernel reads long runs.
@@ -33,10 +40,20 @@ class LayerStore:
     """Where one layer's keys and values lie inside every page of its group."""
 
     layer: int
+    dtype: KVDtype
     byte_offset: int  # from the start of the page
+    scale_offset: int | None  # in bytes from the start of the scale page; None: no scales
     num_vectors: int  # 2: keys, then values; 1: one vector serves as both
     num_kv_heads: int
     head_dim: int
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.num_vectors * self.num_kv_heads * self.head_dim * self.dtype.num_bytes
+
+    @property
+    def scale_bytes_per_token(self) -> int:
+        return self.num_vectors * self.num_kv_heads * SCALE_BYTES if self.dtype.has_scales else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +62,36 @@ class KVGroup:
 
     kind: AttentionKind
     window: int | None
-    bytes_per_token: int
+    bytes_per_token: int  # in pages of vectors, all layers together
     tokens_per_block: int
     stores: tuple[LayerStore, ...]
+
+    @property
+    def scale_bytes_per_token(self) -> int:
+        return sum(store.scale_bytes_per_token for store in self.stores)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Names of what its layers store, each once."""
+        return tuple(dict.fromkeys(store.dtype.name for store in self.stores))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
     """The whole cache: one page size, a group per kind of layer."""
 
-    dtype: str
     page_bytes: int
     groups: tuple[KVGroup, ...]
+    scale_page_bytes: int = 0
+
+    @property
+    def total_page_bytes(self) -> int:
+        """What a page costs: its vectors and their scales."""
+        return self.page_bytes + self.scale_page_bytes
+
+    @property
+    def is_quantized(self) -> bool:
+        return any(store.dtype.is_quantized for group in self.groups for store in group.stores)
 
     def group_of(self, kind: AttentionKind) -> int:
         return next(index for index, group in enumerate(self.groups) if group.kind == kind)
@@ -70,39 +105,49 @@ def num_stored_vectors(layer: LayerSpec, *, merge_equal_values: bool = True) -> 
 def make_kv_layout(
     spec: ModelSpec,
     *,
-    dtype: str,
+    dtype: str | Mapping[int, str],
     merge_equal_values: bool = True,
     min_tokens_per_block: int = MIN_TOKENS_PER_BLOCK,
 ) -> KVLayout:
-    """Choose the page so that every group fills it exactly, or wastes less than one part in a hundred."""
+    """Choose the page so that every group fills it exactly, or wastes less than one part in a hundred.
+
+    `dtype` is a name of `KV_DTYPES` for all layers, or one for each layer that owns keys.
+    """
     owners: dict[AttentionKind, list[LayerSpec]] = {}
     for layer in spec.layers:
         if layer.owns_kv:
             owners.setdefault(layer.attention, []).append(layer)
 
+    def dtype_of(layer: LayerSpec) -> KVDtype:
+        return KV_DTYPES[dtype if isinstance(dtype, str) else dtype[layer.index]]
+
     def bytes_per_token(layer: LayerSpec) -> int:
         vectors = num_stored_vectors(layer, merge_equal_values=merge_equal_values)
-        return vectors * layer.kv_width * DTYPE_BYTES[dtype]
+        return vectors * layer.kv_width * dtype_of(layer).num_bytes
 
     group_bytes = {kind: sum(map(bytes_per_token, layers)) for kind, layers in owners.items()}
-    vector_bytes = {layer.kv_width * DTYPE_BYTES[dtype] for layers in owners.values() for layer in layers}
+    vector_bytes = {layer.kv_width * dtype_of(layer).num_bytes for layers in owners.values() for layer in layers}
     page_bytes = choose_page_bytes(list(group_bytes.values()), vector_bytes, min_tokens_per_block)
 
     groups = []
     for kind, layers in owners.items():
         tokens_per_block = page_bytes // group_bytes[kind]
-        stores, offset = [], 0
-        for layer in layers:
-            stores.append(
-                LayerStore(
-                    layer=layer.index,
-                    byte_offset=offset,
-                    num_vectors=num_stored_vectors(layer, merge_equal_values=merge_equal_values),
-                    num_kv_heads=layer.num_kv_heads,
-                    head_dim=layer.head_dim,
-                )
+        stores: list[LayerStore] = []
+        offset = scale_offset = 0
+        # The widest numbers first: each store then begins at a multiple of the size of its numbers.
+        for layer in sorted(layers, key=lambda layer: -dtype_of(layer).num_bytes):
+            store = LayerStore(
+                layer=layer.index,
+                dtype=dtype_of(layer),
+                byte_offset=offset,
+                scale_offset=scale_offset if dtype_of(layer).has_scales else None,
+                num_vectors=num_stored_vectors(layer, merge_equal_values=merge_equal_values),
+                num_kv_heads=layer.num_kv_heads,
+                head_dim=layer.head_dim,
             )
-            offset += tokens_per_block * bytes_per_token(layer)
+            stores.append(store)
+            offset += tokens_per_block * store.bytes_per_token
+            scale_offset += tokens_per_block * store.scale_bytes_per_token
         groups.append(
             KVGroup(
                 kind=kind,
@@ -112,7 +157,11 @@ def make_kv_layout(
                 stores=tuple(stores),
             )
         )
-    return KVLayout(dtype=dtype, page_bytes=page_bytes, groups=tuple(groups))
+    return KVLayout(
+        page_bytes=page_bytes,
+        groups=tuple(groups),
+        scale_page_bytes=max(group.tokens_per_block * group.scale_bytes_per_token for group in groups),
+    )
 
 
 def choose_page_bytes(group_bytes: Sequence[int], vector_bytes: Iterable[int], min_tokens_per_block: int) -> int:

@@ -69,6 +69,7 @@ def test_flags_with_json_and_lists() -> None:
         (("m", "--pipeline-parallel-size", "2"), "has no --pipeline-parallel-size"),
         (("m", "--tensor-parallel-size", "2"), "--tensor-parallel-size 2"),
         (("m", "--kv-cache-dtype", "fp3"), "--kv-cache-dtype fp3"),
+        (("m", "--kv-cache-dtype", "middle=fp8"), "'middle' is not a kind of layer"),
         (("m", "--no-enable-chunked-prefill"), "--no-enable-chunked-prefill"),
         (("m", "--tool-call-parser", "hermes"), "hermes"),
         (("m", "--override-generation-config", "{"), "not JSON"),

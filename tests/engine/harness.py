@@ -4,9 +4,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from facet.engine.engine import Engine
 from facet.engine.settings import EngineSettings
-from facet.kv_layout import make_kv_layout
+from facet.kv_dtypes import choose_kv_dtypes
+from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.progress import Silent
@@ -16,6 +19,12 @@ from facet.sampling import TokenLogprobs
 from facet.sampling_params import SamplingParams
 
 MAX_MODEL_LEN = 512
+
+
+def kv_layout(model: Gemma, kv_dtype: str = "auto", *, min_tokens_per_block: int = 4) -> KVLayout:
+    """Small blocks, so that short requests have several."""
+    dtypes = choose_kv_dtypes(model.spec, asked=kv_dtype, model_dtype="float32")
+    return make_kv_layout(model.spec, dtype=dtypes, min_tokens_per_block=min_tokens_per_block)
 
 
 def make_engine(
@@ -29,9 +38,10 @@ def make_engine(
     overlapped: bool = True,
     min_tokens_per_block: int = 4,
     graph_sizes: tuple[int, ...] = (),
+    kv_dtype: str = "auto",
 ) -> Engine:
     settings = EngineSettings(
-        layout=make_kv_layout(model.spec, dtype="float32", min_tokens_per_block=min_tokens_per_block),
+        layout=kv_layout(model, kv_dtype, min_tokens_per_block=min_tokens_per_block),
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -43,7 +53,7 @@ def make_engine(
         graph_sizes=graph_sizes,
     )
     arena = KVArena(settings.layout, num_blocks, model.placement.device)
-    arena.bytes.fill_(0xFF)  # NaN in every float type: memory nobody has written yet must not be read either
+    arena.poison(torch.arange(num_blocks, device=model.placement.device))  # what nobody wrote must not be read either
     runner = Runner(
         model,
         arena,

@@ -89,15 +89,15 @@ def test_same_as_the_reference(case: cases.Case, dtype: torch.dtype) -> None:
 
 
 def single_rows_case(*, window: int | None, num_rotated_pairs: int | None, after_a_chunk: bool) -> cases.Case:
-    chunk = ((3, 20),) if after_a_chunk else ()
+    chunk = ((32, 50),) if after_a_chunk else ()
     return cases.Case(
         name="single rows",
-        num_heads=4,
+        num_heads=6,  # three to a key head: one row of a tile is nobody's
         num_kv_heads=2,
         head_dim=128,
         window=window,
         tokens_per_block=12,
-        sequences=(*chunk, (1, 1), (1, 33), (1, 150)),
+        sequences=(*chunk, (1, 1), (1, 33), (1, 100)),
         num_rotated_pairs=num_rotated_pairs,
     )
 
@@ -106,10 +106,9 @@ def single_rows_case(*, window: int | None, num_rotated_pairs: int | None, after
     ("num_splits", "least_keys", "six_pieces", "after_a_chunk", "last_merges"),
     [
         (1, 16, True, False, True),
-        (3, 48, False, True, False),
         (4, 32, False, False, True),
-        (12, 16, True, True, False),
-        (12, 16, True, True, True),
+        (6, 16, True, True, False),
+        (6, 16, True, True, True),
     ],
 )
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_single_rows_in_shares(
     after_a_chunk: bool,
     last_merges: bool,
 ) -> None:
-    """As a captured graph runs them: planned for long contexts, run on short ones, some shares empty, twice."""
+    """As a captured graph runs them: planned for long contexts, run on short ones, some shares empty."""
     case = single_rows_case(window=window, num_rotated_pairs=num_rotated_pairs, after_a_chunk=after_a_chunk)
     inputs = case.inputs(HALF, DEVICE)
     tuning = triton_single.Tuning(
@@ -146,8 +145,8 @@ def test_single_rows_in_shares(
     )
     assert (plan.single_rows is not None) == after_a_chunk
     expected = by_reference(case, inputs)
-    num_chunk_rows = 3 if after_a_chunk else 0
-    for _layer in range(2):
+    num_chunk_rows = 32 if after_a_chunk else 0
+    for _layer in range(2 if last_merges and num_splits > 1 else 1):
         got = torch.full_like(inputs.queries, float("nan"))
         triton_single.attend_single_rows(inputs.queries, got, inputs.cache, plan, 1.0, inputs.key_recipe, tuning)
         assert got[:num_chunk_rows].isnan().all()

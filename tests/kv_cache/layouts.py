@@ -9,7 +9,6 @@ PAGE_BYTES = 1 << 12
 def make_layout(*groups: tuple[int | None, int]) -> KVLayout:
     """A layout from (window, tokens per block) pairs; a window of None makes a global group."""
     return KVLayout(
-        dtype="bfloat16",
         page_bytes=PAGE_BYTES,
         groups=tuple(
             KVGroup(

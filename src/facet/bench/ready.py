@@ -81,13 +81,11 @@ async def try_one(client: BenchClient, turn: Turn) -> None:
         short = replace(turn, content=str(turn.content)[:8] or "Hi", max_tokens=1)
     outcome, _ = await client.send((), short, time.perf_counter())
     # One token may be one without text; what matters is that the request was taken.
-    if outcome.failure is not None and outcome.failure.kind != "no tokens":
-        hint = (
-            " (--vocab-size says how large random token ids may be.)" if "token id" in outcome.failure.message else ""
-        )
-        raise ServerUnavailableError(
-            f"A first request to {client.url.origin}{client.path} failed, {outcome.failure.kind}: {outcome.failure.message}{hint}"
-        )
+    failure = outcome.failure
+    if failure is not None and failure.kind != "no tokens":
+        hint = " (--vocab-size says how large random token ids may be.)" if "token id" in failure.message else ""
+        url = f"{client.url.origin}{client.path}"
+        raise ServerUnavailableError(f"A first request to {url} failed, {failure.kind}: {failure.message}{hint}")
 
 
 def check_lengths(config: BenchConfig, conversations: Sequence[Conversation], info: ServerInfo) -> None:

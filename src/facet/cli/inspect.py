@@ -110,6 +110,6 @@ def run_once(loaded: LoadedModel) -> int:
     if not bool(logits.isfinite().all()):
         raise CheckpointError(
             f"The logits of a forward pass are not finite: the weights in {loaded.folder} are damaged, or too large "
-            f"for {layout.dtype}. Try --dtype float32, or download them again."
+            f"for {str(placement.dtype).removeprefix('torch.')}. Try --dtype float32, or download them again."
         )
     return num_tokens

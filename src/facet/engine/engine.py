@@ -14,6 +14,7 @@ from facet.engine.device_failures import device_failures_in_words
 from facet.engine.settings import EngineSettings, resolve
 from facet.errors import RequestError, UserError
 from facet.kv_cache.manager import KVCacheManager
+from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.layers.kv_arena import KVArena
 from facet.model.loader import load_model
 from facet.progress import Progress, Silent
@@ -176,6 +177,7 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     """Load the model, size the cache, and be ready. Also the folder that the model came from."""
     progress = progress or Silent()
     with device_failures_in_words():
+        parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
         loaded = load_model(config, progress)
         settings = resolve(config, loaded.model)
         runner = Runner(

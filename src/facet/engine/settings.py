@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from facet.config import EngineConfig
 from facet.errors import CapacityError, ConfigError
 from facet.kv_cache.accountant import Fit, blocks_for, longest_request, require_fit, sequences_that_fit
+from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.model.gemma import Gemma
 from facet.runner.graphs import default_sizes
@@ -39,15 +42,16 @@ class EngineSettings:
 
     def lines(self) -> list[str]:
         """What a user wants to know at start-up."""
-        cache = self.num_blocks * self.layout.page_bytes
+        page = self.layout.total_page_bytes
         per_block = " or ".join(f"{group.tokens_per_block} {group.kind} tokens" for group in self.layout.groups)
         in_all = " or ".join(
             f"{(self.num_blocks - 1) * group.tokens_per_block:,} {group.kind} tokens" for group in self.layout.groups
         )
         return [
             *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
-            f"KV cache: {cache / 2**30:.2f} GiB, {self.num_blocks} pages of {self.layout.page_bytes / 2**10:.0f} KiB; "
+            f"KV cache: {self.num_blocks * page / 2**30:.2f} GiB, {self.num_blocks} pages of {page / 2**10:.0f} KiB; "
             f"a page holds {per_block}, all of them {in_all}.",
+            *((_dtype_line(self.layout),) if self.layout.is_quantized else ()),
             f"At the full context of {self.max_model_len} tokens {self.full_contexts.num_sequences} requests fit at "
             f"once; at most {self.max_num_seqs} run together.",
         ]
@@ -63,7 +67,7 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         raise ConfigError(f"--gpu-memory-utilization is {config.gpu_memory_utilization}, but must be in (0, 1].")
     on_gpu = model.placement.device.type == "cuda"
     max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
-    layout = make_kv_layout(model.spec, dtype=str(model.placement.dtype).removeprefix("torch."))
+    layout = make_kv_layout(model.spec, dtype=resolve_kv_dtypes(config, model))
     graph_sizes = resolve_graph_sizes(config) if on_gpu else ()
     num_bytes, gpu_memory = config.kv_cache_memory_bytes, None
     if num_bytes is None and on_gpu:
@@ -78,7 +82,7 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         num_bytes = gpu_memory.cache
     elif num_bytes is None:
         num_bytes = cpu_cache_bytes()
-    num_blocks = max(0, num_bytes) // layout.page_bytes
+    num_blocks = max(0, num_bytes) // layout.total_page_bytes
     if config.kv_cache_memory_bytes is None:
         # A small model on a large machine need not take memory that no request could use; twice what running
         # requests can need leaves as much again for cached prefixes.
@@ -105,6 +109,27 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
     )
 
 
+def resolve_kv_dtypes(config: EngineConfig, model: Gemma) -> dict[int, str]:
+    """What each layer that owns keys stores them in, on this device."""
+    model_dtype = str(model.placement.dtype).removeprefix("torch.")
+    dtypes = choose_kv_dtypes(
+        model.spec,
+        asked=config.kv_cache_dtype,
+        skip_layers=config.kv_cache_dtype_skip_layers,
+        model_dtype=model_dtype,
+    )
+    device = model.placement.device
+    if device.type == "cuda":
+        name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
+        check_hardware(dtypes.values(), device=name, capability=capability)
+        if set(dtypes.values()) != {model_dtype}:
+            raise ConfigError(
+                f"--kv-cache-dtype {config.kv_cache_dtype} works on a CPU, but not on a GPU yet. Use auto, or "
+                "--device cpu."
+            )
+    return dtypes
+
+
 def resolve_graph_sizes(config: EngineConfig) -> tuple[int, ...]:
     if config.enforce_eager:
         return ()
@@ -116,11 +141,17 @@ def resolve_graph_sizes(config: EngineConfig) -> tuple[int, ...]:
     return tuple(sorted({min(size, config.max_num_seqs) for size in sizes}))
 
 
+def _dtype_line(layout: KVLayout) -> str:
+    kinds = "; ".join(f"{group.kind} layers as {', '.join(group.dtypes)}" for group in layout.groups)
+    return f"Keys and values are stored quantized: {kinds}."
+
+
 def require_room(layout: KVLayout, num_blocks: int, max_model_len: int) -> None:
+    page_mib = layout.total_page_bytes / 2**20
     if num_blocks < 2 or longest_request(layout, num_blocks) == 0:
         raise CapacityError(
-            f"{num_blocks * layout.page_bytes / 2**20:.0f} MiB are left for keys and values, less than the "
-            f"{(1 + len(layout.groups)) * layout.page_bytes / 2**20:.0f} MiB that a single token needs with its page "
+            f"{num_blocks * page_mib:.0f} MiB are left for keys and values, less than the "
+            f"{(1 + len(layout.groups)) * page_mib:.0f} MiB that a single token needs with its page "
             "of each kind. Give the cache more memory, or use a smaller model."
         )
     require_fit(layout, num_blocks, max_model_len=max_model_len)

@@ -146,7 +146,7 @@ def require_fit(layout: KVLayout, num_blocks: int, *, max_model_len: int) -> Non
     """Refuse a pool in which a request of the longest allowed length could never run."""
     need = need_of(layout, num_blocks, num_tokens=max_model_len)
     if not need.fits:
-        page_mib = layout.page_bytes / 2**20
+        page_mib = layout.total_page_bytes / 2**20
         raise CapacityError(
             f"One request of max_model_len = {max_model_len} tokens needs {need.num_blocks} cache blocks "
             f"({need.num_blocks * page_mib:.0f} MiB), but {need.num_blocks_available} are available "

@@ -1,10 +1,17 @@
-"""The memory that keys and values live in: one run of bytes, seen by each layer through its own views."""
+"""The memory that keys and values live in: one run of bytes, seen by each layer through its own views.
+
+Scales of quantized vectors are a second run, with pages of the same numbers.
+"""
 
 import torch
 from torch import Tensor
 
 from facet.kernels.paged_attention import LayerCache
+from facet.kv_dtypes import SCALE_BYTES
 from facet.kv_layout import KVGroup, KVLayout, LayerStore
+
+# Every float type reads NaN where all bits are set. An int8 reads -1 there, but its scale is NaN.
+_POISON = 0xFF
 
 
 class KVArena:
@@ -14,7 +21,7 @@ class KVArena:
         self.layout = layout
         self.num_pages = num_pages
         self.bytes = torch.zeros(num_pages, layout.page_bytes, dtype=torch.uint8, device=device)
-        self._typed = self.bytes.view(getattr(torch, layout.dtype))
+        self.scales = torch.zeros(num_pages, layout.scale_page_bytes // SCALE_BYTES, device=device)
         self._caches = {store.layer: self._view(group, store) for group in layout.groups for store in group.stores}
 
     def layer(self, index: int) -> LayerCache:
@@ -23,22 +30,35 @@ class KVArena:
 
     def poison(self, pages: Tensor) -> None:
         """Fill pages with NaN, so that any later read of what was there is a loud failure."""
-        self._typed[pages] = float("nan")
+        self.bytes[pages] = _POISON
+        self.scales[pages] = float("nan")
 
     def copy_pages(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy whole pages; no page is both a source and a destination."""
         self.bytes[destinations] = self.bytes[sources]
+        self.scales[destinations] = self.scales[sources]
 
     def _view(self, group: KVGroup, store: LayerStore) -> LayerCache:
-        heads = (store.num_kv_heads, store.head_dim)
+        typed = self.bytes.view(getattr(torch, store.dtype.stored_as))
         vector = store.num_kv_heads * store.head_dim
-        page, offset = self._typed.shape[1], store.byte_offset // self._typed.element_size()
+        offset = store.byte_offset // store.dtype.num_bytes
 
-        def vectors(start: int) -> Tensor:
-            shape = (self.num_pages, group.tokens_per_block, *heads)
-            return self._typed.as_strided(shape, (page, vector, store.head_dim, 1), start)
+        def vectors(index: int) -> Tensor | None:
+            if index >= store.num_vectors:
+                return None
+            shape = (self.num_pages, group.tokens_per_block, store.num_kv_heads, store.head_dim)
+            strides = (typed.shape[1], vector, store.head_dim, 1)
+            return typed.as_strided(shape, strides, offset + index * group.tokens_per_block * vector)
 
-        return LayerCache(
-            keys=vectors(offset),
-            values=vectors(offset + group.tokens_per_block * vector) if store.num_vectors == 2 else None,
-        )
+        def scales(index: int) -> Tensor | None:
+            if index >= store.num_vectors or store.scale_offset is None:
+                return None
+            # Tokens of one head lie side by side: a kernel reads a run of them for the head it works on.
+            shape = (self.num_pages, group.tokens_per_block, store.num_kv_heads)
+            strides = (self.scales.shape[1], 1, group.tokens_per_block)
+            start = store.scale_offset // SCALE_BYTES + index * group.tokens_per_block * store.num_kv_heads
+            return self.scales.as_strided(shape, strides, start)
+
+        keys = vectors(0)
+        assert keys is not None, "a layer that owns keys stores a vector at least"
+        return LayerCache(keys=keys, values=vectors(1), key_scales=scales(0), value_scales=scales(1))

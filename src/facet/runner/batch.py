@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -10,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows, ForwardBatch
+from facet.transfer import arrays_on_device
 
 Counts = NDArray[np.int32]
-Integer = TypeVar("Integer", bound=np.integer[Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,14 +58,6 @@ def make_batch(
         logit_rows=device_logit_rows.long(),
         upper_rows=upper_rows,
     )
-
-
-def arrays_on_device(arrays: Sequence[NDArray[Integer]], device: torch.device) -> tuple[Tensor, ...]:
-    """Copy several arrays of one type in one transfer that the host does not wait for."""
-    together = torch.from_numpy(np.concatenate(arrays))
-    if device.type == "cuda":
-        together = together.pin_memory().to(device, non_blocking=True)
-    return torch.split(together, [len(array) for array in arrays])
 
 
 def _ranges(firsts: Counts, lengths: Counts) -> Counts:

@@ -48,7 +48,8 @@ class DecodeBuffers:
     ) -> "DecodeBuffers":
         spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
         streams = () if spec.altup is None else (spec.altup.num_streams,)
-        rows = torch.zeros(2, size, dtype=torch.int32, device=device)
+        # Whole lines of memory, so that both halves begin aligned.
+        rows = torch.zeros(2, -(-size // 16) * 16, dtype=torch.int32, device=device)
         rows[1] = scratch_row
         return cls(
             last_token_ids=last_token_ids,
@@ -132,13 +133,14 @@ class DecodeGraphs:
         return self._buffers.hidden[:count]
 
     def _stage(self, positions: NDArray[np.int32], table_rows: NDArray[np.int32]) -> None:
-        rows = torch.zeros(2, self.largest, dtype=torch.int32, pin_memory=self._buffers.rows.is_cuda)
+        target = self._buffers.rows
+        rows = torch.zeros(target.shape, dtype=torch.int32, pin_memory=target.is_cuda)
         count = len(positions)
         array = rows.numpy()
         array[0, :count] = positions
         array[1, :count] = table_rows
         array[1, count:] = self._buffers.scratch_row
-        self._buffers.rows.copy_(rows, non_blocking=True)
+        target.copy_(rows, non_blocking=True)
 
     def _size_for(self, count: int) -> int:
         return next(size for size in self._sizes if size >= count)
@@ -187,5 +189,15 @@ class Again:
 
 def default_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Close together where a step is short, further apart where a few rows more cost little."""
-    sizes = [1, 2, 4, 8, 12, *range(16, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, max_num_seqs, 64)]
+    sizes = [
+        1,
+        2,
+        4,
+        8,
+        12,
+        *range(16, 64, 8),
+        *range(64, 128, 16),
+        *range(128, 256, 32),
+        *range(256, max_num_seqs, 64),
+    ]
     return (*(size for size in sizes if size < max_num_seqs), max_num_seqs)

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 
 from facet.kv_layout import KVLayout
-from facet.runner.batch import arrays_on_device
 from facet.step import SCRATCH_BLOCK, Admission, NewBlocks, StepPlan
+from facet.transfer import arrays_on_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,11 +17,14 @@ from facet.forward_batch import ForwardBatch
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.progress import Progress
-from facet.runner.batch import Spans, arrays_on_device, make_batch
+from facet.runner import warm_up
+from facet.runner.batch import Spans, make_batch
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.row_state import RowState
 from facet.sampling import LogprobTensors, MaskInTheMaking, Sampler, TokensInFlight, prompt_logprobs
+from facet.sampling_params import SamplingParams
 from facet.step import StepPlan, StepResult
+from facet.transfer import arrays_on_device
 
 # Prompt log-probabilities look at every row's logits; a few rows at a time keeps a large vocabulary affordable.
 PROMPT_LOGITS_AT_ONCE = 64
@@ -102,10 +105,38 @@ class Runner:
         )
         return DecodeGraphs(self.model, self.arena, buffers, sizes, num_lower_layers=self._num_lower_layers)
 
+    @torch.inference_mode()
     def warm_up(self, progress: Progress) -> None:
-        """Capture graphs, before the first step."""
+        """Compile kernels and capture graphs, before the first step."""
+        if self._device.type == "cuda":
+            with progress.task("Compiling kernels", len(warm_up.QUERY_LENS) + len(warm_up.SAMPLING)) as advance:
+                for query_lens in warm_up.QUERY_LENS:
+                    self._compute_on_scratch(query_lens)
+                    advance(1)
+                for params in warm_up.SAMPLING:
+                    self._sample_nothing(params)
+                    advance(1)
         if self._graphs is not None:
             self._graphs.capture(progress)
+
+    def _compute_on_scratch(self, query_lens: Sequence[int]) -> None:
+        """A step of prompts of zeros in blocks that are nobody's."""
+        lens = np.minimum(np.array(query_lens, np.int32), self.model.num_positions)
+        spans = Spans(
+            num_computed=np.zeros_like(lens),
+            num_scheduled=lens,
+            num_logit_rows=np.ones_like(lens),
+            table_rows=np.full_like(lens, self._rows.scratch_row),
+        )
+        token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=self._device)
+        batch = make_batch(token_ids, spans, self._rows.block_tables, self._device, skip_upper=self._fast_prefill)
+        self.model(batch, self.arena)
+
+    def _sample_nothing(self, params: SamplingParams) -> None:
+        logits = torch.zeros(1, self.model.spec.vocab_size, dtype=torch.float32, device=self._device)
+        self._sampler.add_request(0, params, (0,))
+        self._sampler.sample(logits, (0,))
+        self._sampler.remove_request(0)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, masks: MaskInTheMaking | None = None) -> LaunchedStep:

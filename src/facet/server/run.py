@@ -12,6 +12,7 @@ import uvicorn
 
 from facet.config import EngineConfig, ServerConfig
 from facet.errors import ConfigError
+from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
 from facet.server.served_model import make_served_model
@@ -116,8 +117,7 @@ def check_accepted_flags(config: ServerConfig) -> None:
         raise ConfigError(f"--port is {config.port}, but must be from 0 to 65535.")
     if config.tensor_parallel_size != 1:
         raise ConfigError(f"--tensor-parallel-size {config.tensor_parallel_size} is not supported yet. Leave it at 1.")
-    if config.kv_cache_dtype != "auto":
-        raise ConfigError(f"--kv-cache-dtype {config.kv_cache_dtype} is not supported yet. Leave it at auto.")
+    parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
     if not config.enable_chunked_prefill:
         raise ConfigError("--no-enable-chunked-prefill is not possible: every prompt is computed in chunks.")
     for flag, value in (

@@ -7,10 +7,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCache:
-    """[pages, tokens_per_block, kv_heads, head_dim] each. `values` is None where one stored vector serves as both."""
+    """[pages, tokens_per_block, kv_heads, head_dim] each. `values` is None where one stored vector serves as both.
+
+    The dtype of the views is that of the stored numbers. Scales, [pages, tokens_per_block, kv_heads] in float32, are
+    there for dtypes that keep one per token and head; a number is then what is stored times its scale. How numbers
+    are rounded on their way in and out is in `quantization.py`.
+    """
 
     keys: Tensor
     values: Tensor | None
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.keys.dtype.itemsize == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

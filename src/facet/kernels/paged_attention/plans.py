@@ -37,11 +37,11 @@ class TritonPlan:
     block_table: Tensor
     window: int  # 0: none
     tokens_per_block: int
-    num_single: int  # sequences with one row
+    num_single: int  # rows attended to one by one
     single_rows: Tensor | None  # [num_single] int32: their rows; None: they are the first ones
     longest_single: int  # most keys that one of them sees
     arrivals: Tensor  # [num_single, num_kv_heads] int32, zero between layers: parts of a row that are done
-    runs: RunPlan | None  # the other sequences
+    runs: RunPlan | None  # the longer runs
 
 
 AttentionPlan = ReferencePlan | TritonPlan

@@ -19,6 +19,7 @@ from torch.nn import functional
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import ReferencePlan, Tile
+from facet.kernels.paged_attention.quantization import cast, dequantize, quantize
 from facet.kernels.rotary import apply_rotary
 
 # Rows of one sequence per tile. Larger tiles gather a window less often, smaller ones mask less of what they gather.
@@ -114,12 +115,12 @@ def paged_attention(
     """
     output = torch.empty_like(queries)
     for tile in plan.tiles:
-        values = _gather(cache.keys if cache.values is None else cache.values, tile).to(queries.dtype)
+        keys = _gather(cache.keys, cache.key_scales, tile, queries.dtype)
         if cache.values is not None:
-            keys = _gather(cache.keys, tile).to(queries.dtype)
+            values = _gather(cache.values, cache.value_scales, tile, queries.dtype)
         else:
             assert key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
-            keys = _derive_keys(values, tile.key_positions, key_recipe)
+            values, keys = keys, _derive_keys(keys, tile.key_positions, key_recipe)
         output[tile.query_rows] = _attend(queries[tile.query_rows], keys, values, tile, scale)
     return output
 
@@ -153,18 +154,27 @@ def write_keys_and_values(
     cache: LayerCache, keys: Tensor, values: Tensor | None, blocks: Tensor, slots: Tensor
 ) -> None:
     """Store rows [rows, kv_heads, head_dim] at their slots. A cache of single vectors is given the values as keys."""
-    for stored, new in ((cache.keys, keys), (cache.values, values)):
+    for stored, scales, new in ((cache.keys, cache.key_scales, keys), (cache.values, cache.value_scales, values)):
         if stored is not None and new is not None:
-            rows = _token_rows(stored)
+            if scales is None:
+                numbers = cast(new, stored.dtype)
+            else:
+                numbers, scales[blocks, slots] = quantize(new, stored.dtype)
             index = torch.add(slots, blocks, alpha=_rows_per_page(stored))
-            rows.index_copy_(0, index, new.flatten(1).to(stored.dtype))
+            _token_rows(stored).index_copy_(0, index, _plain(numbers.flatten(1)))
 
 
-def _gather(stored: Tensor, tile: Tile) -> Tensor:
-    """[sequences, keys, kv_heads, head_dim], copied out of the pages."""
+def _gather(stored: Tensor, scales: Tensor | None, tile: Tile, dtype: torch.dtype) -> Tensor:
+    """[sequences, keys, kv_heads, head_dim] of `dtype`, copied out of the pages."""
     index = torch.add(tile.key_slots, tile.key_blocks, alpha=_rows_per_page(stored))
-    gathered = _token_rows(stored).index_select(0, index.view(-1))
-    return gathered.view(*index.shape, *stored.shape[2:])
+    gathered = _token_rows(stored).index_select(0, index.view(-1)).view(stored.dtype)
+    vectors = gathered.view(*index.shape, *stored.shape[2:])
+    return dequantize(vectors, None if scales is None else scales[tile.key_blocks, tile.key_slots], dtype)
+
+
+def _plain(stored: Tensor) -> Tensor:
+    """Numbers of one byte as bytes: there is no indexing of 8-bit floats."""
+    return stored.view(torch.uint8) if stored.dtype.itemsize == 1 else stored
 
 
 def _rows_per_page(stored: Tensor) -> int:
@@ -179,4 +189,4 @@ def _token_rows(stored: Tensor) -> Tensor:
     """
     num_pages, tokens_per_block = stored.shape[:2]
     num_rows = (num_pages - 1) * _rows_per_page(stored) + tokens_per_block
-    return stored.as_strided((num_rows, stored.stride(1)), (stored.stride(1), 1))
+    return _plain(stored).as_strided((num_rows, stored.stride(1)), (stored.stride(1), 1))

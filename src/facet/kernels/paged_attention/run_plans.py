@@ -1,9 +1,9 @@
-"""How runs of rows are attended to in a step: short ones straight from pages, long ones over unpacked keys and values.
+"""How runs of rows are attended to in a step: over keys and values that are unpacked first.
 
-A long run's visible keys and values are first copied out of their pages into scratch memory, [kv heads, keys, head_dim]
-each, and then read by a kernel that knows nothing of pages. Runs are taken together in *passes*, so that scratch stays
-within a limit; a run that alone is too much is taken a few key heads at a time. Lists of tiles are made here, once per
-step, and copied to the device in one transfer that the host does not wait for.
+A run's visible keys and values are copied out of their pages into scratch memory, [kv heads, keys, head_dim] each, and
+then read by a kernel that knows nothing of pages. Runs are taken together in *passes*, so that scratch stays within a
+limit; a run that alone is too much is taken a few key heads at a time, and at least one. Lists of tiles are made here,
+once per step, and copied to the device in one transfer that the host does not wait for.
 
     scratch of one head      |run 0 ......|zeros|run 1 ...|zeros|       every run starts at a multiple of KEYS_PER_UNIT
 """
@@ -17,10 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import HeadShape
+from facet.transfer import arrays_on_device
 
-# Runs of fewer rows are served from pages, since unpacking copies a whole context for them. Where the two ways meet is
-# what the first table of benchmarks/prefill_gpu.py shows.
-LEAST_LONG_RUN = 128
+# The rows of shorter runs are attended to one by one, each split over its keys: as a run, few rows over a long context
+# are a few programs that walk all of it. On an H200, 32 rows over 8192 tokens of E4B global took 535 us unpacked, and
+# 32 single rows of that context 282 us. A kernel that read runs straight from their pages took 979 us, and lost to
+# unpacking at every number of rows.
+LEAST_RUN = 32
+# More rows of shorter runs than this in one step are runs too: many of those are worked on side by side, while every
+# single row reads its context anew.
+MOST_ROWS_OF_SHORT_RUNS = 64
 # Scratch is cut into units of this many keys. A tile of keys is at most as large and divides it.
 KEYS_PER_UNIT = 128
 SCRATCH_LIMIT = 512 * 2**20
@@ -38,7 +44,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LongRuns:
+class RunPass:
     """Runs whose keys and values are in scratch at the same time."""
 
     num_keys: int  # places for keys in scratch, of each head
@@ -51,23 +57,17 @@ class LongRuns:
 class RunPlan:
     """What all layers of a kind share in a step."""
 
-    short_tiles: Tensor | None  # [tiles, 2] int32: first row, number of rows
-    long: tuple[LongRuns, ...]
+    passes: tuple[RunPass, ...]
     tokens_per_tile: int  # no tile has more rows than this
-
-    @property
-    def num_tiles(self) -> int:
-        short = 0 if self.short_tiles is None else len(self.short_tiles)
-        return short + sum(len(part.tiles) for part in self.long)
 
 
 def rows_of_product(heads: HeadShape) -> int:
-    """Rows of the matrix products of a tile: tokens times the query heads that share a key head.
+    """Rows of a tile of the plan: tokens times the query heads that share a key head.
 
-    The result of a tile stays in registers, of which a multiprocessor has room for 32K numbers beside the rest.
+    As many as the largest product of any kernel has; one whose products have fewer rows cuts the tiles.
     """
     group = heads.num_heads // heads.num_kv_heads
-    return max(64 if heads.head_dim > 256 else 128, 1 << (group - 1).bit_length())
+    return max(128, 1 << (group - 1).bit_length())
 
 
 def plan_runs(
@@ -76,22 +76,18 @@ def plan_runs(
     *,
     window: int | None,
     device: torch.device,
-    least_long_run: int = LEAST_LONG_RUN,
     scratch_limit: int = SCRATCH_LIMIT,
     rows_per_product: int | None = None,
 ) -> RunPlan:
-    """Sort runs into short and long ones, those into passes, and cut all into tiles."""
+    """Sort runs into passes and cut them into tiles."""
     tokens_per_tile = (rows_per_product or rows_of_product(heads)) * heads.num_kv_heads // heads.num_heads
     head_bytes = 2 * heads.head_dim * _ELEMENT_SIZE
-    short: list[Run] = []
     passes: list[tuple[list[Run], int]] = []
     room = 0
     for run in runs:
         needed = _num_places(run, window) * head_bytes
-        if run.num_rows < least_long_run or needed > scratch_limit:
-            short.append(run)
-        elif needed * heads.num_kv_heads > scratch_limit:
-            passes.append(([run], scratch_limit // needed))
+        if needed * heads.num_kv_heads > scratch_limit:
+            passes.append(([run], max(1, scratch_limit // needed)))
             room = 0
         elif needed * heads.num_kv_heads > room:
             passes.append(([run], heads.num_kv_heads))
@@ -100,15 +96,14 @@ def plan_runs(
             passes[-1][0].append(run)
             room -= needed * heads.num_kv_heads
 
-    lists = [_short_tiles(short, tokens_per_tile)]
+    lists = []
     for members, _ in passes:
-        lists += [_units(members, window), _long_tiles(members, window, tokens_per_tile)]
-    on_device = _arrays_on_device(lists, device)
+        lists += [_units(members, window), _tiles(members, window, tokens_per_tile)]
+    on_device = arrays_on_device(lists, device)
     return RunPlan(
-        short_tiles=on_device[0] if short else None,
-        long=tuple(
-            LongRuns(num_keys=len(units) * KEYS_PER_UNIT, heads_per_slice=heads_per_slice, units=units, tiles=tiles)
-            for (_, heads_per_slice), units, tiles in zip(passes, on_device[1::2], on_device[2::2], strict=True)
+        passes=tuple(
+            RunPass(num_keys=len(units) * KEYS_PER_UNIT, heads_per_slice=heads_per_slice, units=units, tiles=tiles)
+            for (_, heads_per_slice), units, tiles in zip(passes, on_device[0::2], on_device[1::2], strict=True)
         ),
         tokens_per_tile=tokens_per_tile,
     )
@@ -117,16 +112,17 @@ def plan_runs(
 def max_scratch_bytes(
     heads: HeadShape, *, window: int | None, max_context_len: int, max_num_batched_tokens: int, element_size: int
 ) -> int:
-    """The most scratch memory that the layers of a kind may take in a step."""
-    num_runs = max_num_batched_tokens // LEAST_LONG_RUN
+    """The most scratch memory that the layers of a kind may take in a step: the limit, or one head of one run."""
+    num_runs = max_num_batched_tokens // 2
     longest = max_context_len if window is None else min(max_context_len, window - 1 + max_num_batched_tokens)
     if window is None:
         num_keys = num_runs * (longest + KEYS_PER_UNIT)
     else:
         # Rows are shared out among the runs; each brings a window of its own.
         num_keys = min(num_runs * longest, max_num_batched_tokens + num_runs * window) + num_runs * KEYS_PER_UNIT
-    wanted = 2 * heads.num_kv_heads * num_keys * heads.head_dim * element_size
-    return min(wanted, SCRATCH_LIMIT * element_size // _ELEMENT_SIZE)
+    key_bytes = 2 * heads.head_dim * element_size
+    one_head = (longest + KEYS_PER_UNIT) * key_bytes
+    return min(num_keys * heads.num_kv_heads * key_bytes, max(SCRATCH_LIMIT * element_size // _ELEMENT_SIZE, one_head))
 
 
 def _first_position(run: Run, window: int | None) -> int:
@@ -148,7 +144,7 @@ def _units(runs: Sequence[Run], window: int | None) -> NDArray[np.int32]:
     return np.concatenate(parts).astype(np.int32)
 
 
-def _long_tiles(runs: Sequence[Run], window: int | None, tokens_per_tile: int) -> NDArray[np.int32]:
+def _tiles(runs: Sequence[Run], window: int | None, tokens_per_tile: int) -> NDArray[np.int32]:
     parts, first_place = [], 0
     for run in runs:
         firsts = np.arange(0, run.num_rows, tokens_per_tile)
@@ -161,21 +157,3 @@ def _long_tiles(runs: Sequence[Run], window: int | None, tokens_per_tile: int) -
         # Tiles with many keys start first, so that none is left over when all others are done.
         tiles = tiles[np.argsort(-tiles[:, 3], kind="stable")]
     return tiles.astype(np.int32)
-
-
-def _short_tiles(runs: Sequence[Run], tokens_per_tile: int) -> NDArray[np.int32]:
-    pairs = [
-        (run.first_row + first, min(tokens_per_tile, run.num_rows - first))
-        for run in runs
-        for first in range(0, run.num_rows, tokens_per_tile)
-    ]
-    return np.array(pairs, np.int32).reshape(-1, 2)
-
-
-def _arrays_on_device(arrays: Sequence[NDArray[np.int32]], device: torch.device) -> list[Tensor]:
-    """Copy several arrays in one transfer that the host does not wait for."""
-    together = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays]))
-    if device.type == "cuda":
-        together = together.pin_memory().to(device, non_blocking=True)
-    ends = np.cumsum([array.size for array in arrays]).tolist()
-    return [together[end - array.size : end].view(array.shape) for end, array in zip(ends, arrays, strict=True)]

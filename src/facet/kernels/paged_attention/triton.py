@@ -1,9 +1,9 @@
 """Attention over paged keys and values in Triton: one kernel for runs of rows, one, split over keys, for single rows.
 
-Same meaning as `reference.py`. Both walk a sequence's visible keys in tiles, look every tile's blocks up in the block
-table, and keep a running softmax. Query heads that share a key head are rows of one matrix product, so a key is read
-once for all of them. Blocks behind the window are never touched. Block sizes are compile-time constants and need not be
-powers of two.
+Same meaning as `reference.py`. Both walk a sequence's visible keys in tiles and keep a running softmax. Query heads
+that share a key head are rows of one matrix product, so a key is read once for all of them. Single rows look every
+tile's blocks up in the block table; for runs, keys and values are unpacked first. Blocks behind the window are never
+touched. Block sizes are compile-time constants and need not be powers of two.
 """
 
 import numpy as np
@@ -13,9 +13,10 @@ from torch import Tensor
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.run_plans import Run, plan_runs
+from facet.kernels.paged_attention.run_plans import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, Run, plan_runs
 from facet.kernels.paged_attention.triton_runs import attend_runs
 from facet.kernels.paged_attention.triton_single import attend_single_rows
+from facet.transfer import arrays_on_device
 
 
 def plan_attention(
@@ -23,13 +24,17 @@ def plan_attention(
 ) -> TritonPlan:
     lens, contexts = np.array(rows.host_query_lens, np.int64), np.array(rows.host_context_lens, np.int64)
     starts = np.cumsum(lens) - lens
-    single, long = np.flatnonzero(lens == 1), np.flatnonzero(lens > 1)
+    is_short = lens < LEAST_RUN
+    if lens[is_short & (lens > 1)].sum() > MOST_ROWS_OF_SHORT_RUNS:
+        is_short = lens == 1
+    single = np.flatnonzero(np.repeat(is_short, lens)).astype(np.int32)
     single_rows = None
-    if len(single) and starts[single[-1]] != len(single) - 1:
-        single_rows = torch.from_numpy(starts[single].astype(np.int32)).to(block_table.device, non_blocking=True)
-    longest = int(contexts[single].max(initial=0))
+    if len(single) and single[-1] != len(single) - 1:
+        (single_rows,) = arrays_on_device((single,), block_table.device)
+    longest = int(contexts[is_short].max(initial=0))
     runs = [
-        Run(first_row=int(starts[index]), num_rows=int(lens[index]), context_len=int(contexts[index])) for index in long
+        Run(first_row=int(starts[index]), num_rows=int(lens[index]), context_len=int(contexts[index]))
+        for index in np.flatnonzero(~is_short)
     ]
     return TritonPlan(
         heads=heads,

@@ -1,4 +1,4 @@
-"""Attention of long runs over keys and values that lie together; it knows nothing of pages.
+"""Attention of runs over keys and values that lie together; it knows nothing of pages.
 
 Bound by matrix products. The rows of a product are tokens times the query heads that share a key head, so a tile of
 keys serves all of them. Scores are kept in base 2. Most tiles of keys are visible to every row of a tile of queries:
@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.run_plans import LongRuns
+from facet.kernels.paged_attention.run_plans import RunPass
 from facet.kernels.paged_attention.triton_unpack import Scratch
 
 LOG2_E = 1.4426950408889634
@@ -32,22 +32,29 @@ class DenseShape:
     num_warps: int
     num_stages: int
     use_tma: bool = True  # tiles come through the tensor memory accelerator, or through plain loads
-    num_loops: int = 3  # 3: a loop each for left edge, middle and diagonal; 1: one that masks everywhere
-    lazy_rescale: bool = False  # rescale the running sums only where a greatest score has grown by much
-    warp_specialize: bool = False
-    scores_ahead: bool = False  # with one loop: compute the scores of the next tile before those of this one are used
     num_parts: int = 1  # programs that share a head's output dimensions, each with all the scores
 
 
 def dense_shape(head_dim: int, element_size: int, *, is_shared: bool) -> DenseShape:
-    """What fits in the registers and the shared memory of a Hopper multiprocessor."""
+    """What fits in the registers and the shared memory of a Hopper multiprocessor, and was the fastest on an H200.
+
+    With 8192 rows of bfloat16, heads of 256, sliding: 307 TFLOP/s for E4B, 437 for 31B; heads of 512, global: 311 for
+    E4B, 304 for 31B, and 292 over 65536 keys. A large matrix product reaches 775.
+    """
+    # What did not help: one loop that masks everywhere instead of three (291 and not 307 TFLOP/s for E4B sliding, 274
+    # and not 288 for 31B over 65536 keys); scores of the next tile computed ahead of the weights of this one (286 and
+    # not 307 for E4B sliding, 274 and not 311 for E4B global); two small programs on a multiprocessor (423 and not 437
+    # for 31B sliding, 235 and not 311 for E4B global). Nor did rescaling sums only where the greatest score has grown
+    # by much, nor warps specialized by the compiler.
     if element_size == 4:
         # Products of float32 run on no tensor core and keep their operands in registers: correct, not fast.
         return DenseShape(block_m=16, block_n=16, num_warps=4, num_stages=1, use_tma=False)
     if head_dim > 256 and is_shared:
-        return DenseShape(block_m=64, block_n=64, num_warps=8, num_stages=2)
+        # Plain loads: 113.0 ms and not 114.4 over 65536 keys.
+        return DenseShape(block_m=64, block_n=64, num_warps=8, num_stages=2, use_tma=False)
     if head_dim > 256:
-        return DenseShape(block_m=64, block_n=32, num_warps=8, num_stages=2, num_loops=1, scores_ahead=True)
+        # Scores computed twice are cheaper than keys loaded twice: 64 rows of all dimensions took 2,009 us, this 1,770.
+        return DenseShape(block_m=128, block_n=64, num_warps=8, num_stages=1, num_parts=2)
     if head_dim > 128:
         return DenseShape(block_m=128, block_n=64, num_warps=8, num_stages=2)
     return DenseShape(block_m=128, block_n=64, num_warps=8, num_stages=3)
@@ -83,23 +90,9 @@ def visible_tiles(first_own, num_tokens, window, HAS_WINDOW: tl.constexpr, BLOCK
 
 
 @triton.jit
-def seed_scores(queries, rows, is_row, HEAD_DIM: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Any product of the shape of scores, for a loop that computes them ahead. Nothing sees its value.
-
-    It has to be a product: where anything else defines the registers of one, ptxas lets no two products run at once.
-    """
-    few = tl.arange(0, 16)
-    left = tl.load(queries + rows[:, None] * HEAD_DIM + few[None, :], mask=is_row[:, None], other=0.0)
-    right = tl.load(queries + (few[:, None] + tl.arange(0, BLOCK_N)[None, :]) % 16)
-    return tl.dot(left, right, input_precision="ieee")
-
-
-@triton.jit
-def mask(scores, offset, own_keys, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr, AHEAD: tl.constexpr):
+def mask(scores, offset, own_keys, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
     places = offset + tl.arange(0, BLOCK_N)
     is_visible = places[None, :] <= own_keys[:, None]
-    if AHEAD:
-        is_visible = is_visible & (places[None, :] >= 0)
     if HAS_WINDOW:
         is_visible = is_visible & (places[None, :] > own_keys[:, None] - window)
     return tl.where(is_visible, scores, HIDDEN)
@@ -108,7 +101,6 @@ def mask(scores, offset, own_keys, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl
 @triton.jit
 def _attend_range(
     query,
-    next_scores,
     total,
     greatest,
     weight_sum,
@@ -127,40 +119,21 @@ def _attend_range(
     OUT_DIMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     USE_TMA: tl.constexpr,
-    LAZY_RESCALE: tl.constexpr,
-    WARP_SPECIALIZE: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
-    """The running softmax over keys [start, end) of the run. Ahead, the first round has no keys and the last no use."""
-    last = (end - 1) // BLOCK_N * BLOCK_N
-    for offset in tl.range(start - BLOCK_N if AHEAD else start, end, BLOCK_N, warp_specialize=WARP_SPECIALIZE):
-        key_offset = tl.minimum(offset + BLOCK_N, last) if AHEAD else offset
-        key = load_tile(keys, first_place + key_offset, 0, HEAD_DIM, BLOCK_N, HEAD_DIM, USE_TMA)
-        product = tl.dot(query, tl.trans(key), input_precision="ieee")
-        if AHEAD:
-            scores = next_scores
-            next_scores = product
-        else:
-            scores = product
+    """The running softmax over keys [start, end) of the run."""
+    for offset in tl.range(start, end, BLOCK_N):
+        key = load_tile(keys, first_place + offset, 0, HEAD_DIM, BLOCK_N, HEAD_DIM, USE_TMA)
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if MASKED:
-            scores = mask(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N, AHEAD)
+            scores = mask(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
         grown = tl.maximum(greatest, tl.max(scores, axis=1) * scale)
-        if LAZY_RESCALE:
-            # Weights may exceed 1 by a factor that neither sums in float32 nor 16-bit weights notice.
-            if tl.max(grown - greatest, axis=0) > 8.0:
-                shrink = tl.exp2(greatest - grown)
-                weight_sum = weight_sum * shrink
-                total = total * shrink[:, None]
-                greatest = grown
-        else:
-            shrink = tl.exp2(greatest - grown)
-            weight_sum = weight_sum * shrink
-            total = total * shrink[:, None]
-            greatest = grown
+        shrink = tl.exp2(greatest - grown)
+        weight_sum = weight_sum * shrink
+        total = total * shrink[:, None]
+        greatest = grown
         weights = tl.exp2(scores * scale - greatest[:, None])
         weight_sum += tl.sum(weights, axis=1)
-        value_offset = tl.maximum(offset, start) if AHEAD else offset
-        value = load_tile(values, first_place + value_offset, column, HEAD_DIM, BLOCK_N, OUT_DIMS, USE_TMA)
+        value = load_tile(values, first_place + offset, column, HEAD_DIM, BLOCK_N, OUT_DIMS, USE_TMA)
         total = tl.dot(weights.to(value.dtype), value, total, input_precision="ieee")
     return total, greatest, weight_sum
 
@@ -185,10 +158,6 @@ def _dense_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     USE_TMA: tl.constexpr,
-    NUM_LOOPS: tl.constexpr,
-    LAZY_RESCALE: tl.constexpr,
-    WARP_SPECIALIZE: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """Some consecutive rows of one run and all query heads of one key head: row m is token m // GROUP.
 
@@ -219,30 +188,19 @@ def _dense_kernel(
     greatest = tl.full([BLOCK_M], HIDDEN, tl.float32)
     weight_sum = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, OUT_DIMS], tl.float32)
-    seed = seed_scores(queries, rows, is_row, HEAD_DIM, BLOCK_N) if AHEAD else 0.0
-    if NUM_LOOPS == 1:
+    if HAS_WINDOW:
         total, greatest, weight_sum = _attend_range(
-            query, seed, total, greatest, weight_sum, start, end, keys, values, first_place, column,
-            own_keys, scale, window, HAS_WINDOW, True, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
-            LAZY_RESCALE, WARP_SPECIALIZE, AHEAD,
+            query, total, greatest, weight_sum, start, full_start, keys, values, first_place, column, own_keys, scale,
+            window, HAS_WINDOW, True, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
         )  # fmt: skip
-    else:
-        if HAS_WINDOW:
-            total, greatest, weight_sum = _attend_range(
-                query, seed, total, greatest, weight_sum, start, full_start, keys, values, first_place, column,
-                own_keys, scale, window, HAS_WINDOW, True, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA, LAZY_RESCALE,
-                False, False,
-            )  # fmt: skip
-        total, greatest, weight_sum = _attend_range(
-            query, seed, total, greatest, weight_sum, full_start, full_end, keys, values, first_place,
-            column, own_keys, scale, window, HAS_WINDOW, False, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA, LAZY_RESCALE,
-            WARP_SPECIALIZE, False,
-        )  # fmt: skip
-        total, greatest, weight_sum = _attend_range(
-            query, seed, total, greatest, weight_sum, full_end, end, keys, values, first_place, column,
-            own_keys, scale, window, HAS_WINDOW, True, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA, LAZY_RESCALE, False,
-            False,
-        )  # fmt: skip
+    total, greatest, weight_sum = _attend_range(
+        query, total, greatest, weight_sum, full_start, full_end, keys, values, first_place, column, own_keys, scale,
+        window, HAS_WINDOW, False, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
+    )  # fmt: skip
+    total, greatest, weight_sum = _attend_range(
+        query, total, greatest, weight_sum, full_end, end, keys, values, first_place, column, own_keys, scale,
+        window, HAS_WINDOW, True, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
+    )  # fmt: skip
     result = (total / weight_sum[:, None]).to(output.dtype.element_ty)
     out_dims = column + tl.arange(0, OUT_DIMS)
     tl.store(output + rows[:, None] * HEAD_DIM + out_dims[None, :], result, mask=is_row[:, None])
@@ -253,7 +211,7 @@ def attend_dense(
     output: Tensor,
     scratch: Scratch,
     plan: TritonPlan,
-    long: LongRuns,
+    run_pass: RunPass,
     heads: range,
     scale: float,
     shape: DenseShape,
@@ -263,7 +221,6 @@ def attend_dense(
     Returns the compiled kernel, for those who ask what it takes.
     """
     assert scale > 0, "the greatest score is found before scores are scaled"
-    assert shape.num_loops == 1 or not shape.scores_ahead, "scores are computed ahead in a single loop"
     assert plan.runs is not None, "a plan without runs has nothing to do here"
     num_heads, head_dim = queries.shape[1:]
     group = num_heads // plan.heads.num_kv_heads
@@ -272,14 +229,14 @@ def attend_dense(
         TensorDescriptor.from_tensor(vectors.view(-1, head_dim), [shape.block_n, dims]) if shape.use_tma else vectors
         for vectors, dims in ((scratch.keys, head_dim), (scratch.values, head_dim // shape.num_parts))
     ]
-    return _dense_kernel[(len(long.tiles) * num_pieces * shape.num_parts, len(heads))](
+    return _dense_kernel[(len(run_pass.tiles) * num_pieces * shape.num_parts, len(heads))](
         queries,
         output,
         *sources,
-        long.tiles,
+        run_pass.tiles,
         scale * LOG2_E,
         plan.window,
-        long.num_keys,
+        run_pass.num_keys,
         num_heads,
         heads.start,
         GROUP=group,
@@ -290,10 +247,6 @@ def attend_dense(
         BLOCK_M=shape.block_m,
         BLOCK_N=shape.block_n,
         USE_TMA=shape.use_tma,
-        NUM_LOOPS=shape.num_loops,
-        LAZY_RESCALE=shape.lazy_rescale,
-        WARP_SPECIALIZE=shape.warp_specialize,
-        AHEAD=shape.scores_ahead,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )

@@ -1,4 +1,4 @@
-"""Attention of long runs where values are keys: a stored vector serves as both, and is loaded once for both.
+"""Attention of runs where values are keys: a stored vector serves as both, and is loaded once for both.
 
 A key is rotate(w * v), and three quarters of its dimensions do not turn: there q . k = (q * w) . v. So only the quarter
 that turns is kept as a key of its own. Vectors lie in scratch with their dimensions in another order,
@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from facet.kernels.paged_attention.cache import KeyRecipe
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.run_plans import LongRuns
+from facet.kernels.paged_attention.run_plans import RunPass
 from facet.kernels.paged_attention.triton_dense import (
     HIDDEN,
     LOG2_E,
@@ -69,13 +69,11 @@ def _attend_range(
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     USE_TMA: tl.constexpr,
-    LAZY_RESCALE: tl.constexpr,
-    WARP_SPECIALIZE: tl.constexpr,
 ):
     """The running softmax over keys [start, end) of the run."""
     HALF: tl.constexpr = HEAD_DIM // 2
     QUARTER: tl.constexpr = HEAD_DIM // 4
-    for offset in tl.range(start, end, BLOCK_N, warp_specialize=WARP_SPECIALIZE):
+    for offset in tl.range(start, end, BLOCK_N):
         place = first_place + offset
         wide = load_tile(wide_values, place, 0, HEAD_DIM, BLOCK_N, HALF, USE_TMA)
         narrow = load_tile(narrow_values, place, HALF, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
@@ -84,24 +82,14 @@ def _attend_range(
         scores = tl.dot(narrow_query, tl.trans(narrow), scores, input_precision="ieee")
         scores = tl.dot(turning_query, tl.trans(turned), scores, input_precision="ieee")
         if MASKED:
-            scores = mask(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N, False)
+            scores = mask(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
         grown = tl.maximum(greatest, tl.max(scores, axis=1) * scale)
-        if LAZY_RESCALE:
-            # Weights may exceed 1 by a factor that neither sums in float32 nor 16-bit weights notice.
-            if tl.max(grown - greatest, axis=0) > 8.0:
-                shrink = tl.exp2(greatest - grown)
-                weight_sum = weight_sum * shrink
-                wide_total = wide_total * shrink[:, None]
-                narrow_total = narrow_total * shrink[:, None]
-                turning_total = turning_total * shrink[:, None]
-                greatest = grown
-        else:
-            shrink = tl.exp2(greatest - grown)
-            weight_sum = weight_sum * shrink
-            wide_total = wide_total * shrink[:, None]
-            narrow_total = narrow_total * shrink[:, None]
-            turning_total = turning_total * shrink[:, None]
-            greatest = grown
+        shrink = tl.exp2(greatest - grown)
+        weight_sum = weight_sum * shrink
+        wide_total = wide_total * shrink[:, None]
+        narrow_total = narrow_total * shrink[:, None]
+        turning_total = turning_total * shrink[:, None]
+        greatest = grown
         weights = tl.exp2(scores * scale - greatest[:, None])
         weight_sum += tl.sum(weights, axis=1)
         rounded = weights.to(wide.dtype)
@@ -133,9 +121,6 @@ def _derived_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     USE_TMA: tl.constexpr,
-    NUM_LOOPS: tl.constexpr,
-    LAZY_RESCALE: tl.constexpr,
-    WARP_SPECIALIZE: tl.constexpr,
 ):
     """Some consecutive rows of one run and all query heads of one key head: row m is token m // GROUP.
 
@@ -181,29 +166,22 @@ def _derived_kernel(
     wide_total = tl.zeros([BLOCK_M, HEAD_DIM // 2], tl.float32)
     narrow_total = tl.zeros([BLOCK_M, HEAD_DIM // 4], tl.float32)
     turning_total = tl.zeros([BLOCK_M, HEAD_DIM // 4], tl.float32)
-    if NUM_LOOPS == 1:
+    if HAS_WINDOW:
         wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
             wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
-            start, end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale,
-            window, HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, LAZY_RESCALE, WARP_SPECIALIZE,
+            start, full_start, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window,
+            HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA,
         )  # fmt: skip
-    else:
-        if HAS_WINDOW:
-            wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
-                wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
-                start, full_start, wide_values, narrow_values, turned_keys, first_place, own_keys, scale,
-                window, HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, LAZY_RESCALE, False,
-            )  # fmt: skip
-        wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
-            wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
-            full_start, full_end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale,
-            window, HAS_WINDOW, False, HEAD_DIM, BLOCK_N, USE_TMA, LAZY_RESCALE, WARP_SPECIALIZE,
-        )  # fmt: skip
-        wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
-            wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
-            full_end, end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale,
-            window, HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, LAZY_RESCALE, False,
-        )  # fmt: skip
+    wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
+        wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
+        full_start, full_end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window,
+        HAS_WINDOW, False, HEAD_DIM, BLOCK_N, USE_TMA,
+    )  # fmt: skip
+    wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
+        wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
+        full_end, end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window,
+        HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA,
+    )  # fmt: skip
     dtype = output.dtype.element_ty
     tl.debug_barrier()
     tl.store(output + rows + wide_dims, (wide_total / weight_sum[:, None]).to(dtype), mask=is_row)
@@ -216,7 +194,7 @@ def attend_derived(
     output: Tensor,
     scratch: Scratch,
     plan: TritonPlan,
-    long: LongRuns,
+    run_pass: RunPass,
     heads: range,
     scale: float,
     key_recipe: KeyRecipe,
@@ -224,7 +202,6 @@ def attend_derived(
 ) -> object:
     """`attend_dense` where vectors in scratch are shared. Returns the compiled kernel."""
     assert scale > 0, "the greatest score is found before scores are scaled"
-    assert not shape.scores_ahead, "a vector that is loaded once serves scores and results of the same round"
     assert shape.num_parts == 1, "a program computes all dimensions of its rows"
     assert plan.runs is not None, "a plan without runs has nothing to do here"
     num_heads, head_dim = queries.shape[1:]
@@ -240,15 +217,15 @@ def attend_derived(
             (scratch.keys, head_dim // 4),
         )
     ]
-    return _derived_kernel[(len(long.tiles) * num_pieces, len(heads))](
+    return _derived_kernel[(len(run_pass.tiles) * num_pieces, len(heads))](
         queries,
         output,
         *sources,
         key_recipe.weight,
-        long.tiles,
+        run_pass.tiles,
         scale * LOG2_E,
         plan.window,
-        long.num_keys,
+        run_pass.num_keys,
         num_heads,
         heads.start,
         GROUP=group,
@@ -258,9 +235,6 @@ def attend_derived(
         BLOCK_M=shape.block_m,
         BLOCK_N=shape.block_n,
         USE_TMA=shape.use_tma,
-        NUM_LOOPS=shape.num_loops,
-        LAZY_RESCALE=shape.lazy_rescale,
-        WARP_SPECIALIZE=shape.warp_specialize,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )

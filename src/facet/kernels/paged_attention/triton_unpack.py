@@ -1,4 +1,4 @@
-"""Keys and values of long runs out of their pages, into memory that lies together.
+"""Keys and values of runs out of their pages, into memory that lies together.
 
 Bound by memory. Where values are keys, keys are made here, once per layer and token, and rounded as the
 reference does.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.run_plans import KEYS_PER_UNIT, LongRuns
+from facet.kernels.paged_attention.run_plans import KEYS_PER_UNIT, RunPass
 from facet.kernels.paged_attention.triton_tiles import LEAST_TILE
 
 _KEYS_PER_PROGRAM = 32
@@ -111,7 +111,7 @@ class Scratch:
 
 
 def make_scratch(
-    cache: LayerCache, long: LongRuns, dtype: torch.dtype, key_recipe: KeyRecipe | None, *, may_share: bool = True
+    cache: LayerCache, run_pass: RunPass, dtype: torch.dtype, key_recipe: KeyRecipe | None, *, may_share: bool = True
 ) -> Scratch:
     """Room for one slice of heads. Vectors are shared where a quarter of a derived key's dimensions turns."""
     head_dim = cache.keys.shape[3]
@@ -119,7 +119,7 @@ def make_scratch(
     is_shared = may_share and cache.values is None and num_turning * 4 == head_dim and num_turning >= LEAST_TILE
 
     def room(num_dims: int) -> Tensor:
-        return torch.empty(long.heads_per_slice, long.num_keys, num_dims, dtype=dtype, device=cache.keys.device)
+        return torch.empty(run_pass.heads_per_slice, run_pass.num_keys, num_dims, dtype=dtype, device=cache.keys.device)
 
     return Scratch(keys=room(num_turning if is_shared else head_dim), values=room(head_dim), is_shared=is_shared)
 
@@ -128,7 +128,7 @@ def unpack(
     scratch: Scratch,
     cache: LayerCache,
     plan: TritonPlan,
-    long: LongRuns,
+    run_pass: RunPass,
     heads: range,
     key_recipe: KeyRecipe | None,
 ) -> None:
@@ -139,21 +139,21 @@ def unpack(
     # Read only where values are keys; anything else serves otherwise.
     weight, cos_sin = (stored, stored) if key_recipe is None else (key_recipe.weight, key_recipe.cos_sin)
     num_pairs = key_recipe.cos_sin.shape[-1] if derives and key_recipe is not None else 1
-    _unpack_kernel[(long.num_keys // _KEYS_PER_PROGRAM, len(heads))](
+    _unpack_kernel[(run_pass.num_keys // _KEYS_PER_PROGRAM, len(heads))](
         cache.keys,
         stored,
         scratch.keys,
         scratch.values,
         plan.block_table,
         plan.table_rows,
-        long.units,
+        run_pass.units,
         weight,
         cos_sin,
         plan.block_table.stride(0),
         cache.keys.stride(0),
         cache.keys.stride(1),
         heads.start,
-        long.num_keys,
+        run_pass.num_keys,
         VALUES_ARE_KEYS=derives,
         SHARED=scratch.is_shared,
         NUM_PAIRS=num_pairs,

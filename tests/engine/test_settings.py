@@ -1,0 +1,85 @@
+"""Answers to what a user left open about the cache, and what is said at start-up."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+
+from facet.config import EngineConfig
+from facet.engine.engine import make_engine
+from facet.engine.settings import EngineSettings, resolve, resolve_kv_dtypes
+from facet.errors import ConfigError
+from facet.layers.placement import Placement
+from facet.model.families import read_model_spec
+from facet.model.gemma import Gemma
+from facet.model.loader import load_model
+from facet.request import Request
+from facet.sampling_params import SamplingParams
+from tests.published_configs import PUBLISHED
+from tests.tiny_checkpoints import SHRUNK, write_config
+
+NUM_BYTES = 2**22
+
+
+def config_of(folder: Path, **more: object) -> EngineConfig:
+    write_config(folder, SHRUNK["Gemma 4 31B"])
+    return EngineConfig(model=str(folder), load_format="dummy", device="cpu", kv_cache_memory_bytes=NUM_BYTES, **more)  # type: ignore[arg-type]
+
+
+def settings_of(folder: Path, **more: object) -> EngineSettings:
+    config = config_of(folder, **more)
+    return resolve(config, load_model(config).model)
+
+
+def test_pages_are_counted_with_their_scales(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, kv_cache_dtype="int8_per_token_head")
+    layout = settings.layout
+    assert layout.scale_page_bytes > 0
+    assert settings.num_blocks == NUM_BYTES // (layout.page_bytes + layout.scale_page_bytes)
+
+
+def test_the_dtype_is_said_where_it_is_not_the_models(tmp_path: Path) -> None:
+    assert not any("quantized" in line for line in settings_of(tmp_path).lines())
+    lines = settings_of(tmp_path, kv_cache_dtype="global=fp8", kv_cache_dtype_skip_layers=("5",)).lines()
+    (line,) = [line for line in lines if "quantized" in line]
+    assert line == (
+        "Keys and values are stored quantized: sliding layers as bfloat16; global layers as bfloat16, fp8_e4m3."
+    )
+
+
+def test_an_engine_with_a_dtype_answers(tmp_path: Path) -> None:
+    engine, _ = make_engine(config_of(tmp_path, kv_cache_dtype="fp8_per_token_head"))
+    engine.submit(
+        Request(
+            request_id="x",
+            prompt_token_ids=(2, 3, 4),
+            sampling=SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True),
+            eos_token_ids=(1,),
+        )
+    )
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    assert [event.error for event in events] == [None] * 4
+
+
+def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> Gemma:
+    """As much of a model on a GPU as is asked for."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    placement = Placement(dtype=torch.bfloat16, device=torch.device("cuda"))
+    return cast(Gemma, SimpleNamespace(spec=read_model_spec(PUBLISHED["Gemma 4 31B"]), placement=placement))
+
+
+def test_a_gpu_that_lacks_a_format_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = on_gpu(monkeypatch, (8, 6))
+    assert set(resolve_kv_dtypes(EngineConfig(model="m"), model).values()) == {"bfloat16"}
+    with pytest.raises(ConfigError, match=r"Some GPU has compute capability 8\.6, but fp8_e4m3 needs 8\.9"):
+        resolve_kv_dtypes(EngineConfig(model="m", kv_cache_dtype="fp8"), model)
+
+
+def test_quantized_keys_wait_for_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="int8_per_token_head works on a CPU, but not on a GPU yet"):
+        resolve_kv_dtypes(EngineConfig(model="m", kv_cache_dtype="int8_per_token_head"), on_gpu(monkeypatch, (9, 0)))
