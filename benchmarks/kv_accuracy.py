@@ -67,6 +67,8 @@ def about_100_million(name: str) -> dict[str, Any]:
     )
     if config.get("attention_k_eq_v"):
         sizes["num_global_key_value_heads"] = 1
+    if name == "Gemma 4 31B":
+        sizes |= dict(num_attention_heads=8, num_key_value_heads=4, num_global_key_value_heads=2)
     if config.get("num_kv_shared_layers"):
         sizes["num_kv_shared_layers"] = num_sliding + 1
     if config.get("hidden_size_per_layer_input"):

@@ -40,7 +40,9 @@ class EngineConfig(ModelConfig):
 
     max_num_seqs: int = setting(128, "most requests that run at once")
     max_num_batched_tokens: int | None = setting(
-        None, "most tokens computed in one step, all requests together; default: 8192 on a GPU, 2048 on a CPU"
+        None,
+        "most tokens of prompts computed in one step, beside the one that each generating request adds; default: 8192 "
+        "on a GPU, 2048 on a CPU",
     )
     gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory that weights, activations and cache may use")
     kv_cache_memory_bytes: int | None = setting(
@@ -130,3 +132,25 @@ class ServerConfig(EngineConfig):
     )
     enable_prompt_tokens_details: bool = setting(True, "accepted: usage always says how many tokens were cached")
     enable_request_id_headers: bool = setting(True, "accepted: answers always carry X-Request-Id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanConfig(ServerConfig):
+    """What would fit where: the flags of `facet serve`, and the hardware that may not be there."""
+
+    gpu_memory: str | None = setting(None, "memory of one GPU, such as 24GiB or 24GB")
+    gpus: int | None = setting(
+        None, "GPUs that share the model; default: --tensor-parallel-size. Heads, MLPs and embeddings are divided"
+    )
+    weight_format: str = setting(
+        "auto",
+        "how the weights are stored; auto: as quantization_config in config.json says, or unquantized",
+        choices=("auto", "none", "int4", "int8", "fp8", "nvfp4"),
+    )
+    weight_group_size: int | None = setting(
+        None, "inputs that share a scale; default: what config.json says, or 32 for int4, 16 for nvfp4, a row otherwise"
+    )
+    json: bool = setting(False, "print the plan as JSON")
+    plot: str | None = setting(
+        None, "also draw sequences that fit against context length, to this file; needs matplotlib"
+    )

@@ -104,7 +104,8 @@ class FakeRunner:
                 table[admission.row, first : first + len(block_ids)] = block_ids
 
     def _check_shape(self, plan: StepPlan) -> None:
-        assert 0 < plan.num_tokens <= self._max_num_batched_tokens
+        assert plan.num_tokens > 0
+        assert plan.num_scheduled[plan.num_scheduled > 1].sum() <= self._max_num_batched_tokens
         assert len(set(plan.rows.tolist())) == len(plan.rows)
         is_long = plan.num_scheduled > 1
         assert (np.sort(is_long) == is_long).all(), "entries of one token come first"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from facet.config import EngineConfig
-from facet.errors import CapacityError, ConfigError
-from facet.kv_cache.accountant import Fit, blocks_for, longest_request, require_fit, sequences_that_fit
+from facet.engine.capacity import Capacity, capacity_of
+from facet.errors import ConfigError
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.model.gemma import Gemma
@@ -31,40 +31,23 @@ class EngineSettings:
     gpu_memory: GpuMemory | None = None  # None: on a CPU, or the cache was given its size
 
     @property
-    def full_contexts(self) -> Fit:
-        """How many requests of the longest allowed length fit at once."""
-        return sequences_that_fit(
-            self.layout,
-            self.num_blocks,
-            num_tokens=self.max_model_len,
+    def capacity(self) -> Capacity:
+        return Capacity(
+            layout=self.layout,
+            num_blocks=self.num_blocks,
+            max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
         )
 
     def lines(self) -> list[str]:
         """What a user wants to know at start-up."""
-        page = self.layout.total_page_bytes
-        per_block = " or ".join(f"{group.tokens_per_block} {group.kind} tokens" for group in self.layout.groups)
-        in_all = " or ".join(
-            f"{(self.num_blocks - 1) * group.tokens_per_block:,} {group.kind} tokens" for group in self.layout.groups
-        )
-        return [
-            *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
-            f"KV cache: {self.num_blocks * page / 2**30:.2f} GiB, {self.num_blocks} pages of {page / 2**10:.0f} KiB; "
-            f"a page holds {per_block}, all of them {in_all}.",
-            *((_dtype_line(self.layout),) if self.layout.is_quantized else ()),
-            f"At the full context of {self.max_model_len} tokens {self.full_contexts.num_sequences} requests fit at "
-            f"once; at most {self.max_num_seqs} run together.",
-        ]
+        return [*(() if self.gpu_memory is None else (self.gpu_memory.line(),)), *self.capacity.lines()]
 
 
 def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
     """Answer what the user left open, and refuse what cannot be."""
-    for name in ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be 1 or more.")
-    if not 0 < config.gpu_memory_utilization <= 1:
-        raise ConfigError(f"--gpu-memory-utilization is {config.gpu_memory_utilization}, but must be in (0, 1].")
+    check_numbers(config)
     on_gpu = model.placement.device.type == "cuda"
     max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
     layout = make_kv_layout(model.spec, dtype=resolve_kv_dtypes(config, model))
@@ -82,21 +65,17 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         num_bytes = gpu_memory.cache
     elif num_bytes is None:
         num_bytes = cpu_cache_bytes()
-    num_blocks = max(0, num_bytes) // layout.total_page_bytes
-    if config.kv_cache_memory_bytes is None:
-        # A small model on a large machine need not take memory that no request could use; twice what running
-        # requests can need leaves as much again for cached prefixes.
-        most = blocks_for(
-            layout,
-            num_sequences=2 * config.max_num_seqs,
-            num_tokens=model.num_positions,
-            max_num_batched_tokens=max_num_batched_tokens,
-        )
-        num_blocks = min(num_blocks, most)
-    require_room(layout, num_blocks, model.num_positions)
+    capacity = capacity_of(
+        layout,
+        num_bytes,
+        is_exact=config.kv_cache_memory_bytes is not None,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=model.num_positions,
+    )
     return EngineSettings(
         layout=layout,
-        num_blocks=num_blocks,
+        num_blocks=capacity.num_blocks,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=model.num_positions,
@@ -107,6 +86,15 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         graph_sizes=graph_sizes,
         gpu_memory=gpu_memory,
     )
+
+
+def check_numbers(config: EngineConfig) -> None:
+    for name in ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be 1 or more.")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise ConfigError(f"--gpu-memory-utilization is {config.gpu_memory_utilization}, but must be in (0, 1].")
 
 
 def resolve_kv_dtypes(config: EngineConfig, model: Gemma) -> dict[int, str]:
@@ -139,19 +127,3 @@ def resolve_graph_sizes(config: EngineConfig) -> tuple[int, ...]:
     if min(sizes) < 1:
         raise ConfigError(f"--cudagraph-capture-sizes holds {min(sizes)}, but a step has 1 request or more.")
     return tuple(sorted({min(size, config.max_num_seqs) for size in sizes}))
-
-
-def _dtype_line(layout: KVLayout) -> str:
-    kinds = "; ".join(f"{group.kind} layers as {', '.join(group.dtypes)}" for group in layout.groups)
-    return f"Keys and values are stored quantized: {kinds}."
-
-
-def require_room(layout: KVLayout, num_blocks: int, max_model_len: int) -> None:
-    page_mib = layout.total_page_bytes / 2**20
-    if num_blocks < 2 or longest_request(layout, num_blocks) == 0:
-        raise CapacityError(
-            f"{num_blocks * page_mib:.0f} MiB are left for keys and values, less than the "
-            f"{(1 + len(layout.groups)) * page_mib:.0f} MiB that a single token needs with its page "
-            "of each kind. Give the cache more memory, or use a smaller model."
-        )
-    require_fit(layout, num_blocks, max_model_len=max_model_len)

@@ -54,7 +54,7 @@ def load_model(config: ModelConfig, progress: Progress | None = None) -> LoadedM
     context_length = resolve_context_length(config.max_model_len, spec)
     device = resolve_device(config.device)
     if config.load_format == "dummy":
-        dtype = resolve_dtype(config.dtype, _DTYPES.get(spec.checkpoint_dtype or "bfloat16", torch.bfloat16))
+        dtype = resolve_dtype(config.dtype, dtype_of_config(spec))
         model = build_model(spec, context_length, dtype, device)
         fill_dummy_weights(model, config.seed, progress)
     else:
@@ -100,6 +100,11 @@ def resolve_dtype(asked: str, stored: torch.dtype) -> torch.dtype:
     if asked not in _DTYPES:
         raise ConfigError(f"--dtype {asked} is not known. Known: auto, {', '.join(_DTYPES)}.")
     return _DTYPES[asked]
+
+
+def dtype_of_config(spec: ModelSpec) -> torch.dtype:
+    """What config.json says the weights are stored in; where there are weights, they know better."""
+    return _DTYPES.get(spec.checkpoint_dtype or "bfloat16", torch.bfloat16)
 
 
 def check_dtype(dtype: torch.dtype, device: torch.device) -> None:

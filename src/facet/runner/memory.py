@@ -12,6 +12,7 @@ from facet.kv_layout import KVLayout
 from facet.layers.attention import heads_of
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
+from facet.model_spec import ModelSpec
 from facet.runner.batch import Spans, make_batch
 from facet.sampling import max_device_bytes
 
@@ -61,22 +62,20 @@ def divide_gpu_memory(
     activations = measure_activations(
         model, layout, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
     )
-    scratch = max(
-        max_scratch_bytes(
-            heads_of(model.spec.layers[group.stores[0].layer]),
-            window=group.window,
-            max_context_len=model.num_positions,
-            max_num_batched_tokens=max_num_batched_tokens,
-            element_size=model.placement.dtype.itemsize,
-        )
-        for group in layout.groups
+    scratch = scratch_bytes(
+        model.spec,
+        layout,
+        max_model_len=model.num_positions,
+        max_num_batched_tokens=max_num_batched_tokens,
+        value_bytes=model.placement.dtype.itemsize,
     )
-    largest = max(graph_sizes, default=0)
-    # The logits twice, as the product leaves them and in float32, and a few rows of everything else.
-    graphs = largest * vocab_size * (4 + model.placement.dtype.itemsize) + activations * largest // max(
-        max_num_batched_tokens, largest, 1
+    graphs = graph_bytes(
+        graph_sizes,
+        activations=activations,
+        max_num_batched_tokens=max_num_batched_tokens,
+        vocab_size=vocab_size,
+        value_bytes=model.placement.dtype.itemsize,
     )
-    graphs += 2 * len(graph_sizes) * BYTES_PER_GRAPH
     sampling = max_device_bytes(num_rows=max_num_seqs, vocab_size=vocab_size, context_len=model.num_positions)
     free, total = torch.cuda.mem_get_info(device)
     left = free - total * (1 - gpu_memory_utilization) - activations - scratch - graphs - sampling
@@ -90,27 +89,55 @@ def divide_gpu_memory(
     )
 
 
+def scratch_bytes(
+    spec: ModelSpec, layout: KVLayout, *, max_model_len: int, max_num_batched_tokens: int, value_bytes: int
+) -> int:
+    """What attention unpacks keys and values into, at most."""
+    return max(
+        max_scratch_bytes(
+            heads_of(spec.layers[group.stores[0].layer]),
+            window=group.window,
+            max_context_len=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+            element_size=value_bytes,
+        )
+        for group in layout.groups
+    )
+
+
+def graph_bytes(
+    sizes: Sequence[int], *, activations: int, max_num_batched_tokens: int, vocab_size: int, value_bytes: int
+) -> int:
+    """What captured steps keep for good."""
+    largest = max(sizes, default=0)
+    # The logits twice, as the product leaves them and in float32, and a few rows of everything else.
+    logits = largest * vocab_size * (4 + value_bytes)
+    rows = activations * largest // max(max_num_batched_tokens, largest, 1)
+    return logits + rows + 2 * len(sizes) * BYTES_PER_GRAPH
+
+
 @torch.inference_mode()
 def measure_activations(model: Gemma, layout: KVLayout, *, max_num_batched_tokens: int, max_num_seqs: int) -> int:
     """The most memory a step takes beyond weights and cache: one full step is run and its peak read off.
 
-    The step is one long prompt, every row of which writes to the same page, and as many rows of logits as requests
-    can sample at once.
+    The step is a full one: prompts as long as may be up to the budget, and a single row of every request. All of them
+    write to the same page.
     """
     device = model.placement.device
     arena = KVArena(layout, 1, device)
-    num_tokens = min(max_num_batched_tokens, model.num_positions)
+    longest = min(max_num_batched_tokens, model.num_positions)
+    lens = np.array([1] * max_num_seqs + [longest] * (max_num_batched_tokens // longest), np.int32)
     spans = Spans(
-        num_computed=np.zeros(1, np.int32),
-        num_scheduled=np.full(1, num_tokens, np.int32),
-        num_logit_rows=np.full(1, min(max_num_seqs, num_tokens), np.int32),
-        table_rows=np.zeros(1, np.int32),
+        num_computed=np.zeros_like(lens),
+        num_scheduled=lens,
+        num_logit_rows=(lens == 1).astype(np.int32),
+        table_rows=np.zeros_like(lens),
     )
     tables = tuple(
-        torch.zeros(1, -(-num_tokens // group.tokens_per_block), dtype=torch.int32, device=device)
+        torch.zeros(1, -(-longest // group.tokens_per_block), dtype=torch.int32, device=device)
         for group in layout.groups
     )
-    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+    token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

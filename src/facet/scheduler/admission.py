@@ -48,11 +48,11 @@ def admit(
     cache: CacheView,
     limits: Limits,
     num_scheduled: NDArray[np.int64],
+    budget: int,
     num_available: int,
 ) -> list[Turn]:
     """Let in who fits beside the running requests, which compute `num_scheduled` tokens of their own."""
     turns: list[Turn] = []
-    budget = limits.max_num_batched_tokens - int(num_scheduled.sum())
     if budget == 0 or not queues.free_rows:
         return turns
     memory = cache.what_if()

@@ -10,7 +10,7 @@ from facet.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    max_num_batched_tokens: int  # computed in one step, all requests together
+    max_num_batched_tokens: int  # of prompts, computed in one step; each request that generates adds one
     max_num_seqs: int  # requests that run at once
     max_model_len: int  # prompt and output of one request
 

@@ -3,7 +3,8 @@
 There is no prefill phase and no decode phase. A request has tokens and computed tokens, and a step lets some requests
 catch up: a fresh prompt wants many tokens, a generating request wants the one it sampled last. In order:
 
-    1. the token budget is shared out among running requests                       share_budget
+    1. single tokens are free, the token budget is shared out among running
+       requests that want more                                                     share_budget
     2. if memory does not suffice for that, some get less and the last in line
        are preempted                                                               make_do
     3. if budget and memory are left, waiting requests are admitted, head first    admit
@@ -25,7 +26,7 @@ Counts = NDArray[np.int64]
 def plan_step(queues: QueuesView, cache: CacheView, limits: Limits) -> Schedule:
     rows, running = queues.order, queues.rows
     num_computed = running.num_computed[rows]
-    num_scheduled = share_budget(tokens_wanted(running, rows), limits.max_num_batched_tokens)
+    num_scheduled, budget = share_budget(tokens_wanted(running, rows), limits.max_num_batched_tokens)
     num_new = cache.num_new_blocks(rows, num_computed, num_scheduled)
     num_left = cache.num_available + cache.num_returning(rows, num_computed) - int(num_new.sum())
 
@@ -34,7 +35,7 @@ def plan_step(queues: QueuesView, cache: CacheView, limits: Limits) -> Schedule:
     if num_left < 0:
         num_scheduled, num_kept = make_do(rows, num_computed, num_scheduled, num_new, cache)
     elif queues.waiting:
-        turns = admit(queues, cache, limits, num_scheduled, num_left)
+        turns = admit(queues, cache, limits, num_scheduled, budget, num_left)
 
     preempted = tuple(rows[num_kept:].tolist())
     rows, num_computed, num_scheduled = rows[:num_kept], num_computed[:num_kept], num_scheduled[:num_kept]
@@ -65,17 +66,18 @@ def tokens_wanted(running: RunningRows, rows: Counts) -> Counts:
     return wanted
 
 
-def share_budget(wanted: Counts, budget: int) -> Counts:
-    """Those who want one token come first: they cost little, and someone is reading along. Then first in line first.
+def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
+    """Tokens per row, and what is left of the budget.
 
-    Nobody is passed over for ever: while a running request goes without, none is admitted, and those in front end.
+    Who wants one token gets it, beside the budget: single tokens cost little, there are no more of them than requests,
+    and counted in they would make a prompt as long as the budget take two steps. The budget goes to the others, first
+    in line first. Nobody is passed over for ever: while a running request goes without, none is admitted, and those in
+    front end.
     """
     wants_one = wanted == 1
-    scheduled: Counts = (wants_one & (np.cumsum(wants_one) <= budget)).astype(np.int64)
     more = np.where(wants_one, 0, wanted)
-    left = budget - int(scheduled.sum())
-    scheduled += np.clip(left - (np.cumsum(more) - more), 0, more)
-    return scheduled
+    shared: Counts = np.clip(budget - (np.cumsum(more) - more), 0, more)
+    return shared + wants_one, budget - int(shared.sum())
 
 
 def make_do(

@@ -1,0 +1,203 @@
+"""A memory plan in rows and columns, and as JSON. Counts nothing itself."""
+
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from facet.engine.capacity import Capacity
+from facet.engine.memory_plan import MemoryPlan
+
+
+def head_lines(plan: MemoryPlan) -> list[str]:
+    gpus = "one GPU" if plan.num_gpus == 1 else f"{plan.num_gpus} GPUs"
+    lines = [f"{plan.model}: {plan.spec.architecture}, {plan.dtype}, on {gpus}. All figures are of one GPU."]
+    if plan.num_gpus > 1:
+        lines.append(
+            "Heads, MLPs and embeddings are divided among the GPUs, and with the key heads the cache; where there are "
+            "fewer key heads than GPUs, each GPU keeps a whole one."
+        )
+    return lines
+
+
+def memory_table(plan: MemoryPlan) -> Table:
+    table = _table("Memory of a GPU", "what", "GiB", "how it is known")
+    table.columns[2].justify = "left"
+    if plan.weight_format is None:
+        how = f"counted: all in {plan.dtype}"
+    else:
+        how = f"counted; {_gib(plan.weights.unquantized)} GiB of it unquantized. {plan.weight_format.line}"
+    table.add_row("weights", _gib(plan.weights.total), how)
+    memory = plan.gpu_memory
+    if memory is None:
+        table.add_row("KV cache", _gib(plan.capacity.num_bytes), "given: --kv-cache-memory-bytes, in whole pages")
+        return table
+    table.add_row("activations", _gib(memory.activations), "estimated from shapes; an engine measures them")
+    table.add_row("graphs", _gib(memory.graphs), "counted as at start-up")
+    table.add_row("sampling", _gib(memory.sampling), "counted as at start-up: the most that requests can make it take")
+    table.add_row("KV cache", _gib(memory.cache), "what is left")
+    free = memory.total * (1 - plan.gpu_memory_utilization)
+    table.add_row("kept free", _gib(free), f"--gpu-memory-utilization {plan.gpu_memory_utilization}; the driver's own")
+    table.add_row("in all", _gib(memory.total), "")
+    return table
+
+
+def kind_table(plan: MemoryPlan) -> Table:
+    """What a token costs."""
+    groups = plan.capacity.layout.groups
+    windows = "".join(f" ({group.window:,} tokens)" for group in groups if group.window is not None)
+    table = _table(
+        f"Bytes of keys and values, scales included; the windows{windows} of a request are a fixed cost",
+        "KV dtype",
+        *(f"{group.kind} token" for group in groups),
+        "MiB of windows",
+        "KiB of a page",
+        f"{' / '.join(group.kind for group in groups)} tokens in it",
+    )
+    for name, capacity in plan.capacities.items():
+        if not isinstance(capacity, Capacity):
+            table.add_row(_lines_of(name), *["-"] * (len(groups) + 3))
+            continue
+        layout = capacity.layout
+        table.add_row(
+            _lines_of(name),
+            *(f"{group.bytes_per_token + group.scale_bytes_per_token:,}" for group in layout.groups),
+            f"{capacity.window_bytes(capacity.max_model_len) / 2**20:,.1f}",
+            f"{layout.total_page_bytes / 2**10:,.0f}",
+            " / ".join(f"{group.tokens_per_block:,}" for group in layout.groups),
+        )
+    return table
+
+
+def capacity_table(plan: MemoryPlan) -> Table:
+    table = _table(
+        "What fits: tokens, the longest request, and requests at once, by their length",
+        "KV dtype",
+        f"{plan.capacity.layout.groups[-1].kind} tokens",
+        "longest",
+        *(_short(length) for length in plan.lengths),
+    )
+    for name, capacity in plan.capacities.items():
+        if not isinstance(capacity, Capacity):
+            table.add_row(_lines_of(name), *["-"] * (2 + len(plan.lengths)))
+            continue
+        table.add_row(
+            _lines_of(name),
+            f"{capacity.tokens(capacity.layout.groups[-1]):,}",
+            f"{_longest(plan, capacity):,}",
+            *(f"{capacity.sequences(length).num_sequences:,}" for length in plan.lengths),
+        )
+    return table
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    """Narrow enough for eighty columns: numbers are never cut off."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def notes(plan: MemoryPlan) -> list[str]:
+    capacity = plan.capacity
+    lines = [
+        f"Requests that fit at once leave room for one full step of {capacity.max_num_batched_tokens:,} tokens; at "
+        f"most {capacity.max_num_seqs} run together. A longest request runs alone; the model allows "
+        f"{plan.spec.max_positions:,} tokens.",
+        *_leftover(plan),
+        f"With --kv-cache-dtype {plan.asked} a server would say:",
+        *(f"  {line}" for line in capacity.lines()),
+    ]
+    lines += [f"{name}: {error}" for name, error in plan.capacities.items() if not isinstance(error, Capacity)]
+    return lines
+
+
+def _leftover(plan: MemoryPlan) -> list[str]:
+    memory, capacity = plan.gpu_memory, plan.capacity
+    if memory is None or memory.cache - capacity.num_bytes < capacity.layout.total_page_bytes:
+        return []
+    return [
+        f"The cache takes {_gib(capacity.num_bytes)} of the {_gib(memory.cache)} GiB left: twice what "
+        f"{capacity.max_num_seqs} requests of {capacity.max_model_len:,} tokens can need. --max-num-seqs raises it."
+    ]
+
+
+def as_json(plan: MemoryPlan) -> dict[str, Any]:
+    """Bytes and tokens, all of one GPU."""
+    memory = plan.gpu_memory
+    return {
+        "model": plan.model,
+        "architecture": plan.spec.architecture,
+        "dtype": plan.dtype,
+        "num_gpus": plan.num_gpus,
+        "weights": {
+            "bytes": plan.weights.total,
+            "quantized_bytes": plan.weights.quantized,
+            "unquantized_bytes": plan.weights.unquantized,
+            "format": None if plan.weight_format is None else plan.weight_format.name,
+            "group_size": None if plan.weight_format is None else plan.weight_format.group_size,
+        },
+        "gpu_memory": None
+        if memory is None
+        else {
+            "total": memory.total,
+            "utilization": plan.gpu_memory_utilization,
+            "weights": memory.weights,
+            "activations_estimated": memory.activations,
+            "graphs": memory.graphs,
+            "sampling": memory.sampling,
+            "kv_cache": memory.cache,
+        },
+        "max_model_len": plan.capacity.max_model_len,
+        "max_num_batched_tokens": plan.capacity.max_num_batched_tokens,
+        "max_num_seqs": plan.capacity.max_num_seqs,
+        "kv_cache_dtype": plan.asked,
+        "kv_cache": {
+            name: _capacity_json(plan, capacity) if isinstance(capacity, Capacity) else {"error": str(capacity)}
+            for name, capacity in plan.capacities.items()
+        },
+    }
+
+
+def _capacity_json(plan: MemoryPlan, capacity: Capacity) -> dict[str, Any]:
+    layout = capacity.layout
+    return {
+        "bytes": capacity.num_bytes,
+        "num_pages": capacity.num_blocks,
+        "page_bytes": layout.total_page_bytes,
+        "scale_bytes_of_a_page": layout.scale_page_bytes,
+        "kinds": {
+            group.kind: {
+                "window": group.window,
+                "bytes_per_token": group.bytes_per_token,
+                "scale_bytes_per_token": group.scale_bytes_per_token,
+                "tokens_per_page": group.tokens_per_block,
+                "tokens_in_all": capacity.tokens(group),
+                "dtypes": list(group.dtypes),
+            }
+            for group in layout.groups
+        },
+        "window_bytes_per_request": capacity.window_bytes(capacity.max_model_len),
+        "longest_request": _longest(plan, capacity),
+        "requests_at_once": {str(length): capacity.sequences(length).num_sequences for length in plan.lengths},
+    }
+
+
+def _longest(plan: MemoryPlan, capacity: Capacity) -> int:
+    """What memory allows, or the model where that is less."""
+    longest = capacity.longest_request
+    return plan.spec.max_positions if longest is None else min(longest, plan.spec.max_positions)
+
+
+def _lines_of(name: str) -> str:
+    """A dtype for each kind, a line each."""
+    return name.replace(",", "\n")
+
+
+def _short(num_tokens: int) -> str:
+    return f"{num_tokens // 1024}K" if num_tokens % 1024 == 0 else f"{num_tokens:,}"
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f}"

@@ -1,0 +1,122 @@
+"""What a cache holds, in the words of start-up lines. `resolve` and `facet plan` both ask here, so they agree.
+
+The arithmetic is the accountant's; this module turns bytes into pages and pages into answers.
+"""
+
+from dataclasses import dataclass
+
+from facet.errors import CapacityError
+from facet.kv_cache.accountant import (
+    Fit,
+    blocks_for,
+    longest_request,
+    peak_blocks,
+    require_fit,
+    sequences_that_fit,
+)
+from facet.kv_layout import KVGroup, KVLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """A pool of pages, and the bounds of what runs in it."""
+
+    layout: KVLayout
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.layout.total_page_bytes
+
+    def sequences(self, num_tokens: int) -> Fit:
+        """How many requests of this length fit at once, a full step among them."""
+        return sequences_that_fit(
+            self.layout,
+            self.num_blocks,
+            num_tokens=num_tokens,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
+
+    @property
+    def longest_request(self) -> int | None:
+        """The most tokens one request can have if nothing else runs; None: any number."""
+        return longest_request(self.layout, self.num_blocks)
+
+    def tokens(self, group: KVGroup) -> int:
+        """If no other group took a page."""
+        return (self.num_blocks - 1) * group.tokens_per_block
+
+    def window_bytes(self, num_tokens: int) -> int:
+        """What a long request holds for its windows, whatever its length: blocks of groups that forget."""
+        steady = peak_blocks(self.layout, num_tokens=num_tokens, num_in_flight=1)
+        num_blocks = sum(
+            count for count, group in zip(steady, self.layout.groups, strict=True) if group.window is not None
+        )
+        return num_blocks * self.layout.total_page_bytes
+
+    def lines(self) -> list[str]:
+        """What a user wants to know at start-up."""
+        page, groups = self.layout.total_page_bytes, self.layout.groups
+        per_block = " or ".join(f"{group.tokens_per_block} {group.kind} tokens" for group in groups)
+        in_all = " or ".join(f"{self.tokens(group):,} {group.kind} tokens" for group in groups)
+        fit = self.sequences(self.max_model_len)
+        return [
+            f"KV cache: {self.num_bytes / 2**30:.2f} GiB, {self.num_blocks} pages of {page / 2**10:.0f} KiB; "
+            f"a page holds {per_block}, all of them {in_all}.",
+            *((_dtype_line(self.layout),) if self.layout.is_quantized else ()),
+            f"At the full context of {self.max_model_len} tokens {fit.num_sequences} requests fit at "
+            f"once; at most {self.max_num_seqs} run together.",
+        ]
+
+
+def capacity_of(
+    layout: KVLayout,
+    num_bytes: int,
+    *,
+    is_exact: bool,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+) -> Capacity:
+    """The pool that `num_bytes` make. Refused where a request of the longest allowed length could never run.
+
+    `is_exact`: the user gave the number. What is merely left over is not all taken: a small model on a large machine
+    has no use for memory that no request could need. Twice what running requests can need leaves as much again for
+    cached prefixes.
+    """
+    num_blocks = max(0, num_bytes) // layout.total_page_bytes
+    if not is_exact:
+        most = blocks_for(
+            layout,
+            num_sequences=2 * max_num_seqs,
+            num_tokens=max_model_len,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
+        num_blocks = min(num_blocks, most)
+    require_room(layout, num_blocks, max_model_len)
+    return Capacity(
+        layout=layout,
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+    )
+
+
+def require_room(layout: KVLayout, num_blocks: int, max_model_len: int) -> None:
+    page_mib = layout.total_page_bytes / 2**20
+    if num_blocks < 2 or longest_request(layout, num_blocks) == 0:
+        raise CapacityError(
+            f"{num_blocks * page_mib:.0f} MiB are left for keys and values, less than the "
+            f"{(1 + len(layout.groups)) * page_mib:.0f} MiB that a single token needs with its page "
+            "of each kind. Give the cache more memory, or use a smaller model."
+        )
+    require_fit(layout, num_blocks, max_model_len=max_model_len)
+
+
+def _dtype_line(layout: KVLayout) -> str:
+    kinds = "; ".join(f"{group.kind} layers as {', '.join(group.dtypes)}" for group in layout.groups)
+    return f"Keys and values are stored quantized: {kinds}."

@@ -1,0 +1,222 @@
+"""`facet plan`: where a GPU's memory goes and what fits into the rest, for every KV dtype, without a GPU.
+
+Weights, graphs, sampling and the cache are counted by the functions that a starting engine uses. Activations, which an
+engine measures by running a step, are estimated here from shapes; so is nothing else.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from facet.config import PlanConfig
+from facet.engine.capacity import Capacity, capacity_of
+from facet.engine.settings import check_numbers, resolve_graph_sizes
+from facet.errors import CapacityError, ConfigError
+from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
+from facet.kv_layout import KVLayout, make_kv_layout
+from facet.model.config_fields import read_config_file
+from facet.model.families import read_model_spec
+from facet.model.hub import CONFIG_ONLY, local_folder
+from facet.model.loader import dtype_of_config, resolve_context_length, resolve_dtype
+from facet.model.shard import shard_of
+from facet.model.weight_formats import (
+    WeightBytes,
+    WeightFormat,
+    choose_weight_format,
+    weight_bytes,
+    without_quantization,
+)
+from facet.model_spec import LayerSpec, ModelSpec
+from facet.runner.memory import GpuMemory, graph_bytes, scratch_bytes
+from facet.sampling import max_device_bytes
+
+DEFAULT_BATCHED_TOKENS = 8192  # on a GPU
+_LENGTHS = (2048, 8192, 32_768, 131_072)
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """All figures are of one GPU; each of them holds its share of every layer and of every request."""
+
+    model: str
+    spec: ModelSpec  # of the whole model
+    num_gpus: int
+    dtype: str
+    weight_format: WeightFormat | None
+    weights: WeightBytes
+    gpu_memory: GpuMemory | None  # None: the cache was given its size
+    gpu_memory_utilization: float
+    lengths: tuple[int, ...]  # of requests, in tokens, the longest allowed last
+    asked: str  # the KV dtype that an engine would run with
+    capacities: Mapping[str, Capacity | CapacityError]  # by KV dtype; an error: why it does not fit
+
+    @property
+    def capacity(self) -> Capacity:
+        """Of the KV dtype asked for."""
+        found = self.capacities[self.asked]
+        assert isinstance(found, Capacity), "a plan whose own dtype does not fit is refused"
+        return found
+
+
+def make_plan(config: PlanConfig) -> MemoryPlan:
+    """Read the config of the model named, and nothing else of it, and count."""
+    check_numbers(config)
+    if not config.model:
+        raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet plan MODEL.")
+    num_gpus = config.tensor_parallel_size if config.gpus is None else config.gpus
+    if num_gpus < 1:
+        raise ConfigError(f"--gpus is {num_gpus}, but must be 1 or more.")
+    folder = local_folder(config.model, revision=config.revision, patterns=CONFIG_ONLY)
+    fields = read_config_file(folder / "config.json")
+    weight_format = choose_weight_format(config.weight_format, config.weight_group_size, fields)
+    spec = read_model_spec(without_quantization(fields))
+    shard = shard_of(spec, num_gpus)
+    dtype = resolve_dtype(config.dtype, dtype_of_config(spec))
+    model_dtype, value_bytes = str(dtype).removeprefix("torch."), dtype.itemsize
+    max_model_len = resolve_context_length(config.max_model_len, spec)
+    max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+    weights = weight_bytes(shard, weight_format, value_bytes=value_bytes)
+
+    def layout_of(asked: str) -> KVLayout:
+        dtypes = choose_kv_dtypes(
+            spec, asked=asked, skip_layers=config.kv_cache_dtype_skip_layers, model_dtype=model_dtype
+        )
+        return make_kv_layout(shard, dtype=dtypes)
+
+    def gpu_memory_of(layout: KVLayout) -> GpuMemory | None:
+        if config.kv_cache_memory_bytes is not None:
+            return None
+        return divide(config, spec, shard, layout, weights.total, max_model_len, value_bytes)
+
+    def capacity(asked: str) -> Capacity:
+        layout = layout_of(asked)
+        memory = gpu_memory_of(layout)
+        num_bytes = config.kv_cache_memory_bytes if memory is None else memory.cache
+        assert num_bytes is not None
+        return capacity_of(
+            layout,
+            num_bytes,
+            is_exact=memory is None,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=max_model_len,
+        )
+
+    asked = model_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    capacities: dict[str, Capacity | CapacityError] = {asked: capacity(asked)}
+    for name in (model_dtype, *(name for name, dtype in KV_DTYPES.items() if dtype.is_quantized)):
+        if name not in capacities:
+            try:
+                capacities[name] = capacity(name)
+            except CapacityError as error:
+                capacities[name] = error
+    return MemoryPlan(
+        model=config.model,
+        spec=spec,
+        num_gpus=num_gpus,
+        dtype=model_dtype,
+        weight_format=weight_format,
+        weights=weights,
+        gpu_memory=gpu_memory_of(layout_of(asked)),
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        lengths=(*(length for length in _LENGTHS if length < max_model_len), max_model_len),
+        asked=asked,
+        capacities=capacities,
+    )
+
+
+def divide(
+    config: PlanConfig,
+    spec: ModelSpec,
+    shard: ModelSpec,
+    layout: KVLayout,
+    weights: int,
+    max_model_len: int,
+    value_bytes: int,
+) -> GpuMemory:
+    """The memory of one GPU, as `runner/memory.py` divides it at start-up, with activations estimated."""
+    if config.gpu_memory is None:
+        raise ConfigError("Say how much memory there is: --gpu-memory 24GiB, or --kv-cache-memory-bytes for the cache.")
+    total = parse_size(config.gpu_memory)
+    max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+    activations = estimate_activations(
+        spec,
+        shard,
+        num_tokens=min(max_num_batched_tokens, max_model_len),
+        max_num_seqs=config.max_num_seqs,
+        value_bytes=value_bytes,
+    )
+    scratch = scratch_bytes(
+        shard,
+        layout,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        value_bytes=value_bytes,
+    )
+    graphs = graph_bytes(
+        resolve_graph_sizes(config),
+        activations=activations,
+        max_num_batched_tokens=max_num_batched_tokens,
+        vocab_size=spec.vocab_size,
+        value_bytes=value_bytes,
+    )
+    sampling = max_device_bytes(num_rows=config.max_num_seqs, vocab_size=spec.vocab_size, context_len=max_model_len)
+    used = int(total * config.gpu_memory_utilization)
+    others = weights + activations + scratch + graphs + sampling
+    if others >= used:
+        raise CapacityError(
+            f"Weights take {weights / 2**30:.2f} GiB per GPU, activations, graphs and sampling "
+            f"{(others - weights) / 2**30:.2f} GiB, but {used / 2**30:.2f} GiB of {config.gpu_memory} may be used: "
+            "nothing is left for keys and values. Use more GPUs, quantized weights, or lower --max-num-seqs and "
+            "--max-num-batched-tokens."
+        )
+    return GpuMemory(
+        total=total,
+        weights=weights,
+        activations=activations + scratch,
+        graphs=graphs,
+        sampling=sampling,
+        cache=used - others,
+    )
+
+
+def estimate_activations(
+    spec: ModelSpec, shard: ModelSpec, *, num_tokens: int, max_num_seqs: int, value_bytes: int
+) -> int:
+    """What a full step takes for a moment: the widest layer's tensors of all its tokens, or the logits.
+
+    An estimate. A step that runs frees and reuses memory in its own order; an engine on a GPU measures it.
+    """
+    num_streams = 1 if spec.altup is None else spec.altup.num_streams
+    streams = (2 * num_streams + 1) * spec.hidden_size  # before and after a layer, and what its norm makes
+    inputs = 0 if spec.per_layer_input is None else 2 * spec.num_layers * spec.per_layer_input.width
+    widest = max(_widest_moment(layer, spec.hidden_size) for layer in shard.layers)
+    rows = num_tokens * (streams + inputs + widest) * value_bytes
+    logits = min(max_num_seqs, num_tokens) * spec.vocab_size * (4 + value_bytes)
+    return max(rows, logits)
+
+
+def _widest_moment(layer: LayerSpec, hidden_size: int) -> int:
+    """Values per token: the packed projection, queries and result of attention; or gates, their product, the output."""
+    attention = layer.query_width + 2 * layer.kv_width + 2 * layer.query_width
+    mlp = 3 * layer.mlp_width + hidden_size
+    if layer.moe is not None:
+        mlp += layer.moe.num_chosen * (3 * layer.moe.width + hidden_size)
+    return max(attention, mlp)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from 24GiB, 24GB, 24G (which is 24GiB) or a plain number."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = "" if found is None else found[2].upper()
+    if unit in ("K", "M", "G", "T"):
+        unit += "IB"
+    if found is None or unit not in _UNITS or (size := int(float(found[1]) * _UNITS[unit])) < 1:
+        raise ConfigError(f"--gpu-memory {text} is not a size. Write it like 24GiB, 24GB or 25769803776.")
+    return size
