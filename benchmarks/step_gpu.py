@@ -129,6 +129,8 @@ def main() -> None:
         console.print(f"{options.model}: engine ready in {time.perf_counter() - start:.1f} s")
         for line in engine.settings.lines():
             console.print(line)
+        free, total = torch.cuda.mem_get_info()
+        console.print(f"{free / 2**30:.2f} of {total / 2**30:.2f} GiB are free with the engine ready")
         for count in options.decode:
             decode(engine, count, options.context, console)
         for count in options.prefill:

@@ -17,8 +17,7 @@ from facet.runner.batch import Spans, make_batch
 from facet.sampling import max_device_bytes
 
 CPU_SHARE_OF_FREE_MEMORY = 0.25
-# What a driver keeps for one captured half of a decode step, beside the tensors. Measured: 4 to 9 MiB on an H200, for
-# the 24 to 60 layers of Gemma 4.
+# Allowed for what a driver keeps of one captured half of a decode step, beside the tensors.
 BYTES_PER_GRAPH = 8 << 20
 
 
