@@ -1,13 +1,14 @@
 """Attention of runs on a GPU, however it may be cut and scheduled: microseconds and the share of matrix products.
 
-    python benchmarks/prefill_gpu.py
+    python benchmarks/prefill_gpu.py [--quick]
 
 Every variant is checked against float32 on a few rows before it is timed. Times are of one replayed graph, so that
 launches do not count; *unpack* is timed apart and is not in the other lines, except in *as served*, which is all of
 what a layer does. Operations are those of visible pairs of a query and a key. Kernels are compiled beforehand, several
-at a time.
+at a time. With --quick only heads of 512 are timed, as they are chosen and with scores split.
 """
 
+import argparse
 import multiprocessing
 import statistics
 import time
@@ -82,7 +83,12 @@ APART_HEADS_OF_512 = (
     replace(_PARTS, block_m=64, block_n=32, num_stages=2, num_parts=1),
 )
 _SHARED = DenseShape(block_m=64, block_n=64, num_warps=8, num_stages=2)
-SHARED_HEADS_OF_512 = (_SHARED, replace(_SHARED, use_tma=False))
+SHARED_HEADS_OF_512 = (
+    _SHARED,
+    replace(_SHARED, use_tma=False),
+    replace(_SHARED, split_scores=True),
+    replace(_SHARED, use_tma=False, split_scores=True),
+)
 
 
 @dataclass(frozen=True)
@@ -96,10 +102,15 @@ class Variant:
         extras = [
             "" if shape.use_tma else "pointers",
             f"{shape.num_parts} parts" if shape.num_parts > 1 else "",
+            "split" if shape.split_scores else "",
             "" if self.may_share else "keys apart",
         ]
         core = f"{shape.block_m}x{shape.block_n} w{shape.num_warps} s{shape.num_stages}"
         return " ".join([core, *filter(None, extras)])
+
+
+def quick_variants_of(load: Load) -> list[Variant]:
+    return [Variant(shape) for shape in (SHARED_HEADS_OF_512[1:] if load.values_are_keys else (_PARTS,))]
 
 
 def variants_of(load: Load) -> list[Variant]:
@@ -255,8 +266,7 @@ def compile_variant(load: Load, variant: Variant) -> None:
         return  # said when it is its turn to be timed
 
 
-def compile_all() -> None:
-    jobs = [(load, variant) for load in LOADS[:4] for variant in variants_of(load)]
+def compile_all(jobs: list[tuple[Load, Variant]]) -> None:
     with ProcessPoolExecutor(12, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(compile_variant, *job) for job in jobs]
         for future in futures:
@@ -304,19 +314,26 @@ def product_rate() -> float:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="heads of 512 only, and few variants")
+    quick = parser.parse_args().quick
+    loads = (LOADS[2], LOADS[4]) if quick else LOADS
+    variants = {load: quick_variants_of(load) if quick else variants_of(load) for load in loads}
     began = time.monotonic()
-    compile_all()
+    # The last two loads share their kernels.
+    compile_all([(load, variant) for load in loads[: 2 if quick else 4] for variant in variants[load]])
     compiled = time.monotonic()
     ceiling = product_rate()
     table = Table(title=f"{torch.cuda.get_device_name()}: a matrix product reaches {ceiling / 1e12:.0f} TFLOP/s")
     for column in ("load, variant", "µs", "TFLOP/s", "of ceiling", "registers / spills / shared", "error"):
         table.add_column(column, justify="left" if column == "load, variant" else "right", no_wrap=True)
-    for load in LOADS:
+    for load in loads:
         prepared = Prepared(load)
         runs: list[tuple[str, Callable[[], tuple[float, str, float]]]] = [
-            ("as served", lambda p=prepared: time_as_served(p, p.plan_of_a_run())),
-            *((variant.name, lambda p=prepared, v=variant: time_variant(p, v)) for variant in variants_of(load)),
+            (variant.name, lambda p=prepared, v=variant: time_variant(p, v)) for variant in variants[load]
         ]
+        if not quick:
+            runs.append(("as served", lambda p=prepared: time_as_served(p, p.plan_of_a_run())))
         lines: list[tuple[float, tuple[str, ...]]] = []
         for name, run in runs:
             try:
@@ -329,13 +346,17 @@ def main() -> None:
             verdict = f"{error:.4f}" if error < LARGEST_ERROR else f"WRONG {error:.3f}"
             row = (f"  {name}", f"{time_ms * 1e3:,.0f}", f"{rate / 1e12:.0f}", f"{rate / ceiling:.0%}", note, verdict)
             lines.append((time_ms, row))
-        fill, _ = prepared.unpacked(variants_of(load)[0])
+        fill, _ = prepared.unpacked(variants[load][0])
         table.add_row(load.name, f"unpack {milliseconds(fill) * 1e3:,.0f}", "", "", "", "")
         for _, row in sorted(lines, key=lambda line: line[0]):
             table.add_row(*row)
         table.add_section()
         del prepared, runs, fill
         torch.cuda.empty_cache()
+    if quick:
+        Console(width=130).print(table)
+        print(f"compiled in {compiled - began:.0f} s, timed in {time.monotonic() - compiled:.0f} s")
+        return
     crossover = Table(title="runs at the end of 8192 tokens, µs")
     for column in ("run", "unpacked", "as single rows"):
         crossover.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)

@@ -129,13 +129,28 @@ def test_however_it_is_scheduled(case: cases.Case, changes: dict[str, int]) -> N
 
 @pytest.mark.parametrize(
     "changes",
-    [dict(use_tma=True), dict(num_stages=1), dict(use_tma=True, block_m=16)],
+    [
+        dict(use_tma=True),
+        dict(num_stages=1),
+        dict(use_tma=True, block_m=16),
+        dict(split_scores=True),
+        dict(split_scores=True, use_tma=True),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("window", [None, 40])
 def test_however_keys_from_values_are_scheduled(window: int | None, changes: dict[str, int]) -> None:
     shape = DenseShape(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=False)
     check(replace(CASES[8], window=window), HALF, replace(shape, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not ON_GPU, reason="these shapes take minutes in the interpreter")
+@pytest.mark.parametrize("use_tma", [True, False])
+@pytest.mark.parametrize("case_index", [4, 5])
+def test_split_scores_on_real_shapes(case_index: int, use_tma: bool) -> None:
+    case = replace(cases.CASES[case_index], sequences=((300, 1500), (1, 9), (200, 200)))
+    shape = DenseShape(block_m=64, block_n=64, num_warps=8, num_stages=2, use_tma=use_tma, split_scores=True)
+    check(case, torch.bfloat16, shape)
 
 
 @pytest.mark.parametrize("may_share", [True, False])

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from facet.config import PlanConfig
 from facet.engine.capacity import Capacity, capacity_of
-from facet.engine.settings import check_numbers, resolve_graph_sizes
+from facet.engine.settings import GPU_BATCHED_TOKENS, check_numbers, resolve_graph_sizes
 from facet.errors import CapacityError, ConfigError
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
@@ -30,7 +30,6 @@ from facet.model_spec import LayerSpec, ModelSpec
 from facet.runner.memory import GpuMemory, graph_bytes, scratch_bytes
 from facet.sampling import max_device_bytes
 
-DEFAULT_BATCHED_TOKENS = 8192  # on a GPU
 _LENGTHS = (2048, 8192, 32_768, 131_072)
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 2**10,
@@ -80,7 +79,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     dtype = resolve_dtype(config.dtype, dtype_of_config(spec))
     model_dtype, value_bytes = str(dtype).removeprefix("torch."), dtype.itemsize
     max_model_len = resolve_context_length(config.max_model_len, spec)
-    max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+    max_num_batched_tokens = config.max_num_batched_tokens or GPU_BATCHED_TOKENS
     weights = weight_bytes(shard, weight_format, value_bytes=value_bytes)
 
     def layout_of(asked: str) -> KVLayout:
@@ -144,7 +143,7 @@ def divide(
     if config.gpu_memory is None:
         raise ConfigError("Say how much memory there is: --gpu-memory 24GiB, or --kv-cache-memory-bytes for the cache.")
     total = parse_size(config.gpu_memory)
-    max_num_batched_tokens = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+    max_num_batched_tokens = config.max_num_batched_tokens or GPU_BATCHED_TOKENS
     activations = estimate_activations(
         spec,
         shard,

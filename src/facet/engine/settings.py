@@ -13,6 +13,8 @@ from facet.model.gemma import Gemma
 from facet.runner.graphs import default_sizes
 from facet.runner.memory import GpuMemory, cpu_cache_bytes, divide_gpu_memory
 
+GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048  # where --max-num-batched-tokens does not say
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -49,7 +51,7 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
     """Answer what the user left open, and refuse what cannot be."""
     check_numbers(config)
     on_gpu = model.placement.device.type == "cuda"
-    max_num_batched_tokens = config.max_num_batched_tokens or (8192 if on_gpu else 2048)
+    max_num_batched_tokens = config.max_num_batched_tokens or (GPU_BATCHED_TOKENS if on_gpu else CPU_BATCHED_TOKENS)
     layout = make_kv_layout(model.spec, dtype=resolve_kv_dtypes(config, model))
     graph_sizes = resolve_graph_sizes(config) if on_gpu else ()
     num_bytes, gpu_memory = config.kv_cache_memory_bytes, None

@@ -1,7 +1,8 @@
 """What happens between the projection and attention in one launch. Same meaning as `reference.py`.
 
 A *vector* is one head of one row. Programs are given queries first, then keys, then values: each takes some consecutive
-vectors of one sort, held as a low and a high half, so that both sides of a pair that turns meet in one thread.
+vectors of one sort, held as a low and a high half, so that both sides of a pair that turns meet in one thread. Keys and
+values are quantized on their way into the pages, as `paged_attention/quantization.py` says.
 """
 
 import torch
@@ -10,11 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import HeadShape, LayerCache
+from facet.kernels.paged_attention.quantization import SMALLEST_SCALE, largest_stored
 
 # Up to this many vectors every one is a program of its own: nothing then waits but for its own few loads.
 _MOST_SINGLE_VECTORS = 2048
 # Beyond it a program takes this many elements, a few wide loads per thread.
 _ELEMENTS_PER_PROGRAM = 4096
+
+_SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 
 
 @triton.jit
@@ -32,6 +36,56 @@ def _store_halves(low, high, target, places, is_vector, HEAD_DIM: tl.constexpr):
     pointers = target + places[:, None] + tl.arange(0, HEAD_DIM // 2)[None, :]
     tl.store(pointers, low.to(target.dtype.element_ty), mask=is_vector[:, None])
     tl.store(pointers + HEAD_DIM // 2, high.to(target.dtype.element_ty), mask=is_vector[:, None])
+
+
+@triton.jit
+def _on_grid(x, dtype: tl.constexpr):
+    """Float32 numbers within the range of `dtype`, rounded to numbers it has: to the nearest, ties to even.
+
+    Adding a number so large that float32 has no finer step than `dtype` has at x rounds; taking it away again is exact.
+    The conversion that follows then has nothing left to round, on whatever it runs.
+    """
+    if dtype == tl.int8:
+        large = 12582912.0  # 1.5 * 2^23: steps of 1
+        x = tl.where(x == x, x, 0.0)  # an int8 has no NaN; the scale is one
+    else:
+        power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)  # the power of two below |x|
+        if dtype == tl.float8e4nv:
+            large = tl.where(power < 2.0**-6, 2.0**-6, power) * (1.5 * 2.0**20)  # 3 bits after the first
+        else:
+            large = tl.where(power < 2.0**-14, 2.0**-14, power) * (1.5 * 2.0**21)  # 2 bits
+    return (x + large) - large
+
+
+@triton.jit
+def _to_stored(scaled, dtype: tl.constexpr, LIMIT: tl.constexpr):
+    # Comparisons with a NaN are false: it stays.
+    cut = tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled))
+    if dtype.primitive_bitwidth == 8:
+        cut = _on_grid(cut, dtype)
+    return cut.to(dtype)
+
+
+@triton.jit
+def _store_in_pages(
+    low, high, target, places, scales, scale_places, is_vector,
+    HAS_SCALES: tl.constexpr, LIMIT: tl.constexpr, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """Quantized, where the pages are of another type than the activations."""
+    dtype: tl.constexpr = target.dtype.element_ty
+    if dtype != low.dtype:
+        wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+        if HAS_SCALES:
+            greatest = tl.maximum(tl.max(tl.abs(wide_low), axis=1), tl.max(tl.abs(wide_high), axis=1))
+            # Zero, or NaN where NaN or infinity is: a maximum would pass NaN by.
+            loud = tl.sum(wide_low - wide_low, axis=1) + tl.sum(wide_high - wide_high, axis=1)
+            scale = tl.div_rn(greatest, tl.full(greatest.shape, LIMIT, tl.float32)) + loud
+            scale = tl.where(scale < _SMALLEST_SCALE, 1.0, scale)
+            tl.store(scales + scale_places, scale, mask=is_vector)
+            divisors = tl.broadcast_to(scale[:, None], wide_low.shape)
+            wide_low, wide_high = tl.div_rn(wide_low, divisors), tl.div_rn(wide_high, divisors)
+        low, high = _to_stored(wide_low, dtype, LIMIT), _to_stored(wide_high, dtype, LIMIT)
+    _store_halves(low, high, target, places, is_vector, HEAD_DIM)
 
 
 @triton.jit
@@ -76,11 +130,16 @@ def _prepare_heads_kernel(
     cos_sin,
     write_blocks,
     write_slots,
+    key_scales,
+    value_scales,
     eps,
     num_rows,
     row_stride,
     page_stride,
     token_stride,
+    scale_page_stride,
+    scale_token_stride,
+    scale_head_stride,
     value_column,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -89,6 +148,8 @@ def _prepare_heads_kernel(
     STORES_KEYS: tl.constexpr,
     STORES_VALUES: tl.constexpr,
     VALUES_ARE_NORMED: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+    LIMIT: tl.constexpr,
     VECTORS: tl.constexpr,
 ):
     program = tl.program_id(0)
@@ -111,18 +172,23 @@ def _prepare_heads_kernel(
         blocks = tl.load(write_blocks + rows, mask=is_vector, other=0)
         slots = tl.load(write_slots + rows, mask=is_vector, other=0)
         places = blocks * page_stride + slots * token_stride + heads * HEAD_DIM
+        scale_places = blocks * scale_page_stride + slots * scale_token_stride + heads * scale_head_stride
         if STORES_KEYS and index < num_kv_programs:
             low, high = _load_halves(
                 projected, row_stride, NUM_HEADS * HEAD_DIM, rows, heads, is_vector, HEAD_DIM
             )  # fmt: skip
             low, high = _normed(low, high, key_weight, eps, True, HEAD_DIM)
             low, high = _rotated(low, high, cos_sin, rows, is_vector, NUM_PAIRS, HEAD_DIM)
-            _store_halves(low, high, keys, places, is_vector, HEAD_DIM)
+            _store_in_pages(
+                low, high, keys, places, key_scales, scale_places, is_vector, HAS_SCALES, LIMIT, HEAD_DIM
+            )  # fmt: skip
         else:
             low, high = _load_halves(projected, row_stride, value_column, rows, heads, is_vector, HEAD_DIM)
             if VALUES_ARE_NORMED:
                 low, high = _normed(low, high, key_weight, eps, False, HEAD_DIM)
-            _store_halves(low, high, values, places, is_vector, HEAD_DIM)
+            _store_in_pages(
+                low, high, values, places, value_scales, scale_places, is_vector, HAS_SCALES, LIMIT, HEAD_DIM
+            )  # fmt: skip
 
 
 def prepare_heads(
@@ -154,6 +220,11 @@ def prepare_heads(
     if cache is not None:
         target = cache.keys if cache.values is None else cache.values
         assert target.stride() == cache.keys.stride(), "keys and values are laid out alike"
+    key_scales = None if cache is None else cache.key_scales
+    # One stored vector has one scale. Without scales, anything serves: they are not touched.
+    value_scales = cache.value_scales if cache is not None and stores_keys else key_scales
+    scale_strides = (0, 0, 0) if key_scales is None else key_scales.stride()
+    assert value_scales is None or value_scales.stride() == scale_strides, "scales are laid out alike"
     num_sorts = (cache is not None) + stores_keys
     if vectors_per_program is None:
         num_vectors = num_rows * (heads.num_heads + num_sorts * heads.num_kv_heads)
@@ -171,11 +242,14 @@ def prepare_heads(
         cos_sin,
         write_blocks,
         write_slots,
+        query_weight if key_scales is None else key_scales,
+        query_weight if value_scales is None else value_scales,
         eps,
         num_rows,
         projected.stride(0),
         target.stride(0),
         target.stride(1),
+        *scale_strides,
         query_width + (kv_width if width > query_width + kv_width else 0),
         NUM_HEADS=heads.num_heads,
         NUM_KV_HEADS=heads.num_kv_heads,
@@ -184,6 +258,8 @@ def prepare_heads(
         STORES_KEYS=stores_keys,
         STORES_VALUES=cache is not None,
         VALUES_ARE_NORMED=values_are_normed,
+        HAS_SCALES=key_scales is not None,
+        LIMIT=largest_stored(target.dtype),
         VECTORS=vectors_per_program,
         num_warps=num_warps or min(4, max(1, vectors_per_program * heads.head_dim // 512)),
         # A product and a sum in one rounding would differ from the definition.

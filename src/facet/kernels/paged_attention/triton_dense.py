@@ -33,6 +33,7 @@ class DenseShape:
     num_stages: int
     use_tma: bool = True  # tiles come through the tensor memory accelerator, or through plain loads
     num_parts: int = 1  # programs that share a head's output dimensions, each with all the scores
+    split_scores: bool = False  # of shared vectors: each half of the warps computes half of a tile's scores
 
 
 def dense_shape(head_dim: int, element_size: int, *, is_shared: bool) -> DenseShape:
@@ -221,6 +222,7 @@ def attend_dense(
     Returns the compiled kernel, for those who ask what it takes.
     """
     assert scale > 0, "the greatest score is found before scores are scaled"
+    assert not shape.split_scores, "only where vectors are shared"
     assert plan.runs is not None, "a plan without runs has nothing to do here"
     num_heads, head_dim = queries.shape[1:]
     group = num_heads // plan.heads.num_kv_heads

@@ -64,13 +64,23 @@ def _attend_range(
     own_keys,
     scale,
     window,
+    num_keys,
     HAS_WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     USE_TMA: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
-    """The running softmax over keys [start, end) of the run."""
+    """The running softmax over keys [start, end) of the run.
+
+    The compiler places all warps along the rows of a product whose result leads to another product. Eight warps along
+    64 rows are twice as many as there is room for: each half computes all the scores. What comes out of a branch does
+    not count as leading anywhere. So where scores are SPLIT among the warps, each of the three products has sums of its
+    own, and weights come out of a branch that is always taken, on a condition that the compiler cannot see through. The
+    products with values are a second branch, on another condition, or the two would be made one. The next tile's loads
+    are then issued ahead of the branches, and not behind them.
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
     QUARTER: tl.constexpr = HEAD_DIM // 4
     for offset in tl.range(start, end, BLOCK_N):
@@ -78,25 +88,47 @@ def _attend_range(
         wide = load_tile(wide_values, place, 0, HEAD_DIM, BLOCK_N, HALF, USE_TMA)
         narrow = load_tile(narrow_values, place, HALF, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
         turned = load_tile(turned_keys, place, 0, QUARTER, BLOCK_N, QUARTER, USE_TMA)
-        scores = tl.dot(wide_query, tl.trans(wide), input_precision="ieee")
-        scores = tl.dot(narrow_query, tl.trans(narrow), scores, input_precision="ieee")
-        scores = tl.dot(turning_query, tl.trans(turned), scores, input_precision="ieee")
-        if MASKED:
-            scores = mask(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
-        grown = tl.maximum(greatest, tl.max(scores, axis=1) * scale)
-        shrink = tl.exp2(greatest - grown)
-        weight_sum = weight_sum * shrink
-        wide_total = wide_total * shrink[:, None]
-        narrow_total = narrow_total * shrink[:, None]
-        turning_total = turning_total * shrink[:, None]
-        greatest = grown
-        weights = tl.exp2(scores * scale - greatest[:, None])
-        weight_sum += tl.sum(weights, axis=1)
-        rounded = weights.to(wide.dtype)
-        turning = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
-        wide_total = tl.dot(rounded, wide, wide_total, input_precision="ieee")
-        narrow_total = tl.dot(rounded, narrow, narrow_total, input_precision="ieee")
-        turning_total = tl.dot(rounded, turning, turning_total, input_precision="ieee")
+        if SPLIT:
+            wide_scores = tl.dot(wide_query, tl.trans(wide), input_precision="ieee")
+            narrow_scores = tl.dot(narrow_query, tl.trans(narrow), input_precision="ieee")
+            turned_scores = tl.dot(turning_query, tl.trans(turned), input_precision="ieee")
+            scores = wide_scores * scale + (narrow_scores * scale + turned_scores * scale)
+            if MASKED:
+                scores = mask(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
+            rounded = tl.zeros_like(scores).to(wide.dtype)
+            shrink = tl.zeros_like(greatest)
+            if num_keys > 0:
+                grown = tl.maximum(greatest, tl.max(scores, axis=1))
+                shrink = tl.exp2(greatest - grown)
+                weights = tl.exp2(scores - grown[:, None])
+                weight_sum = weight_sum * shrink + tl.sum(weights, axis=1)
+                rounded = weights.to(wide.dtype)
+                greatest = grown
+            if num_keys > 1:
+                turning = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
+                wide_total = tl.dot(rounded, wide, wide_total * shrink[:, None], input_precision="ieee")
+                narrow_total = tl.dot(rounded, narrow, narrow_total * shrink[:, None], input_precision="ieee")
+                turning_total = tl.dot(rounded, turning, turning_total * shrink[:, None], input_precision="ieee")
+        else:
+            scores = tl.dot(wide_query, tl.trans(wide), input_precision="ieee")
+            scores = tl.dot(narrow_query, tl.trans(narrow), scores, input_precision="ieee")
+            scores = tl.dot(turning_query, tl.trans(turned), scores, input_precision="ieee")
+            if MASKED:
+                scores = mask(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
+            grown = tl.maximum(greatest, tl.max(scores, axis=1) * scale)
+            shrink = tl.exp2(greatest - grown)
+            weight_sum = weight_sum * shrink
+            wide_total = wide_total * shrink[:, None]
+            narrow_total = narrow_total * shrink[:, None]
+            turning_total = turning_total * shrink[:, None]
+            greatest = grown
+            weights = tl.exp2(scores * scale - greatest[:, None])
+            weight_sum += tl.sum(weights, axis=1)
+            rounded = weights.to(wide.dtype)
+            turning = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
+            wide_total = tl.dot(rounded, wide, wide_total, input_precision="ieee")
+            narrow_total = tl.dot(rounded, narrow, narrow_total, input_precision="ieee")
+            turning_total = tl.dot(rounded, turning, turning_total, input_precision="ieee")
     return wide_total, narrow_total, turning_total, greatest, weight_sum
 
 
@@ -121,6 +153,7 @@ def _derived_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     USE_TMA: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     """Some consecutive rows of one run and all query heads of one key head: row m is token m // GROUP.
 
@@ -169,18 +202,18 @@ def _derived_kernel(
     if HAS_WINDOW:
         wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
             wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
-            start, full_start, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window,
-            HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA,
+            start, full_start, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window, num_keys,
+            HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, SPLIT,
         )  # fmt: skip
     wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
         wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
-        full_start, full_end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window,
-        HAS_WINDOW, False, HEAD_DIM, BLOCK_N, USE_TMA,
+        full_start, full_end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window, num_keys,
+        HAS_WINDOW, False, HEAD_DIM, BLOCK_N, USE_TMA, SPLIT,
     )  # fmt: skip
     wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
         wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
-        full_end, end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window,
-        HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA,
+        full_end, end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window, num_keys,
+        HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, SPLIT,
     )  # fmt: skip
     dtype = output.dtype.element_ty
     tl.debug_barrier()
@@ -235,6 +268,7 @@ def attend_derived(
         BLOCK_M=shape.block_m,
         BLOCK_N=shape.block_n,
         USE_TMA=shape.use_tma,
+        SPLIT=shape.split_scores,
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )

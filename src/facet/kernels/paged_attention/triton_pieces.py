@@ -7,7 +7,7 @@ turning and still dimensions meet, in pieces whose sizes are powers of two:
                turn   still  still    turn   still  still
 
 Pieces 0 and 3 are the two sides of the pairs: they are rotated in registers for the scores. The others meet w * q as
-they are. All six are values.
+they are. All six are values. A scale, where vectors have one, multiplies scores and weights: turning is linear.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
@@ -16,7 +16,7 @@ they are. All six are values.
 import triton
 import triton.language as tl
 
-from facet.kernels.paged_attention.triton_tiles import LEAST_TILE, softmax_step
+from facet.kernels.paged_attention.triton_tiles import LEAST_TILE, softmax_step, widened
 
 
 def has_six_pieces(head_dim: int, num_pairs: int) -> bool:
@@ -26,7 +26,7 @@ def has_six_pieces(head_dim: int, num_pairs: int) -> bool:
 
 @triton.jit
 def _load_piece(vectors, places, FIRST: tl.constexpr, SIZE: tl.constexpr, dtype: tl.constexpr):
-    return tl.load(vectors + places[:, None] + (FIRST + tl.arange(0, SIZE))[None, :]).to(dtype)
+    return widened(tl.load(vectors + places[:, None] + (FIRST + tl.arange(0, SIZE))[None, :]), dtype)
 
 
 @triton.jit
@@ -58,9 +58,13 @@ def attend_pieces(
     page_stride,
     token_stride,
     head_offset,
+    scales,  # of the head
+    scale_page_stride,
+    scale_token_stride,
     scale,
     key_weight,
     cos_sin,
+    HAS_SCALES: tl.constexpr,
     P: tl.constexpr,
     TOKENS_PER_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -90,7 +94,8 @@ def attend_pieces(
         # The spare places of the last tile repeat its last key, so that loads need no mask; their scores do.
         live = tl.minimum(positions, end - 1)
         blocks = tl.load(table_row + live // TOKENS_PER_BLOCK).to(tl.int64)
-        places = blocks * page_stride + (live % TOKENS_PER_BLOCK) * token_stride + head_offset
+        slots = live % TOKENS_PER_BLOCK
+        places = blocks * page_stride + slots * token_stride + head_offset
         value_0 = _load_piece(vectors, places, 0, P, dtype)
         value_1 = _load_piece(vectors, places, P, P, dtype)
         value_2 = _load_piece(vectors, places, 2 * P, 2 * P, dtype)
@@ -112,8 +117,13 @@ def attend_pieces(
         scores = tl.dot(query_0, tl.trans(low_keys), scores, input_precision="ieee")
         scores = tl.dot(query_3, tl.trans(high_keys), scores, input_precision="ieee")
 
+        if HAS_SCALES:
+            vector_scale = tl.load(scales + blocks * scale_page_stride + slots * scale_token_stride)[None, :]
+            scores *= vector_scale
         scores = tl.where((positions < end)[None, :], scores * scale, float("-inf"))
         weights, shrink, greatest, weight_sum = softmax_step(scores, greatest, weight_sum)
+        if HAS_SCALES:
+            weights *= vector_scale
         weights = weights.to(dtype)
         shrink = shrink[:, None]
         total_0 = tl.dot(weights, value_0, total_0 * shrink, input_precision="ieee")

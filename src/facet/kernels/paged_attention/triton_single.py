@@ -91,6 +91,8 @@ def _single_row_kernel(
     partial_results,  # of shares, where a row has more than one
     partial_levels,
     arrivals,  # of shares, zero before and after
+    key_scales,
+    value_scales,
     scale,
     window,
     num_splits,
@@ -98,6 +100,9 @@ def _single_row_kernel(
     table_stride,
     page_stride,
     token_stride,
+    scale_page_stride,
+    scale_token_stride,
+    scale_head_stride,
     num_heads,
     HAS_MAP: tl.constexpr,
     GROUP: tl.constexpr,
@@ -105,6 +110,7 @@ def _single_row_kernel(
     IS_WHOLE: tl.constexpr,  # there is one share
     EXITS_EARLY: tl.constexpr,
     SIX_PIECES: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     VALUES_ARE_KEYS: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
@@ -137,7 +143,8 @@ def _single_row_kernel(
     if SIX_PIECES:
         total_0, total_1, total_2, total_3, total_4, total_5, greatest, weight_sum = attend_pieces(
             queries, rows, is_member, start, end, values, table_row, page_stride, token_stride, kv_head * HEAD_DIM,
-            scale, key_weight, cos_sin, NUM_PAIRS, TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
+            key_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, scale, key_weight, cos_sin,
+            HAS_SCALES, NUM_PAIRS, TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         totals = (total_0, total_1, total_2, total_3, total_4, total_5)
     else:
@@ -145,8 +152,10 @@ def _single_row_kernel(
         # Every key of the share lies in the window: no mask is needed for it.
         total, greatest, weight_sum = attend_tiles(
             query, low_queries, high_queries, query_positions, start, end, keys, values, table_row, page_stride,
-            token_stride, kv_head * HEAD_DIM, scale, window, key_weight, cos_sin, False, VALUES_ARE_KEYS, NUM_PAIRS,
-            PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
+            token_stride, kv_head * HEAD_DIM, key_scales + kv_head * scale_head_stride,
+            value_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, scale, window,
+            key_weight, cos_sin, HAS_SCALES, False, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK,
+            BLOCK_M, BLOCK_N,
         )  # fmt: skip
         totals = (total,)  # type: ignore[assignment]
     if not IS_WHOLE and start >= end:
@@ -218,6 +227,8 @@ def attend_single_rows(
         results,
         levels,
         plan.arrivals,
+        levels if cache.key_scales is None else cache.key_scales,  # read only where there are scales
+        levels if cache.value_scales is None else cache.value_scales,
         scale,
         **strides,
         **(constants | shared),

@@ -3,6 +3,10 @@
 Where values are keys, only the value v is stored and the key is rotate(w * v). Most dimensions do not turn: there
 q . k = (q * w) . v, a product with the stored vector itself. The pairs that turn are read once more, from cache, and
 rotated in registers.
+
+Stored numbers of one byte are exact in every type that products are made of, so they meet the queries as they are
+stored. A key's scale multiplies its scores, a value's its weights: the product stored * scale is never rounded, where
+the reference rounds it to the type of the queries once for every number.
 """
 
 import triton
@@ -17,10 +21,23 @@ LEAST_TILE = 16
 
 
 @triton.jit
+def widened(stored, dtype: tl.constexpr):
+    """Stored numbers as `dtype`, exactly, where they are of one byte."""
+    if stored.dtype == tl.int8:
+        # An int8 plus 128, as the last bits of 2^23, is 2^23 + 128 + x in float32. A conversion would take one of the
+        # few units for it; this takes plain additions, of which there are four times as many at a time, or more.
+        bits = (stored.to(tl.int32) + 128) | 0x4B000000
+        return (bits.to(tl.float32, bitcast=True) - 8388736.0).to(dtype)
+    if stored.dtype.primitive_bitwidth == 8:
+        return stored.to(tl.float32).to(dtype)
+    return stored.to(dtype)
+
+
+@triton.jit
 def _load_vectors(pages, blocks, slots, page_stride, token_stride, head_offset, dims, is_live):
     """[keys, len(dims)] of one head; zeros where a place is not live, whatever the memory there holds."""
     places = blocks * page_stride + slots * token_stride + head_offset
-    return tl.load(pages + places[:, None] + dims[None, :], mask=is_live[:, None], other=0.0)
+    return tl.load(pages + places[:, None] + dims[None, :], mask=is_live[:, None], other=0)
 
 
 @triton.jit
@@ -46,8 +63,8 @@ def _rotated_scores(
     is_pair = pairs < NUM_PAIRS
     live_pairs = is_live[:, None] & is_pair[None, :]
     places = blocks * page_stride + slots * token_stride + head_offset
-    low = tl.load(pages + places[:, None] + pairs[None, :], mask=live_pairs, other=0.0).to(tl.float32)
-    high = tl.load(pages + places[:, None] + HALF + pairs[None, :], mask=live_pairs, other=0.0).to(tl.float32)
+    low = widened(tl.load(pages + places[:, None] + pairs[None, :], mask=live_pairs, other=0), tl.float32)
+    high = widened(tl.load(pages + places[:, None] + HALF + pairs[None, :], mask=live_pairs, other=0), tl.float32)
     low = low * tl.load(key_weight + pairs, mask=is_pair, other=0.0)[None, :]
     high = high * tl.load(key_weight + HALF + pairs, mask=is_pair, other=0.0)[None, :]
     angles = cos_sin + positions[:, None] * (2 * NUM_PAIRS) + pairs[None, :]
@@ -84,10 +101,15 @@ def attend_tiles(
     page_stride,
     token_stride,
     head_offset,
+    key_scales,  # of the head
+    value_scales,
+    scale_page_stride,
+    scale_token_stride,
     scale,
     window,
     key_weight,
     cos_sin,
+    HAS_SCALES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     VALUES_ARE_KEYS: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
@@ -107,9 +129,8 @@ def attend_tiles(
         is_live = positions < end
         blocks = tl.load(table_row + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(tl.int64)
         slots = positions % TOKENS_PER_BLOCK
-        value = _load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live).to(
-            queries.dtype
-        )
+        value = _load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
+        value = widened(value, queries.dtype)
         if VALUES_ARE_KEYS:
             scores = tl.dot(queries, tl.trans(value), input_precision="ieee")
             scores += _rotated_scores(
@@ -118,12 +139,21 @@ def attend_tiles(
             )  # fmt: skip
         else:
             key = _load_vectors(keys, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
-            scores = tl.dot(queries, tl.trans(key.to(queries.dtype)), input_precision="ieee")
+            scores = tl.dot(queries, tl.trans(widened(key, queries.dtype)), input_precision="ieee")
+        if HAS_SCALES:
+            scale_places = blocks * scale_page_stride + slots * scale_token_stride
+            key_scale = tl.load(key_scales + scale_places, mask=is_live, other=0.0)
+            value_scale = key_scale
+            if not VALUES_ARE_KEYS:
+                value_scale = tl.load(value_scales + scale_places, mask=is_live, other=0.0)
+            scores *= key_scale[None, :]
         is_visible = is_live[None, :] & (positions[None, :] <= query_positions[:, None])
         if HAS_WINDOW:
             is_visible = is_visible & (positions[None, :] > query_positions[:, None] - window)
         scores = tl.where(is_visible, scores * scale, float("-inf"))
         weights, shrink, greatest, weight_sum = softmax_step(scores, greatest, weight_sum)
+        if HAS_SCALES:
+            weights *= value_scale[None, :]
         total = tl.dot(weights.to(value.dtype), value, total * shrink[:, None], input_precision="ieee")
     return total, greatest, weight_sum
 
@@ -159,15 +189,20 @@ def common_arguments(
     assert not derives or key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
     num_heads, head_dim = queries.shape[1:]
     num_pairs = key_recipe.cos_sin.shape[-1] if derives and key_recipe is not None else 1
+    scale_strides = (0, 0, 0) if cache.key_scales is None else cache.key_scales.stride()
     strides = dict(
         table_stride=plan.block_table.stride(0),
         page_stride=cache.keys.stride(0),
         token_stride=cache.keys.stride(1),
+        scale_page_stride=scale_strides[0],
+        scale_token_stride=scale_strides[1],
+        scale_head_stride=scale_strides[2],
         num_heads=num_heads,
     )
     constants: dict[str, int | bool] = dict(
         GROUP=num_heads // cache.keys.shape[2],
         HAS_WINDOW=plan.window > 0,
+        HAS_SCALES=cache.key_scales is not None,
         VALUES_ARE_KEYS=derives,
         NUM_PAIRS=num_pairs,
         PAIRS_PAD=max(LEAST_TILE, triton.next_power_of_2(num_pairs)),
