@@ -55,7 +55,6 @@ def paged_attention(
     """Attention of every row over its own sequence. queries: [rows, heads, head_dim]; the result likewise."""
     if isinstance(plan, ReferencePlan):
         return reference.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe)
-    assert not cache.is_quantized, "the kernels for a GPU read no quantized keys yet"
     from facet.kernels.paged_attention import triton
 
     return triton.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe)

@@ -1,7 +1,7 @@
 """Keys and values of runs out of their pages, into memory that lies together.
 
 Bound by memory. Where values are keys, keys are made here, once per layer and token, and rounded as the
-reference does.
+reference does. So is what quantized numbers stand for: the kernels that follow know nothing of scales.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,26 @@ from torch import Tensor
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import TritonPlan
 from facet.kernels.paged_attention.run_plans import KEYS_PER_UNIT, RunPass
-from facet.kernels.paged_attention.triton_tiles import LEAST_TILE
+from facet.kernels.paged_attention.triton_tiles import LEAST_TILE, widened
 
 _KEYS_PER_PROGRAM = 32
+
+
+@triton.jit
+def _load_numbers(pages, offsets, is_live, scale, HAS_SCALES: tl.constexpr, dtype: tl.constexpr):
+    """What is stored, times its scale, rounded once. Zeros where nothing is live, whatever the memory there holds."""
+    stored = tl.load(pages + offsets, mask=is_live, other=0)
+    if HAS_SCALES:
+        return (widened(stored, tl.float32) * scale[:, None]).to(dtype)
+    return widened(stored, dtype)
 
 
 @triton.jit(do_not_specialize=["first_head"])  # one kernel, whichever head a slice starts with
 def _unpack_kernel(
     keys,
     values,
+    key_scales,
+    value_scales,
     unpacked_keys,  # [heads of the slice, num_keys, HEAD_DIM; or only what turns]
     unpacked_values,  # [heads of the slice, num_keys, HEAD_DIM]
     block_table,
@@ -33,8 +44,12 @@ def _unpack_kernel(
     table_stride,
     page_stride,
     token_stride,
+    scale_page_stride,
+    scale_token_stride,
+    scale_head_stride,
     first_head,
     num_keys,
+    HAS_SCALES: tl.constexpr,
     VALUES_ARE_KEYS: tl.constexpr,
     SHARED: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
@@ -70,7 +85,17 @@ def _unpack_kernel(
         columns = tl.max_contiguous(tl.multiple_of(columns, 8), 8)
     dtype = unpacked_values.dtype.element_ty
 
-    value = tl.load(values + sources[:, None] + dims[None, :], mask=is_live[:, None], other=0.0).to(dtype)
+    key_scale = sources  # nobody's, without scales
+    value_scale = sources
+    if HAS_SCALES:
+        scale_places = blocks * scale_page_stride + (positions % TOKENS_PER_BLOCK) * scale_token_stride
+        scale_places += (first_head + head) * scale_head_stride
+        key_scale = tl.load(key_scales + scale_places, mask=is_live, other=0.0)
+        value_scale = tl.load(value_scales + scale_places, mask=is_live, other=0.0)
+
+    value = _load_numbers(
+        values, sources[:, None] + dims[None, :], is_live[:, None], value_scale, HAS_SCALES, dtype
+    )  # fmt: skip
     tl.store(unpacked_values + targets + columns[None, :], value)
     if VALUES_ARE_KEYS:
         KEY_LEN: tl.constexpr = 2 * NUM_PAIRS if SHARED else HEAD_DIM
@@ -82,8 +107,9 @@ def _unpack_kernel(
         pairs = tl.arange(0, PAIRS_PAD)
         is_pair = pairs < NUM_PAIRS
         live_pairs = is_live[:, None] & is_pair[None, :]
-        low = tl.load(values + sources[:, None] + pairs[None, :], mask=live_pairs, other=0.0).to(dtype)
-        high = tl.load(values + sources[:, None] + HEAD_DIM // 2 + pairs[None, :], mask=live_pairs, other=0.0).to(dtype)
+        sides = sources[:, None] + pairs[None, :]
+        low = _load_numbers(values, sides, live_pairs, value_scale, HAS_SCALES, dtype)
+        high = _load_numbers(values, sides + HEAD_DIM // 2, live_pairs, value_scale, HAS_SCALES, dtype)
         low_weight = tl.load(key_weight + pairs, mask=is_pair, other=0.0)[None, :]
         high_weight = tl.load(key_weight + HEAD_DIM // 2 + pairs, mask=is_pair, other=0.0)[None, :]
         low = (low.to(tl.float32) * low_weight).to(dtype).to(tl.float32)
@@ -97,7 +123,9 @@ def _unpack_kernel(
         tl.store(low_targets, turned_low.to(dtype), mask=is_pair[None, :])
         tl.store(low_targets + KEY_LEN // 2, turned_high.to(dtype), mask=is_pair[None, :])
     else:
-        key = tl.load(keys + sources[:, None] + dims[None, :], mask=is_live[:, None], other=0.0).to(dtype)
+        key = _load_numbers(
+            keys, sources[:, None] + dims[None, :], is_live[:, None], key_scale, HAS_SCALES, dtype
+        )  # fmt: skip
         tl.store(unpacked_keys + targets + dims[None, :], key)
 
 
@@ -139,9 +167,13 @@ def unpack(
     # Read only where values are keys; anything else serves otherwise.
     weight, cos_sin = (stored, stored) if key_recipe is None else (key_recipe.weight, key_recipe.cos_sin)
     num_pairs = key_recipe.cos_sin.shape[-1] if derives and key_recipe is not None else 1
+    key_scales = scratch.keys if cache.key_scales is None else cache.key_scales
+    value_scales = key_scales if cache.value_scales is None else cache.value_scales
     _unpack_kernel[(run_pass.num_keys // _KEYS_PER_PROGRAM, len(heads))](
         cache.keys,
         stored,
+        key_scales,
+        value_scales,
         scratch.keys,
         scratch.values,
         plan.block_table,
@@ -152,8 +184,10 @@ def unpack(
         plan.block_table.stride(0),
         cache.keys.stride(0),
         cache.keys.stride(1),
+        *key_scales.stride(),
         heads.start,
         run_pass.num_keys,
+        HAS_SCALES=cache.key_scales is not None,
         VALUES_ARE_KEYS=derives,
         SHARED=scratch.is_shared,
         NUM_PAIRS=num_pairs,
