@@ -1,20 +1,25 @@
 """What one layer of decoding does around its keys, on a GPU: `prepare_heads` and the attention of single rows.
 
-    python benchmarks/decode_gpu.py [--only heads|attention|latency] [--full]
+    python benchmarks/decode_gpu.py [--only heads|attention|latency|quantized] [--full]
 
 Every variant is first held against the reference. It is then timed as a model runs it: inside a captured graph, layer
 after layer, each with memory of its own, so that nothing is found in the cache that would not be there. Printed per
 load: the tuning that is built in, the best variant, and all of them. `--full` tries more tile shapes, and takes longer.
-`latency` is the attention of few rows, where bytes cost nothing and every wait counts.
+`latency` is the attention of few rows, where bytes cost nothing and every wait counts. `quantized` is attention over
+keys and values of one byte, and its time against that of bfloat16.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from statistics import median
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.head_inputs import reference as heads_reference
@@ -22,6 +27,7 @@ from facet.kernels.head_inputs import triton as heads_triton
 from facet.kernels.head_inputs.cases import Case as HeadsCase
 from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache, reference, triton
 from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.quantization import cast, quantize
 from facet.kernels.paged_attention.triton_single import (
     MOST_MERGED_BY_LAST,
     Tuning,
@@ -29,6 +35,7 @@ from facet.kernels.paged_attention.triton_single import (
     choose_tuning,
 )
 from facet.kernels.rotary import rotary_table
+from facet.kv_dtypes import KV_DTYPES, SCALE_BYTES, KVDtype
 
 DEVICE = "cuda"
 BYTES_IN_ROTATION = 2**28  # several times the L2
@@ -47,6 +54,7 @@ class Load:
     tokens_per_block: int
     context_lens: tuple[int, ...]
     values_are_keys: bool = False
+    kv_dtype: KVDtype = KV_DTYPES["bfloat16"]
 
     @property
     def heads(self) -> HeadShape:
@@ -59,7 +67,8 @@ class Load:
     @property
     def bytes_read(self) -> int:
         num_keys = sum(min(length, self.window or length) for length in self.context_lens)
-        return num_keys * (1 if self.values_are_keys else 2) * self.num_kv_heads * self.head_dim * 2
+        vector = self.head_dim * self.kv_dtype.num_bytes + (SCALE_BYTES if self.kv_dtype.has_scales else 0)
+        return num_keys * (1 if self.values_are_keys else 2) * self.num_kv_heads * vector
 
     @property
     def num_layers(self) -> int:
@@ -125,6 +134,20 @@ LATENCY_TILES = {
 }
 
 
+QUANTIZED_LOADS = (
+    e4b_sliding("32 x 8K", *[8192] * 32),
+    e4b_global("8 x 64K", *[65_536] * 8),
+    b31_global("1 x 64K", 65_536),
+    b31_global("4 x 64K", *[65_536] * 4),
+)
+QUANTIZED_DTYPES = ("bfloat16", "fp8_e4m3", "fp8_per_token_head", "int8_per_token_head")
+QUANTIZED_TILES = {
+    "two vectors of 256": ((64, 4, 4), (64, 8, 3)),
+    "two vectors of 512": ((64, 8, 3), (32, 4, 3)),
+    "one vector of 512": ((64, 8, 4), (32, 8, 4)),
+}
+
+
 @dataclass(frozen=True)
 class Layers:
     """The same batch, once per layer."""
@@ -137,26 +160,53 @@ class Layers:
     recipe: KeyRecipe | None
 
 
-def make_layers(load: Load) -> Layers:
+def make_cache(load: Load, num_pages: int, generator: torch.Generator) -> LayerCache:
+    """Random vectors, quantized some pages at a time."""
+    shape = (num_pages, load.tokens_per_block, load.num_kv_heads, load.head_dim)
+    stored_as = getattr(torch, load.kv_dtype.stored_as)
+    vectors, scales = [], []
+    for _ in range(1 if load.values_are_keys else 2):
+        if not load.kv_dtype.is_quantized:
+            vectors.append(torch.randn(shape, generator=generator, device=DEVICE, dtype=torch.bfloat16))
+            continue
+        pages = torch.empty(shape, dtype=stored_as, device=DEVICE)
+        # Tokens of one head side by side, as the arena lays them out.
+        page_scales = torch.empty(num_pages, shape[2], shape[1], device=DEVICE).transpose(1, 2)
+        for first in range(0, num_pages, 256):
+            some = torch.randn(pages[first : first + 256].shape, generator=generator, device=DEVICE)
+            if load.kv_dtype.has_scales:
+                numbers, page_scales[first : first + 256] = quantize(some, stored_as)
+            else:
+                numbers = cast(some, stored_as)
+            pages.view(torch.uint8)[first : first + 256] = numbers.view(torch.uint8)
+        vectors.append(pages)
+        scales.append(page_scales)
+    has_scales, has_values = load.kv_dtype.has_scales, not load.values_are_keys
+    return LayerCache(
+        keys=vectors[0],
+        values=vectors[1] if has_values else None,
+        key_scales=scales[0] if has_scales else None,
+        value_scales=scales[1] if has_scales and has_values else None,
+    )
+
+
+def make_layers(load: Load, num_layers: int | None = None) -> Layers:
     generator = torch.Generator(DEVICE).manual_seed(0)
+    num_layers = num_layers or load.num_layers
     num_rows, size = len(load.context_lens), load.tokens_per_block
     lives = [(max(0, length - (load.window or length)) // size, -(-length // size)) for length in load.context_lens]
     pages_per_layer = sum(last - first for first, last in lives)
-    num_pages = 1 + load.num_layers * pages_per_layer
+    num_pages = 1 + num_layers * pages_per_layer
     pages = 1 + torch.randperm(num_pages - 1, generator=generator, device=DEVICE).int()
     tables, start = [], 0
-    for _ in range(load.num_layers):
+    for _ in range(num_layers):
         # Blocks behind the window, and beyond the end, are nobody's.
         table = torch.zeros(num_rows, -(-LONGEST_PLANNED // size), dtype=torch.int32, device=DEVICE)
         for row, (first, last) in enumerate(lives):
             table[row, first:last] = pages[start : start + last - first]
             start += last - first
         tables.append(table)
-    shape = (num_pages, size, load.num_kv_heads, load.head_dim)
-    vectors = [
-        torch.randn(shape, generator=generator, device=DEVICE, dtype=torch.bfloat16)
-        for _ in range(1 if load.values_are_keys else 2)
-    ]
+    cache = make_cache(load, num_pages, generator)
     recipe = None
     if load.values_are_keys:
         table = rotary_table(
@@ -182,7 +232,7 @@ def make_layers(load: Load) -> Layers:
     queries = torch.randn(num_rows, load.num_heads, load.head_dim, generator=generator, device=DEVICE)
     return Layers(
         queries=(queries * 2 / load.head_dim**0.5).bfloat16(),
-        cache=LayerCache(keys=vectors[0], values=None if load.values_are_keys else vectors[1]),
+        cache=cache,
         rows=rows,
         block_tables=tuple(tables),
         plans=tuple(
@@ -277,7 +327,30 @@ def tuning_variants(load: Load, chosen: Tuning, full: bool) -> dict[str, Tuning]
 Variants = Callable[[Load, Tuning], dict[str, Tuning]]
 
 
-def attention_line(load: Load, read: float, make_variants: Variants) -> None:
+def quantized_variants(load: Load, chosen: Tuning) -> dict[str, Tuning]:
+    if not load.kv_dtype.is_quantized:
+        return {}
+    variants = {"not settled": replace(chosen, settles=False)}
+    for keys, warps, stages in QUANTIZED_TILES[load.vectors]:
+        tile = replace(chosen, keys_per_tile=keys, num_warps=warps, num_stages=stages)
+        variants[f"tile {keys}/{warps}/{stages}"] = tile
+    return variants
+
+
+def compile_variants(load: Load) -> None:
+    """Run all of them on little memory, to find them compiled later."""
+    layers = make_layers(replace(load, context_lens=(1024,) * len(load.context_lens)), num_layers=1)
+    chosen = choose_tuning(layers.queries, layers.cache, layers.plans[0], layers.recipe)
+    for tuning in (chosen, *quantized_variants(load, chosen).values()):
+        output = torch.empty_like(layers.queries)
+        # What does not fit is told of when it is measured.
+        with suppress(OutOfResources):
+            attend_single_rows(layers.queries, output, layers.cache, layers.plans[0], 1.0, layers.recipe, tuning)
+    torch.cuda.synchronize()
+
+
+def attention_line(load: Load, read: float, make_variants: Variants) -> dict[str, float]:
+    """Times by variant."""
     layers = make_layers(load)
     table = layers.block_tables[0]
     plan = reference.plan_attention(
@@ -312,6 +385,7 @@ def attention_line(load: Load, read: float, make_variants: Variants) -> None:
     merge = "by last" if chosen.last_merges else "apart"
     note = f"{chosen.num_splits} of {chosen.least_keys}+, tile {tile}, merge {merge}, error {worst:.1e}"
     report(load.name, load.bytes_read, times, read, note)
+    return times
 
 
 def report(name: str, num_bytes: int, times: dict[str, float], read: float, note: str) -> None:
@@ -321,6 +395,26 @@ def report(name: str, num_bytes: int, times: dict[str, float], read: float, note
     best = min(times, key=lambda key: times[key])
     print(f"{name:31} {figures(times['built in'])} | best {figures(times[best])} {best} ({note})")
     print("    " + "; ".join(f"{key} {time:.1f}" for key, time in times.items()), flush=True)
+
+
+def quantized_lines(loads: Iterable[Load], read: float) -> None:
+    of_dtypes = [
+        replace(load, name=f"{load.name} {name}", kv_dtype=KV_DTYPES[name])
+        for load in loads
+        for name in QUANTIZED_DTYPES
+    ]
+    # Compiling takes longer than measuring, and there are processors for all of it at once.
+    with ProcessPoolExecutor(len(of_dtypes), mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_variants, of_dtypes))
+    plain = 0.0
+    for load in of_dtypes:
+        times = attention_line(load, read, quantized_variants)
+        if not load.kv_dtype.is_quantized:
+            plain = times["built in"]
+        print(
+            f"    against bfloat16: built in {plain / times['built in']:.2f}x, best {plain / min(times.values()):.2f}x"
+        )
+        torch.cuda.empty_cache()
 
 
 HEADS = {
@@ -362,7 +456,7 @@ def heads_line(kind: str, num_rows: int, read: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("heads", "attention", "latency"))
+    parser.add_argument("--only", choices=("heads", "attention", "latency", "quantized"))
     parser.add_argument("--full", action="store_true")
     arguments = parser.parse_args()
     read = read_ceiling()
@@ -380,6 +474,9 @@ def main() -> None:
         print("attention of few rows; variants: merge, exit, shares, tile keys/warps/stages")
         for load in LATENCY_LOADS:
             attention_line(load, read, latency_variants)
+    if arguments.only == "quantized":
+        print("attention of single rows over quantized keys and values; variants: tile keys/warps/stages")
+        quantized_lines(QUANTIZED_LOADS, read)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ SOURCE = REPOSITORY / "src" / "facet"
 ROOMS = {
     "cli": "the command line -> wishes, frozen",
     "bench": "load on a server -> numbers",
+    "doctor": "a model on a machine -> findings",
     "server": "JSON <-> requests",
     "offline": "Python calls <-> requests",
     "chat": "messages <-> text",

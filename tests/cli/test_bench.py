@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from facet.bench.config import BenchConfig
+from facet.bench.offline_config import LatencyConfig, ThroughputConfig
 from facet.cli import main, make_parser
 from facet.cli.flags import config_from
 from tests.bench.fake_server import Call, fake_server
@@ -128,3 +129,102 @@ def test_as_a_process(tmp_path: Path) -> None:
             assert done.returncode == expected, done.stderr
             assert "Successful requests:                     " + ("3" if expected else "4") in done.stdout
             assert done.stderr == ("HTTP 500: no\n" if expected else "")
+
+
+class TestOffline:
+    """`facet bench throughput` and `latency` up to the engine; tests/bench/test_offline.py goes on from there."""
+
+    @staticmethod
+    def seen_by(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+        seen: list[Any] = []
+
+        def listen(*given: Any) -> int:
+            seen.append(given)
+            return 0
+
+        monkeypatch.setattr("facet.cli.bench._load_engine", lambda config: "engine")
+        for name in ("throughput", "latency"):
+            monkeypatch.setattr(f"facet.bench.{name}.bench_{name}", listen)
+        assert main(["bench", *arguments]) == 0
+        ((config, engine),) = seen
+        assert engine == "engine"
+        return config
+
+    def test_a_throughput_line_of_vllms(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        line = """throughput --model google/gemma-4-E4B-it --dataset-name random --input-len 512 --output-len 64
+ --num-prompts 50 --n 2 --random-range-ratio 0.1 --prefix-len 5 --max-model-len 4096 --load-format dummy
+ --kv-cache-dtype fp8 --enforce-eager --max_num_seqs=16 --no-enable-prefix-caching --disable-detokenize --seed 3"""
+        config = self.seen_by(monkeypatch, *line.split())
+        assert isinstance(config, ThroughputConfig)
+        assert (config.model, config.input_len, config.output_len, config.n) == ("google/gemma-4-E4B-it", 512, 64, 2)
+        settings = config.engine_settings
+        assert "model" not in settings
+        assert (settings["max_num_seqs"], settings["enable_prefix_caching"], settings["seed"]) == (16, False, 3)
+        assert (settings["kv_cache_dtype"], settings["enforce_eager"]) == ("fp8", True)
+        assert not config.sampling(5).detokenize
+
+    def test_a_latency_line_of_vllms(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        line = "latency m --input-len 16 --output-len 4 --batch-size 3 --num-iters-warmup 1 --num-iters 2"
+        override = ["--override-generation-config", '{"temperature": 0, "top_k": 5}']
+        config = self.seen_by(monkeypatch, *line.split(), *override)
+        assert isinstance(config, LatencyConfig)
+        assert (config.model, config.batch_size, config.num_iters, config.num_iters_warmup) == ("m", 3, 2, 1)
+        assert not config.enable_prefix_caching
+        sampling = config.sampling(4)
+        assert (sampling.temperature, sampling.top_k, sampling.max_tokens, sampling.ignore_eos) == (0, 5, 4, True)
+
+    def test_defaults_are_vllms(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        latency = self.seen_by(monkeypatch, "latency", "m")
+        lengths = (latency.input_len, latency.output_len, latency.batch_size)
+        assert (*lengths, latency.num_iters_warmup, latency.num_iters) == (32, 128, 8, 10, 30)
+        sampling = latency.sampling(128)
+        assert (sampling.n, sampling.temperature, sampling.top_p, sampling.detokenize) == (1, 1.0, 1.0, True)
+        throughput = self.seen_by(monkeypatch, "throughput", "m")
+        assert (throughput.num_prompts, throughput.dataset, throughput.enable_prefix_caching) == (1000, "random", True)
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (("throughput",), "No model was named"),
+            (("throughput", "m", "--model", "o"), "Two models are named"),
+            (("throughput", "/none"), "/none"),
+            (("throughput", "m", "--num-prompts", "0"), "--num-prompts is 0; it must be 1 or more"),
+            (("throughput", "m", "--input-len", "-5"), "--input-len is -5"),
+            (("throughput", "m", "--random-range-ratio", "1"), "--random-range-ratio"),
+            (("throughput", "m", "--dataset-name", "custom"), "--dataset-path"),
+            (("throughput", "m", "--dataset-path", "/none.json"), "/none.json cannot be read"),
+            (("throughput", "m", "--dataset-path", __file__, "--input-len", "5"), "--input-len is for random prompts"),
+            (("throughput", "m", "--dataset-name", "random", "--dataset-path", "x"), "reads no file"),
+            (("throughput", "m", "--max-model-len", "1000"), "up to 1152 tokens, but the context is 1000"),
+            (
+                (
+                    "throughput",
+                    "m",
+                    "--input-len=100",
+                    "--output-len=10",
+                    "--random-range-ratio=0.5",
+                    "--max-model-len=164",
+                ),
+                "up to 165 tokens",
+            ),
+            (("throughput", "m", "--output-json", "/nowhere/x.json"), "--output-json /nowhere/x.json"),
+            (("latency", "m", "--batch-size", "0"), "--batch-size is 0"),
+            (("latency", "m", "--num-iters", "0"), "--num-iters is 0"),
+            (("latency", "m", "--num-iters-warmup", "-1"), "--num-iters-warmup is -1; it must be 0 or more"),
+            (("latency", "m", "--max-model-len", "100"), "up to 160 tokens, but the context is 100"),
+            (("latency", "m", "--n", "0"), "--n is 0"),
+            (("latency", "m", "--override-generation-config", '{"max_new_tokens": 5}'), "--output-len"),
+            (("latency", "m", "--override-generation-config", '{"top_p": 7}'), "top_p"),
+            (("latency", "m", "--batch-sise", "4"), "Did you mean --batch-size?"),
+        ],
+        ids=str,
+    )
+    def test_what_is_refused(self, arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+        try:
+            code = main(["bench", *arguments])
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        message = capsys.readouterr().err
+        assert code == 2
+        assert words in message
+        assert message.count("\n") == 1

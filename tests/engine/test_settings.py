@@ -80,6 +80,7 @@ def test_a_gpu_that_lacks_a_format_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         resolve_kv_dtypes(EngineConfig(model="m", kv_cache_dtype="fp8"), model)
 
 
-def test_quantized_keys_wait_for_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="int8_per_token_head works on a CPU, but not on a GPU yet"):
-        resolve_kv_dtypes(EngineConfig(model="m", kv_cache_dtype="int8_per_token_head"), on_gpu(monkeypatch, (9, 0)))
+@pytest.mark.parametrize("name", ["fp8_e5m2", "int8_per_token_head"])
+def test_formats_that_every_gpu_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = on_gpu(monkeypatch, (8, 0))
+    assert set(resolve_kv_dtypes(EngineConfig(model="m", kv_cache_dtype=name), model).values()) == {name}

@@ -71,7 +71,10 @@ SIX_PIECES = cases.Case(
     num_rotated_pairs=16,
 )
 DERIVED = replace(SIX_PIECES, name="keys from values, few pairs", num_rotated_pairs=8)
-ATTENTION = (TWO_VECTORS, SIX_PIECES, DERIVED)
+# Every kernel is compiled for every dtype, so on a GPU the fewest that use them all.
+ATTENTION = [(case, dtype) for case in (TWO_VECTORS, SIX_PIECES, DERIVED) for dtype in (torch.float32, torch.float16)]
+if ON_GPU:
+    ATTENTION = [(TWO_VECTORS, torch.float32), *((case, HALF) for case in (cases.CASES[1], cases.CASES[4], DERIVED))]
 
 
 def like(plain: LayerCache, name: str) -> LayerCache:
@@ -111,7 +114,7 @@ def written(case: head_cases.Case, name: str, dtype: torch.dtype, *, by_triton: 
         inputs.projected[1, first + 3] = float("nan")
         inputs.projected[2, first + 3 :: case.head_dim] = float("inf")
     cache = like(plain, name)
-    arguments = head_cases.Arguments(**{**inputs.arguments, "cache": cache})  # type: ignore[typeddict-item]
+    arguments = head_cases.Arguments(**{**inputs.arguments, "cache": cache})
     prepare = head_triton.prepare_heads if by_triton else head_reference.prepare_heads
     prepare(inputs.projected, case.heads, **arguments)
     return cache
@@ -136,7 +139,9 @@ def test_written_as_the_reference_writes(case: head_cases.Case, name: str, dtype
         assert ((numbers - expected_numbers).abs() <= largest_step).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, in the interpreter, warns of what a GPU does not
+# The interpreter makes a number of a NaN that becomes an e4m3.
+@pytest.mark.parametrize("name", NAMES if ON_GPU else [name for name in NAMES if name != "fp8_e4m3"])
 def test_what_is_no_number_stays_loud(name: str) -> None:
     case = HEADS[0]
     got, expected = (
@@ -180,9 +185,8 @@ def tolerance(case: cases.Case, dtype: torch.dtype) -> Tolerance:
     return plain if dtype == torch.float32 else replace(plain, absolute=4e-2, why="numbers read are rounded or not")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("case", [*ATTENTION, *(cases.CASES if ON_GPU else ())], ids=lambda case: case.name)
+@pytest.mark.parametrize(("case", "dtype"), ATTENTION, ids=lambda value: getattr(value, "name", str(value)))
 def test_attended_to_as_the_reference_attends(case: cases.Case, name: str, dtype: torch.dtype) -> None:
     inputs = quantized(case, name, dtype)
     plan = fast.plan_attention(

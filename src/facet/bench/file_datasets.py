@@ -128,7 +128,7 @@ def _content_of(
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages) or not messages:
             raise _EntryError("messages is not a list of messages")
         if not config.is_chat:
-            raise _EntryError("messages need --backend openai-chat")
+            raise _EntryError("messages need a chat: facet bench serve --backend openai-chat")
         return messages, None
     prompt = entry.get("prompt")
     if isinstance(prompt, str) and prompt:

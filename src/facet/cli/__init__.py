@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from facet.cli import bench, inspect, plan, serve
+from facet.cli import bench, doctor, inspect, plan, serve
 from facet.errors import UserError
 from facet.version import __version__
 
@@ -45,7 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="facet", description="Inference and serving for the Gemma family.")
     parser.add_argument("--version", action="version", version=f"facet {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (serve, plan, bench, inspect):
+    for command in (serve, plan, bench, doctor, inspect):
         command.add_parser(commands)
     return parser
 

@@ -1,26 +1,45 @@
-"""`facet bench`: load on a server and its numbers, and two such results side by side."""
+"""`facet bench`: load on a server or on an engine in this process, and results side by side."""
 
 import argparse
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from facet.bench.config import BenchConfig
+from facet.bench.offline_config import (
+    LatencyConfig,
+    OfflineBenchConfig,
+    ThroughputConfig,
+    check_latency,
+    check_throughput,
+)
 from facet.cli.flags import add_common_flags, add_config_flags, config_from
 from facet.errors import ConfigError
 
 if TYPE_CHECKING:
+    from facet.offline.timed import TimedLLM
     from facet.tokens import Tokenizer
+
+OfflineType = TypeVar("OfflineType", bound=OfflineBenchConfig)
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens*")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("bench", help="measure a server, and compare measurements")
+    parser = commands.add_parser("bench", help="measure a server or an engine, and compare measurements")
     kinds = parser.add_subparsers(dest="bench_command", required=True, metavar="BENCH")
     serve = kinds.add_parser("serve", help="send load to an OpenAI-compatible server and measure it")
     add_config_flags(serve, BenchConfig, positional=None)
     add_common_flags(serve)
     serve.set_defaults(run=run_serve)
+    throughput = kinds.add_parser(
+        "throughput", help="run prompts through an engine without a server: tokens per second"
+    )
+    _add_offline_flags(throughput, ThroughputConfig)
+    throughput.set_defaults(run=run_throughput)
+    latency = kinds.add_parser("latency", help="run one batch through an engine again and again: seconds for each")
+    _add_offline_flags(latency, LatencyConfig)
+    latency.set_defaults(run=run_latency)
     compare = kinds.add_parser("compare", help="put results side by side, as ratios to the first")
     compare.add_argument("results", metavar="RESULT", nargs="+", type=Path, help="files that --save-result wrote")
     add_common_flags(compare)
@@ -33,6 +52,22 @@ def run_serve(options: argparse.Namespace) -> int:
 
     config = config_from(options, BenchConfig)
     return bench_serve(config, _load_tokenizer(config.tokenizer))
+
+
+def run_throughput(options: argparse.Namespace) -> int:
+    from facet.bench.throughput import bench_throughput
+
+    config = _offline_config(options, ThroughputConfig)
+    check_throughput(config)
+    return bench_throughput(config, _load_engine(config))
+
+
+def run_latency(options: argparse.Namespace) -> int:
+    from facet.bench.latency import bench_latency
+
+    config = _offline_config(options, LatencyConfig)
+    check_latency(config)
+    return bench_latency(config, _load_engine(config))
 
 
 def run_compare(options: argparse.Namespace) -> int:
@@ -49,6 +84,35 @@ def run_compare(options: argparse.Namespace) -> int:
     for line in differences(results, names):
         console.print(line, highlight=False)
     return 0
+
+
+def _add_offline_flags(parser: argparse.ArgumentParser, config_type: type[OfflineBenchConfig]) -> None:
+    add_config_flags(parser, config_type)
+    # `vllm bench` has no positional; its command lines should work as they are.
+    parser.add_argument("--model", dest="model_by_flag", metavar="MODEL", help="MODEL, as vLLM's command lines give it")
+    add_common_flags(parser)
+
+
+def _offline_config(options: argparse.Namespace, config_type: type[OfflineType]) -> OfflineType:
+    if options.model and options.model_by_flag:
+        raise ConfigError(f"Two models are named, {options.model} and --model {options.model_by_flag}; give one.")
+    options.model = options.model or options.model_by_flag or ""
+    return config_from(options, config_type)
+
+
+def _load_engine(config: OfflineBenchConfig) -> "TimedLLM":
+    # Imported here: measuring a server needs no torch.
+    from facet.offline.timed import TimedLLM
+
+    llm = TimedLLM(
+        config.model,
+        skip_tokenizer_init=config.skip_tokenizer_init,
+        show_progress=not config.disable_tqdm,
+        **config.engine_settings,
+    )
+    for line in llm.start_lines:
+        print(line, file=sys.stderr)
+    return llm
 
 
 def _load_tokenizer(name: str | None) -> "Tokenizer | None":

@@ -112,11 +112,6 @@ def resolve_kv_dtypes(config: EngineConfig, model: Gemma) -> dict[int, str]:
     if device.type == "cuda":
         name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
         check_hardware(dtypes.values(), device=name, capability=capability)
-        if set(dtypes.values()) != {model_dtype}:
-            raise ConfigError(
-                f"--kv-cache-dtype {config.kv_cache_dtype} works on a CPU, but not on a GPU yet. Use auto, or "
-                "--device cpu."
-            )
     return dtypes
 
 

@@ -16,7 +16,7 @@ they are. All six are values. A scale, where vectors have one, multiplies scores
 import triton
 import triton.language as tl
 
-from facet.kernels.paged_attention.triton_tiles import LEAST_TILE, softmax_step, widened
+from facet.kernels.paged_attention.triton_tiles import LEAST_TILE, settled, softmax_step, widened
 
 
 def has_six_pieces(head_dim: int, num_pairs: int) -> bool:
@@ -25,8 +25,11 @@ def has_six_pieces(head_dim: int, num_pairs: int) -> bool:
 
 
 @triton.jit
-def _load_piece(vectors, places, FIRST: tl.constexpr, SIZE: tl.constexpr, dtype: tl.constexpr):
-    return widened(tl.load(vectors + places[:, None] + (FIRST + tl.arange(0, SIZE))[None, :]), dtype)
+def _load_piece(
+    vectors, places, FIRST: tl.constexpr, SIZE: tl.constexpr, dtype: tl.constexpr, SETTLES: tl.constexpr
+):  # fmt: skip
+    stored = tl.load(vectors + places[:, None] + (FIRST + tl.arange(0, SIZE))[None, :])
+    return settled(widened(stored, dtype), stored, SETTLES)
 
 
 @triton.jit
@@ -65,6 +68,7 @@ def attend_pieces(
     key_weight,
     cos_sin,
     HAS_SCALES: tl.constexpr,
+    SETTLES: tl.constexpr,
     P: tl.constexpr,
     TOKENS_PER_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -96,15 +100,15 @@ def attend_pieces(
         blocks = tl.load(table_row + live // TOKENS_PER_BLOCK).to(tl.int64)
         slots = live % TOKENS_PER_BLOCK
         places = blocks * page_stride + slots * token_stride + head_offset
-        value_0 = _load_piece(vectors, places, 0, P, dtype)
-        value_1 = _load_piece(vectors, places, P, P, dtype)
-        value_2 = _load_piece(vectors, places, 2 * P, 2 * P, dtype)
-        value_3 = _load_piece(vectors, places, 4 * P, P, dtype)
-        value_4 = _load_piece(vectors, places, 5 * P, P, dtype)
-        value_5 = _load_piece(vectors, places, 6 * P, 2 * P, dtype)
+        value_0 = _load_piece(vectors, places, 0, P, dtype, SETTLES)
+        value_1 = _load_piece(vectors, places, P, P, dtype, SETTLES)
+        value_2 = _load_piece(vectors, places, 2 * P, 2 * P, dtype, SETTLES)
+        value_3 = _load_piece(vectors, places, 4 * P, P, dtype, SETTLES)
+        value_4 = _load_piece(vectors, places, 5 * P, P, dtype, SETTLES)
+        value_5 = _load_piece(vectors, places, 6 * P, 2 * P, dtype, SETTLES)
         angles = live * (2 * P)
-        cos = _load_piece(cos_sin, angles, 0, P, tl.float32)
-        sin = _load_piece(cos_sin, angles, P, P, tl.float32)
+        cos = _load_piece(cos_sin, angles, 0, P, tl.float32, False)
+        sin = _load_piece(cos_sin, angles, P, P, tl.float32, False)
 
         scores = tl.dot(query_1, tl.trans(value_1), input_precision="ieee")
         scores = tl.dot(query_2, tl.trans(value_2), scores, input_precision="ieee")

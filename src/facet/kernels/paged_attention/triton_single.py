@@ -46,6 +46,7 @@ class Tuning:
     num_warps: int
     num_stages: int
     six_pieces: bool
+    settles: bool  # see `triton_tiles.settled`; only for numbers of one byte
     last_merges: bool  # the last program of a row and key head puts its shares together; else a second kernel does
     # A program without keys ends as soon as it knows. The compiler then loads the query only after the branch: one more
     # wait before the first key.
@@ -111,6 +112,7 @@ def _single_row_kernel(
     EXITS_EARLY: tl.constexpr,
     SIX_PIECES: tl.constexpr,
     HAS_SCALES: tl.constexpr,
+    SETTLES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     VALUES_ARE_KEYS: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
@@ -144,7 +146,7 @@ def _single_row_kernel(
         total_0, total_1, total_2, total_3, total_4, total_5, greatest, weight_sum = attend_pieces(
             queries, rows, is_member, start, end, values, table_row, page_stride, token_stride, kv_head * HEAD_DIM,
             key_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, scale, key_weight, cos_sin,
-            HAS_SCALES, NUM_PAIRS, TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
+            HAS_SCALES, SETTLES, NUM_PAIRS, TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         totals = (total_0, total_1, total_2, total_3, total_4, total_5)
     else:
@@ -154,8 +156,8 @@ def _single_row_kernel(
             query, low_queries, high_queries, query_positions, start, end, keys, values, table_row, page_stride,
             token_stride, kv_head * HEAD_DIM, key_scales + kv_head * scale_head_stride,
             value_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, scale, window,
-            key_weight, cos_sin, HAS_SCALES, False, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK,
-            BLOCK_M, BLOCK_N,
+            key_weight, cos_sin, HAS_SCALES, SETTLES, False, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM,
+            TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
         )  # fmt: skip
         totals = (total,)  # type: ignore[assignment]
     if not IS_WHOLE and start >= end:
@@ -236,6 +238,7 @@ def attend_single_rows(
         IS_WHOLE=num_splits == 1,
         EXITS_EARLY=tuning.exits_early and num_splits > 1,
         SIX_PIECES=tuning.six_pieces,
+        SETTLES=tuning.settles,
         BLOCK_M=max(LEAST_TILE, group_pad),
         GROUP_PAD=group_pad,
         num_warps=tuning.num_warps,
@@ -262,7 +265,9 @@ def attend_single_rows(
 def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_recipe: KeyRecipe | None) -> Tuning:
     """Depends on shapes alone: a captured graph keeps its choice. Times are of an H200, bfloat16, per layer."""
     head_dim = queries.shape[2]
-    key_bytes = head_dim * queries.element_size() * (1 if cache.values is None else 2)
+    # Products of float32 numbers are made of widened tiles, whatever was stored.
+    element_size = cache.keys.element_size() if queries.element_size() == 2 else queries.element_size()
+    key_bytes = head_dim * element_size * (1 if cache.values is None else 2)
     derives = cache.values is None and key_recipe is not None
     fitting = fitting_shares(plan, cache.keys.shape[2], queries.device)
     least_keys, num_splits = choose_shares(plan, fitting)
@@ -272,6 +277,8 @@ def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_reci
         # E4B global: 32 keys in 3 stages are 267 us, 16 in 5 are 282 at 32 x 8K; 90 and 110 at 100 x 768. One row has
         # the processors to itself: 8 warps and 5 stages are 21.5 us and not 24.7 at 8K.
         num_warps, num_stages = (8, 5) if fitting >= 128 else (4, 3)
+    elif cache.is_quantized and keys_per_tile * key_bytes == 2**15 and not derives:
+        num_stages = 4  # two programs fit beside each other, each with three tiles on their way
     elif fitting == 0 and not derives:
         # More programs than fit: less memory each is better than more tiles on their way. 31B sliding, 32 rows:
         # 135 us and not 166. Where they fit it is the other way round: E4B sliding, 100 rows: 44 us and not 39.
@@ -283,6 +290,7 @@ def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_reci
         num_warps=num_warps,
         num_stages=num_stages,
         six_pieces=derives and key_recipe is not None and has_six_pieces(head_dim, key_recipe.cos_sin.shape[2]),
+        settles=cache.is_quantized,
         last_merges=num_splits <= MOST_MERGED_BY_LAST,
         exits_early=fitting < 8,  # many programs without keys take turns; few run beside the others
     )

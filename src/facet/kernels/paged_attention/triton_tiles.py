@@ -19,14 +19,16 @@ from facet.kernels.paged_attention.plans import TritonPlan
 # A matrix product on tensor cores takes at least this many rows and columns.
 LEAST_TILE = 16
 
+_IN_INTERPRETER = tl.constexpr(triton.knobs.runtime.interpret)
+
 
 @triton.jit
 def widened(stored, dtype: tl.constexpr):
     """Stored numbers as `dtype`, exactly, where they are of one byte."""
     if stored.dtype == tl.int8:
-        # An int8 plus 128, as the last bits of 2^23, is 2^23 + 128 + x in float32. A conversion would take one of the
-        # few units for it; this takes plain additions, of which there are four times as many at a time, or more.
-        bits = (stored.to(tl.int32) + 128) | 0x4B000000
+        # Added to the bits of 2^23 + 128, an int8 x makes those of 2^23 + 128 + x. Two additions are done on all lanes,
+        # where a conversion from an integer waits for one of few units.
+        bits = stored.to(tl.int32) + 0x4B000080
         return (bits.to(tl.float32, bitcast=True) - 8388736.0).to(dtype)
     if stored.dtype.primitive_bitwidth == 8:
         return stored.to(tl.float32).to(dtype)
@@ -34,10 +36,23 @@ def widened(stored, dtype: tl.constexpr):
 
 
 @triton.jit
+def settled(wide, stored, SETTLES: tl.constexpr):
+    """The same numbers, widened here and not later.
+
+    Left to itself the compiler moves the conversion from one byte to behind the exchange of numbers among threads. A
+    value is then fetched from shared memory byte by byte, and one that serves two products is not fetched ahead at all.
+    It cannot move an instruction that it does not understand.
+    """
+    if SETTLES and stored.dtype.primitive_bitwidth == 8 and wide.dtype.primitive_bitwidth == 16 and not _IN_INTERPRETER:
+        wide = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [wide], dtype=wide.dtype, is_pure=False, pack=2)
+    return wide
+
+
+@triton.jit
 def _load_vectors(pages, blocks, slots, page_stride, token_stride, head_offset, dims, is_live):
     """[keys, len(dims)] of one head; zeros where a place is not live, whatever the memory there holds."""
     places = blocks * page_stride + slots * token_stride + head_offset
-    return tl.load(pages + places[:, None] + dims[None, :], mask=is_live[:, None], other=0)
+    return tl.load(pages + places[:, None] + dims[None, :], mask=is_live[:, None], other=0.0)
 
 
 @triton.jit
@@ -63,8 +78,8 @@ def _rotated_scores(
     is_pair = pairs < NUM_PAIRS
     live_pairs = is_live[:, None] & is_pair[None, :]
     places = blocks * page_stride + slots * token_stride + head_offset
-    low = widened(tl.load(pages + places[:, None] + pairs[None, :], mask=live_pairs, other=0), tl.float32)
-    high = widened(tl.load(pages + places[:, None] + HALF + pairs[None, :], mask=live_pairs, other=0), tl.float32)
+    low = widened(tl.load(pages + places[:, None] + pairs[None, :], mask=live_pairs, other=0.0), tl.float32)
+    high = widened(tl.load(pages + places[:, None] + HALF + pairs[None, :], mask=live_pairs, other=0.0), tl.float32)
     low = low * tl.load(key_weight + pairs, mask=is_pair, other=0.0)[None, :]
     high = high * tl.load(key_weight + HALF + pairs, mask=is_pair, other=0.0)[None, :]
     angles = cos_sin + positions[:, None] * (2 * NUM_PAIRS) + pairs[None, :]
@@ -110,6 +125,7 @@ def attend_tiles(
     key_weight,
     cos_sin,
     HAS_SCALES: tl.constexpr,
+    SETTLES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     VALUES_ARE_KEYS: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
@@ -129,8 +145,8 @@ def attend_tiles(
         is_live = positions < end
         blocks = tl.load(table_row + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(tl.int64)
         slots = positions % TOKENS_PER_BLOCK
-        value = _load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
-        value = widened(value, queries.dtype)
+        stored = _load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
+        value = settled(widened(stored, queries.dtype), stored, SETTLES)
         if VALUES_ARE_KEYS:
             scores = tl.dot(queries, tl.trans(value), input_precision="ieee")
             scores += _rotated_scores(

@@ -22,7 +22,7 @@ _KEYS_PER_PROGRAM = 32
 @triton.jit
 def _load_numbers(pages, offsets, is_live, scale, HAS_SCALES: tl.constexpr, dtype: tl.constexpr):
     """What is stored, times its scale, rounded once. Zeros where nothing is live, whatever the memory there holds."""
-    stored = tl.load(pages + offsets, mask=is_live, other=0)
+    stored = tl.load(pages + offsets, mask=is_live, other=0.0)
     if HAS_SCALES:
         return (widened(stored, tl.float32) * scale[:, None]).to(dtype)
     return widened(stored, dtype)

@@ -1,0 +1,109 @@
+"""Answers alone against answers in company, and with each thing on that must not change them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from facet.doctor.engines import Setup, make_engine, run_alone, run_together
+from facet.doctor.findings import Finding, skipped
+from facet.doctor.judge import Answer
+from facet.doctor.patient import Patient, compare
+from facet.doctor.workload import unit_of
+from facet.request import Request
+
+# Tokens that a session's next turn adds.
+NUM_NEW_TOKENS = 3
+# Of the longest prompt, where chunks are to be small.
+NUM_CHUNKS = 40
+
+
+def check_alone(patient: Patient) -> Iterator[Finding]:
+    """Every request by itself, with nothing on that could matter: what all others are held against."""
+    engine = make_engine(patient.model, Setup())
+    patient.alone.update(run_alone(engine, patient.requests))
+    yield compare("alone, finite", patient.alone, patient.alone, patient.limits)
+
+
+def check_concurrency(patient: Patient, concurrency: int) -> Iterator[Finding]:
+    """As a server runs, but with chunks short enough that long prompts come in several."""
+    engine = make_engine(patient.model, _served(patient, concurrency))
+    got = run_together(engine, patient.requests)
+    yield compare(f"{concurrency} in flight", patient.alone, got, patient.limits)
+
+
+def check_fast_prefill(patient: Patient) -> Iterator[Finding]:
+    name = "fast prefill"
+    if patient.model.spec.first_shared_layer == patient.model.spec.num_layers:
+        yield skipped(name, "every layer of this model has keys of its own")
+        return
+    got = run_alone(make_engine(patient.model, Setup(fast_prefill=True)), _some(patient))
+    yield compare(name, patient.alone, got, patient.limits)
+
+
+def check_prefix_cache(patient: Patient) -> Iterator[Finding]:
+    """Sessions: the second turn is the first with its answer and a few tokens more, and finds both in the cache."""
+    name, first_turns = "prefix cache", _some(patient)
+    setup = replace(_served(patient, patient.effort.concurrencies[0]), prefix_caching=True)
+    engine = make_engine(patient.model, setup)
+    answers = run_together(engine, first_turns)
+    second_turns = [_next_turn(patient, request, answers[request.request_id]) for request in first_turns]
+    got = run_together(engine, second_turns)
+    expected = run_alone(make_engine(patient.model, Setup()), second_turns)
+    num_found = engine.stats().scheduler.cache.num_prompt_tokens_hit
+    if num_found == 0:
+        yield skipped(name, "the cache kept nothing of such short prompts")
+        return
+    finding = compare(name, expected, got, patient.limits)
+    yield replace(finding, note="; ".join(filter(None, (finding.note, f"{num_found} tokens found"))))
+
+
+def _next_turn(patient: Patient, request: Request, answer: Answer) -> Request:
+    said = [step.token_id for step in answer.steps]
+    longest = patient.model.num_positions - patient.effort.num_tokens
+    token_ids = (*request.prompt_token_ids, *said, *request.prompt_token_ids[:NUM_NEW_TOKENS])[:longest]
+    sampling = replace(request.sampling, prompt_logprobs=None)  # a prompt that is to be scored is computed anew
+    return replace(request, prompt_token_ids=token_ids, sampling=sampling)
+
+
+def check_padded_steps(patient: Patient) -> Iterator[Finding]:
+    """Decode steps filled up to captured sizes: graphs on a GPU, the same computed anew on a CPU."""
+    most = patient.effort.num_requests + 3
+    setup = replace(_served(patient, most), graph_sizes=(3, most // 2, most))
+    got = run_together(make_engine(patient.model, setup), patient.requests)
+    yield compare("padded steps", patient.alone, got, patient.limits)
+
+
+def check_dead_memory(patient: Patient) -> Iterator[Finding]:
+    """Freed blocks are NaN: any read of them is a loud failure.
+
+    Prompts come in many small chunks, so that windows leave blocks behind at many different steps.
+    """
+    requests = _some(patient)
+    chunk = max(len(request.prompt_token_ids) for request in requests) // NUM_CHUNKS | 1
+    setup = replace(_served(patient, len(requests)), chunk=chunk, poison=True)
+    got = run_together(make_engine(patient.model, setup), requests)
+    yield compare("NaN in dead memory", patient.alone, got, patient.limits)
+
+
+def check_little_memory(patient: Patient) -> Iterator[Finding]:
+    """Blocks are so scarce that they are soon somebody else's, and NaN in between; some requests are put back."""
+    setup = replace(_served(patient, 8), prefix_caching=True, poison=True, is_short_of_memory=True)
+    engine = make_engine(patient.model, setup)
+    got = run_together(engine, patient.requests)
+    finding = compare("little memory", patient.alone, got, patient.limits)
+    num_preemptions = engine.stats().scheduler.num_preemptions
+    note = f"{num_preemptions} preemptions" if num_preemptions else ""
+    yield replace(finding, note="; ".join(filter(None, (finding.note, note))))
+
+
+def _served(patient: Patient, concurrency: int) -> Setup:
+    return Setup(
+        max_num_seqs=concurrency,
+        chunk=unit_of(patient.model.spec) + 5,
+        fast_prefill=True,
+        overlapped=True,
+    )
+
+
+def _some(patient: Patient) -> list[Request]:
+    """A share of the requests, of several lengths, for what takes many steps."""
+    return list(patient.requests)[: max(4, patient.effort.num_requests // 4)]

@@ -1,0 +1,84 @@
+"""What an examination found, as values that print as a table or as JSON."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from rich.table import Table
+
+Status = Literal["pass", "fail", "skipped"]
+
+_COLOURS: Mapping[Status, str] = {"pass": "green", "fail": "bold red", "skipped": "yellow"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the table."""
+
+    check: str
+    status: Status
+    deviation: float | None = None  # the largest; None: nothing was measured
+    limit: float | None = None
+    note: str = ""
+
+
+def skipped(check: str, why: str) -> Finding:
+    return Finding(check=check, status="skipped", note=why)
+
+
+def measured(check: str, deviation: float, limit: float, note: str = "") -> Finding:
+    """Pass or fail by the number. NaN is no number that is small enough."""
+    return Finding(
+        check=check, status="pass" if deviation <= limit else "fail", deviation=deviation, limit=limit, note=note
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    model: str
+    device: str
+    dtype: str
+    environment: Mapping[str, str]
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def is_healthy(self) -> bool:
+        return all(finding.status != "fail" for finding in self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON has no infinity: a deviation that is none becomes a word."""
+        return {
+            "model": self.model,
+            "device": self.device,
+            "dtype": self.dtype,
+            "is_healthy": self.is_healthy,
+            "seconds": round(self.seconds, 1),
+            "environment": dict(self.environment),
+            "findings": [
+                {key: _json_number(value) for key, value in asdict(finding).items()} for finding in self.findings
+            ],
+        }
+
+    def table(self) -> Table:
+        table = Table(title=f"{self.model} on {self.device}, {self.dtype}")
+        for column in ("check", "", "deviation", "limit", ""):
+            table.add_column(column, justify="right" if column in ("deviation", "limit") else "left")
+        for finding in self.findings:
+            table.add_row(
+                finding.check,
+                f"[{_COLOURS[finding.status]}]{finding.status}[/]",
+                _shown(finding.deviation),
+                _shown(finding.limit),
+                finding.note.replace("[", r"\["),
+            )
+        return table
+
+
+def _json_number(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _shown(number: float | None) -> str:
+    return "" if number is None else f"{number:.2g}"

@@ -1,0 +1,110 @@
+"""Two answers to one request, computed in different company: the same, a rounding tie, or corruption?
+
+Sums taken in another order move a log-probability by its last bits. Where two tokens are as good as equal, that may
+tip the choice, and from there on the texts differ with nobody at fault: a *tie*. So texts are never compared, only
+log-probabilities of the same tokens:
+
+    the same token         its two log-probabilities must agree within `logprob`
+    different tokens       alone, the two candidates must lie within `tie` of each other: then it is a tie, and
+                           what follows belongs to different texts
+    anything else          corruption: other keys, other weights or another request's tokens were read
+
+Pure values; knows no engine and no tensor.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One generated token."""
+
+    token_id: int
+    logprob: float
+    best: tuple[tuple[int, float], ...]  # the likeliest tokens and their log-probabilities, likeliest first
+
+    def logprob_of(self, token_id: int) -> float | None:
+        """None: not among the best."""
+        return self.logprob if token_id == self.token_id else dict(self.best).get(token_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    steps: tuple[Step, ...] = ()
+    prompt_logprobs: tuple[float, ...] = ()
+    error: str | None = None  # why the request ended early; None: it did not
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How far apart is still rounding. Differences count relative to log-probabilities larger than 1."""
+
+    logprob: float
+    tie: float
+
+
+# By the type a model computes in. Two candidates may move towards each other: twice the one is the other.
+LIMITS = {
+    "float32": Limits(logprob=5e-4, tie=1e-3),
+    "float16": Limits(logprob=0.05, tie=0.1),
+    "bfloat16": Limits(logprob=0.3, tie=0.6),
+}
+
+
+class Outcome(Enum):
+    SAME = "same"
+    TIE = "tie"
+    CORRUPT = "corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    outcome: Outcome
+    deviation: float  # the largest between log-probabilities of the same tokens; infinite where there is no number
+    why: str = ""
+
+
+def judge(alone: Answer, other: Answer, limits: Limits) -> Verdict:
+    """Hold `other` against what the request got `alone`."""
+    if other.error is not None:
+        return Verdict(Outcome.CORRUPT, math.inf, f"ended with an error: {other.error}")
+    if len(alone.prompt_logprobs) != len(other.prompt_logprobs) or len(alone.steps) != len(other.steps):
+        counts = f"{len(alone.steps)} tokens alone, {len(other.steps)} in company"
+        return Verdict(Outcome.CORRUPT, math.inf, f"lengths differ: {counts}")
+    largest = 0.0
+    for index, (expected, got) in enumerate(zip(alone.prompt_logprobs, other.prompt_logprobs, strict=True)):
+        largest = max(largest, deviation(expected, got))
+        if largest > limits.logprob:
+            return Verdict(Outcome.CORRUPT, largest, f"prompt token {index + 1} is off by {largest:.2g}")
+    for index, (mine, theirs) in enumerate(zip(alone.steps, other.steps, strict=True)):
+        if theirs.token_id != mine.token_id:
+            return _judge_parting(index, mine, theirs, limits, largest)
+        largest = max(largest, deviation(mine.logprob, theirs.logprob))
+        if largest > limits.logprob:
+            return Verdict(Outcome.CORRUPT, largest, f"token {index} is off by {largest:.2g}")
+    return Verdict(Outcome.SAME, largest)
+
+
+def _judge_parting(index: int, mine: Step, theirs: Step, limits: Limits, largest: float) -> Verdict:
+    """Where the tokens part. Both steps still have the same context, so their distributions must agree."""
+    for token_id, logprob in mine.best:
+        other = theirs.logprob_of(token_id)
+        if other is not None:
+            largest = max(largest, deviation(logprob, other))
+    if largest > limits.logprob:
+        return Verdict(Outcome.CORRUPT, largest, f"token {index} is another, and its rivals are off by {largest:.2g}")
+    # A token outside the best is at most as likely as the last of them.
+    candidate = mine.logprob_of(theirs.token_id)
+    if candidate is None:
+        candidate = mine.best[-1][1] if mine.best else -math.inf
+    gap = mine.logprob - candidate
+    if gap <= limits.tie:
+        return Verdict(Outcome.TIE, largest, f"token {index} is a tie: the candidates are {gap:.2g} apart")
+    return Verdict(Outcome.CORRUPT, max(largest, gap), f"token {index} is another, {gap:.2g} less likely alone")
+
+
+def deviation(expected: float, got: float) -> float:
+    difference = abs(expected - got) / max(1.0, abs(expected))
+    return difference if math.isfinite(difference) else math.inf

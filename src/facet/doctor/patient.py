@@ -1,0 +1,48 @@
+"""What is examined: a loaded model, the requests it is asked, and what each of them got alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from facet.doctor.findings import Finding, skipped
+from facet.doctor.judge import LIMITS, Answer, Limits, Outcome, judge
+from facet.doctor.workload import Effort
+from facet.model.gemma import Gemma
+from facet.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patient:
+    model: Gemma
+    folder: Path
+    effort: Effort
+    requests: Sequence[Request]
+    alone: dict[str, Answer] = field(default_factory=dict)  # filled by the first check that runs an engine
+
+    @property
+    def dtype(self) -> str:
+        return str(self.model.placement.dtype).removeprefix("torch.")
+
+    @property
+    def limits(self) -> Limits:
+        return LIMITS[self.dtype]
+
+
+def compare(check: str, alone: Mapping[str, Answer], got: Mapping[str, Answer], limits: Limits) -> Finding:
+    """One line over many requests: the worst of them, and how many ended in a tie."""
+    if not alone:
+        return skipped(check, "there are no answers alone to hold these against")
+    verdicts = {request_id: judge(alone[request_id], answer, limits) for request_id, answer in got.items()}
+    corrupt = {name: verdict for name, verdict in verdicts.items() if verdict.outcome is Outcome.CORRUPT}
+    num_ties = sum(verdict.outcome is Outcome.TIE for verdict in verdicts.values())
+    notes = [f"{num_ties} rounding tie{'s' * (num_ties > 1)}"] if num_ties else []
+    if corrupt:
+        name, verdict = max(corrupt.items(), key=lambda item: item[1].deviation)
+        notes.insert(0, f"{len(corrupt)} of {len(verdicts)} answers corrupted; request {name}: {verdict.why}")
+    return Finding(
+        check=check,
+        status="fail" if corrupt else "pass",
+        deviation=max((verdict.deviation for verdict in verdicts.values()), default=0.0),
+        limit=limits.logprob,
+        note="; ".join(notes),
+    )

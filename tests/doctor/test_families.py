@@ -1,0 +1,52 @@
+"""The tiny model of every family is healthy."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from facet.doctor.config import DoctorConfig
+from facet.doctor.examine import examine
+from facet.doctor.kernel_checks import compare_kernels
+from facet.kernels import rms_norm
+from facet.kernels.rms_norm import reference
+from facet.model.gemma import Gemma
+from tests.model.paged_model import load
+from tests.tiny_models import SMALL_WINDOW_NAMES
+
+if TYPE_CHECKING:
+    from tests.tiny_models import TinyModel
+
+    TinyModels = Callable[[str], TinyModel]
+
+
+@pytest.mark.parametrize("name", SMALL_WINDOW_NAMES)
+def test_healthy(name: str, tiny_model: "TinyModels") -> None:
+    report = examine(DoctorConfig(model=str(tiny_model(name).folder), device="cpu", quick=True))
+    failed = [finding for finding in report.findings if finding.status == "fail"]
+    assert not failed
+    passed = {finding.check for finding in report.findings if finding.status == "pass"}
+    assert {"2 in flight", "8 in flight", "prefix cache", "window edge, one row", "KV int8_per_token_head"} <= passed
+    has_shared_layers = name.startswith(("gemma4_e", "gemma3n"))
+    assert ("fast prefill" in passed) == has_shared_layers
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model: "TinyModels") -> Gemma:
+    """Experts; on a GPU all of this is Triton against PyTorch, here each reference against itself."""
+    return load(tiny_model("gemma4_26b_a4b_small").folder, max_model_len=128).model
+
+
+def test_every_kernel_is_compared(model: Gemma) -> None:
+    findings = {finding.check: finding for finding in compare_kernels(model)}
+    assert {finding.status for finding in findings.values()} == {"pass"}
+    assert {"kernel: experts", "kernel: head inputs", "kernel: linear", "kernel: token choice"} <= set(findings)
+
+
+def test_a_kernel_that_is_off_is_named(model: Gemma, monkeypatch: pytest.MonkeyPatch) -> None:
+    def off(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+        return reference.rms_norm(x, weight, eps) * 1.001
+
+    monkeypatch.setattr(rms_norm, "rms_norm", off)
+    assert [finding.check for finding in compare_kernels(model) if finding.status == "fail"] == ["kernel: rms norm"]
