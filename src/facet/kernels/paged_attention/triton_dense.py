@@ -40,7 +40,7 @@ def dense_shape(head_dim: int, element_size: int, *, is_shared: bool) -> DenseSh
     """What fits in the registers and the shared memory of a Hopper multiprocessor, and was the fastest on an H200.
 
     With 8192 rows of bfloat16, heads of 256, sliding: 307 TFLOP/s for E4B, 437 for 31B; heads of 512, global: 311 for
-    E4B, 304 for 31B, and 292 over 65536 keys. A large matrix product reaches 775.
+    E4B, and 331 for 31B over 65536 keys. A large matrix product reaches 775.
     """
     # What did not help: one loop that masks everywhere instead of three (291 and not 307 TFLOP/s for E4B sliding, 274
     # and not 288 for 31B over 65536 keys); scores of the next tile computed ahead of the weights of this one (286 and
@@ -51,8 +51,8 @@ def dense_shape(head_dim: int, element_size: int, *, is_shared: bool) -> DenseSh
         # Products of float32 run on no tensor core and keep their operands in registers: correct, not fast.
         return DenseShape(block_m=16, block_n=16, num_warps=4, num_stages=1, use_tma=False)
     if head_dim > 256 and is_shared:
-        # Plain loads: 113.0 ms and not 114.4 over 65536 keys.
-        return DenseShape(block_m=64, block_n=64, num_warps=8, num_stages=2, use_tma=False)
+        # Over 65536 keys 99.7 ms; 104.2 with use_tma; 113.3 where both halves of the warps compute all scores.
+        return DenseShape(block_m=64, block_n=64, num_warps=8, num_stages=2, use_tma=False, split_scores=True)
     if head_dim > 256:
         # Scores computed twice are cheaper than keys loaded twice: 64 rows of all dimensions took 2,009 us, this 1,770.
         return DenseShape(block_m=128, block_n=64, num_warps=8, num_stages=1, num_parts=2)

@@ -278,7 +278,7 @@ def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_reci
         # the processors to itself: 8 warps and 5 stages are 21.5 us and not 24.7 at 8K.
         num_warps, num_stages = (8, 5) if fitting >= 128 else (4, 3)
     elif cache.is_quantized and keys_per_tile * key_bytes == 2**15 and not derives:
-        num_stages = 4  # two programs fit beside each other, each with three tiles on their way
+        num_stages = 3  # E4B global, 8 x 64K: int8 488 us and not 503 in 4 stages, e4m3 the same in both
     elif fitting == 0 and not derives:
         # More programs than fit: less memory each is better than more tiles on their way. 31B sliding, 32 rows:
         # 135 us and not 166. Where they fit it is the other way round: E4B sliding, 100 rows: 44 us and not 39.
@@ -291,7 +291,8 @@ def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_reci
         num_stages=num_stages,
         six_pieces=derives and key_recipe is not None and has_six_pieces(head_dim, key_recipe.cos_sin.shape[2]),
         settles=cache.is_quantized,
-        last_merges=num_splits <= MOST_MERGED_BY_LAST,
+        # Derived keys leave no registers for it: 31B global, 4 x 64K, 359 us and not 330 where shares merge apart.
+        last_merges=num_splits <= MOST_MERGED_BY_LAST and not derives,
         exits_early=fitting < 8,  # many programs without keys take turns; few run beside the others
     )
 
