@@ -136,15 +136,16 @@ LATENCY_TILES = {
 
 QUANTIZED_LOADS = (
     e4b_sliding("32 x 8K", *[8192] * 32),
+    Load("Gemma 3 12B global 4 x 64K", 16, 8, 256, None, 80, (65_536,) * 4),
     e4b_global("8 x 64K", *[65_536] * 8),
     b31_global("1 x 64K", 65_536),
     b31_global("4 x 64K", *[65_536] * 4),
 )
 QUANTIZED_DTYPES = ("bfloat16", "fp8_e4m3", "fp8_per_token_head", "int8_per_token_head")
 QUANTIZED_TILES = {
-    "two vectors of 256": ((64, 4, 4), (64, 8, 3)),
-    "two vectors of 512": ((64, 8, 3), (32, 4, 3)),
-    "one vector of 512": ((64, 8, 4), (32, 8, 4)),
+    "two vectors of 256": ((64, 4, 3), (64, 4, 5), (32, 2, 5)),
+    "two vectors of 512": ((64, 4, 3), (64, 4, 5), (32, 2, 3), (32, 2, 5)),
+    "one vector of 512": ((64, 4, 5), (32, 4, 3), (32, 4, 5)),
 }
 
 
@@ -327,21 +328,33 @@ def tuning_variants(load: Load, chosen: Tuning, full: bool) -> dict[str, Tuning]
 Variants = Callable[[Load, Tuning], dict[str, Tuning]]
 
 
+def no_variants(load: Load, chosen: Tuning) -> dict[str, Tuning]:
+    return {}
+
+
 def quantized_variants(load: Load, chosen: Tuning) -> dict[str, Tuning]:
     if not load.kv_dtype.is_quantized:
         return {}
-    variants = {"not settled": replace(chosen, settles=False)}
+    rows_first = replace(
+        chosen, keys_first=False, keys_per_tile=32, num_warps=4, num_stages=5 if load.values_are_keys else 3
+    )
+    variants = {"rows first": rows_first, "merge apart": replace(chosen, last_merges=False)}
+    num_programs = len(load.context_lens) * load.num_kv_heads
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    for per_processor in (1, 2, 3):
+        number = max(1, per_processor * processors // num_programs)
+        variants[f"{number} shares"] = replace(chosen, num_splits=number, last_merges=number <= MOST_MERGED_BY_LAST)
     for keys, warps, stages in QUANTIZED_TILES[load.vectors]:
         tile = replace(chosen, keys_per_tile=keys, num_warps=warps, num_stages=stages)
         variants[f"tile {keys}/{warps}/{stages}"] = tile
     return variants
 
 
-def compile_variants(load: Load) -> None:
+def compile_variants(load: Load, make_variants: Variants) -> None:
     """Run all of them on little memory, to find them compiled later."""
     layers = make_layers(replace(load, context_lens=(1024,) * len(load.context_lens)), num_layers=1)
     chosen = choose_tuning(layers.queries, layers.cache, layers.plans[0], layers.recipe)
-    for tuning in (chosen, *quantized_variants(load, chosen).values()):
+    for tuning in (chosen, *make_variants(load, chosen).values()):
         output = torch.empty_like(layers.queries)
         # What does not fit is told of when it is measured.
         with suppress(OutOfResources):
@@ -397,7 +410,7 @@ def report(name: str, num_bytes: int, times: dict[str, float], read: float, note
     print("    " + "; ".join(f"{key} {time:.1f}" for key, time in times.items()), flush=True)
 
 
-def quantized_lines(loads: Iterable[Load], read: float) -> None:
+def quantized_lines(loads: Iterable[Load], read: float, make_variants: Variants) -> None:
     of_dtypes = [
         replace(load, name=f"{load.name} {name}", kv_dtype=KV_DTYPES[name])
         for load in loads
@@ -405,10 +418,10 @@ def quantized_lines(loads: Iterable[Load], read: float) -> None:
     ]
     # Compiling takes longer than measuring, and there are processors for all of it at once.
     with ProcessPoolExecutor(len(of_dtypes), mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_variants, of_dtypes))
+        list(pool.map(compile_variants, of_dtypes, [make_variants] * len(of_dtypes)))
     plain = 0.0
     for load in of_dtypes:
-        times = attention_line(load, read, quantized_variants)
+        times = attention_line(load, read, make_variants)
         if not load.kv_dtype.is_quantized:
             plain = times["built in"]
         print(
@@ -476,7 +489,7 @@ def main() -> None:
             attention_line(load, read, latency_variants)
     if arguments.only == "quantized":
         print("attention of single rows over quantized keys and values; variants: tile keys/warps/stages")
-        quantized_lines(QUANTIZED_LOADS, read)
+        quantized_lines(QUANTIZED_LOADS, read, quantized_variants if arguments.full else no_variants)
 
 
 if __name__ == "__main__":

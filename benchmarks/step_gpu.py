@@ -4,6 +4,9 @@
 
 For each load: the wall time of a step, the time the device works in it, and the kernels that take most of that, with
 how often each ran. The engine runs in this process with random weights; nothing of HTTP is in these figures.
+
+A kernel may start while the one before it ends: times of kernels then overlap, and add up to more than the device
+was busy.
 """
 
 import argparse
@@ -86,19 +89,31 @@ def prefill(engine: Engine, num_tokens: int, console: Console) -> None:
     show(f"prefill of {num_tokens}", wall, profiler, 1, console)
 
 
+def covered(spans: list[tuple[float, float]]) -> float:
+    """The time in which at least one of them runs."""
+    total, last_end = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, last_end))
+        last_end = max(last_end, end)
+    return total
+
+
 def show(title: str, wall: float, profiler: profile, num_steps: int, console: Console) -> None:
     microseconds: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
+    spans = []
     for event in profiler.events():
         if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Memcpy HtoD"):
             microseconds[event.name] += event.device_time / num_steps
             counts[event.name] += 1
-    busy = sum(microseconds.values())
+            spans.append((event.time_range.start, event.time_range.end))
+    busy = covered(spans) / num_steps
+    total = sum(microseconds.values())
     table = Table(title=f"{title}: {wall * 1e3:.2f} ms a step, device busy {busy / 1e3:.2f} ms", title_justify="left")
     for column in ("kernel", "runs", "µs", "share"):
         table.add_column(column, justify="left" if column == "kernel" else "right", no_wrap=True)
     for name in sorted(microseconds, key=microseconds.__getitem__, reverse=True)[:NUM_KERNELS]:
-        share = microseconds[name] / busy
+        share = microseconds[name] / total
         table.add_row(name[:80], f"{counts[name] / num_steps:.0f}", f"{microseconds[name]:.0f}", f"{share:.1%}")
     console.print(table)
 

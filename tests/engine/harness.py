@@ -38,6 +38,7 @@ def make_engine(
     overlapped: bool = True,
     min_tokens_per_block: int = 4,
     graph_sizes: tuple[int, ...] = (),
+    piece_sizes: tuple[int, ...] = (),
     kv_dtype: str = "auto",
 ) -> Engine:
     settings = EngineSettings(
@@ -51,6 +52,7 @@ def make_engine(
         overlapped=overlapped,
         poison_freed_blocks=True,
         graph_sizes=graph_sizes,
+        piece_sizes=piece_sizes,
     )
     arena = KVArena(settings.layout, num_blocks, model.placement.device)
     arena.poison(torch.arange(num_blocks, device=model.placement.device))  # what nobody wrote must not be read either
@@ -62,6 +64,7 @@ def make_engine(
         fast_prefill=fast_prefill,
         poison_freed_blocks=True,
         graph_sizes=graph_sizes,
+        piece_sizes=piece_sizes,
     )
     runner.warm_up(Silent())
     return Engine(runner, settings)

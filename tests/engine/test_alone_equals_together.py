@@ -34,6 +34,7 @@ class Setting:
     is_short_of_memory: bool = False
     num_requests: int = NUM_REQUESTS
     graph_sizes: tuple[int, ...] = ()
+    piece_sizes: tuple[int, ...] = ()
 
     def engine(self, model: Gemma, requests: list[Request]) -> Engine:
         layout = make_kv_layout(model.spec, dtype="float32", min_tokens_per_block=4)
@@ -47,6 +48,7 @@ class Setting:
             fast_prefill=self.fast_prefill,
             num_blocks=enough_for_one_and_a_half if self.is_short_of_memory else 2000,
             graph_sizes=self.graph_sizes,
+            piece_sizes=self.piece_sizes,
         )
 
 
@@ -57,11 +59,17 @@ SETTINGS = {
     "chunk16_plain": Setting(16, prefix_caching=True, overlapped=False, fast_prefill=True),
     "chunk64_plain_all_rows": Setting(64, prefix_caching=False, overlapped=False, fast_prefill=False),
     "chunk512_all_rows_graphs": Setting(
-        512, prefix_caching=True, overlapped=True, fast_prefill=False, graph_sizes=(5, 16)
+        512, prefix_caching=True, overlapped=True, fast_prefill=False, graph_sizes=(5, 16), piece_sizes=(48, 300)
     ),
     "chunk512": Setting(512, prefix_caching=True, overlapped=True, fast_prefill=True),
     "preempting_graphs": Setting(
-        64, prefix_caching=False, overlapped=True, fast_prefill=True, is_short_of_memory=True, graph_sizes=(2, 6)
+        64,
+        prefix_caching=False,
+        overlapped=True,
+        fast_prefill=True,
+        is_short_of_memory=True,
+        graph_sizes=(2, 6),
+        piece_sizes=(16, 70),
     ),
     "preempting_cached_plain": Setting(
         16, prefix_caching=True, overlapped=False, fast_prefill=True, is_short_of_memory=True

@@ -13,7 +13,8 @@ from facet.kv_dtypes import KV_DTYPES
 from facet.model.families import read_model_spec
 from facet.model.loader import load_model
 from facet.runner.graphs import default_sizes
-from facet.runner.memory import graph_bytes, scratch_bytes
+from facet.runner.memory import graph_bytes, piece_bytes, scratch_bytes
+from facet.runner.pieces import SIZES
 from facet.sampling import max_device_bytes
 from tests.published_configs import PUBLISHED, Config
 from tests.tiny_checkpoints import SHRUNK, write_config
@@ -55,9 +56,9 @@ def test_memory_is_divided_as_at_start_up(tmp_path: Path) -> None:
     assert (memory.total, memory.weights) == (141 * 10**9, plan.weights.total)
     sizes = dict(max_num_batched_tokens=8192, value_bytes=2)
     scratch = scratch_bytes(plan.spec, plan.capacity.layout, max_model_len=131_072, **sizes)
-    assert memory.graphs == graph_bytes(
-        default_sizes(128), activations=memory.activations - scratch, vocab_size=262_144, **sizes
-    )
+    activations = memory.activations - scratch
+    graphs = graph_bytes(default_sizes(128), activations=activations, vocab_size=262_144, **sizes)
+    assert memory.graphs == graphs + piece_bytes(plan.spec, SIZES, activations=activations, **sizes)
     assert memory.sampling == max_device_bytes(num_rows=128, vocab_size=262_144, context_len=131_072)
     parts = memory.weights + memory.activations + memory.graphs + memory.sampling + memory.cache
     assert parts == int(0.9 * memory.total)

@@ -19,6 +19,7 @@ from tests.engine.test_kv_dtypes import (
 from tests.tiny_models import SMALL_WINDOW_NAMES, TinyModel
 
 GRAPH_SIZES = (1, 2, 4, 8, 64)
+PIECE_SIZES = (16, 48, 128)
 
 
 @pytest.mark.parametrize("name", SMALL_WINDOW_NAMES)
@@ -30,8 +31,8 @@ def test_alone_equals_together(name: str, tiny_model: Callable[[str], TinyModel]
     expected: dict[str, Answer] = {}
     for request in requests:
         expected |= run(solo_engine, [alone(request)], check_every=1000)
-    for graph_sizes in (GRAPH_SIZES, ()):
-        engine = make_engine(model, max_num_batched_tokens=64, graph_sizes=graph_sizes)
+    for graph_sizes, piece_sizes in ((GRAPH_SIZES, PIECE_SIZES), (GRAPH_SIZES, ()), ((), ())):
+        engine = make_engine(model, max_num_batched_tokens=64, graph_sizes=graph_sizes, piece_sizes=piece_sizes)
         arrivals = {request.request_id: 3 * index // 2 for index, request in enumerate(requests)}
         cancel_after = {request.request_id: 2 for request in requests if int(request.request_id) % 10 < 3}
         got = run(engine, requests, arrivals=arrivals, cancel_after=cancel_after)
@@ -50,7 +51,7 @@ def test_alone_equals_together_in_every_kv_dtype(name: str, dtype: str, tiny_mod
     expected: dict[str, Answer] = {}
     for request in requests:
         expected |= run(solo, [alone(request)], check_every=1000)
-    engine = make_engine(model, kv_dtype=dtype, max_num_batched_tokens=64, graph_sizes=(1, 4, 16))
+    engine = make_engine(model, kv_dtype=dtype, max_num_batched_tokens=64, graph_sizes=(1, 4, 16), piece_sizes=(32, 80))
     arrivals = {request.request_id: index for index, request in enumerate(requests)}
     for _ in range(2):  # the second time prefixes are found
         got = run(engine, requests, arrivals=arrivals)

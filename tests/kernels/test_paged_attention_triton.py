@@ -133,6 +133,7 @@ def test_single_rows_in_shares(
         num_warps=4,
         num_stages=3,
         six_pieces=six_pieces and num_rotated_pairs is not None,
+        keys_first=False,
         settles=False,
         last_merges=last_merges,
         exits_early=num_splits == 4,

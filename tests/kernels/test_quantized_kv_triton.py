@@ -71,8 +71,10 @@ SIX_PIECES = cases.Case(
     num_rotated_pairs=16,
 )
 DERIVED = replace(SIX_PIECES, name="keys from values, few pairs", num_rotated_pairs=8)
+MANY_PAIRS = replace(SIX_PIECES, name="keys from values, half of them turn", num_rotated_pairs=32)
 # Every kernel is compiled for every dtype, so on a GPU the fewest that use them all.
 ATTENTION = [(case, dtype) for case in (TWO_VECTORS, SIX_PIECES, DERIVED) for dtype in (torch.float32, torch.float16)]
+ATTENTION.append((MANY_PAIRS, torch.float16))
 if ON_GPU:
     ATTENTION = [(TWO_VECTORS, torch.float32), *((case, HALF) for case in (cases.CASES[1], cases.CASES[4], DERIVED))]
 
@@ -221,8 +223,9 @@ def test_unpacked_numbers_are_those_of_the_reference(case: cases.Case, name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("case", [TWO_VECTORS, SIX_PIECES], ids=lambda case: case.name)
-def test_shares(case: cases.Case, name: str) -> None:
+@pytest.mark.parametrize("keys_first", [True, False])
+@pytest.mark.parametrize("case", [TWO_VECTORS, MANY_PAIRS], ids=lambda case: case.name)
+def test_shares(case: cases.Case, name: str, keys_first: bool) -> None:
     """Rows in several shares, whose last tile is not full: spare places have no scale of their own."""
     case = replace(case, window=None, sequences=((1, 33), (1, 100)))
     inputs = quantized(case, name, HALF)
@@ -230,7 +233,9 @@ def test_shares(case: cases.Case, name: str) -> None:
         inputs.rows, inputs.block_table, case.heads, window=None, tokens_per_block=case.tokens_per_block
     )
     chosen = triton_single.choose_tuning(inputs.queries, inputs.cache, plan, inputs.key_recipe)
-    tuning = replace(chosen, keys_per_tile=32, least_keys=32, num_splits=3, num_stages=2, last_merges=True)
+    assert chosen.keys_first
+    tuning = replace(chosen, keys_first=keys_first, keys_per_tile=32, least_keys=32, num_splits=3, num_stages=2)
+    tuning = replace(tuning, last_merges=True)
     got = torch.full_like(inputs.queries, float("nan"))
     triton_single.attend_single_rows(
         inputs.queries, got, inputs.cache, plan, case.scale, inputs.key_recipe, tuning

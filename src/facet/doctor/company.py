@@ -65,9 +65,10 @@ def _next_turn(patient: Patient, request: Request, answer: Answer) -> Request:
 
 
 def check_padded_steps(patient: Patient) -> Iterator[Finding]:
-    """Decode steps filled up to captured sizes: graphs on a GPU, the same computed anew on a CPU."""
+    """Steps filled up to captured sizes: graphs on a GPU, the same computed anew on a CPU."""
     most = patient.effort.num_requests + 3
-    setup = replace(_served(patient, most), graph_sizes=(3, most // 2, most))
+    most_rows = _chunk(patient) + most
+    setup = replace(_served(patient, most), graph_sizes=(3, most // 2, most), piece_sizes=(most_rows // 3, most_rows))
     got = run_together(make_engine(patient.model, setup), patient.requests)
     yield compare("padded steps", patient.alone, got, patient.limits)
 
@@ -98,10 +99,14 @@ def check_little_memory(patient: Patient) -> Iterator[Finding]:
 def _served(patient: Patient, concurrency: int) -> Setup:
     return Setup(
         max_num_seqs=concurrency,
-        chunk=unit_of(patient.model.spec) + 5,
+        chunk=_chunk(patient),
         fast_prefill=True,
         overlapped=True,
     )
+
+
+def _chunk(patient: Patient) -> int:
+    return unit_of(patient.model.spec) + 5
 
 
 def _some(patient: Patient) -> list[Request]:

@@ -38,6 +38,7 @@ class Setup:
     poison: bool = False  # dead memory is NaN, and so is what was never written
     is_short_of_memory: bool = False  # for one and a half of the longest requests
     graph_sizes: tuple[int, ...] = ()
+    piece_sizes: tuple[int, ...] = ()
 
 
 def make_engine(model: Gemma, setup: Setup) -> Engine:
@@ -57,6 +58,7 @@ def make_engine(model: Gemma, setup: Setup) -> Engine:
         overlapped=setup.overlapped,
         poison_freed_blocks=setup.poison,
         graph_sizes=setup.graph_sizes,
+        piece_sizes=setup.piece_sizes,
     )
     arena = KVArena(layout, num_blocks, device)
     if setup.poison:
@@ -69,6 +71,7 @@ def make_engine(model: Gemma, setup: Setup) -> Engine:
         fast_prefill=setup.fast_prefill,
         poison_freed_blocks=setup.poison,
         graph_sizes=setup.graph_sizes,
+        piece_sizes=setup.piece_sizes,
     )
     runner.warm_up(Silent())
     return Engine(runner, settings)

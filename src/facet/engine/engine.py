@@ -188,6 +188,9 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
             fast_prefill=settings.fast_prefill,
             poison_freed_blocks=settings.poison_freed_blocks,
             graph_sizes=settings.graph_sizes,
+            piece_sizes=settings.piece_sizes,
         )
-        runner.warm_up(progress)
+        graphs_taken = runner.warm_up(progress)
+    if settings.gpu_memory is not None:
+        settings = replace(settings, gpu_memory=replace(settings.gpu_memory, graphs_taken=graphs_taken))
     return Engine(runner, settings, loaded.folder), str(loaded.folder)

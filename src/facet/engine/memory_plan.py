@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from facet.config import PlanConfig
 from facet.engine.capacity import Capacity, capacity_of
-from facet.engine.settings import GPU_BATCHED_TOKENS, check_numbers, resolve_graph_sizes
+from facet.engine.settings import GPU_BATCHED_TOKENS, check_numbers, resolve_graph_sizes, resolve_piece_sizes
 from facet.errors import CapacityError, ConfigError
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
@@ -27,7 +27,7 @@ from facet.model.weight_formats import (
     without_quantization,
 )
 from facet.model_spec import LayerSpec, ModelSpec
-from facet.runner.memory import GpuMemory, graph_bytes, scratch_bytes
+from facet.runner.memory import GpuMemory, graph_bytes, piece_bytes, scratch_bytes
 from facet.sampling import max_device_bytes
 
 _LENGTHS = (2048, 8192, 32_768, 131_072)
@@ -163,6 +163,12 @@ def divide(
         activations=activations,
         max_num_batched_tokens=max_num_batched_tokens,
         vocab_size=spec.vocab_size,
+        value_bytes=value_bytes,
+    ) + piece_bytes(
+        shard,
+        resolve_piece_sizes(config, max_num_batched_tokens),
+        activations=activations,
+        max_num_batched_tokens=max_num_batched_tokens,
         value_bytes=value_bytes,
     )
     sampling = max_device_bytes(num_rows=config.max_num_seqs, vocab_size=spec.vocab_size, context_len=max_model_len)

@@ -12,6 +12,7 @@ from facet.kv_layout import KVLayout, make_kv_layout
 from facet.model.gemma import Gemma
 from facet.runner.graphs import default_sizes
 from facet.runner.memory import GpuMemory, cpu_cache_bytes, divide_gpu_memory
+from facet.runner.pieces import sizes_up_to
 
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048  # where --max-num-batched-tokens does not say
 
@@ -30,6 +31,7 @@ class EngineSettings:
     overlapped: bool
     poison_freed_blocks: bool
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
+    piece_sizes: tuple[int, ...] = ()  # of steps with longer runs; empty: their lower layers are not captured
     gpu_memory: GpuMemory | None = None  # None: on a CPU, or the cache was given its size
 
     @property
@@ -54,6 +56,7 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
     max_num_batched_tokens = config.max_num_batched_tokens or (GPU_BATCHED_TOKENS if on_gpu else CPU_BATCHED_TOKENS)
     layout = make_kv_layout(model.spec, dtype=resolve_kv_dtypes(config, model))
     graph_sizes = resolve_graph_sizes(config) if on_gpu else ()
+    piece_sizes = resolve_piece_sizes(config, max_num_batched_tokens) if on_gpu else ()
     num_bytes, gpu_memory = config.kv_cache_memory_bytes, None
     if num_bytes is None and on_gpu:
         gpu_memory = divide_gpu_memory(
@@ -63,6 +66,7 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
             max_num_seqs=config.max_num_seqs,
             gpu_memory_utilization=config.gpu_memory_utilization,
             graph_sizes=graph_sizes,
+            piece_sizes=piece_sizes,
         )
         num_bytes = gpu_memory.cache
     elif num_bytes is None:
@@ -86,6 +90,7 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         overlapped=config.async_scheduling,
         poison_freed_blocks=config.debug_poison_freed_blocks,
         graph_sizes=graph_sizes,
+        piece_sizes=piece_sizes,
         gpu_memory=gpu_memory,
     )
 
@@ -124,3 +129,8 @@ def resolve_graph_sizes(config: EngineConfig) -> tuple[int, ...]:
     if min(sizes) < 1:
         raise ConfigError(f"--cudagraph-capture-sizes holds {min(sizes)}, but a step has 1 request or more.")
     return tuple(sorted({min(size, config.max_num_seqs) for size in sizes}))
+
+
+def resolve_piece_sizes(config: EngineConfig, max_num_batched_tokens: int) -> tuple[int, ...]:
+    """A step has as many rows of prompts as the budget says, and beside them a single one of every other request."""
+    return () if config.enforce_eager else sizes_up_to(max_num_batched_tokens + config.max_num_seqs)

@@ -1,5 +1,6 @@
 """Attention of one layer: project, normalise, rotate, store, attend, project back."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -9,7 +10,32 @@ from facet.kernels.paged_attention import AttentionPlan, HeadShape, KeyRecipe, L
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
-from facet.model_spec import LayerSpec
+from facet.model_spec import AttentionKind, LayerSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReads:
+    """What one layer's queries are held against. Nothing here changes from step to step."""
+
+    kind: AttentionKind
+    cache: LayerCache
+    scale: float
+    key_recipe: KeyRecipe | None
+
+
+# Queries [rows, heads, head_dim] in, what they found out, likewise. It alone depends on which rows belong together.
+Attend = Callable[[Tensor, LayerReads], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAttention:
+    """Attention of one step's rows: the usual `Attend`."""
+
+    plans: Mapping[AttentionKind, AttentionPlan]
+
+    def __call__(self, queries: Tensor, reads: LayerReads, out: Tensor | None = None) -> Tensor:
+        plan = self.plans[reads.kind]
+        return paged_attention(queries, reads.cache, plan, scale=reads.scale, key_recipe=reads.key_recipe, out=out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +43,7 @@ class KindStep:
     """What all layers of one kind have in common during one step."""
 
     heads: HeadShape
-    plan: AttentionPlan
+    attend: Attend
     cos_sin: Tensor  # [rows, 2, pairs]: the angles of this step's rows
     cos_sin_table: Tensor  # [positions, 2, pairs]: of every position
     write_blocks: Tensor  # [rows]
@@ -53,9 +79,13 @@ class Attention(nn.Module):
             write_slots=step.write_slots,
             values_are_normed=self.layer.values_are_normed,
         )
-        attended = paged_attention(
-            queries, cache, step.plan, scale=self.layer.attention_scale, key_recipe=source.key_recipe(step)
+        reads = LayerReads(
+            kind=self.layer.attention,
+            cache=cache,
+            scale=self.layer.attention_scale,
+            key_recipe=source.key_recipe(step),
         )
+        attended = step.attend(queries, reads)
         out: Tensor = self.output(attended.flatten(-2))
         return out
 

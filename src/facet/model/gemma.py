@@ -8,7 +8,7 @@ from facet.kernels.linear import linear
 from facet.kernels.logits import softcap
 from facet.kernels.paged_attention import plan_attention, row_places
 from facet.layers.altup import AltUpLayer, Streams
-from facet.layers.attention import KindStep, heads_of
+from facet.layers.attention import Attend, KindStep, PlannedAttention, heads_of
 from facet.layers.decoder_layer import DecoderLayer
 from facet.layers.kv_arena import KVArena
 from facet.layers.linear import Linear
@@ -57,11 +57,18 @@ class Gemma(nn.Module):
         wanted = batch.logit_rows
         return self.upper(stream[..., wanted, :], batch.token_ids[wanted], upper_rows, arena, num_lower)
 
-    def lower(self, token_ids: Tensor, rows: AttentionRows, arena: KVArena, num_layers: int) -> Tensor:
-        """The stream of all rows behind the first `num_layers` layers: [(streams,) rows, hidden]."""
+    def lower(
+        self, token_ids: Tensor, rows: AttentionRows, arena: KVArena, num_layers: int, attend: Attend | None = None
+    ) -> Tensor:
+        """The stream of all rows behind the first `num_layers` layers: [(streams,) rows, hidden].
+
+        A caller that sees to attention itself passes `attend`; then nothing is planned, and the counts that `rows` has
+        on the host are not looked at.
+        """
         embedded = embed(token_ids, self.embedding, self.embedding_scale)
         stream = embedded if self.streams is None else self.streams.expand(embedded)
-        return self._run_layers(stream, range(num_layers), token_ids, embedded, rows, arena)
+        attend = attend or self.attention_of(rows, arena)
+        return self._run_layers(stream, range(num_layers), token_ids, embedded, rows, arena, attend)
 
     def upper(
         self, stream: Tensor, token_ids: Tensor, rows: AttentionRows | None, arena: KVArena, first_layer: int
@@ -73,7 +80,8 @@ class Gemma(nn.Module):
         if rows is not None:
             layers = range(first_layer, self.spec.num_layers)
             embedded = embed(token_ids, self.embedding, self.embedding_scale)
-            stream = self._run_layers(stream, layers, token_ids, embedded, rows, arena)
+            attend = self.attention_of(rows, arena)
+            stream = self._run_layers(stream, layers, token_ids, embedded, rows, arena, attend)
         merged = stream if self.streams is None else self.streams.merge(stream)
         normed: Tensor = self.norm(merged)
         return normed
@@ -83,19 +91,31 @@ class Gemma(nn.Module):
         weight = self.embedding if self.head is None else self.head.weight
         return softcap(linear(hidden, weight), self.spec.logit_softcap, out=out)
 
-    def _kind_steps(self, rows: AttentionRows, arena: KVArena) -> dict[AttentionKind, KindStep]:
-        """What the layers of each kind share: planned once, used by every layer."""
+    def attention_of(self, rows: AttentionRows, arena: KVArena) -> PlannedAttention:
+        """How these rows attend, in the layers of each kind."""
+        return PlannedAttention(
+            {
+                group.kind: plan_attention(
+                    rows,
+                    block_table,
+                    heads_of(self.spec.layers[group.stores[0].layer]),
+                    window=group.window,
+                    tokens_per_block=group.tokens_per_block,
+                )
+                for group, block_table in zip(arena.layout.groups, rows.block_tables, strict=True)
+            }
+        )
+
+    def _kind_steps(self, rows: AttentionRows, arena: KVArena, attend: Attend) -> dict[AttentionKind, KindStep]:
+        """What the layers of each kind share: made once, used by every layer."""
         steps: dict[AttentionKind, KindStep] = {}
         for group, block_table in zip(arena.layout.groups, rows.block_tables, strict=True):
             table = self.rotary.table(group.kind)
             owner = self.spec.layers[group.stores[0].layer]
             blocks, slots = row_places(rows, block_table, tokens_per_block=group.tokens_per_block)
-            heads = heads_of(owner)
             steps[group.kind] = KindStep(
-                heads=heads,
-                plan=plan_attention(
-                    rows, block_table, heads, window=group.window, tokens_per_block=group.tokens_per_block
-                ),
+                heads=heads_of(owner),
+                attend=attend,
                 cos_sin=table[rows.positions],
                 cos_sin_table=table,
                 write_blocks=blocks,
@@ -111,8 +131,9 @@ class Gemma(nn.Module):
         embedded: Tensor,
         rows: AttentionRows,
         arena: KVArena,
+        attend: Attend,
     ) -> Tensor:
-        steps = self._kind_steps(rows, arena)
+        steps = self._kind_steps(rows, arena, attend)
         inputs = self._layer_inputs(token_ids, embedded, indices)
         residual = Residual(stream, None)
         for index, per_layer_input in zip(indices, inputs, strict=True):

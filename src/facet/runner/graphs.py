@@ -6,17 +6,16 @@ A pass has two halves, captured apart because they are also used apart:
     upper   that stream ─► logits
 
 A step in which every request computes one token replays both. A step with longer runs of rows computes its lower half
-in the open, since its shape never comes again, and then has one row per sequence left: it replays the upper half alone.
+by `pieces.py` or in the open, and then has one row per sequence left: it replays the upper half alone.
 In models whose layers all own keys the upper half is the last norm and the logits.
 
 Both halves read and write buffers that stay where they are. A step of a size between two captured ones is filled up
 with rows at position 0 of the scratch row, whose blocks are nobody's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from facet.forward_batch import AttentionRows
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.progress import Progress
+from facet.runner.recording import Recorder, Replayable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,6 @@ class DecodeBuffers:
         )
 
 
-class Replayable(Protocol):
-    def replay(self) -> None: ...
-
-
 class DecodeGraphs:
     """Captured halves by size. `capture` must come before anything is replayed."""
 
@@ -95,13 +91,12 @@ class DecodeGraphs:
         return self._sizes[-1]
 
     @torch.inference_mode()
-    def capture(self, progress: Progress) -> None:
+    def capture(self, recorder: Recorder, progress: Progress) -> None:
         """Record every size, the largest first: the others find its memory large enough."""
-        record = _Recorder() if self._buffers.rows.is_cuda else Again
         with progress.task("Capturing graphs", len(self._sizes)) as advance:
             for size in reversed(self._sizes):
-                self._lower[size] = record(partial(self._run_lower, size))
-                self._upper[size] = record(partial(self._run_upper, size))
+                self._lower[size] = recorder.record(partial(self._run_lower, size))
+                self._upper[size] = recorder.record(partial(self._run_upper, size))
                 advance(1)
 
     def decode(self, positions: NDArray[np.int32], table_rows: NDArray[np.int32]) -> Tensor:
@@ -159,32 +154,6 @@ class DecodeGraphs:
         hidden = self._model.upper(stream, token_ids, rows, self._arena, self._num_lower_layers)
         buffers.hidden[:size] = hidden
         self._model.logits(hidden, out=buffers.logits[:size])
-
-
-class _Recorder:
-    """Makes graphs that share one pool of memory."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def __call__(self, run: Callable[[], None]) -> Replayable:
-        """Run once, so that kernels are compiled and libraries set up, then record."""
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            run()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            run()
-        return graph
-
-
-class Again:
-    """Stands in for a graph where there is no GPU: computes the same, from the same buffers, by running again."""
-
-    def __init__(self, run: Callable[[], None]) -> None:
-        self.replay = run
 
 
 def default_sizes(max_num_seqs: int) -> tuple[int, ...]:

@@ -19,6 +19,8 @@ from facet.sampling import max_device_bytes
 CPU_SHARE_OF_FREE_MEMORY = 0.25
 # Allowed for what a driver keeps of one captured half of a decode step, beside the tensors.
 BYTES_PER_GRAPH = 8 << 20
+# The same for a piece of a step, which is one layer rather than half of them.
+BYTES_PER_PIECE = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +30,30 @@ class GpuMemory:
     total: int
     weights: int
     activations: int  # the most a step takes for a moment
-    graphs: int
+    graphs: int  # set aside for them before the cache takes the rest
     sampling: int  # the most that requests' settings can make it take
     cache: int
+    graphs_taken: int | None = None  # measured once they are captured
 
     def line(self) -> str:
-        parts = ", ".join(
-            f"{name} {getattr(self, name) / 2**30:.2f}" for name in ("weights", "activations", "graphs", "sampling")
-        )
+        def gib(num_bytes: int) -> str:
+            return f"{num_bytes / 2**30:.2f}"
+
+        taken = "" if self.graphs_taken is None else f" ({gib(self.graphs_taken)} taken)"
         return (
-            f"GPU memory, of {self.total / 2**30:.2f} GiB: {parts}, KV cache {self.cache / 2**30:.2f}; the rest stays "
-            "free."
+            f"GPU memory, of {gib(self.total)} GiB: weights {gib(self.weights)}, activations {gib(self.activations)}, "
+            f"graphs {gib(self.graphs)}{taken}, sampling {gib(self.sampling)}, KV cache {gib(self.cache)}; the rest "
+            "stays free."
         )
+
+
+def free_gpu_bytes(device: torch.device) -> int:
+    """What nobody has taken of a GPU, tensors that were freed not counted as taken; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def cpu_cache_bytes() -> int:
@@ -54,6 +68,7 @@ def divide_gpu_memory(
     max_num_seqs: int,
     gpu_memory_utilization: float,
     graph_sizes: Sequence[int],
+    piece_sizes: Sequence[int],
 ) -> GpuMemory:
     """What each user of the memory needs, and what is left for keys and values."""
     device, vocab_size = model.placement.device, model.spec.vocab_size
@@ -73,6 +88,12 @@ def divide_gpu_memory(
         activations=activations,
         max_num_batched_tokens=max_num_batched_tokens,
         vocab_size=vocab_size,
+        value_bytes=model.placement.dtype.itemsize,
+    ) + piece_bytes(
+        model.spec,
+        piece_sizes,
+        activations=activations,
+        max_num_batched_tokens=max_num_batched_tokens,
         value_bytes=model.placement.dtype.itemsize,
     )
     sampling = max_device_bytes(num_rows=max_num_seqs, vocab_size=vocab_size, context_len=model.num_positions)
@@ -113,6 +134,18 @@ def graph_bytes(
     logits = largest * vocab_size * (4 + value_bytes)
     rows = activations * largest // max(max_num_batched_tokens, largest, 1)
     return logits + rows + 2 * len(sizes) * BYTES_PER_GRAPH
+
+
+def piece_bytes(
+    spec: ModelSpec, sizes: Sequence[int], *, activations: int, max_num_batched_tokens: int, value_bytes: int
+) -> int:
+    """What captured pieces of lower layers keep for good: their memory pool, and the buffers where they meet."""
+    largest = max(sizes, default=0)
+    num_streams = 1 if spec.altup is None else spec.altup.num_streams
+    query_widths = {layer.attention: layer.query_width for layer in spec.layers}
+    buffers = largest * value_bytes * (num_streams * spec.hidden_size + 2 * sum(query_widths.values()))
+    rows = activations * largest // max(max_num_batched_tokens, largest, 1)
+    return buffers + rows + len(sizes) * (spec.num_layers + 1) * BYTES_PER_PIECE
 
 
 @torch.inference_mode()

@@ -20,6 +20,9 @@ from facet.progress import Progress
 from facet.runner import warm_up
 from facet.runner.batch import Spans, make_batch
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
+from facet.runner.memory import free_gpu_bytes
+from facet.runner.pieces import LowerPieces, PieceBuffers
+from facet.runner.recording import recorder_for
 from facet.runner.row_state import RowState
 from facet.sampling import LogprobTensors, MaskInTheMaking, Sampler, TokensInFlight, prompt_logprobs
 from facet.sampling_params import SamplingParams
@@ -81,6 +84,7 @@ class Runner:
         fast_prefill: bool = True,
         poison_freed_blocks: bool = False,
         graph_sizes: Sequence[int] = (),
+        piece_sizes: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.arena = arena
@@ -94,6 +98,8 @@ class Runner:
         self._num_lower_layers = model.spec.first_shared_layer if self._fast_prefill else model.spec.num_layers
         self._poison_freed_blocks = poison_freed_blocks
         self._graphs = self._make_graphs(graph_sizes) if graph_sizes else None
+        # Of use only where the other half is captured too.
+        self._pieces = self._make_pieces(piece_sizes) if graph_sizes and piece_sizes else None
 
     def _make_graphs(self, sizes: Sequence[int]) -> DecodeGraphs:
         buffers = DecodeBuffers.make(
@@ -105,9 +111,19 @@ class Runner:
         )
         return DecodeGraphs(self.model, self.arena, buffers, sizes, num_lower_layers=self._num_lower_layers)
 
+    def _make_pieces(self, sizes: Sequence[int]) -> LowerPieces:
+        buffers = PieceBuffers.make(
+            self.model,
+            max(sizes),
+            num_layers=self._num_lower_layers,
+            block_tables=self._rows.block_tables,
+            scratch_row=self._rows.scratch_row,
+        )
+        return LowerPieces(self.model, self.arena, buffers, sizes, num_layers=self._num_lower_layers)
+
     @torch.inference_mode()
-    def warm_up(self, progress: Progress) -> None:
-        """Compile kernels and capture graphs, before the first step."""
+    def warm_up(self, progress: Progress) -> int:
+        """Compile kernels and capture graphs, before the first step. The bytes of a GPU that graphs then hold."""
         if self._device.type == "cuda":
             with progress.task("Compiling kernels", len(warm_up.QUERY_LENS) + len(warm_up.SAMPLING)) as advance:
                 for query_lens in warm_up.QUERY_LENS:
@@ -116,8 +132,12 @@ class Runner:
                 for params in warm_up.SAMPLING:
                     self._sample_nothing(params)
                     advance(1)
-        if self._graphs is not None:
-            self._graphs.capture(progress)
+        recorder = recorder_for(self._device)
+        free = free_gpu_bytes(self._device)
+        for captured in (self._pieces, self._graphs):
+            if captured is not None:
+                captured.capture(recorder, progress)
+        return free - free_gpu_bytes(self._device)
 
     def _compute_on_scratch(self, query_lens: Sequence[int]) -> None:
         """A step of prompts of zeros in blocks that are nobody's."""
@@ -154,12 +174,17 @@ class Runner:
         if plan.num_tokens == len(plan.rows) and len(plan.rows) <= graphs.largest:
             return self._replay(graphs, plan, wanted)
         batch = self._batch(plan, skip_upper=False)
-        stream = self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers)
+        stream = self._lower(batch)
         if len(wanted) == 0:
             return _Computed(stream.new_empty(0, self.model.spec.hidden_size), None)
         positions = (plan.num_computed + plan.num_scheduled - 1)[wanted]
         logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, plan.rows[wanted])
         return _Computed(graphs.hidden(len(wanted)), logits)
+
+    def _lower(self, batch: ForwardBatch) -> Tensor:
+        if self._pieces is not None and len(batch.token_ids) <= self._pieces.largest:
+            return self._pieces.lower(batch.token_ids, batch.rows)
+        return self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers)
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan, wanted: NDArray[np.int64]) -> _Computed:
         """Every entry computes one token."""

@@ -44,12 +44,13 @@ class Case:
         def weight() -> Tensor:
             return torch.rand(self.width, generator=generator, device=device) + 0.5
 
+        # Weights first, since they may be read before the launch just before is over.
         return Inputs(
-            residual=normal(4.0),
-            update=normal(0.3),
             update_weight=weight(),
             next_weight=weight(),
             scale=torch.tensor([0.71875], dtype=dtype, device=device),
+            residual=normal(4.0),
+            update=normal(0.3),
         )
 
 

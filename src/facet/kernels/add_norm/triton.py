@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.rms_norm.triton import load_weight, normalised, rounded, row_tile
 
 
@@ -28,7 +29,7 @@ def add_norm(
     _add_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
         residual, update, update_weight, next_weight, scale, new, normed, num_rows, eps,
         WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
-        num_warps=tile.num_warps,
+        num_warps=tile.num_warps, **launch_options(residual.device),
     )  # fmt: skip
     return new, normed
 
@@ -42,7 +43,7 @@ def sum_of_norms(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: 
     _sum_of_norms_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
         a, a_weight, b, b_weight, total, num_rows, eps,
         WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
-        num_warps=tile.num_warps,
+        num_warps=tile.num_warps, **launch_options(a.device),
     )  # fmt: skip
     return total
 
@@ -51,19 +52,21 @@ def sum_of_norms(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: 
 def _add_norm_kernel(
     residual, update, update_weight, next_weight, scale, new, normed, num_rows, eps,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (columns < WIDTH)
     places = rows * WIDTH + columns
-    added = tl.load(update + places, mask=mask, other=0.0).to(tl.float32)
-    stream = tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
     if WEIGHTS_AHEAD:
         update_factor = load_weight(update_weight, columns, mask)
         if next_weight is not None:
             next_factor = load_weight(next_weight, columns, mask)
     if scale is not None:
         stream_factor = tl.load(scale).to(tl.float32)
+    start_after_previous(IS_DEPENDENT)
+    added = tl.load(update + places, mask=mask, other=0.0).to(tl.float32)
+    stream = tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
     added = normalised(added, eps, WIDTH)
     if not WEIGHTS_AHEAD:
         update_factor = load_weight(update_weight, columns, mask)
@@ -83,16 +86,18 @@ def _add_norm_kernel(
 def _sum_of_norms_kernel(
     a, a_weight, b, b_weight, total, num_rows, eps,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (columns < WIDTH)
     places = rows * WIDTH + columns
-    first = tl.load(a + places, mask=mask, other=0.0).to(tl.float32)
-    second = tl.load(b + places, mask=mask, other=0.0).to(tl.float32)
     if WEIGHTS_AHEAD:
         first_factor = load_weight(a_weight, columns, mask)
         second_factor = load_weight(b_weight, columns, mask)
+    start_after_previous(IS_DEPENDENT)
+    first = tl.load(a + places, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(b + places, mask=mask, other=0.0).to(tl.float32)
     first = normalised(first, eps, WIDTH)
     second = normalised(second, eps, WIDTH)
     if not WEIGHTS_AHEAD:

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.paged_attention.cache import HeadShape, LayerCache
 from facet.kernels.paged_attention.quantization import SMALLEST_SCALE, largest_stored
 
@@ -89,15 +90,14 @@ def _store_in_pages(
 
 
 @triton.jit
-def _normed(low, high, weight, eps, HAS_WEIGHT: tl.constexpr, HEAD_DIM: tl.constexpr):
+def _normed(low, high, low_weight, high_weight, eps, HAS_WEIGHT: tl.constexpr, HEAD_DIM: tl.constexpr):
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
     squares = tl.sum(wide_low * wide_low, axis=1) + tl.sum(wide_high * wide_high, axis=1)
     factors = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
     wide_low, wide_high = wide_low * factors, wide_high * factors
     if HAS_WEIGHT:
-        dims = tl.arange(0, HEAD_DIM // 2)
-        wide_low *= tl.load(weight + dims)[None, :]
-        wide_high *= tl.load(weight + HEAD_DIM // 2 + dims)[None, :]
+        wide_low *= low_weight[None, :]
+        wide_high *= high_weight[None, :]
     return wide_low.to(low.dtype), wide_high.to(low.dtype)
 
 
@@ -151,15 +151,21 @@ def _prepare_heads_kernel(
     HAS_SCALES: tl.constexpr,
     LIMIT: tl.constexpr,
     VECTORS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     program = tl.program_id(0)
     num_query_programs = tl.cdiv(num_rows * NUM_HEADS, VECTORS)
+    # Programs of values load the keys' weight for nothing.
+    weight = query_weight if program < num_query_programs else key_weight
+    dims = tl.arange(0, HEAD_DIM // 2)
+    low_weight, high_weight = tl.load(weight + dims), tl.load(weight + HEAD_DIM // 2 + dims)
+    start_after_previous(IS_DEPENDENT)
     if program < num_query_programs:
         vectors = program * VECTORS + tl.arange(0, VECTORS)
         is_vector = vectors < num_rows * NUM_HEADS
         rows = (vectors // NUM_HEADS).to(tl.int64)
         low, high = _load_halves(projected, row_stride, 0, rows, vectors % NUM_HEADS, is_vector, HEAD_DIM)
-        low, high = _normed(low, high, query_weight, eps, True, HEAD_DIM)
+        low, high = _normed(low, high, low_weight, high_weight, eps, True, HEAD_DIM)
         low, high = _rotated(low, high, cos_sin, rows, is_vector, NUM_PAIRS, HEAD_DIM)
         _store_halves(low, high, queries, vectors.to(tl.int64) * HEAD_DIM, is_vector, HEAD_DIM)
     elif STORES_KEYS or STORES_VALUES:
@@ -177,7 +183,7 @@ def _prepare_heads_kernel(
             low, high = _load_halves(
                 projected, row_stride, NUM_HEADS * HEAD_DIM, rows, heads, is_vector, HEAD_DIM
             )  # fmt: skip
-            low, high = _normed(low, high, key_weight, eps, True, HEAD_DIM)
+            low, high = _normed(low, high, low_weight, high_weight, eps, True, HEAD_DIM)
             low, high = _rotated(low, high, cos_sin, rows, is_vector, NUM_PAIRS, HEAD_DIM)
             _store_in_pages(
                 low, high, keys, places, key_scales, scale_places, is_vector, HAS_SCALES, LIMIT, HEAD_DIM
@@ -185,7 +191,7 @@ def _prepare_heads_kernel(
         else:
             low, high = _load_halves(projected, row_stride, value_column, rows, heads, is_vector, HEAD_DIM)
             if VALUES_ARE_NORMED:
-                low, high = _normed(low, high, key_weight, eps, False, HEAD_DIM)
+                low, high = _normed(low, high, low_weight, high_weight, eps, False, HEAD_DIM)
             _store_in_pages(
                 low, high, values, places, value_scales, scale_places, is_vector, HAS_SCALES, LIMIT, HEAD_DIM
             )  # fmt: skip
@@ -264,5 +270,6 @@ def prepare_heads(
         num_warps=num_warps or min(4, max(1, vectors_per_program * heads.head_dim // 512)),
         # A product and a sum in one rounding would differ from the definition.
         enable_fp_fusion=False,
+        **launch_options(projected.device),
     )
     return queries

@@ -27,9 +27,11 @@ class Shape:
     def inputs(self, num_rows: int, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> tuple[Tensor, Tensor]:
         """x and weight. Sums come out near one, as after a norm and a trained weight."""
         generator = torch.Generator(device).manual_seed(seed)
-        x = torch.randn(num_rows, self.num_in, generator=generator, device=device).to(dtype)
+        # First, since weights may be read before the launch just before is over.
         weight = torch.randn(self.num_out, self.num_in, generator=generator, device=device, dtype=dtype)
-        return x, weight.mul_(self.num_in**-0.5)
+        weight.mul_(self.num_in**-0.5)
+        x = torch.randn(num_rows, self.num_in, generator=generator, device=device).to(dtype)
+        return x, weight
 
 
 E4B = (

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
 from facet.kernels.linear.config import MAX_VECTOR_ROWS, NUM_DOT_ROWS, Config
 
 # What follows the product, as the kernel's compile-time constant.
@@ -58,6 +59,7 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, activation: tl.constex
         BLOCK_IN=config.block_in,
         NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
+        **launch_options(x.device),
     )
     return output
 
@@ -72,7 +74,20 @@ def gelu(gate):
 def add_products(totals, weight_tile, x_row, places, is_live):
     """totals [BLOCK_OUT, BLOCK_IN / VECTOR] plus, of each VECTOR neighbours, the products with one row of x."""
     x_tile = tl.load(x_row + places, mask=is_live, other=0.0).to(tl.float32)
-    return totals + tl.sum(weight_tile * x_tile[None, :, :], 2)
+    return totals + tl.sum(weight_tile.to(tl.float32) * x_tile[None, :, :], 2)
+
+
+@triton.jit
+def _add_rows(
+    totals_0, totals_1, totals_2, totals_3, weight_tile, x_0, x_1, x_2, x_3, places, is_live, ROWS: tl.constexpr
+):
+    totals_0 = add_products(totals_0, weight_tile, x_0, places, is_live)
+    if ROWS > 1:
+        totals_1 = add_products(totals_1, weight_tile, x_1, places, is_live)
+    if ROWS > 2:
+        totals_2 = add_products(totals_2, weight_tile, x_2, places, is_live)
+        totals_3 = add_products(totals_3, weight_tile, x_3, places, is_live)
+    return totals_0, totals_1, totals_2, totals_3
 
 
 @triton.jit
@@ -83,9 +98,9 @@ def tile_places(BLOCK_IN: tl.constexpr):
 
 @triton.jit
 def load_weight_tile(weight_rows, places, is_live):
-    """[BLOCK_OUT, BLOCK_IN / VECTOR, VECTOR] in float32. The weight is read once: it should not push others out."""
+    """[BLOCK_OUT, BLOCK_IN / VECTOR, VECTOR]. The weight is read once: it should not push others out."""
     pointers = weight_rows[:, None, None] + places[None, :, :]
-    return tl.load(pointers, mask=is_live[None, :, :], other=0.0, eviction_policy="evict_first").to(tl.float32)
+    return tl.load(pointers, mask=is_live[None, :, :], other=0.0, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -140,7 +155,10 @@ def _few_rows_kernel(
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    # Not after the wait: x would then be loaded only when the first tile of the weight has come.
+    let_next_start(IS_DEPENDENT)
     # Programs that share a tile of the weight run side by side: one reads it from memory, the others from the cache.
     num_row_groups = tl.cdiv(num_rows, ROWS)
     first_row = tl.program_id(0) % num_row_groups * ROWS
@@ -157,6 +175,7 @@ def _few_rows_kernel(
     weight_rows = weight + weight_row.to(tl.int64) * weight_stride
 
     if IS_DOT:
+        wait_for_previous(IS_DEPENDENT)
         rows = first_row + tl.arange(0, ROWS)
         is_row = rows < num_rows
         totals = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
@@ -185,16 +204,21 @@ def _few_rows_kernel(
         x_1 = x + tl.minimum(first_row + 1, num_rows - 1) * x_stride
         x_2 = x + tl.minimum(first_row + 2, num_rows - 1) * x_stride
         x_3 = x + tl.minimum(first_row + 3, num_rows - 1) * x_stride
-        for start in tl.range(0, NUM_IN, BLOCK_IN, num_stages=NUM_STAGES):
+        # The first tile of the weight is on its way while x is still being computed.
+        places = tile_places(BLOCK_IN)
+        is_live = places < NUM_IN
+        tile = load_weight_tile(weight_rows, places, is_live)
+        wait_for_previous(IS_DEPENDENT)
+        totals_0, totals_1, totals_2, totals_3 = _add_rows(
+            totals_0, totals_1, totals_2, totals_3, tile, x_0, x_1, x_2, x_3, places, is_live, ROWS
+        )
+        for start in tl.range(BLOCK_IN, NUM_IN, BLOCK_IN, num_stages=NUM_STAGES):
             places = start + tile_places(BLOCK_IN)
             is_live = places < NUM_IN
             tile = load_weight_tile(weight_rows, places, is_live)
-            totals_0 = add_products(totals_0, tile, x_0, places, is_live)
-            if ROWS > 1:
-                totals_1 = add_products(totals_1, tile, x_1, places, is_live)
-            if ROWS > 2:
-                totals_2 = add_products(totals_2, tile, x_2, places, is_live)
-                totals_3 = add_products(totals_3, tile, x_3, places, is_live)
+            totals_0, totals_1, totals_2, totals_3 = _add_rows(
+                totals_0, totals_1, totals_2, totals_3, tile, x_0, x_1, x_2, x_3, places, is_live, ROWS
+            )
         for row in tl.static_range(ROWS):
             totals = totals_0 if row == 0 else totals_1 if row == 1 else totals_2 if row == 2 else totals_3
             sums = tl.sum(totals, 1)[None, :]

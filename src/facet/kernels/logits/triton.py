@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options, start_after_previous
+
 # Two wide loads for each thread of four warps.
 BLOCK = 2048
 
@@ -18,7 +20,9 @@ def softcap(logits: Tensor, cap: float | None, out: Tensor | None = None) -> Ten
     assert out.is_contiguous(), "one run of logits"
     num_elements = logits.numel()
     grid = (triton.cdiv(num_elements, BLOCK),)
-    _softcap_kernel[grid](logits, out, num_elements, cap, 1.0 / cap, BLOCK=BLOCK, num_warps=4)
+    _softcap_kernel[grid](
+        logits, out, num_elements, cap, 1.0 / cap, BLOCK=BLOCK, num_warps=4, **launch_options(logits.device)
+    )
     return out
 
 
@@ -36,7 +40,8 @@ def _tanh(x, BORDER: tl.constexpr = 0.0625):
 
 
 @triton.jit
-def _softcap_kernel(logits, out, num_elements, cap, inverse_cap, BLOCK: tl.constexpr):
+def _softcap_kernel(logits, out, num_elements, cap, inverse_cap, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
+    start_after_previous(IS_DEPENDENT)
     # 8,192 rows of a vocabulary of 262,144 are 2^31 elements.
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = places < num_elements

@@ -51,10 +51,12 @@ def paged_attention(
     *,
     scale: float,
     key_recipe: KeyRecipe | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Attention of every row over its own sequence. queries: [rows, heads, head_dim]; the result likewise."""
+    """Attention of every row over its own sequence. queries: [rows, heads, head_dim]; the result likewise, in `out` if
+    given."""
     if isinstance(plan, ReferencePlan):
-        return reference.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe)
+        return reference.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe, out=out)
     from facet.kernels.paged_attention import triton
 
-    return triton.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe)
+    return triton.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe, out=out)

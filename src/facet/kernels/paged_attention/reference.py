@@ -108,12 +108,13 @@ def paged_attention(
     *,
     scale: float,
     key_recipe: KeyRecipe | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Attention of every row over its own sequence. queries: [rows, heads, head_dim]; the result likewise.
 
     With a `key_recipe` the cache holds one vector per token and head: the value, from which the key is derived.
     """
-    output = torch.empty_like(queries)
+    output = torch.empty_like(queries) if out is None else out
     for tile in plan.tiles:
         keys = _gather(cache.keys, cache.key_scales, tile, queries.dtype)
         if cache.values is not None:

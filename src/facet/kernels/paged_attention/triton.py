@@ -52,9 +52,16 @@ def plan_attention(
 
 
 def paged_attention(
-    queries: Tensor, cache: LayerCache, plan: TritonPlan, *, scale: float, key_recipe: KeyRecipe | None = None
+    queries: Tensor,
+    cache: LayerCache,
+    plan: TritonPlan,
+    *,
+    scale: float,
+    key_recipe: KeyRecipe | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    output = torch.empty_like(queries)
+    assert out is None or out.is_contiguous(), "rows of the result lie one after another"
+    output = torch.empty_like(queries) if out is None else out
     queries = queries.contiguous()
     if plan.num_single:
         attend_single_rows(queries, output, cache, plan, scale, key_recipe)

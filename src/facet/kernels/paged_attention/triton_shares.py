@@ -11,6 +11,8 @@ order, whichever program does it: a result does not depend on who came last.
 import triton
 import triton.language as tl
 
+from facet.kernels.dependent_launch import start_after_previous
+
 
 @triton.jit
 def visible_keys(positions, row, window, HAS_WINDOW: tl.constexpr):
@@ -111,12 +113,14 @@ def merge_shares_kernel(
     HEAD_DIM: tl.constexpr,
     SHARES: tl.constexpr,
     DIMS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Put the shares of one row and head together, some dimensions of it: for more shares than one program can take."""
     entry, head = tl.program_id(0), tl.program_id(1)
     dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
     row = tl.load(single_rows + entry) if HAS_MAP else entry
     first, end = visible_keys(positions, row, window, HAS_WINDOW)
+    start_after_previous(IS_DEPENDENT)
     num_shares = tl.cdiv(end - first, keys_per_share(end - first, num_splits, least_keys, BLOCK_N))
     if num_shares == 1:
         return  # it is in the output already

@@ -13,8 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.triton_keys_first import attend_values
+from facet.kernels.paged_attention.triton_keys_first_derived import attend_derived
 from facet.kernels.paged_attention.triton_pieces import attend_pieces, has_six_pieces
 from facet.kernels.paged_attention.triton_shares import (
     arrives_last,
@@ -46,6 +49,7 @@ class Tuning:
     num_warps: int
     num_stages: int
     six_pieces: bool
+    keys_first: bool  # see `triton_keys_first`; comes before six pieces
     settles: bool  # see `triton_tiles.settled`; only for numbers of one byte
     last_merges: bool  # the last program of a row and key head puts its shares together; else a second kernel does
     # A program without keys ends as soon as it knows. The compiler then loads the query only after the branch: one more
@@ -73,7 +77,9 @@ def _store_means(totals, weight_sum, target, vectors, is_member, SIX_PIECES: tl.
         _store_dims(totals[4] * factor, target, places, is_member, 5 * P, P)
         _store_dims(totals[5] * factor, target, places, is_member, 6 * P, 2 * P)
     else:
-        _store_dims(totals[0] * factor, target, places, is_member, 0, HEAD_DIM)
+        SIZE: tl.constexpr = HEAD_DIM // len(totals)
+        for piece in tl.static_range(len(totals)):
+            _store_dims(totals[piece] * factor, target, places, is_member, piece * SIZE, SIZE)
 
 
 # Not specialized: one kernel serves all batch sizes.
@@ -111,6 +117,7 @@ def _single_row_kernel(
     IS_WHOLE: tl.constexpr,  # there is one share
     EXITS_EARLY: tl.constexpr,
     SIX_PIECES: tl.constexpr,
+    KEYS_FIRST: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     SETTLES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -122,17 +129,19 @@ def _single_row_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     GROUP_PAD: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """One sequence, one key head, one share of its keys. The rows of the product are the query heads of the group."""
     entry, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(single_rows + entry) if HAS_MAP else entry
     first, context_len = visible_keys(positions, row, window, HAS_WINDOW)
     table_row = block_table + tl.load(table_rows + row).to(tl.int64) * table_stride
+    start_after_previous(IS_DEPENDENT)
     members = tl.arange(0, BLOCK_M)
     is_member = members < GROUP
     heads = kv_head * GROUP + members
     rows = row.to(tl.int64) * num_heads + heads
-    if not SIX_PIECES:
+    if not SIX_PIECES and not KEYS_FIRST:
         query, low_queries, high_queries = load_queries(
             queries, rows, is_member, key_weight, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM
         )
@@ -142,7 +151,19 @@ def _single_row_kernel(
     if EXITS_EARLY and start >= end:
         return
 
-    if SIX_PIECES:
+    if KEYS_FIRST and not VALUES_ARE_KEYS:
+        totals, greatest, weight_sum = attend_values(
+            queries, rows, is_member, start, end, keys, values, table_row, page_stride, token_stride,
+            kv_head * HEAD_DIM, key_scales + kv_head * scale_head_stride, value_scales + kv_head * scale_head_stride,
+            scale_page_stride, scale_token_stride, scale, HAS_SCALES, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    elif KEYS_FIRST:
+        totals, greatest, weight_sum = attend_derived(
+            queries, rows, is_member, start, end, values, table_row, page_stride, token_stride, kv_head * HEAD_DIM,
+            key_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, scale, key_weight, cos_sin,
+            HAS_SCALES, NUM_PAIRS, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    elif SIX_PIECES:
         total_0, total_1, total_2, total_3, total_4, total_5, greatest, weight_sum = attend_pieces(
             queries, rows, is_member, start, end, values, table_row, page_stride, token_stride, kv_head * HEAD_DIM,
             key_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, scale, key_weight, cos_sin,
@@ -159,7 +180,7 @@ def _single_row_kernel(
             key_weight, cos_sin, HAS_SCALES, SETTLES, False, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM,
             TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-        totals = (total,)  # type: ignore[assignment]
+        totals = (total,)
     if not IS_WHOLE and start >= end:
         return
 
@@ -204,6 +225,7 @@ def attend_single_rows(
         HAS_WINDOW=plan.window > 0,
         BLOCK_N=tuning.keys_per_tile,
         HEAD_DIM=head_dim,
+        **launch_options(queries.device),
     )
     single_rows = plan.positions if plan.single_rows is None else plan.single_rows  # read only where it is a map
     results, levels = output, output
@@ -237,9 +259,10 @@ def attend_single_rows(
         MERGED_SHARES=merged_shares,
         IS_WHOLE=num_splits == 1,
         EXITS_EARLY=tuning.exits_early and num_splits > 1,
-        SIX_PIECES=tuning.six_pieces,
+        SIX_PIECES=tuning.six_pieces and not tuning.keys_first,
+        KEYS_FIRST=tuning.keys_first,
         SETTLES=tuning.settles,
-        BLOCK_M=max(LEAST_TILE, group_pad),
+        BLOCK_M=max(8 if tuning.keys_first and cache.values is not None else LEAST_TILE, group_pad),
         GROUP_PAD=group_pad,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
@@ -269,11 +292,20 @@ def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_reci
     element_size = cache.keys.element_size() if queries.element_size() == 2 else queries.element_size()
     key_bytes = head_dim * element_size * (1 if cache.values is None else 2)
     derives = cache.values is None and key_recipe is not None
-    fitting = fitting_shares(plan, cache.keys.shape[2], queries.device)
+    keys_first = serves_keys_first(queries, cache, key_recipe)
+    # Half the bytes of a window are read in no time, and a share costs more than it saves: E4B sliding, 32 rows,
+    # 10.3 us in 2 shares and 13.1 in 6.
+    programs = 1 if keys_first and plan.window else _PROGRAMS_PER_PROCESSOR
+    fitting = fitting_shares(plan, cache.keys.shape[2], queries.device, programs)
     least_keys, num_splits = choose_shares(plan, fitting)
     keys_per_tile = max(LEAST_TILE, min(32, 2**16 // key_bytes))
     num_warps, num_stages = 4, 5
-    if keys_per_tile * key_bytes > 2**15:
+    if keys_first:
+        # Sixteen keys for each warp. Programs that take turns hide more than tiles that wait, and leave room for each
+        # other: two stages more are another tile in memory. Keys derived from int8 take more registers than there are:
+        # 31B global, 1 x 64K, 112 us and not 136.
+        keys_per_tile, num_stages = (32, 5) if derives and cache.keys.dtype == torch.int8 else (64, 3)
+    elif keys_per_tile * key_bytes > 2**15:
         # E4B global: 32 keys in 3 stages are 267 us, 16 in 5 are 282 at 32 x 8K; 90 and 110 at 100 x 768. One row has
         # the processors to itself: 8 warps and 5 stages are 21.5 us and not 24.7 at 8K.
         num_warps, num_stages = (8, 5) if fitting >= 128 else (4, 3)
@@ -289,18 +321,28 @@ def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_reci
         num_splits=num_splits,
         num_warps=num_warps,
         num_stages=num_stages,
+        keys_first=keys_first,
         six_pieces=derives and key_recipe is not None and has_six_pieces(head_dim, key_recipe.cos_sin.shape[2]),
         settles=cache.is_quantized,
         # Derived keys leave no registers for it: 31B global, 4 x 64K, 359 us and not 330 where shares merge apart.
-        last_merges=num_splits <= MOST_MERGED_BY_LAST and not derives,
+        # Nor do quantized ones beyond a window: E4B global, 8 x 64K, 295 and not 262.
+        last_merges=num_splits <= MOST_MERGED_BY_LAST and not derives and not (keys_first and plan.window == 0),
         exits_early=fitting < 8,  # many programs without keys take turns; few run beside the others
     )
 
 
-def fitting_shares(plan: TritonPlan, num_kv_heads: int, device: torch.device) -> int:
+def serves_keys_first(queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | None) -> bool:
+    """Whether `triton_keys_first` does: float16 products of numbers of one byte."""
+    if not cache.is_quantized or queries.element_size() != 2 or queries.shape[2] < 2 * LEAST_TILE:
+        return False
+    num_pairs = 2 * LEAST_TILE if key_recipe is None else key_recipe.cos_sin.shape[2]
+    return cache.values is not None or (num_pairs >= 2 * LEAST_TILE and num_pairs & (num_pairs - 1) == 0)
+
+
+def fitting_shares(plan: TritonPlan, num_kv_heads: int, device: torch.device, programs: int) -> int:
     """Shares of each row for which the multiprocessors have room at a time."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    return _PROGRAMS_PER_PROCESSOR * processors // (plan.num_single * num_kv_heads)
+    return programs * processors // (plan.num_single * num_kv_heads)
 
 
 def choose_shares(plan: TritonPlan, fitting: int) -> tuple[int, int]:

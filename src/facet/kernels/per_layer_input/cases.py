@@ -20,9 +20,11 @@ class Case:
     def inputs(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator(device).manual_seed(seed)
         shape = (self.num_rows, self.num_layers, self.width)
+        # First, since weights may be read before the launch just before is over.
+        weight = torch.rand(self.width, generator=generator, device=device) + 0.5
         context = torch.randn(shape, generator=generator, device=device).to(dtype)
         token = torch.randn(shape, generator=generator, device=device).to(dtype)
-        return context, token, torch.rand(self.width, generator=generator, device=device) + 0.5
+        return context, token, weight
 
 
 CASES = (Case(num_rows=3, num_layers=42, width=256), Case(num_rows=7, num_layers=10, width=16))

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.geglu.triton import gelu_tanh
 from facet.kernels.rms_norm.triton import load_weight, normalised, place_in_runs, rounded, row_tile, rows_in_runs
 
@@ -24,6 +25,7 @@ def mix_per_layer_inputs(
         context, token, norm_weight, out, num_rows, token.shape[1], token.stride(0), token.stride(1),
         context_scale, eps,
         WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, num_warps=tile.num_warps,
+        **launch_options(context.device),
     )  # fmt: skip
     return out
 
@@ -48,6 +50,7 @@ def mix_looked_up_inputs(
         context, token_ids, table, norm_weight, out, num_rows, num_layers, table.shape[0], table.stride(0),
         first_column, token_scale, context_scale, eps,
         WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, num_warps=tile.num_warps,
+        **launch_options(context.device),
     )  # fmt: skip
     return out
 
@@ -60,6 +63,7 @@ def gate_per_layer_input(gate: Tensor, per_layer_input: Tensor) -> Tensor:
     _gate_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
         gate, per_layer_input, out, num_rows, gate.stride(0), per_layer_input.stride(0),
         WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, num_warps=tile.num_warps,
+        **launch_options(gate.device),
     )  # fmt: skip
     return out
 
@@ -75,16 +79,17 @@ def _store_mixed(out, places, mask, context, token, weight, context_scale, eps, 
 @triton.jit(do_not_specialize=["num_rows"])
 def _mix_kernel(
     context, token, weight, out, num_rows, num_layers, token_stride, layer_stride, context_scale, eps,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (columns < WIDTH)
     places = rows.to(tl.int64) * WIDTH + columns
     token_places = place_in_runs(rows, num_layers, token_stride, layer_stride) + columns
+    factor = load_weight(weight, columns, mask)
+    start_after_previous(IS_DEPENDENT)
     from_context = tl.load(context + places, mask=mask, other=0.0).to(tl.float32)
     from_token = tl.load(token + token_places, mask=mask, other=0.0).to(tl.float32)
-    factor = load_weight(weight, columns, mask)
     _store_mixed(out, places, mask, from_context, from_token, factor, context_scale, eps, WIDTH)
 
 
@@ -92,14 +97,15 @@ def _mix_kernel(
 def _mix_looked_up_kernel(
     context, token_ids, table, weight, out, num_rows, num_layers, vocab_size, table_stride,
     first_column, token_scale, context_scale, eps,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (columns < WIDTH)
     places = rows.to(tl.int64) * WIDTH + columns
-    from_context = tl.load(context + places, mask=mask, other=0.0).to(tl.float32)
     factor = load_weight(weight, columns, mask)
+    start_after_previous(IS_DEPENDENT)
+    from_context = tl.load(context + places, mask=mask, other=0.0).to(tl.float32)
     ids = tl.load(token_ids + rows // num_layers, mask=rows < num_rows, other=0).to(tl.int64)
     # A negative id means nothing here, but must not read before the table.
     ids = tl.where((ids >= 0) & (ids < vocab_size), ids, 0)
@@ -112,11 +118,12 @@ def _mix_looked_up_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def _gate_kernel(
     gate, per_layer_input, out, num_rows, gate_stride, input_stride,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (columns < WIDTH)
+    start_after_previous(IS_DEPENDENT)
     opening = tl.load(gate + rows * gate_stride + columns, mask=mask, other=0.0).to(tl.float32)
     let_in = tl.load(per_layer_input + rows * input_stride + columns, mask=mask, other=0.0).to(tl.float32)
     product = rounded(gelu_tanh(opening), out) * let_in

@@ -18,8 +18,9 @@ class Case:
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> tuple[Tensor, Tensor | None, float]:
         generator = torch.Generator(device).manual_seed(seed)
-        x = 3 * torch.randn(self.shape, generator=generator, device=device).to(dtype)
+        # First, since weights may be read before the launch just before is over.
         weight = torch.rand(self.shape[-1], generator=generator, device=device) + 0.5 if self.with_weight else None
+        x = 3 * torch.randn(self.shape, generator=generator, device=device).to(dtype)
         return x, weight, 1e-6
 
 

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options, start_after_previous
+
 # Elements of one program when rows are short: eight, which is one wide load, for each thread of four warps.
 ELEMENTS_OF_SHORT_ROWS = 1024
 # Up to about two long rows for each multiprocessor of a large GPU, a launch lasts as long as one program does.
@@ -57,7 +59,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     _rms_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
         rows, weight, out, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps,
         WIDTH=x.shape[-1], ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
-        num_warps=tile.num_warps,
+        num_warps=tile.num_warps, **launch_options(x.device),
     )  # fmt: skip
     return out
 
@@ -90,14 +92,16 @@ def place_in_runs(rows, rows_per_run, run_stride, row_stride):
 def _rms_norm_kernel(
     x, weight, out, num_rows, rows_per_run, run_stride, row_stride, eps,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     mask = (rows < num_rows) & (columns < WIDTH)
     places = place_in_runs(rows, rows_per_run, run_stride, row_stride)
-    value = tl.load(x + places + columns, mask=mask, other=0.0).to(tl.float32)
     if WEIGHTS_AHEAD and weight is not None:
         factor = load_weight(weight, columns, mask)
+    start_after_previous(IS_DEPENDENT)
+    value = tl.load(x + places + columns, mask=mask, other=0.0).to(tl.float32)
     value = normalised(value, eps, WIDTH)
     if not WEIGHTS_AHEAD and weight is not None:
         factor = load_weight(weight, columns, mask)

@@ -1,0 +1,162 @@
+"""The lower layers over any mix of runs, for steps so short that launching takes longer than computing.
+
+How rows attend differs from step to step, so attention is launched each time. All that lies between two attentions
+depends on the number of rows alone: it is captured, once per size, and a layer is one replay and its attention.
+
+    piece   token ids ─► embedding, ..., queries of layer 0        keys and values go to their pages
+    pause   queries ─► attended                                    of the rows that are there
+    piece   attended ─► rest of layer 0, ..., queries of layer 1
+    ...
+    piece   attended ─► the stream behind the last layer
+
+A step between two sizes is filled up with rows at position 0 of the scratch row. They attend to nothing and are given
+zeros for it: whatever a row computes, it stays in that row, and zeros keep it finite.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows
+from facet.layers.attention import LayerReads, PlannedAttention
+from facet.layers.kv_arena import KVArena
+from facet.model.gemma import Gemma
+from facet.model_spec import AttentionKind
+from facet.progress import Progress
+from facet.runner.recording import Pause, Recorder, ReplayableInPieces
+
+# Up to a few hundred rows a step is bound by reading the weights, and rows that fill it up cost next to nothing; above,
+# they cost their share. On an H200, E4B in the open takes the host 16 ms whatever the step; the device takes 6.5 ms for
+# 512 rows and 8.5 us for each of 8192. Beyond the last of these sizes launches hide behind work, all but a few ms.
+SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
+
+
+def sizes_up_to(max_num_rows: int) -> tuple[int, ...]:
+    """The sizes that steps of up to so many rows make use of."""
+    return tuple(size for size, smaller in zip(SIZES, (0, *SIZES), strict=False) if smaller < max_num_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Station:
+    """Where pieces and attention meet, in layers of one kind."""
+
+    queries: Tensor  # [size, heads, head_dim]
+    attended: Tensor  # likewise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceBuffers:
+    """What pieces read and write, as long as the largest of them needs."""
+
+    block_tables: tuple[Tensor, ...]
+    scratch_row: int
+    token_ids: Tensor  # [size] int64
+    positions: Tensor  # [size] int32
+    table_rows: Tensor  # [size] int32
+    stations: dict[AttentionKind, Station]
+    stream: Tensor  # [(streams,) size, hidden]: behind the last layer
+
+    @classmethod
+    def make(
+        cls, model: Gemma, size: int, *, num_layers: int, block_tables: tuple[Tensor, ...], scratch_row: int
+    ) -> "PieceBuffers":
+        spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
+        streams = () if spec.altup is None else (spec.altup.num_streams,)
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        return cls(
+            block_tables=block_tables,
+            scratch_row=scratch_row,
+            token_ids=torch.zeros(size, dtype=torch.int64, device=device),
+            positions=torch.zeros(size, dtype=torch.int32, device=device),
+            table_rows=torch.full((size,), scratch_row, dtype=torch.int32, device=device),
+            stations={
+                layer.attention: Station(
+                    queries=zeros(size, layer.num_heads, layer.head_dim),
+                    attended=zeros(size, layer.num_heads, layer.head_dim),
+                )
+                for layer in {layer.attention: layer for layer in spec.layers[:num_layers]}.values()
+            },
+            stream=zeros(*streams, size, spec.hidden_size),
+        )
+
+    def attention_rows(self, size: int) -> AttentionRows:
+        """Which rows belong together is not known here: attention is planned elsewhere."""
+        return AttentionRows(
+            positions=self.positions[:size],
+            table_rows=self.table_rows[:size],
+            block_tables=self.block_tables,
+            host_query_lens=(),
+            host_context_lens=(),
+        )
+
+    def fill(self, size: int, token_ids: Tensor, rows: AttentionRows) -> None:
+        """The rows of a step, and rows that are nobody's up to `size`."""
+        count = len(token_ids)
+        for target, given, other in (
+            (self.token_ids, token_ids, 0),
+            (self.positions, rows.positions, 0),
+            (self.table_rows, rows.table_rows, self.scratch_row),
+        ):
+            target[:count] = given
+            target[count:size] = other
+        for station in self.stations.values():
+            station.attended[count:size] = 0
+
+
+class LowerPieces:
+    """Captured passes by size. `capture` must come before anything is replayed."""
+
+    def __init__(
+        self, model: Gemma, arena: KVArena, buffers: PieceBuffers, sizes: Sequence[int], *, num_layers: int
+    ) -> None:
+        self._model = model
+        self._arena = arena
+        self._buffers = buffers
+        self._sizes = sorted(sizes)
+        self._num_layers = num_layers
+        self._passes: dict[int, ReplayableInPieces] = {}
+
+    @property
+    def largest(self) -> int:
+        return self._sizes[-1]
+
+    @torch.inference_mode()
+    def capture(self, recorder: Recorder, progress: Progress) -> None:
+        """Record every size, the largest first: the others find its memory large enough."""
+        with progress.task("Capturing layers", len(self._sizes)) as advance:
+            for size in reversed(self._sizes):
+                self._passes[size] = recorder.record_pieces(partial(self._run, size))
+                advance(1)
+
+    def lower(self, token_ids: Tensor, rows: AttentionRows) -> Tensor:
+        """As `Gemma.lower`; the result holds until the next call."""
+        count = len(token_ids)
+        size = next(size for size in self._sizes if size >= count)
+        self._buffers.fill(size, token_ids, rows)
+        attention = self._model.attention_of(rows, self._arena)
+        self._passes[size].replay(partial(self._attend, attention, count))
+        return self._buffers.stream[..., :count, :]
+
+    def _attend(self, attention: PlannedAttention, count: int, reads: LayerReads) -> None:
+        station = self._buffers.stations[reads.kind]
+        attention(station.queries[:count], reads, out=station.attended[:count])
+
+    def _run(self, size: int, pause: Pause) -> None:
+        buffers = self._buffers
+
+        def attend(queries: Tensor, reads: LayerReads) -> Tensor:
+            station = buffers.stations[reads.kind]
+            station.queries[:size] = queries
+            pause(reads)
+            return station.attended[:size]
+
+        stream = self._model.lower(
+            buffers.token_ids[:size], buffers.attention_rows(size), self._arena, self._num_layers, attend
+        )
+        buffers.stream[..., :size, :] = stream
