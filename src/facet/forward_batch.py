@@ -33,4 +33,4 @@ class ForwardBatch:
     token_ids: Tensor  # [rows] int64
     rows: AttentionRows
     logit_rows: Tensor  # [n] int64, ascending: the rows whose logits are wanted
-    upper_rows: AttentionRows | None  # the logit rows alone, for layers that own no keys; None: all rows run
+    upper_rows: AttentionRows | None  # the logit rows alone, which no key waits for; None: all rows run

@@ -113,12 +113,13 @@ class ModelSpec:
 
     @property
     def first_shared_layer(self) -> int:
-        """Where the upper half begins: from here on no layer owns keys or values.
-
-        Rows whose logits nobody wants need not go past this layer. Equal to `num_layers` when every layer
-        owns its keys and values.
-        """
+        """From here on no layer owns keys or values. Equal to `num_layers` when every layer owns its own."""
         for layer in reversed(self.layers):
             if layer.owns_kv:
                 return layer.index + 1
         return 0
+
+    @property
+    def last_owning_layer(self) -> int:
+        """Where rows whose logits nobody wants stop: once its keys and values are stored, nobody reads more of them."""
+        return self.first_shared_layer - 1

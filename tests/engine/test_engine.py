@@ -29,7 +29,7 @@ def request(name: str, length: int, sampling: SamplingParams = GREEDY, *, first:
     return Request(request_id=name, prompt_token_ids=prompt, sampling=sampling, eos_token_ids=(1,))
 
 
-@pytest.mark.parametrize("name", ["gemma4_e2b_small", "gemma4_e4b_small", "gemma3n_small"])
+@pytest.mark.parametrize("name", ["gemma4_e2b_small", "gemma4_31b_small", "gemma3_small", "gemma3n_small"])
 def test_only_sampled_rows_go_through_upper_layers(name: str, tiny_model: TinyModels) -> None:
     model = load(tiny_model(name).folder, max_model_len=512).model
     engine = make_engine(model, max_num_batched_tokens=16)
@@ -51,7 +51,7 @@ def test_a_request_that_wants_every_logit_gets_them_and_its_neighbours_still_ski
 
 def count_rows_through_upper_layers(model: Gemma) -> list[int]:
     seen: list[int] = []
-    layer = model.layers[model.spec.first_shared_layer]
+    layer = model.layers[model.spec.last_owning_layer]
     layer.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].stream.shape[-2]))
     return seen
 

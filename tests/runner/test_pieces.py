@@ -59,13 +59,11 @@ def test_pieces_equal_one_go(name: str, tmp_path: Path) -> None:
     # Every expert is chosen: where two are nearly as probable, the last bit would decide between them.
     write_config(tmp_path, SHRUNK[name] | {"top_k_experts": SHRUNK[name].get("num_experts")})
     model = load(tmp_path, load_format="dummy", dtype="float32", max_model_len=MAX_TOKENS).model
-    num_layers = model.spec.first_shared_layer
+    num_attending = model.spec.last_owning_layer
     plain, in_pieces = make_arena(model), make_arena(model)
     tables = make_tables(model)
-    buffers = PieceBuffers.make(
-        model, max(PIECE_SIZES), num_layers=num_layers, block_tables=tables, scratch_row=NUM_SEQUENCES
-    )
-    pieces = LowerPieces(model, in_pieces, buffers, PIECE_SIZES, num_layers=num_layers)
+    buffers = PieceBuffers.make(model, max(PIECE_SIZES), block_tables=tables, scratch_row=NUM_SEQUENCES)
+    pieces = LowerPieces(model, in_pieces, buffers, PIECE_SIZES, stops_early=True)
     recorder = Watched()
     with torch.inference_mode():
         pieces.capture(recorder, Silent())
@@ -82,7 +80,7 @@ def test_pieces_equal_one_go(name: str, tmp_path: Path) -> None:
             batch = make_batch(token_ids, spans, tables, CPU, skip_upper=False)
             for station in buffers.stations.values():  # whatever an earlier step may have left
                 station.attended.fill_(float("nan"))
-            expected = model.lower(token_ids, batch.rows, plain, num_layers)
+            expected = model.lower(token_ids, batch.rows, plain, stops_early=True)
             got = pieces.lower(token_ids, batch.rows)
             torch.testing.assert_close(got, expected, rtol=0, atol=ROUNDING)
             size = next(size for size in PIECE_SIZES if size >= len(token_ids))
@@ -92,7 +90,7 @@ def test_pieces_equal_one_go(name: str, tmp_path: Path) -> None:
     for replay in recorder.replays:
         # A graph is given these once and for all.
         assert list(map(memory_of, replay)) == list(map(memory_of, recorder.replays[0]))
-        assert len(replay) == num_layers
+        assert len(replay) == num_attending
 
 
 def make_arena(model: Gemma) -> KVArena:

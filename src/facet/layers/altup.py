@@ -78,21 +78,28 @@ class AltUpLayer(nn.Module):
         cache: LayerCache,
         source: Attention,
         next_norm: RMSNorm | None,
+        *,
+        is_stored: bool = False,
     ) -> Residual:
+        """`is_stored`: `store` was called for these rows."""
         predicted = self._predict(residual.stream)
-        active = self._compute(predicted[0], step, cache, source)
+        active = self._compute(predicted[0], step, cache, source, is_stored)
         corrected = self._correct(predicted, active)
         injected = self.per_layer_gate(corrected[0] * self.output_scale, per_layer_input)
         return Residual(torch.cat((corrected[:1], corrected[1:] + injected)), None)
+
+    def store(self, residual: Residual, step: KindStep, cache: LayerCache) -> None:
+        """The keys and values of rows that go no further."""
+        self.attention.store(self.input_norm(self._predict(residual.stream)[0]), step, cache)
 
     def _predict(self, streams: Tensor) -> Tensor:
         shape = (self.num_streams, self.num_streams)
         coefficients = self.prediction(self.stream_router(streams[0])).view(-1, *shape)
         return streams + torch.einsum("roi,ird->ord", coefficients, streams)
 
-    def _compute(self, active: Tensor, step: KindStep, cache: LayerCache, source: Attention) -> Tensor:
+    def _compute(self, active: Tensor, step: KindStep, cache: LayerCache, source: Attention, is_stored: bool) -> Tensor:
         h = self.input_norm(active)
-        attended = self.post_attention_norm(self.attention(h, step, cache, source))
+        attended = self.post_attention_norm(self.attention(h, step, cache, source, is_stored=is_stored))
         x = (active + attended + self.laurel(h)) * 2.0**-0.5
         out: Tensor = x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
         return out

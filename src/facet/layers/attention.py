@@ -1,7 +1,7 @@
 """Attention of one layer: project, normalise, rotate, store, attend, project back."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -65,20 +65,17 @@ class Attention(nn.Module):
         self.query_norm = RMSNorm(layer.head_dim, eps, placement)
         self.output = Linear(layer.query_width, hidden_size, placement)
 
-    def forward(self, x: Tensor, step: KindStep, cache: LayerCache, source: "Attention") -> Tensor:
-        """x: [rows, hidden]. `cache` and `source` are those of the layer whose keys are read, often this one."""
-        queries = prepare_heads(
-            self.projections(x),
-            step.heads,
-            query_weight=self.query_norm.weight,
-            key_weight=self.key_norm.weight if self.layer.owns_kv else None,
-            eps=self.eps,
-            cos_sin=step.cos_sin,
-            cache=cache if self.layer.owns_kv else None,
-            write_blocks=step.write_blocks,
-            write_slots=step.write_slots,
-            values_are_normed=self.layer.values_are_normed,
-        )
+    def forward(
+        self, x: Tensor, step: KindStep, cache: LayerCache, source: "Attention", *, is_stored: bool = False
+    ) -> Tensor:
+        """x: [rows, hidden]. `cache` and `source` are those of the layer whose keys are read, often this one.
+
+        `is_stored`: `store` was called for these rows.
+        """
+        if self.layer.owns_kv and not is_stored:
+            queries = self._prepare(self.projections(x), step.heads, step, cache)
+        else:
+            queries = self._prepare(self.projections(x, slice(self.layer.query_width)), step.heads, step, None)
         reads = LayerReads(
             kind=self.layer.attention,
             cache=cache,
@@ -88,6 +85,25 @@ class Attention(nn.Module):
         attended = step.attend(queries, reads)
         out: Tensor = self.output(attended.flatten(-2))
         return out
+
+    def store(self, x: Tensor, step: KindStep, cache: LayerCache) -> None:
+        """The keys and values of rows alone, without asking anything."""
+        projected = self.projections(x, slice(self.layer.query_width, None))
+        self._prepare(projected, replace(step.heads, num_heads=0), step, cache)
+
+    def _prepare(self, projected: Tensor, heads: HeadShape, step: KindStep, cache: LayerCache | None) -> Tensor:
+        return prepare_heads(
+            projected,
+            heads,
+            query_weight=self.query_norm.weight,
+            key_weight=self.key_norm.weight if self.layer.owns_kv else None,
+            eps=self.eps,
+            cos_sin=step.cos_sin,
+            cache=cache,
+            write_blocks=step.write_blocks,
+            write_slots=step.write_slots,
+            values_are_normed=self.layer.values_are_normed,
+        )
 
     def key_recipe(self, step: KindStep) -> KeyRecipe | None:
         if not self.layer.values_are_keys:

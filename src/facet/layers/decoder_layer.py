@@ -44,9 +44,11 @@ class DecoderLayer(nn.Module):
         cache: LayerCache,
         source: Attention,
         next_norm: RMSNorm | None,
+        *,
+        is_stored: bool = False,
     ) -> Residual:
-        h = self.input_norm(residual.stream) if residual.normed is None else residual.normed
-        attended = self.attention(h, step, cache, source)
+        """`is_stored`: `store` was called for these rows."""
+        attended = self.attention(self._normed(residual), step, cache, source, is_stored=is_stored)
         x, h = self.post_attention_norm.add(residual.stream, attended, then=self.pre_mlp_norm)
         assert h is not None, "a norm was named"
         update, norm = self._feed_forward(x, h), self.post_mlp_norm
@@ -55,6 +57,13 @@ class DecoderLayer(nn.Module):
             update, norm = self.per_layer_gate.project(x, per_layer_input), self.per_layer_gate.norm
         # The scalar multiplies the whole stream, not the update alone.
         return norm.add(x, update, then=next_norm, scale=self.layer_scalar)
+
+    def store(self, residual: Residual, step: KindStep, cache: LayerCache) -> None:
+        """The keys and values of rows that go no further."""
+        self.attention.store(self._normed(residual), step, cache)
+
+    def _normed(self, residual: Residual) -> Tensor:
+        return self.input_norm(residual.stream) if residual.normed is None else residual.normed
 
     def _feed_forward(self, x: Tensor, h: Tensor) -> Tensor:
         dense: Tensor = self.mlp(h)

@@ -13,5 +13,6 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = placement.matrix(num_outputs, num_inputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight)
+    def forward(self, x: Tensor, outputs: slice = slice(None)) -> Tensor:
+        """With `outputs`, only those: some of several that are packed."""
+        return linear(x, self.weight[outputs])

@@ -1,5 +1,7 @@
 """The decoder: one loop over layers for every Gemma. What differs between models is in the specs."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from facet.forward_batch import AttentionRows, ForwardBatch
@@ -49,39 +51,50 @@ class Gemma(nn.Module):
     def forward(self, batch: ForwardBatch, arena: KVArena) -> Tensor:
         """Hidden states [logit_rows, hidden], ready for `logits`. Writes this batch's keys and values into the arena.
 
-        Layers from `first_shared_layer` on own no keys, so rows whose logits nobody wants stop there.
+        With upper rows, rows whose logits nobody wants stop where their last keys and values are stored.
         """
         upper_rows = batch.upper_rows
-        num_lower = self.spec.num_layers if upper_rows is None else self.spec.first_shared_layer
-        stream = self.lower(batch.token_ids, batch.rows, arena, num_lower)
+        stream = self.lower(batch.token_ids, batch.rows, arena, stops_early=upper_rows is not None)
         wanted = batch.logit_rows
-        return self.upper(stream[..., wanted, :], batch.token_ids[wanted], upper_rows, arena, num_lower)
+        if len(wanted) == 0:
+            return stream.new_empty(0, self.spec.hidden_size)
+        return self.upper(stream[..., wanted, :], batch.token_ids[wanted], upper_rows, arena)
 
     def lower(
-        self, token_ids: Tensor, rows: AttentionRows, arena: KVArena, num_layers: int, attend: Attend | None = None
+        self,
+        token_ids: Tensor,
+        rows: AttentionRows,
+        arena: KVArena,
+        *,
+        stops_early: bool,
+        attend: Attend | None = None,
     ) -> Tensor:
-        """The stream of all rows behind the first `num_layers` layers: [(streams,) rows, hidden].
+        """The stream of all rows behind all layers: [(streams,) rows, hidden].
 
-        A caller that sees to attention itself passes `attend`; then nothing is planned, and the counts that `rows` has
-        on the host are not looked at.
+        `stops_early`: before the last layer that owns keys, of which only these are computed and stored. A caller that
+        sees to attention itself passes `attend`; then nothing is planned, and the counts that `rows` has on the host
+        are not looked at.
         """
         embedded = embed(token_ids, self.embedding, self.embedding_scale)
         stream = embedded if self.streams is None else self.streams.expand(embedded)
-        attend = attend or self.attention_of(rows, arena)
-        return self._run_layers(stream, range(num_layers), token_ids, embedded, rows, arena, attend)
+        steps = self._kind_steps(rows, arena, attend or self.attention_of(rows, arena))
+        if not stops_early:
+            return self._run_layers(stream, range(self.spec.num_layers), token_ids, embedded, steps, arena).stream
+        last = self.spec.last_owning_layer
+        layer = self.layers[last]
+        assert isinstance(layer, DecoderLayer | AltUpLayer)
+        residual = self._run_layers(stream, range(last), token_ids, embedded, steps, arena, next_norm=layer.input_norm)
+        layer.store(residual, steps[self.spec.layers[last].attention], arena.layer(last))
+        return residual.stream
 
-    def upper(
-        self, stream: Tensor, token_ids: Tensor, rows: AttentionRows | None, arena: KVArena, first_layer: int
-    ) -> Tensor:
-        """The last hidden states of rows whose stream is behind the layers before `first_layer`.
-
-        `rows` is None where no layer is left.
-        """
+    def upper(self, stream: Tensor, token_ids: Tensor, rows: AttentionRows | None, arena: KVArena) -> Tensor:
+        """The last hidden states of rows whose stream `lower` left. `rows` is None where it did not stop early."""
         if rows is not None:
-            layers = range(first_layer, self.spec.num_layers)
+            first = self.spec.last_owning_layer
+            layers = range(first, self.spec.num_layers)
             embedded = embed(token_ids, self.embedding, self.embedding_scale)
-            attend = self.attention_of(rows, arena)
-            stream = self._run_layers(stream, layers, token_ids, embedded, rows, arena, attend)
+            steps = self._kind_steps(rows, arena, self.attention_of(rows, arena))
+            stream = self._run_layers(stream, layers, token_ids, embedded, steps, arena, stored_layer=first).stream
         merged = stream if self.streams is None else self.streams.merge(stream)
         normed: Tensor = self.norm(merged)
         return normed
@@ -129,26 +142,29 @@ class Gemma(nn.Module):
         indices: range,
         token_ids: Tensor,
         embedded: Tensor,
-        rows: AttentionRows,
+        steps: Mapping[AttentionKind, KindStep],
         arena: KVArena,
-        attend: Attend,
-    ) -> Tensor:
-        steps = self._kind_steps(rows, arena, attend)
+        *,
+        next_norm: RMSNorm | None = None,
+        stored_layer: int | None = None,
+    ) -> Residual:
+        """`next_norm` is of whatever comes behind the last of them. The keys of `stored_layer` are stored already."""
         inputs = self._layer_inputs(token_ids, embedded, indices)
         residual = Residual(stream, None)
         for index, per_layer_input in zip(indices, inputs, strict=True):
             layer = self.spec.layers[index]
             source = index if layer.kv_from_layer is None else layer.kv_from_layer
-            next_norm = self.layers[index + 1].input_norm if index + 1 in indices else None
+            then = self.layers[index + 1].input_norm if index + 1 in indices else next_norm
             residual = self.layers[index](
                 residual,
                 per_layer_input,
                 steps[layer.attention],
                 arena.layer(source),
                 self.layers[source].attention,
-                next_norm,
+                then,
+                is_stored=index == stored_layer,
             )
-        return residual.stream
+        return residual
 
     def _layer_inputs(self, token_ids: Tensor, embedded: Tensor, layers: range) -> tuple[Tensor | None, ...]:
         if self.per_layer_inputs is None:

@@ -27,7 +27,7 @@ class Spans:
 def make_batch(
     token_ids: Tensor, spans: Spans, block_tables: tuple[Tensor, ...], device: torch.device, *, skip_upper: bool
 ) -> ForwardBatch:
-    """One pass over all the spans. With `skip_upper`, only rows that want logits go past the shared layers."""
+    """One pass over all the spans. With `skip_upper`, only rows that want logits go past their last keys."""
     context_lens = spans.num_computed + spans.num_scheduled
     positions = _ranges(spans.num_computed, spans.num_scheduled)
     table_rows = np.repeat(spans.table_rows, spans.num_scheduled)

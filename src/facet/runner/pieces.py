@@ -7,7 +7,7 @@ depends on the number of rows alone: it is captured, once per size, and a layer 
     pause   queries ─► attended                                    of the rows that are there
     piece   attended ─► rest of layer 0, ..., queries of layer 1
     ...
-    piece   attended ─► the stream behind the last layer
+    piece   attended ─► the stream behind the last layer, or keys and values of one more
 
 A step between two sizes is filled up with rows at position 0 of the scratch row. They attend to nothing and are given
 zeros for it: whatever a row computes, it stays in that row, and zeros keep it finite.
@@ -60,9 +60,7 @@ class PieceBuffers:
     stream: Tensor  # [(streams,) size, hidden]: behind the last layer
 
     @classmethod
-    def make(
-        cls, model: Gemma, size: int, *, num_layers: int, block_tables: tuple[Tensor, ...], scratch_row: int
-    ) -> "PieceBuffers":
+    def make(cls, model: Gemma, size: int, *, block_tables: tuple[Tensor, ...], scratch_row: int) -> "PieceBuffers":
         spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
         streams = () if spec.altup is None else (spec.altup.num_streams,)
 
@@ -80,7 +78,7 @@ class PieceBuffers:
                     queries=zeros(size, layer.num_heads, layer.head_dim),
                     attended=zeros(size, layer.num_heads, layer.head_dim),
                 )
-                for layer in {layer.attention: layer for layer in spec.layers[:num_layers]}.values()
+                for layer in {layer.attention: layer for layer in spec.layers}.values()
             },
             stream=zeros(*streams, size, spec.hidden_size),
         )
@@ -113,13 +111,13 @@ class LowerPieces:
     """Captured passes by size. `capture` must come before anything is replayed."""
 
     def __init__(
-        self, model: Gemma, arena: KVArena, buffers: PieceBuffers, sizes: Sequence[int], *, num_layers: int
+        self, model: Gemma, arena: KVArena, buffers: PieceBuffers, sizes: Sequence[int], *, stops_early: bool
     ) -> None:
         self._model = model
         self._arena = arena
         self._buffers = buffers
         self._sizes = sorted(sizes)
-        self._num_layers = num_layers
+        self._stops_early = stops_early
         self._passes: dict[int, ReplayableInPieces] = {}
 
     @property
@@ -157,6 +155,10 @@ class LowerPieces:
             return station.attended[:size]
 
         stream = self._model.lower(
-            buffers.token_ids[:size], buffers.attention_rows(size), self._arena, self._num_layers, attend
+            buffers.token_ids[:size],
+            buffers.attention_rows(size),
+            self._arena,
+            stops_early=self._stops_early,
+            attend=attend,
         )
         buffers.stream[..., :size, :] = stream

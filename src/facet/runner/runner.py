@@ -39,7 +39,7 @@ class WorkCounters:
 
     num_steps: int = 0
     num_rows: int = 0  # through the lower layers
-    num_upper_rows: int = 0  # through the layers that own no keys; equal to num_rows where all layers own theirs
+    num_upper_rows: int = 0  # through all layers; equal to num_rows without fast prefill
     num_sampled_rows: int = 0
 
 
@@ -94,8 +94,7 @@ class Runner:
         self._sampler = Sampler(num_rows=max_num_seqs, vocab_size=model.spec.vocab_size, device=self._device)
         self._last_token_ids = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # row: how many, prompt length
-        self._fast_prefill = fast_prefill and model.spec.first_shared_layer < model.spec.num_layers
-        self._num_lower_layers = model.spec.first_shared_layer if self._fast_prefill else model.spec.num_layers
+        self._fast_prefill = fast_prefill
         self._poison_freed_blocks = poison_freed_blocks
         self._graphs = self._make_graphs(graph_sizes) if graph_sizes else None
         # Of use only where the other half is captured too.
@@ -109,17 +108,16 @@ class Runner:
             block_tables=self._rows.block_tables,
             scratch_row=self._rows.scratch_row,
         )
-        return DecodeGraphs(self.model, self.arena, buffers, sizes, num_lower_layers=self._num_lower_layers)
+        return DecodeGraphs(self.model, self.arena, buffers, sizes, stops_early=self._fast_prefill)
 
     def _make_pieces(self, sizes: Sequence[int]) -> LowerPieces:
         buffers = PieceBuffers.make(
             self.model,
             max(sizes),
-            num_layers=self._num_lower_layers,
             block_tables=self._rows.block_tables,
             scratch_row=self._rows.scratch_row,
         )
-        return LowerPieces(self.model, self.arena, buffers, sizes, num_layers=self._num_lower_layers)
+        return LowerPieces(self.model, self.arena, buffers, sizes, stops_early=self._fast_prefill)
 
     @torch.inference_mode()
     def warm_up(self, progress: Progress) -> int:
@@ -184,7 +182,7 @@ class Runner:
     def _lower(self, batch: ForwardBatch) -> Tensor:
         if self._pieces is not None and len(batch.token_ids) <= self._pieces.largest:
             return self._pieces.lower(batch.token_ids, batch.rows)
-        return self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers)
+        return self.model.lower(batch.token_ids, batch.rows, self.arena, stops_early=self._fast_prefill)
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan, wanted: NDArray[np.int64]) -> _Computed:
         """Every entry computes one token."""

@@ -31,6 +31,7 @@ def prepare_heads(
     projected: [rows, queries (+ keys (+ values))], heads side by side. cos_sin: [rows, 2, pairs], the angles of these
     rows. `cache` is None where the layer reads another's keys: then `projected` holds queries alone. A cache of single
     vectors is given the value, from which attention derives the key. Without a values part, keys are the raw values.
+    Heads may have no queries: keys and values are then all that happens.
     """
     prepare: Callable[..., Tensor] = reference.prepare_heads
     if projected.is_cuda:

@@ -163,8 +163,10 @@ def _prepare_heads_kernel(
     if program < num_query_programs:
         vectors = program * VECTORS + tl.arange(0, VECTORS)
         is_vector = vectors < num_rows * NUM_HEADS
-        rows = (vectors // NUM_HEADS).to(tl.int64)
-        low, high = _load_halves(projected, row_stride, 0, rows, vectors % NUM_HEADS, is_vector, HEAD_DIM)
+        # Without queries nothing comes here, but it is compiled.
+        DIVISOR: tl.constexpr = max(NUM_HEADS, 1)
+        rows = (vectors // DIVISOR).to(tl.int64)
+        low, high = _load_halves(projected, row_stride, 0, rows, vectors % DIVISOR, is_vector, HEAD_DIM)
         low, high = _normed(low, high, low_weight, high_weight, eps, True, HEAD_DIM)
         low, high = _rotated(low, high, cos_sin, rows, is_vector, NUM_PAIRS, HEAD_DIM)
         _store_halves(low, high, queries, vectors.to(tl.int64) * HEAD_DIM, is_vector, HEAD_DIM)

@@ -66,6 +66,11 @@ def attend_values(
         blocks = tl.load(table_row + live // TOKENS_PER_BLOCK).to(tl.int64)
         slots = live % TOKENS_PER_BLOCK
         places = blocks * page_stride + slots * token_stride + head_offset
+        if HAS_SCALES:
+            # On their way while keys are met: their loads are not put ahead by a tile as those of keys are.
+            scale_places = blocks * scale_page_stride + slots * scale_token_stride
+            key_scale = tl.load(key_scales + scale_places)[:, None]
+            value_scale = tl.load(value_scales + scale_places)[:, None]
         scores = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
         for piece in tl.static_range(NUM_PIECES):
             dims = piece * SIZE + tl.arange(0, SIZE)
@@ -75,9 +80,7 @@ def attend_values(
         log_scale = 0.0
         inverse_scale = 1.0
         if HAS_SCALES:
-            scale_places = blocks * scale_page_stride + slots * scale_token_stride
-            scores *= tl.load(key_scales + scale_places)[:, None]
-            value_scale = tl.load(value_scales + scale_places)[:, None]
+            scores *= key_scale
             log_scale = tl.log(value_scale)
             inverse_scale = 1.0 / value_scale
         raised = tl.where((positions < end)[:, None], scores + log_scale, float("-inf"))

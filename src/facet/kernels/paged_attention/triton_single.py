@@ -302,9 +302,11 @@ def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_reci
     num_warps, num_stages = 4, 5
     if keys_first:
         # Sixteen keys for each warp. Programs that take turns hide more than tiles that wait, and leave room for each
-        # other: two stages more are another tile in memory. Keys derived from int8 take more registers than there are:
-        # 31B global, 1 x 64K, 112 us and not 136.
-        keys_per_tile, num_stages = (32, 5) if derives and cache.keys.dtype == torch.int8 else (64, 3)
+        # other: two stages more are another tile in memory.
+        keys_per_tile, num_stages = 64, 3 if derives or 64 * key_bytes > 2**15 else 5
+        if derives and cache.keys.dtype == torch.int8:
+            # More registers than there are, otherwise: 31B global, 1 x 64K, 112 us and not 136.
+            keys_per_tile, num_stages = 32, 5
     elif keys_per_tile * key_bytes > 2**15:
         # E4B global: 32 keys in 3 stages are 267 us, 16 in 5 are 282 at 32 x 8K; 90 and 110 at 100 x 768. One row has
         # the processors to itself: 8 warps and 5 stages are 21.5 us and not 24.7 at 8K.
