@@ -72,6 +72,40 @@ def decode(engine: Engine, num_requests: int, context: int, console: Console) ->
     drain(engine)
 
 
+def mixed(engine: Engine, num_requests: int, num_tokens: int, console: Console) -> None:
+    """The step in which a prompt comes to requests that decode with contexts as long; the wall time is of it and the
+    decode step behind it, which the overlapped order launches before the first is settled."""
+    for index in range(num_requests):
+        submit(engine, f"beside{index}", num_tokens - 1, engine.settings.max_model_len - num_tokens, index)
+    while engine.stats().scheduler.num_waiting:
+        engine.step()
+    for _ in range(3 + num_requests):
+        engine.step()
+
+    def prompt_among_others(name: str) -> None:
+        submit(engine, name, num_tokens, 2, 7)
+        for _ in range(2):
+            engine.step()
+        torch.cuda.synchronize()
+
+    prompt_among_others("warm")
+    for _ in range(4):
+        engine.step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    prompt_among_others("timed")
+    wall = time.perf_counter() - start
+    for _ in range(4):
+        engine.step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        prompt_among_others("profiled")
+    show(f"prompt of {num_tokens} among {num_requests}", wall, profiler, 1, console)
+    for index in range(num_requests):
+        engine.cancel(f"beside{index}")
+    drain(engine)
+
+
 def prefill(engine: Engine, num_tokens: int, console: Console) -> None:
     for seed in range(2):
         submit(engine, f"warm{seed}", num_tokens, 1, seed)
@@ -124,6 +158,8 @@ def main() -> None:
     parser.add_argument("--decode", type=int, nargs="*", default=[1, 8, 100])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192])
+    parser.add_argument("--mixed", type=int, nargs="*", default=[], help="prompts of 8192 among so many requests")
+    parser.add_argument("--all-rows", action="store_true", help="without fast prefill")
     parser.add_argument("--max-model-len", type=int, default=9216)
     options = parser.parse_args()
     console = Console(width=120)
@@ -139,6 +175,7 @@ def main() -> None:
                 max_num_seqs=128,
                 max_num_batched_tokens=8192,
                 enable_prefix_caching=False,
+                kv_sharing_fast_prefill=not options.all_rows,
             )
         )
         console.print(f"{options.model}: engine ready in {time.perf_counter() - start:.1f} s")
@@ -150,6 +187,8 @@ def main() -> None:
             decode(engine, count, options.context, console)
         for count in options.prefill:
             prefill(engine, count, console)
+        for count in options.mixed:
+            mixed(engine, count, 8192, console)
 
 
 if __name__ == "__main__":

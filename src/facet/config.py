@@ -58,7 +58,11 @@ class EngineConfig(ModelConfig):
     )
     enable_prefix_caching: bool = setting(True, "keep the keys of prompts and answers for requests that begin alike")
     kv_sharing_fast_prefill: bool = setting(
-        True, "prompt rows stop once all their keys are stored; only rows whose logits are wanted go on"
+        True, "prompt rows skip the layers that read other layers' keys, in models that have such layers"
+    )
+    batch_invariant: bool = setting(
+        False,
+        "answers are the same bit for bit whatever else is being answered, at the cost of speed",
     )
     async_scheduling: bool = setting(True, "plan and launch a step while the one before it still runs")
     enforce_eager: bool = setting(False, "on a GPU: launch every kernel anew instead of replaying captured graphs")

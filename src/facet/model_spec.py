@@ -121,5 +121,5 @@ class ModelSpec:
 
     @property
     def last_owning_layer(self) -> int:
-        """Where rows whose logits nobody wants stop: once its keys and values are stored, nobody reads more of them."""
+        """Once its keys and values are stored, nobody reads more of rows whose logits are not wanted."""
         return self.first_shared_layer - 1

@@ -125,4 +125,7 @@ class TestDownloads:
             raise OSError(28, "No space left on device")
 
         download(fail)
-        assert "No space left on device" in refusal("owner/name")
+        message = refusal("owner/name")
+        assert "No space left on device" in message
+        assert "HF_HOME" in message
+        assert "network" not in message

@@ -63,7 +63,7 @@ def test_pieces_equal_one_go(name: str, tmp_path: Path) -> None:
     plain, in_pieces = make_arena(model), make_arena(model)
     tables = make_tables(model)
     buffers = PieceBuffers.make(model, max(PIECE_SIZES), block_tables=tables, scratch_row=NUM_SEQUENCES)
-    pieces = LowerPieces(model, in_pieces, buffers, PIECE_SIZES, stops_early=True)
+    pieces = LowerPieces(model, in_pieces, buffers, PIECE_SIZES, num_layers=num_attending)
     recorder = Watched()
     with torch.inference_mode():
         pieces.capture(recorder, Silent())
@@ -80,7 +80,7 @@ def test_pieces_equal_one_go(name: str, tmp_path: Path) -> None:
             batch = make_batch(token_ids, spans, tables, CPU, skip_upper=False)
             for station in buffers.stations.values():  # whatever an earlier step may have left
                 station.attended.fill_(float("nan"))
-            expected = model.lower(token_ids, batch.rows, plain, stops_early=True)
+            expected = model.lower(token_ids, batch.rows, plain, num_attending)
             got = pieces.lower(token_ids, batch.rows)
             torch.testing.assert_close(got, expected, rtol=0, atol=ROUNDING)
             size = next(size for size in PIECE_SIZES if size >= len(token_ids))

@@ -30,6 +30,7 @@ class EngineSettings:
     fast_prefill: bool
     overlapped: bool
     poison_freed_blocks: bool
+    is_batch_invariant: bool = False  # so is the model, which does the arithmetic
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
     piece_sizes: tuple[int, ...] = ()  # of steps with longer runs; empty: their lower layers are not captured
     gpu_memory: GpuMemory | None = None  # None: on a CPU, or the cache was given its size
@@ -46,7 +47,11 @@ class EngineSettings:
 
     def lines(self) -> list[str]:
         """What a user wants to know at start-up."""
-        return [*(() if self.gpu_memory is None else (self.gpu_memory.line(),)), *self.capacity.lines()]
+        return [
+            *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
+            *self.capacity.lines(),
+            *(["Batch-invariant: no answer depends on what else is being answered."] * self.is_batch_invariant),
+        ]
 
 
 def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
@@ -89,6 +94,7 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         fast_prefill=config.kv_sharing_fast_prefill,
         overlapped=config.async_scheduling,
         poison_freed_blocks=config.debug_poison_freed_blocks,
+        is_batch_invariant=model.placement.is_batch_invariant,
         graph_sizes=graph_sizes,
         piece_sizes=piece_sizes,
         gpu_memory=gpu_memory,

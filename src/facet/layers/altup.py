@@ -11,6 +11,7 @@ low-rank path beside attention (LAuReL).
 import torch
 from torch import Tensor, nn
 
+from facet.kernels.mean_square import mean_square
 from facet.kernels.paged_attention import LayerCache
 from facet.layers.attention import Attention, KindStep
 from facet.layers.linear import Linear
@@ -95,7 +96,7 @@ class AltUpLayer(nn.Module):
     def _predict(self, streams: Tensor) -> Tensor:
         shape = (self.num_streams, self.num_streams)
         coefficients = self.prediction(self.stream_router(streams[0])).view(-1, *shape)
-        return streams + torch.einsum("roi,ird->ord", coefficients, streams)
+        return streams + _mix(coefficients, streams, is_invariant=self.prediction.is_invariant)
 
     def _compute(self, active: Tensor, step: KindStep, cache: LayerCache, source: Attention, is_stored: bool) -> Tensor:
         h = self.input_norm(active)
@@ -121,21 +122,42 @@ class Streams(nn.Module):
         self.merge_projections = nn.ModuleList(
             Linear(hidden_size, hidden_size, placement) for _ in range(num_streams - 1)
         )
+        self.is_invariant = placement.is_batch_invariant
 
     def expand(self, x: Tensor) -> Tensor:
-        size = _magnitude(x)
-        return torch.stack([x, *(_with_magnitude(projection(x), size) for projection in self.expand_projections)])
+        size = self._magnitude(x)
+        return torch.stack([x, *(self._with_magnitude(projection(x), size) for projection in self.expand_projections)])
 
     def merge(self, streams: Tensor) -> Tensor:
-        size = _magnitude(streams[0])
+        size = self._magnitude(streams[0])
         others = zip(self.merge_projections, streams[1:], strict=True)
-        merged = [streams[0], *(_with_magnitude(projection(stream), size) for projection, stream in others)]
+        merged = [streams[0], *(self._with_magnitude(projection(stream), size) for projection, stream in others)]
+        if self.is_invariant:
+            return (_sum([stream.float() for stream in merged]) / len(merged)).to(streams.dtype)
         return torch.stack(merged).mean(dim=0)
 
+    def _magnitude(self, x: Tensor) -> Tensor:
+        return mean_square(x, is_invariant=self.is_invariant).sqrt()
 
-def _magnitude(x: Tensor) -> Tensor:
-    return x.square().mean(dim=-1, keepdim=True).sqrt()
+    def _with_magnitude(self, x: Tensor, size: Tensor) -> Tensor:
+        return x * size / mean_square(x, is_invariant=self.is_invariant).clamp(min=1e-5).sqrt()
 
 
-def _with_magnitude(x: Tensor, size: Tensor) -> Tensor:
-    return x * size / x.square().mean(dim=-1, keepdim=True).clamp(min=1e-5).sqrt()
+def _mix(coefficients: Tensor, streams: Tensor, *, is_invariant: bool) -> Tensor:
+    """Every stream's share of all of them: [rows, out, in] and [in, rows, hidden] make [out, rows, hidden].
+
+    With `is_invariant`, product by product: a library chooses the order of sums by the number of rows.
+    """
+    if not is_invariant:
+        return torch.einsum("roi,ird->ord", coefficients, streams)
+    by_stream = coefficients.float().permute(2, 1, 0)[..., None]  # [in, out, rows, 1]
+    products = [share * stream.float() for share, stream in zip(by_stream, streams, strict=True)]
+    return _sum(products).to(streams.dtype)
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    """One after the other, each sum rounded by itself."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total

@@ -103,6 +103,7 @@ class Attention(nn.Module):
             write_blocks=step.write_blocks,
             write_slots=step.write_slots,
             values_are_normed=self.layer.values_are_normed,
+            is_invariant=self.projections.is_invariant,
         )
 
     def key_recipe(self, step: KindStep) -> KeyRecipe | None:

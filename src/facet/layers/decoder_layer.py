@@ -70,4 +70,11 @@ class DecoderLayer(nn.Module):
         if self.experts is None:
             return dense
         dense_norm, expert_norm = self.dense_branch_norm, self.expert_branch_norm
-        return sum_of_norms(dense, dense_norm.weight, self.experts(x), expert_norm.weight, dense_norm.eps)
+        return sum_of_norms(
+            dense,
+            dense_norm.weight,
+            self.experts(x),
+            expert_norm.weight,
+            dense_norm.eps,
+            is_invariant=dense_norm.is_invariant,
+        )

@@ -12,7 +12,8 @@ class Linear(nn.Module):
     def __init__(self, num_inputs: int, num_outputs: int, placement: Placement) -> None:
         super().__init__()
         self.weight = placement.matrix(num_outputs, num_inputs)
+        self.is_invariant = placement.is_batch_invariant
 
     def forward(self, x: Tensor, outputs: slice = slice(None)) -> Tensor:
         """With `outputs`, only those: some of several that are packed."""
-        return linear(x, self.weight[outputs])
+        return linear(x, self.weight[outputs], is_invariant=self.is_invariant)

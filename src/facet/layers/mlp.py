@@ -22,8 +22,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.cutoff is None:
-            hidden = geglu_linear(x, self.gate_up.weight)
+            hidden = geglu_linear(x, self.gate_up.weight, is_invariant=self.gate_up.is_invariant)
         else:
-            hidden = sparse_geglu(self.gate_up(x), self.cutoff)
+            hidden = sparse_geglu(self.gate_up(x), self.cutoff, is_invariant=self.gate_up.is_invariant)
         out: Tensor = self.down(hidden)
         return out

@@ -26,6 +26,11 @@ class Experts(nn.Module):
         self.down = placement.matrix(spec.num_experts, hidden_size, spec.width)
 
     def forward(self, residual: Tensor) -> Tensor:
-        router_input = rms_norm(residual, None, self.eps) * self.router_scale * self.router_factor
+        router_input = (
+            rms_norm(residual, None, self.eps, is_invariant=self.router.is_invariant)
+            * self.router_scale
+            * self.router_factor
+        )
         weights, chosen = route(self.router(router_input), self.spec.num_chosen, self.expert_scale)
-        return run_experts(self.input_norm(residual), weights, chosen, self.gate_up, self.down)
+        x = self.input_norm(residual)
+        return run_experts(x, weights, chosen, self.gate_up, self.down, is_invariant=self.router.is_invariant)

@@ -28,7 +28,7 @@ class PerLayerInputs(nn.Module):
     def forward(self, token_ids: Tensor, embedded: Tensor, layers: range) -> Tensor:
         """[rows, len(layers), width], for layers `layers` alone: the others' share is not computed."""
         first, last = layers.start * self.spec.width, layers.stop * self.spec.width
-        context = linear(embedded, self.projection.weight[first:last])
+        context = linear(embedded, self.projection.weight[first:last], is_invariant=self.projection.is_invariant)
         return mix_looked_up_inputs(
             context.view(-1, len(layers), self.spec.width),
             token_ids,
@@ -57,7 +57,8 @@ class PerLayerGate(nn.Module):
     def project(self, x: Tensor, per_layer_input: Tensor | None) -> Tensor:
         """As `forward`, before the norm: who adds the result to the stream may do both at once."""
         assert per_layer_input is not None, "a layer with a gate has an input for it"
-        out: Tensor = self.projection(gated_input_linear(x, self.gate.weight, per_layer_input))
+        gated = gated_input_linear(x, self.gate.weight, per_layer_input, is_invariant=self.gate.is_invariant)
+        out: Tensor = self.projection(gated)
         return out
 
 

@@ -1,4 +1,4 @@
-"""Where parameters are made, and of what type."""
+"""Where parameters are made, of what type, and in what order the sums over them are taken."""
 
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ class Placement:
 
     dtype: torch.dtype
     device: torch.device
+    is_batch_invariant: bool = False  # the bits of a row do not depend on the rows computed with it
 
     def matrix(self, *shape: int) -> nn.Parameter:
         """An uninitialised parameter of the model's type."""

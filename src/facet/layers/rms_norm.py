@@ -15,13 +15,15 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = placement.norm_weight(width)
         self.eps = eps
+        self.is_invariant = placement.is_batch_invariant
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps, is_invariant=self.is_invariant)
 
     def add(
         self, stream: Tensor, update: Tensor, *, then: "RMSNorm | None" = None, scale: Tensor | None = None
     ) -> Residual:
         """(stream + norm(update)) * scale, and that through the norm `then`."""
         next_weight = None if then is None else then.weight
-        return Residual(*add_norm(stream, update, self.weight, next_weight, self.eps, scale))
+        added = add_norm(stream, update, self.weight, next_weight, self.eps, scale, is_invariant=self.is_invariant)
+        return Residual(*added)

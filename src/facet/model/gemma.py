@@ -48,53 +48,57 @@ class Gemma(nn.Module):
         self.head = None if spec.tied_embeddings else Linear(spec.hidden_size, spec.vocab_size, placement)
         self.rotary = RotaryTables(spec.layers, num_positions, placement)
 
-    def forward(self, batch: ForwardBatch, arena: KVArena) -> Tensor:
+    def forward(self, batch: ForwardBatch, arena: KVArena, num_lower: int | None = None) -> Tensor:
         """Hidden states [logit_rows, hidden], ready for `logits`. Writes this batch's keys and values into the arena.
 
-        With upper rows, rows whose logits nobody wants stop where their last keys and values are stored.
+        With upper rows, rows whose logits nobody wants stop behind `num_lower` layers: as soon as may be, where None.
         """
         upper_rows = batch.upper_rows
-        stream = self.lower(batch.token_ids, batch.rows, arena, stops_early=upper_rows is not None)
+        if upper_rows is None:
+            num_lower = self.spec.num_layers
+        elif num_lower is None:
+            num_lower = self.spec.last_owning_layer
+        stream = self.lower(batch.token_ids, batch.rows, arena, num_lower)
         wanted = batch.logit_rows
         if len(wanted) == 0:
             return stream.new_empty(0, self.spec.hidden_size)
-        return self.upper(stream[..., wanted, :], batch.token_ids[wanted], upper_rows, arena)
+        return self.upper(stream[..., wanted, :], batch.token_ids[wanted], upper_rows, arena, num_lower)
 
     def lower(
-        self,
-        token_ids: Tensor,
-        rows: AttentionRows,
-        arena: KVArena,
-        *,
-        stops_early: bool,
-        attend: Attend | None = None,
+        self, token_ids: Tensor, rows: AttentionRows, arena: KVArena, num_layers: int, attend: Attend | None = None
     ) -> Tensor:
-        """The stream of all rows behind all layers: [(streams,) rows, hidden].
+        """The stream of all rows behind the first `num_layers` layers: [(streams,) rows, hidden].
 
-        `stops_early`: before the last layer that owns keys, of which only these are computed and stored. A caller that
-        sees to attention itself passes `attend`; then nothing is planned, and the counts that `rows` has on the host
-        are not looked at.
+        Where the next layer owns keys, they are stored too: the least that may be done for a row. A caller that sees to
+        attention itself passes `attend`; then nothing is planned, and the counts that `rows` has on the host are not
+        looked at.
         """
         embedded = embed(token_ids, self.embedding, self.embedding_scale)
         stream = embedded if self.streams is None else self.streams.expand(embedded)
         steps = self._kind_steps(rows, arena, attend or self.attention_of(rows, arena))
-        if not stops_early:
-            return self._run_layers(stream, range(self.spec.num_layers), token_ids, embedded, steps, arena).stream
-        last = self.spec.last_owning_layer
-        layer = self.layers[last]
+        indices = range(num_layers)
+        if num_layers == self.spec.num_layers or not self.spec.layers[num_layers].owns_kv:
+            return self._run_layers(stream, indices, token_ids, embedded, steps, arena).stream
+        layer = self.layers[num_layers]
         assert isinstance(layer, DecoderLayer | AltUpLayer)
-        residual = self._run_layers(stream, range(last), token_ids, embedded, steps, arena, next_norm=layer.input_norm)
-        layer.store(residual, steps[self.spec.layers[last].attention], arena.layer(last))
+        residual = self._run_layers(stream, indices, token_ids, embedded, steps, arena, next_norm=layer.input_norm)
+        layer.store(residual, steps[self.spec.layers[num_layers].attention], arena.layer(num_layers))
         return residual.stream
 
-    def upper(self, stream: Tensor, token_ids: Tensor, rows: AttentionRows | None, arena: KVArena) -> Tensor:
-        """The last hidden states of rows whose stream `lower` left. `rows` is None where it did not stop early."""
+    def upper(
+        self, stream: Tensor, token_ids: Tensor, rows: AttentionRows | None, arena: KVArena, first_layer: int
+    ) -> Tensor:
+        """The last hidden states of rows whose stream `lower` left behind the layers before `first_layer`.
+
+        `rows` is None where no layer is left.
+        """
         if rows is not None:
-            first = self.spec.last_owning_layer
-            layers = range(first, self.spec.num_layers)
+            layers = range(first_layer, self.spec.num_layers)
             embedded = embed(token_ids, self.embedding, self.embedding_scale)
             steps = self._kind_steps(rows, arena, self.attention_of(rows, arena))
-            stream = self._run_layers(stream, layers, token_ids, embedded, steps, arena, stored_layer=first).stream
+            stream = self._run_layers(
+                stream, layers, token_ids, embedded, steps, arena, stored_layer=first_layer
+            ).stream
         merged = stream if self.streams is None else self.streams.merge(stream)
         normed: Tensor = self.norm(merged)
         return normed
@@ -102,7 +106,8 @@ class Gemma(nn.Module):
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, vocab] in float32. Apart from `forward`, since a caller may want them a few rows at a time."""
         weight = self.embedding if self.head is None else self.head.weight
-        return softcap(linear(hidden, weight), self.spec.logit_softcap, out=out)
+        products = linear(hidden, weight, is_invariant=self.placement.is_batch_invariant)
+        return softcap(products, self.spec.logit_softcap, out=out)
 
     def attention_of(self, rows: AttentionRows, arena: KVArena) -> PlannedAttention:
         """How these rows attend, in the layers of each kind."""
@@ -114,6 +119,7 @@ class Gemma(nn.Module):
                     heads_of(self.spec.layers[group.stores[0].layer]),
                     window=group.window,
                     tokens_per_block=group.tokens_per_block,
+                    is_invariant=self.placement.is_batch_invariant,
                 )
                 for group, block_table in zip(arena.layout.groups, rows.block_tables, strict=True)
             }

@@ -1,5 +1,6 @@
 """From a model's name to a folder with its files: a local path, or a download from the Hugging Face hub."""
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,9 @@ from facet.model.config_fields import shown
 CONFIG_ONLY = ("config.json", "generation_config.json")
 TEXT_MODEL = (*CONFIG_ONLY, "*.safetensors", "model.safetensors.index.json", "tokenizer*", "*.jinja", "special_tokens*")
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96}")  # the hub itself is stricter yet
+
+# A disk that takes nothing more, or nothing from this user.
+_DISK_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
 
 def local_folder(model: str, *, revision: str | None = None, patterns: tuple[str, ...] = TEXT_MODEL) -> Path:
@@ -56,6 +60,11 @@ def _download(model: str, revision: str | None, patterns: tuple[str, ...]) -> Pa
     except RevisionNotFoundError:
         raise CheckpointError(f"{model} has no revision {shown(revision)} on the hub. Check --revision.") from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+            raise CheckpointError(
+                f"{model} was not downloaded: {error.filename or 'the cache folder'} cannot be written "
+                f"({os.strerror(error.errno)}). Name another folder for downloads with HF_HOME, or repair that one."
+            ) from error
         # Whatever else: the libraries underneath have many errors of their own for a network or a disk that fails.
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CheckpointError(

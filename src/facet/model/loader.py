@@ -47,7 +47,9 @@ def read_spec(config: ModelConfig, *, config_only: bool = False) -> tuple[ModelS
     return read_model_spec(read_config_file(folder / "config.json")), folder
 
 
-def load_model(config: ModelConfig, progress: Progress | None = None) -> LoadedModel:
+def load_model(
+    config: ModelConfig, progress: Progress | None = None, *, is_batch_invariant: bool = False
+) -> LoadedModel:
     """Read, check, build, fill. Nothing is allocated before everything has been checked."""
     progress = progress or Silent()
     spec, folder = read_spec(config)
@@ -55,17 +57,24 @@ def load_model(config: ModelConfig, progress: Progress | None = None) -> LoadedM
     device = resolve_device(config.device)
     if config.load_format == "dummy":
         dtype = resolve_dtype(config.dtype, dtype_of_config(spec))
-        model = build_model(spec, context_length, dtype, device)
+        model = build_model(spec, context_length, dtype, device, is_batch_invariant=is_batch_invariant)
         fill_dummy_weights(model, config.seed, progress)
     else:
         matched = match_tensors(spec, read_headers(find_weight_files(folder)))
         dtype = resolve_dtype(config.dtype, common_dtype(matched))
-        model = build_model(spec, context_length, dtype, device)
+        model = build_model(spec, context_length, dtype, device, is_batch_invariant=is_batch_invariant)
         load_weights(model, matched, progress)
     return LoadedModel(model=model.eval(), spec=spec, folder=folder, context_length=context_length)
 
 
-def build_model(spec: ModelSpec, context_length: int, dtype: torch.dtype, device: torch.device) -> Gemma:
+def build_model(
+    spec: ModelSpec,
+    context_length: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_batch_invariant: bool = False,
+) -> Gemma:
     check_dtype(dtype, device)
     needed = memory_needed(spec, context_length, dtype)
     asked = f"The weights take {needed / 2**30:,.1f} GiB as {str(dtype).removeprefix('torch.')}"
@@ -77,7 +86,8 @@ def build_model(spec: ModelSpec, context_length: int, dtype: torch.dtype, device
                 f"{asked}, but this machine has {total / 2**30:,.1f} GiB of memory. Use a smaller model."
             )
     try:
-        return Gemma(spec, context_length, Placement(dtype=dtype, device=device))
+        placement = Placement(dtype=dtype, device=device, is_batch_invariant=is_batch_invariant)
+        return Gemma(spec, context_length, placement)
     except torch.OutOfMemoryError:
         free, total = torch.cuda.mem_get_info(device)
         raise CapacityError(

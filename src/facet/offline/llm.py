@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from facet.bundled_model import find_bundled_model
 from facet.chat.template import ChatTemplate
 from facet.config import EngineConfig
 from facet.engine.client import EngineClient, LocalEngine, RemoteEngine
@@ -31,19 +32,20 @@ class LLM:
         llm = LLM("google/gemma-4-E4B-it")
         print(llm.generate("The capital of France is")[0].outputs[0].text)
 
-    Settings are those of `EngineConfig`. `separate_process` runs the engine in a process of its own, as a server does.
+    Without a name it is the bundled model. Settings are those of `EngineConfig`. `separate_process` runs the engine in
+    a process of its own, as a server does.
     """
 
     def __init__(
         self,
-        model: str,
+        model: str | None = None,
         *,
         skip_tokenizer_init: bool = False,
         separate_process: bool = False,
         show_progress: bool = True,
         **settings: Any,
     ) -> None:
-        config = EngineConfig(model=model, **settings)
+        config = EngineConfig(model=str(find_bundled_model()) if model is None else model, **settings)
         self._progress: Progress = Bars() if show_progress else Silent()
         self._engine: EngineClient = (
             RemoteEngine(config, show_progress=show_progress)

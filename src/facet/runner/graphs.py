@@ -7,7 +7,6 @@ A pass has two halves, captured apart because they are also used apart:
 
 A step in which every request computes one token replays both. A step with longer runs of rows computes its lower half
 by `pieces.py` or in the open, and then has one row per sequence left: it replays the upper half alone.
-Where rows do not stop early, the upper half is the last norm and the logits.
 
 Both halves read and write buffers that stay where they are. A step of a size between two captured ones is filled up
 with rows at position 0 of the scratch row, whose blocks are nobody's.
@@ -76,13 +75,13 @@ class DecodeGraphs:
     """Captured halves by size. `capture` must come before anything is replayed."""
 
     def __init__(
-        self, model: Gemma, arena: KVArena, buffers: DecodeBuffers, sizes: Sequence[int], *, stops_early: bool
+        self, model: Gemma, arena: KVArena, buffers: DecodeBuffers, sizes: Sequence[int], *, num_lower_layers: int
     ) -> None:
         self._model = model
         self._arena = arena
         self._buffers = buffers
         self._sizes = sorted(sizes)
-        self._stops_early = stops_early
+        self._num_lower_layers = num_lower_layers
         self._lower: dict[int, Replayable] = {}
         self._upper: dict[int, Replayable] = {}
 
@@ -143,14 +142,14 @@ class DecodeGraphs:
     def _run_lower(self, size: int) -> None:
         buffers, rows = self._buffers, self._buffers.attention_rows(size, self._model.num_positions)
         torch.index_select(buffers.last_token_ids, 0, rows.table_rows, out=buffers.token_ids[:size])
-        stream = self._model.lower(buffers.token_ids[:size], rows, self._arena, stops_early=self._stops_early)
+        stream = self._model.lower(buffers.token_ids[:size], rows, self._arena, self._num_lower_layers)
         buffers.stream[..., :size, :] = stream
 
     def _run_upper(self, size: int) -> None:
         buffers = self._buffers
-        rows = buffers.attention_rows(size, self._model.num_positions) if self._stops_early else None
+        rows = buffers.attention_rows(size, self._model.num_positions)
         stream, token_ids = buffers.stream[..., :size, :], buffers.token_ids[:size]
-        hidden = self._model.upper(stream, token_ids, rows, self._arena)
+        hidden = self._model.upper(stream, token_ids, rows, self._arena, self._num_lower_layers)
         buffers.hidden[:size] = hidden
         self._model.logits(hidden, out=buffers.logits[:size])
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from facet.kernels.paged_attention.invariant_tiles import PARTIALS_LIMIT
 from facet.kernels.paged_attention.run_plans import max_scratch_bytes
 from facet.kv_layout import KVLayout
 from facet.layers.attention import heads_of
@@ -96,6 +97,10 @@ def divide_gpu_memory(
         max_num_batched_tokens=max_num_batched_tokens,
         value_bytes=model.placement.dtype.itemsize,
     )
+    if model.placement.is_batch_invariant:
+        # Nothing is unpacked, but shares of keys leave partial results: of a step in the open, and of captured ones.
+        scratch = PARTIALS_LIMIT
+        graphs += PARTIALS_LIMIT if graph_sizes else 0
     sampling = max_device_bytes(num_rows=max_num_seqs, vocab_size=vocab_size, context_len=model.num_positions)
     free, total = torch.cuda.mem_get_info(device)
     left = free - total * (1 - gpu_memory_utilization) - activations - scratch - graphs - sampling

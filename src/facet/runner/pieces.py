@@ -7,7 +7,7 @@ depends on the number of rows alone: it is captured, once per size, and a layer 
     pause   queries ─► attended                                    of the rows that are there
     piece   attended ─► rest of layer 0, ..., queries of layer 1
     ...
-    piece   attended ─► the stream behind the last layer, or keys and values of one more
+    piece   attended ─► the stream behind the last layer, and keys and values of one more
 
 A step between two sizes is filled up with rows at position 0 of the scratch row. They attend to nothing and are given
 zeros for it: whatever a row computes, it stays in that row, and zeros keep it finite.
@@ -111,13 +111,13 @@ class LowerPieces:
     """Captured passes by size. `capture` must come before anything is replayed."""
 
     def __init__(
-        self, model: Gemma, arena: KVArena, buffers: PieceBuffers, sizes: Sequence[int], *, stops_early: bool
+        self, model: Gemma, arena: KVArena, buffers: PieceBuffers, sizes: Sequence[int], *, num_layers: int
     ) -> None:
         self._model = model
         self._arena = arena
         self._buffers = buffers
         self._sizes = sorted(sizes)
-        self._stops_early = stops_early
+        self._num_layers = num_layers
         self._passes: dict[int, ReplayableInPieces] = {}
 
     @property
@@ -155,10 +155,6 @@ class LowerPieces:
             return station.attended[:size]
 
         stream = self._model.lower(
-            buffers.token_ids[:size],
-            buffers.attention_rows(size),
-            self._arena,
-            stops_early=self._stops_early,
-            attend=attend,
+            buffers.token_ids[:size], buffers.attention_rows(size), self._arena, self._num_layers, attend
         )
         buffers.stream[..., :size, :] = stream

@@ -39,7 +39,7 @@ class WorkCounters:
 
     num_steps: int = 0
     num_rows: int = 0  # through the lower layers
-    num_upper_rows: int = 0  # through all layers; equal to num_rows without fast prefill
+    num_upper_rows: int = 0  # through layers that fast prefill skips; equal to num_rows without it
     num_sampled_rows: int = 0
 
 
@@ -95,6 +95,9 @@ class Runner:
         self._last_token_ids = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # row: how many, prompt length
         self._fast_prefill = fast_prefill
+        # Behind these, only rows whose logits are wanted go on. Nothing reads what others would leave of the last
+        # layer; fast prefill is to see that nothing reads layers without keys of their own either.
+        self._num_lower_layers = model.spec.last_owning_layer if fast_prefill else model.spec.num_layers - 1
         self._poison_freed_blocks = poison_freed_blocks
         self._graphs = self._make_graphs(graph_sizes) if graph_sizes else None
         # Of use only where the other half is captured too.
@@ -108,7 +111,7 @@ class Runner:
             block_tables=self._rows.block_tables,
             scratch_row=self._rows.scratch_row,
         )
-        return DecodeGraphs(self.model, self.arena, buffers, sizes, stops_early=self._fast_prefill)
+        return DecodeGraphs(self.model, self.arena, buffers, sizes, num_lower_layers=self._num_lower_layers)
 
     def _make_pieces(self, sizes: Sequence[int]) -> LowerPieces:
         buffers = PieceBuffers.make(
@@ -117,7 +120,7 @@ class Runner:
             block_tables=self._rows.block_tables,
             scratch_row=self._rows.scratch_row,
         )
-        return LowerPieces(self.model, self.arena, buffers, sizes, stops_early=self._fast_prefill)
+        return LowerPieces(self.model, self.arena, buffers, sizes, num_layers=self._num_lower_layers)
 
     @torch.inference_mode()
     def warm_up(self, progress: Progress) -> int:
@@ -147,8 +150,8 @@ class Runner:
             table_rows=np.full_like(lens, self._rows.scratch_row),
         )
         token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=self._device)
-        batch = make_batch(token_ids, spans, self._rows.block_tables, self._device, skip_upper=self._fast_prefill)
-        self.model(batch, self.arena)
+        batch = make_batch(token_ids, spans, self._rows.block_tables, self._device, skip_upper=True)
+        self.model(batch, self.arena, self._num_lower_layers)
 
     def _sample_nothing(self, params: SamplingParams) -> None:
         logits = torch.zeros(1, self.model.spec.vocab_size, dtype=torch.float32, device=self._device)
@@ -168,7 +171,8 @@ class Runner:
         graphs = self._graphs
         wanted = np.flatnonzero(plan.num_logit_rows)
         if graphs is None or len(wanted) > graphs.largest or int(plan.num_logit_rows.max()) > 1:
-            return _Computed(self.model(self._batch(plan, skip_upper=self._fast_prefill), self.arena), None)
+            batch = self._batch(plan, skip_upper=True)
+            return _Computed(self.model(batch, self.arena, self._num_lower_layers), None)
         if plan.num_tokens == len(plan.rows) and len(plan.rows) <= graphs.largest:
             return self._replay(graphs, plan, wanted)
         batch = self._batch(plan, skip_upper=False)
@@ -182,7 +186,7 @@ class Runner:
     def _lower(self, batch: ForwardBatch) -> Tensor:
         if self._pieces is not None and len(batch.token_ids) <= self._pieces.largest:
             return self._pieces.lower(batch.token_ids, batch.rows)
-        return self.model.lower(batch.token_ids, batch.rows, self.arena, stops_early=self._fast_prefill)
+        return self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers)
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan, wanted: NDArray[np.int64]) -> _Computed:
         """Every entry computes one token."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from facet.kernels.log_sum_exp import log_sum_exp
 from facet.sampling.batch_rows import Arrival, BatchRows, places_tensor, row_slices
 from facet.sampling.candidates import top_candidates
 from facet.sampling_params import WHOLE_VOCABULARY
@@ -142,7 +143,7 @@ def _token_logprobs(
     for part in parts:
         some_logits = logits[part].float()
         own_logits = all_logprobs[part, :1].clone()
-        all_logprobs[part] -= some_logits.logsumexp(-1, keepdim=True)
+        all_logprobs[part] -= log_sum_exp(some_logits)
         is_before = some_logits > own_logits
         is_before |= (some_logits == own_logits) & (vocabulary < own_ids[part].to(torch.int32))
         ranks[part] = is_before.sum(-1).add_(1)

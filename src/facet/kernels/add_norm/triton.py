@@ -19,11 +19,13 @@ def add_norm(
     next_weight: Tensor | None,
     eps: float,
     scale: Tensor | None = None,
+    *,
+    is_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     residual, update = residual.contiguous(), update.contiguous()
     width = residual.shape[-1]
     num_rows = residual.numel() // width
-    tile = row_tile(width, num_rows)
+    tile = row_tile(width, num_rows, is_invariant=is_invariant)
     new = torch.empty_like(residual)
     normed = None if next_weight is None else torch.empty_like(residual)
     _add_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
@@ -34,11 +36,13 @@ def add_norm(
     return new, normed
 
 
-def sum_of_norms(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: float) -> Tensor:
+def sum_of_norms(
+    a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: float, *, is_invariant: bool = False
+) -> Tensor:
     a, b = a.contiguous(), b.contiguous()
     width = a.shape[-1]
     num_rows = a.numel() // width
-    tile = row_tile(width, num_rows)
+    tile = row_tile(width, num_rows, is_invariant=is_invariant)
     total = torch.empty_like(a)
     _sum_of_norms_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
         a, a_weight, b, b_weight, total, num_rows, eps,

@@ -4,6 +4,7 @@ The Triton kernel serves tensors on a GPU, the reference everything else.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -25,6 +26,7 @@ def prepare_heads(
     write_blocks: Tensor,
     write_slots: Tensor,
     values_are_normed: bool,
+    is_invariant: bool = False,
 ) -> Tensor:
     """Normalised, rotated queries [rows, heads, head_dim]; this layer's keys and values go to `cache`.
 
@@ -32,13 +34,15 @@ def prepare_heads(
     rows. `cache` is None where the layer reads another's keys: then `projected` holds queries alone. A cache of single
     vectors is given the value, from which attention derives the key. Without a values part, keys are the raw values.
     Heads may have no queries: keys and values are then all that happens.
+    With `is_invariant`, a row's bits do not depend on how many rows there are.
     """
     prepare: Callable[..., Tensor] = reference.prepare_heads
     if projected.is_cuda:
         # Imported here: machines without a GPU need no Triton.
         from facet.kernels.head_inputs import triton
 
-        prepare = triton.prepare_heads
+        vectors_per_program = triton.INVARIANT_VECTORS if is_invariant else None
+        prepare = partial(triton.prepare_heads, vectors_per_program=vectors_per_program)
     return prepare(
         projected,
         heads,

@@ -18,6 +18,8 @@ from facet.kernels.paged_attention.quantization import SMALLEST_SCALE, largest_s
 _MOST_SINGLE_VECTORS = 2048
 # Beyond it a program takes this many elements, a few wide loads per thread.
 _ELEMENTS_PER_PROGRAM = 4096
+# Where rows must not depend, bit for bit, on their number, a program always takes this many.
+INVARIANT_VECTORS = 4
 
 _SMALLEST_SCALE = tl.constexpr(SMALLEST_SCALE)
 

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from facet.kernels.moe import reference
+from facet.kernels.moe.config import invariant_tiles
 
 __all__ = ["route", "run_experts"]
 
@@ -20,13 +21,17 @@ def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple
     return reference.route(router_logits, num_chosen, expert_scale)
 
 
-def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def run_experts(
+    x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, *, is_invariant: bool = False
+) -> Tensor:
     """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))), in the order of its choices.
 
-    gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width].
+    gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width]. With `is_invariant`, a
+    row's bits do not depend on which other rows chose the same experts.
     """
     if x.is_cuda:
         from facet.kernels.moe import triton
 
-        return triton.run_experts(x, weights, chosen, gate_up, down)
-    return reference.run_experts(x, weights, chosen, gate_up, down)
+        tiles = invariant_tiles(x.element_size()) if is_invariant else None
+        return triton.run_experts(x, weights, chosen, gate_up, down, tiles)
+    return reference.run_experts(x, weights, chosen, gate_up, down, is_invariant=is_invariant)

@@ -31,3 +31,12 @@ def choose_tiles(num_pairs: int, num_experts: int, element_size: int) -> tuple[T
     else:
         config = TileConfig(block_rows=128, block_out=256, block_in=64, num_warps=8, num_stages=3)
     return config, config
+
+
+def invariant_tiles(element_size: int) -> tuple[TileConfig, TileConfig]:
+    """Whatever the number of pairs: tiles of one size, in which a row is multiplied alike wherever it stands."""
+    if element_size > 2:
+        config = TileConfig(block_rows=16, block_out=32, block_in=32, num_warps=4, num_stages=2)
+    else:
+        config = TileConfig(block_rows=64, block_out=64, block_in=128, num_warps=4, num_stages=4)
+    return config, config

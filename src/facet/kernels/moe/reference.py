@@ -2,9 +2,9 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from facet.kernels.geglu import geglu
+from facet.kernels.linear import invariant
+from facet.kernels.linear import reference as plain
 
 
 def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,13 +19,16 @@ def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple
     return weights * expert_scale.float()[chosen], chosen
 
 
-def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def run_experts(
+    x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, *, is_invariant: bool = False
+) -> Tensor:
     """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))).
 
     gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width]. Rows are sorted by expert
     so that each expert in use runs once. A row's results are summed in the order of its choices, in float32, so
     that its company in the batch does not change them.
     """
+    products = invariant if is_invariant else plain
     num_rows, num_chosen = chosen.shape
     order = chosen.flatten().argsort(stable=True)
     counts = torch.bincount(chosen.flatten(), minlength=gate_up.shape[0]).tolist()
@@ -35,8 +38,8 @@ def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, dow
     for expert, count in enumerate(counts):
         if count:
             rows = slice(start, start + count)
-            hidden = geglu(functional.linear(sorted_x[rows], gate_up[expert]))
-            outputs[rows] = functional.linear(hidden, down[expert])
+            hidden = products.geglu_linear(sorted_x[rows], gate_up[expert])
+            outputs[rows] = products.linear(hidden, down[expert])
             start += count
     by_choice = torch.empty_like(outputs)
     by_choice[order] = outputs

@@ -1,14 +1,15 @@
 """Attention over keys and values that lie in pages: plan once per step, run once per layer.
 
-The Triton kernels serve tensors on a GPU, the reference everything else.
+The Triton kernels serve tensors on a GPU, the reference everything else. Where rows must not depend on their company
+bit for bit, a plan is made for that.
 """
 
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows
-from facet.kernels.paged_attention import reference
+from facet.kernels.paged_attention import invariant, invariant_tiles, reference
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
-from facet.kernels.paged_attention.plans import AttentionPlan, ReferencePlan
+from facet.kernels.paged_attention.plans import AttentionPlan, InvariantPlan, InvariantTritonPlan, ReferencePlan
 from facet.kernels.paged_attention.reference import write_keys_and_values
 
 __all__ = [
@@ -24,9 +25,21 @@ __all__ = [
 
 
 def plan_attention(
-    rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
+    rows: AttentionRows,
+    block_table: Tensor,
+    heads: HeadShape,
+    *,
+    window: int | None,
+    tokens_per_block: int,
+    is_invariant: bool = False,
 ) -> AttentionPlan:
     """What all layers of a kind share in a step. A query at position p sees p - window + 1 to p, or 0 to p."""
+    if is_invariant and block_table.is_cuda:
+        return invariant_tiles.plan_attention(
+            rows, block_table, heads, window=window, tokens_per_block=tokens_per_block
+        )
+    if is_invariant:
+        return invariant.plan_attention(rows, block_table, window=window, tokens_per_block=tokens_per_block)
     if block_table.is_cuda:
         # Imported here: machines without a GPU need no Triton.
         from facet.kernels.paged_attention import triton
@@ -57,6 +70,12 @@ def paged_attention(
     given."""
     if isinstance(plan, ReferencePlan):
         return reference.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe, out=out)
+    if isinstance(plan, InvariantPlan):
+        return invariant.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe, out=out)
+    if isinstance(plan, InvariantTritonPlan):
+        from facet.kernels.paged_attention import triton_invariant
+
+        return triton_invariant.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe, out=out)
     from facet.kernels.paged_attention import triton
 
     return triton.paged_attention(queries, cache, plan, scale=scale, key_recipe=key_recipe, out=out)

@@ -28,6 +28,21 @@ class ReferencePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Some rows of one sequence at fixed places of a product of fixed shape; `invariant.py` says which."""
+
+    tile: Tile  # `visible` is [rows of a unit, keys]
+    first_place: int  # of the first row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvariantPlan:
+    """As `ReferencePlan`, for results that do not depend on the other rows of the step."""
+
+    units: tuple[Unit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TritonPlan:
     """What all layers of a kind share in a step, on the device."""
 
@@ -44,4 +59,29 @@ class TritonPlan:
     runs: RunPlan | None  # the longer runs
 
 
-AttentionPlan = ReferencePlan | TritonPlan
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TilePass:
+    """Tiles whose shares are in memory at the same time, and their rows."""
+
+    tiles: range
+    rows: range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvariantTritonPlan:
+    """As `TritonPlan`, for results that do not depend on the other rows of the step."""
+
+    heads: HeadShape
+    positions: Tensor  # [rows] int32
+    table_rows: Tensor  # [rows] int32
+    block_table: Tensor
+    window: int  # 0: none
+    tokens_per_block: int
+    tiles: Tensor  # [tiles, 2] int32: first row, number of rows
+    tokens_per_tile: int  # no tile has more rows than this
+    passes: tuple[TilePass, ...]
+    num_shares: int  # most that the keys of a row are cut into
+    keys_per_share: int
+
+
+AttentionPlan = ReferencePlan | InvariantPlan | TritonPlan | InvariantTritonPlan

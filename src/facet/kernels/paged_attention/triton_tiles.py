@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
-from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.plans import InvariantTritonPlan, TritonPlan
 
 # A matrix product on tensor cores takes at least this many rows and columns.
 LEAST_TILE = 16
@@ -49,14 +49,14 @@ def settled(wide, stored, SETTLES: tl.constexpr):
 
 
 @triton.jit
-def _load_vectors(pages, blocks, slots, page_stride, token_stride, head_offset, dims, is_live):
+def load_vectors(pages, blocks, slots, page_stride, token_stride, head_offset, dims, is_live):
     """[keys, len(dims)] of one head; zeros where a place is not live, whatever the memory there holds."""
     places = blocks * page_stride + slots * token_stride + head_offset
     return tl.load(pages + places[:, None] + dims[None, :], mask=is_live[:, None], other=0.0)
 
 
 @triton.jit
-def _rotated_scores(
+def rotated_scores(
     low_queries,
     high_queries,
     pages,
@@ -145,16 +145,16 @@ def attend_tiles(
         is_live = positions < end
         blocks = tl.load(table_row + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(tl.int64)
         slots = positions % TOKENS_PER_BLOCK
-        stored = _load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
+        stored = load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
         value = settled(widened(stored, queries.dtype), stored, SETTLES)
         if VALUES_ARE_KEYS:
             scores = tl.dot(queries, tl.trans(value), input_precision="ieee")
-            scores += _rotated_scores(
+            scores += rotated_scores(
                 low_queries, high_queries, values, blocks, slots, page_stride, token_stride, head_offset, positions,
                 is_live, key_weight, cos_sin, NUM_PAIRS, PAIRS_PAD, HEAD_DIM // 2,
             )  # fmt: skip
         else:
-            key = _load_vectors(keys, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
+            key = load_vectors(keys, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
             scores = tl.dot(queries, tl.trans(widened(key, queries.dtype)), input_precision="ieee")
         if HAS_SCALES:
             scale_places = blocks * scale_page_stride + slots * scale_token_stride
@@ -198,7 +198,7 @@ def load_queries(
 
 
 def common_arguments(
-    queries: Tensor, cache: LayerCache, plan: TritonPlan, key_recipe: KeyRecipe | None
+    queries: Tensor, cache: LayerCache, plan: TritonPlan | InvariantTritonPlan, key_recipe: KeyRecipe | None
 ) -> tuple[dict[str, int], dict[str, int | bool], Tensor, Tensor]:
     """Strides, constants, and what is only read where values are keys (anything else serves otherwise)."""
     derives = cache.values is None

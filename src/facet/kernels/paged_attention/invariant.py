@@ -1,0 +1,118 @@
+"""Attention whose every row comes out the same, bit for bit, whatever else is computed in the step: not only other
+sequences but also how many rows of its own come with it, since company decides where a prompt is cut into chunks.
+
+    positions of one sequence   |0 .. 7|8 .. 15|...      rows of a *unit*: a row's place in it is its position's
+    keys of that sequence       |0 .. 127|128 .. 255|... *tiles*, taken in turn with a running softmax
+
+Both are cut at positions, never at a chunk's ends, and every product has the shape of one unit and one tile: what is
+missing is filled up. A row always stands at the same place of the same products, in the same order. A tile of which it
+sees nothing changes nothing: its weights are zero, and what was summed is multiplied by one.
+"""
+
+import torch
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows
+from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
+from facet.kernels.paged_attention.plans import InvariantPlan, Tile, Unit
+from facet.kernels.paged_attention.reference import derive_keys, gather
+
+# More rows make a prompt quicker, fewer a step of single rows, which fill one place of a unit each.
+ROWS_PER_UNIT = 8
+# Longer tiles are fewer, but the last one is filled up however few its keys are.
+KEYS_PER_TILE = 128
+
+
+def plan_attention(
+    rows: AttentionRows, block_table: Tensor, *, window: int | None, tokens_per_block: int
+) -> InvariantPlan:
+    """Cut the rows into units. A query at position p sees positions p - window + 1 to p, or 0 to p."""
+    units, start = [], 0
+    positions: list[int] = rows.positions.tolist()
+    for num_rows in rows.host_query_lens:
+        row, end = start, start + num_rows
+        while row < end:
+            first = positions[row]
+            count = min(end - row, ROWS_PER_UNIT - first % ROWS_PER_UNIT)
+            block_row = block_table[rows.table_rows[row]]
+            tile = _tile(slice(row, row + count), first, block_row, window, tokens_per_block)
+            units.append(Unit(tile=tile, first_place=first % ROWS_PER_UNIT))
+            row += count
+        start = end
+    return InvariantPlan(units=tuple(units))
+
+
+def _tile(query_rows: slice, first: int, block_row: Tensor, window: int | None, tokens_per_block: int) -> Tile:
+    """Whole tiles of keys for rows at positions first, first + 1, ... Places nobody sees repeat a live key."""
+    last = first + query_rows.stop - query_rows.start - 1
+    first_seen = 0 if window is None else max(0, first - window + 1)
+    start, stop = first_seen // KEYS_PER_TILE * KEYS_PER_TILE, (last // KEYS_PER_TILE + 1) * KEYS_PER_TILE
+    places = torch.arange(start, stop, device=block_row.device)
+    unit = first // ROWS_PER_UNIT * ROWS_PER_UNIT
+    queries = torch.arange(unit, unit + ROWS_PER_UNIT, device=block_row.device)[:, None]
+    visible = places <= queries
+    if window is not None:
+        visible &= places > queries - window
+    keys = places.clamp(first_seen, last)
+    return Tile(
+        query_rows=query_rows,
+        num_sequences=1,
+        key_positions=keys[None],
+        key_blocks=block_row[keys // tokens_per_block][None].long(),
+        key_slots=(keys % tokens_per_block)[None],
+        visible=visible,
+    )
+
+
+def paged_attention(
+    queries: Tensor,
+    cache: LayerCache,
+    plan: InvariantPlan,
+    *,
+    scale: float,
+    key_recipe: KeyRecipe | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention of every row over its own sequence. queries: [rows, heads, head_dim]; the result likewise."""
+    output = torch.empty_like(queries) if out is None else out
+    for unit in plan.units:
+        tile = unit.tile
+        keys = gather(cache.keys, cache.key_scales, tile, queries.dtype)
+        if cache.values is not None:
+            values = gather(cache.values, cache.value_scales, tile, queries.dtype)
+        else:
+            assert key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
+            values, keys = keys, derive_keys(keys, tile.key_positions, key_recipe)
+        own_queries = queries[tile.query_rows]
+        places = slice(unit.first_place, unit.first_place + len(own_queries))
+        filled = torch.zeros(ROWS_PER_UNIT, *queries.shape[1:], device=queries.device)
+        filled[places] = own_queries
+        attended = _attend(filled * scale, keys[0].float(), values[0].float(), tile.visible)
+        output[tile.query_rows] = attended[places].to(output.dtype)
+    return output
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """queries [ROWS_PER_UNIT, heads, head_dim], keys and values [keys, kv_heads, head_dim], all float32."""
+    num_rows, num_heads, head_dim = queries.shape
+    num_kv_heads = keys.shape[1]
+    # The query heads that share a key head stand beside each other as rows of one product.
+    grouped = queries.view(num_rows, num_kv_heads, -1, head_dim).transpose(0, 1).reshape(num_kv_heads, -1, head_dim)
+    hidden = ~visible.repeat_interleave(num_heads // num_kv_heads, dim=0)
+    # Not minus infinity, from which a difference to itself is no number.
+    highest = grouped.new_full((*grouped.shape[:2], 1), torch.finfo(torch.float32).min)
+    total, sums = torch.zeros_like(highest), torch.zeros_like(grouped)
+    for start in range(0, len(keys), KEYS_PER_TILE):
+        tile = slice(start, start + KEYS_PER_TILE)
+        # Copied, so that how a tile lies in memory does not depend on how many there are.
+        some_keys, some_values = (vectors[tile].transpose(0, 1).contiguous() for vectors in (keys, values))
+        scores = torch.bmm(grouped, some_keys.transpose(1, 2)).masked_fill_(hidden[:, tile], -torch.inf)
+        now_highest = torch.maximum(highest, scores.amax(dim=-1, keepdim=True))
+        weights = torch.exp(scores - now_highest)
+        shrunk = torch.exp(highest - now_highest)
+        total = total * shrunk + weights.sum(dim=-1, keepdim=True)
+        sums = sums * shrunk + torch.bmm(weights, some_values)
+        highest = now_highest
+    # Places of a unit where no row stands may have seen nothing.
+    attended = sums / total.clamp(min=torch.finfo(torch.float32).tiny)
+    return attended.view(num_kv_heads, num_rows, -1, head_dim).transpose(0, 1).reshape(num_rows, num_heads, head_dim)

@@ -1,0 +1,60 @@
+"""--batch-invariant on a GPU: alone equals together, bit for bit, over 203 random batches in bfloat16.
+
+Alone, everything is computed in the open, all layers for all rows. In company, single rows replay graphs, prompts pass
+through captured pieces of several sizes, and prompt rows skip the layers that read other layers' keys.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+from facet.config import ModelConfig
+from facet.model.loader import load_model
+from tests.engine.harness import make_engine
+from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
+from tests.tiny_models import SMALL_WINDOW_NAMES, TinyModel
+
+GRAPH_SIZES = (1, 2, 4, 8)
+PIECE_SIZES = (16, 48)
+
+COMPANIES = (
+    Company(16, num_batches=9),
+    Company(512, num_batches=14, has_long_prompt=True),
+    Company(16, num_batches=6, is_short_of_memory=True),
+)
+
+
+@pytest.mark.parametrize("name", SMALL_WINDOW_NAMES)
+def test_company_changes_no_bit(name: str, tiny_model: Callable[[str], TinyModel]) -> None:
+    tiny = tiny_model(name)
+    config = ModelConfig(model=str(tiny.folder), device="cuda", max_model_len=512, dtype="bfloat16")
+    model = load_model(config, is_batch_invariant=True).model
+    requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
+    solo = make_engine(model, enable_prefix_caching=False, overlapped=False, fast_prefill=False, kv_dtype="bfloat16")
+    expected = answers_alone(solo, requests)
+    for company in COMPANIES:
+        engine = make_engine(
+            model,
+            max_num_batched_tokens=company.chunk,
+            enable_prefix_caching=company.prefix_caching,
+            overlapped=company.overlapped,
+            num_blocks=company.num_blocks(model, requests, "bfloat16"),
+            graph_sizes=GRAPH_SIZES,
+            piece_sizes=PIECE_SIZES,
+            kv_dtype="bfloat16",
+        )
+        check_batches(engine, company, requests, expected, seed=f"{name} {company}")
+
+
+@pytest.mark.parametrize("name", ["gemma4_31b_small", "gemma4_e4b_small"])
+def test_company_changes_no_bit_of_quantized_keys(name: str, tiny_model: Callable[[str], TinyModel]) -> None:
+    tiny = tiny_model(name)
+    config = ModelConfig(model=str(tiny.folder), device="cuda", max_model_len=512, dtype="bfloat16")
+    model = load_model(config, is_batch_invariant=True).model
+    requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
+    dtype = "int8_per_token_head"
+    solo = make_engine(model, enable_prefix_caching=False, overlapped=False, kv_dtype=dtype)
+    expected = answers_alone(solo, requests)
+    company = Company(16, num_batches=6)
+    engine = make_engine(model, max_num_batched_tokens=16, graph_sizes=GRAPH_SIZES, kv_dtype=dtype)
+    check_batches(engine, company, requests, expected, seed=name)

@@ -1,0 +1,140 @@
+"""Kernels that promise it: a row's bits depend neither on the rows beside it, nor on its place among them, nor on where
+a run of rows was cut."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows
+from facet.kernels.geglu import invariant as activations
+from facet.kernels.geglu import reference as plain_activations
+from facet.kernels.linear import cases as linear_cases
+from facet.kernels.linear import gated_input_linear, geglu_linear, linear
+from facet.kernels.linear import reference as plain_products
+from facet.kernels.linear.invariant import ROWS_PER_BLOCK
+from facet.kernels.moe import cases as moe_cases
+from facet.kernels.moe import reference as plain_experts
+from facet.kernels.moe import route, run_experts
+from facet.kernels.paged_attention import cases as attention_cases
+from facet.kernels.paged_attention import paged_attention, plan_attention
+from facet.kernels.paged_attention.invariant import KEYS_PER_TILE
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = (
+    *linear_cases.ODD,
+    linear_cases.Shape("wide", 1536, 640),
+    linear_cases.Shape("deep", 128, 5376),
+    linear_cases.Shape("router", 16, 4),
+)
+NUM_ROWS = 2 * ROWS_PER_BLOCK + 5
+# Some rows, in some order: alone, fewer than a block, a whole one, more.
+CHOICES = ([7], [0, 36], [36, 20, 3], list(range(15, -1, -1)), list(range(5, 36)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_products(shape: linear_cases.Shape, dtype: torch.dtype) -> None:
+    x, weight = shape.inputs(NUM_ROWS, dtype)
+    given = torch.randn(NUM_ROWS, shape.num_out).to(dtype)
+    together = linear(x, weight, is_invariant=True)
+    opened = gated_input_linear(x, weight, given, is_invariant=True)
+    linear_cases.TOLERANCES[dtype].check(together, plain_products.linear(x, weight))
+    linear_cases.TOLERANCES[dtype].check(opened, plain_products.gated_input_linear(x, weight, given))
+    for rows in CHOICES:
+        assert torch.equal(linear(x[rows], weight, is_invariant=True), together[rows])
+        assert torch.equal(gated_input_linear(x[rows], weight, given[rows], is_invariant=True), opened[rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [37, 640, 3000])
+def test_activations(width: int, dtype: torch.dtype) -> None:
+    gate_up = (2 * torch.randn(NUM_ROWS, 2 * width)).to(dtype)
+    dense, sparse = activations.geglu(gate_up), activations.sparse_geglu(gate_up, 0.5)
+    tolerance = linear_cases.TOLERANCES[dtype]
+    tolerance.check(dense, plain_activations.geglu(gate_up))
+    tolerance.check(sparse, plain_activations.sparse_geglu(gate_up, 0.5))
+    for rows in CHOICES:
+        assert torch.equal(activations.geglu(gate_up[rows]), dense[rows])
+        assert torch.equal(activations.sparse_geglu(gate_up[rows], 0.5), sparse[rows])
+
+
+def test_no_rows() -> None:
+    """A step in which no row wants logits."""
+    x, weight = linear_cases.ODD[0].inputs(0, torch.float32)
+    assert linear(x, weight, is_invariant=True).shape == (0, len(weight))
+    assert geglu_linear(x, weight[: len(weight) // 2 * 2], is_invariant=True).shape == (0, len(weight) // 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_experts(dtype: torch.dtype) -> None:
+    case = moe_cases.Case(num_rows=NUM_ROWS, hidden=96, num_experts=6, num_chosen=3, width=40)
+    inputs = case.inputs(dtype)
+
+    def run(rows: list[int]) -> Tensor:
+        weights, chosen = route(inputs.router_logits[rows], case.num_chosen, inputs.expert_scale)
+        return run_experts(inputs.x[rows], weights, chosen, inputs.gate_up, inputs.down, is_invariant=True)
+
+    together = run(list(range(NUM_ROWS)))
+    routed = route(inputs.router_logits, case.num_chosen, inputs.expert_scale)
+    tolerance = moe_cases.FLOAT32 if dtype == torch.float32 else moe_cases.BFLOAT16
+    tolerance.check(together, plain_experts.run_experts(inputs.x, *routed, inputs.gate_up, inputs.down))
+    for rows in CHOICES:
+        assert torch.equal(run(rows), together[rows])
+
+
+ATTENTION = attention_cases.Case(
+    name="two tiles and a half",
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    window=None,
+    tokens_per_block=16,
+    sequences=((5 * KEYS_PER_TILE // 2, 5 * KEYS_PER_TILE // 2), (3, 40)),
+)
+ATTENTION_CASES = (
+    ATTENTION,
+    replace(ATTENTION, name="window", window=20),
+    replace(ATTENTION, name="window over a tile", window=KEYS_PER_TILE + 7, num_kv_heads=1),
+    replace(ATTENTION, name="derived keys", num_rotated_pairs=8),
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
+def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
+    """The rows of one sequence in pieces cut anywhere, down to one row, in company and without."""
+    inputs = case.inputs(dtype)
+
+    def attend(first: int, last: int, *, is_invariant: bool = True) -> Tensor:
+        """Rows first .. last - 1; those past the long sequence are the other's."""
+        long_len, (short_len, short_context) = case.sequences[0][0], case.sequences[1]
+        query_lens = (min(last, long_len) - first, max(0, last - long_len))
+        context_lens = (min(last, long_len), short_context - short_len + query_lens[1])
+        kept = [index for index, query_len in enumerate(query_lens) if query_len]
+        rows = AttentionRows(
+            positions=inputs.rows.positions[first:last],
+            table_rows=inputs.rows.table_rows[first:last],
+            block_tables=inputs.rows.block_tables,
+            host_query_lens=tuple(query_lens[index] for index in kept),
+            host_context_lens=tuple(context_lens[index] for index in kept),
+        )
+        plan = plan_attention(
+            rows,
+            inputs.block_table,
+            case.heads,
+            window=case.window,
+            tokens_per_block=case.tokens_per_block,
+            is_invariant=is_invariant,
+        )
+        queries = inputs.queries[first:last]
+        return paged_attention(queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
+
+    num_rows = len(inputs.queries)
+    together = attend(0, num_rows)
+    case.tolerance(dtype).check(together, attend(0, num_rows, is_invariant=False))
+    cuts = (0, 1, 2, 7, 8, 24, 127, 128, 129, 200, 303, num_rows)
+    for first, last in pairwise(cuts):
+        assert torch.equal(attend(first, last), together[first:last])

@@ -1,0 +1,209 @@
+"""The Triton kernels that promise it, in the interpreter: right, and a row's bits depend neither on the rows beside it,
+nor on its place among them, nor on where a run of rows was cut. On a GPU the same, at the shapes of real models."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows
+from facet.kernels.add_norm import triton as add_norm
+from facet.kernels.geglu import cases as geglu_cases
+from facet.kernels.geglu import reference as plain_activations
+from facet.kernels.geglu.triton_sparse import sparse_geglu
+from facet.kernels.linear import cases as linear_cases
+from facet.kernels.linear import reference as plain_products
+from facet.kernels.linear.triton_invariant import linear
+from facet.kernels.log_sum_exp import cases as log_sum_cases
+from facet.kernels.log_sum_exp import reference as plain_log_sums
+from facet.kernels.log_sum_exp.triton import log_sum_exp
+from facet.kernels.mean_square import cases as mean_square_cases
+from facet.kernels.mean_square import reference as plain_mean_squares
+from facet.kernels.mean_square.triton import mean_square
+from facet.kernels.moe import cases as moe_cases
+from facet.kernels.moe import reference as plain_experts
+from facet.kernels.moe import triton as experts
+from facet.kernels.moe.config import invariant_tiles
+from facet.kernels.paged_attention import cases as attention_cases
+from facet.kernels.paged_attention import invariant_tiles as tile_plans
+from facet.kernels.paged_attention import reference as plain_attention
+from facet.kernels.paged_attention import triton_invariant
+from facet.kernels.rms_norm.triton import rms_norm, row_tile
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+# Products of bfloat16 numbers are wrong in the interpreter.
+DTYPES = (torch.bfloat16,) if ON_GPU else (torch.float32, torch.float16)
+
+PRODUCTS = (*linear_cases.ODD, linear_cases.Shape("deep", 72, 300))
+if ON_GPU:
+    PRODUCTS += (*linear_cases.E4B, linear_cases.LARGE[1], linear_cases.LARGE[2])
+NUM_ROWS = 300 if ON_GPU else 66
+# Some rows, in some order: alone, some, more than a tile.
+CHOICES = ([7], [65, 20, 3], list(range(3, NUM_ROWS)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", PRODUCTS, ids=lambda shape: shape.name)
+def test_products(shape: linear_cases.Shape, dtype: torch.dtype) -> None:
+    x, weight = shape.inputs(NUM_ROWS, dtype, DEVICE)
+    together = linear(x, weight)
+    linear_cases.TOLERANCES[dtype].check(together, plain_products.linear(x, weight))
+    for rows in CHOICES:
+        assert torch.equal(linear(x[rows], weight), together[rows])
+    # Rows that begin where memory is not aligned.
+    assert torch.equal(linear(x[1:], weight), together[1:])
+    assert linear(x[:0], weight).shape == (0, shape.num_out)
+
+
+@pytest.mark.parametrize("width", [48, 1100, 2560])
+def test_norms(width: int) -> None:
+    """On a GPU, of more rows than are worked on as few."""
+    assert row_tile(width, 1, is_invariant=True) == row_tile(width, 10**6, is_invariant=True)
+    dtype, num_rows = DTYPES[0], 600 if ON_GPU else 6
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    x, y = torch.randn(2, num_rows, width, generator=generator, device=DEVICE).to(dtype)
+    weight = torch.rand(width, generator=generator, device=DEVICE)
+    normed = rms_norm(x, weight, 1e-6, is_invariant=True)
+    added, then = add_norm.add_norm(x, y, weight, weight, 1e-6, is_invariant=True)
+    summed = add_norm.sum_of_norms(x, weight, y, weight, 1e-6, is_invariant=True)
+    assert then is not None
+    for rows in ([4], [num_rows - 1, 0, 3]):
+        one, two = add_norm.add_norm(x[rows], y[rows], weight, weight, 1e-6, is_invariant=True)
+        assert two is not None
+        assert torch.equal(one, added[rows])
+        assert torch.equal(two, then[rows])
+        assert torch.equal(rms_norm(x[rows], weight, 1e-6, is_invariant=True), normed[rows])
+        assert torch.equal(
+            add_norm.sum_of_norms(x[rows], weight, y[rows], weight, 1e-6, is_invariant=True), summed[rows]
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [64, 2112])
+def test_sparse_activation(width: int, dtype: torch.dtype) -> None:
+    gate_up = geglu_cases.gate_up(width, dtype, DEVICE)
+    tolerance = geglu_cases.FLOAT32 if dtype == torch.float32 else geglu_cases.SPARSE_BFLOAT16
+    for cutoff in (0.5, *geglu_cases.SPARSITIES):
+        together = sparse_geglu(gate_up, cutoff)
+        tolerance.check(together, plain_activations.sparse_geglu(gate_up, cutoff))
+        assert torch.equal(sparse_geglu(gate_up[3:4], cutoff), together[3:4])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", mean_square_cases.WIDTHS)
+def test_mean_squares(width: int, dtype: torch.dtype) -> None:
+    rows = mean_square_cases.rows(width, dtype, DEVICE)
+    together = mean_square(rows)
+    mean_square_cases.TOLERANCES[dtype].check(together, plain_mean_squares.mean_square(rows))
+    assert torch.equal(mean_square(rows[5:6]), together[5:6])
+    assert torch.equal(mean_square(rows[None, 30:]), together[None, 30:])
+
+
+@pytest.mark.parametrize("vocab_size", log_sum_cases.LARGE_VOCAB_SIZES if ON_GPU else log_sum_cases.VOCAB_SIZES)
+def test_log_sums(vocab_size: int) -> None:
+    logits = log_sum_cases.logits(vocab_size, DEVICE)
+    together = log_sum_exp(logits)
+    log_sum_cases.FLOAT32.check(together, plain_log_sums.log_sum_exp(logits))
+    log_sum_cases.FLOAT32.check(together, logits.double().logsumexp(-1, keepdim=True).float())
+    for row in range(len(logits)):
+        assert torch.equal(log_sum_exp(logits[row : row + 1]), together[row : row + 1])
+    logits[0, 3] = float("nan")
+    assert log_sum_exp(logits)[:, 0].isnan().tolist() == [True, False, False, False, False]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_experts(dtype: torch.dtype) -> None:
+    case = moe_cases.Case(num_rows=21, hidden=64, num_experts=4, num_chosen=3, width=24)
+    inputs = case.inputs(dtype, DEVICE)
+
+    def run(rows: list[int]) -> Tensor:
+        weights, chosen = experts.route(inputs.router_logits[rows], case.num_chosen, inputs.expert_scale)
+        tiles = invariant_tiles(dtype.itemsize)
+        return experts.run_experts(inputs.x[rows], weights, chosen, inputs.gate_up, inputs.down, tiles)
+
+    together = run(list(range(21)))
+    routed = plain_experts.route(inputs.router_logits, case.num_chosen, inputs.expert_scale)
+    tolerance = moe_cases.FLOAT32 if dtype == torch.float32 else moe_cases.BFLOAT16
+    tolerance.check(together, plain_experts.run_experts(inputs.x, *routed, inputs.gate_up, inputs.down))
+    for rows in ([7], [0, 20], list(range(18, 3, -1))):
+        assert torch.equal(run(rows), together[rows])
+
+
+SHARE = 64
+ATTENTION = attention_cases.Case(
+    name="three shares",
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=512 if ON_GPU else 32,
+    window=None,
+    tokens_per_block=24,
+    sequences=((12, 2 * SHARE + 6), (2, 30)),
+)
+ATTENTION_CASES = (
+    ATTENTION,
+    replace(ATTENTION, name="window", window=20, head_dim=256 if ON_GPU else 32),
+    replace(ATTENTION, name="window over a tile", window=SHARE + 7, num_kv_heads=2, head_dim=128 if ON_GPU else 32),
+    replace(ATTENTION, name="three heads to one", num_heads=3, num_kv_heads=1),
+    replace(ATTENTION, name="derived keys", num_rotated_pairs=64 if ON_GPU else 8),
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
+def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
+    """Rows on both sides of the last cut between shares, in pieces cut anywhere, in company and without."""
+    inputs = case.inputs(dtype, DEVICE)
+    num_rows = len(inputs.queries)
+
+    def attend(first: int, last: int, *, limit: int = 2**30, most_shares: int = 0) -> Tensor:
+        rows = _some_rows(case, inputs, first, last, most_shares)
+        plan = tile_plans.plan_attention(
+            rows,
+            inputs.block_table,
+            case.heads,
+            window=case.window,
+            tokens_per_block=case.tokens_per_block,
+            keys_per_share=SHARE,
+            partials_limit=limit,
+        )
+        assert len(plan.passes) > 1 or limit == 2**30 or case.window is not None
+        out = torch.empty_like(inputs.queries[first:last])
+        triton_invariant.paged_attention(
+            inputs.queries[first:last], inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe, out=out
+        )
+        return out
+
+    together = attend(0, num_rows)
+    reference_plan = plain_attention.plan_attention(
+        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
+    )
+    expected = plain_attention.paged_attention(
+        inputs.queries, inputs.cache, reference_plan, scale=case.scale, key_recipe=inputs.key_recipe
+    )
+    case.tolerance(dtype).check(together, expected)
+    for first, last in pairwise((0, 1, 5, 11, num_rows)):
+        assert torch.equal(attend(first, last), together[first:last])
+    # In several passes, and as a captured graph does it: with shares for contexts that nobody has.
+    assert torch.equal(attend(0, num_rows, limit=1), together)
+    assert torch.equal(attend(9, 10, most_shares=5), together[9:10])
+
+
+def _some_rows(
+    case: attention_cases.Case, inputs: attention_cases.AttentionInputs, first: int, last: int, most_shares: int
+) -> AttentionRows:
+    """Rows first .. last - 1; those past the long sequence are the other's."""
+    (long_len, long_context), (short_len, short_context) = case.sequences
+    query_lens = (min(last, long_len) - first, max(0, last - long_len))
+    long_end = long_context - long_len + min(last, long_len)
+    context_lens = (max(long_end, most_shares * SHARE), short_context - short_len + query_lens[1])
+    kept = [index for index, query_len in enumerate(query_lens) if query_len > 0]
+    return AttentionRows(
+        positions=inputs.rows.positions[first:last],
+        table_rows=inputs.rows.table_rows[first:last],
+        block_tables=inputs.rows.block_tables,
+        host_query_lens=tuple(query_lens[index] for index in kept),
+        host_context_lens=tuple(context_lens[index] for index in kept),
+    )
