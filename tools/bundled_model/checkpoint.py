@@ -1,0 +1,69 @@
+"""What a training run writes: the weights as a checkpoint will hold them, and the state to go on from.
+
+`weights.safetensors` is bfloat16 under checkpoint names, `state.safetensors` everything in float32, the optimizer's
+state and the number of steps. Each is written beside the old one and then put in its place, so a run that is killed
+while writing leaves the old one whole.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tools.bundled_model.model import Decoder
+from tools.bundled_model.optimizer import Optimizer
+
+CHECKPOINT_PREFIX = "model."
+_STATE_WEIGHTS, _STATE_OPTIMIZER = "weights.", "optimizer."
+
+
+def checkpoint_tensors(model: Decoder) -> dict[str, Tensor]:
+    """The weights in bfloat16 under the names that a Gemma 4 text checkpoint gives them."""
+    return {
+        CHECKPOINT_PREFIX + name: parameter.detach().to("cpu", torch.bfloat16)
+        for name, parameter in model.named_parameters()
+    }
+
+
+def save_training(folder: Path, model: Decoder, optimizer: Optimizer, num_steps: int) -> None:
+    _replace(folder / "weights.safetensors", checkpoint_tensors(model), num_steps)
+    state = {_STATE_WEIGHTS + name: parameter.detach() for name, parameter in model.named_parameters()}
+    state |= {_STATE_OPTIMIZER + name: tensor for name, tensor in optimizer.state().items()}
+    _replace(
+        folder / "state.safetensors", {name: tensor.cpu().contiguous() for name, tensor in state.items()}, num_steps
+    )
+
+
+def resume_training(path: Path, model: Decoder, optimizer: Optimizer) -> int:
+    """Loads what `path` has and returns how many steps are done: none if it holds weights alone."""
+    tensors = load_file(path)
+    is_state = any(name.startswith(_STATE_WEIGHTS) for name in tensors)
+    prefix = _STATE_WEIGHTS if is_state else CHECKPOINT_PREFIX
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[prefix + name])
+    if not is_state:
+        return 0
+    optimizer.load(
+        {
+            name.removeprefix(_STATE_OPTIMIZER): tensor
+            for name, tensor in tensors.items()
+            if name.startswith(_STATE_OPTIMIZER)
+        }
+    )
+    return saved_steps(path)
+
+
+def saved_steps(path: Path) -> int:
+    """How many steps went into a file."""
+    with safe_open(path, framework="pt") as file:
+        return int((file.metadata() or {})["num_steps"])
+
+
+def _replace(path: Path, tensors: dict[str, Tensor], num_steps: int) -> None:
+    new = path.with_suffix(".new")
+    save_file(tensors, new, metadata={"format": "pt", "num_steps": str(num_steps)})
+    os.replace(new, path)

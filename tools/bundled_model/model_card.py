@@ -1,0 +1,114 @@
+"""The text of the bundled model's card: what it is, what it is not, and what was measured."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_CARD = """\
+---
+license: apache-2.0
+language: en
+library_name: facet
+pipeline_tag: text-generation
+---
+
+# The model in the box
+
+A language model of {parameters} million parameters that ships inside Facet, so that `facet serve` answers, thinks and
+calls tools on any machine, offline, a moment after installation. It has the shape of a Gemma 4 E model, and none of
+its weights: it was trained from nothing by the scripts in `tools/bundled_model`, on text those scripts make up.
+
+**It is** a demonstration and a test subject. It reads tool declarations it has never seen, chooses one, copies the
+arguments out of the request, waits for the result and answers from it; it thinks first when asked to; it says so when
+no tool fits; it can talk a little about Facet, do small sums in words, sort short lists and tell a short story.
+
+**It is not** a source of facts, advice or prose. It knows no world outside its made-up dialogues, speaks plain
+English in short sentences only, is easily confused by requests unlike those below, and must not be relied on for
+anything. For that, serve a real Gemma.
+
+## Shape
+
+{shape}
+
+Keys and values of the last {num_shared} layers are those of earlier layers; each layer has a small input of its own
+per token; the head is the embedding. Answers end with {ends}.
+
+## Measured
+
+{evaluation}
+
+## Training
+
+{training}
+
+How to build it again: `tools/bundled_model/README.md`.
+"""
+
+_SHAPE_ROWS = (
+    ("hidden size", "hidden_size"),
+    ("layers", "num_hidden_layers"),
+    ("heads, key and value heads", ("num_attention_heads", "num_key_value_heads")),
+    ("head size, in global layers", ("head_dim", "global_head_dim")),
+    ("feed-forward width", "intermediate_size"),
+    ("per-layer input width", "hidden_size_per_layer_input"),
+    ("window of sliding layers", "sliding_window"),
+    ("vocabulary", "vocab_size"),
+    ("longest context", "max_position_embeddings"),
+)
+_NOT_MEASURED = "Not measured yet."
+
+
+def model_card(
+    *,
+    num_parameters: int,
+    config: Mapping[str, Any],
+    ends: Sequence[str],
+    training: Mapping[str, Any] | None,
+    evaluation: Sequence[Mapping[str, Any]] | None,
+) -> str:
+    """`training` is what the trainer wrote to training.json, `evaluation` what evaluate.py wrote with --json."""
+    return _CARD.format(
+        parameters=f"{num_parameters / 1e6:.1f}",
+        shape=_shape_table(config),
+        num_shared=config["num_kv_shared_layers"],
+        ends=", ".join(f"`{token}`" for token in ends),
+        evaluation=_NOT_MEASURED if evaluation is None else _evaluation_table(evaluation),
+        training=_NOT_MEASURED if training is None else _training_words(training),
+    )
+
+
+def _shape_table(config: Mapping[str, Any]) -> str:
+    kinds = "".join("g" if kind == "full_attention" else "s" for kind in config["layer_types"])
+    rows = [(words, _value(config, names)) for words, names in _SHAPE_ROWS]
+    return _table(("", ""), [*rows, ("sliding (s) and global (g) layers", f"`{kinds}`")])
+
+
+def _value(config: Mapping[str, Any], names: str | tuple[str, ...]) -> str:
+    return ", ".join(str(config[name]) for name in ((names,) if isinstance(names, str) else names))
+
+
+def _training_words(training: Mapping[str, Any]) -> str:
+    return (
+        f"{training['num_steps']:,} steps, {training['num_tokens'] / 1e6:,.0f} million tokens, {training['minutes']} "
+        f"minutes on one {training['device']}. Of tokens it must produce in dialogues not trained on, given all before "
+        f"them, it got {training['held_out_tokens_right']:.2%} right."
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _evaluation_table(evaluation: Sequence[Mapping[str, Any]]) -> str:
+    """One row per measure, in the order of the evaluation."""
+    rows = [
+        (
+            str(measure["name"]),
+            f"{measure['right'] / max(1, measure['num']):.1%}",
+            f"{measure['right']} of {measure['num']}",
+            "" if measure["wanted"] is None else f"{measure['wanted']:.0%}",
+        )
+        for measure in evaluation
+    ]
+    words = "Through Facet itself, unconstrained, on tools and requests whose words training never saw."
+    return f"{words}\n\n{_table(('measure', 'share', 'cases', 'goal'), rows)}"

@@ -1,0 +1,172 @@
+"""A browser without a window, driven through the WebDriver protocol: Chromium behind chromedriver.
+
+WebDriver is JSON over HTTP, and what the tests of the page need of it fits here. Debian has both programs, as
+`chromium` and `chromium-driver`; `make browser` installs them.
+"""
+
+import base64
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+
+PROGRAMS = ("chromium", "chromedriver")
+ENTER, ESCAPE, SHIFT, TAB, BACKSPACE = "\ue007", "\ue00c", "\ue008", "\ue004", "\ue003"
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name the protocol gives to a reference
+_OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",  # containers let nobody make one
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--no-proxy-server",
+    "--hide-scrollbars",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost",  # whoever asks outside gets nothing
+)
+
+
+def missing_programs() -> list[str]:
+    return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+class WebDriverError(Exception):
+    """What the driver could not do."""
+
+
+class Browser:
+    """One window. Elements are named by CSS selectors, and waited for."""
+
+    def __init__(self, client: httpx.Client, session: str) -> None:
+        self._client = client
+        self._session = session
+        self.timeout = 10.0
+
+    def command(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        return _command(self._client, method, f"/session/{self._session}{path}", body)
+
+    def open(self, url: str) -> None:
+        self.command("POST", "/url", {"url": url})
+
+    def reload(self) -> None:
+        self.command("POST", "/refresh", {})
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """The value of a JavaScript function's body."""
+        return self.command("POST", "/execute/sync", {"script": script, "args": list(arguments)})
+
+    def devtools(self, name: str, **parameters: Any) -> Any:
+        return self.command("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
+
+    def resize(self, width: int, height: int, *, scale: float = 1.0) -> None:
+        """The size of the page, not of a window around it; below 500 pixels there is no window."""
+        metrics = dict(width=width, height=height, deviceScaleFactor=scale, mobile=False)
+        self.devtools("Emulation.setDeviceMetricsOverride", **metrics)
+
+    def prefer(self, scheme: str) -> None:
+        """ "light" or "dark", as the system would say."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.devtools("Emulation.setEmulatedMedia", features=features)
+
+    def click(self, selector: str) -> None:
+        self.command("POST", f"/element/{self._element(selector)}/click", {})
+
+    def type(self, selector: str, text: str) -> None:
+        self.command("POST", f"/element/{self._element(selector)}/value", {"text": text})
+
+    def press(self, keys: str) -> None:
+        """Whoever has the focus gets them."""
+        self.command("POST", f"/element/{self._reference('/element/active', 'GET', None)}/value", {"text": keys})
+
+    def text(self, selector: str) -> str:
+        """As it is in the page, also where it is not shown."""
+        script = "return document.querySelector(arguments[0])?.textContent ?? null"
+        self.wait(lambda: self.run(script, selector) is not None, f"there is no {selector}")
+        return str(self.run(script, selector))
+
+    def value(self, selector: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0]).value", selector))
+
+    def count(self, selector: str) -> int:
+        return int(self.run("return document.querySelectorAll(arguments[0]).length", selector))
+
+    def is_shown(self, selector: str) -> bool:
+        return bool(self.run("return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector))
+
+    def wait(self, condition: Callable[[], object], complaint: str = "it did not happen") -> None:
+        deadline = time.monotonic() + self.timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                raise WebDriverError(
+                    f"{complaint} within {self.timeout:.0f} s.\nThe page says: {self.page_text()[-600:]}"
+                )
+            time.sleep(0.02)
+
+    def wait_for(self, selector: str, text: str = "") -> None:
+        """Until an element is shown, with this text in it."""
+        script = (
+            "return [...document.querySelectorAll(arguments[0])]"
+            ".some(found => found.checkVisibility() && found.textContent.includes(arguments[1]))"
+        )
+        self.wait(lambda: self.run(script, selector, text), f"no {selector} with {text!r} is shown")
+
+    def page_text(self) -> str:
+        return str(self.run("return document.body.innerText"))
+
+    def console(self) -> list[str]:
+        """What the page complained about since this was last asked."""
+        entries = self.command("POST", "/se/log", {"type": "browser"})
+        return [entry["message"] for entry in entries if entry["level"] in ("WARNING", "SEVERE")]
+
+    def requested_urls(self) -> list[str]:
+        """Every address asked for since this was last asked."""
+        messages = [json.loads(entry["message"])["message"] for entry in self.command("POST", "/se/log", {"type": "performance"})]  # fmt: skip  # noqa: E501
+        return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+    def screenshot(self) -> bytes:
+        return base64.b64decode(self.command("GET", "/screenshot"))
+
+    def _element(self, selector: str) -> str:
+        self.wait_for(selector)
+        return self._reference("/element", "POST", {"using": "css selector", "value": selector})
+
+    def _reference(self, path: str, method: str, body: dict[str, Any] | None) -> str:
+        return str(self.command(method, path, body)[_ELEMENT])
+
+
+def _command(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None) -> Any:
+    answer = client.request(method, path, json=body) if body is not None else client.request(method, path)
+    value = answer.json()["value"]
+    if answer.is_error:
+        raise WebDriverError(f"{value['error']}: {value['message'].splitlines()[0]}")
+    return value
+
+
+@contextlib.contextmanager
+def running_browser() -> Iterator[Browser]:
+    with subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{_port(driver)}", timeout=60, trust_env=False) as client:
+                chromium = {"binary": shutil.which("chromium"), "args": list(_OPTIONS)}
+                logs = {"browser": "ALL", "performance": "ALL"}
+                asked = {"goog:chromeOptions": chromium, "goog:loggingPrefs": logs}
+                session = _command(client, "POST", "/session", {"capabilities": {"alwaysMatch": asked}})["sessionId"]
+                try:
+                    yield Browser(client, session)
+                finally:
+                    _command(client, "DELETE", f"/session/{session}", None)
+        finally:
+            driver.terminate()
+
+
+def _port(driver: "subprocess.Popen[str]") -> int:
+    assert driver.stdout is not None
+    for line in driver.stdout:
+        if found := re.search(r"started successfully on port (\d+)", line):
+            return int(found[1])
+    raise WebDriverError("chromedriver ended before it listened")
