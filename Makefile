@@ -3,7 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
-CODE := src tests benchmarks
+CODE := src tests tools benchmarks
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -13,7 +13,7 @@ INSTALLED_FOR_TESTS := $(VENV)/.installed-for-tests
 REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check static format clean
+.PHONY: help serve test check static format browser clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,17 @@ check: $(INSTALLED_FOR_TESTS) static ## format, lint, types, and the direction o
 format: $(INSTALLED_FOR_TESTS) ## put the code into the shape that `make check` asks for
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
+
+browser: ## install Chromium, in which the tests try the page; they are skipped without (Debian, as root)
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then \
+		echo "Chromium is there."; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver; \
+	else \
+		echo "Chromium is missing and cannot be installed from here. On Debian, as root:" >&2; \
+		echo "  apt-get install chromium chromium-driver" >&2; exit 1; \
+	fi
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

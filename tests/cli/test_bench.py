@@ -185,7 +185,7 @@ class TestOffline:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (("throughput",), "No model was named"),
+            (("throughput", ""), "No model was named"),
             (("throughput", "m", "--model", "o"), "Two models are named"),
             (("throughput", "/none"), "/none"),
             (("throughput", "m", "--num-prompts", "0"), "--num-prompts is 0; it must be 1 or more"),

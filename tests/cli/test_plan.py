@@ -104,7 +104,7 @@ def test_bad_input_is_one_line(
 
 
 def test_no_model(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan"]) == 2
+    assert main(["plan", ""]) == 2
     assert "facet plan MODEL" in capsys.readouterr().err
 
 

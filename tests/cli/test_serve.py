@@ -64,7 +64,7 @@ def test_flags_with_json_and_lists() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "No model was named"),
+        (("",), "No model was named"),
         (("m", "--max-model-length", "5"), "Did you mean --max-model-len?"),
         (("m", "--pipeline-parallel-size", "2"), "has no --pipeline-parallel-size"),
         (("m", "--tensor-parallel-size", "2"), "--tensor-parallel-size 2"),

@@ -13,7 +13,9 @@ from facet.chat import ChatTemplate
 from facet.config import ServerConfig
 from facet.engine.messages import EngineInfo
 from facet.server.app import make_app
-from facet.server.served_model import ServedModel
+from facet.server.engine_process import EngineProcess
+from facet.server.run import engine_config
+from facet.server.served_model import ServedModel, make_served_model
 from facet.tokens import Tokenizer
 from tests.server.running import RunningServer, running
 from tests.server.scripted_engine import Script, ScriptedEngine
@@ -48,6 +50,22 @@ def model_folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytes
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, END], "top_k": 64}))
     return folder
+
+
+@pytest.fixture(scope="session")
+def real_server(model_folder: Path) -> Iterator[RunningServer]:
+    """The real engine in its process, with a tiny random model. Only for tests that do not mind each other's traces."""
+    config = ServerConfig(
+        model=str(model_folder),
+        served_model_name=("tiny",),
+        disable_log_stats=True,
+        device="cpu",
+        kv_cache_memory_bytes=8 << 20,
+        max_num_batched_tokens=512,
+    )
+    engine = EngineProcess(engine_config(config))
+    with running(make_app(config, engine, make_served_model(config, engine.info))) as server:
+        yield server
 
 
 Scripted = Callable[..., contextlib.AbstractContextManager[tuple[RunningServer, ScriptedEngine]]]

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from facet.engine.messages import Answer, EngineInfo, Refused, Stats, Token
+from facet.engine.messages import Answer, EngineInfo, LiveView, Refused, Stats, Token
 from facet.errors import EngineDeadError
+from facet.kv_cache.picture import ArenaPicture, PagesOfAKind
 from facet.request import Request
 from facet.sampling import TokenLogprobs
 
@@ -36,6 +37,7 @@ class ScriptedEngine:
     submitted: list[Request] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     num_resets: int = 0
+    num_live_views: int = 0
     is_closed: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +61,12 @@ class ScriptedEngine:
 
     def ask_stats(self) -> None:
         self._inbox.put(self.stats())
+
+    def ask_live_view(self, max_cells: int) -> None:
+        self.num_live_views += 1
+        pages = PagesOfAKind(kind="sliding", num_pages=4, cells=(1, 1, 1, 1, 0, 0, 0, 0, 0, 0))
+        arena = ArenaPicture(num_pages=10, page_bytes=1024, pages_per_cell=1, kinds=(pages,))
+        self._inbox.put(LiveView(time.monotonic(), 0.25, self.stats(), arena))
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1

@@ -4,8 +4,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,18 +14,11 @@ from facet.server.engine_bridge import Counters, EngineBridge
 from facet.server.stats_log import line, log_stats
 from facet.version import __version__
 from tests.server.conftest import Scripted
-from tests.server.running import RunningServer
+from tests.server.running import RunningServer, wait_until
 from tests.server.scripted_engine import ScriptedEngine
 
 ASK = {"messages": [{"role": "user", "content": "one"}]}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_models_version_and_documents(scripted: Scripted) -> None:

@@ -3,16 +3,19 @@
 import argparse
 import difflib
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from facet.cli import bench, doctor, inspect, plan, serve
-from facet.errors import UserError
+from facet.cli import bench, chat, complete, doctor, inspect, plan, serve
+from facet.errors import EngineError, UserError
 from facet.version import __version__
 
+EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,7 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="facet", description="Inference and serving for the Gemma family.")
     parser.add_argument("--version", action="version", version=f"facet {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (serve, plan, bench, doctor, inspect):
+    for command in (serve, chat, complete, plan, bench, doctor, inspect):
         command.add_parser(commands)
     return parser
 
@@ -55,14 +58,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.INFO, format="%(message)s")
     try:
         code: int = options.run(options)
-    except UserError as error:
+    except (UserError, EngineError) as error:
         if options.verbose:
             traceback.print_exc()
         else:
             print(_one_line(f"error: {error}"), file=sys.stderr)
-        return EXIT_USER_ERROR
+        return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILED
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has left, as `head` does. Nothing more can be said there, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
     return code
 
 

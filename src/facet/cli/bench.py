@@ -14,6 +14,7 @@ from facet.bench.offline_config import (
     check_throughput,
 )
 from facet.cli.flags import add_common_flags, add_config_flags, config_from
+from facet.cli.models import model_config_from
 from facet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,10 +95,10 @@ def _add_offline_flags(parser: argparse.ArgumentParser, config_type: type[Offlin
 
 
 def _offline_config(options: argparse.Namespace, config_type: type[OfflineType]) -> OfflineType:
-    if options.model and options.model_by_flag:
+    if options.model is not None and options.model_by_flag is not None:
         raise ConfigError(f"Two models are named, {options.model} and --model {options.model_by_flag}; give one.")
-    options.model = options.model or options.model_by_flag or ""
-    return config_from(options, config_type)
+    options.model = options.model_by_flag if options.model is None else options.model
+    return model_config_from(options, config_type)
 
 
 def _load_engine(config: OfflineBenchConfig) -> "TimedLLM":

@@ -3,7 +3,8 @@
 import argparse
 import json
 
-from facet.cli.flags import add_common_flags, add_config_flags, config_from
+from facet.cli.flags import add_common_flags, add_config_flags
+from facet.cli.models import model_config_from
 from facet.doctor.config import DoctorConfig
 
 EXIT_UNHEALTHY = 1
@@ -23,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     from facet.doctor.examine import examine
     from facet.progress import Bars
 
-    config = config_from(options, DoctorConfig)
+    config = model_config_from(options, DoctorConfig)
     report = examine(config, Bars())
     if config.json:
         print(json.dumps(report.as_json(), indent=2))

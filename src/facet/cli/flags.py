@@ -5,34 +5,45 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 ConfigType = TypeVar("ConfigType")
 
+_BUNDLED = "; default: the bundled model"
+
 
 def add_config_flags(
-    parser: argparse.ArgumentParser, config_type: type[Any], *, positional: str | None = "model"
+    parser: argparse.ArgumentParser,
+    config_type: type[Any],
+    *,
+    positional: str | None = "model",
+    one_at_a_time: Collection[str] = (),
 ) -> None:
-    """A positional for the field of that name, and a flag in kebab case for every other."""
+    """A positional for the field of that name, and a flag in kebab case for every other.
+
+    A flag of several values takes all that follow it; those `one_at_a_time` take one, and are given again for more.
+    """
     hints = typing.get_type_hints(config_type)
     for field in dataclasses.fields(config_type):
-        text = field.metadata["help"].replace("%", "%%")
+        text = field.metadata["help"].replace("%", "%%") + (_BUNDLED if field.name == "model" else "")
         choices = field.metadata["choices"]
         if field.name == positional:
-            parser.add_argument(field.name, metavar=field.name.upper(), nargs="?", default=field.default, help=text)
+            # None where it was left out: an empty string is something else.
+            parser.add_argument(field.name, metavar=field.name.upper(), nargs="?", help=text)
             continue
         flag = "--" + field.name.replace("_", "-")
         if hints[field.name] is bool:
             parser.add_argument(flag, default=field.default, action=argparse.BooleanOptionalAction, help=text)
             continue
         kind = _kind_of(hints[field.name])
+        takes_all = kind.is_list and field.name not in one_at_a_time
         parser.add_argument(
             flag,
             default=field.default,
             type=kind.convert,
-            nargs="+" if kind.is_list else None,
-            action=_Several if kind.is_list else "store",
+            nargs="+" if takes_all else None,
+            action=_Several if takes_all else _OneMore if kind.is_list else "store",
             choices=choices,
             metavar=None if choices else kind.name,
             help=text + _shown_default(field.default),
@@ -44,8 +55,9 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def config_from(options: argparse.Namespace, config_type: type[ConfigType]) -> ConfigType:
-    names = [field.name for field in dataclasses.fields(config_type)]  # type: ignore[arg-type]
-    return config_type(**{name: getattr(options, name) for name in names})
+    fields = dataclasses.fields(config_type)  # type: ignore[arg-type]
+    given = {field.name: getattr(options, field.name) for field in fields}
+    return config_type(**{name: value for name, value in given.items() if value is not None})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,6 +79,15 @@ class _Several(argparse.Action):
             values = _json_list(parser, values[0])  # vLLM's way of writing several
         before = getattr(namespace, self.dest)
         setattr(namespace, self.dest, (*(() if before is self.default else before), *values))
+
+
+class _OneMore(argparse.Action):
+    """Adds its value to those before it, whatever it looks like."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest), values))
 
 
 def _kind_of(hint: Any) -> _Kind:
@@ -103,6 +124,6 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def _shown_default(default: Any) -> str:
-    if default is None or default == ():
+    if default is None or default in ((), ""):
         return ""
     return f" (default: {' '.join(default) if isinstance(default, tuple) else default})"

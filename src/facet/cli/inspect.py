@@ -1,23 +1,22 @@
-"""`facet inspect MODEL`: what a checkpoint is, whether its files are whole, and, with --load, that it runs."""
+"""`facet inspect [MODEL]`: what a checkpoint is, whether its files are whole, and, with --load, that it runs."""
 
 import argparse
 import time
+from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from facet.cli.flags import add_common_flags, add_config_flags, config_from
+from facet.cli.flags import add_common_flags, add_config_flags
+from facet.cli.models import model_config_from
 from facet.config import ModelConfig
 from facet.errors import CheckpointError
 from facet.kv_layout import make_kv_layout
-from facet.layers.kv_arena import KVArena
-from facet.model.checkpoint import find_weight_files, match_tensors, read_headers
-from facet.model.loader import LoadedModel, load_model, read_spec
-from facet.model.weight_map import tensor_targets
 from facet.model_spec import LayerSpec, ModelSpec
 from facet.progress import Bars
-from facet.runner.batch import SequenceRows, make_batch_of
+
+if TYPE_CHECKING:
+    from facet.model.loader import LoadedModel
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -29,7 +28,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(options: argparse.Namespace) -> int:
-    config = config_from(options, ModelConfig)
+    # Imported here: not every command must wait for torch.
+    from facet.model.checkpoint import find_weight_files, match_tensors, read_headers
+    from facet.model.loader import load_model, read_spec
+    from facet.model.weight_map import tensor_targets
+
+    config = model_config_from(options, ModelConfig)
     console = Console()
     spec, folder = read_spec(config, config_only=not options.load)
     console.print(layer_table(spec))
@@ -92,8 +96,13 @@ def _description(layer: LayerSpec) -> tuple[str, ...]:
     )
 
 
-def run_once(loaded: LoadedModel) -> int:
+def run_once(loaded: "LoadedModel") -> int:
     """A short pass over made-up tokens; how many. Fails loudly where the logits are not finite."""
+    import torch
+
+    from facet.layers.kv_arena import KVArena
+    from facet.runner.batch import SequenceRows, make_batch_of
+
     spec, placement = loaded.spec, loaded.model.placement
     layout = make_kv_layout(spec, dtype=str(placement.dtype).removeprefix("torch."))
     arena = KVArena(layout, 1 + len(layout.groups), placement.device)

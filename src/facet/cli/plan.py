@@ -1,10 +1,11 @@
-"""`facet plan MODEL`: what fits on hardware that need not be there, as tables, as JSON or as a picture."""
+"""`facet plan [MODEL]`: what fits on hardware that need not be there, as tables, as JSON or as a picture."""
 
 import argparse
 import json
 from typing import TYPE_CHECKING
 
-from facet.cli.flags import add_common_flags, add_config_flags, config_from
+from facet.cli.flags import add_common_flags, add_config_flags
+from facet.cli.models import model_config_from
 from facet.config import PlanConfig
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
     from facet.bench.plot import check_plot
     from facet.engine.memory_plan import make_plan
 
-    config = config_from(options, PlanConfig)
+    config = model_config_from(options, PlanConfig)
     check_plot(config.plot)
     plan = make_plan(config)
     if config.json:

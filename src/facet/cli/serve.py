@@ -1,8 +1,9 @@
-"""`facet serve MODEL`: the HTTP server."""
+"""`facet serve [MODEL]`: the HTTP server."""
 
 import argparse
 
-from facet.cli.flags import add_common_flags, add_config_flags, config_from
+from facet.cli.flags import add_common_flags, add_config_flags
+from facet.cli.models import model_config_from
 from facet.config import ServerConfig
 
 
@@ -17,4 +18,4 @@ def run(options: argparse.Namespace) -> int:
     # Imported here: other commands need no HTTP library.
     from facet.server.run import serve
 
-    return serve(config_from(options, ServerConfig))
+    return serve(model_config_from(options, ServerConfig))

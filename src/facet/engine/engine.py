@@ -14,6 +14,7 @@ from facet.engine.device_failures import device_failures_in_words
 from facet.engine.settings import EngineSettings, resolve
 from facet.errors import RequestError, UserError
 from facet.kv_cache.manager import KVCacheManager
+from facet.kv_cache.picture import ArenaPicture
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.layers.kv_arena import KVArena
 from facet.model.loader import load_model
@@ -160,6 +161,10 @@ class Engine:
             num_corrupted_requests=self._num_corrupted_requests,
         )
 
+    def picture(self, *, max_cells: int) -> ArenaPicture:
+        """What the pages of the cache hold. Unlike `stats` this takes a while; it is for those who look."""
+        return self._scheduler.kv_cache.picture(max_cells=max_cells)
+
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes; blocks that running requests use are theirs and stay."""
         self._scheduler.reset_prefix_cache()
@@ -178,7 +183,7 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     progress = progress or Silent()
     with device_failures_in_words():
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
-        loaded = load_model(config, progress)
+        loaded = load_model(config, progress, is_batch_invariant=config.batch_invariant)
         settings = resolve(config, loaded.model)
         runner = Runner(
             loaded.model,

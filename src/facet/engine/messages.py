@@ -6,6 +6,7 @@ Encoded with msgpack. The types are closed unions, so that a message of any othe
 import msgspec
 
 from facet.errors import CapacityError, EngineDeadError, FacetError, RequestError
+from facet.kv_cache.picture import ArenaPicture
 from facet.request import FinishReason, Request
 from facet.sampling import TokenLogprobs
 from facet.step import TokenEvent
@@ -23,6 +24,12 @@ class AskStats(msgspec.Struct, frozen=True, tag=True):
     """Answered with `Stats`."""
 
 
+class AskLiveView(msgspec.Struct, frozen=True, tag=True):
+    """Answered with `LiveView`."""
+
+    max_cells: int  # of the picture
+
+
 class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """Forget cached prefixes."""
 
@@ -31,7 +38,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the loop; requests still running are not finished."""
 
 
-ToEngine = Submit | Cancel | AskStats | ResetPrefixCache | Shutdown
+ToEngine = Submit | Cancel | AskStats | AskLiveView | ResetPrefixCache | Shutdown
 
 
 class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -97,6 +104,15 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_blocks_by_kind: tuple[tuple[str, int], ...] = ()
 
 
+class LiveView(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine at one moment, for somebody who watches: two of them, and rates follow from the differences."""
+
+    seconds: float  # on the engine's clock, which only ever goes forward
+    busy_seconds: float  # spent in steps, ever
+    stats: Stats
+    arena: ArenaPicture
+
+
 class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The engine's last words."""
 
@@ -107,7 +123,7 @@ class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
         return EngineDeadError(f"The engine stopped: {self.reason}")
 
 
-Answer = EngineInfo | Token | Refused | Stats | Died
+Answer = EngineInfo | Token | Refused | Stats | LiveView | Died
 
 
 class Answers(msgspec.Struct, frozen=True, array_like=True):

@@ -1,13 +1,16 @@
 """The engine as something that takes messages and gives answers, whichever side of a process boundary it is on."""
 
+import time
 from collections.abc import Callable
 
 from facet.engine.engine import Engine
 from facet.engine.messages import (
     Answer,
+    AskLiveView,
     AskStats,
     Cancel,
     EngineInfo,
+    LiveView,
     Refused,
     ResetPrefixCache,
     Stats,
@@ -24,6 +27,7 @@ class EngineService:
     def __init__(self, engine: Engine, info: EngineInfo) -> None:
         self.info = info
         self._engine = engine
+        self._busy_seconds = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -42,12 +46,17 @@ class EngineService:
                 answer(Token.of(event))
         elif isinstance(message, AskStats):
             answer(self.stats())
+        elif isinstance(message, AskLiveView):
+            picture = self._engine.picture(max_cells=message.max_cells)
+            answer(LiveView(time.monotonic(), self._busy_seconds, self.stats(), picture))
         elif isinstance(message, ResetPrefixCache):
             self._engine.reset_prefix_cache()
 
     def step(self) -> list[Answer]:
+        start = time.monotonic()
         answers: list[Answer] = [Token.of(event) for event in self._engine.step()]
         answers += [Refused.of(request_id, error) for request_id, error in self._engine.take_refusals()]
+        self._busy_seconds += time.monotonic() - start
         return answers
 
     def stats(self) -> Stats:

@@ -18,6 +18,7 @@ from facet.kv_cache.accountant import block_span
 from facet.kv_cache.block_pool import BlockPool, Blocks
 from facet.kv_cache.block_tables import BlockTables, Rows, TableEntries, entries_between
 from facet.kv_cache.marks import Marks
+from facet.kv_cache.picture import ArenaPicture, draw
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import NEW_GROUND, Passage, PrefixIndex
 from facet.kv_cache.schedule import Entrant, Entries, Schedule
@@ -154,6 +155,9 @@ class KVCacheManager:
             num_prompt_tokens=self._num_prompt_tokens,
             num_prompt_tokens_hit=self._num_prompt_tokens_hit,
         )
+
+    def picture(self, *, max_cells: int) -> ArenaPicture:
+        return draw(self.layout, self._pool, self._tables, max_cells=max_cells)
 
     def check_integrity(self, rows: Sequence[int]) -> None:
         """The tables of the occupied `rows` account for every block that is out."""

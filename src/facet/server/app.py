@@ -20,9 +20,11 @@ from facet.server.engine_bridge import EngineBridge
 from facet.server.engine_process import ServedEngine
 from facet.server.errors import HttpError, error_response
 from facet.server.frontend import Frontend, guarded
+from facet.server.live_route import LiveEndpoint
 from facet.server.metrics import Metrics
 from facet.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from facet.server.operations_routes import OperationsEndpoints
+from facet.server.page_routes import page_files, page_routes
 from facet.server.served_model import ServedModel
 from facet.server.stats_log import log_stats
 from facet.server.token_routes import DetokenizeEndpoint, ModelsEndpoint, TokenizeEndpoint
@@ -57,6 +59,8 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
 def _routes(frontend: Frontend) -> list[Route]:
     operations, models = OperationsEndpoints(frontend), ModelsEndpoint(frontend)
     return [
+        *page_routes(),
+        Route("/engine/live", guarded(LiveEndpoint(frontend)), methods=["GET"]),
         Route("/v1/chat/completions", guarded(ChatEndpoint(frontend)), methods=["POST"]),
         Route("/v1/completions", guarded(CompletionsEndpoint(frontend)), methods=["POST"]),
         Route("/v1/models", guarded(models), methods=["GET"]),
@@ -87,7 +91,9 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
         ),
     ]
     if config.api_key:
-        stack.append(Middleware(ApiKeyMiddleware, keys=config.api_key))
+        # The page itself tells nothing, and asks the user for a key.
+        page_paths = [file.path for file in page_files()]
+        stack.append(Middleware(ApiKeyMiddleware, keys=config.api_key, more_public_paths=page_paths))
     return stack
 
 

@@ -12,15 +12,21 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from facet.engine.messages import Answer, EngineInfo, Refused, Stats, Token
+from facet.engine.messages import Answer, EngineInfo, LiveView, Refused, Stats, Token
 from facet.errors import EngineDeadError, EngineError, FacetError
 from facet.request import Request
 from facet.server.engine_process import ServedEngine
+from facet.server.questions import Question
 
 logger = logging.getLogger(__name__)
 
 # How long the receiving thread waits before it looks whether it should end.
 _LOOK_SECONDS = 0.5
+# The picture of the arena: enough to see where things are, few enough for a message of a few kilobytes.
+_MAX_CELLS = 512
+# How old a live view may be: pages that watch at the same time share one.
+_LIVE_SECONDS = 0.5
+_ANSWER_TIMEOUT_SECONDS = 5.0
 
 
 class OverloadedError(EngineError):
@@ -112,10 +118,10 @@ class EngineBridge:
         self.counters = Counters()
         self.max_pending = max_pending
         self.death: EngineDeadError | None = None
-        self.last_stats: Stats | None = None
         self._engine = engine
+        self._stats: Question[Stats] = Question(engine.ask_stats)
+        self._live_view: Question[LiveView] = Question(lambda: engine.ask_live_view(_MAX_CELLS))
         self._calls: dict[str, EngineCall] = {}  # by request id, until the request has ended
-        self._stats_waiters: list[asyncio.Future[Stats]] = []
         self._call_numbers = itertools.count()
         self._closing = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -177,20 +183,19 @@ class EngineBridge:
         number = next(self._call_numbers)
         return [f"{base}-{number}-{index}" for index in range(count)]
 
-    async def stats(self, timeout: float = 5.0) -> Stats | None:
-        """The engine's counters now; the last known ones where it does not answer in time."""
+    @property
+    def last_stats(self) -> Stats | None:
+        return self._stats.last
+
+    async def stats(self) -> Stats | None:
+        """The engine's counters now; the last known ones where it does not answer in time, or never will again."""
+        return self.last_stats if self.death is not None else await self._stats.ask(timeout=_ANSWER_TIMEOUT_SECONDS)
+
+    async def live_view(self) -> LiveView | None:
+        """The engine as it is, or was a moment ago. The engine works for this only while somebody asks."""
         if self.death is not None:
-            return self.last_stats
-        waiter: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._stats_waiters.append(waiter)
-        try:
-            self._engine.ask_stats()
-            return await asyncio.wait_for(waiter, timeout)
-        except (EngineError, TimeoutError):
-            return self.last_stats
-        finally:
-            if waiter in self._stats_waiters:
-                self._stats_waiters.remove(waiter)
+            raise self.death
+        return await self._live_view.ask(timeout=_ANSWER_TIMEOUT_SECONDS, max_age=_LIVE_SECONDS)
 
     def reset_prefix_cache(self) -> None:
         self._engine.reset_prefix_cache()
@@ -216,11 +221,9 @@ class EngineBridge:
             if isinstance(answer, Token | Refused):
                 self._distribute_one(answer)
             elif isinstance(answer, Stats):
-                self.last_stats = answer
-                waiters, self._stats_waiters = self._stats_waiters, []
-                for waiter in waiters:
-                    if not waiter.done():
-                        waiter.set_result(answer)
+                self._stats.answer(answer)
+            elif isinstance(answer, LiveView):
+                self._live_view.answer(answer)
 
     def _distribute_one(self, answer: Token | Refused) -> None:
         call = self._calls.get(answer.request_id)
@@ -246,6 +249,5 @@ class EngineBridge:
         calls, self._calls = set(self._calls.values()), {}
         for call in calls:
             call.fail(error)
-        for waiter in self._stats_waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
+        self._stats.fail(error)
+        self._live_view.fail(error)

@@ -5,7 +5,7 @@ from typing import Protocol
 import zmq
 
 from facet.engine.client import EngineClient, RemoteEngine
-from facet.engine.messages import AskStats, ResetPrefixCache, ToEngine
+from facet.engine.messages import AskLiveView, AskStats, ResetPrefixCache, ToEngine
 from facet.errors import EngineError
 
 
@@ -14,6 +14,9 @@ class ServedEngine(EngineClient, Protocol):
 
     def ask_stats(self) -> None:
         """Ask without waiting; a `Stats` comes with the other answers."""
+
+    def ask_live_view(self, max_cells: int) -> None:
+        """Likewise; a `LiveView` comes."""
 
     def reset_prefix_cache(self) -> None: ...
 
@@ -26,6 +29,9 @@ class EngineProcess(RemoteEngine):
 
     def ask_stats(self) -> None:
         self._send(AskStats())
+
+    def ask_live_view(self, max_cells: int) -> None:
+        self._send(AskLiveView(max_cells))
 
     def reset_prefix_cache(self) -> None:
         self._send(ResetPrefixCache())

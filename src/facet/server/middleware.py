@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -18,12 +18,13 @@ _PUBLIC_PATHS = frozenset({"/health", "/ping", "/version", "/load", "/metrics", 
 class ApiKeyMiddleware:
     """Refuses requests without one of the keys. Digests of equal length are compared in constant time."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], more_public_paths: Iterable[str] = ()) -> None:
         self._app = app
+        self._public_paths = _PUBLIC_PATHS.union(more_public_paths)
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] == "OPTIONS" or _path(scope) in _PUBLIC_PATHS:
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or _path(scope) in self._public_paths:
             return await self._app(scope, receive, send)
         scheme, _, given = Request(scope).headers.get("authorization", "").partition(" ")
         digest = _digest(given.strip())

@@ -28,6 +28,8 @@ _GETS = (
     ("/version", "The server's version"),
     ("/load", "How many answers are in hand"),
     ("/metrics", "Prometheus metrics"),
+    ("/engine/live", "The engine at this moment, with a picture of its cache"),
+    ("/", "A page to chat with the model and to watch the engine"),
 )
 
 DOCS_PAGE = """<!doctype html><meta charset="utf-8"><title>Facet</title>

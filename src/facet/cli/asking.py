@@ -1,0 +1,128 @@
+"""What `facet chat` and `facet complete` have in common: whom they ask, and with which settings."""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from facet.bundled_model import NAME
+from facet.chat import normalize_tools
+from facet.cli.api_client import ApiClient
+from facet.cli.flags import config_from
+from facet.cli.models import model_config_from
+from facet.config import ModelConfig, ServerConfig, setting
+from facet.errors import ConfigError, RequestError
+
+NO_SEED = -1
+_ANSWER_SETTINGS = ("temperature", "top_p", "top_k", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskConfig(ModelConfig):
+    """Who answers, and how."""
+
+    seed: int = setting(NO_SEED, "seed of the answers: the same seed, the same answer; -1: another one each time")
+    gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory that weights, activations and cache may use")
+    url: str | None = setting(None, "ask the server at this URL instead of loading a model; MODEL is its name there")
+    api_key: str | None = setting(None, "key for that server")
+    system: str | None = setting(None, "instructions that the conversation begins with")
+    tools: str | None = setting(None, "a JSON file with tools in OpenAI's form")
+    think: bool = setting(False, "let the model think before it answers")
+    temperature: float | None = setting(None, "0: the likeliest answer; default: what the model's authors recommend")
+    top_p: float | None = setting(None, "keep the likeliest tokens that hold this much probability")
+    top_k: int | None = setting(None, "keep this many of the likeliest tokens")
+    max_tokens: int | None = setting(None, "longest answer, in tokens; default: what the context holds")
+
+    def answer_settings(self) -> dict[str, Any]:
+        """Those that were given, under the names of the API."""
+        given = {name: value for name in _ANSWER_SETTINGS if (value := getattr(self, name)) is not None}
+        return given if self.seed == NO_SEED else {**given, "seed": self.seed}
+
+
+AskConfigType = TypeVar("AskConfigType", bound=AskConfig)
+
+
+def ask_config_from(options: argparse.Namespace, config_type: type[AskConfigType]) -> tuple[AskConfigType, str]:
+    """With the name to speak of the model by. A server at a URL has models of its own: none need be named."""
+    if options.url is not None:
+        options.model = options.model or ""
+        return config_from(options, config_type), options.model
+    name = NAME if options.model is None else options.model
+    return model_config_from(options, config_type), name
+
+
+@dataclass(frozen=True, slots=True)
+class Answerer:
+    """Somebody who answers: a client, the name to ask for, and what is known of the model behind it."""
+
+    client: ApiClient
+    model: str
+    has_template: bool = True
+    context_length: int | None = None
+
+
+@contextlib.contextmanager
+def open_answerer(config: AskConfig, name: str) -> Iterator[Answerer]:
+    """The server of --url, or the model itself in a server of its own."""
+    if config.url is not None:
+        yield _at_url(config.url, config.model, config.api_key)
+        return
+    if not config.model:
+        raise ConfigError("The model's name is empty. Leave it out for the bundled model, or give one.")
+    # Imported here: to ask a server that runs needs neither torch nor an HTTP server.
+    from facet.cli.private_server import private_server
+
+    with private_server(_server_config(config, name)) as (client, model):
+        yield Answerer(client, model.name, model.template is not None, model.max_model_len)
+
+
+def _at_url(url: str, model: str, api_key: str | None) -> Answerer:
+    client = ApiClient.at_url(url, api_key)
+    listed = client.get("/v1/models")
+    try:
+        models = {entry["id"]: entry for entry in listed["data"]}
+        name = model or next(iter(models))
+    except (KeyError, TypeError, StopIteration):
+        raise ConfigError(f"{url} lists no models under /v1/models. Is it a server with OpenAI's API?") from None
+    if name not in models:
+        raise ConfigError(f"{url} has no model {name}; it has {', '.join(models)}.")
+    length = models[name].get("max_model_len")
+    return Answerer(client, name, context_length=length if isinstance(length, int) else None)
+
+
+def _server_config(config: AskConfig, name: str) -> ServerConfig:
+    shared = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
+    return ServerConfig(
+        **{**shared, "seed": max(config.seed, 0)},
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        served_model_name=(name,),
+        max_num_seqs=1,  # one asks, one is answered: no graphs and no rows for more
+        disable_log_stats=True,
+        shutdown_timeout=1.0,
+    )
+
+
+def read_tools(path: str) -> list[dict[str, Any]]:
+    """Tools from a file, checked: a list of them, or one."""
+    value = read_json(path, "tools")
+    try:
+        tools = normalize_tools([value] if isinstance(value, dict) else value).tools
+    except RequestError as error:
+        raise ConfigError(f"{path} does not hold tools in OpenAI's form: {error}") from None
+    if not tools:
+        raise ConfigError(f"{path} holds no tools.")
+    return list(tools)
+
+
+def read_json(path: str, what: str) -> Any:
+    try:
+        return json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The {what} in {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"The {what} in {path} cannot be read as JSON: {reason}.") from None

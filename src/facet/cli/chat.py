@@ -1,0 +1,121 @@
+"""`facet chat [MODEL]`: a conversation in the terminal, or line by line through a pipe."""
+
+import argparse
+import contextlib
+from dataclasses import dataclass
+
+from facet.cli.answers import ChatAnswer, read_answer
+from facet.cli.asking import Answerer, AskConfig, ask_config_from, open_answerer, read_tools
+from facet.cli.chat_commands import LEAVE, run_command
+from facet.cli.conversation import Conversation
+from facet.cli.flags import add_common_flags, add_config_flags
+from facet.cli.screen import Screen
+from facet.errors import ConfigError, EngineError, UserError
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("chat", help="talk to a model in the terminal")
+    add_config_flags(parser, AskConfig)
+    add_common_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    config, name = ask_config_from(options, AskConfig)
+    tools = [] if config.tools is None else read_tools(config.tools)
+    screen = Screen()
+    if screen.is_interactive:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (from here on what input() reads can be edited)
+    if config.url is None:
+        screen.note(f"Loading {name} ...")
+    with open_answerer(config, name) as answerer:
+        if not answerer.has_template:
+            raise ConfigError(f"{name} has no chat template. Continue a text with `facet complete --raw` instead.")
+        conversation = Conversation(answerer.model, config.system, tools, config.think, config.answer_settings())
+        length = "" if answerer.context_length is None else f", {answerer.context_length:,} tokens of context"
+        screen.note(f"{answerer.model}{length}. Ctrl-C stops an answer, /help lists commands, /exit leaves.")
+        Session(answerer, conversation, screen).run()
+    return 0
+
+
+@dataclass(slots=True)
+class Session:
+    """Takes line after line until the user leaves."""
+
+    answerer: Answerer
+    conversation: Conversation
+    screen: Screen
+    was_interrupted: bool = False  # whether Ctrl-C was the last thing that the user did
+
+    def run(self) -> None:
+        while True:
+            try:
+                line = self.screen.ask("> ").strip()
+                self.was_interrupted = False
+                if line in LEAVE:
+                    return
+                if line:
+                    self._take(line)
+            except EOFError:
+                self.screen.note("")
+                return
+            except KeyboardInterrupt:
+                if self.was_interrupted:
+                    return
+                self._interrupt("Ctrl-C again, or /exit, leaves.")
+
+    def _take(self, line: str) -> None:
+        """A failure costs what was just said and no more."""
+        num_messages = len(self.conversation.messages)
+        try:
+            if line.startswith("/") and not line.startswith("//"):
+                self.screen.note(run_command(line, self.conversation))
+                return
+            self.conversation.say(line.removeprefix("/") if line.startswith("//") else line)
+            self._converse(num_messages)
+        except (UserError, EngineError) as error:
+            self.conversation.forget_from(num_messages)
+            self.screen.end()
+            self.screen.complain(str(error))
+
+    def _converse(self, num_messages: int) -> None:
+        """Until the model has answered without calling a tool."""
+        while True:
+            answer = self._answer()
+            if answer.finish_reason is None and not answer.content:
+                self.conversation.forget_from(num_messages)  # stopped before a word: as if nothing had been asked
+                return
+            self.conversation.hear(answer)
+            if answer.finish_reason == "length":
+                self.screen.note("(cut off: the most tokens that were allowed)")
+            if not answer.is_call:
+                return
+            self.screen.calls(answer.calls)
+            try:
+                for call in answer.calls:
+                    self.conversation.give_result(call, self.screen.ask(f"result of {call.name}> "))
+            except KeyboardInterrupt:
+                self.conversation.forget_from(num_messages)  # a call without a result leads nowhere
+                self._interrupt("The question is taken back.")
+                return
+
+    def _answer(self) -> ChatAnswer:
+        """Shows one answer as it comes. Ctrl-C stops it, and what has been said stays said."""
+        answer = ChatAnswer()
+        events = self.answerer.client.stream("/v1/chat/completions", self.conversation.body())
+        with contextlib.closing(events):  # on the server too
+            try:
+                for delta in read_answer(events, answer):
+                    self.screen.show(delta)
+            except KeyboardInterrupt:
+                answer.finish_reason = None
+                self.screen.end()
+                self._interrupt("(stopped)")
+        self.screen.end()
+        return answer
+
+    def _interrupt(self, note: str) -> None:
+        self.was_interrupted = True
+        self.screen.end()
+        self.screen.note(note)

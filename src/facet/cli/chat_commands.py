@@ -1,0 +1,80 @@
+"""The lines of a chat that begin with a slash. Each changes the conversation and says so in a line or more."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from facet.cli.asking import read_tools
+from facet.cli.conversation import SETTINGS, Conversation
+from facet.errors import ConfigError
+
+LEAVE = frozenset({"/exit", "/quit"})
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    usage: str
+    help: str
+    run: Callable[[Conversation, str], str]
+
+
+def run_command(line: str, conversation: Conversation) -> str:
+    """Carries one out; returns what to tell the user. Raises `UserError` where it cannot."""
+    name, _, rest = line.partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, [*COMMANDS, *LEAVE], n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigError(
+            f"There is no {name}.{hint} /help lists what there is; to begin a message with a slash, write two."
+        )
+    return command.run(conversation, rest.strip())
+
+
+def _tools(conversation: Conversation, path: str) -> str:
+    if path == "off":
+        conversation.tools = []
+        return "No tools."
+    if path:
+        conversation.tools = read_tools(path)
+    names = [tool["function"]["name"] for tool in conversation.tools]
+    return f"Tools: {', '.join(names)}." if names else "No tools. /tools FILE.json reads some, in OpenAI's form."
+
+
+def _think(conversation: Conversation, rest: str) -> str:
+    conversation.thinks = not conversation.thinks
+    return "Thoughts on." if conversation.thinks else "Thoughts off."
+
+
+def _system(conversation: Conversation, text: str) -> str:
+    conversation.system = text or None
+    return "Instructions set, from the next answer on." if text else "No instructions."
+
+
+def _set(conversation: Conversation, rest: str) -> str:
+    if rest:
+        name, _, text = rest.partition(" ")
+        conversation.set(name, text.strip())
+    shown = ", ".join(f"{name} {value}" for name, value in conversation.settings.items())
+    return f"Settings: {shown or 'those that the model recommends'}."
+
+
+def _clear(conversation: Conversation, rest: str) -> str:
+    conversation.forget_from(0)
+    return "A new conversation."
+
+
+def _help(conversation: Conversation, rest: str) -> str:
+    width = max(len(command.usage) for command in COMMANDS.values())
+    lines = [f"{command.usage:<{width}}  {command.help}" for command in COMMANDS.values()]
+    return "\n".join([*lines, f"{'/exit':<{width}}  leave; so does Ctrl-D"])
+
+
+COMMANDS = {
+    "/tools": Command("/tools FILE|off", "offer the tools in a JSON file; you type the results of calls", _tools),
+    "/think": Command("/think", "let the model think before it answers, or stop that", _think),
+    "/system": Command("/system TEXT", "instructions for the whole conversation; without TEXT: none", _system),
+    "/set": Command("/set NAME VALUE", f"NAME: {', '.join(SETTINGS)}; VALUE default: the model's", _set),
+    "/clear": Command("/clear", "forget what was said", _clear),
+    "/help": Command("/help", "this list", _help),
+}

@@ -1,0 +1,149 @@
+"""`facet complete PROMPT`: one answer, for scripts. The answer alone goes to standard output."""
+
+import argparse
+import contextlib
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from facet.chat import ContentDelta, ReasoningDelta
+from facet.cli.answers import ChatAnswer, read_answer
+from facet.cli.asking import Answerer, AskConfig, ask_config_from, open_answerer, read_json, read_tools
+from facet.cli.flags import add_common_flags, add_config_flags
+from facet.cli.screen import without_controls
+from facet.config import setting
+from facet.errors import ConfigError, EngineError
+
+_CHAT, _RAW = "/v1/chat/completions", "/v1/completions"
+_STDIN = "-"
+# Of a text that is continued, where nobody says otherwise: the API's own 16 are too few, and few such texts end.
+_DEFAULT_RAW_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteConfig(AskConfig):
+    """What is asked, and in which form the answer is wanted."""
+
+    prompt: str | None = setting(None, "what to ask; - or nothing: read it from standard input")
+    raw: bool = setting(False, "continue PROMPT as it is, by 128 tokens unless told otherwise, instead of answering it")
+    schema: str | None = setting(None, "a file with a JSON schema; the answer is JSON that satisfies it")
+    stop: tuple[str, ...] = setting((), "a text that ends the answer where it would appear; may be given several times")
+    json: bool = setting(False, "print the whole response as JSON, in OpenAI's form")
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("complete", help="answer one prompt and exit, for scripts")
+    add_config_flags(parser, CompleteConfig, positional="prompt", one_at_a_time=("stop",))
+    parser.add_argument("--chat", dest="raw", action="store_false", help="answer PROMPT as a message; the default")
+    add_common_flags(parser)
+    parser.set_defaults(run=run, model=None)
+
+
+def run(options: argparse.Namespace) -> int:
+    config, name = ask_config_from(options, CompleteConfig)
+    if config.raw:
+        _refuse_with_raw(config)
+    body = _body(config, _read_prompt(config.prompt))
+    with open_answerer(config, name) as answerer:
+        if not config.raw and not answerer.has_template:
+            raise ConfigError(f"{name} has no chat template. Add --raw to continue a text instead.")
+        body["model"] = answerer.model
+        if config.json:
+            response = answerer.client.post(_RAW if config.raw else _CHAT, body)
+            print(json.dumps(response, indent=2, ensure_ascii=False))
+            finish_reason = response["choices"][0]["finish_reason"]
+        else:
+            finish_reason = _print_raw(answerer, body) if config.raw else _print_chat(answerer, body)
+    if finish_reason == "length":
+        _on_length(config)
+    return 0
+
+
+def _refuse_with_raw(config: CompleteConfig) -> None:
+    for flag, is_given in (("--tools", config.tools), ("--system", config.system), ("--think", config.think)):
+        if is_given:
+            raise ConfigError(f"{flag} is for messages, but --raw continues a text as it is. Leave one of them out.")
+
+
+def _read_prompt(prompt: str | None) -> str:
+    if prompt is not None and prompt != _STDIN:
+        text = prompt
+    elif prompt is None and sys.stdin.isatty():
+        raise ConfigError('There is no prompt. Give one, as in facet complete "Name three rivers.", or pipe one in.')
+    else:
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"The prompt on standard input is not UTF-8 text: {error}.") from None
+    if not text.strip():
+        raise ConfigError("The prompt is empty.")
+    return text
+
+
+def _body(config: CompleteConfig, prompt: str) -> dict[str, Any]:
+    body: dict[str, Any] = config.answer_settings()
+    if config.stop:
+        body["stop"] = list(config.stop)
+    if config.schema is not None:
+        if config.tools is not None:
+            raise ConfigError("--schema binds the whole answer, which leaves no place for the calls of --tools.")
+        schema = read_json(config.schema, "schema")
+        body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    if config.raw:
+        return {"prompt": prompt, "max_tokens": _DEFAULT_RAW_TOKENS, **body}
+    opening = [{"role": "system", "content": config.system}] if config.system else []
+    body["messages"] = [*opening, {"role": "user", "content": prompt}]
+    if config.tools is not None:
+        body["tools"] = read_tools(config.tools)
+    if config.think:
+        body["chat_template_kwargs"] = {"enable_thinking": True}
+    return body
+
+
+def _print_chat(answerer: Answerer, body: dict[str, Any]) -> str | None:
+    """The content as it comes, then a line of JSON for each tool call. Thoughts are for those who watch."""
+    answer = ChatAnswer()
+    with contextlib.closing(answerer.client.stream(_CHAT, body)) as events:
+        for delta in read_answer(events, answer):
+            if isinstance(delta, ContentDelta):
+                _print_piece(delta.text)
+            elif isinstance(delta, ReasoningDelta) and sys.stderr.isatty():
+                print(without_controls(delta.text), end="", file=sys.stderr, flush=True)
+    if answer.content and not answer.content.endswith("\n"):
+        print()
+    for call in answer.calls if answer.is_call else ():
+        print(json.dumps({"name": call.name, "arguments": _arguments(call.arguments)}, ensure_ascii=False))
+    return answer.finish_reason
+
+
+def _print_raw(answerer: Answerer, body: dict[str, Any]) -> str | None:
+    finish_reason, last = None, ""
+    with contextlib.closing(answerer.client.stream(_RAW, body)) as events:
+        for event in events:
+            for choice in event["choices"]:
+                if text := choice["text"]:
+                    _print_piece(text)
+                    last = text
+                finish_reason = choice["finish_reason"] or finish_reason
+    if not last.endswith("\n"):
+        print()
+    return finish_reason
+
+
+def _print_piece(text: str) -> None:
+    print(without_controls(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return text  # a server that does not bind calls to their schema may send anything
+
+
+def _on_length(config: CompleteConfig) -> None:
+    if config.schema is not None:
+        raise EngineError("The answer was cut off before its JSON was complete. Raise --max-tokens.")
+    if sys.stderr.isatty():
+        print("(cut off: the most tokens that were allowed)", file=sys.stderr)

@@ -1,0 +1,69 @@
+"""A server for one command alone: the same app as `facet serve`, behind a socket file that only this user can open.
+
+So that what answers in a terminal is what answers over HTTP, to the last field.
+"""
+
+import contextlib
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from facet.cli.api_client import ApiClient
+from facet.config import ServerConfig
+from facet.errors import EngineError
+from facet.server.app import make_app
+from facet.server.engine_process import EngineProcess
+from facet.server.run import engine_config, uvicorn_config
+from facet.server.served_model import ServedModel, make_served_model
+
+_LOOK_SECONDS = 0.02
+
+
+@contextlib.contextmanager
+def private_server(config: ServerConfig) -> Iterator[tuple[ApiClient, ServedModel]]:
+    """Loads the model, serves it for the length of a `with` block, and ends."""
+    engine = EngineProcess(engine_config(config), show_progress=True)
+    try:
+        model = make_served_model(config, engine.info)
+        app = make_app(config, engine, model)
+    except BaseException:
+        engine.close()
+        raise
+    with tempfile.TemporaryDirectory(prefix="facet-") as folder:
+        path = Path(folder) / "server"
+        settings = uvicorn_config(config, app)
+        settings.uds = str(path)
+        server = uvicorn.Server(settings)
+        thread = threading.Thread(target=server.run, name="facet-server", daemon=True)
+        thread.start()
+        try:
+            _wait_until_started(server, thread)
+            if not server.started:
+                raise EngineError("The server inside this command did not start. Run it again with --verbose.")
+            yield ApiClient.at_socket(path), model
+        finally:
+            _stop(server, thread, engine)
+
+
+def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
+    """Or until it failed to."""
+    while thread.is_alive() and not server.started:
+        thread.join(timeout=_LOOK_SECONDS)
+
+
+def _stop(server: uvicorn.Server, thread: threading.Thread, engine: EngineProcess) -> None:
+    try:
+        # One that is told to stop while it starts would leave its engine behind.
+        _wait_until_started(server, thread)
+        server.should_exit = True
+        thread.join()
+    except KeyboardInterrupt:
+        # Somebody does not want to wait; but Python itself would, for a process that lives on.
+        if engine.process_id is not None:
+            os.kill(engine.process_id, signal.SIGKILL)
+        raise

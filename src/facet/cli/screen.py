@@ -1,0 +1,81 @@
+"""What a chat shows. On a terminal: thoughts dim, calls in a frame. In a pipe: answers alone, as plain lines.
+
+Answers go to standard output; whatever else there is to say, to standard error.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from facet.chat import ContentDelta, Delta, ReasoningDelta
+from facet.cli.answers import Call
+
+# A model's text must not move the cursor or rename the window: of all that is not text, tabs and line ends are left.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+class Screen:
+    def __init__(self) -> None:
+        self.is_interactive = sys.stdin.isatty()
+        self._is_terminal = sys.stdout.isatty()
+        self._notes = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._showing: type[Delta] | None = None  # the kind of the last piece of an answer
+        self._ends_line = True
+
+    def ask(self, prompt: str) -> str:
+        """A line of the user's. Raises EOFError at the end of the input."""
+        return input(prompt if self.is_interactive else "")
+
+    def show(self, delta: Delta) -> None:
+        """A piece of an answer, as it comes. Calls are shown when they are whole."""
+        if isinstance(delta, ReasoningDelta):
+            if self._is_terminal:
+                self._write(delta, f"{_DIM}{without_controls(delta.text)}{_PLAIN}", delta.text)
+        elif isinstance(delta, ContentDelta):
+            self._write(delta, without_controls(delta.text) if self._is_terminal else delta.text, delta.text)
+
+    def end(self) -> None:
+        """The answer is over."""
+        if not self._ends_line:
+            print(flush=True)
+        self._showing, self._ends_line = None, True
+
+    def calls(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            if self._is_terminal:
+                arguments = Text(without_controls(_indented(call.arguments)))
+                Console(highlight=False).print(Panel.fit(arguments, title=Text(without_controls(call.name))))
+            else:
+                print(f"{call.name} {call.arguments or '{}'}", flush=True)
+
+    def note(self, text: str) -> None:
+        """Something about the session, for whoever sits there."""
+        if self.is_interactive:
+            self._notes.print(Text(text, style="dim"))
+
+    def complain(self, text: str) -> None:
+        self._notes.print(Text(" ".join(f"error: {text}".splitlines())))
+
+    def _write(self, delta: Delta, shown: str, text: str) -> None:
+        if self._showing not in (None, type(delta)) and not self._ends_line:
+            print()
+        print(shown, end="", flush=True)
+        self._showing, self._ends_line = type(delta), text.endswith("\n")
+
+
+def without_controls(text: str) -> str:
+    """Text as it may be shown on a terminal."""
+    return _CONTROLS.sub("", text)
+
+
+def _indented(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments or "{}"), indent=2, ensure_ascii=False)
+    except ValueError:
+        return arguments

@@ -1,0 +1,64 @@
+"""The arena as a picture: which pages hold what, page after page, in at most so many cells.
+
+Drawn when somebody looks and never otherwise, from the pool and the tables as they stand. Knows no colours.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from facet.kv_cache.block_pool import BlockPool
+from facet.kv_cache.block_tables import BlockTables, entries_between
+from facet.kv_layout import KVLayout
+from facet.step import SCRATCH_BLOCK
+
+CACHED = "cached"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagesOfAKind:
+    """A page is of one kind at most; pages of none are free."""
+
+    kind: str  # "sliding" or "global": in tables of running requests; "cached": held by the prefix cache alone
+    num_pages: int
+    cells: tuple[int, ...]  # how many of each cell's pages are of this kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaPicture:
+    num_pages: int  # that requests can use: all but the scratch page
+    page_bytes: int
+    pages_per_cell: int  # the last cell may have fewer
+    kinds: tuple[PagesOfAKind, ...]
+
+
+def draw(layout: KVLayout, pool: BlockPool, tables: BlockTables, *, max_cells: int) -> ArenaPicture:
+    """The work is that of the pages which are held, so a picture of a large, empty arena costs little."""
+    first_page = SCRATCH_BLOCK + 1
+    num_pages = pool.num_blocks - first_page
+    pages_per_cell = -(-num_pages // max_cells)
+    starts = np.arange(0, num_pages, pages_per_cell)
+    kinds = (
+        PagesOfAKind(
+            kind=kind,
+            num_pages=int(np.count_nonzero(is_of_kind[first_page:])),
+            # A number per page, added up per cell.
+            cells=tuple(np.add.reduceat(is_of_kind[first_page:], starts, dtype=np.int64).tolist()),
+        )
+        for kind, is_of_kind in _pages_by_kind(layout, pool, tables)
+    )
+    return ArenaPicture(
+        num_pages=num_pages, page_bytes=layout.total_page_bytes, pages_per_cell=pages_per_cell, kinds=tuple(kinds)
+    )
+
+
+def _pages_by_kind(layout: KVLayout, pool: BlockPool, tables: BlockTables) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    for index, group in enumerate(layout.groups):
+        rows = np.flatnonzero(tables.end[index] > tables.first[index])
+        entries = entries_between(rows, tables.first[index][rows], tables.end[index][rows])
+        is_of_kind = np.zeros(pool.num_blocks, np.bool_)
+        is_of_kind[tables.read(index, entries)] = True
+        yield group.kind, is_of_kind
+    yield CACHED, (pool.checkpoint_refs > 0) & (pool.table_refs == 0)

@@ -1,0 +1,52 @@
+"""/engine/live: what the page draws, in one small answer.
+
+Asked for once a second rather than pushed: a question can carry an API key, which a browser's event stream cannot; it
+keeps no connection open that a server about to stop would have to wait for; and a page that nobody looks at stops
+asking by itself. Counters instead of rates: the server remembers nothing about who watches.
+"""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from facet.engine.messages import LiveView
+from facet.server.errors import HttpError
+from facet.server.frontend import Frontend, json_response
+from facet.server.protocol.live import LiveAnswer, LiveArena, LiveModel, LivePages, LiveRequests, LiveWork
+from facet.server.served_model import ServedModel
+from facet.version import __version__
+
+
+class LiveEndpoint:
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+
+    async def __call__(self, request: Request) -> Response:
+        view = await self._frontend.bridge.live_view()
+        if view is None:
+            raise HttpError(503, "The engine has not answered yet: a step takes long. Ask again.")
+        response = json_response(live_answer(view, self._frontend.model))
+        response.headers["cache-control"] = "no-store"
+        return response
+
+
+def live_answer(view: LiveView, model: ServedModel) -> LiveAnswer:
+    stats, arena = view.stats, view.arena
+    return LiveAnswer(
+        seconds=view.seconds,
+        model=LiveModel(model.name, model.max_model_len, dict(model.sampling_defaults), __version__),
+        requests=LiveRequests(stats.num_running, stats.num_waiting, stats.num_preemptions),
+        work=LiveWork(
+            num_steps=stats.num_steps,
+            busy_seconds=view.busy_seconds,
+            num_sampled_tokens=stats.num_sampled_tokens,
+            num_computed_tokens=stats.num_computed_tokens,
+            num_prompt_tokens=stats.num_prompt_tokens,
+            num_prompt_tokens_hit=stats.num_prompt_tokens_hit,
+        ),
+        arena=LiveArena(
+            num_pages=arena.num_pages,
+            page_bytes=arena.page_bytes,
+            pages_per_cell=arena.pages_per_cell,
+            kinds=[LivePages(pages.kind, pages.num_pages, list(pages.cells)) for pages in arena.kinds],
+        ),
+    )

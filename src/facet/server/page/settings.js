@@ -1,0 +1,111 @@
+// What the user chose: theme, tools, sampling, system prompt. Remembered by the browser where it remembers anything.
+
+import { read, write } from "./storage.js";
+import { EXAMPLE, parseTools } from "./tools.js";
+
+const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
+const REMEMBERED = [...NUMBERS, "system", "tools", "thinking"];
+const STORE_NAME = "facet.settings";
+const THEME_NAME = "facet.theme";
+const byId = (id) => document.getElementById(id);
+
+function remembered() {
+  try {
+    return JSON.parse(read("localStorage", STORE_NAME)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+export class Settings {
+  constructor() {
+    this.tools = [];
+    this.toolsError = null;
+    const kept = remembered();
+    for (const id of REMEMBERED) {
+      if (id in kept) byId(id)[id === "thinking" ? "checked" : "value"] = kept[id];
+      byId(id).addEventListener("input", () => this.changed());
+    }
+    byId("tools-example").addEventListener("click", () => this.useExampleTools());
+    byId("tools-clear").addEventListener("click", () => this.setTools(""));
+    byId("settings-reset").addEventListener("click", () => {
+      for (const id of [...NUMBERS, "system"]) byId(id).value = "";
+      this.changed();
+    });
+    this.changed();
+  }
+
+  useExampleTools() {
+    this.setTools(JSON.stringify(EXAMPLE, null, 2));
+  }
+
+  setTools(text) {
+    byId("tools").value = text;
+    this.changed();
+  }
+
+  changed() {
+    this.readTools();
+    const entries = REMEMBERED.map((id) => [id, id === "thinking" ? byId(id).checked : byId(id).value]);
+    write("localStorage", STORE_NAME, JSON.stringify(Object.fromEntries(entries)));
+  }
+
+  readTools() {
+    const message = byId("tools-message");
+    try {
+      [this.tools, this.toolsError] = [parseTools(byId("tools").value), null];
+      const names = this.tools.map((tool) => tool.function.name).join(", ");
+      message.textContent = names ? `Offered: ${names}.` : "None are offered. Paste OpenAI-style tools, or take the example.";
+    } catch (error) {
+      [this.tools, this.toolsError] = [[], error.message];
+      message.textContent = error.message;
+    }
+    message.classList.toggle("wrong", this.toolsError !== null);
+    byId("tools").setAttribute("aria-invalid", String(this.toolsError !== null));
+    byId("tools-count").textContent = this.toolsError ? "not valid" : this.tools.length || "none";
+  }
+
+  // What is wrong with them, in words; null: nothing.
+  complaint() {
+    if (this.toolsError) return `The tools cannot be used. ${this.toolsError}`;
+    const wrong = NUMBERS.map(byId).find((input) => !input.validity.valid);
+    return wrong ? `${wrong.parentElement.firstChild.textContent}: ${wrong.validationMessage}` : null;
+  }
+
+  // The part of a request's body that they decide.
+  body() {
+    const body = { chat_template_kwargs: { enable_thinking: byId("thinking").checked } };
+    for (const id of NUMBERS) if (byId(id).value !== "") body[id] = Number(byId(id).value);
+    if (this.tools.length) body.tools = this.tools;
+    return body;
+  }
+
+  systemMessages() {
+    const text = byId("system").value.trim();
+    return text ? [{ role: "system", content: text }] : [];
+  }
+
+  // The model's own values, in grey where the user gave none.
+  showDefaults(defaults) {
+    for (const id of ["temperature", "top_p", "top_k"]) if (defaults[id] !== undefined) byId(id).placeholder = defaults[id];
+  }
+}
+
+export function startTheme() {
+  const root = document.documentElement;
+  const isDark = matchMedia("(prefers-color-scheme: dark)");
+  const current = () => root.dataset.theme ?? (isDark.matches ? "dark" : "light");
+  const show = () => {
+    byId("theme-button").setAttribute("aria-label", `Switch to the ${current() === "dark" ? "light" : "dark"} theme`);
+    document.dispatchEvent(new Event("themechange"));
+  };
+  const kept = read("localStorage", THEME_NAME);
+  if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  byId("theme-button").addEventListener("click", () => {
+    root.dataset.theme = current() === "dark" ? "light" : "dark";
+    write("localStorage", THEME_NAME, root.dataset.theme);
+    show();
+  });
+  isDark.addEventListener("change", show);
+  show();
+}

@@ -1,0 +1,54 @@
+"""Wire types of /engine/live."""
+
+from typing import Any
+
+import msgspec
+
+
+class LiveModel(msgspec.Struct):
+    """What does not change while the server runs."""
+
+    name: str
+    max_model_len: int
+    sampling_defaults: dict[str, Any]
+    version: str
+
+
+class LiveRequests(msgspec.Struct):
+    num_running: int
+    num_waiting: int
+    num_preemptions: int  # ever
+
+
+class LiveWork(msgspec.Struct):
+    """Since the start. Divide the difference of two answers by that of their `seconds` and have a rate."""
+
+    num_steps: int
+    busy_seconds: float  # spent in steps
+    num_sampled_tokens: int
+    num_computed_tokens: int
+    num_prompt_tokens: int  # looked up in the prefix cache
+    num_prompt_tokens_hit: int  # found there
+
+
+class LivePages(msgspec.Struct):
+    kind: str  # "sliding", "global" or "cached"
+    num_pages: int
+    cells: list[int]  # how many pages of each cell are of this kind
+
+
+class LiveArena(msgspec.Struct):
+    """The cache from its first page to its last, cut into cells of equal size. What is of no kind is free."""
+
+    num_pages: int
+    page_bytes: int
+    pages_per_cell: int
+    kinds: list[LivePages]
+
+
+class LiveAnswer(msgspec.Struct):
+    seconds: float  # on a clock that only goes forward; the same number means the same moment
+    model: LiveModel
+    requests: LiveRequests
+    work: LiveWork
+    arena: LiveArena
