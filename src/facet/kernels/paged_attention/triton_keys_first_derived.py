@@ -133,9 +133,6 @@ def attend_derived(
         blocks = tl.load(table_row + live // TOKENS_PER_BLOCK).to(tl.int64)
         slots = live % TOKENS_PER_BLOCK
         places = blocks * page_stride + slots * token_stride + head_offset
-        if HAS_SCALES:
-            # On its way while keys are met, see `attend_values`.
-            vector_scale = tl.load(scales + blocks * scale_page_stride + slots * scale_token_stride)[None, :]
         stored_even = ()
         stored_odd = ()
         scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -161,6 +158,8 @@ def attend_derived(
         log_scale = 0.0
         inverse_scale = 1.0
         if HAS_SCALES:
+            # Not loaded earlier, as `attend_values` does: there is no register to wait in.
+            vector_scale = tl.load(scales + blocks * scale_page_stride + slots * scale_token_stride)[None, :]
             scores *= vector_scale
             log_scale = tl.log(vector_scale)
             inverse_scale = 1.0 / vector_scale
