@@ -28,12 +28,8 @@ from facet.kernels.head_inputs.cases import Case as HeadsCase
 from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache, reference, triton
 from facet.kernels.paged_attention.plans import TritonPlan
 from facet.kernels.paged_attention.quantization import cast, quantize
-from facet.kernels.paged_attention.triton_single import (
-    MOST_MERGED_BY_LAST,
-    Tuning,
-    attend_single_rows,
-    choose_tuning,
-)
+from facet.kernels.paged_attention.single_tuning import MOST_MERGED_BY_LAST, Tuning, choose_tuning
+from facet.kernels.paged_attention.triton_single import attend_single_rows
 from facet.kernels.rotary import rotary_table
 from facet.kv_dtypes import KV_DTYPES, SCALE_BYTES, KVDtype
 

@@ -131,23 +131,10 @@ def test_geglu_far_from_zero() -> None:
     torch.testing.assert_close(got[0, 3:], 2 * gate[0, 3:])
 
 
-SMALL_MIXES = (
+SMALL_INPUTS = (
     input_cases.Case(num_rows=1, num_layers=3, width=16),
     input_cases.Case(num_rows=5, num_layers=3, width=20),
 )
-
-
-@any_dtype
-@pytest.mark.parametrize("case", [*SMALL_MIXES, *(input_cases.CASES if ON_GPU else ())], ids=str)
-def test_mixing(case: input_cases.Case, dtype: torch.dtype) -> None:
-    context, token, weight = case.inputs(dtype, DEVICE)
-    strided = torch.full((case.num_rows, case.num_layers + 2, case.width), float("nan"), dtype=dtype, device=DEVICE)
-    strided[:, 1:-1] = token
-    expected = input_reference.mix_per_layer_inputs(context, token, weight, context_scale=0.3, eps=1e-6)
-    for same_token in (token, strided[:, 1:-1]):
-        got = input_triton.mix_per_layer_inputs(context, same_token, weight, context_scale=0.3, eps=1e-6)
-        assert got.dtype == dtype
-        (SUM_FLOAT32 if dtype == torch.float32 else STEPS_HALF).check(got, expected)
 
 
 @any_dtype
@@ -176,16 +163,17 @@ def test_the_reference_looks_up_then_mixes() -> None:
 
 
 def test_mixing_rounds_where_the_reference_rounds() -> None:
-    context, token, weight = input_cases.Case(num_rows=20, num_layers=4, width=96).inputs(HALF, DEVICE)
-    options = dict(context_scale=2560**-0.5, eps=1e-6)
+    case = input_cases.LookUpCase(num_rows=20, num_layers=4, width=96, vocab_size=50, first_layer=1)
+    context, token_ids, table, weight = case.inputs(HALF, DEVICE)
+    options = dict(first_column=case.width, token_scale=16.0, context_scale=2560**-0.5, eps=1e-6)
     check_few_differ(
-        input_triton.mix_per_layer_inputs(context, token, weight, **options),
-        input_reference.mix_per_layer_inputs(context, token, weight, **options),
+        input_triton.mix_looked_up_inputs(context, token_ids, table, weight, **options),
+        input_reference.mix_looked_up_inputs(context, token_ids, table, weight, **options),
     )
 
 
 @any_dtype
-@pytest.mark.parametrize("case", [*SMALL_MIXES, *(input_cases.CASES if ON_GPU else ())], ids=str)
+@pytest.mark.parametrize("case", [*SMALL_INPUTS, *(input_cases.CASES if ON_GPU else ())], ids=str)
 def test_gating(case: input_cases.Case, dtype: torch.dtype) -> None:
     """One layer's input is a slice of all layers'; the gate may be one too."""
     gates, inputs, _ = case.inputs(dtype, DEVICE)

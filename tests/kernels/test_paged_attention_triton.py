@@ -9,8 +9,8 @@ from torch import Tensor
 from facet.kernels.paged_attention import cases, reference
 
 pytest.importorskip("triton")
+from facet.kernels.paged_attention import single_tuning, triton_single
 from facet.kernels.paged_attention import triton as fast
-from facet.kernels.paged_attention import triton_single
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -126,7 +126,7 @@ def test_single_rows_in_shares(
     """As a captured graph runs them: planned for long contexts, run on short ones, some shares empty."""
     case = single_rows_case(window=window, num_rotated_pairs=num_rotated_pairs, after_a_chunk=after_a_chunk)
     inputs = case.inputs(HALF, DEVICE)
-    tuning = triton_single.Tuning(
+    tuning = single_tuning.Tuning(
         keys_per_tile=16,
         least_keys=least_keys,
         num_splits=num_splits,
@@ -193,7 +193,7 @@ def test_many_rows_keep_short_contexts_whole(
     plan = fast.plan_attention(
         rows, inputs.block_table, case.heads, window=window, tokens_per_block=case.tokens_per_block
     )
-    least_keys, num_splits = triton_single.choose_shares(plan, fitting)
+    least_keys, num_splits = single_tuning.choose_shares(plan, fitting)
     assert num_splits == most_shares
     assert num_splits == 1 or whole_up_to // least_keys == 1
     assert num_splits == 1 or (whole_up_to + 1) // least_keys == 2

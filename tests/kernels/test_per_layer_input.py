@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from facet.kernels.per_layer_input import cases, gate_per_layer_input, mix_per_layer_inputs
+from facet.kernels.per_layer_input import cases, gate_per_layer_input
+from facet.kernels.per_layer_input.reference import mix_per_layer_inputs
 
 TOLERANCES = {torch.float32: cases.FLOAT32, torch.bfloat16: cases.BFLOAT16}
 

@@ -18,8 +18,8 @@ from facet.kv_dtypes import KV_DTYPES
 
 pytest.importorskip("triton")
 from facet.kernels.head_inputs import triton as head_triton
+from facet.kernels.paged_attention import single_tuning, triton_single
 from facet.kernels.paged_attention import triton as fast
-from facet.kernels.paged_attention import triton_single
 from facet.kernels.paged_attention.triton_unpack import make_scratch, unpack
 
 ON_GPU = torch.cuda.is_available()
@@ -232,7 +232,7 @@ def test_shares(case: cases.Case, name: str, keys_first: bool) -> None:
     plan = fast.plan_attention(
         inputs.rows, inputs.block_table, case.heads, window=None, tokens_per_block=case.tokens_per_block
     )
-    chosen = triton_single.choose_tuning(inputs.queries, inputs.cache, plan, inputs.key_recipe)
+    chosen = single_tuning.choose_tuning(inputs.queries, inputs.cache, plan, inputs.key_recipe)
     assert chosen.keys_first
     tuning = replace(chosen, keys_first=keys_first, keys_per_tile=32, least_keys=32, num_splits=3, num_stages=2)
     tuning = replace(tuning, last_merges=True)

@@ -7,19 +7,7 @@ from torch import Tensor
 
 from facet.kernels.per_layer_input import reference
 
-__all__ = ["gate_per_layer_input", "mix_looked_up_inputs", "mix_per_layer_inputs"]
-
-
-def mix_per_layer_inputs(
-    context: Tensor, token: Tensor, norm_weight: Tensor, *, context_scale: float, eps: float
-) -> Tensor:
-    """(rms(context * context_scale) + token) / sqrt(2), all [rows, layers, width]."""
-    if context.is_cuda:
-        # Imported here: machines without a GPU need no Triton.
-        from facet.kernels.per_layer_input import triton
-
-        return triton.mix_per_layer_inputs(context, token, norm_weight, context_scale=context_scale, eps=eps)
-    return reference.mix_per_layer_inputs(context, token, norm_weight, context_scale=context_scale, eps=eps)
+__all__ = ["gate_per_layer_input", "mix_looked_up_inputs"]
 
 
 def mix_looked_up_inputs(
@@ -33,8 +21,12 @@ def mix_looked_up_inputs(
     context_scale: float,
     eps: float,
 ) -> Tensor:
-    """As `mix_per_layer_inputs`, where `token` is table[token_ids] * token_scale, from `first_column` on."""
+    """(rms(context * context_scale) + token) / sqrt(2), all [rows, layers, width].
+
+    `token` is table[token_ids] * token_scale, from `first_column` on.
+    """
     if context.is_cuda:
+        # Imported here: machines without a GPU need no Triton.
         from facet.kernels.per_layer_input import triton
 
         mix = triton.mix_looked_up_inputs

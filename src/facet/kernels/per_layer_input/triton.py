@@ -10,24 +10,7 @@ from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.geglu.triton import gelu_tanh
-from facet.kernels.rms_norm.triton import load_weight, normalised, place_in_runs, rounded, row_tile, rows_in_runs
-
-
-def mix_per_layer_inputs(
-    context: Tensor, token: Tensor, norm_weight: Tensor, *, context_scale: float, eps: float
-) -> Tensor:
-    context, token = context.contiguous(), rows_in_runs(token)
-    out = torch.empty_like(context)
-    width = context.shape[-1]
-    num_rows = context.numel() // width
-    tile = row_tile(width, num_rows)
-    _mix_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
-        context, token, norm_weight, out, num_rows, token.shape[1], token.stride(0), token.stride(1),
-        context_scale, eps,
-        WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, num_warps=tile.num_warps,
-        **launch_options(context.device),
-    )  # fmt: skip
-    return out
+from facet.kernels.rms_norm.triton import load_weight, normalised, rounded, row_tile, rows_in_runs
 
 
 def mix_looked_up_inputs(
@@ -74,23 +57,6 @@ def _store_mixed(out, places, mask, context, token, weight, context_scale, eps, 
     normed = rounded(normalised(scaled, eps, WIDTH) * weight, out)
     mixed = rounded(normed + token, out) * 0.7071067811865476
     tl.store(out + places, mixed.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _mix_kernel(
-    context, token, weight, out, num_rows, num_layers, token_stride, layer_stride, context_scale, eps,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
-    mask = (rows < num_rows) & (columns < WIDTH)
-    places = rows.to(tl.int64) * WIDTH + columns
-    token_places = place_in_runs(rows, num_layers, token_stride, layer_stride) + columns
-    factor = load_weight(weight, columns, mask)
-    start_after_previous(IS_DEPENDENT)
-    from_context = tl.load(context + places, mask=mask, other=0.0).to(tl.float32)
-    from_token = tl.load(token + token_places, mask=mask, other=0.0).to(tl.float32)
-    _store_mixed(out, places, mask, from_context, from_token, factor, context_scale, eps, WIDTH)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
