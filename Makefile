@@ -22,7 +22,7 @@ serve: $(INSTALLED) ## set up and start the server; options in ARGS="..."
 	$(BIN)/facet serve $(ARGS)
 
 test: $(INSTALLED_FOR_TESTS) static ## set up and run everything: checks and all tests
-	$(BIN)/python -m pytest --timeout 300
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 300 --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: $(INSTALLED_FOR_TESTS) static ## format, lint, types, and the direction of imports; a minute at most
 	$(BIN)/python -m pytest tests/test_architecture.py
