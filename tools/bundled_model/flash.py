@@ -49,7 +49,7 @@ def _attend(
         queries, keys, values, starts, starts, longest, longest, 0.0, True, False,
         scale=scale, window_size_left=window, window_size_right=0,
     )  # fmt: skip
-    return attended, levels
+    return attended.contiguous(), levels.contiguous()
 
 
 @_attend.register_fake
@@ -73,11 +73,11 @@ def _attend_backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=queries.device)
-    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+    query_gradient, key_gradient, value_gradient = torch.ops.aten._flash_attention_backward(
         gradient.contiguous(), queries, keys, values, attended, levels, starts, starts, longest, longest, 0.0, True,
         no_dropout, queries.new_empty(0), scale=scale, window_size_left=window, window_size_right=0,
     )  # fmt: skip
-    return gradients
+    return query_gradient.contiguous(), key_gradient.contiguous(), value_gradient.contiguous()
 
 
 @_attend_backward.register_fake
