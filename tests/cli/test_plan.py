@@ -72,10 +72,14 @@ def test_a_quantized_checkpoint_needs_no_flag(tmp_path: Path, capsys: pytest.Cap
     assert memory["activations_estimated"] > 0
 
 
-def test_a_cache_larger_than_anyone_needs_is_cut_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cache_takes_all_that_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """More than running requests can need: the rest keeps prefixes."""
     model = str(write_config(tmp_path, PUBLISHED["Gemma 3 1B"]))
-    assert main(["plan", model, "--gpu-memory", "80GiB", "--max-model-len", "1024", "--max-num-seqs", "4"]) == 0
-    assert "twice what 4 requests of 1,024 tokens can need" in " ".join(capsys.readouterr().out.split())
+    asked = ["plan", model, "--gpu-memory", "80GiB", "--max-model-len", "1024", "--max-num-seqs", "4", "--json"]
+    assert main(asked) == 0
+    plan = json.loads(capsys.readouterr().out)
+    cache = plan["kv_cache"]["bfloat16"]
+    assert 0 <= plan["gpu_memory"]["kv_cache"] - cache["bytes"] < cache["page_bytes"]
 
 
 @pytest.mark.parametrize(

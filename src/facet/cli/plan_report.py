@@ -105,22 +105,11 @@ def notes(plan: MemoryPlan) -> list[str]:
         f"Requests that fit at once leave room for one full step of {capacity.max_num_batched_tokens:,} tokens; at "
         f"most {capacity.max_num_seqs} run together. A longest request runs alone; the model allows "
         f"{plan.spec.max_positions:,} tokens.",
-        *_leftover(plan),
         f"With --kv-cache-dtype {plan.asked} a server would say:",
         *(f"  {line}" for line in capacity.lines()),
     ]
     lines += [f"{name}: {error}" for name, error in plan.capacities.items() if not isinstance(error, Capacity)]
     return lines
-
-
-def _leftover(plan: MemoryPlan) -> list[str]:
-    memory, capacity = plan.gpu_memory, plan.capacity
-    if memory is None or memory.cache - capacity.num_bytes < capacity.layout.total_page_bytes:
-        return []
-    return [
-        f"The cache takes {_gib(capacity.num_bytes)} of the {_gib(memory.cache)} GiB left: twice what "
-        f"{capacity.max_num_seqs} requests of {capacity.max_model_len:,} tokens can need. --max-num-seqs raises it."
-    ]
 
 
 def as_json(plan: MemoryPlan) -> dict[str, Any]:

@@ -76,19 +76,18 @@ def capacity_of(
     layout: KVLayout,
     num_bytes: int,
     *,
-    is_exact: bool,
+    takes_all: bool,
     max_num_seqs: int,
     max_num_batched_tokens: int,
     max_model_len: int,
 ) -> Capacity:
     """The pool that `num_bytes` make. Refused where a request of the longest allowed length could never run.
 
-    `is_exact`: the user gave the number. What is merely left over is not all taken: a small model on a large machine
-    has no use for memory that no request could need. Twice what running requests can need leaves as much again for
-    cached prefixes.
+    `takes_all`: the memory was set apart for this, by a number of the user's or as a share of a GPU. What is merely free
+    on a machine is not all taken: twice what running requests can need leaves as much again for cached prefixes.
     """
     num_blocks = max(0, num_bytes) // layout.total_page_bytes
-    if not is_exact:
+    if not takes_all:
         most = blocks_for(
             layout,
             num_sequences=2 * max_num_seqs,

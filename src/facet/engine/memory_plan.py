@@ -101,7 +101,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         return capacity_of(
             layout,
             num_bytes,
-            is_exact=memory is None,
+            takes_all=True,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,

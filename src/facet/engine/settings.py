@@ -79,7 +79,7 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
     capacity = capacity_of(
         layout,
         num_bytes,
-        is_exact=config.kv_cache_memory_bytes is not None,
+        takes_all=on_gpu or config.kv_cache_memory_bytes is not None,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=model.num_positions,
