@@ -83,8 +83,8 @@ def capacity_of(
 ) -> Capacity:
     """The pool that `num_bytes` make. Refused where a request of the longest allowed length could never run.
 
-    `takes_all`: the memory was set apart for this, by a number of the user's or as a share of a GPU. What is merely free
-    on a machine is not all taken: twice what running requests can need leaves as much again for cached prefixes.
+    `takes_all`: the memory was set apart for this, by a number of the user's or as a share of a GPU. What is merely
+    free on a machine is not all taken: twice what running requests can need leaves as much again for cached prefixes.
     """
     num_blocks = max(0, num_bytes) // layout.total_page_bytes
     if not takes_all:
