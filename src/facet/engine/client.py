@@ -3,10 +3,12 @@
 Both clients speak the same messages, so that what runs offline in one process is what serves in two.
 """
 
+import contextlib
 import multiprocessing
+import signal
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -92,7 +94,8 @@ class RemoteEngine:
         self._process = multiprocessing.get_context("spawn").Process(
             target=run_engine_process, args=(config, *addresses, show_progress), name="facet-engine", daemon=True
         )
-        self._process.start()
+        with _interrupts_ignored():
+            self._process.start()
         self._poller = zmq.Poller()
         self._poller.register(self._from_engine, zmq.POLLIN)
         self._poller.register(self._process.sentinel, zmq.POLLIN)
@@ -192,3 +195,16 @@ class RemoteEngine:
             )
             raise self._death
         return ()
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """For a process that is being started: Ctrl-C reaches it too, before it can say that its parent sees to that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's to arrange
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

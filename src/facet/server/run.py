@@ -29,6 +29,15 @@ class DrainingServer(uvicorn.Server):
     stop looks like a death by signal.
     """
 
+    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+        super().__init__(config)
+        self._greeting = greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        if self.started:  # and not before: whoever waits for this line connects at once
+            logger.info("%s", self._greeting)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
@@ -62,8 +71,8 @@ def serve(config: ServerConfig) -> int:
         for line in engine.info.lines:
             logger.info("%s", line)
         scheme, port = "https" if config.ssl_certfile else "http", listener.getsockname()[1]
-        logger.info("Serving %s on %s://%s:%d", ", ".join(model.names), scheme, config.host, port)
-        server = DrainingServer(uvicorn_config(config, app))
+        greeting = f"Serving {', '.join(model.names)} on {scheme}://{config.host}:{port}"
+        server = DrainingServer(uvicorn_config(config, app), greeting)
         server.run(sockets=[listener])
     return 0 if server.started else 1
 
