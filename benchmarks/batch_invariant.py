@@ -29,6 +29,7 @@ from facet.sampling_params import SamplingParams
 from tests.published_configs import text_only
 
 NUM_STEPS = 20
+KV_BYTES = 4 << 30  # plenty for these loads, and room for the second engine while the first is still going
 QUESTION_TOKENS = 700
 
 
@@ -150,6 +151,7 @@ def main() -> None:
                     max_model_len=max(options.prefill, options.context, 1024) + 512,
                     max_num_seqs=max(options.decode),
                     enable_prefix_caching=False,
+                    kv_cache_memory_bytes=KV_BYTES,
                     batch_invariant=batch_invariant,
                 )
             )
