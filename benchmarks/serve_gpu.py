@@ -140,14 +140,21 @@ def is_ready() -> bool:
 
 
 def measure(row: Row, temperature: float | None) -> dict[str, Any]:
+    return bench_serve(
+        "--dataset-name", "random", "--random-input-len", str(row.input_len), "--random-output-len",
+        str(row.output_len), "--num-prompts", str(row.num_prompts), "--max-concurrency", str(row.concurrency),
+        "--num-warmups", str(row.num_warmups), "--ignore-eos",
+        *(() if temperature is None else ("--temperature", str(temperature))),
+    )  # fmt: skip
+
+
+def bench_serve(*load: str) -> dict[str, Any]:
+    """What `facet bench serve` saves of a load on the running server."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "facet", "bench", "serve", "--port", str(PORT), "--backend", "vllm",
-            "--dataset-name", "random", "--random-input-len", str(row.input_len), "--random-output-len",
-            str(row.output_len), "--num-prompts", str(row.num_prompts), "--max-concurrency", str(row.concurrency),
-            "--num-warmups", str(row.num_warmups), "--ignore-eos", "--disable-tqdm", "--save-result", "--result-dir",
-            folder, "--result-filename", "result.json", "--vocab-size", "262144",
-            *(() if temperature is None else ("--temperature", str(temperature))),
+            sys.executable, "-m", "facet", "bench", "serve", "--port", str(PORT), "--backend", "vllm", *load,
+            "--vocab-size", "262144", "--disable-tqdm", "--save-result", "--result-dir", folder, "--result-filename",
+            "result.json",
         ]  # fmt: skip
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         path = Path(folder) / "result.json"

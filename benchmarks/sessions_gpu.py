@@ -10,16 +10,13 @@ whatever it is told.
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.serve_gpu import PORT, Server, running
+from benchmarks.serve_gpu import Server, bench_serve, running
 
 
 def main() -> None:
@@ -45,21 +42,11 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable, "-m", "facet", "bench", "serve", "--port", str(PORT), "--backend", "vllm",
-            "--dataset-name", "sessions", "--num-prompts", str(options.num_sessions), "--num-turns",
-            str(options.num_turns), "--random-input-len", str(options.input_len), "--random-output-len",
-            str(options.output_len), "--max-concurrency", str(options.num_sessions), "--num-warmups", "0",
-            "--disable-tqdm", "--save-result", "--result-dir", folder, "--result-filename", "result.json",
-            "--vocab-size", "262144",
-        ]  # fmt: skip
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        path = Path(folder) / "result.json"
-        if not path.exists():
-            raise SystemExit(f"the benchmark wrote no result:\n{done.stdout}")
-        result: dict[str, Any] = json.loads(path.read_text())
-        return result
+    return bench_serve(
+        "--dataset-name", "sessions", "--num-prompts", str(options.num_sessions), "--num-turns",
+        str(options.num_turns), "--random-input-len", str(options.input_len), "--random-output-len",
+        str(options.output_len), "--max-concurrency", str(options.num_sessions), "--num-warmups", "0",
+    )  # fmt: skip
 
 
 def show(results: dict[int, dict[str, Any]], num_sessions: int) -> None:
