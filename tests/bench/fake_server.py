@@ -118,9 +118,15 @@ def fake_server(answer: Answer, *, tls: ssl.SSLContext | None = None) -> Iterato
     loop = asyncio.new_event_loop()
     started = threading.Event()
     stop = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+    tasks: list[asyncio.Task[None]] = []  # the loop itself holds them weakly
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        tasks.append(loop.create_task(fake.serve(reader, writer)))
 
     async def run() -> None:
-        server = await asyncio.start_server(lambda *streams: fake.serve(*streams), "127.0.0.1", 0, ssl=tls)
+        server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
         fake.port = server.sockets[0].getsockname()[1]
         started.set()
         await stop.wait()
@@ -129,7 +135,9 @@ def fake_server(answer: Answer, *, tls: ssl.SSLContext | None = None) -> Iterato
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        await asyncio.sleep(0)  # transports close a moment after they are told to
+        for writer in writers:  # a task cancelled before its first line, or mid-answer, has closed nothing
+            writer.transport.abort()
+        await asyncio.gather(*(writer.wait_closed() for writer in writers), return_exceptions=True)
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()), daemon=True)
     thread.start()
