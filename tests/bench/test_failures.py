@@ -37,7 +37,7 @@ class TestFailuresOnTheWay:
             ("error in the stream", "out of memory"),
             ("answer not understood", "in the chunk {broken"),
             ("no tokens", "no chunk with a token"),
-            ("timed out", "no whole answer within 0.5 seconds"),
+            ("timed out", "no whole answer within 2 seconds"),
         ],
         ids=lambda value: str(value)[:24],
     )
@@ -68,9 +68,9 @@ class TestFailuresOnTheWay:
                 )  # SO_LINGER: end with a reset
                 call.reset()
             elif kind == "timed out":
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(20)
 
-        timeout = {"request_timeout": 0.5} if kind == "timed out" else {}
+        timeout = {"request_timeout": 2.0} if kind == "timed out" else {}
         code, table, err, _ = bench(self.in_the_middle(fail), max_concurrency=1, **timeout)
         assert code == 1
         assert (table["Successful requests"], table["Failed requests"], table[kind]) == ("4", "2", "2")

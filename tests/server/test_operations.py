@@ -135,7 +135,9 @@ def test_the_line_is_written_while_something_happens(caplog: pytest.LogCaptureFi
         bridge.start()
         bridge.counters.num_generation_tokens = 50
         task = asyncio.create_task(log_stats(bridge, 0.05))
-        await asyncio.sleep(1.0)
+        while len(caplog.records) < 2:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
         task.cancel()
         await asyncio.to_thread(bridge.stop)
 
