@@ -1,38 +1,25 @@
-"""Packing and making batches: nothing is lost, mixed up or made twice."""
-
-from collections.abc import Iterator
-from dataclasses import dataclass
+"""Packing and making batches: nothing is lost or mixed up."""
 
 import numpy as np
-import pytest
 
-from tests.bundled_model.toy_examples import ToyExample, ToySource
+from tests.bundled_model.toy_examples import ToyExample, ToySource, equal_batches
 from tools.bundled_model.stream import (
     IGNORED,
     PROMPT,
     TARGET,
     Batch,
     BatchMaker,
-    ExampleSource,
     OwnBatches,
-    UsedBatches,
-    WorkerBatches,
     pack,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenSource:
-    def __call__(self, seed: int) -> Iterator[ToyExample]:
-        raise ValueError("no words left")
 
 
 def example(length: int, num_targets: int, token: int) -> ToyExample:
     return ToyExample((token,) * length, (False,) * (length - num_targets) + (True,) * num_targets)
 
 
-def maker(source: ExampleSource | None = None) -> BatchMaker:
-    return BatchMaker(source=source or ToySource(), seed=3, num_rows=2, row_length=64)
+def maker() -> BatchMaker:
+    return BatchMaker(source=ToySource(), seed=3, num_rows=2, row_length=64)
 
 
 def documents_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
@@ -45,11 +32,6 @@ def documents_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
                 found.append((batch.token_ids[row][places].tolist(), batch.label_kinds[row][places].tolist()))
                 assert batch.positions[row][places].tolist() == list(range(places.sum()))
     return found
-
-
-def equal(one: Batch, other: Batch) -> bool:
-    names = ("token_ids", "document_ids", "positions", "label_kinds")
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
 
 
 def test_a_place_is_labelled_by_the_token_after_it() -> None:
@@ -90,35 +72,6 @@ def test_every_document_of_a_batch_is_a_whole_example() -> None:
 def test_a_batch_follows_from_its_index() -> None:
     batches = OwnBatches(maker())
     first, second = batches.next(), batches.next()
-    assert equal(second, OwnBatches(maker(), first=1).next())
-    assert not equal(first, second)
-    assert not equal(first, batches.held_out())
-
-
-def test_workers_make_the_same_batches_in_the_same_order() -> None:
-    batches = WorkerBatches(maker(), num_workers=2, most_uses=1, first=5)
-    try:
-        for index in range(5, 12):
-            assert equal(batches.next(), maker().batch(index)), index
-        assert equal(batches.held_out(), maker().held_out())
-        assert (batches.num_fresh, batches.num_repeated) == (7, 0)
-    finally:
-        batches.close()
-
-
-def test_a_failing_worker_ends_the_run() -> None:
-    batches = WorkerBatches(maker(BrokenSource()), num_workers=1, most_uses=1)
-    try:
-        with pytest.raises(RuntimeError, match="no words left"):
-            batches.next()
-    finally:
-        batches.close()
-
-
-def test_used_batches_come_again_in_turn_and_not_too_often() -> None:
-    one, two, three = (maker().batch(index) for index in range(3))
-    used = UsedBatches(most_uses=3, most_kept=2)
-    assert used.again() is None
-    for batch in (one, two, three):
-        used.add(batch)
-    assert [used.again() for _ in range(5)] == [two, three, two, three, None], "one is no longer kept"
+    assert equal_batches(second, OwnBatches(maker(), first=1).next())
+    assert not equal_batches(first, second)
+    assert not equal_batches(first, batches.held_out())

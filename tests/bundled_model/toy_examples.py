@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tools.bundled_model.shape import make_config
+from tools.bundled_model.stream import Batch
 
 VOCABULARY = 64
 _END, _BOS, _AGAIN = 1, 2, 3
@@ -46,3 +49,8 @@ class ToySource:
             letters = numbers.choices(_LETTERS, k=numbers.randint(self.least, self.most))
             ids = (_BOS, *letters, _AGAIN, *letters, _END)
             yield ToyExample(ids, (False,) * (len(letters) + 2) + (True,) * (len(letters) + 1))
+
+
+def equal_batches(one: Batch, other: Batch) -> bool:
+    names = ("token_ids", "document_ids", "positions", "label_kinds")
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)

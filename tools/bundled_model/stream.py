@@ -1,28 +1,22 @@
-"""Training data as the trainer eats it: examples packed into rows, made by worker processes, in a fixed order.
+"""Training data as the trainer eats it: examples packed into rows.
 
 Batch i is a function of the seed and i alone, whoever makes it, so a run can go on where another ended. It knows
 examples only as token ids and marks; it imports no torch, so that workers start quickly.
 """
 
 import itertools
-import multiprocessing
-import os
-import queue
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 IGNORED, PROMPT, TARGET = 0, 1, 2  # what predicting the next token of a place counts as
 
-_SEEDS_PER_RUN = 1_000_000
+NUM_BATCHES = 999_999  # of a seed
+_SEEDS_PER_RUN = NUM_BATCHES + 1  # the last one is for the held-out batch
 _TOKENS_PER_DOCUMENT = 192  # fewer than documents have on average, so that there is room for all of them
-_HELD_OUT_SEED = _SEEDS_PER_RUN - 1  # never reached by a batch index
-_MOST_KEPT = 512  # batches to fall back on, half a gigabyte of the usual size
-_MOST_WAITING_PER_WORKER = 24  # batches made ahead: what a worker gets done while the model is being compiled
 
 
 class Example(Protocol):
@@ -123,12 +117,12 @@ class BatchMaker:
     row_length: int
 
     def batch(self, index: int) -> Batch:
-        assert 0 <= index < _HELD_OUT_SEED
+        assert 0 <= index < NUM_BATCHES
         return self._pack(index)
 
     def held_out(self) -> Batch:
         """From a seed that no batch of this run has."""
-        return self._pack(_HELD_OUT_SEED)
+        return self._pack(NUM_BATCHES)
 
     def _pack(self, index: int) -> Batch:
         return pack(self.source(self.seed * _SEEDS_PER_RUN + index), self.num_rows, self.row_length)
@@ -152,98 +146,3 @@ class OwnBatches:
 
     def close(self) -> None:
         pass
-
-
-class UsedBatches:
-    """The last batches used, to use again: the one longest unused first, and none more than `most_uses` times."""
-
-    def __init__(self, most_uses: int, most_kept: int = _MOST_KEPT) -> None:
-        self._most_uses = most_uses
-        self._batches: deque[tuple[int, Batch]] = deque(maxlen=most_kept)  # (times used, batch)
-
-    def add(self, batch: Batch) -> None:
-        self._batches.append((1, batch))
-
-    def again(self) -> Batch | None:
-        """None: there is no batch that may be used once more."""
-        for _ in range(len(self._batches)):
-            times, batch = self._batches.popleft()
-            if times < self._most_uses:
-                self._batches.append((times + 1, batch))
-                return batch
-        return None
-
-
-class WorkerBatches:
-    """Batches made by worker processes. Where those fall behind, earlier batches come again, up to `most_uses` times.
-
-    New batches always come in the order of their index; when an old one comes between them depends on the speed of
-    the machine.
-    """
-
-    def __init__(self, maker: BatchMaker, num_workers: int, most_uses: int, first: int = 0) -> None:
-        # Spawned, not forked: a process that has used a GPU cannot be forked.
-        context = multiprocessing.get_context("spawn")
-        self._arrivals: Any = context.Queue(num_workers * _MOST_WAITING_PER_WORKER)
-        self._held_out_arrival: Any = context.Queue(1)
-        self._early: dict[int, Batch] = {}
-        self._used = UsedBatches(most_uses)
-        self._next_index = first
-        self.num_fresh = 0
-        self.num_repeated = 0
-        jobs: list[tuple[Any, Sequence[int | None]]] = [(self._held_out_arrival, [None])]
-        jobs += [(self._arrivals, range(first + worker, _HELD_OUT_SEED, num_workers)) for worker in range(num_workers)]
-        self._processes = [
-            context.Process(target=_make_batches, args=(maker, indices, arrivals), daemon=True)
-            for arrivals, indices in jobs
-        ]
-        for process in self._processes:
-            process.start()
-
-    def next(self) -> Batch:
-        self._receive(wait=False)
-        if self._next_index not in self._early and (repeated := self._used.again()) is not None:
-            self.num_repeated += 1
-            return repeated
-        self._receive(wait=True)
-        batch = self._early.pop(self._next_index)
-        self._next_index += 1
-        self.num_fresh += 1
-        self._used.add(batch)
-        return batch
-
-    def held_out(self) -> Batch:
-        batch: Batch = _checked(self._held_out_arrival.get())[1]
-        return batch
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.join()
-
-    def _receive(self, *, wait: bool) -> None:
-        """Takes batches until the next one in turn is there, and no more: what is left keeps workers from going on."""
-        while self._next_index not in self._early:
-            try:
-                index, batch = _checked(self._arrivals.get(block=wait))
-            except queue.Empty:
-                return
-            self._early[index] = batch
-
-
-def _make_batches(maker: BatchMaker, indices: Iterable[int | None], arrivals: Any) -> None:
-    """A worker's life. None asks for the held-out batch; an error is sent in place of a batch."""
-    os.nice(10)  # the trainer, and what it compiles, come first
-    try:
-        for index in indices:
-            arrivals.put((index, maker.held_out() if index is None else maker.batch(index)))
-    except Exception as error:
-        arrivals.put(("failed", repr(error)))
-        raise
-
-
-def _checked(arrival: tuple[Any, Any]) -> tuple[Any, Any]:
-    if arrival[0] == "failed":
-        raise RuntimeError(f"A worker that makes training data failed: {arrival[1]}")
-    return arrival

@@ -9,7 +9,8 @@ import os
 import time
 
 from tools.bundled_model.settings import TrainSettings, add_flags, settings_of
-from tools.bundled_model.stream import BatchMaker, OwnBatches, WorkerBatches
+from tools.bundled_model.stream import BatchMaker, OwnBatches
+from tools.bundled_model.workers import WorkerBatches
 
 
 def main() -> None:
