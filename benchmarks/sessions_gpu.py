@@ -2,10 +2,10 @@
 
     python benchmarks/sessions_gpu.py [--model "Gemma 4 31B"] [--input-len 65536] [--num-sessions 4] [--num-turns 5]
 
-Each turn is sent with the whole history, which a prefix cache finds again. The same load goes to a server that runs all
-sessions at once and to one with `--max-num-seqs 1`, both with random weights; the ratio of their times is the point. A
-server that charges sliding windows for whole contexts has no room for four such sessions, and is the second of the two
-whatever it is told.
+Each turn is sent with the whole history, which a prefix cache finds again. The same load goes to three servers with
+random weights: one that runs all sessions at once; one with `--max-num-seqs 1` and the same memory, where sessions wait
+for each other but keep their keys; and one with memory for a single session, which is where an engine ends up that
+charges sliding windows for whole contexts: every turn of a session finds its keys gone and computes them anew.
 """
 
 import argparse
@@ -18,6 +18,8 @@ from rich.table import Table
 
 from benchmarks.serve_gpu import Server, bench_serve, running
 
+AT_ONCE, WAITING, FORGETTING = "at once", "one at a time", "one at a time, memory for one"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -26,19 +28,30 @@ def main() -> None:
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--num-sessions", type=int, default=4)
     parser.add_argument("--num-turns", type=int, default=5)
-    parser.add_argument("--max-model-len", type=int, default=131_072)
+    parser.add_argument("--max-model-len", type=int, default=70_000)
+    parser.add_argument(
+        "--bytes-for-one",
+        type=int,
+        default=10_500_000_000,
+        help="a session of 70,000 tokens and a step of 8192 of the 31B model; 0: without the third server",
+    )
     parser.add_argument("--output", type=Path, help="where all results go, as JSON")
     options = parser.parse_args()
+    limits: dict[str, tuple[str, ...]] = {
+        AT_ONCE: ("--max-num-seqs", str(options.num_sessions)),
+        WAITING: ("--max-num-seqs", "1"),
+    }
+    if options.bytes_for_one:
+        limits[FORGETTING] = (*limits[WAITING], "--kv-cache-memory-bytes", str(options.bytes_for_one))
     results = {}
-    for max_num_seqs in (options.num_sessions, 1):
-        flags = ("--enable-prefix-caching", "--max-num-seqs", str(max_num_seqs))
-        with running(Server(options.model, options.max_model_len, flags), []) as seconds:
-            print(f"--max-num-seqs {max_num_seqs}: ready after {seconds:.1f} s", flush=True)
-            results[max_num_seqs] = measure(options)
-            print(f"  {results[max_num_seqs]['duration']:.1f} s", flush=True)
+    for name, flags in limits.items():
+        with running(Server(options.model, options.max_model_len, ("--enable-prefix-caching", *flags)), []) as seconds:
+            print(f"{name}: ready after {seconds:.1f} s", flush=True)
+            results[name] = measure(options)
+            print(f"  {results[name]['duration']:.1f} s", flush=True)
+        if options.output:
+            options.output.write_text(json.dumps(results, indent=1))
     show(results, options.num_sessions)
-    if options.output:
-        options.output.write_text(json.dumps(results, indent=1))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -49,18 +62,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def show(results: dict[int, dict[str, Any]], num_sessions: int) -> None:
+def show(results: dict[str, dict[str, Any]], num_sessions: int) -> None:
     table = Table(title=f"{num_sessions} sessions")
-    for column in ("--max-num-seqs", "s", "mean TTFT, ms", "mean TPOT, ms", "failed"):
+    for column in ("", "s", "times as long", "mean TTFT, ms", "mean TPOT, ms", "failed"):
         table.add_column(column, justify="right")
-    for max_num_seqs, result in results.items():
-        figures = (f"{result[name]:,.1f}" for name in ("duration", "mean_ttft_ms", "mean_tpot_ms"))
-        table.add_row(str(max_num_seqs), *figures, str(result["failed"]))
-    console = Console(width=100)
-    console.print(table)
-    console.print(
-        f"one after the other takes {results[1]['duration'] / results[num_sessions]['duration']:.2f}x as long"
-    )
+    for name, result in results.items():
+        figures = (f"{result[key]:,.1f}" for key in ("mean_ttft_ms", "mean_tpot_ms"))
+        ratio = result["duration"] / results[AT_ONCE]["duration"]
+        table.add_row(name, f"{result['duration']:.1f}", f"{ratio:.2f}", *figures, str(result["failed"]))
+    Console(width=120).print(table)
 
 
 if __name__ == "__main__":
