@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from facet.config import EngineConfig
+from facet.engine.capacity import Capacity
 from facet.engine.engine import make_engine
 from facet.engine.settings import EngineSettings, resolve, resolve_kv_dtypes
 from facet.errors import ConfigError
@@ -84,3 +85,17 @@ def test_a_gpu_that_lacks_a_format_says_so(monkeypatch: pytest.MonkeyPatch) -> N
 def test_formats_that_every_gpu_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = on_gpu(monkeypatch, (8, 0))
     assert set(resolve_kv_dtypes(EngineConfig(model="m", kv_cache_dtype=name), model).values()) == {name}
+
+
+def test_how_many_requests_fit_is_said_in_words_that_are_true(tmp_path: Path) -> None:
+    """Also where one fits only in small steps, and where it is one."""
+    layout = settings_of(tmp_path).layout
+    limits = dict(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=64)
+    said: dict[int, str] = {}
+    for num_blocks in range(4, 200):
+        capacity = Capacity(layout=layout, num_blocks=num_blocks, **limits)
+        if (capacity.longest_request or 0) >= 64:
+            said.setdefault(capacity.sequences(64).num_sequences, capacity.lines()[-1])
+    assert "64 tokens one request fits alone, in steps of fewer than 64 tokens; at most 8" in said[0]
+    assert "64 tokens 1 request fits at once; at most 8" in said[1]
+    assert "64 tokens 2 requests fit at once; at most 8" in said[2]

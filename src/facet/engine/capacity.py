@@ -62,14 +62,19 @@ class Capacity:
         page, groups = self.layout.total_page_bytes, self.layout.groups
         per_block = " or ".join(f"{group.tokens_per_block} {group.kind} tokens" for group in groups)
         in_all = " or ".join(f"{self.tokens(group):,} {group.kind} tokens" for group in groups)
-        fit = self.sequences(self.max_model_len)
         return [
             f"KV cache: {self.num_bytes / 2**30:.2f} GiB, {self.num_blocks} pages of {page / 2**10:.0f} KiB; "
             f"a page holds {per_block}, all of them {in_all}.",
             *((_dtype_line(self.layout),) if self.layout.is_quantized else ()),
-            f"At the full context of {self.max_model_len} tokens {fit.num_sequences} requests fit at "
-            f"once; at most {self.max_num_seqs} run together.",
+            f"At the full context of {self.max_model_len} tokens {self._requests_that_fit()}; at most "
+            f"{self.max_num_seqs} run together.",
         ]
+
+    def _requests_that_fit(self) -> str:
+        num_requests = self.sequences(self.max_model_len).num_sequences
+        if num_requests == 0:  # one does, or the engine would not start
+            return f"one request fits alone, in steps of fewer than {self.max_num_batched_tokens} tokens"
+        return "1 request fits at once" if num_requests == 1 else f"{num_requests} requests fit at once"
 
 
 def capacity_of(
