@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -290,6 +291,7 @@ def _take_terminal(descriptor: int) -> None:
     import termios
 
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell has what it runs in the background ignore it
 
 
 def test_on_a_terminal(tools_file: Path) -> None:
