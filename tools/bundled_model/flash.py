@@ -53,9 +53,7 @@ def _attend(
 
 
 @_attend.register_fake
-def _(
-    queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor, longest: int, scale: float, window: int
-) -> tuple[Tensor, Tensor]:
+def _(queries: Tensor, *_others: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(queries), queries.new_empty(queries.shape[1], queries.shape[0], dtype=torch.float32)
 
 
@@ -82,16 +80,7 @@ def _attend_backward(
 
 @_attend_backward.register_fake
 def _(
-    gradient: Tensor,
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    attended: Tensor,
-    levels: Tensor,
-    starts: Tensor,
-    longest: int,
-    scale: float,
-    window: int,
+    gradient: Tensor, queries: Tensor, keys: Tensor, values: Tensor, *_others: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(queries), torch.empty_like(keys), torch.empty_like(values)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import InvariantPlan, Tile, Unit
-from facet.kernels.paged_attention.reference import derive_keys, gather
+from facet.kernels.paged_attention.reference import keys_and_values
 
 # More rows make a prompt quicker, fewer a step of single rows, which fill one place of a unit each.
 ROWS_PER_UNIT = 8
@@ -77,12 +77,7 @@ def paged_attention(
     output = torch.empty_like(queries) if out is None else out
     for unit in plan.units:
         tile = unit.tile
-        keys = gather(cache.keys, cache.key_scales, tile, queries.dtype)
-        if cache.values is not None:
-            values = gather(cache.values, cache.value_scales, tile, queries.dtype)
-        else:
-            assert key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
-            values, keys = keys, derive_keys(keys, tile.key_positions, key_recipe)
+        keys, values = keys_and_values(cache, tile, key_recipe, queries.dtype)
         own_queries = queries[tile.query_rows]
         places = slice(unit.first_place, unit.first_place + len(own_queries))
         filled = torch.zeros(ROWS_PER_UNIT, *queries.shape[1:], device=queries.device)

@@ -116,12 +116,7 @@ def paged_attention(
     """
     output = torch.empty_like(queries) if out is None else out
     for tile in plan.tiles:
-        keys = gather(cache.keys, cache.key_scales, tile, queries.dtype)
-        if cache.values is not None:
-            values = gather(cache.values, cache.value_scales, tile, queries.dtype)
-        else:
-            assert key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
-            values, keys = keys, derive_keys(keys, tile.key_positions, key_recipe)
+        keys, values = keys_and_values(cache, tile, key_recipe, queries.dtype)
         output[tile.query_rows] = _attend(queries[tile.query_rows], keys, values, tile, scale)
     return output
 
@@ -140,7 +135,18 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, tile: Tile, scale: fl
     return attended[0].transpose(0, 1)
 
 
-def derive_keys(values: Tensor, positions: Tensor, recipe: KeyRecipe) -> Tensor:
+def keys_and_values(
+    cache: LayerCache, tile: Tile, key_recipe: KeyRecipe | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Those of a tile, [sequences, keys, kv_heads, head_dim] each."""
+    keys = _gather(cache.keys, cache.key_scales, tile, dtype)
+    if cache.values is not None:
+        return keys, _gather(cache.values, cache.value_scales, tile, dtype)
+    assert key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
+    return _derive_keys(keys, tile.key_positions, key_recipe), keys
+
+
+def _derive_keys(values: Tensor, positions: Tensor, recipe: KeyRecipe) -> Tensor:
     """Keys of stored values [sequences, keys, kv_heads, head_dim] at positions [sequences, keys]."""
     return apply_rotary((values * recipe.weight).to(values.dtype), recipe.cos_sin[positions])
 
@@ -166,7 +172,7 @@ def write_keys_and_values(
             _token_rows(stored).index_copy_(0, index, _plain(numbers.flatten(1)))
 
 
-def gather(stored: Tensor, scales: Tensor | None, tile: Tile, dtype: torch.dtype) -> Tensor:
+def _gather(stored: Tensor, scales: Tensor | None, tile: Tile, dtype: torch.dtype) -> Tensor:
     """[sequences, keys, kv_heads, head_dim] of `dtype`, copied out of the pages."""
     index = torch.add(tile.key_slots, tile.key_blocks, alpha=_rows_per_page(stored))
     gathered = _token_rows(stored).index_select(0, index.view(-1)).view(stored.dtype)

@@ -23,14 +23,7 @@ from torch import Tensor
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.invariant_tiles import ROWS_PER_PRODUCT, rows_of_product
 from facet.kernels.paged_attention.plans import InvariantTritonPlan
-from facet.kernels.paged_attention.triton_tiles import (
-    common_arguments,
-    load_queries,
-    load_vectors,
-    rotated_scores,
-    softmax_step,
-    widened,
-)
+from facet.kernels.paged_attention.triton_tiles import attend_tiles, common_arguments, load_queries
 
 # Of float32, which is for checking models and not for serving them: small enough to fit anywhere.
 _ROWS_OF_FLOAT32 = 16
@@ -179,6 +172,7 @@ def _attend_kernel(
     context_len = first_position + num_tokens
     first_seen = context_len * 0
     if HAS_WINDOW:
+        # What lies before the window of the first row may be another's by now.
         first_seen = tl.maximum(first_position - window + 1, 0)
         start = first_seen // BLOCK_N * BLOCK_N
         end = context_len
@@ -198,47 +192,15 @@ def _attend_kernel(
         queries, vectors, is_row, key_weight, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM
     )
     table_row = block_table + tl.load(table_rows + first_row).to(tl.int64) * table_stride
-    head_offset = kv_head * HEAD_DIM
-    key_scales += kv_head * scale_head_stride
-    value_scales += kv_head * scale_head_stride
+    total, greatest, weight_sum = attend_tiles(
+        query, low_queries, high_queries, query_positions, first_seen, start, end, keys, values, table_row, page_stride,
+        token_stride, kv_head * HEAD_DIM, key_scales + kv_head * scale_head_stride,
+        value_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, scale, window, key_weight,
+        cos_sin, HAS_SCALES, False, HAS_WINDOW, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK,
+        BLOCK_M, BLOCK_N,
+    )  # fmt: skip
 
     dims = tl.arange(0, HEAD_DIM)
-    total = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
-    greatest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    weight_sum = tl.zeros([BLOCK_M], tl.float32)
-    for offset in range(start, end, BLOCK_N):
-        seen = offset + tl.arange(0, BLOCK_N)
-        # What lies before the window of the first row may be another's by now.
-        is_live = (seen >= first_seen) & (seen < end)
-        blocks = tl.load(table_row + seen // TOKENS_PER_BLOCK, mask=is_live, other=0).to(tl.int64)
-        slots = seen % TOKENS_PER_BLOCK
-        stored = load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
-        value = widened(stored, query.dtype)
-        if VALUES_ARE_KEYS:
-            scores = tl.dot(query, tl.trans(value), input_precision="ieee")
-            scores += rotated_scores(
-                low_queries, high_queries, values, blocks, slots, page_stride, token_stride, head_offset, seen,
-                is_live, key_weight, cos_sin, NUM_PAIRS, PAIRS_PAD, HEAD_DIM // 2,
-            )  # fmt: skip
-        else:
-            key = load_vectors(keys, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
-            scores = tl.dot(query, tl.trans(widened(key, query.dtype)), input_precision="ieee")
-        if HAS_SCALES:
-            scale_places = blocks * scale_page_stride + slots * scale_token_stride
-            key_scale = tl.load(key_scales + scale_places, mask=is_live, other=0.0)
-            value_scale = key_scale
-            if not VALUES_ARE_KEYS:
-                value_scale = tl.load(value_scales + scale_places, mask=is_live, other=0.0)
-            scores *= key_scale[None, :]
-        is_visible = is_live[None, :] & (seen[None, :] <= query_positions[:, None])
-        if HAS_WINDOW:
-            is_visible = is_visible & (seen[None, :] > query_positions[:, None] - window)
-        scores = tl.where(is_visible, scores * scale, float("-inf"))
-        weights, shrink, greatest, weight_sum = softmax_step(scores, greatest, weight_sum)
-        if HAS_SCALES:
-            weights *= value_scale[None, :]
-        total = tl.dot(weights.to(value.dtype), value, total * shrink[:, None], input_precision="ieee")
-
     if HAS_WINDOW:
         # Places where no row stands may have seen nothing.
         means = total / tl.where(is_row, weight_sum, 1.0)[:, None]

@@ -150,7 +150,7 @@ def _single_row_kernel(
         query_positions = tl.zeros([BLOCK_M], tl.int32) + (context_len - 1)
         # Every key of the share lies in the window: no mask is needed for it.
         total, greatest, weight_sum = attend_tiles(
-            query, low_queries, high_queries, query_positions, start, end, keys, values, table_row, page_stride,
+            query, low_queries, high_queries, query_positions, first, start, end, keys, values, table_row, page_stride,
             token_stride, kv_head * HEAD_DIM, key_scales + kv_head * scale_head_stride,
             value_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, scale, window,
             key_weight, cos_sin, HAS_SCALES, SETTLES, False, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM,

@@ -108,6 +108,7 @@ def attend_tiles(
     low_queries,  # [rows, PAIRS_PAD]
     high_queries,
     query_positions,  # [rows]
+    first_seen,  # with a window: what lies before it belongs to nobody here
     start,
     end,
     keys,
@@ -135,7 +136,10 @@ def attend_tiles(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The running softmax of some rows over keys [start, end): (sum of weighted values, greatest score, sum)."""
+    """The running softmax of some rows over keys [start, end): (sum of weighted values, greatest score, sum).
+
+    Tiles begin at `start`, `start` + BLOCK_N and so on, whatever the rows see of them.
+    """
     dims = tl.arange(0, HEAD_DIM)
     total = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     greatest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -143,6 +147,8 @@ def attend_tiles(
     for offset in range(start, end, BLOCK_N):
         positions = offset + tl.arange(0, BLOCK_N)
         is_live = positions < end
+        if HAS_WINDOW:
+            is_live = is_live & (positions >= first_seen)
         blocks = tl.load(table_row + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(tl.int64)
         slots = positions % TOKENS_PER_BLOCK
         stored = load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
