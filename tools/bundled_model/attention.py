@@ -1,7 +1,8 @@
 """Attention over rows that hold several documents each: nobody sees another document, the future, or past a window.
 
-Two ways with the same result. `dense_attend` writes the whole mask down and is the definition; it runs anywhere.
-`flex_attend` skips the blocks of the mask that are empty, which is most of them, and is what a GPU trains with.
+Two ways with the same result, and a third in `flash.py`. `dense_attend` writes the whole mask down and is the
+definition; it runs anywhere. `flex_attend` skips the blocks of the mask that are empty, which is most of them; a GPU
+trains with it where the third way fails.
 
 Shapes: queries [rows, heads, length, dim], keys and values [rows, kv heads, length, dim].
 """

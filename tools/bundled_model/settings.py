@@ -33,7 +33,7 @@ class TrainSettings:
     clip: Annotated[float, "largest norm of all gradients together"] = 1.0
 
     device: Annotated[str, "cuda, cpu, or auto: cuda where there is one"] = "auto"
-    attention: Annotated[Attention, "auto is flex on a GPU, and sdpa where flex fails"] = "auto"
+    attention: Annotated[Attention, "auto is flash on a GPU, flex where that fails, and sdpa where both do"] = "auto"
     compile: Annotated[bool, "do not compile the model"] = True
     workers: Annotated[int | None, "processes that make data; 0: this one; else one per core, less 1"] = None
     most_uses: Annotated[int, "how often a batch may be used while workers fall behind"] = 4

@@ -16,10 +16,9 @@ import uvicorn
 from facet.cli.api_client import ApiClient
 from facet.config import ServerConfig
 from facet.errors import EngineError
-from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
-from facet.server.run import engine_config, uvicorn_config
-from facet.server.served_model import ServedModel, make_served_model
+from facet.server.run import start_app, uvicorn_config
+from facet.server.served_model import ServedModel
 
 _LOOK_SECONDS = 0.02
 
@@ -27,13 +26,7 @@ _LOOK_SECONDS = 0.02
 @contextlib.contextmanager
 def private_server(config: ServerConfig) -> Iterator[tuple[ApiClient, ServedModel]]:
     """Loads the model, serves it for the length of a `with` block, and ends."""
-    engine = EngineProcess(engine_config(config), show_progress=True)
-    try:
-        model = make_served_model(config, engine.info)
-        app = make_app(config, engine, model)
-    except BaseException:
-        engine.close()
-        raise
+    engine, model, app = start_app(config)
     with tempfile.TemporaryDirectory(prefix="facet-") as folder:
         path = Path(folder) / "server"
         settings = uvicorn_config(config, app)

@@ -9,13 +9,14 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
+from starlette.applications import Starlette
 
 from facet.config import EngineConfig, ServerConfig
 from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
-from facet.server.served_model import make_served_model
+from facet.server.served_model import ServedModel, make_served_model
 
 logger = logging.getLogger(__name__)
 
@@ -61,13 +62,7 @@ def serve(config: ServerConfig) -> int:
     signal.signal(signal.SIGTERM, _leave)  # while loading; the server has its own way once it listens
     listener = bind(config)  # before minutes are spent on loading a model that nobody could reach
     with contextlib.closing(listener):
-        engine = EngineProcess(engine_config(config), show_progress=True)
-        try:
-            model = make_served_model(config, engine.info)
-            app = make_app(config, engine, model)
-        except BaseException:
-            engine.close()
-            raise
+        engine, model, app = start_app(config)
         for line in engine.info.lines:
             logger.info("%s", line)
         scheme, port = "https" if config.ssl_certfile else "http", listener.getsockname()[1]
@@ -75,6 +70,17 @@ def serve(config: ServerConfig) -> int:
         server = DrainingServer(uvicorn_config(config, app), greeting)
         server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+def start_app(config: ServerConfig) -> tuple[EngineProcess, ServedModel, Starlette]:
+    """Loads the model. Whoever runs the app ends the engine with it."""
+    engine = EngineProcess(engine_config(config), show_progress=True)
+    try:
+        model = make_served_model(config, engine.info)
+        return engine, model, make_app(config, engine, model)
+    except BaseException:
+        engine.close()
+        raise
 
 
 def _leave(number: int, frame: object) -> None:
