@@ -29,7 +29,8 @@ NUM_SAMPLES = 25
 
 
 def source(seed: int, *, held_out: bool = False) -> Source:
-    return Source(random.Random(seed), Lexicon.of(held_out=held_out))
+    """As in training, or as in the evaluation."""
+    return Source(random.Random(seed), Lexicon.of(held_out=held_out), is_inventive=not held_out)
 
 
 def samples(kind: str) -> list[Dialogue]:
@@ -183,6 +184,17 @@ def test_held_out_words_are_never_seen_in_training() -> None:
             dialogue = make(drawn)
             for tool in dialogue.tools:
                 assert not kept & set(re.findall(r"[a-z]+", re.sub(r"([A-Z])", r" \1", tool.name).lower()))
+
+
+def test_an_inventive_source_is_not_confined_to_its_lists() -> None:
+    drawn = source(12)
+    for draw, known in ((drawn.verb, words.VERBS), (drawn.adjective, words.ADJECTIVES)):
+        drawn_words = [draw() for _ in range(400)]
+        num_known = sum(word in known for word in drawn_words)
+        assert 100 < num_known < 300
+        assert len({word for word in drawn_words if word not in known}) > 0.9 * (400 - num_known), "they seldom repeat"
+    plain = Source(random.Random(12), Lexicon.of(held_out=False))
+    assert all(plain.verb() in words.VERBS for _ in range(100))
 
 
 def test_held_out_tools_are_made_of_held_out_words() -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("name", SMALL_WINDOW_NAMES)
 def test_healthy(name: str, tiny_model: "TinyModels") -> None:
     report = examine(DoctorConfig(model=str(tiny_model(name).folder), device="cpu", quick=True))
+    assert 0 < sum(finding.seconds for finding in report.findings) <= report.seconds
     failed = [finding for finding in report.findings if finding.status == "fail"]
     assert not failed
     passed = {finding.check for finding in report.findings if finding.status == "pass"}

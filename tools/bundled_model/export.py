@@ -34,7 +34,7 @@ def export(
     tokenizer: tokenizers.Tokenizer,
     folder: Path,
     *,
-    training: Mapping[str, Any] | None = None,
+    training: Sequence[Mapping[str, Any]] = (),
     evaluation: Sequence[Mapping[str, Any]] | None = None,
 ) -> None:
     """Writes a checkpoint folder. `tensors` carry checkpoint names."""
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=BUNDLED_FOLDER)
     parser.add_argument("--config", type=Path, help="the config.json trained with, if not the bundled model's")
     parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json trained with, if not the bundled model's")
-    parser.add_argument("--training", type=Path, help="training.json of the run, for the card")
+    parser.add_argument("--training", type=Path, nargs="+", default=[], help="training.json of each run, for the card")
     parser.add_argument("--evaluation", type=Path, help="what evaluate.py wrote with --json")
     arguments = parser.parse_args()
     export(
@@ -117,7 +117,7 @@ def main() -> None:
         _read_json(arguments.config) or BUNDLED_CONFIG,
         tokenizers.Tokenizer.from_file(str(find_tokenizer(arguments.tokenizer, arguments.weights.parent))),
         arguments.output,
-        training=_read_json(arguments.training),
+        training=[_read_json(path) for path in arguments.training],
         evaluation=_read_json(arguments.evaluation),
     )
     num_bytes = sum(file.stat().st_size for file in arguments.output.iterdir())

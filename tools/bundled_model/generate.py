@@ -34,7 +34,7 @@ def training_examples(tokenizer: tokenizers.Tokenizer, seed: int) -> Iterator[Tr
 
 def training_dialogues(seed: int) -> Iterator[Dialogue]:
     """The dialogues behind `training_examples`."""
-    return dialogues(Source(random.Random(seed), Lexicon.of(held_out=False)))
+    return dialogues(Source(random.Random(seed), Lexicon.of(held_out=False), is_inventive=True))
 
 
 def encode_dialogue(tokenizer: tokenizers.Tokenizer, dialogue: Dialogue) -> TrainingExample:

@@ -62,17 +62,18 @@ def model_card(
     num_parameters: int,
     config: Mapping[str, Any],
     ends: Sequence[str],
-    training: Mapping[str, Any] | None,
+    training: Sequence[Mapping[str, Any]],
     evaluation: Sequence[Mapping[str, Any]] | None,
 ) -> str:
-    """`training` is what the trainer wrote to training.json, `evaluation` what evaluate.py wrote with --json."""
+    """`training` is what the trainer wrote to training.json, one run after the other; `evaluation` what evaluate.py
+    wrote with --json."""
     return _CARD.format(
         parameters=f"{num_parameters / 1e6:.1f}",
         shape=_shape_table(config),
         num_shared=config["num_kv_shared_layers"],
         ends=", ".join(f"`{token}`" for token in ends),
         evaluation=_NOT_MEASURED if evaluation is None else _evaluation_table(evaluation),
-        training=_NOT_MEASURED if training is None else _training_words(training),
+        training=_training_words(training) if training else _NOT_MEASURED,
     )
 
 
@@ -86,11 +87,14 @@ def _value(config: Mapping[str, Any], names: str | tuple[str, ...]) -> str:
     return ", ".join(str(config[name]) for name in ((names,) if isinstance(names, str) else names))
 
 
-def _training_words(training: Mapping[str, Any]) -> str:
+def _training_words(runs: Sequence[Mapping[str, Any]]) -> str:
+    num_steps, num_tokens, minutes = (sum(run[name] for run in runs) for name in ("num_steps", "num_tokens", "minutes"))
+    devices = " and one ".join(dict.fromkeys(run["device"] for run in runs))
+    in_runs = f", {len(runs)} runs one on top of the other" if len(runs) > 1 else ""
     return (
-        f"{training['num_steps']:,} steps, {training['num_tokens'] / 1e6:,.0f} million tokens, {training['minutes']} "
-        f"minutes on one {training['device']}. Of tokens it must produce in dialogues not trained on, given all before "
-        f"them, it got {training['held_out_tokens_right']:.2%} right."
+        f"{num_steps:,} steps, {num_tokens / 1e6:,.0f} million tokens, {minutes:.1f} minutes on one {devices}{in_runs}."
+        f" Of tokens it must produce in dialogues not trained on, given all before them, it got "
+        f"{runs[-1]['held_out_tokens_right']:.2%} right."
     )
 
 
@@ -110,5 +114,8 @@ def _evaluation_table(evaluation: Sequence[Mapping[str, Any]]) -> str:
         )
         for measure in evaluation
     ]
-    words = "Through Facet itself, unconstrained, on tools and requests whose words training never saw."
+    words = (
+        "Through Facet itself, unconstrained, on tools and requests whose words training never saw, unless inside "
+        "longer made-up ones."
+    )
     return f"{words}\n\n{_table(('measure', 'share', 'cases', 'goal'), rows)}"

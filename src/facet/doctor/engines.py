@@ -73,7 +73,10 @@ def make_engine(model: Gemma, setup: Setup) -> Engine:
         graph_sizes=setup.graph_sizes,
         piece_sizes=setup.piece_sizes,
     )
-    runner.warm_up(Silent())
+    if setup.graph_sizes:
+        # Without graphs nothing is compiled that is not used: on a GPU that has never run Facet, all of it for every
+        # storage type would take longer than the examination.
+        runner.warm_up(Silent())
     return Engine(runner, settings)
 
 

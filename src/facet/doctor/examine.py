@@ -111,9 +111,12 @@ def checks_for(effort: Effort) -> list[tuple[str, Check]]:
 
 def _run(title: str, check: Check, patient: Patient) -> list[Finding]:
     findings: list[Finding] = []
+    start = time.perf_counter()
     try:
         for finding in check(patient):
-            findings.append(finding)
+            now = time.perf_counter()
+            findings.append(replace(finding, seconds=round(now - start, 3)))
+            start = now
     except (ConfigError, CheckpointError, CapacityError):
         raise  # the user's to fix, like everything that is refused before the first check
     except torch.OutOfMemoryError:

@@ -21,6 +21,7 @@ class Finding:
     deviation: float | None = None  # the largest; None: nothing was measured
     limit: float | None = None
     note: str = ""
+    seconds: float = 0.0  # that it took to find out
 
 
 def skipped(check: str, why: str) -> Finding:

@@ -188,7 +188,7 @@ def _description(source: Source, verb: str, thing: str) -> str:
 def _parameter(source: Source, thing: str, *, is_first: bool) -> tuple[Parameter, TextMaker | None]:
     is_required = source.chance(0.85 if is_first else 0.45)
     usual = source.pick(_USUAL_PARAMETERS)
-    if source.chance(0.5) and not source.lexicon.held_out:
+    if source.chance(0.3 if source.is_inventive else 0.5) and not source.lexicon.held_out:
         description = usual.description if source.chance(0.8) else ""
         return Parameter(usual.name, usual.type, description, is_required=is_required), usual.make
     name = _parameter_name(source)

@@ -1,7 +1,7 @@
 """Words to make tools and values from, and the line between those seen in training and those kept for evaluation.
 
 A word belongs to one side for good, by its checksum. Made-up words have no list: they are composed of syllables or
-of halves of real words, and fall to a side in the same way. Knows nothing of tools or dialogues.
+of pieces of real words, and fall to a side in the same way. Knows nothing of tools or dialogues.
 """
 
 # ruff: noqa: SIM905  (long lists of words read better as text)
@@ -111,6 +111,8 @@ _CODAS = "b ck d f g l ll lm lt m n nd ng nk nt p r rd rk rm rn rt s sh sk ss st
 # Halves of nouns, to be put together anew: made-up words with the letters of real ones.
 _FRONTS = tuple(dict.fromkeys(noun[: len(noun) // 2] for noun in NOUNS if len(noun) >= 5))
 _BACKS = tuple(dict.fromkeys(noun[len(noun) // 2 :] for noun in NOUNS if len(noun) >= 5))
+# Whole words, to be cut anywhere.
+_WHOLE_WORDS = tuple(dict.fromkeys((*VERBS, *NOUNS, *ADJECTIVES, *(name.lower() for name in (*FIRST_NAMES, *PLACES)))))
 
 
 def is_held_out(word: str) -> bool:
@@ -140,10 +142,15 @@ class Lexicon:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Chance and words together: what every maker of a dialogue draws from."""
+    """Chance and words together: what every maker of a dialogue draws from.
+
+    An inventive source makes up verbs, adjectives and names about as often as it takes known ones. Who has met a
+    hundred verbs only, however often, learns those hundred, and not that a request and a tool have a word in common.
+    """
 
     rng: random.Random
     lexicon: Lexicon
+    is_inventive: bool = False
 
     def pick(self, items: Sequence[T]) -> T:
         return items[int(self.rng.random() * len(items))]
@@ -162,10 +169,10 @@ class Source:
         return self.pick(self.lexicon.nouns)
 
     def verb(self) -> str:
-        return self.pick(self.lexicon.verbs)
+        return self.made_up() if self._invents(0.5) else self.pick(self.lexicon.verbs)
 
     def adjective(self) -> str:
-        return self.pick(self.lexicon.adjectives)
+        return self.made_up() if self._invents(0.3) else self.pick(self.lexicon.adjectives)
 
     def made_up(self) -> str:
         """A word nobody has seen, on this lexicon's side."""
@@ -176,18 +183,33 @@ class Source:
 
     def word(self) -> str:
         """A real noun or a made-up one. Few nouns are held out: they would meet too often if they came as often."""
-        return self.noun() if self.rng.random() < (0.2 if self.lexicon.held_out else 0.6) else self.made_up()
+        share_of_nouns = 0.2 if self.lexicon.held_out else 0.45 if self.is_inventive else 0.6
+        return self.noun() if self.rng.random() < share_of_nouns else self.made_up()
 
     def person(self) -> str:
-        first = self.pick(self.lexicon.first_names)
-        return first if self.chance(0.6) else f"{first} {self.pick(self.lexicon.last_names)}"
+        first = self._name(self.lexicon.first_names)
+        return first if self.chance(0.6) else f"{first} {self._name(self.lexicon.last_names)}"
 
     def place(self) -> str:
         return self.pick(self.lexicon.places) if self.chance(0.8) else self.made_up().capitalize()
 
+    def _invents(self, share: float) -> bool:
+        return self.is_inventive and self.chance(share)
+
+    def _name(self, names: Sequence[str]) -> str:
+        return self.made_up().capitalize() if self._invents(0.35) else self.pick(names)
+
     def _composed(self) -> str:
+        if self._invents(0.4):
+            return self._piece() + self._piece()
         if self.rng.random() < 0.3:
             return self.pick(_FRONTS) + self.pick(_BACKS)
         return "".join(
             self.pick(_ONSETS) + self.pick(_VOWELS) + self.pick(_CODAS) for _ in range(2 + (self.rng.random() < 0.35))
         )
+
+    def _piece(self) -> str:
+        """A real word, or its beginning or end: so that no part of a word is met in that word only."""
+        word = self.pick(_WHOLE_WORDS)
+        cut = self.between(2, max(2, len(word) - 2))
+        return self.pick((word, word[:cut], word[-cut:]))
