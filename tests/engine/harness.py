@@ -66,7 +66,8 @@ def make_engine(
         graph_sizes=graph_sizes,
         piece_sizes=piece_sizes,
     )
-    runner.warm_up(Silent())
+    runner.compile_kernels(Silent())
+    runner.capture_graphs(Silent())
     return Engine(runner, settings)
 
 

@@ -73,10 +73,9 @@ def make_engine(model: Gemma, setup: Setup) -> Engine:
         graph_sizes=setup.graph_sizes,
         piece_sizes=setup.piece_sizes,
     )
-    if setup.graph_sizes:
-        # Without graphs nothing is compiled that is not used: on a GPU that has never run Facet, all of it for every
-        # storage type would take longer than the examination.
-        runner.warm_up(Silent())
+    # Kernels are compiled when they are used: on a GPU that has never run Facet, all that a server may need, for every
+    # storage type, would take longer than the examination.
+    runner.capture_graphs(Silent())
     return Engine(runner, settings)
 
 

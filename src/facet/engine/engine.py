@@ -195,7 +195,8 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
             graph_sizes=settings.graph_sizes,
             piece_sizes=settings.piece_sizes,
         )
-        graphs_taken = runner.warm_up(progress)
+        runner.compile_kernels(progress)
+        graphs_taken = runner.capture_graphs(progress)
     if settings.gpu_memory is not None:
         settings = replace(settings, gpu_memory=replace(settings.gpu_memory, graphs_taken=graphs_taken))
     return Engine(runner, settings, loaded.folder), str(loaded.folder)

@@ -123,16 +123,21 @@ class Runner:
         return LowerPieces(self.model, self.arena, buffers, sizes, num_layers=self._num_lower_layers)
 
     @torch.inference_mode()
-    def warm_up(self, progress: Progress) -> int:
-        """Compile kernels and capture graphs, before the first step. The bytes of a GPU that graphs then hold."""
-        if self._device.type == "cuda":
-            with progress.task("Compiling kernels", len(warm_up.QUERY_LENS) + len(warm_up.SAMPLING)) as advance:
-                for query_lens in warm_up.QUERY_LENS:
-                    self._compute_on_scratch(query_lens)
-                    advance(1)
-                for params in warm_up.SAMPLING:
-                    self._sample_nothing(params)
-                    advance(1)
+    def compile_kernels(self, progress: Progress) -> None:
+        """All that steps may need, before there is one. Left out, each is compiled by the first step that needs it."""
+        if self._device.type != "cuda":
+            return
+        with progress.task("Compiling kernels", len(warm_up.QUERY_LENS) + len(warm_up.SAMPLING)) as advance:
+            for query_lens in warm_up.QUERY_LENS:
+                self._compute_on_scratch(query_lens)
+                advance(1)
+            for params in warm_up.SAMPLING:
+                self._sample_nothing(params)
+                advance(1)
+
+    @torch.inference_mode()
+    def capture_graphs(self, progress: Progress) -> int:
+        """Before the first step. The bytes of a GPU that graphs then hold."""
         recorder = recorder_for(self._device)
         free = free_gpu_bytes(self._device)
         for captured in (self._pieces, self._graphs):
