@@ -5,7 +5,8 @@ ARGS ?=
 VENV := .venv
 CODE := src tests tools benchmarks
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Not compiled: most of what torch brings is never imported, and compiling all of it takes longer than the first start.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
 # A stamp is newer than the files it was made from as long as there is nothing to install.
 INSTALLED := $(VENV)/.installed
