@@ -85,6 +85,7 @@ def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
 
 def _texts(seed: int, num_dialogues: int) -> Iterator[str]:
     """Text between control tokens only: these are not learned but given."""
+    # Not an inventive source: room in the vocabulary is for words that people use.
     source = Source(random.Random(seed), Lexicon.of(held_out=False))
     without_controls = Regex("|".join(map(_escaped, CONTROL_TOKENS)))
     split = pre_tokenizers.Split(without_controls, "removed")
