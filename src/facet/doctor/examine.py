@@ -115,7 +115,7 @@ def _run(title: str, check: Check, patient: Patient) -> list[Finding]:
     try:
         for finding in check(patient):
             now = time.perf_counter()
-            findings.append(replace(finding, seconds=round(now - start, 3)))
+            findings.append(replace(finding, seconds=now - start))
             start = now
     except (ConfigError, CheckpointError, CapacityError):
         raise  # the user's to fix, like everything that is refused before the first check
@@ -124,5 +124,6 @@ def _run(title: str, check: Check, patient: Patient) -> list[Finding]:
             raise
     except Exception as error:  # whatever breaks here would have broken a server
         words = str(error).strip().splitlines() or ["no reason was given"]
-        findings.append(Finding(check=title, status="fail", note=f"{type(error).__name__}: {words[0]}"))
+        note = f"{type(error).__name__}: {words[0]}"
+        findings.append(Finding(check=title, status="fail", note=note, seconds=time.perf_counter() - start))
     return findings

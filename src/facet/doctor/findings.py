@@ -58,7 +58,9 @@ class Report:
             "seconds": round(self.seconds, 1),
             "environment": dict(self.environment),
             "findings": [
-                {key: _json_number(value) for key, value in asdict(finding).items()} for finding in self.findings
+                {key: _json_number(value) for key, value in asdict(finding).items()}
+                | {"seconds": round(finding.seconds, 3)}
+                for finding in self.findings
             ],
         }
 
