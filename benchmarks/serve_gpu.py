@@ -8,13 +8,14 @@ figures and the targets stand beside ours; they were measured elsewhere, on the 
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from facet.bundled_model import find_bundled_model
 from tests.published_configs import text_only
 
 PORT = 8123
@@ -32,7 +34,8 @@ PORT = 8123
 class Server:
     model: str
     max_model_len: int
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ("--skip-tokenizer-init",)
+    has_tokenizer: bool = False  # the bundled model's: grammars are matched against its tokens
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,18 @@ class Row:
     vllm: str
     target: str
     num_warmups: int = 2
+    extra_body: Mapping[str, Any] | None = None
 
 
 E4B = Server("Gemma 4 E4B", 9216)
-E4B_ALL_ROWS = Server("Gemma 4 E4B", 9216, ("--no-kv-sharing-fast-prefill",))
+E4B_ALL_ROWS = Server("Gemma 4 E4B", 9216, ("--skip-tokenizer-init", "--no-kv-sharing-fast-prefill"))
+E4B_WITH_TOKENIZER = Server("Gemma 4 E4B", 9216, (), has_tokenizer=True)
 LARGE = Server("Gemma 4 31B", 131_072)
 PREFILL = ("request_throughput", "mean_ttft_ms", "mean_tpot_ms")
 TOKENS = ("output_throughput", "mean_tpot_ms")
 LATENCY = ("mean_ttft_ms", "mean_tpot_ms")
+# A list of numbers that is longer than any answer: every token is chosen under a mask, and none ends the answer.
+ENDLESS_JSON = {"structured_outputs": {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 100_000}}}
 
 ROWS = (
     Row("e4b-8k-c8", E4B, 8192, 150, 8, 48, PREFILL, "5.58 req/s, 445, 6.62 ms", ">= 7.0"),
@@ -65,6 +72,7 @@ ROWS = (
     Row("e4b-c100", E4B, 512, 512, 100, 300, TOKENS, "11,133 tok/s, 8.38 ms", ">= 14,000", 8),
     Row("e4b-8k-c8-all-rows", E4B_ALL_ROWS, 8192, 150, 8, 48, PREFILL, "4.60 req/s, 647 ms", ">= 5.5"),
     Row("e4b-8k-c32-all-rows", E4B_ALL_ROWS, 8192, 150, 32, 192, PREFILL, "6.81 req/s, 1079 ms", ">= 8.0", 8),
+    Row("e4b-json-c8", E4B_WITH_TOKENIZER, 512, 256, 8, 48, TOKENS, "", "", 2, ENDLESS_JSON),
     Row("31b-c1", LARGE, 512, 256, 1, 6, LATENCY, "TPOT 17.7 ms", "<= 16.0"),
     Row("31b-2k-c32", LARGE, 2048, 256, 32, 64, TOKENS, "655 tok/s", ">= 820"),
     Row("31b-64k-c1", LARGE, 65536, 128, 1, 2, LATENCY, "10,650, 18.4 ms", "<= 9,000, <= 16.7", 1),
@@ -112,9 +120,12 @@ def running(server: Server, more_flags: list[str]) -> Iterator[float]:
     """A server with random weights; yields how many seconds it took from its command to being ready."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(text_only(server.model)))
+        if server.has_tokenizer:
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copy(find_bundled_model() / name, folder)
         command = [
             sys.executable, "-m", "facet", "serve", folder, "--port", str(PORT), "--host", "127.0.0.1",
-            "--load-format", "dummy", "--skip-tokenizer-init", "--no-enable-prefix-caching", "--max-num-seqs", "128",
+            "--load-format", "dummy", "--no-enable-prefix-caching", "--max-num-seqs", "128",
             "--max-num-batched-tokens", "8192", "--max-model-len", str(server.max_model_len), "--dtype", "bfloat16",
             *server.flags, *more_flags,
         ]  # fmt: skip
@@ -145,6 +156,7 @@ def measure(row: Row, temperature: float | None) -> dict[str, Any]:
         str(row.output_len), "--num-prompts", str(row.num_prompts), "--max-concurrency", str(row.concurrency),
         "--num-warmups", str(row.num_warmups), "--ignore-eos",
         *(() if temperature is None else ("--temperature", str(temperature))),
+        *(() if row.extra_body is None else ("--extra-body", json.dumps(row.extra_body))),
     )  # fmt: skip
 
 
