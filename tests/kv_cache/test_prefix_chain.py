@@ -3,21 +3,21 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facet.kv_cache.prefix_chain import STEP, PrefixChain
+from facet.kv_cache.prefix_chain import TOKENS_PER_LINK, PrefixChain
 
-tokens = st.lists(st.integers(0, 2**18 - 1), max_size=5 * STEP)
+tokens = st.lists(st.integers(0, 2**18 - 1), max_size=5 * TOKENS_PER_LINK)
 
 
-@given(tokens, tokens, st.integers(0, 5 * STEP))
+@given(tokens, tokens, st.integers(0, 5 * TOKENS_PER_LINK))
 def test_digests_agree_as_far_as_the_tokens_do(one: list[int], other: list[int], num_shared: int) -> None:
     other = one[:num_shared] + other
     agreeing = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     chains = PrefixChain(one), PrefixChain(other)
     same = [a == b for a, b in zip(chains[0].digests, chains[1].digests, strict=False)]
-    assert same == [(step + 1) * STEP <= agreeing for step in range(len(same))]
+    assert same == [(link + 1) * TOKENS_PER_LINK <= agreeing for link in range(len(same))]
 
 
-@given(tokens, st.lists(st.integers(0, 5 * STEP), max_size=4))
+@given(tokens, st.lists(st.integers(0, 5 * TOKENS_PER_LINK), max_size=4))
 def test_a_chain_that_grew_is_the_chain_of_all_its_tokens(token_ids: list[int], cuts: list[int]) -> None:
     grown = PrefixChain([])
     bounds = [0, *sorted(min(cut, len(token_ids)) for cut in cuts), len(token_ids)]
@@ -25,11 +25,11 @@ def test_a_chain_that_grew_is_the_chain_of_all_its_tokens(token_ids: list[int], 
         grown.extend(token_ids[start:stop])
     whole = PrefixChain(token_ids)
     assert (grown.digests, grown.token_ids) == (whole.digests, whole.token_ids)
-    assert len(whole.digests) == len(token_ids) // STEP
+    assert len(whole.digests) == len(token_ids) // TOKENS_PER_LINK
 
 
 def test_salts_keep_equal_prompts_apart() -> None:
-    prompt = range(STEP)
+    prompt = range(TOKENS_PER_LINK)
     digests = {PrefixChain(prompt, salt=salt).digests[0] for salt in (None, "one", "other")}
     assert len(digests) == 3
 

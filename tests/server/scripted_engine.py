@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from facet.engine.messages import Answer, EngineInfo, LiveView, Refused, Stats, Token
+from facet.engine.messages import EngineInfo, FromEngine, LiveView, Refused, Stats, Token
 from facet.errors import EngineDeadError
 from facet.kv_cache.picture import ArenaPicture, PagesOfAKind
 from facet.request import Request
@@ -42,7 +42,7 @@ class ScriptedEngine:
 
     def __post_init__(self) -> None:
         self.gate.set()
-        self._inbox: queue.SimpleQueue[Request | Answer | BaseException] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Request | FromEngine | BaseException] = queue.SimpleQueue()
         self._speaking: dict[str, Speaking] = {}
 
     def submit(self, request: Request) -> None:
@@ -86,8 +86,8 @@ class ScriptedEngine:
     def close(self) -> None:
         self.is_closed = True
 
-    def receive(self, timeout: float | None = None) -> Sequence[Answer]:
-        answers: list[Answer] = []
+    def receive(self, timeout: float | None = None) -> Sequence[FromEngine]:
+        answers: list[FromEngine] = []
         wait = None if timeout is None else (0.0 if self._speaking and self.gate.is_set() else min(timeout, 0.02))
         while True:
             try:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facet.engine.messages import Answer, EngineInfo, Refused, Stats, Token
+from facet.engine.messages import EngineInfo, FromEngine, Refused, Stats, Token
 from facet.errors import EngineDeadError, FacetError
 from facet.request import Request
 from facet.sampling_params import SamplingParams
@@ -29,7 +29,7 @@ class SilentEngine:
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
 
-    def receive(self, timeout: float | None = None) -> Sequence[Answer]:
+    def receive(self, timeout: float | None = None) -> Sequence[FromEngine]:
         return ()
 
     def stats(self) -> Stats:

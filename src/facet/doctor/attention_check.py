@@ -13,7 +13,7 @@ from torch import Tensor
 from facet.doctor.findings import Finding
 from facet.doctor.patient import Patient
 from facet.doctor.shares import share_of_tolerance
-from facet.doctor.workload import unit_of
+from facet.doctor.workload import widest_window
 from facet.kernels.paged_attention import cases, paged_attention, plan_attention, write_keys_and_values
 from facet.kv_layout import make_kv_layout
 from facet.layers.kv_arena import KVArena
@@ -25,7 +25,7 @@ def check_attention(patient: Patient) -> Iterator[Finding]:
     layout = make_kv_layout(spec, dtype=patient.dtype)
     for group in layout.groups:
         owner = spec.layers[group.stores[0].layer]
-        case = _case(owner, group.tokens_per_block, unit_of(spec))
+        case = _case(owner, group.tokens_per_block, widest_window(spec))
         inputs = case.inputs(placement.dtype, str(placement.device))
         plan = plan_attention(
             inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
@@ -44,7 +44,7 @@ def stored_attention_error(patient: Patient, kv_dtypes: Mapping[int, str]) -> fl
     layout, errors = make_kv_layout(spec, dtype=kv_dtypes), []
     for group in layout.groups:
         owner = spec.layers[group.stores[0].layer]
-        case = _case(owner, group.tokens_per_block, unit_of(spec))
+        case = _case(owner, group.tokens_per_block, widest_window(spec))
         inputs = case.inputs(placement.dtype, str(placement.device))
         num_pages = 1 + int(inputs.block_table.max())
         arena = KVArena(layout, num_pages, placement.device)
@@ -69,8 +69,8 @@ def stored_attention_error(patient: Patient, kv_dtypes: Mapping[int, str]) -> fl
     return max(errors)
 
 
-def _case(layer: LayerSpec, tokens_per_block: int, unit: int) -> cases.Case:
-    """Single rows with contexts around a window and a block, a prompt, and a later chunk, all in one batch."""
+def _case(layer: LayerSpec, tokens_per_block: int, window: int) -> cases.Case:
+    """Single rows with contexts around `window` and a block, a prompt, and a later chunk, all in one batch."""
     return cases.Case(
         name=layer.attention,
         num_heads=layer.num_heads,
@@ -80,13 +80,13 @@ def _case(layer: LayerSpec, tokens_per_block: int, unit: int) -> cases.Case:
         tokens_per_block=tokens_per_block,
         sequences=(
             (1, 1),
-            (1, unit),
-            (1, unit + 1),
-            (1, 2 * unit + 1),
+            (1, window),
+            (1, window + 1),
+            (1, 2 * window + 1),
             (1, tokens_per_block),
             (1, tokens_per_block + 1),
             (19, 19),
-            (11, unit + 15),
+            (11, window + 15),
         ),
         scale=layer.attention_scale,
         num_rotated_pairs=layer.rotary.num_rotated_pairs(layer.head_dim) if layer.values_are_keys else None,

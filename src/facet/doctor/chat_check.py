@@ -11,7 +11,7 @@ from facet.chat import ChatTemplate, Delta, make_reply_parser, normalize_message
 from facet.doctor.engines import Setup, make_engine, run_alone, run_together
 from facet.doctor.findings import Finding, skipped
 from facet.doctor.patient import Patient, compare
-from facet.doctor.workload import NUM_BEST, unit_of
+from facet.doctor.workload import NUM_BEST, widest_window
 from facet.errors import RequestError
 from facet.request import Request
 from facet.sampling_params import SamplingParams
@@ -63,14 +63,14 @@ def check_chat(patient: Patient) -> Iterator[Finding]:
     alone = run_alone(make_engine(patient.model, Setup()), requests)
     setup = Setup(
         max_num_seqs=len(requests),
-        chunk=unit_of(patient.model.spec) + 5,
+        chunk=widest_window(patient.model.spec) + 5,
         prefix_caching=True,
         fast_prefill=True,
         overlapped=True,
     )
     engine = make_engine(patient.model, setup)
     yield compare(name, alone, run_together(engine, requests), patient.limits)
-    replies = [[step.token_id for step in answer.steps] for answer in alone.values()]
+    replies = [[token.token_id for token in transcript.tokens] for transcript in alone.values()]
     known = [[token_id for token_id in reply if token_id < tokenizer.vocab_size] for reply in replies]
     yield _check_parsers(tokenizer, known, "chats parsed")
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from facet.doctor.engines import Setup, make_engine, run_alone, run_together
 from facet.doctor.findings import Finding, skipped
-from facet.doctor.judge import Answer
+from facet.doctor.judge import Transcript
 from facet.doctor.patient import Patient, compare
-from facet.doctor.workload import unit_of
+from facet.doctor.workload import widest_window
 from facet.request import Request
 
 # Tokens that a session's next turn adds.
@@ -44,8 +44,8 @@ def check_prefix_cache(patient: Patient) -> Iterator[Finding]:
     name, first_turns = "prefix cache", _some(patient)
     setup = replace(_served(patient, patient.effort.concurrencies[0]), prefix_caching=True)
     engine = make_engine(patient.model, setup)
-    answers = run_together(engine, first_turns)
-    second_turns = [_next_turn(patient, request, answers[request.request_id]) for request in first_turns]
+    transcripts = run_together(engine, first_turns)
+    second_turns = [_next_turn(patient, request, transcripts[request.request_id]) for request in first_turns]
     got = run_together(engine, second_turns)
     expected = run_alone(make_engine(patient.model, Setup()), second_turns)
     num_found = engine.stats().scheduler.cache.num_prompt_tokens_hit
@@ -56,8 +56,8 @@ def check_prefix_cache(patient: Patient) -> Iterator[Finding]:
     yield replace(finding, note="; ".join(filter(None, (finding.note, f"{num_found} tokens found"))))
 
 
-def _next_turn(patient: Patient, request: Request, answer: Answer) -> Request:
-    said = [step.token_id for step in answer.steps]
+def _next_turn(patient: Patient, request: Request, first: Transcript) -> Request:
+    said = [token.token_id for token in first.tokens]
     longest = patient.model.num_positions - patient.effort.num_tokens
     token_ids = (*request.prompt_token_ids, *said, *request.prompt_token_ids[:NUM_NEW_TOKENS])[:longest]
     sampling = replace(request.sampling, prompt_logprobs=None)  # a prompt that is to be scored is computed anew
@@ -106,7 +106,7 @@ def _served(patient: Patient, concurrency: int) -> Setup:
 
 
 def _chunk(patient: Patient) -> int:
-    return unit_of(patient.model.spec) + 5
+    return widest_window(patient.model.spec) + 5
 
 
 def _some(patient: Patient) -> list[Request]:

@@ -1,4 +1,4 @@
-"""Engines over a model that is already loaded, each with its own cache, and what they answer."""
+"""Runs engines over a model that is already loaded, each with a cache of its own, and keeps transcripts."""
 
 import gc
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from facet.config import EngineConfig
-from facet.doctor.judge import Answer, Step
+from facet.doctor.judge import ScoredToken, Transcript
 from facet.engine.engine import Engine
 from facet.engine.settings import EngineSettings, resolve_kv_dtypes
 from facet.errors import CapacityError
@@ -101,39 +101,41 @@ def _num_blocks(layout: KVLayout, model: Gemma, setup: Setup, chunk: int) -> int
 
 @dataclass(slots=True)
 class _Collected:
-    steps: list[Step] = field(default_factory=list)
+    tokens: list[ScoredToken] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
     error: str | None = None
 
 
-def run_together(engine: Engine, requests: Sequence[Request]) -> dict[str, Answer]:
+def run_together(engine: Engine, requests: Sequence[Request]) -> dict[str, Transcript]:
     """All of them, as many at a time as the engine takes; by request id."""
     collected = {request.request_id: _Collected() for request in requests}
     for request in requests:
         engine.submit(request)
     while engine.has_work:
         for event in engine.step():
-            answer = collected[event.request_id]
-            answer.prompt_logprobs += [entry.logprobs[0] for entry in event.prompt_logprobs or ()]
+            record = collected[event.request_id]
+            record.prompt_logprobs += [entry.logprobs[0] for entry in event.prompt_logprobs or ()]
             if event.token_id is not None:
-                answer.steps.append(_step(event.token_id, event.logprobs))
+                record.tokens.append(_scored(event.token_id, event.logprobs))
             if event.finish_reason == "error":
-                answer.error = event.error or "no reason was given"
+                record.error = event.error or "no reason was given"
     engine.check_integrity()
     return {
-        request_id: Answer(steps=tuple(answer.steps), prompt_logprobs=tuple(answer.prompt_logprobs), error=answer.error)
-        for request_id, answer in collected.items()
+        request_id: Transcript(
+            tokens=tuple(record.tokens), prompt_logprobs=tuple(record.prompt_logprobs), error=record.error
+        )
+        for request_id, record in collected.items()
     }
 
 
-def run_alone(engine: Engine, requests: Sequence[Request]) -> dict[str, Answer]:
+def run_alone(engine: Engine, requests: Sequence[Request]) -> dict[str, Transcript]:
     """One after the other."""
-    answers: dict[str, Answer] = {}
+    transcripts: dict[str, Transcript] = {}
     for request in requests:
-        answers |= run_together(engine, [request])
-    return answers
+        transcripts |= run_together(engine, [request])
+    return transcripts
 
 
-def _step(token_id: int, logprobs: TokenLogprobs) -> Step:
+def _scored(token_id: int, logprobs: TokenLogprobs) -> ScoredToken:
     best = zip(logprobs.token_ids[1:], logprobs.logprobs[1:], strict=True)
-    return Step(token_id, logprobs.logprobs[0], tuple(best))
+    return ScoredToken(token_id, logprobs.logprobs[0], tuple(best))

@@ -1,4 +1,4 @@
-"""Two answers to one request, computed in different company: the same, a rounding tie, or corruption?
+"""Compares two transcripts of one request, computed in different company: the same, a rounding tie, or corruption?
 
 Sums taken in another order move a log-probability by its last bits. Where two tokens are as good as equal, that may
 tip the choice, and from there on the texts differ with nobody at fault: a *tie*. So texts are never compared, only
@@ -18,8 +18,8 @@ from enum import Enum
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One generated token."""
+class ScoredToken:
+    """One generated token, and how likely the model held it and its rivals."""
 
     token_id: int
     logprob: float
@@ -31,8 +31,10 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    steps: tuple[Step, ...] = ()
+class Transcript:
+    """What an engine computed for one request."""
+
+    tokens: tuple[ScoredToken, ...] = ()
     prompt_logprobs: tuple[float, ...] = ()
     error: str | None = None  # why the request ended early; None: it did not
 
@@ -66,19 +68,19 @@ class Verdict:
     why: str = ""
 
 
-def judge(alone: Answer, other: Answer, limits: Limits) -> Verdict:
+def judge(alone: Transcript, other: Transcript, limits: Limits) -> Verdict:
     """Hold `other` against what the request got `alone`."""
     if other.error is not None:
         return Verdict(Outcome.CORRUPT, math.inf, f"ended with an error: {other.error}")
-    if len(alone.prompt_logprobs) != len(other.prompt_logprobs) or len(alone.steps) != len(other.steps):
-        counts = f"{len(alone.steps)} tokens alone, {len(other.steps)} in company"
+    if len(alone.prompt_logprobs) != len(other.prompt_logprobs) or len(alone.tokens) != len(other.tokens):
+        counts = f"{len(alone.tokens)} tokens alone, {len(other.tokens)} in company"
         return Verdict(Outcome.CORRUPT, math.inf, f"lengths differ: {counts}")
     largest = 0.0
     for index, (expected, got) in enumerate(zip(alone.prompt_logprobs, other.prompt_logprobs, strict=True)):
         largest = max(largest, deviation(expected, got))
         if largest > limits.logprob:
             return Verdict(Outcome.CORRUPT, largest, f"prompt token {index + 1} is off by {largest:.2g}")
-    for index, (mine, theirs) in enumerate(zip(alone.steps, other.steps, strict=True)):
+    for index, (mine, theirs) in enumerate(zip(alone.tokens, other.tokens, strict=True)):
         if theirs.token_id != mine.token_id:
             return _judge_parting(index, mine, theirs, limits, largest)
         largest = max(largest, deviation(mine.logprob, theirs.logprob))
@@ -87,8 +89,8 @@ def judge(alone: Answer, other: Answer, limits: Limits) -> Verdict:
     return Verdict(Outcome.SAME, largest)
 
 
-def _judge_parting(index: int, mine: Step, theirs: Step, limits: Limits, largest: float) -> Verdict:
-    """Where the tokens part. Both steps still have the same context, so their distributions must agree."""
+def _judge_parting(index: int, mine: ScoredToken, theirs: ScoredToken, limits: Limits, largest: float) -> Verdict:
+    """Where the tokens part. Both tokens still have the same context, so their distributions must agree."""
     for token_id, logprob in mine.best:
         other = theirs.logprob_of(token_id)
         if other is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from facet.doctor.findings import Finding, skipped
-from facet.doctor.judge import LIMITS, Answer, Limits, Outcome, judge
+from facet.doctor.judge import LIMITS, Limits, Outcome, Transcript, judge
 from facet.doctor.workload import Effort
 from facet.model.gemma import Gemma
 from facet.request import Request
@@ -17,7 +17,7 @@ class Patient:
     folder: Path
     effort: Effort
     requests: Sequence[Request]
-    alone: dict[str, Answer] = field(default_factory=dict)  # filled by the first check that runs an engine
+    alone: dict[str, Transcript] = field(default_factory=dict)  # filled by the first check that runs an engine
 
     @property
     def dtype(self) -> str:
@@ -28,11 +28,11 @@ class Patient:
         return LIMITS[self.dtype]
 
 
-def compare(check: str, alone: Mapping[str, Answer], got: Mapping[str, Answer], limits: Limits) -> Finding:
+def compare(check: str, alone: Mapping[str, Transcript], got: Mapping[str, Transcript], limits: Limits) -> Finding:
     """One line over many requests: the worst of them, and how many ended in a tie."""
     if not alone:
         return skipped(check, "there are no answers alone to hold these against")
-    verdicts = {request_id: judge(alone[request_id], answer, limits) for request_id, answer in got.items()}
+    verdicts = {request_id: judge(alone[request_id], other, limits) for request_id, other in got.items()}
     corrupt = {name: verdict for name, verdict in verdicts.items() if verdict.outcome is Outcome.CORRUPT}
     num_ties = sum(verdict.outcome is Outcome.TIE for verdict in verdicts.values())
     notes = [f"{num_ties} rounding tie{'s' * (num_ties > 1)}"] if num_ties else []

@@ -58,8 +58,8 @@ def check_kv_dtypes(patient: Patient) -> Iterator[Finding]:
         got = run_alone(make_engine(patient.model, Setup(kv_dtype=kv_dtype)), requests)
         moved = [
             deviation(mine, theirs)
-            for request_id, answer in expected.items()
-            for mine, theirs in zip(answer.prompt_logprobs, got[request_id].prompt_logprobs, strict=True)
+            for request_id, transcript in expected.items()
+            for mine, theirs in zip(transcript.prompt_logprobs, got[request_id].prompt_logprobs, strict=True)
         ]
         mean = sum(moved) / max(1, len(moved))
         error, limit = stored_attention_error(patient, dtypes), ATTENTION_LIMITS[kv_dtype] + ROUNDING[patient.dtype]

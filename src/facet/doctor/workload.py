@@ -12,8 +12,8 @@ from facet.request import Request
 from facet.sampling_params import SamplingParams
 
 NUM_BEST = 5
-# Lengths are counted in windows, but no shorter than a few blocks of the cache.
-SHORTEST_UNIT = 16
+# Lengths are counted in windows; a shorter one, or none, counts as this, so that prompts fill blocks of the cache.
+SHORTEST_WINDOW = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Effort:
     @property
     def least_context(self) -> int:
         """A short prompt, its answer, and as much again for another turn."""
-        return 2 * (SHORTEST_UNIT + self.num_tokens)
+        return 2 * (SHORTEST_WINDOW + self.num_tokens)
 
 
 QUICK = Effort(concurrencies=(2, 8), num_tokens=4)
@@ -38,20 +38,20 @@ NORMAL = Effort(concurrencies=(2, 8, 32), num_tokens=8)
 FULL = Effort(concurrencies=(2, 8, 32, 64), num_tokens=32)
 
 
-def unit_of(spec: ModelSpec) -> int:
-    """The widest window, or what stands for one."""
-    return max(SHORTEST_UNIT, *(layer.window or 0 for layer in spec.layers))
+def widest_window(spec: ModelSpec) -> int:
+    """In tokens; at least `SHORTEST_WINDOW`."""
+    return max(SHORTEST_WINDOW, *(layer.window or 0 for layer in spec.layers))
 
 
 def context_needed(spec: ModelSpec, effort: Effort) -> int:
     """The longest prompt, its answer, and another turn after it."""
-    return 3 * unit_of(spec) + 2 * effort.num_tokens + SHORTEST_UNIT
+    return 3 * widest_window(spec) + 2 * effort.num_tokens + SHORTEST_WINDOW
 
 
 def make_requests(spec: ModelSpec, effort: Effort, *, context_length: int, seed: int = 0) -> list[Request]:
-    choose, unit = random.Random(seed), unit_of(spec)
+    choose, window = random.Random(seed), widest_window(spec)
     longest = context_length - effort.num_tokens
-    lengths = [min(length, longest) for length in (2 * unit + 3, 1, unit + 1, 3 * unit, unit - 1, unit // 2)]
+    lengths = [min(length, longest) for length in (2 * window + 3, 1, window + 1, 3 * window, window - 1, window // 2)]
 
     def tokens(count: int) -> list[int]:
         return [choose.randrange(min(3, spec.vocab_size - 1), spec.vocab_size) for _ in range(count)]

@@ -18,7 +18,7 @@ import zmq
 
 from facet.config import EngineConfig
 from facet.engine.engine import make_engine
-from facet.engine.messages import Answer, Answers, AskStats, Cancel, Died, EngineInfo, Shutdown, Stats, Submit, ToEngine
+from facet.engine.messages import AskStats, Cancel, Died, EngineInfo, FromEngine, Shutdown, Stats, Submit, ToEngine
 from facet.engine.process import run_engine_process
 from facet.engine.service import EngineService, make_info
 from facet.errors import ConfigError, EngineDeadError
@@ -35,10 +35,10 @@ class EngineClient(Protocol):
         """Send a request; its tokens, or its refusal, come from `receive`."""
 
     def cancel(self, request_id: str) -> None:
-        """Ask for an early end; an answer with finish_reason "abort" confirms it, unless the request ended first."""
+        """Ask for an early end; a message with finish_reason "abort" confirms it, unless the request ended first."""
 
-    def receive(self, timeout: float | None = None) -> Sequence[Answer]:
-        """The next answers; nothing if none come within `timeout` seconds. Raises EngineDeadError once it is dead."""
+    def receive(self, timeout: float | None = None) -> Sequence[FromEngine]:
+        """The next messages; nothing if none come within `timeout` seconds. Raises EngineDeadError once it is dead."""
 
     def stats(self) -> Stats: ...
 
@@ -53,19 +53,19 @@ class LocalEngine:
         self.engine = engine
         self._service = EngineService(engine, make_info(engine, folder))
         self.info = self._service.info
-        self._answers: list[Answer] = []
+        self._messages: list[FromEngine] = []
 
     def submit(self, request: Request) -> None:
-        self._service.handle(Submit(request), self._answers.append)
+        self._service.handle(Submit(request), self._messages.append)
 
     def cancel(self, request_id: str) -> None:
-        self._service.handle(Cancel(request_id), self._answers.append)
+        self._service.handle(Cancel(request_id), self._messages.append)
 
-    def receive(self, timeout: float | None = None) -> Sequence[Answer]:
-        while not self._answers and self._service.has_work:
-            self._answers += self._service.step()
-        answers, self._answers = self._answers, []
-        return answers
+    def receive(self, timeout: float | None = None) -> Sequence[FromEngine]:
+        while not self._messages and self._service.has_work:
+            self._messages += self._service.step()
+        messages, self._messages = self._messages, []
+        return messages
 
     def stats(self) -> Stats:
         return self._service.stats()
@@ -87,8 +87,8 @@ class RemoteEngine:
         self._from_engine.bind(addresses[1])
         self._sending = threading.Lock()  # a socket belongs to one thread at a time
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Answers)
-        self._kept: Sequence[Answer] = ()
+        self._decoder = msgspec.msgpack.Decoder(list[FromEngine])
+        self._kept: Sequence[FromEngine] = ()
         self._death: EngineDeadError | None = None
         # A fresh interpreter: a fork would copy threads' locks and, on a GPU, a context that cannot be used.
         self._process = multiprocessing.get_context("spawn").Process(
@@ -115,27 +115,27 @@ class RemoteEngine:
     def cancel(self, request_id: str) -> None:
         self._send(Cancel(request_id))
 
-    def receive(self, timeout: float | None = None) -> Sequence[Answer]:
+    def receive(self, timeout: float | None = None) -> Sequence[FromEngine]:
         if self._kept:
-            answers, self._kept = self._kept, ()
-            return answers
-        answers = self._next_answers(timeout)
-        if answers and isinstance(answers[-1], Died):
-            self._death = answers[-1].as_error()
+            messages, self._kept = self._kept, ()
+            return messages
+        messages = self._next_messages(timeout)
+        if messages and isinstance(messages[-1], Died):
+            self._death = messages[-1].as_error()
             raise self._death
-        return answers
+        return messages
 
     def stats(self) -> Stats:
-        """Ask and wait; token answers that come first are kept for `receive`."""
+        """Ask and wait; messages that come first are kept for `receive`."""
         self._send(AskStats())
-        others: list[Answer] = []
+        others: list[FromEngine] = []
         found: Stats | None = None
         while found is None:
-            for answer in self.receive():
-                if isinstance(answer, Stats):
-                    found = answer
+            for message in self.receive():
+                if isinstance(message, Stats):
+                    found = message
                 else:
-                    others.append(answer)
+                    others.append(message)
         self._kept = others
         return found
 
@@ -160,7 +160,7 @@ class RemoteEngine:
         self.close()
 
     def _wait_until_ready(self) -> EngineInfo:
-        (first,) = self._next_answers(None)
+        (first,) = self._next_messages(None)
         if isinstance(first, EngineInfo):
             return first
         assert isinstance(first, Died), f"an engine begins with {first}"
@@ -179,16 +179,16 @@ class RemoteEngine:
             except zmq.ZMQError:
                 return  # it is being closed because it no longer answers; it will be killed
 
-    def _next_answers(self, timeout: float | None) -> Sequence[Answer]:
+    def _next_messages(self, timeout: float | None) -> Sequence[FromEngine]:
         """What the engine said next; what a dying one still said comes before the news of its death."""
         if self._death is not None:
             raise self._death
         ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000)))
         if self._from_engine in ready:
-            return self._decoder.decode(self._from_engine.recv()).items
+            return self._decoder.decode(self._from_engine.recv())
         if self._process.sentinel in ready:
             if self._from_engine.poll(100):
-                return self._decoder.decode(self._from_engine.recv()).items
+                return self._decoder.decode(self._from_engine.recv())
             self._process.join()
             self._death = EngineDeadError(
                 f"The engine process ended unexpectedly (exit code {self._process.exitcode}). Requests in it are lost."

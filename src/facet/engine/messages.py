@@ -42,7 +42,7 @@ ToEngine = Submit | Cancel | AskStats | AskLiveView | ResetPrefixCache | Shutdow
 
 
 class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The first answer of an engine that is ready."""
+    """The first message of an engine that is ready."""
 
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -123,10 +123,5 @@ class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
         return EngineDeadError(f"The engine stopped: {self.reason}")
 
 
-Answer = EngineInfo | Token | Refused | Stats | LiveView | Died
-
-
-class Answers(msgspec.Struct, frozen=True, array_like=True):
-    """Everything one turn of the loop has to say, in one message."""
-
-    items: list[Answer]
+# A turn of the loop sends everything it has to say at once, as a list.
+FromEngine = EngineInfo | Token | Refused | Stats | LiveView | Died

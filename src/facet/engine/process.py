@@ -1,8 +1,8 @@
-"""The engine in a process of its own: the loop that runs there.
+"""Runs the engine in a process of its own.
 
-The front process gives it two addresses. Messages come in on one socket; answers, first of all `EngineInfo` or `Died`,
-go out on the other. While there is work the loop only looks whether messages have come; without work it waits for one,
-and for the death of the front process.
+The front process gives it two addresses. Messages come in on one socket and go out on the other, the first of them
+`EngineInfo` or `Died`. While there is work the loop only looks whether messages have come; without work it waits for
+one, and for the death of the front process.
 """
 
 import logging
@@ -15,7 +15,7 @@ import zmq
 
 from facet.config import EngineConfig
 from facet.engine.engine import make_engine
-from facet.engine.messages import Answer, Answers, Died, Shutdown, ToEngine
+from facet.engine.messages import Died, FromEngine, Shutdown, ToEngine
 from facet.engine.service import EngineService, make_info
 from facet.errors import UserError
 from facet.progress import Bars, Silent
@@ -40,13 +40,13 @@ def run_engine_process(config: EngineConfig, inbox_address: str, outbox_address:
     try:
         engine, folder = make_engine(config, Bars() if show_progress else Silent())
         service = EngineService(engine, make_info(engine, folder))
-        outbox.send(encoder.encode(Answers([service.info])))
+        outbox.send(encoder.encode([service.info]))
         _loop(service, inbox, outbox, encoder)
     except UserError as error:
-        outbox.send(encoder.encode(Answers([Died(str(error), is_users_to_fix=True)])))
+        outbox.send(encoder.encode([Died(str(error), is_users_to_fix=True)]))
     except Exception as error:
         logger.exception("The engine failed")
-        outbox.send(encoder.encode(Answers([Died(f"{type(error).__name__}: {error}")])))
+        outbox.send(encoder.encode([Died(f"{type(error).__name__}: {error}")]))
         raise SystemExit(1) from error
     finally:
         inbox.close()
@@ -62,15 +62,15 @@ def _loop(
     while True:
         if not service.has_work and not inbox.poll(SECONDS_BETWEEN_LOOKS * 1000) and os.getppid() != front:
             return  # the front died without a word: nobody will ever ask again, and the memory is wanted back
-        answers: list[Answer] = []
+        outgoing: list[FromEngine] = []
         for message in _messages(inbox, decoder):
             if isinstance(message, Shutdown):
                 return
-            service.handle(message, answers.append)
+            service.handle(message, outgoing.append)
         if service.has_work:
-            answers += service.step()
-        if answers:
-            outbox.send(encoder.encode(Answers(answers)))
+            outgoing += service.step()
+        if outgoing:
+            outbox.send(encoder.encode(outgoing))
 
 
 def _messages(inbox: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[ToEngine]") -> Iterator[ToEngine]:

@@ -1,15 +1,15 @@
-"""The engine as something that takes messages and gives answers, whichever side of a process boundary it is on."""
+"""Takes messages for an engine and makes messages of what it brings, whichever side of a process boundary it is on."""
 
 import time
 from collections.abc import Callable
 
 from facet.engine.engine import Engine
 from facet.engine.messages import (
-    Answer,
     AskLiveView,
     AskStats,
     Cancel,
     EngineInfo,
+    FromEngine,
     LiveView,
     Refused,
     ResetPrefixCache,
@@ -22,7 +22,7 @@ from facet.errors import UserError
 
 
 class EngineService:
-    """One `Engine` behind messages. Every request gets an answer: tokens until an end, or a refusal."""
+    """One `Engine` behind messages. Every request is heard of: tokens until an end, or a refusal."""
 
     def __init__(self, engine: Engine, info: EngineInfo) -> None:
         self.info = info
@@ -33,31 +33,31 @@ class EngineService:
     def has_work(self) -> bool:
         return self._engine.has_work
 
-    def handle(self, message: ToEngine, answer: Callable[[Answer], None]) -> None:
+    def handle(self, message: ToEngine, send: Callable[[FromEngine], None]) -> None:
         """Act on one message, except `Shutdown`, which is the loop's own business."""
         if isinstance(message, Submit):
             try:
                 self._engine.submit(message.request)
             except UserError as error:
-                answer(Refused.of(message.request.request_id, error))
+                send(Refused.of(message.request.request_id, error))
         elif isinstance(message, Cancel):
             event = self._engine.cancel(message.request_id)
             if event is not None:
-                answer(Token.of(event))
+                send(Token.of(event))
         elif isinstance(message, AskStats):
-            answer(self.stats())
+            send(self.stats())
         elif isinstance(message, AskLiveView):
             picture = self._engine.picture(max_cells=message.max_cells)
-            answer(LiveView(time.monotonic(), self._busy_seconds, self.stats(), picture))
+            send(LiveView(time.monotonic(), self._busy_seconds, self.stats(), picture))
         elif isinstance(message, ResetPrefixCache):
             self._engine.reset_prefix_cache()
 
-    def step(self) -> list[Answer]:
+    def step(self) -> list[FromEngine]:
         start = time.monotonic()
-        answers: list[Answer] = [Token.of(event) for event in self._engine.step()]
-        answers += [Refused.of(request_id, error) for request_id, error in self._engine.take_refusals()]
+        messages: list[FromEngine] = [Token.of(event) for event in self._engine.step()]
+        messages += [Refused.of(request_id, error) for request_id, error in self._engine.take_refusals()]
         self._busy_seconds += time.monotonic() - start
-        return answers
+        return messages
 
     def stats(self) -> Stats:
         stats = self._engine.stats()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from facet.kv_cache.prefix_chain import STEP, PrefixChain
+from facet.kv_cache.prefix_chain import TOKENS_PER_LINK, PrefixChain
 from facet.kv_cache.prefix_index import Passage
 from facet.kv_layout import KVLayout
 
@@ -98,7 +98,7 @@ def prompt_name(chain: PrefixChain) -> PromptName | None:
 
     None: too short to be kept.
     """
-    return (len(chain), chain.digests[-1]) if len(chain) > STEP else None
+    return (len(chain), chain.digests[-1]) if len(chain) > TOKENS_PER_LINK else None
 
 
 def mark_positions(num_prompt: int, window: int | None, known_until: int) -> list[int]:

@@ -1,7 +1,8 @@
-"""The name of a prefix: a chain of digests, one per `STEP` tokens, each over everything before it.
+"""Names prefixes of token sequences: a chain of digests, one per link of `TOKENS_PER_LINK` tokens.
 
-Two sequences have the same digest at a step exactly when they agree on all tokens up to there and on the salt. The
-digest is a cryptographic one, because prompts come from strangers and a collision would show one the cache of another.
+A link's digest covers everything up to its end. Two sequences have the same digest at a link exactly when they agree on
+all tokens up to there and on the salt. The digest is a cryptographic one, because prompts come from strangers and a
+collision would show one the cache of another.
 """
 
 import hashlib
@@ -11,7 +12,7 @@ from typing import Any
 
 # Fine enough that a short system prompt is found almost whole, coarse enough that long prompts hash in milliseconds.
 # Independent of block sizes: those differ by group, and a hit need not end where a block does.
-STEP = 16
+TOKENS_PER_LINK = 16
 DIGEST_BYTES = 16
 
 
@@ -31,9 +32,10 @@ class PrefixChain:
         self.token_ids.extend(token_ids)
         self.last_match = None
         parent = self.digests[-1] if self.digests else self._root
-        for start in range(len(self.digests) * STEP, len(self.token_ids) - STEP + 1, STEP):
-            step_bytes = self.token_ids[start : start + STEP].tobytes()
-            parent = hashlib.blake2b(parent + step_bytes, digest_size=DIGEST_BYTES).digest()
+        num_links = len(self.token_ids) // TOKENS_PER_LINK
+        for link in range(len(self.digests), num_links):
+            link_bytes = self.token_ids[link * TOKENS_PER_LINK : (link + 1) * TOKENS_PER_LINK].tobytes()
+            parent = hashlib.blake2b(parent + link_bytes, digest_size=DIGEST_BYTES).digest()
             self.digests.append(parent)
 
     def __len__(self) -> int:
@@ -41,4 +43,4 @@ class PrefixChain:
 
     def remainder(self, position: int) -> "array[int]":
         """The tokens in front of `position` that the digest before it does not cover."""
-        return self.token_ids[position - position % STEP : position]
+        return self.token_ids[position - position % TOKENS_PER_LINK : position]

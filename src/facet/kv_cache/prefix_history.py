@@ -6,7 +6,7 @@ by generations, because deleting a dictionary's oldest entry again and again get
 
 from facet.kv_cache.prefix_chain import PrefixChain
 
-# Digests per generation, each for 16 tokens and about 150 bytes.
+# Digests per generation, each of one link and about 150 bytes.
 GENERATION_SIZE = 1 << 17
 
 
@@ -16,12 +16,12 @@ class PrefixHistory:
         self._old: dict[bytes, int] = {}
 
     def last_passage(self, chain: PrefixChain) -> tuple[int, int] | None:
-        """How many steps of `chain` some request went before, and when: the tick of the last one that did."""
-        for num_steps in range(len(chain.digests), 0, -1):
-            digest = chain.digests[num_steps - 1]
+        """How many links of `chain` some request went before, and when: the tick of the last one that did."""
+        for num_links in range(len(chain.digests), 0, -1):
+            digest = chain.digests[num_links - 1]
             tick = self._young.get(digest) or self._old.get(digest)
             if tick is not None:
-                return num_steps, tick
+                return num_links, tick
         return None
 
     def remember(self, chain: PrefixChain, tick: int) -> None:

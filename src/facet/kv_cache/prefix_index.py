@@ -25,7 +25,7 @@ import numpy as np
 from facet.kv_cache.accountant import block_span
 from facet.kv_cache.block_pool import BlockPool, Blocks
 from facet.kv_cache.eviction import EvictionOrder
-from facet.kv_cache.prefix_chain import STEP, PrefixChain
+from facet.kv_cache.prefix_chain import TOKENS_PER_LINK, PrefixChain
 from facet.kv_cache.prefix_history import PrefixHistory
 from facet.kv_layout import KVLayout
 from facet.step import TableSlice
@@ -61,15 +61,15 @@ NEW_GROUND = Passage(0, 0)
 @dataclass(slots=True, eq=False)
 class Checkpoint:
     position: int
-    digests: list[bytes]  # of the whole sequence; the first position // STEP are this checkpoint's
+    digests: list[bytes]  # of the whole sequence; the first position // TOKENS_PER_LINK are this checkpoint's
     remainder: "array[int]"
     tables: tuple[TableSlice, ...]
     fallback: int | None  # the next shorter checkpoint of the same sequence
     longer: set[int] = field(default_factory=set)  # those whose fallback this is
 
     @property
-    def num_steps(self) -> int:
-        return self.position // STEP
+    def num_links(self) -> int:
+        return self.position // TOKENS_PER_LINK
 
     @property
     def block_ids(self) -> Blocks:
@@ -111,7 +111,7 @@ class PrefixIndex:
         self._now += 1
         last = self._history.last_passage(chain)
         self.remember(chain)
-        return NEW_GROUND if last is None else Passage(last[0] * STEP, self._now - last[1])
+        return NEW_GROUND if last is None else Passage(last[0] * TOKENS_PER_LINK, self._now - last[1])
 
     def remember(self, chain: PrefixChain) -> None:
         """Note that a request went all the way along `chain`."""
@@ -124,8 +124,8 @@ class PrefixIndex:
         self, chain: PrefixChain, position: int, tables: tuple[TableSlice, ...], passage: Passage = NEW_GROUND
     ) -> None:
         """Keep a checkpoint at `position` of a sequence, if there is none yet."""
-        num_steps = position // STEP
-        if num_steps == 0:
+        num_links = position // TOKENS_PER_LINK
+        if num_links == 0:
             return
         fallback = self._longest_ending_on(chain, position)
         if fallback is not None and self._checkpoints[fallback].position == position:
@@ -143,9 +143,9 @@ class PrefixIndex:
         )
         self._checkpoints[number] = checkpoint
         self._pool.hold(checkpoint.block_ids, number)
-        self._ending_at.setdefault(chain.digests[num_steps - 1], set()).add(number)
+        self._ending_at.setdefault(chain.digests[num_links - 1], set()).add(number)
         if checkpoint.reaches_start:
-            for digest in chain.digests[:num_steps]:
+            for digest in chain.digests[:num_links]:
                 self._covering.setdefault(digest, {})[number] = None
         self._set_fallback(number, fallback)
         if position < passage.known_until:  # only then can somebody have been further along
@@ -183,13 +183,13 @@ class PrefixIndex:
         for number, checkpoint in self._checkpoints.items():
             refs[checkpoint.block_ids] += 1
             assert self._order.is_kept[number]
-            assert number in self._ending_at[checkpoint.digests[checkpoint.num_steps - 1]]
+            assert number in self._ending_at[checkpoint.digests[checkpoint.num_links - 1]]
             assert number in self._siblings(checkpoint.fallback)
             assert self._order.num_longer[number] == len(checkpoint.longer)
             if checkpoint.fallback is not None:
                 assert self._checkpoints[checkpoint.fallback].position < checkpoint.position
             if checkpoint.reaches_start:
-                for digest in checkpoint.digests[: checkpoint.num_steps]:
+                for digest in checkpoint.digests[: checkpoint.num_links]:
                     covering.setdefault(digest, set()).add(number)
         assert (refs == self._pool.checkpoint_refs).all(), "a checkpoint's blocks are not counted"
         assert self._order.num_kept == len(self._checkpoints)
@@ -197,8 +197,8 @@ class PrefixIndex:
         assert sum(map(len, self._ending_at.values())) == len(self._checkpoints)
 
     def _find(self, chain: PrefixChain, max_position: int) -> PrefixHit | None:
-        for step in range(min(len(chain.digests), max_position // STEP), 0, -1):
-            digest = chain.digests[step - 1]
+        for num_links in range(min(len(chain.digests), max_position // TOKENS_PER_LINK), 0, -1):
+            digest = chain.digests[num_links - 1]
             best: tuple[int, int] | None = None
             for number in self._ending_at.get(digest, ()):
                 position = self._checkpoints[number].position
@@ -206,7 +206,7 @@ class PrefixIndex:
                 if fits and self._checkpoints[number].remainder == chain.remainder(position):
                     best = (position, number)
             if best is None and digest in self._covering:
-                best = (step * STEP, next(reversed(self._covering[digest])))
+                best = (num_links * TOKENS_PER_LINK, next(reversed(self._covering[digest])))
             if best is not None:
                 return self._hit(*best)
         return None
@@ -222,10 +222,10 @@ class PrefixIndex:
         return PrefixHit(position=position, checkpoint=number, blocks=tuple(blocks))
 
     def _longest_ending_on(self, chain: PrefixChain, position: int) -> int | None:
-        for step in range(position // STEP, 0, -1):
+        for num_links in range(position // TOKENS_PER_LINK, 0, -1):
             found = [
                 number
-                for number in self._ending_at.get(chain.digests[step - 1], ())
+                for number in self._ending_at.get(chain.digests[num_links - 1], ())
                 if self._checkpoints[number].position <= position
                 and self._checkpoints[number].remainder == chain.remainder(self._checkpoints[number].position)
             ]
@@ -234,11 +234,11 @@ class PrefixIndex:
         return None
 
     def _is_before(self, checkpoint: Checkpoint, other: Checkpoint) -> bool:
-        """Whether `other` goes on from `checkpoint`, to the step: the few tokens after it do not matter here."""
+        """Whether `other` goes on from `checkpoint`, to the link: the few tokens after it do not matter here."""
         if other.position <= checkpoint.position:
             return False
-        step = checkpoint.num_steps - 1
-        return other.digests[step] == checkpoint.digests[step]
+        last_link = checkpoint.num_links - 1
+        return other.digests[last_link] == checkpoint.digests[last_link]
 
     def _siblings(self, fallback: int | None) -> set[int]:
         return self._roots if fallback is None else self._checkpoints[fallback].longer
@@ -268,10 +268,10 @@ class PrefixIndex:
             self._set_fallback(other, checkpoint.fallback)
         self._unlink(number)
         del self._checkpoints[number]
-        last_digest = checkpoint.digests[checkpoint.num_steps - 1]
+        last_digest = checkpoint.digests[checkpoint.num_links - 1]
         _remove(self._ending_at, last_digest, number)
         if checkpoint.reaches_start:
-            for digest in checkpoint.digests[: checkpoint.num_steps]:
+            for digest in checkpoint.digests[: checkpoint.num_links]:
                 del self._covering[digest][number]
                 if not self._covering[digest]:
                     del self._covering[digest]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from facet.engine.messages import Answer, EngineInfo, LiveView, Refused, Stats, Token
+from facet.engine.messages import EngineInfo, FromEngine, LiveView, Refused, Stats, Token
 from facet.errors import EngineDeadError, EngineError, FacetError
 from facet.request import Request
 from facet.server.engine_process import ServedEngine
@@ -205,25 +205,25 @@ class EngineBridge:
         assert self._loop is not None, "start() before the thread"
         while not self._closing.is_set():
             try:
-                answers = self._engine.receive(timeout=_LOOK_SECONDS)
+                messages = self._engine.receive(timeout=_LOOK_SECONDS)
             except EngineDeadError as error:
                 self._loop.call_soon_threadsafe(self._die, error)
                 return
             except Exception as error:
-                logger.exception("The answers of the engine cannot be read")
+                logger.exception("The messages of the engine cannot be read")
                 self._loop.call_soon_threadsafe(self._die, EngineDeadError(f"{type(error).__name__}: {error}"))
                 return
-            if answers and not self._closing.is_set():
-                self._loop.call_soon_threadsafe(self._distribute, answers)
+            if messages and not self._closing.is_set():
+                self._loop.call_soon_threadsafe(self._distribute, messages)
 
-    def _distribute(self, answers: Sequence[Answer]) -> None:
-        for answer in answers:
-            if isinstance(answer, Token | Refused):
-                self._distribute_one(answer)
-            elif isinstance(answer, Stats):
-                self._stats.answer(answer)
-            elif isinstance(answer, LiveView):
-                self._live_view.answer(answer)
+    def _distribute(self, messages: Sequence[FromEngine]) -> None:
+        for message in messages:
+            if isinstance(message, Token | Refused):
+                self._distribute_one(message)
+            elif isinstance(message, Stats):
+                self._stats.answer(message)
+            elif isinstance(message, LiveView):
+                self._live_view.answer(message)
 
     def _distribute_one(self, answer: Token | Refused) -> None:
         call = self._calls.get(answer.request_id)
