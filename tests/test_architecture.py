@@ -19,21 +19,21 @@ SOURCE = REPOSITORY / "src" / "facet"
 # vocabulary: the modules directly under facet/, which import no room. README and CONTRIBUTING repeat this map
 # and are compared with it below.
 ROOMS = {
-    "cli": "the command line -> wishes, frozen",
-    "bench": "load on a server -> numbers",
-    "doctor": "a model on a machine -> findings",
-    "server": "JSON <-> requests",
-    "offline": "Python calls <-> requests",
-    "chat": "messages <-> text",
-    "tokens": "text <-> token ids",
-    "engine": "requests -> steps",
-    "scheduler": "who runs next",
-    "kv_cache": "where keys and values live",
-    "runner": "a plan -> token ids",
-    "sampling": "logits -> token ids",
-    "model": "token ids -> logits",
-    "layers": "torch modules",
-    "kernels": "tensors -> tensors",
+    "cli": "parses the command line into a frozen config",
+    "bench": "measures the speed of a server or an engine",
+    "doctor": "checks that a machine computes a model correctly",
+    "server": "the HTTP API: JSON to requests, answers to JSON",
+    "offline": "the Python API: facet.LLM",
+    "chat": "renders messages as text and parses replies",
+    "tokens": "text to token ids and back",
+    "engine": "runs requests in steps",
+    "scheduler": "decides which requests run in a step",
+    "kv_cache": "tracks where keys and values are stored",
+    "runner": "executes a step's plan on the device",
+    "sampling": "logits to token ids",
+    "model": "token ids to logits",
+    "layers": "the torch modules of a model",
+    "kernels": "tensor operations, each with a plain reference",
 }
 # Planning and text need no tensors, and stay quick to import and to test.
 ROOMS_WITHOUT_TORCH = {"bench", "chat", "tokens", "scheduler", "kv_cache"}
