@@ -24,6 +24,7 @@ ROOMS = {
     "doctor": "checks that a machine computes a model correctly",
     "server": "the HTTP API: JSON to requests, answers to JSON",
     "offline": "the Python API: facet.LLM",
+    "prompts": "makes requests of prompts and conversations, for both APIs",
     "chat": "renders messages as text and parses replies",
     "tokens": "text to token ids and back",
     "engine": "runs requests in steps",
@@ -36,7 +37,7 @@ ROOMS = {
     "kernels": "tensor operations, each with a plain reference",
 }
 # Planning and text need no tensors, and stay quick to import and to test.
-ROOMS_WITHOUT_TORCH = {"bench", "chat", "tokens", "scheduler", "kv_cache"}
+ROOMS_WITHOUT_TORCH = {"bench", "prompts", "chat", "tokens", "scheduler", "kv_cache"}
 VOCABULARY_WITH_TORCH = {"forward_batch", "transfer"}
 
 RANKS = {room: rank for rank, room in enumerate(ROOMS)}

@@ -4,7 +4,7 @@ Command-line flags and their help are made from these fields: this is the one do
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -75,7 +75,24 @@ class EngineConfig(ModelConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(EngineConfig):
+class PromptConfig(EngineConfig):
+    """How prompts are made, and what requests default to."""
+
+    skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts and answers are token ids alone")
+    chat_template: str | None = setting(None, "a file with a chat template, or the template itself, instead of MODEL's")
+    default_chat_template_kwargs: Mapping[str, Any] | None = setting(
+        None, "template variables for every chat, a JSON object; chat_template_kwargs of a request go over them"
+    )
+    generation_config: str = setting(
+        "auto", "where sampling defaults come from; auto: MODEL, vllm: neutral ones, or a folder"
+    )
+    override_generation_config: Mapping[str, Any] | None = setting(
+        None, 'sampling defaults that go over those, a JSON object such as {"temperature": 0.6}'
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(PromptConfig):
     """How a model is served over HTTP. Names are those of `vllm serve`, where it has the same thing."""
 
     host: str = setting("0.0.0.0", "address to listen on")
@@ -84,21 +101,10 @@ class ServerConfig(EngineConfig):
     served_model_name: tuple[str, ...] = setting(
         (), "names clients may call the model by, the first of which answers carry; default: MODEL"
     )
-    skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts and answers are token ids alone")
 
-    chat_template: str | None = setting(None, "a file with a chat template, or the template itself, instead of MODEL's")
-    default_chat_template_kwargs: Mapping[str, Any] | None = setting(
-        None, "template variables for every chat, a JSON object; chat_template_kwargs of a request go over them"
-    )
     enable_auto_tool_choice: bool = setting(True, "let the model decide whether to call a tool, where it is given some")
     tool_call_parser: str = setting("auto", "how tool calls are read; auto: as the model writes them")
     reasoning_parser: str = setting("auto", "how thoughts are told from answers; auto: as the model marks them")
-    generation_config: str = setting(
-        "auto", "where sampling defaults come from; auto: MODEL, vllm: neutral ones, or a folder"
-    )
-    override_generation_config: Mapping[str, Any] | None = setting(
-        None, 'sampling defaults that go over those, a JSON object such as {"temperature": 0.6}'
-    )
     max_logprobs: int = setting(20, "most log-probabilities per token that a request may ask for; -1: any number")
     enable_force_include_usage: bool = setting(
         False, "end every stream with the usage, also where it was not asked for"
@@ -158,3 +164,8 @@ class PlanConfig(ServerConfig):
     plot: str | None = setting(
         None, "also draw sequences that fit against context length, to this file; needs matplotlib"
     )
+
+
+def engine_config(config: EngineConfig) -> EngineConfig:
+    """The part of a larger config that the engine needs; keys and the like stay with those who have them."""
+    return EngineConfig(**{field.name: getattr(config, field.name) for field in fields(EngineConfig)})

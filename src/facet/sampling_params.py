@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from facet.errors import RequestError
+from facet.structured_outputs import StructuredOutputsParams
 
 # Below this a division by the temperature says nothing that argmax does not.
 GREEDY_BELOW_TEMPERATURE = 1e-5
@@ -53,6 +54,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     truncate_prompt_tokens: int | None = None  # keep the last so many; -1: as many as the context holds
+    structured_outputs: StructuredOutputsParams | None = None  # the engine is sent the grammar made of it instead
 
     def __post_init__(self) -> None:
         _normalize_numbers(self)
@@ -148,6 +150,11 @@ def _normalize_numbers(params: SamplingParams) -> None:
     ):
         if not isinstance(getattr(params, field), bool):
             raise RequestError(f"{field} must be true or false, not {getattr(params, field)!r}.", field=field)
+    wanted = params.structured_outputs
+    if wanted is not None and not isinstance(wanted, StructuredOutputsParams):
+        raise RequestError(
+            f"structured_outputs must be a StructuredOutputsParams, not {wanted!r}.", field="structured_outputs"
+        )
     if params.top_k == -1:
         _store(params, "top_k", 0)
     if params.seed == -1:

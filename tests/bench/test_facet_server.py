@@ -60,9 +60,9 @@ class TestScripted:
 @pytest.fixture(scope="module")
 def real_server(model_folder: Path) -> Iterator[RunningServer]:
     # Imported here: the tests above need no torch.
+    from facet.config import engine_config
     from facet.server.app import make_app
     from facet.server.engine_process import EngineProcess
-    from facet.server.run import engine_config
     from facet.server.served_model import make_served_model
 
     settings: dict[str, Any] = dict(device="cpu", kv_cache_memory_bytes=64 << 20, max_num_batched_tokens=512)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from facet.chat import ChatTemplate
 from facet.config import ServerConfig
 from facet.engine.messages import EngineInfo
+from facet.prompts import AskedModel
 from facet.request import Request
 from facet.server.app import make_app
 from facet.server.served_model import ServedModel
@@ -58,10 +59,12 @@ def scripted_server(
         names=(MODEL,),
         root=MODEL,
         vocab_size=480,
-        max_model_len=4096,
-        eos_token_ids=(1, END),
-        tokenizer=tokenizer,
-        template=ChatTemplate(TEMPLATE, special_tokens=tokenizer.special_tokens),
+        asked=AskedModel(
+            max_model_len=4096,
+            eos_token_ids=(1, END),
+            tokenizer=tokenizer,
+            template=ChatTemplate(TEMPLATE, special_tokens=tokenizer.special_tokens),
+        ),
     )
     with running(make_app(config, engine, model)) as server:
         yield Scripted(server.url, engine, tokenizer)

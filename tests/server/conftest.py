@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from facet.chat import ChatTemplate
-from facet.config import ServerConfig
+from facet.config import ServerConfig, engine_config
 from facet.engine.messages import EngineInfo
+from facet.prompts import AskedModel
 from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
-from facet.server.run import engine_config
 from facet.server.served_model import ServedModel, make_served_model
 from facet.tokens import Tokenizer
 from tests.server.running import RunningServer, running
@@ -90,11 +90,8 @@ def scripted(tokenizer: Tokenizer) -> Scripted:
         config = ServerConfig(model=MODEL_NAME, disable_log_stats=True, **settings)
         info = EngineInfo(480, (1, END), 4096, "", ())
         speaker = ScriptedEngine(script if callable(script) else lambda request: token_ids, info, **(engine or {}))
-        served = ServedModel(
+        asked = AskedModel(
             **{
-                "names": config.served_model_name or (MODEL_NAME,),
-                "root": MODEL_NAME,
-                "vocab_size": 480,
                 "max_model_len": 4096,
                 "eos_token_ids": (1, END),
                 "tokenizer": tokenizer,
@@ -102,6 +99,8 @@ def scripted(tokenizer: Tokenizer) -> Scripted:
                 **(model or {}),
             }
         )
+        names = config.served_model_name or (MODEL_NAME,)
+        served = ServedModel(names=names, root=MODEL_NAME, vocab_size=480, asked=asked)
         with running(make_app(config, speaker, served)) as server:
             yield server, speaker
         assert speaker.is_closed

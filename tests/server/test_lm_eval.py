@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 
 from facet.chat import ChatTemplate
-from facet.config import ServerConfig
+from facet.config import ServerConfig, engine_config
 from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
-from facet.server.run import engine_config
 from facet.server.served_model import make_served_model
 from facet.tokens import Tokenizer
 from tests.server.conftest import END

@@ -15,10 +15,9 @@ import openai
 import pytest
 
 from facet import LLM, SamplingParams
-from facet.config import ServerConfig
+from facet.config import ServerConfig, engine_config
 from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
-from facet.server.run import engine_config
 from facet.server.served_model import make_served_model
 from tests.server.running import RunningServer, running
 

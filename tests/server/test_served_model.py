@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from facet.config import EngineConfig, ServerConfig
+from facet.config import EngineConfig, ServerConfig, engine_config
 from facet.engine.messages import EngineInfo
 from facet.errors import CheckpointError, ConfigError
-from facet.server.run import engine_config
 from facet.server.served_model import ServedModel, make_served_model
 from tests.tokens.gemma_like import write_tokenizer_folder
 
@@ -28,27 +27,27 @@ def served(folder: Path, **settings: Any) -> ServedModel:
 
 
 def rendered(model: ServedModel) -> str:
-    return model.require_template().render([{"role": "user", "content": "x"}])
+    return model.asked.require_template().render([{"role": "user", "content": "x"}])
 
 
 def test_as_the_checkpoint_has_it(folder: Path) -> None:
     model = served(folder)
     assert (model.names, model.name, model.root) == (("owner/name",), "owner/name", "owner/name")
-    assert model.eos_token_ids == (1, 16)
-    assert model.sampling_defaults == {"temperature": 0.7, "top_k": 64}
+    assert model.asked.eos_token_ids == (1, 16)
+    assert model.asked.sampling_defaults == {"temperature": 0.7, "top_k": 64}
     assert rendered(model) == "its own x"
     assert served(folder, served_model_name=("a", "b")).names == ("a", "b")
 
 
 def test_where_defaults_come_from(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert served(folder, generation_config="vllm").sampling_defaults == {}
-    assert served(folder, generation_config="vllm").eos_token_ids == (1, 16)
+    assert served(folder, generation_config="vllm").asked.sampling_defaults == {}
+    assert served(folder, generation_config="vllm").asked.eos_token_ids == (1, 16)
     other = tmp_path_factory.mktemp("other")
     (other / "generation_config.json").write_text('{"top_p": 0.5}')
-    assert served(folder, generation_config=str(other)).sampling_defaults == {"top_p": 0.5}
+    assert served(folder, generation_config=str(other)).asked.sampling_defaults == {"top_p": 0.5}
     model = served(folder, override_generation_config={"temperature": 0.1, "max_new_tokens": 9})
-    assert model.sampling_defaults == {"temperature": 0.1, "top_k": 64}
-    assert model.max_tokens_default == 9
+    assert model.asked.sampling_defaults == {"temperature": 0.1, "top_k": 64}
+    assert model.asked.max_tokens_default == 9
 
 
 def test_templates_from_a_flag(folder: Path) -> None:
@@ -60,7 +59,7 @@ def test_templates_from_a_flag(folder: Path) -> None:
 
 def test_no_tokenizer(folder: Path) -> None:
     model = served(folder, skip_tokenizer_init=True)
-    assert model.tokenizer is model.template is None
+    assert model.asked.tokenizer is model.asked.template is None
 
 
 @pytest.mark.parametrize(

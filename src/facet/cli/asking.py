@@ -77,7 +77,7 @@ def open_answerer(config: AskConfig, name: str) -> Iterator[Answerer]:
     from facet.cli.private_server import private_server
 
     with private_server(_server_config(config, name)) as (client, model):
-        yield Answerer(client, model.name, model.template is not None, model.max_model_len)
+        yield Answerer(client, model.name, model.asked.template is not None, model.max_model_len)
 
 
 def _at_url(url: str, model: str, api_key: str | None) -> Answerer:

@@ -10,17 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from facet.engine.messages import Token
-from facet.sampling_params import SamplingParams
+from facet.errors import RequestError
+from facet.prompts import ChatQuestion, prepare
 from facet.server.body import BodyDecoder
 from facet.server.chat_answers import ChatAnswer, ChatForm
-from facet.server.chat_prompts import ChatPrompt, make_chat_prompt, make_parser
 from facet.server.engine_bridge import EngineCall
-from facet.server.engine_requests import check_count, fit_max_tokens, make_requests, spell_bad_words
-from facet.server.frontend import Frontend, json_response, request_id_of, take
+from facet.server.frontend import Frontend, check_count, json_response, request_id_of, take
 from facet.server.logprobs import LogprobShapes
 from facet.server.metrics import CallTimer
 from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatChunk, ChatChunkChoice, ChatRequest, ChatResponse
-from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_params
+from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
 from facet.server.protocol.shared import Usage, make_usage
 from facet.server.streaming import DONE, EventStream, WatchedCall, event
 
@@ -33,14 +32,14 @@ class _Conversation:
 
     response_id: str
     fields: ChatRequest
-    prompt: ChatPrompt
+    prompt_token_ids: Sequence[int]
     answers: Sequence[ChatAnswer]
     timer: CallTimer
 
     def usage(self) -> Usage:
         tokens = [answer.tokens for answer in self.answers]
         num_completion_tokens = sum(len(answer.token_ids) for answer in tokens)
-        return make_usage(len(self.prompt.token_ids), num_completion_tokens, tokens[0].num_cached_tokens)
+        return make_usage(len(self.prompt_token_ids), num_completion_tokens, tokens[0].num_cached_tokens)
 
 
 class ChatEndpoint:
@@ -54,40 +53,35 @@ class ChatEndpoint:
         model.check_name(fields.model)
         refuse_unsupported(fields)
         refuse_unsupported(fields, UNSUPPORTED_IN_CHAT)
-        sampling = self._sampling(fields)
-        check_count(1, sampling.n, frontend.bridge.max_pending)
-        frontend.bridge.check_room(sampling.n)
-        prompt, sampling = await frontend.in_thread(partial(self._encode, fields, sampling))
+        question = self._question(fields)
+        n = question.sampling.n
+        check_count(1, n, frontend.bridge.max_pending)
+        frontend.bridge.check_room(n)
         response_id = f"chatcmpl-{fields.request_id or request_id_of(request)}"
-        requests = make_requests(
-            frontend.bridge.new_ids(response_id, sampling.n),
-            [prompt.token_ids],
-            sampling,
-            model,
-            priority=fields.priority or 0,
-            cache_salt=fields.cache_salt,
-            grammar=prompt.grammar,
-        )
+        request_ids = frontend.bridge.new_ids(response_id, n)
+        prepared = await frontend.in_thread(partial(prepare, question, model.asked, request_ids))
         form = ChatForm(
             with_logprobs=bool(fields.logprobs),
             include_reasoning=fields.include_reasoning is not False,
             one_call_only=fields.parallel_tool_calls is False,
             return_token_ids=bool(fields.return_token_ids),
-            shapes=LogprobShapes(model.tokenizer, as_token_ids=bool(fields.return_tokens_as_token_ids)),
+            shapes=LogprobShapes(model.asked.tokenizer, as_token_ids=bool(fields.return_tokens_as_token_ids)),
         )
+        tokenizer, reply_format = model.asked.require_tokenizer(), prepared.reply_format
+        assert reply_format is not None, "a chat has a reply"
         answers = [
-            ChatAnswer(index, make_parser(prompt, request.sampling, model), request.sampling, form)
-            for index, request in enumerate(requests)
+            ChatAnswer(index, reply_format.parser(tokenizer, request.sampling), request.sampling, form)
+            for index, request in enumerate(prepared.requests)
         ]
         timer = CallTimer(
             frontend.metrics,
-            [len(prompt.token_ids)] * sampling.n,
-            n=sampling.n,
-            max_tokens=sampling.max_tokens,
+            [len(prepared.prompt_token_ids)] * n,
+            n=n,
+            max_tokens=prepared.requests[0].sampling.max_tokens,
             log_as=response_id if frontend.config.enable_log_requests else None,
         )
-        conversation = _Conversation(response_id, fields, prompt, answers, timer)
-        watched = WatchedCall(frontend.bridge.submit(requests), request.receive, timer)
+        conversation = _Conversation(response_id, fields, prepared.prompt_token_ids, answers, timer)
+        watched = WatchedCall(frontend.bridge.submit(prepared.requests), request.receive, timer)
         try:
             if fields.stream:
                 # With the first answer in hand a refusal by the engine still has its own status.
@@ -102,26 +96,38 @@ class ChatEndpoint:
             raise
         return json_response(self._response(conversation, form))
 
-    def _sampling(self, fields: ChatRequest) -> SamplingParams:
+    def _question(self, fields: ChatRequest) -> ChatQuestion:
         model = self._frontend.model
         model.check_logprobs(fields.top_logprobs, "top_logprobs")
         model.check_logprobs(fields.prompt_logprobs, "prompt_logprobs")
-        asked = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
-        return sampling_params(
-            fields,
-            defaults=model.sampling_defaults,
-            max_tokens=asked if asked is not None else model.max_tokens_default,
-            logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        if fields.tools and fields.tool_choice in (None, "auto") and not self._frontend.config.enable_auto_tool_choice:
+            raise RequestError(
+                "This server was started with --no-enable-auto-tool-choice. Set tool_choice to none, required, or a "
+                "tool.",
+                field="tool_choice",
+            )
+        given = sampling_settings(fields)
+        if fields.max_completion_tokens is not None:
+            given["max_tokens"] = fields.max_completion_tokens
+        if fields.logprobs:
+            given["logprobs"] = fields.top_logprobs or 0
+        return ChatQuestion(
+            messages=fields.messages,
+            sampling=model.asked.sampling(given, max_tokens=None),
+            is_max_tokens_default="max_tokens" not in given,
+            response_format=fields.response_format,
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt,
+            tools=fields.tools,
+            tool_choice=fields.tool_choice,
+            parallel_tool_calls=fields.parallel_tool_calls is not False,
+            reasoning_effort=fields.reasoning_effort,
+            chat_template_kwargs=fields.chat_template_kwargs,
+            documents=fields.documents,
+            add_generation_prompt=fields.add_generation_prompt is not False,
+            continue_final_message=bool(fields.continue_final_message),
+            add_special_tokens=bool(fields.add_special_tokens),
         )
-
-    def _encode(self, fields: ChatRequest, sampling: SamplingParams) -> tuple[ChatPrompt, SamplingParams]:
-        """In a thread."""
-        model = self._frontend.model
-        prompt = make_chat_prompt(fields, sampling, model)
-        sampling = spell_bad_words(sampling, model)
-        if fields.max_completion_tokens is None and fields.max_tokens is None:
-            sampling = fit_max_tokens(sampling, len(prompt.token_ids), model)
-        return prompt, sampling
 
     def _response(self, conversation: _Conversation, form: ChatForm) -> ChatResponse:
         prompt_logprobs = None
@@ -135,7 +141,7 @@ class ChatEndpoint:
             [answer.choice() for answer in conversation.answers],
             conversation.usage(),
             prompt_logprobs,
-            list(conversation.prompt.token_ids) if form.return_token_ids else None,
+            list(conversation.prompt_token_ids) if form.return_token_ids else None,
         )
 
     async def _events(
@@ -154,7 +160,7 @@ class ChatEndpoint:
 
         opening = chunk([answer.first_chunk() for answer in answers[:1]], running_usage())
         if fields.return_token_ids:
-            opening.prompt_token_ids = list(conversation.prompt.token_ids)
+            opening.prompt_token_ids = list(conversation.prompt_token_ids)
         yield event(encoder, opening) + b"".join(
             event(encoder, chunk([answer.first_chunk()], running_usage())) for answer in answers[1:]
         )

@@ -1,5 +1,6 @@
 """The answers of /v1/completions, as their tokens come in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from facet.engine.messages import Token
@@ -8,7 +9,7 @@ from facet.sampling_params import SamplingParams
 from facet.server.answers import AnswerTokens
 from facet.server.logprobs import LogprobShapes
 from facet.server.protocol.completions import CompletionChoice, CompletionChunkChoice, CompletionLogprobs
-from facet.server.served_model import ServedModel
+from facet.tokens import Tokenizer
 from facet.tokens.output_text import OutputText
 
 
@@ -31,17 +32,17 @@ class CompletionAnswer:
         self,
         index: int,
         prompt_text: str,
-        prompt_token_ids: list[int],
+        prompt_token_ids: Sequence[int],
         sampling: SamplingParams,
         form: CompletionForm,
-        model: ServedModel,
+        tokenizer: Tokenizer | None,
     ) -> None:
         self.tokens = AnswerTokens(sampling=sampling)
-        self.prompt_token_ids = prompt_token_ids
+        self.prompt_token_ids = list(prompt_token_ids)
         self._index = index
         self._form = form
         self._prompt_text = prompt_text if form.echo else ""
-        self._text = None if model.tokenizer is None else OutputText(model.tokenizer, sampling)
+        self._text = None if tokenizer is None else OutputText(tokenizer, sampling)
         self._num_chars = len(self._prompt_text)
         self._pieces: list[str] = []
         self._offsets: list[int] = []

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -11,13 +11,12 @@ from starlette.responses import Response
 
 from facet.engine.messages import Token
 from facet.errors import RequestError
+from facet.prompts import PreparedQuestion, TextQuestion, prepare
 from facet.sampling_params import SamplingParams
 from facet.server.body import BodyDecoder
 from facet.server.completion_answers import CompletionAnswer, CompletionForm
-from facet.server.constraints import answer_grammar
 from facet.server.engine_bridge import EngineCall
-from facet.server.engine_requests import check_count, encode_prompt, fit_max_tokens, make_requests, spell_bad_words
-from facet.server.frontend import Frontend, json_response, request_id_of, take
+from facet.server.frontend import Frontend, check_count, json_response, request_id_of, take
 from facet.server.logprobs import LogprobShapes
 from facet.server.metrics import CallTimer
 from facet.server.protocol.completions import (
@@ -26,7 +25,7 @@ from facet.server.protocol.completions import (
     CompletionRequest,
     CompletionResponse,
 )
-from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_params
+from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
 from facet.server.protocol.shared import Usage, make_usage
 from facet.server.streaming import DONE, EventStream, WatchedCall, event
 
@@ -34,12 +33,6 @@ from facet.server.streaming import DONE, EventStream, WatchedCall, event
 _DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    text: str  # for echo; empty where nobody asked
-    token_ids: list[int]
 
 
 class CompletionsEndpoint:
@@ -53,37 +46,30 @@ class CompletionsEndpoint:
         model.check_name(fields.model)
         refuse_unsupported(fields)
         refuse_unsupported(fields, UNSUPPORTED_IN_COMPLETIONS)
-        grammar = answer_grammar(fields)
         if fields.best_of is not None and fields.best_of != (fields.n or 1):
             raise RequestError("best_of is not supported. Leave it out, or set it to n.", field="best_of")
         prompts = as_prompts(fields.prompt)
-        sampling, form = self._settings(fields)
+        form = self._form(fields)
+        sampling = self._sampling(fields, form)
+        num_answers = len(prompts) * sampling.n
         check_count(len(prompts), sampling.n, frontend.bridge.max_pending)
-        frontend.bridge.check_room(len(prompts) * sampling.n)
-        encoded, sampling = await frontend.in_thread(partial(self._encode, fields, prompts, sampling, form))
+        frontend.bridge.check_room(num_answers)
         base = f"cmpl-{fields.request_id or request_id_of(request)}"
-        requests = make_requests(
-            frontend.bridge.new_ids(base, len(prompts) * sampling.n),
-            [prompt.token_ids for prompt in encoded],
-            sampling,
-            model,
-            priority=fields.priority or 0,
-            cache_salt=fields.cache_salt,
-            grammar=grammar,
-            all_with_prompt_logprobs=form.echo,
-        )
+        request_ids = frontend.bridge.new_ids(base, num_answers)
+        prepared = await frontend.in_thread(partial(self._prepare, fields, prompts, sampling, request_ids))
+        requests = [(request, text) for one, text in prepared for request in one.requests]
         answers = [
-            CompletionAnswer(index, prompt.text, prompt.token_ids, requests[index].sampling, form, model)
-            for index, prompt in enumerate(prompt for prompt in encoded for _ in range(sampling.n))
+            CompletionAnswer(index, text, request.prompt_token_ids, request.sampling, form, model.asked.tokenizer)
+            for index, (request, text) in enumerate(requests)
         ]
         timer = CallTimer(
             frontend.metrics,
             [len(answer.prompt_token_ids) for answer in answers],
             n=sampling.n,
-            max_tokens=sampling.max_tokens,
+            max_tokens=requests[0][0].sampling.max_tokens,
             log_as=base if frontend.config.enable_log_requests else None,
         )
-        watched = WatchedCall(frontend.bridge.submit(requests), request.receive, timer)
+        watched = WatchedCall(frontend.bridge.submit([request for request, _ in requests]), request.receive, timer)
         try:
             if fields.stream:
                 # With the first answer in hand a refusal by the engine still has its own status.
@@ -102,49 +88,52 @@ class CompletionsEndpoint:
         usage = usage_of(answers, sampling.n)
         return json_response(CompletionResponse(base, int(time.time()), model.name, choices, usage))
 
-    def _settings(self, fields: CompletionRequest) -> tuple[SamplingParams, CompletionForm]:
+    def _form(self, fields: CompletionRequest) -> CompletionForm:
+        tokenizer = self._frontend.model.asked.tokenizer
+        return CompletionForm(
+            num_top=fields.logprobs,
+            echo=bool(fields.echo),
+            echo_only=bool(fields.echo) and fields.max_tokens == 0,
+            return_token_ids=bool(fields.return_token_ids) or tokenizer is None,
+            return_prompt_logprobs=fields.prompt_logprobs is not None,
+            shapes=LogprobShapes(tokenizer, as_token_ids=bool(fields.return_tokens_as_token_ids)),
+        )
+
+    def _sampling(self, fields: CompletionRequest, form: CompletionForm) -> SamplingParams:
         model = self._frontend.model
         model.check_logprobs(fields.logprobs, "logprobs")
         model.check_logprobs(fields.prompt_logprobs, "prompt_logprobs")
-        echo = bool(fields.echo)
-        echo_only = echo and fields.max_tokens == 0
-        given = fields.max_tokens if fields.max_tokens is not None else model.max_tokens_default
-        sampling = sampling_params(
-            fields,
-            defaults=model.sampling_defaults,
-            max_tokens=1 if echo_only else _DEFAULT_MAX_TOKENS if given is None else given,
-            logprobs=fields.logprobs,
-        )
-        if echo and fields.logprobs is not None:
-            sampling = replace(sampling, prompt_logprobs=max(fields.logprobs, sampling.prompt_logprobs or 0))
-        form = CompletionForm(
-            num_top=fields.logprobs,
-            echo=echo,
-            echo_only=echo_only,
-            return_token_ids=bool(fields.return_token_ids) or model.tokenizer is None,
-            return_prompt_logprobs=fields.prompt_logprobs is not None,
-            shapes=LogprobShapes(model.tokenizer, as_token_ids=bool(fields.return_tokens_as_token_ids)),
-        )
-        return sampling, form
+        given = {**sampling_settings(fields), "logprobs": fields.logprobs}
+        if form.echo_only:
+            given["max_tokens"] = 1
+        if form.echo and fields.logprobs is not None:
+            given["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)
+        return model.asked.sampling(given, max_tokens=_DEFAULT_MAX_TOKENS)
 
-    def _encode(
-        self, fields: CompletionRequest, prompts: Sequence[Prompt], sampling: SamplingParams, form: CompletionForm
-    ) -> tuple[list[_Encoded], SamplingParams]:
-        """In a thread."""
-        model = self._frontend.model
-        add_special_tokens = fields.add_special_tokens is not False
-        encoded = []
-        for prompt in prompts:
-            token_ids = encode_prompt(prompt, model, sampling, add_special_tokens=add_special_tokens)
+    def _prepare(
+        self, fields: CompletionRequest, prompts: Sequence[Prompt], sampling: SamplingParams, request_ids: Sequence[str]
+    ) -> list[tuple[PreparedQuestion, str]]:
+        """Each prompt made ready, and its text where it is to be echoed. In a thread."""
+        question = TextQuestion(
+            prompt=prompts[0],
+            sampling=sampling,
+            is_max_tokens_default=fields.max_tokens is None,
+            response_format=fields.response_format,
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt,
+            add_special_tokens=fields.add_special_tokens is not False,
+            has_prompt_logprobs_in_every_answer=bool(fields.echo),
+        )
+        model, n = self._frontend.model.asked, sampling.n
+        prepared = []
+        for index, prompt in enumerate(prompts):
+            one = prepare(replace(question, prompt=prompt), model, request_ids[index * n : (index + 1) * n])
             text = ""
-            if form.echo:
-                is_text = isinstance(prompt, str) and sampling.truncate_prompt_tokens is None
-                text = str(prompt) if is_text else model.require_tokenizer().decode(token_ids)
-            encoded.append(_Encoded(text, token_ids))
-        sampling = spell_bad_words(sampling, model)
-        if fields.max_tokens is None:
-            sampling = fit_max_tokens(sampling, max(len(prompt.token_ids) for prompt in encoded), model)
-        return encoded, sampling
+            if fields.echo:
+                is_whole = isinstance(prompt, str) and sampling.truncate_prompt_tokens is None
+                text = str(prompt) if is_whole else model.require_tokenizer().decode(one.prompt_token_ids)
+            prepared.append((one, text))
+        return prepared
 
     async def _collect(self, call: EngineCall, answers: Sequence[CompletionAnswer], timer: CallTimer) -> None:
         while not all(answer.is_finished for answer in answers):

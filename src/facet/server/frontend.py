@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from facet.config import ServerConfig
 from facet.engine.messages import Token
+from facet.errors import RequestError
 from facet.server.answers import AnswerTokens
 from facet.server.body import BodyDecoder, read_body
 from facet.server.engine_bridge import EngineBridge, EngineCall
@@ -81,6 +82,16 @@ def take(
             if token.finish_reason is None:
                 call.cancel(index)
             timer.on_end(index, reason, len(answer.tokens.token_ids))
+
+
+def check_count(num_prompts: int, n: int, limit: int) -> None:
+    """More answers than the server may ever have in hand would be told to come back for ever."""
+    if num_prompts * n > limit:
+        raise RequestError(
+            f"{num_prompts} prompts with n = {n} are {num_prompts * n} answers, but this server has at most {limit} "
+            "in hand. Ask for fewer at a time.",
+            field="n" if n > 1 else "prompt",
+        )
 
 
 def json_response(value: msgspec.Struct) -> Response:

@@ -33,7 +33,7 @@ def live_answer(view: LiveView, model: ServedModel) -> LiveAnswer:
     stats, arena = view.stats, view.arena
     return LiveAnswer(
         seconds=view.seconds,
-        model=LiveModel(model.name, model.max_model_len, dict(model.sampling_defaults), __version__),
+        model=LiveModel(model.name, model.max_model_len, dict(model.asked.sampling_defaults), __version__),
         requests=LiveRequests(stats.num_running, stats.num_waiting, stats.num_preemptions),
         work=LiveWork(
             num_steps=stats.num_steps,

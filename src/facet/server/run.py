@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import signal
 import socket
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.applications import Starlette
 
-from facet.config import EngineConfig, ServerConfig
+from facet.config import ServerConfig, engine_config
 from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.server.app import make_app
@@ -116,12 +115,6 @@ def uvicorn_config(config: ServerConfig, app: object) -> uvicorn.Config:
         lifespan="on",
         ws="none",
     )
-
-
-def engine_config(config: ServerConfig) -> EngineConfig:
-    """The part that the engine process needs; keys and the like stay here."""
-    names = [field.name for field in dataclasses.fields(EngineConfig)]
-    return EngineConfig(**{name: getattr(config, name) for name in names})
 
 
 def check_accepted_flags(config: ServerConfig) -> None:

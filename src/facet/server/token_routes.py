@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from facet.errors import RequestError
+from facet.prompts.preparing import render_messages
 from facet.server.body import BodyDecoder
-from facet.server.chat_prompts import render_messages
 from facet.server.frontend import Frontend, json_response
 from facet.server.protocol.tokenizing import (
     DetokenizeRequest,
@@ -31,7 +31,7 @@ class TokenizeEndpoint:
 
     def _answer(self, fields: TokenizeRequest) -> TokenizeResponse:
         model = self._frontend.model
-        tokenizer = model.require_tokenizer()
+        tokenizer = model.asked.require_tokenizer()
         if (fields.prompt is None) == (fields.messages is None):
             raise RequestError("Send either prompt or messages.", field="prompt")
         if fields.messages is None:
@@ -39,7 +39,7 @@ class TokenizeEndpoint:
         else:
             text, adds_special_tokens = (
                 render_messages(
-                    model,
+                    model.asked,
                     fields.messages,
                     tools=fields.tools,
                     add_generation_prompt=fields.add_generation_prompt,
@@ -68,7 +68,7 @@ class DetokenizeEndpoint:
             raise RequestError(
                 f"tokens holds {outside}, but this model's ids run from 0 to {model.vocab_size - 1}.", field="tokens"
             )
-        decode = partial(model.require_tokenizer().decode, fields.tokens, skip_special_tokens=False)
+        decode = partial(model.asked.require_tokenizer().decode, fields.tokens, skip_special_tokens=False)
         return json_response(DetokenizeResponse(await self._frontend.in_thread(decode)))
 
 

@@ -1,4 +1,4 @@
-"""The fields that chat completions and completions share, and how they become `SamplingParams`.
+"""The fields that chat completions and completions share, and which of them are settings of `SamplingParams`.
 
 None means "not sent": the model's own defaults decide then. vLLM's names; OpenAI's fields are among them.
 """
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from facet.errors import RequestError
-from facet.sampling_params import SamplingParams
+from facet.structured_outputs import StructuredOutputsParams
 
 # What a message to the engine can hold; JSON itself knows no limit.
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -32,6 +32,7 @@ _PLAIN_FIELDS = (
     "stop_token_ids",
     "include_stop_str_in_output",
     "seed",
+    "max_tokens",
     "prompt_logprobs",
     "skip_special_tokens",
     "spaces_between_special_tokens",
@@ -45,7 +46,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):
-    """At most one of these."""
+    """Exactly one of these, which `StructuredOutputsParams` checks."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -136,19 +137,18 @@ def refuse_unsupported(fields: msgspec.Struct, instead: Mapping[str, str] = _INS
             raise RequestError(f"{name} is not supported. {advice}", field=name)
 
 
-def sampling_params(
-    fields: SamplingFields, *, defaults: Mapping[str, Any], max_tokens: Int | None, logprobs: Int | None
-) -> SamplingParams:
-    """The wishes of a request over the model's defaults."""
+def sampling_settings(fields: SamplingFields) -> dict[str, Any]:
+    """The settings of `SamplingParams` that were sent; the model's defaults decide about the rest."""
     if fields.stream_options is not None and not fields.stream:
         raise RequestError("stream_options needs stream to be true.", field="stream_options")
     if fields.stream and fields.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs cannot be streamed. Set stream to false.", field="prompt_logprobs")
     given = {name: value for name in _PLAIN_FIELDS if (value := getattr(fields, name)) is not None}
-    given |= {"max_tokens": max_tokens, "logprobs": logprobs}
     if fields.logit_bias:
         given["logit_bias"] = dict(_biases(fields.logit_bias.items()))
-    return SamplingParams(**{**defaults, **given})
+    if fields.structured_outputs is not None:
+        given["structured_outputs"] = StructuredOutputsParams(**msgspec.structs.asdict(fields.structured_outputs))
+    return given
 
 
 def _biases(items: Iterable[tuple[str, float]]) -> Iterable[tuple[int, float]]:

@@ -1,0 +1,105 @@
+"""The model as those who ask it know it: its tokenizer, its chat template, its defaults and limits. Frozen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from facet.chat.template import ChatTemplate
+from facet.config import PromptConfig
+from facet.errors import ConfigError, RequestError
+from facet.model.generation_config import GenerationConfig, read_generation_config
+from facet.sampling_params import SamplingParams
+from facet.tokens import Tokenizer
+
+_OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedModel:
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    max_tokens_default: int | None = None  # for questions that name no max_tokens
+
+    def sampling(self, given: Mapping[str, Any], *, max_tokens: int | None) -> SamplingParams:
+        """What was asked for, over the model's defaults. `max_tokens` counts where neither of them has one."""
+        default = max_tokens if self.max_tokens_default is None else self.max_tokens_default
+        return SamplingParams(**{**self.sampling_defaults, "max_tokens": default, **given})
+
+    def require_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(
+                "No tokenizer was loaded (--skip-tokenizer-init), so only token ids are understood. Send the prompt as "
+                "a list of token ids.",
+                field="prompt",
+            )
+        return self.tokenizer
+
+    def require_template(self) -> ChatTemplate:
+        self.require_tokenizer()
+        if self.template is None:
+            raise RequestError(
+                "This model has no chat template. Send a prompt in the model's own format to be continued, or give the "
+                "model a template (--chat-template).",
+                field="messages",
+            )
+        return self.template
+
+
+def read_asked_model(
+    config: PromptConfig, folder: Path, *, max_model_len: int, eos_token_ids: tuple[int, ...]
+) -> AskedModel:
+    """Read what lies beside the weights, and refuse settings that do not fit it.
+
+    The ends of an answer are those of generation_config.json; `eos_token_ids` are the engine's, where it names none.
+    """
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(folder)
+    generation = _generation_config(config, folder)
+    overrides = dict(config.override_generation_config or {})
+    max_tokens = overrides.pop("max_new_tokens", overrides.pop("max_tokens", None))
+    if unknown := sorted(set(overrides) - set(_OVERRIDABLE)):
+        raise ConfigError(
+            f"--override-generation-config names {unknown[0]!r}. Known: {', '.join((*_OVERRIDABLE, 'max_new_tokens'))}."
+        )
+    defaults = {**generation.sampling_defaults(), **overrides}
+    try:
+        SamplingParams(**defaults, max_tokens=max_tokens)
+    except RequestError as error:
+        raise ConfigError(f"The generation defaults cannot be used: {error}") from None
+    return AskedModel(
+        max_model_len=max_model_len,
+        eos_token_ids=generation.eos_token_ids or eos_token_ids,
+        tokenizer=tokenizer,
+        template=None if tokenizer is None else _template(config, folder, tokenizer),
+        template_variables=config.default_chat_template_kwargs or {},
+        sampling_defaults=defaults,
+        max_tokens_default=max_tokens,
+    )
+
+
+def _generation_config(config: PromptConfig, folder: Path) -> GenerationConfig:
+    if config.generation_config == "auto":
+        return read_generation_config(folder)
+    if config.generation_config == "vllm":
+        # Neutral sampling; which tokens end an answer is a fact about the model all the same.
+        return GenerationConfig(eos_token_ids=read_generation_config(folder).eos_token_ids)
+    path = Path(config.generation_config)
+    if not path.is_dir():
+        raise ConfigError(f"--generation-config {config.generation_config} is neither auto, vllm nor a folder.")
+    return read_generation_config(path)
+
+
+def _template(config: PromptConfig, folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if config.chat_template is None:
+        return ChatTemplate.from_folder(folder, special_tokens=tokenizer.special_tokens)
+    source, origin = config.chat_template, "--chat-template"
+    if not any(mark in source for mark in "{}\n"):  # a template has some of these, and a path hardly any
+        try:
+            source, origin = Path(source).expanduser().read_text(encoding="utf-8"), source
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--chat-template {config.chat_template} cannot be read: {error}.") from None
+    return ChatTemplate(source, special_tokens=tokenizer.special_tokens, origin=origin)

@@ -1,0 +1,113 @@
+"""What a question says about the form of its answer -> the grammar that goes with it to the engine."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from facet.chat.answer_grammar import (
+    choice_grammar,
+    ebnf_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    regex_grammar,
+)
+from facet.chat.formats import ReplyMarkers
+from facet.chat.tool_choice import ToolUse
+from facet.chat.tool_grammar import thought_tokens, tool_call_grammar
+from facet.errors import RequestError
+from facet.grammar_spec import GrammarSpec, ThoughtTokens
+from facet.prompts.questions import ChatQuestion, Question
+from facet.structured_outputs import StructuredOutputsParams
+from facet.tokens import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def answer_grammar(question: Question, thought: ThoughtTokens | None = None) -> GrammarSpec | None:
+    """That of `structured_outputs` or `response_format`. A thought may come before the answer where one is given."""
+    bound = _response_format_grammar(question.response_format, thought)
+    wanted = question.sampling.structured_outputs
+    if wanted is None:
+        return bound
+    if bound is not None:
+        raise RequestError(
+            "response_format and structured_outputs both bind the answer. Send one of them.", field="structured_outputs"
+        )
+    return _structured_outputs_grammar(wanted, thought)
+
+
+def chat_grammar(
+    question: ChatQuestion, use: ToolUse, tokenizer: Tokenizer, *, may_think: bool, starts_in_thought: bool
+) -> GrammarSpec | None:
+    """What binds the reply of a chat: its tools, or the form asked for."""
+    markers = ReplyMarkers.find(tokenizer)
+    thought = thought_tokens(markers, thinking=may_think, starts_in_thought=starts_in_thought)
+    bound = answer_grammar(question, thought)
+    if use.choice.mode == "none":
+        return bound
+    if bound is not None:
+        raise RequestError(
+            f"{bound.field} binds the whole answer, which leaves no place for tool calls. Set tool_choice to none, or "
+            f"leave {bound.field} out.",
+            field=bound.field,
+        )
+    is_auto = use.choice.mode == "auto"
+    if markers is None:
+        if is_auto:
+            return None
+        raise RequestError("This model has no format of its own for tool calls. Use auto.", field="tool_choice")
+    try:
+        return tool_call_grammar(
+            use,
+            markers,
+            parallel=question.parallel_tool_calls,
+            thinking=may_think,
+            starts_in_thought=starts_in_thought,
+        )
+    except RequestError as error:
+        if not is_auto or any(tool["function"].get("strict") for tool in use.tools):
+            raise
+        # Nothing was promised: calls are read as the model writes them, as if there were no grammars.
+        logger.warning("Tool calls are not bound to their schemas: %s", error)
+        return None
+
+
+def _response_format_grammar(
+    response_format: Mapping[str, Any] | None, thought: ThoughtTokens | None
+) -> GrammarSpec | None:
+    if response_format is None:
+        return None
+    if not isinstance(response_format, Mapping):
+        raise RequestError(
+            f'response_format must be an object such as {{"type": "json_object"}}, not {response_format!r}.',
+            field="response_format",
+        )
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return json_object_grammar(thought=thought)
+    if kind == "json_schema":
+        described = response_format.get("json_schema")
+        if not isinstance(described, Mapping) or "schema" not in described:
+            raise RequestError(
+                'response_format of type json_schema needs {"json_schema": {"name": ..., "schema": {...}}}.',
+                field="response_format",
+            )
+        return json_schema_grammar(described["schema"], thought=thought)
+    raise RequestError(
+        f"response_format.type is {kind!r}, but must be text, json_object or json_schema.", field="response_format"
+    )
+
+
+def _structured_outputs_grammar(wanted: StructuredOutputsParams, thought: ThoughtTokens | None) -> GrammarSpec:
+    field = "structured_outputs"
+    if wanted.json is not None:
+        return json_schema_grammar(wanted.json, thought=thought, field=field)
+    if wanted.regex is not None:
+        return regex_grammar(wanted.regex, thought=thought, field=field)
+    if wanted.choice is not None:
+        return choice_grammar(wanted.choice, thought=thought, field=field)
+    if wanted.grammar is not None:
+        return ebnf_grammar(wanted.grammar, thought=thought, field=field)
+    return json_object_grammar(thought=thought, field=field)

@@ -1,0 +1,183 @@
+"""A question -> the requests the engine is sent, and how their answers are to be read.
+
+What takes time, rendering and encoding, happens here: a server calls it in a thread.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from facet.chat.deltas import ReplyParser
+from facet.chat.formats import ends_in_thought
+from facet.chat.messages import normalize_messages
+from facet.chat.replies import make_reply_parser
+from facet.chat.tool_choice import normalize_tools, template_variables
+from facet.errors import RequestError
+from facet.grammar_spec import GrammarSpec
+from facet.prompts.asked_model import AskedModel
+from facet.prompts.grammars import answer_grammar, chat_grammar
+from facet.prompts.questions import ChatQuestion, Question, TextQuestion
+from facet.request import Request
+from facet.sampling_params import MODEL_CONTEXT, SamplingParams
+from facet.tokens import Tokenizer
+from facet.tokens.bad_words import bad_words_token_ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyFormat:
+    """How the reply to a conversation is to be read."""
+
+    offers_tools: bool
+    starts_in_thought: bool  # the prompt leaves a thought open
+    ends_after_one_call: bool  # parallel_tool_calls is false
+
+    def parser(self, tokenizer: Tokenizer, sampling: SamplingParams) -> ReplyParser:
+        """A fresh one for each answer."""
+        return make_reply_parser(
+            tokenizer,
+            sampling,
+            tools_enabled=self.offers_tools,
+            reasoning_enabled=True,
+            starts_in_thought=self.starts_in_thought,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedQuestion:
+    prompt_text: str | None  # as it was given or rendered; None where token ids were given
+    requests: tuple[Request, ...]  # one for each of the n answers
+    reply_format: ReplyFormat | None  # None: an answer is text and nothing else
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return self.requests[0].prompt_token_ids
+
+
+def prepare(question: TextQuestion | ChatQuestion, model: AskedModel, request_ids: Sequence[str]) -> PreparedQuestion:
+    """Check, render, encode. `request_ids` are for the n answers."""
+    if isinstance(question, ChatQuestion):
+        return _prepare_chat(question, model, request_ids)
+    token_ids = _encode(question.prompt, model, question)
+    return PreparedQuestion(
+        prompt_text=question.prompt if isinstance(question.prompt, str) else None,
+        requests=_make_requests(question, token_ids, answer_grammar(question), model, request_ids),
+        reply_format=None,
+    )
+
+
+def render_messages(
+    model: AskedModel,
+    messages: object,
+    *,
+    tools: object,
+    add_generation_prompt: bool,
+    chat_template_kwargs: object,
+) -> str:
+    """The text of a conversation alone, for those who want to see its tokens."""
+    variables = template_variables(
+        chat_template_kwargs=chat_template_kwargs, default_chat_template_kwargs=model.template_variables
+    )
+    return model.require_template().render(
+        normalize_messages(messages),
+        tools=normalize_tools(tools).for_template,
+        add_generation_prompt=add_generation_prompt,
+        variables=variables,
+    )
+
+
+def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequence[str]) -> PreparedQuestion:
+    template, tokenizer = model.require_template(), model.require_tokenizer()
+    messages = normalize_messages(question.messages)
+    use = normalize_tools(question.tools, question.tool_choice)
+    variables = template_variables(
+        reasoning_effort=question.reasoning_effort,
+        chat_template_kwargs=question.chat_template_kwargs,
+        default_chat_template_kwargs=model.template_variables,
+    )
+    if question.continue_final_message:
+        raise RequestError(
+            "continue_final_message is not supported. Send the whole prompt as text to be continued.",
+            field="continue_final_message",
+        )
+    text = template.render(
+        messages,
+        tools=use.for_template,
+        documents=question.documents,
+        add_generation_prompt=question.add_generation_prompt,
+        variables=variables,
+    )
+    token_ids = _encode(text, model, question)
+    starts_in_thought = ends_in_thought(tokenizer, token_ids)
+    grammar = chat_grammar(
+        question, use, tokenizer, may_think=variables["enable_thinking"], starts_in_thought=starts_in_thought
+    )
+    return PreparedQuestion(
+        prompt_text=text,
+        requests=_make_requests(question, token_ids, grammar, model, request_ids),
+        reply_format=ReplyFormat(
+            offers_tools=use.choice.mode != "none",
+            starts_in_thought=starts_in_thought,
+            ends_after_one_call=not question.parallel_tool_calls,
+        ),
+    )
+
+
+def _encode(prompt: str | Sequence[int], model: AskedModel, question: TextQuestion | ChatQuestion) -> tuple[int, ...]:
+    """Token ids of the prompt, cut from the left where the question asks for that."""
+    sampling = question.sampling
+    limit = sampling.truncate_prompt_tokens
+    if limit == MODEL_CONTEXT:
+        limit = max(1, model.max_model_len - (sampling.max_tokens or 1))
+    if not isinstance(prompt, str):
+        return tuple(prompt if limit is None else prompt[-limit:])
+    return tuple(
+        model.require_tokenizer().encode(
+            prompt, add_special_tokens=question.add_special_tokens, max_tokens=limit, keep="end"
+        )
+    )
+
+
+def _make_requests(
+    question: Question,
+    token_ids: tuple[int, ...],
+    grammar: GrammarSpec | None,
+    model: AskedModel,
+    request_ids: Sequence[str],
+) -> tuple[Request, ...]:
+    sampling = _settled(question, len(token_ids), model)
+    arrival_time = time.monotonic()
+    every_answer = isinstance(question, TextQuestion) and question.has_prompt_logprobs_in_every_answer
+    requests = []
+    for index, request_id in zip(range(sampling.n), request_ids, strict=True):
+        settings = sampling.for_output(index)
+        if index and settings.prompt_logprobs is not None and not every_answer:
+            settings = replace(settings, prompt_logprobs=None)
+        requests.append(
+            Request(
+                request_id=request_id,
+                prompt_token_ids=token_ids,
+                sampling=settings,
+                eos_token_ids=model.eos_token_ids,
+                priority=question.priority,
+                arrival_time=arrival_time,
+                cache_salt=question.cache_salt,
+                grammar=grammar,
+            )
+        )
+    return tuple(requests)
+
+
+def _settled(question: Question, num_prompt_tokens: int, model: AskedModel) -> SamplingParams:
+    """The sampling settings with what depends on the model and on the prompt's length."""
+    sampling = question.sampling
+    changes: dict[str, Any] = {}
+    if sampling.bad_words and not sampling.bad_words_token_ids:
+        changes["bad_words_token_ids"] = bad_words_token_ids(sampling.bad_words, model.require_tokenizer())
+    if sampling.structured_outputs is not None:
+        changes["structured_outputs"] = None  # the grammar made of it is part of the request
+    if question.is_max_tokens_default and sampling.max_tokens is not None:
+        # A default must not refuse what its user never asked for: it ends where the context does.
+        room = max(1, model.max_model_len - num_prompt_tokens)
+        changes |= {"max_tokens": min(sampling.max_tokens, room), "min_tokens": min(sampling.min_tokens, room)}
+    return replace(sampling, **changes) if changes else sampling
