@@ -77,7 +77,7 @@ def milliseconds(load: Load) -> float:
         positions=torch.arange(load.context_len - load.query_len, load.context_len, device=device)
         .int()
         .repeat(load.num_sequences),
-        table_rows=torch.arange(load.num_sequences, device=device).int().repeat_interleave(load.query_len),
+        seats=torch.arange(load.num_sequences, device=device).int().repeat_interleave(load.query_len),
         block_tables=(table,),
         host_query_lens=tuple(lens),
         host_context_lens=(load.context_len,) * load.num_sequences,

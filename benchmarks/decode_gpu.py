@@ -25,11 +25,11 @@ from facet.forward_batch import AttentionRows
 from facet.kernels.head_inputs import reference as heads_reference
 from facet.kernels.head_inputs import triton as heads_triton
 from facet.kernels.head_inputs.cases import Case as HeadsCase
-from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache, reference, triton
+from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache, gpu, reference
+from facet.kernels.paged_attention.decode.kernel import attend_single_rows
+from facet.kernels.paged_attention.decode.tuning import MOST_MERGED_BY_LAST, Tuning, choose_tuning
 from facet.kernels.paged_attention.plans import TritonPlan
 from facet.kernels.paged_attention.quantization import cast, quantize
-from facet.kernels.paged_attention.single_tuning import MOST_MERGED_BY_LAST, Tuning, choose_tuning
-from facet.kernels.paged_attention.triton_single import attend_single_rows
 from facet.kernels.rotary import rotary_table
 from facet.kv_dtypes import KV_DTYPES, SCALE_BYTES, KVDtype
 
@@ -219,7 +219,7 @@ def make_layers(load: Load, num_layers: int | None = None) -> Layers:
         recipe = KeyRecipe(weight=weight, cos_sin=table)
     rows = AttentionRows(
         positions=torch.tensor(load.context_lens, dtype=torch.int32, device=DEVICE) - 1,
-        table_rows=torch.arange(num_rows, dtype=torch.int32, device=DEVICE),
+        seats=torch.arange(num_rows, dtype=torch.int32, device=DEVICE),
         block_tables=tuple(tables),
         host_query_lens=(1,) * num_rows,
         host_context_lens=load.context_lens,
@@ -233,7 +233,7 @@ def make_layers(load: Load, num_layers: int | None = None) -> Layers:
         rows=rows,
         block_tables=tuple(tables),
         plans=tuple(
-            triton.plan_attention(planned, table, load.heads, window=load.window, tokens_per_block=size)
+            gpu.plan_attention(planned, table, load.heads, window=load.window, tokens_per_block=size)
             for table in tables
         ),
         recipe=recipe,

@@ -25,12 +25,12 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache
-from facet.kernels.paged_attention import triton as paged
+from facet.kernels.paged_attention import gpu as paged
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.run_plans import Run, plan_runs
-from facet.kernels.paged_attention.triton_dense import DenseShape
-from facet.kernels.paged_attention.triton_runs import attend_unpacked
-from facet.kernels.paged_attention.triton_unpack import make_scratch, unpack
+from facet.kernels.paged_attention.prefill.plan import Run, plan_runs
+from facet.kernels.paged_attention.prefill.runs import attend_unpacked
+from facet.kernels.paged_attention.prefill.separate import DenseShape
+from facet.kernels.paged_attention.prefill.unpack import make_scratch, unpack
 from facet.kernels.rotary import apply_rotary, rotary_table
 
 LARGEST_ERROR = 0.02  # of the norm; two roundings of bfloat16 and those of derived keys stay well below
@@ -159,7 +159,7 @@ class Prepared:
         self.queries = normal(load.num_rows, load.num_heads, load.head_dim) / 11
         self.rows = AttentionRows(
             positions=torch.arange(load.context_len - load.num_rows, load.context_len, device=device).int(),
-            table_rows=torch.zeros(load.num_rows, dtype=torch.int32, device=device),
+            seats=torch.zeros(load.num_rows, dtype=torch.int32, device=device),
             block_tables=(self.table,),
             host_query_lens=(load.num_rows,),
             host_context_lens=(load.context_len,),

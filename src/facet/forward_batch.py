@@ -16,12 +16,12 @@ class AttentionRows:
 
     rows           0 1 2 3 4 | 5 | 6 7        host_query_lens   (5, 1, 2)
     positions      7 8 9 ..11| 40| 0 1        host_context_lens (12, 41, 2): tokens visible after this step
-    table_rows     3 3 3 3 3 | 0 | 9 9        whose table to look in
+    seats          3 3 3 3 3 | 0 | 9 9        whose block table to look in
     """
 
     positions: Tensor  # [rows] int32
-    table_rows: Tensor  # [rows] int32
-    block_tables: tuple[Tensor, ...]  # per group [table rows, blocks] int32; entry i covers the i-th block of tokens
+    seats: Tensor  # [rows] int32: the running request that a row belongs to, as its place in the block tables
+    block_tables: tuple[Tensor, ...]  # per group [seats, blocks] int32; entry i covers the i-th block of tokens
     host_query_lens: tuple[int, ...]
     host_context_lens: tuple[int, ...]
 

@@ -20,7 +20,7 @@ from facet.kernels.moe import reference as plain_experts
 from facet.kernels.moe import route, run_experts
 from facet.kernels.paged_attention import cases as attention_cases
 from facet.kernels.paged_attention import paged_attention, plan_attention
-from facet.kernels.paged_attention.invariant import KEYS_PER_TILE
+from facet.kernels.paged_attention.invariant.reference import KEYS_PER_TILE
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = (
@@ -116,7 +116,7 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
         kept = [index for index, query_len in enumerate(query_lens) if query_len]
         rows = AttentionRows(
             positions=inputs.rows.positions[first:last],
-            table_rows=inputs.rows.table_rows[first:last],
+            seats=inputs.rows.seats[first:last],
             block_tables=inputs.rows.block_tables,
             host_query_lens=tuple(query_lens[index] for index in kept),
             host_context_lens=tuple(context_lens[index] for index in kept),

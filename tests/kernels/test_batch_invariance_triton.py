@@ -27,9 +27,9 @@ from facet.kernels.moe import reference as plain_experts
 from facet.kernels.moe import triton as experts
 from facet.kernels.moe.config import invariant_tiles
 from facet.kernels.paged_attention import cases as attention_cases
-from facet.kernels.paged_attention import invariant_tiles as tile_plans
 from facet.kernels.paged_attention import reference as plain_attention
-from facet.kernels.paged_attention import triton_invariant
+from facet.kernels.paged_attention.invariant import kernel as invariant_kernel
+from facet.kernels.paged_attention.invariant import plan as tile_plans
 from facet.kernels.rms_norm.triton import rms_norm, row_tile
 
 ON_GPU = torch.cuda.is_available()
@@ -171,7 +171,7 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
         )
         assert len(plan.passes) > 1 or limit == 2**30 or case.window is not None
         out = torch.empty_like(inputs.queries[first:last])
-        triton_invariant.paged_attention(
+        invariant_kernel.paged_attention(
             inputs.queries[first:last], inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe, out=out
         )
         return out
@@ -202,7 +202,7 @@ def _some_rows(
     kept = [index for index, query_len in enumerate(query_lens) if query_len > 0]
     return AttentionRows(
         positions=inputs.rows.positions[first:last],
-        table_rows=inputs.rows.table_rows[first:last],
+        seats=inputs.rows.seats[first:last],
         block_tables=inputs.rows.block_tables,
         host_query_lens=tuple(query_lens[index] for index in kept),
         host_context_lens=tuple(context_lens[index] for index in kept),

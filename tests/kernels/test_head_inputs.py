@@ -80,7 +80,7 @@ def test_same_as_the_reference(case: cases.Case, dtype: torch.dtype, vectors_per
 @pytest.mark.parametrize("num_rows", [1, 300])
 def test_row_places(num_rows: int) -> None:
     pytest.importorskip("triton")
-    from facet.kernels.paged_attention import triton_places as fast
+    from facet.kernels.paged_attention import places as fast
 
     generator = torch.Generator(DEVICE).manual_seed(0)
 
@@ -90,7 +90,7 @@ def test_row_places(num_rows: int) -> None:
     block_table = integers(1000, 5, 40)[:, :31]  # a table is as wide as its longest row may become
     rows = AttentionRows(
         positions=integers(31 * 7, num_rows),
-        table_rows=integers(5, num_rows),
+        seats=integers(5, num_rows),
         block_tables=(block_table,),
         host_query_lens=(1,) * num_rows,
         host_context_lens=(1,) * num_rows,

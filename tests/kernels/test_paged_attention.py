@@ -114,7 +114,7 @@ def alone_with(inputs: cases.AttentionInputs, index: int, only: slice) -> cases.
         cache=inputs.cache,
         rows=type(rows)(
             positions=rows.positions[only],
-            table_rows=torch.zeros(only.stop - only.start, dtype=torch.int32),
+            seats=torch.zeros(only.stop - only.start, dtype=torch.int32),
             block_tables=(inputs.block_table[index : index + 1],),
             host_query_lens=rows.host_query_lens[index : index + 1],
             host_context_lens=rows.host_context_lens[index : index + 1],

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from facet.kernels.paged_attention import HeadShape, cases, reference
-from facet.kernels.paged_attention.run_plans import (
+from facet.kernels.paged_attention.prefill.plan import (
     KEYS_PER_UNIT,
     LEAST_RUN,
     SCRATCH_LIMIT,
@@ -22,10 +22,10 @@ from facet.kernels.paged_attention.run_plans import (
 from facet.kernels.rotary import apply_rotary
 
 pytest.importorskip("triton")
-from facet.kernels.paged_attention import triton as fast
-from facet.kernels.paged_attention.triton_dense import DenseShape
-from facet.kernels.paged_attention.triton_runs import attend_pass
-from facet.kernels.paged_attention.triton_unpack import make_scratch, unpack
+from facet.kernels.paged_attention import gpu as fast
+from facet.kernels.paged_attention.prefill.runs import attend_pass
+from facet.kernels.paged_attention.prefill.separate import DenseShape
+from facet.kernels.paged_attention.prefill.unpack import make_scratch, unpack
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

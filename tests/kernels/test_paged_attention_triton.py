@@ -9,8 +9,9 @@ from torch import Tensor
 from facet.kernels.paged_attention import cases, reference
 
 pytest.importorskip("triton")
-from facet.kernels.paged_attention import single_tuning, triton_single
-from facet.kernels.paged_attention import triton as fast
+from facet.kernels.paged_attention import gpu as fast
+from facet.kernels.paged_attention.decode import kernel
+from facet.kernels.paged_attention.decode import tuning as tunings
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -126,7 +127,7 @@ def test_single_rows_in_shares(
     """As a captured graph runs them: planned for long contexts, run on short ones, some shares empty."""
     case = single_rows_case(window=window, num_rotated_pairs=num_rotated_pairs, after_a_chunk=after_a_chunk)
     inputs = case.inputs(HALF, DEVICE)
-    tuning = single_tuning.Tuning(
+    tuning = tunings.Tuning(
         keys_per_tile=16,
         least_keys=least_keys,
         num_splits=num_splits,
@@ -150,7 +151,7 @@ def test_single_rows_in_shares(
     num_chunk_rows = 32 if after_a_chunk else 0
     for _layer in range(2 if last_merges and num_splits > 1 else 1):
         got = torch.full_like(inputs.queries, float("nan"))
-        triton_single.attend_single_rows(inputs.queries, got, inputs.cache, plan, 1.0, inputs.key_recipe, tuning)
+        kernel.attend_single_rows(inputs.queries, got, inputs.cache, plan, 1.0, inputs.key_recipe, tuning)
         assert got[:num_chunk_rows].isnan().all()
         case.tolerance(HALF).check(got[num_chunk_rows:], expected[num_chunk_rows:])
         assert not plan.arrivals.any(), "the next layer starts to count where this one stopped"
@@ -169,7 +170,7 @@ def test_padded_rows_change_nothing(num_rotated_pairs: int | None) -> None:
     padded = replace(
         inputs.rows,
         positions=torch.cat((inputs.rows.positions, inputs.rows.positions.new_zeros(num_padded))),
-        table_rows=torch.cat((inputs.rows.table_rows, inputs.rows.table_rows.new_full((num_padded,), num_rows))),
+        seats=torch.cat((inputs.rows.seats, inputs.rows.seats.new_full((num_padded,), num_rows))),
         host_query_lens=(1,) * (num_rows + num_padded),
         host_context_lens=(1000,) * (num_rows + num_padded),
     )
@@ -193,7 +194,7 @@ def test_many_rows_keep_short_contexts_whole(
     plan = fast.plan_attention(
         rows, inputs.block_table, case.heads, window=window, tokens_per_block=case.tokens_per_block
     )
-    least_keys, num_splits = single_tuning.choose_shares(plan, fitting)
+    least_keys, num_splits = tunings.choose_shares(plan, fitting)
     assert num_splits == most_shares
     assert num_splits == 1 or whole_up_to // least_keys == 1
     assert num_splits == 1 or (whole_up_to + 1) // least_keys == 2

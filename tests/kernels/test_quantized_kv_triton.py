@@ -18,9 +18,10 @@ from facet.kv_dtypes import KV_DTYPES
 
 pytest.importorskip("triton")
 from facet.kernels.head_inputs import triton as head_triton
-from facet.kernels.paged_attention import single_tuning, triton_single
-from facet.kernels.paged_attention import triton as fast
-from facet.kernels.paged_attention.triton_unpack import make_scratch, unpack
+from facet.kernels.paged_attention import gpu as fast
+from facet.kernels.paged_attention.decode import kernel
+from facet.kernels.paged_attention.decode import tuning as tunings
+from facet.kernels.paged_attention.prefill.unpack import make_scratch, unpack
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -232,12 +233,12 @@ def test_shares(case: cases.Case, name: str, keys_first: bool) -> None:
     plan = fast.plan_attention(
         inputs.rows, inputs.block_table, case.heads, window=None, tokens_per_block=case.tokens_per_block
     )
-    chosen = single_tuning.choose_tuning(inputs.queries, inputs.cache, plan, inputs.key_recipe)
+    chosen = tunings.choose_tuning(inputs.queries, inputs.cache, plan, inputs.key_recipe)
     assert chosen.keys_first
     tuning = replace(chosen, keys_first=keys_first, keys_per_tile=32, least_keys=32, num_splits=3, num_stages=2)
     tuning = replace(tuning, last_merges=True)
     got = torch.full_like(inputs.queries, float("nan"))
-    triton_single.attend_single_rows(
+    kernel.attend_single_rows(
         inputs.queries, got, inputs.cache, plan, case.scale, inputs.key_recipe, tuning
     )  # fmt: skip
     tolerance(case, HALF).check(got, by_reference(case, inputs))

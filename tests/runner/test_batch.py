@@ -57,11 +57,11 @@ def check_rows(rows: AttentionRows, parts: list[tuple[SequenceRows, int]]) -> No
         length - count + row for length, count in zip(context_lens, query_lens, strict=True) for row in range(count)
     ]
     assert rows.positions.tolist() == positions
-    assert rows.positions.dtype == rows.table_rows.dtype == torch.int32
+    assert rows.positions.dtype == rows.seats.dtype == torch.int32
     sequences = [sequence for sequence, count in parts for _ in range(count)]
     for group, table in enumerate(rows.block_tables):
         assert table.dtype == torch.int32
-        for row, sequence in zip(table[rows.table_rows].tolist(), sequences, strict=True):
+        for row, sequence in zip(table[rows.seats].tolist(), sequences, strict=True):
             own = list(sequence.block_tables[group])
             assert row[: len(own)] == own
 

@@ -41,7 +41,7 @@ def make_batch(
         kept = np.flatnonzero(spans.num_logit_rows)
         upper_rows = AttentionRows(
             positions=device_positions[device_logit_rows],
-            table_rows=device_table_rows[device_logit_rows],
+            seats=device_table_rows[device_logit_rows],
             block_tables=block_tables,
             host_query_lens=tuple(spans.num_logit_rows[kept].tolist()),
             host_context_lens=tuple(context_lens[kept].tolist()),
@@ -50,7 +50,7 @@ def make_batch(
         token_ids=token_ids,
         rows=AttentionRows(
             positions=device_positions,
-            table_rows=device_table_rows,
+            seats=device_table_rows,
             block_tables=block_tables,
             host_query_lens=tuple(spans.num_scheduled.tolist()),
             host_context_lens=tuple(context_lens.tolist()),

@@ -64,7 +64,7 @@ class DecodeBuffers:
     def attention_rows(self, size: int, max_model_len: int) -> AttentionRows:
         return AttentionRows(
             positions=self.rows[0, :size],
-            table_rows=self.rows[1, :size],
+            seats=self.rows[1, :size],
             block_tables=self.block_tables,
             host_query_lens=(1,) * size,
             host_context_lens=(max_model_len,) * size,
@@ -141,7 +141,7 @@ class DecodeGraphs:
 
     def _run_lower(self, size: int) -> None:
         buffers, rows = self._buffers, self._buffers.attention_rows(size, self._model.num_positions)
-        torch.index_select(buffers.last_token_ids, 0, rows.table_rows, out=buffers.token_ids[:size])
+        torch.index_select(buffers.last_token_ids, 0, rows.seats, out=buffers.token_ids[:size])
         stream = self._model.lower(buffers.token_ids[:size], rows, self._arena, self._num_lower_layers)
         buffers.stream[..., :size, :] = stream
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from facet.kernels.paged_attention.invariant_tiles import PARTIALS_LIMIT
-from facet.kernels.paged_attention.run_plans import max_scratch_bytes
+from facet.kernels.paged_attention.invariant.plan import PARTIALS_LIMIT
+from facet.kernels.paged_attention.prefill.plan import max_scratch_bytes
 from facet.kv_layout import KVLayout
 from facet.layers.attention import heads_of
 from facet.layers.kv_arena import KVArena

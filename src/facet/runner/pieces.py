@@ -87,7 +87,7 @@ class PieceBuffers:
         """Which rows belong together is not known here: attention is planned elsewhere."""
         return AttentionRows(
             positions=self.positions[:size],
-            table_rows=self.table_rows[:size],
+            seats=self.table_rows[:size],
             block_tables=self.block_tables,
             host_query_lens=(),
             host_context_lens=(),
@@ -99,7 +99,7 @@ class PieceBuffers:
         for target, given, other in (
             (self.token_ids, token_ids, 0),
             (self.positions, rows.positions, 0),
-            (self.table_rows, rows.table_rows, self.scratch_row),
+            (self.table_rows, rows.seats, self.scratch_row),
         ):
             target[:count] = given
             target[count:size] = other

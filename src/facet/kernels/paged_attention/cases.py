@@ -104,7 +104,7 @@ class Case:
             cache=cache,
             rows=AttentionRows(
                 positions=torch.cat(positions).int(),
-                table_rows=torch.repeat_interleave(
+                seats=torch.repeat_interleave(
                     torch.arange(len(query_lens), dtype=torch.int32, device=device),
                     torch.tensor(query_lens, device=device),
                 ),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import HeadShape
-from facet.kernels.paged_attention.run_plans import RunPlan
+from facet.kernels.paged_attention.prefill.plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class TritonPlan:
 
     heads: HeadShape
     positions: Tensor  # [rows] int32
-    table_rows: Tensor  # [rows] int32
+    seats: Tensor  # [rows] int32
     block_table: Tensor
     window: int  # 0: none
     tokens_per_block: int
@@ -73,7 +73,7 @@ class InvariantTritonPlan:
 
     heads: HeadShape
     positions: Tensor  # [rows] int32
-    table_rows: Tensor  # [rows] int32
+    seats: Tensor  # [rows] int32
     block_table: Tensor
     window: int  # 0: none
     tokens_per_block: int

@@ -43,7 +43,7 @@ def plan_attention(
                     _tile_of_one_sequence(
                         slice(start + first, start + last),
                         end,
-                        block_table[rows.table_rows[start]],
+                        block_table[rows.seats[start]],
                         window,
                         tokens_per_block,
                     )
@@ -95,7 +95,7 @@ def _tile_of_single_rows(
         query_rows=query_rows,
         num_sequences=len(bucket),
         key_positions=positions,
-        key_blocks=block_table[rows.table_rows[query_rows, None], positions // tokens_per_block].long(),
+        key_blocks=block_table[rows.seats[query_rows, None], positions // tokens_per_block].long(),
         key_slots=positions % tokens_per_block,
         visible=visible[:, None, None],
     )
@@ -154,7 +154,7 @@ def _derive_keys(values: Tensor, positions: Tensor, recipe: KeyRecipe) -> Tensor
 def row_places(rows: AttentionRows, block_table: Tensor, *, tokens_per_block: int) -> tuple[Tensor, Tensor]:
     """The block that each row's keys and values go to, and the slot inside it: [rows] int64 each."""
     positions = rows.positions.long()
-    blocks = block_table[rows.table_rows, positions // tokens_per_block]
+    blocks = block_table[rows.seats, positions // tokens_per_block]
     return blocks.long(), positions % tokens_per_block
 
 

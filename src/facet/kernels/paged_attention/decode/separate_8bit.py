@@ -7,14 +7,13 @@ Products are of float16, whatever the queries are. It has a narrow range, so the
 of its weight: weights are at most one, whatever scales there are.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# mypy: disallow-untyped-calls=False, disable-error-code=assignment
+# mypy: disable-error-code=assignment
 # ruff: noqa: RUF005  Triton adds tuples, and does not unpack them into others
 
 import triton
 import triton.language as tl
 
-from facet.kernels.paged_attention.triton_units import PIECE, even_and_odd, put_together, widened_to_half
+from facet.kernels.paged_attention.decode.bytes_as_half import PIECE, even_and_odd, put_together, widened_to_half
 
 
 @triton.jit

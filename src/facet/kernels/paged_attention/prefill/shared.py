@@ -17,8 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from facet.kernels.paged_attention.cache import KeyRecipe
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.run_plans import RunPass
-from facet.kernels.paged_attention.triton_dense import (
+from facet.kernels.paged_attention.prefill.plan import RunPass
+from facet.kernels.paged_attention.prefill.separate import (
     HIDDEN,
     LOG2_E,
     DenseShape,
@@ -26,7 +26,7 @@ from facet.kernels.paged_attention.triton_dense import (
     mask,
     visible_tiles,
 )
-from facet.kernels.paged_attention.triton_unpack import Scratch
+from facet.kernels.paged_attention.prefill.unpack import Scratch
 
 
 @triton.jit

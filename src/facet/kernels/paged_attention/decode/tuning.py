@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
+from facet.kernels.paged_attention.decode.shared import has_six_pieces
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.triton_pieces import has_six_pieces
-from facet.kernels.paged_attention.triton_tiles import LEAST_TILE
+from facet.kernels.paged_attention.tiles import LEAST_TILE
 
 # Programs that a multiprocessor holds at a time. One program more than fit would run alone, after all others.
 _PROGRAMS_PER_PROCESSOR = 2
@@ -26,8 +26,8 @@ class Tuning:
     num_warps: int
     num_stages: int
     six_pieces: bool
-    keys_first: bool  # see `triton_keys_first`; comes before six pieces
-    settles: bool  # see `triton_tiles.settled`; only for numbers of one byte
+    keys_first: bool  # see `separate_8bit.py`; comes before six pieces
+    settles: bool  # see `tiles.settled`; only for numbers of one byte
     last_merges: bool  # the last program of a row and key head puts its shares together; else a second kernel does
     # A program without keys ends as soon as it knows. The compiler then loads the query only after the branch: one more
     # wait before the first key.
@@ -83,7 +83,7 @@ def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_reci
 
 
 def serves_keys_first(queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | None) -> bool:
-    """Whether `triton_keys_first` does: float16 products of numbers of one byte."""
+    """Whether `separate_8bit.py` or `shared_8bit.py` does: float16 products of numbers of one byte."""
     if not cache.is_quantized or queries.element_size() != 2 or queries.shape[2] < 2 * LEAST_TILE:
         return False
     num_pairs = 2 * LEAST_TILE if key_recipe is None else key_recipe.cos_sin.shape[2]

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.run_plans import KEYS_PER_UNIT, RunPass
-from facet.kernels.paged_attention.triton_tiles import LEAST_TILE, widened
+from facet.kernels.paged_attention.prefill.plan import KEYS_PER_UNIT, RunPass
+from facet.kernels.paged_attention.tiles import LEAST_TILE, widened
 
 _KEYS_PER_PROGRAM = 32
 
@@ -37,7 +37,7 @@ def _unpack_kernel(
     unpacked_keys,  # [heads of the slice, num_keys, HEAD_DIM; or only what turns]
     unpacked_values,  # [heads of the slice, num_keys, HEAD_DIM]
     block_table,
-    table_rows,
+    seats,
     units,
     key_weight,
     cos_sin,
@@ -63,7 +63,7 @@ def _unpack_kernel(
     program, head = tl.program_id(0), tl.program_id(1)
     unit = units + (program // (KEYS_PER_UNIT // KEYS_PER_PROGRAM)) * 3
     inside = (program % (KEYS_PER_UNIT // KEYS_PER_PROGRAM)) * KEYS_PER_PROGRAM + tl.arange(0, KEYS_PER_PROGRAM)
-    table_row = tl.load(table_rows + tl.load(unit)).to(tl.int64)
+    table_row = tl.load(seats + tl.load(unit)).to(tl.int64)
     positions = tl.load(unit + 1) + inside
     is_live = inside < tl.load(unit + 2)
     blocks = tl.load(block_table + table_row * table_stride + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(
@@ -177,7 +177,7 @@ def unpack(
         scratch.keys,
         scratch.values,
         plan.block_table,
-        plan.table_rows,
+        plan.seats,
         run_pass.units,
         weight,
         cos_sin,

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
-from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.single_tuning import MOST_MERGED_BY_LAST, Tuning, choose_tuning
-from facet.kernels.paged_attention.triton_keys_first import attend_values
-from facet.kernels.paged_attention.triton_keys_first_derived import attend_derived
-from facet.kernels.paged_attention.triton_pieces import attend_pieces
-from facet.kernels.paged_attention.triton_shares import (
+from facet.kernels.paged_attention.decode.separate_8bit import attend_values
+from facet.kernels.paged_attention.decode.shared import attend_pieces
+from facet.kernels.paged_attention.decode.shared_8bit import attend_derived
+from facet.kernels.paged_attention.decode.shares import (
     arrives_last,
     keys_per_share,
     merge_group,
     merge_shares_kernel,
     visible_keys,
 )
-from facet.kernels.paged_attention.triton_tiles import (
+from facet.kernels.paged_attention.decode.tuning import MOST_MERGED_BY_LAST, Tuning, choose_tuning
+from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.tiles import (
     LEAST_TILE,
     attend_tiles,
     common_arguments,
@@ -66,7 +66,7 @@ def _single_row_kernel(
     values,
     block_table,
     positions,
-    table_rows,
+    seats,
     single_rows,
     key_weight,
     cos_sin,
@@ -111,7 +111,7 @@ def _single_row_kernel(
     entry, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(single_rows + entry) if HAS_MAP else entry
     first, context_len = visible_keys(positions, row, window, HAS_WINDOW)
-    table_row = block_table + tl.load(table_rows + row).to(tl.int64) * table_stride
+    table_row = block_table + tl.load(seats + row).to(tl.int64) * table_stride
     start_after_previous(IS_DEPENDENT)
     members = tl.arange(0, BLOCK_M)
     is_member = members < GROUP
@@ -219,7 +219,7 @@ def attend_single_rows(
         cache.keys if cache.values is None else cache.values,
         plan.block_table,
         plan.positions,
-        plan.table_rows,
+        plan.seats,
         single_rows,
         weight,
         cos_sin,

@@ -5,9 +5,6 @@ divided by. The row's result is the mean of the shares' results, weighted by exp
 order, whichever program does it: a result does not depend on who came last.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# mypy: disallow-untyped-calls=False
-
 import triton
 import triton.language as tl
 

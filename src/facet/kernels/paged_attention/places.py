@@ -1,8 +1,5 @@
 """Where each row's keys and values go, in one launch."""
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# mypy: disallow-untyped-calls=False
-
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +13,7 @@ _ROWS_PER_PROGRAM = 128
 @triton.jit(do_not_specialize=["num_rows"])
 def _row_places_kernel(
     positions,
-    table_rows,
+    seats,
     block_table,
     blocks,
     slots,
@@ -28,7 +25,7 @@ def _row_places_kernel(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = rows < num_rows
     position = tl.load(positions + rows, mask=is_row, other=0)
-    table_row = tl.load(table_rows + rows, mask=is_row, other=0).to(tl.int64)
+    table_row = tl.load(seats + rows, mask=is_row, other=0).to(tl.int64)
     block = tl.load(block_table + table_row * table_stride + position // TOKENS_PER_BLOCK, mask=is_row, other=0)
     tl.store(blocks + rows, block.to(tl.int64), mask=is_row)
     tl.store(slots + rows, (position % TOKENS_PER_BLOCK).to(tl.int64), mask=is_row)
@@ -40,7 +37,7 @@ def row_places(rows: AttentionRows, block_table: Tensor, *, tokens_per_block: in
     blocks, slots = torch.empty(2, num_rows, dtype=torch.int64, device=block_table.device)
     _row_places_kernel[(triton.cdiv(num_rows, _ROWS_PER_PROGRAM),)](
         rows.positions,
-        rows.table_rows,
+        rows.seats,
         block_table,
         blocks,
         slots,

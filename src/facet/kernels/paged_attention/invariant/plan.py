@@ -1,6 +1,6 @@
 """How a step's rows are cut for attention that does not depend on company: tiles of rows, shares of keys, and passes.
 
-Knows nothing of kernels; `triton_invariant.py` says what is done with these.
+Knows nothing of kernels; `kernel.py` says what is done with these.
 """
 
 import numpy as np
@@ -47,7 +47,7 @@ def plan_attention(
     return InvariantTritonPlan(
         heads=heads,
         positions=rows.positions,
-        table_rows=rows.table_rows,
+        seats=rows.seats,
         block_table=block_table,
         window=window or 0,
         tokens_per_block=tokens_per_block,

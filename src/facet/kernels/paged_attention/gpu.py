@@ -12,10 +12,10 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
+from facet.kernels.paged_attention.decode.kernel import attend_single_rows
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.run_plans import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, Run, plan_runs
-from facet.kernels.paged_attention.triton_runs import attend_runs
-from facet.kernels.paged_attention.triton_single import attend_single_rows
+from facet.kernels.paged_attention.prefill.plan import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, Run, plan_runs
+from facet.kernels.paged_attention.prefill.runs import attend_runs
 from facet.transfer import arrays_on_device
 
 
@@ -39,7 +39,7 @@ def plan_attention(
     return TritonPlan(
         heads=heads,
         positions=rows.positions,
-        table_rows=rows.table_rows,
+        seats=rows.seats,
         block_table=block_table,
         window=window or 0,
         tokens_per_block=tokens_per_block,

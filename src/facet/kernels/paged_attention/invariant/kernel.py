@@ -10,9 +10,6 @@ nothing, which only its neighbours need, changes nothing: its weights are zero, 
 one. Layers with a window have one share: a window is short.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# mypy: disallow-untyped-calls=False
-
 from typing import NamedTuple
 
 import torch
@@ -21,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
-from facet.kernels.paged_attention.invariant_tiles import ROWS_PER_PRODUCT, rows_of_product
+from facet.kernels.paged_attention.invariant.plan import ROWS_PER_PRODUCT, rows_of_product
 from facet.kernels.paged_attention.plans import InvariantTritonPlan
-from facet.kernels.paged_attention.triton_tiles import attend_tiles, common_arguments, load_queries
+from facet.kernels.paged_attention.tiles import attend_tiles, common_arguments, load_queries
 
 # Of float32, which is for checking models and not for serving them: small enough to fit anywhere.
 _ROWS_OF_FLOAT32 = 16
@@ -78,7 +75,7 @@ def paged_attention(
             cache.keys if cache.values is None else cache.values,
             plan.block_table,
             plan.positions,
-            plan.table_rows,
+            plan.seats,
             plan.tiles,
             weight,
             cos_sin,
@@ -125,7 +122,7 @@ def _attend_kernel(
     values,
     block_table,
     positions,
-    table_rows,
+    seats,
     tiles,
     key_weight,
     cos_sin,
@@ -191,7 +188,7 @@ def _attend_kernel(
     query, low_queries, high_queries = load_queries(
         queries, vectors, is_row, key_weight, VALUES_ARE_KEYS, NUM_PAIRS, PAIRS_PAD, HEAD_DIM
     )
-    table_row = block_table + tl.load(table_rows + first_row).to(tl.int64) * table_stride
+    table_row = block_table + tl.load(seats + first_row).to(tl.int64) * table_stride
     total, greatest, weight_sum = attend_tiles(
         query, low_queries, high_queries, query_positions, first_seen, start, end, keys, values, table_row, page_stride,
         token_stride, kv_head * HEAD_DIM, key_scales + kv_head * scale_head_stride,

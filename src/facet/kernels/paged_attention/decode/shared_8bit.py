@@ -10,14 +10,13 @@ Queries are rows here: of one and the same tile, dimensions by keys, the scores 
 the second.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# mypy: disallow-untyped-calls=False, disable-error-code=assignment
+# mypy: disable-error-code=assignment
 # ruff: noqa: RUF005  Triton adds tuples, and does not unpack them into others
 
 import triton
 import triton.language as tl
 
-from facet.kernels.paged_attention.triton_units import IN_INTERPRETER, PIECE, even_and_odd, put_together
+from facet.kernels.paged_attention.decode.bytes_as_half import IN_INTERPRETER, PIECE, even_and_odd, put_together
 
 
 @triton.jit

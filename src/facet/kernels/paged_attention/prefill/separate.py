@@ -15,8 +15,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.run_plans import RunPass
-from facet.kernels.paged_attention.triton_unpack import Scratch
+from facet.kernels.paged_attention.prefill.plan import RunPass
+from facet.kernels.paged_attention.prefill.unpack import Scratch
 
 LOG2_E = 1.4426950408889634
 # Far below any score, and finite: what a row gathers before its first visible key is scaled to nothing by that key.

@@ -4,10 +4,10 @@ from torch import Tensor
 
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.run_plans import RunPass
-from facet.kernels.paged_attention.triton_dense import DenseShape, attend_dense, dense_shape
-from facet.kernels.paged_attention.triton_dense_derived import attend_derived
-from facet.kernels.paged_attention.triton_unpack import Scratch, make_scratch, unpack
+from facet.kernels.paged_attention.prefill.plan import RunPass
+from facet.kernels.paged_attention.prefill.separate import DenseShape, attend_dense, dense_shape
+from facet.kernels.paged_attention.prefill.shared import attend_derived
+from facet.kernels.paged_attention.prefill.unpack import Scratch, make_scratch, unpack
 
 
 def attend_runs(

@@ -4,9 +4,6 @@ Every number of one byte is exact in float16, and two of them take one instructi
 memory as they are stored, read from there in the order of an operand, and widened then: nothing goes back.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# mypy: disallow-untyped-calls=False
-
 import triton
 import triton.language as tl
 

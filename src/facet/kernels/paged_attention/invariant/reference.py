@@ -34,7 +34,7 @@ def plan_attention(
         while row < end:
             first = positions[row]
             count = min(end - row, ROWS_PER_UNIT - first % ROWS_PER_UNIT)
-            block_row = block_table[rows.table_rows[row]]
+            block_row = block_table[rows.seats[row]]
             tile = _tile(slice(row, row + count), first, block_row, window, tokens_per_block)
             units.append(Unit(tile=tile, first_place=first % ROWS_PER_UNIT))
             row += count

@@ -10,17 +10,14 @@ Pieces 0 and 3 are the two sides of the pairs: they are rotated in registers for
 they are. All six are values. A scale, where vectors have one, multiplies scores and weights: turning is linear.
 """
 
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-# mypy: disallow-untyped-calls=False
-
 import triton
 import triton.language as tl
 
-from facet.kernels.paged_attention.triton_tiles import LEAST_TILE, settled, softmax_step, widened
+from facet.kernels.paged_attention.tiles import LEAST_TILE, settled, softmax_step, widened
 
 
 def has_six_pieces(head_dim: int, num_pairs: int) -> bool:
-    """Whether this module serves such heads; `triton_tiles` serves all."""
+    """Whether this module serves such heads; `tiles.py` serves all."""
     return head_dim == 8 * num_pairs and num_pairs >= LEAST_TILE
 
 

@@ -1,0 +1,1 @@
+"""Attention of rows taken one by one, as in decoding: each row's keys are split over several programs."""
