@@ -118,18 +118,18 @@ def measure(
     uses_kernels: bool,
 ) -> Measured:
     num_rows, vocab_size = logits.shape
-    sampler = Sampler(num_rows=num_rows, vocab_size=vocab_size, device=device, uses_kernels=uses_kernels)
+    sampler = Sampler(num_seats=num_rows, vocab_size=vocab_size, device=device, uses_kernels=uses_kernels)
     generator = torch.Generator().manual_seed(1)
-    rows = list(range(num_rows))
-    for row in rows:
+    seats = list(range(num_rows))
+    for seat in seats:
         prompt = torch.randint(vocab_size, (NUM_PROMPT_TOKENS,), generator=generator).tolist()
-        sampler.add_request(row, SamplingParams(**settings, seed=row, max_tokens=None), prompt)
+        sampler.add_request(seat, SamplingParams(**settings, seed=seat, max_tokens=None), prompt)
     own_logits = logits.clone()
     sampled_ids = []
 
     def step() -> None:
-        sampled = sampler.sample(own_logits, rows)
-        sampler.accept(rows, sampled.token_ids)
+        sampled = sampler.sample(own_logits, seats)
+        sampler.accept(seats, sampled.token_ids)
         sampled.start_copy()
         sampled_ids.append(sampled.token_ids)
 

@@ -1,10 +1,10 @@
 """One step of the engine as frozen values: what the runner shall do, what came of it, what a client hears of it.
 
-Requests sit in *rows* 0 .. max_num_seqs - 1 that last as long as the request runs; the runner keeps its state (token
-ids, a block table per group, sampling state) by row. A plan only says what is new since the plan before it. A runner
-applies a plan in this order:
+A running request has a *seat*, 0 .. max_num_seqs - 1, until it ends or is preempted; the runner keeps its state (token
+ids, a block table per group, sampling state) by seat. A *row* is one scheduled token. A plan only says what is new
+since the plan before it. A runner applies a plan in this order:
 
-    1. forget `released_rows`        3. fill `freed_blocks` with NaN (debug only)
+    1. forget `released_seats`       3. fill `freed_blocks` with NaN (debug only)
     2. set up `admissions`           4. run `page_copies`
                                      5. write `new_blocks` into block tables, then compute
 
@@ -35,9 +35,9 @@ class TableSlice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A request enters a row: for the first time, or again after it was preempted."""
+    """A request takes a seat: for the first time, or again after it was preempted."""
 
-    row: int
+    seat: int
     request: Request
     output_token_ids: tuple[int, ...]  # generated before a preemption; they count as prompt now
     num_computed_tokens: int  # found in the prefix cache
@@ -52,13 +52,13 @@ class Admission:
 class NewBlocks:
     """Entries to write into block tables, as parallel arrays."""
 
-    rows: NDArray[np.int32]
+    seats: NDArray[np.int32]
     groups: NDArray[np.int32]
     indices: NDArray[np.int32]
     block_ids: NDArray[np.int32]
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.seats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,18 +66,18 @@ class StepPlan:
     """Everything the runner must know to run one step.
 
     Arrays named per entry are parallel, one element per scheduled request; entries of one token come first. An entry
-    computes positions num_computed .. num_computed + num_scheduled - 1 of its row.
+    computes positions num_computed .. num_computed + num_scheduled - 1 of its request.
     """
 
     step: int
-    released_rows: tuple[int, ...]
+    released_seats: tuple[int, ...]
     admissions: tuple[Admission, ...]
     freed_blocks: NDArray[np.int32]
     page_copies: NDArray[np.int32]  # [copies, 2]: source block, destination block
     new_blocks: NewBlocks
 
     # per entry
-    rows: NDArray[np.int32]
+    seats: NDArray[np.int32]
     request_numbers: NDArray[np.int64]  # which submission this is: ids may come again, numbers do not
     num_computed: NDArray[np.int32]
     num_scheduled: NDArray[np.int32]
@@ -93,7 +93,7 @@ class StepPlan:
 class StepResult:
     """What the runner brings back. The first three fields have one element per entry that samples, in plan order."""
 
-    token_ids: tuple[int | None, ...]  # None: the row's logits were not finite
+    token_ids: tuple[int | None, ...]  # None: its logits were not finite
     faults: tuple[str | None, ...] | None = None  # why there is no token; None: nothing went wrong anywhere
     logprobs: tuple[Any, ...] | None = None  # handed through unread
     # By position in the plan's entries, for entries whose prompt log-probabilities were computed; handed through.

@@ -1,4 +1,8 @@
-"""Small arrays on their way from the host to a device."""
+"""Copies small arrays from the host to a device.
+
+The host never waits: on a GPU an array is copied from pinned memory, which torch's host allocator reuses only after the
+copy has happened. The caller may change its own array at once.
+"""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -14,17 +18,32 @@ Integer = TypeVar("Integer", bound=np.integer[Any])
 _ALIGNMENT_BYTES = 16
 
 
+def array_on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of one array of any type and shape."""
+    staged = _staging(array.shape, array.dtype, device)
+    staged.numpy()[...] = array
+    return staged.to(device, non_blocking=True)
+
+
+def indices_on_device(indices: Sequence[int], device: torch.device) -> Tensor:
+    """Indices as torch takes them: int64."""
+    return array_on_device(np.asarray(indices, np.int64), device)
+
+
 def arrays_on_device(arrays: Sequence[NDArray[Integer]], device: torch.device) -> list[Tensor]:
-    """Copy several arrays of one type in one transfer that the host does not wait for. Each begins aligned."""
-    step = _ALIGNMENT_BYTES // arrays[0].itemsize
-    starts = np.cumsum([0, *(-(-array.size // step) * step for array in arrays)]).tolist()
-    is_gpu = device.type == "cuda"
-    together = torch.empty(starts[-1], dtype=torch.from_numpy(arrays[0][:0]).dtype, pin_memory=is_gpu)
-    host = together.numpy()
+    """Copies of several arrays of one type in one transfer. Each begins aligned."""
+    per_line = _ALIGNMENT_BYTES // arrays[0].itemsize
+    starts = np.cumsum([0, *(-(-array.size // per_line) * per_line for array in arrays)]).tolist()
+    staged = _staging((starts[-1],), arrays[0].dtype, device)
+    host = staged.numpy()
     for start, array in zip(starts, arrays, strict=False):
         host[start : start + array.size] = array.reshape(-1)
-    if is_gpu:
-        together = together.to(device, non_blocking=True)
+    together = staged.to(device, non_blocking=True)
     return [
         together[start : start + array.size].view(array.shape) for start, array in zip(starts, arrays, strict=False)
     ]
+
+
+def _staging(shape: tuple[int, ...], dtype: np.dtype[Any], device: torch.device) -> Tensor:
+    """Memory on the host to copy from. Where the device is the host itself, it is the copy."""
+    return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, pin_memory=device.type == "cuda")

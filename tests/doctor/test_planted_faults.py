@@ -17,7 +17,7 @@ from facet.kernels.paged_attention import reference
 from facet.kv_cache.manager import KVCacheManager
 from facet.model.gemma import Gemma
 from facet.runner.graphs import DecodeGraphs
-from facet.runner.row_state import RowState
+from facet.runner.seat_state import SeatState
 from facet.step import Admission, NewBlocks
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -43,29 +43,29 @@ def free_a_block_one_step_early(patch: pytest.MonkeyPatch) -> None:
 
 def leave_a_stale_table_tail(patch: pytest.MonkeyPatch) -> None:
     """A row that is used again keeps the far end of its table from whoever had it before."""
-    admit, append = RowState.admit, RowState.append_blocks
+    admit, append = SeatState.admit, SeatState.append_blocks
 
-    def admit_over(self: RowState, admission: Admission) -> None:
+    def admit_over(self: SeatState, admission: Admission) -> None:
         tails = [table[admission.row, 2:].clone() for table in self.block_tables]
         admit(self, admission)
         for table, tail in zip(self.block_tables, tails, strict=True):
             table[admission.row, 2:] = tail
 
-    def append_near_end(self: RowState, new: NewBlocks) -> None:
-        near = (new.indices < 2) | (new.rows == 0)
+    def append_near_end(self: SeatState, new: NewBlocks) -> None:
+        near = (new.indices < 2) | (new.seats == 0)
         kept = {name: getattr(new, name)[near] for name in ("rows", "groups", "indices", "block_ids")}
         append(self, NewBlocks(**kept))
 
-    patch.setattr(RowState, "admit", admit_over)
-    patch.setattr(RowState, "append_blocks", append_near_end)
+    patch.setattr(SeatState, "admit", admit_over)
+    patch.setattr(SeatState, "append_blocks", append_near_end)
 
 
 def let_a_nan_pad_row_be_looked_at(patch: pytest.MonkeyPatch) -> None:
     """Pad rows hold NaN, and something takes a maximum over all rows of a step."""
     stage, upper = DecodeGraphs._stage, Gemma.upper
 
-    def stage_nan(self: DecodeGraphs, positions: np.ndarray, table_rows: np.ndarray) -> None:
-        stage(self, positions, table_rows)
+    def stage_nan(self: DecodeGraphs, positions: np.ndarray, seats: np.ndarray) -> None:
+        stage(self, positions, seats)
         self._buffers.stream[..., len(positions) :, :] = float("nan")
 
     def upper_over_all_rows(self: Gemma, stream: Tensor, *arguments: Any) -> Tensor:

@@ -59,7 +59,7 @@ def test_memory_is_divided_as_at_start_up(tmp_path: Path) -> None:
     activations = memory.activations - scratch
     graphs = graph_bytes(default_sizes(128), activations=activations, vocab_size=262_144, **sizes)
     assert memory.graphs == graphs + piece_bytes(plan.spec, SIZES, activations=activations, **sizes)
-    assert memory.sampling == max_device_bytes(num_rows=128, vocab_size=262_144, context_len=131_072)
+    assert memory.sampling == max_device_bytes(num_seats=128, vocab_size=262_144, context_len=131_072)
     parts = memory.weights + memory.activations + memory.graphs + memory.sampling + memory.cache
     assert parts == int(0.9 * memory.total)
     assert plan.capacity.num_blocks == memory.cache // plan.capacity.layout.total_page_bytes

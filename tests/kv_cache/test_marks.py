@@ -16,13 +16,13 @@ def test_long_prompts_are_marked_sparsely() -> None:
 def test_marks_come_due_as_they_are_passed() -> None:
     marks = Marks(make_layout((8, 4), (None, 4)), max_num_seqs=2)
     marks.set(1, PrefixChain(range(40)), num_computed=10, passage=Passage(20, 1))
-    rows = np.array([0, 1])
-    assert marks.due(rows, np.array([99, 15])) == []
-    assert marks.due(rows, np.array([99, 33])) == [1]
+    seats = np.array([0, 1])
+    assert marks.due(seats, np.array([99, 15])) == []
+    assert marks.due(seats, np.array([99, 33])) == [1]
     assert marks.pass_until(1, 33) == [16, 20, 32]
-    assert marks.due(rows, np.array([99, 38])) == []
+    assert marks.due(seats, np.array([99, 38])) == []
     assert marks.pass_until(1, 40) == [39]
-    assert marks.due(rows, np.array([99, 999])) == []
+    assert marks.due(seats, np.array([99, 999])) == []
 
 
 def test_a_prompt_is_under_way_until_its_last_mark_or_until_it_is_given_up() -> None:
@@ -30,12 +30,12 @@ def test_a_prompt_is_under_way_until_its_last_mark_or_until_it_is_given_up() -> 
     chain = PrefixChain(range(40))
     name = prompt_name(chain)
     assert name is not None
-    for row in (0, 1):
-        marks.set(row, chain, num_computed=0, passage=NEW_GROUND)
+    for seat in (0, 1):
+        marks.set(seat, chain, num_computed=0, passage=NEW_GROUND)
     marks.pass_until(0, 38)
     assert marks.is_under_way(name)
     marks.pass_until(0, 39)
-    assert marks.is_under_way(name), "the other row still computes it"
+    assert marks.is_under_way(name), "the other seat still computes it"
     marks.clear(1)
     assert not marks.is_under_way(name)
     marks.clear(0)

@@ -19,10 +19,10 @@ def make_tables() -> BlockTables:
     return BlockTables(LAYOUT, max_num_seqs=NUM_ROWS, max_model_len=4096)
 
 
-def hand_out(pool: BlockPool, tables: BlockTables, group: int, row: int, count: int) -> None:
-    end = int(tables.end[group][row])
-    tables.block_ids[group][row, end : end + count] = pool.take(count)
-    tables.end[group][row] = end + count
+def hand_out(pool: BlockPool, tables: BlockTables, group: int, seat: int, count: int) -> None:
+    end = int(tables.end[group][seat])
+    tables.block_ids[group][seat, end : end + count] = pool.take(count)
+    tables.end[group][seat] = end + count
 
 
 def cells_of(picture: ArenaPicture) -> dict[str, list[int]]:
@@ -34,7 +34,7 @@ def test_every_page_has_its_cell_where_there_are_few() -> None:
     hand_out(pool, tables, 0, 2, 3)
     hand_out(pool, tables, 1, 0, 2)
     hand_out(pool, tables, 0, 1, 1)
-    # Row 2 leaves; the prefix cache keeps the last of its pages.
+    # Seat 2 leaves; the prefix cache keeps the last of its pages.
     held = tables.held(0, 2).copy()
     pool.hold(held[2:], CHECKPOINT)
     pool.release(held, fence=0)
@@ -69,8 +69,8 @@ def test_a_page_that_running_requests_share_is_one_page() -> None:
 )
 def test_cells_add_up(num_pages: int, max_cells: int, taken: list[tuple[int, int, int]], num_kept: int) -> None:
     pool, tables = BlockPool(num_pages + 1), make_tables()
-    for group, row, count in taken:
-        hand_out(pool, tables, group, row, min(count, pool.num_ready))
+    for group, seat, count in taken:
+        hand_out(pool, tables, group, seat, min(count, pool.num_ready))
     held = tables.held(1, 0)[:num_kept].copy()
     if len(held):
         pool.hold(held, CHECKPOINT)
@@ -88,8 +88,8 @@ def test_cells_add_up(num_pages: int, max_cells: int, taken: list[tuple[int, int
 
 def test_a_large_arena_makes_a_small_message() -> None:
     pool, tables = BlockPool(200_000), BlockTables(LAYOUT, max_num_seqs=64, max_model_len=65_536)
-    for row in range(64):
-        hand_out(pool, tables, 1, row, 2000)
+    for seat in range(64):
+        hand_out(pool, tables, 1, seat, 2000)
     picture = draw(LAYOUT, pool, tables, max_cells=512)
     assert len(msgspec.msgpack.encode(picture)) < 4_000
     assert len(msgspec.json.encode(picture)) < 6_000

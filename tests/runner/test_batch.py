@@ -99,20 +99,20 @@ def test_every_row_is_where_a_loop_would_put_it(sequences: list[SequenceRows], s
 
 @given(sequences=batches)
 def test_arrays_and_lists_give_the_same_batch(sequences: list[SequenceRows]) -> None:
-    """The engine keeps wide tables with a row for every request there may be, in no order."""
-    table_rows = np.random.default_rng(0).permutation(10)[: len(sequences)].astype(np.int32)
+    """The engine keeps wide tables with a seat for every request there may be, in no order."""
+    seats = np.random.default_rng(0).permutation(10)[: len(sequences)].astype(np.int32)
     tables = []
     for group in range(len(LAYOUT.groups)):
         table = torch.zeros(10, 30, dtype=torch.int32)
-        for row, sequence in zip(table_rows.tolist(), sequences, strict=True):
+        for seat, sequence in zip(seats.tolist(), sequences, strict=True):
             own = sequence.block_tables[group]
-            table[row, : len(own)] = torch.tensor(own)
+            table[seat, : len(own)] = torch.tensor(own)
         tables.append(table)
     spans = Spans(
         num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
         num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
         num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
-        table_rows=table_rows,
+        seats=seats,
     )
     token_ids = torch.tensor([token for sequence in sequences for token in sequence.token_ids])
     check_batch(make_batch(token_ids, spans, tuple(tables), CPU, skip_upper=True), sequences, skip_upper=True)

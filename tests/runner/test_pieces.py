@@ -62,7 +62,7 @@ def test_pieces_equal_one_go(name: str, tmp_path: Path) -> None:
     num_attending = model.spec.last_owning_layer
     plain, in_pieces = make_arena(model), make_arena(model)
     tables = make_tables(model)
-    buffers = PieceBuffers.make(model, max(PIECE_SIZES), block_tables=tables, scratch_row=NUM_SEQUENCES)
+    buffers = PieceBuffers.make(model, max(PIECE_SIZES), block_tables=tables, scratch_seat=NUM_SEQUENCES)
     pieces = LowerPieces(model, in_pieces, buffers, PIECE_SIZES, num_layers=num_attending)
     recorder = Watched()
     with torch.inference_mode():
@@ -74,7 +74,7 @@ def test_pieces_equal_one_go(name: str, tmp_path: Path) -> None:
                 num_computed=num_computed.copy(),
                 num_scheduled=lens,
                 num_logit_rows=np.ones_like(lens),
-                table_rows=np.arange(NUM_SEQUENCES, dtype=np.int32),
+                seats=np.arange(NUM_SEQUENCES, dtype=np.int32),
             )
             token_ids = torch.arange(int(lens.sum())) * 7 % 50 + number
             batch = make_batch(token_ids, spans, tables, CPU, skip_upper=False)

@@ -14,8 +14,8 @@ from facet.sampling_params import SamplingParams
 CPU = torch.device("cpu")
 
 
-def make_sampler(vocab_size: int, num_rows: int = 8) -> Sampler:
-    return Sampler(num_rows=num_rows, vocab_size=vocab_size, device=CPU)
+def make_sampler(vocab_size: int, num_seats: int = 8) -> Sampler:
+    return Sampler(num_seats=num_seats, vocab_size=vocab_size, device=CPU)
 
 
 def sample_once(
@@ -24,9 +24,9 @@ def sample_once(
     """One step of new requests without prompts, one per row of logits."""
     logits = logits.clone() if isinstance(logits, Tensor) else torch.tensor(logits)
     all_params = [params] * len(logits) if isinstance(params, SamplingParams) else params
-    sampler = make_sampler(logits.shape[1], num_rows=len(logits))
-    for row, row_params in enumerate(all_params):
-        sampler.add_request(row, row_params, [])
+    sampler = make_sampler(logits.shape[1], num_seats=len(logits))
+    for seat, seat_params in enumerate(all_params):
+        sampler.add_request(seat, seat_params, [])
     return sampler.sample(logits, range(len(logits))).to_host()
 
 

@@ -206,21 +206,21 @@ class TestWalker:
             assert walker.stage is not Stage.FAILED
 
 
-class TestRows:
+class TestSeats:
     """Plans as a scheduler makes them, with nothing but what concerns grammars."""
 
-    def plan(self, rows: dict[int, int], **parts: Any) -> StepPlan:
+    def plan(self, seats: dict[int, int], **parts: Any) -> StepPlan:
         empty = np.zeros(0, np.int32)
-        count = len(rows)
+        count = len(seats)
         settings: dict[str, Any] = {
             "step": 1,
-            "released_rows": (),
+            "released_seats": (),
             "admissions": (),
             "freed_blocks": empty,
             "page_copies": empty.reshape(0, 2),
-            "new_blocks": NewBlocks(rows=empty, groups=empty, indices=empty, block_ids=empty),
-            "rows": np.array(list(rows), np.int32),
-            "request_numbers": np.array(list(rows.values()), np.int64),
+            "new_blocks": NewBlocks(seats=empty, groups=empty, indices=empty, block_ids=empty),
+            "seats": np.array(list(seats), np.int32),
+            "request_numbers": np.array(list(seats.values()), np.int64),
             "num_computed": np.zeros(count, np.int32),
             "num_scheduled": np.ones(count, np.int32),
             "samples": np.ones(count, np.bool_),
@@ -228,15 +228,15 @@ class TestRows:
         }
         return StepPlan(**{**settings, **parts})
 
-    def admission(self, row: int, grammar: GrammarSpec | None, outputs: tuple[int, ...] = ()) -> Admission:
+    def admission(self, seat: int, grammar: GrammarSpec | None, outputs: tuple[int, ...] = ()) -> Admission:
         request = Request(
-            request_id=f"r{row}",
+            request_id=f"r{seat}",
             prompt_token_ids=(2,),
             sampling=SamplingParams(),
             eos_token_ids=(EOS,),
             grammar=grammar,
         )
-        return Admission(row=row, request=request, output_token_ids=outputs, num_computed_tokens=0, tables=())
+        return Admission(seat=seat, request=request, output_token_ids=outputs, num_computed_tokens=0, tables=())
 
     def grammars(self, compiler: GrammarCompiler, *admissions: Admission) -> Grammars:
         grammars = Grammars(VOCAB_SIZE)
@@ -245,7 +245,7 @@ class TestRows:
                 grammars.add(admission.request, compiler.start(admission.request.grammar).result())
         return grammars
 
-    def test_masks_are_for_the_rows_that_have_grammars(self, compiler: GrammarCompiler) -> None:
+    def test_masks_are_for_the_requests_that_have_grammars(self, compiler: GrammarCompiler) -> None:
         choice = GrammarSpec(kind="choice", sources=("no",))
         free = GrammarSpec(kind="tool_calls", sources=(CALL,), trigger_token_id=TRIGGER)
         admissions = (self.admission(0, None), self.admission(1, choice), self.admission(2, free))
@@ -260,12 +260,12 @@ class TestRows:
         assert grammars.start_masks(self.plan({0: 10})) is None
         grammars.close()
 
-    def test_a_row_that_has_changed_hands_does_not_see_the_old_token(self, compiler: GrammarCompiler) -> None:
+    def test_a_seat_that_has_changed_hands_does_not_see_the_old_token(self, compiler: GrammarCompiler) -> None:
         choice = GrammarSpec(kind="choice", sources=("no",))
         admission = self.admission(1, choice)
         grammars = self.grammars(compiler, admission)
         before = self.mask(grammars.start_masks(self.plan({1: 11}, admissions=(admission,))))
-        again = self.plan({1: 12}, released_rows=(1,), admissions=(self.admission(1, choice),))
+        again = self.plan({1: 12}, released_seats=(1,), admissions=(self.admission(1, choice),))
         grammars.start_masks(again)
         grammars.settle(self.plan({1: 11}), StepResult(token_ids=(letter("n"),)))
         after = self.mask(grammars.start_masks(self.plan({1: 12})))
@@ -327,7 +327,7 @@ class TestRows:
 def test_a_mask_may_depend_on_a_token_that_only_the_device_knows(device: str) -> None:
     words = np.zeros((3, 2), np.int32)
     words[:, 0] = [0b10, 0b100, 0b1000]
-    mask = HostMask(torch.from_numpy(words), (0, 2, 3), (None, 7, 7))
+    mask = HostMask(words, (0, 2, 3), (None, 7, 7))
     last_token_ids = torch.tensor([7, 7, 7, 8], device=device)
     on_device = mask.on_device(torch.device(device), last_token_ids)
     logits = torch.zeros(4, 40, device=device)
@@ -338,7 +338,7 @@ def test_a_mask_may_depend_on_a_token_that_only_the_device_knows(device: str) ->
 
 def test_without_grammars_nothing_is_started() -> None:
     grammars = Grammars(VOCAB_SIZE)
-    plan = TestRows().plan({0: 1})
+    plan = TestSeats().plan({0: 1})
     assert grammars.start_masks(plan) is None
     grammars.settle(plan, StepResult(token_ids=(3,)))
     assert grammars._thread is None

@@ -42,8 +42,8 @@ def test_requests_for_many_and_for_few_do_not_share_tensors() -> None:
     logits = torch.randn(4, 3000)
     params = [SamplingParams(temperature=0, logprobs=k) for k in (2, -1, 5, 100)]
     sampler = make_sampler(3000)
-    for row, request in enumerate(params):
-        sampler.add_request(row, request, [])
+    for seat, request in enumerate(params):
+        sampler.add_request(seat, request, [])
     sampled = sampler.sample(logits, range(4))
     assert sampled.logprobs is not None
     assert [part.token_ids.shape[1] for part in sampled.logprobs] == [1 + 5, 1 + 3000, 1 + 100]

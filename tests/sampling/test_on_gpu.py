@@ -22,15 +22,15 @@ GPU = torch.device("cuda", 0)
 
 
 def run_company(device: torch.device, num_steps: int) -> list[tuple[int | None, ...]]:
-    sampler = Sampler(num_rows=len(COMPANY), vocab_size=VOCAB_SIZE, device=device)
-    rows = range(len(COMPANY))
-    for row in rows:
-        sampler.add_request(row, COMPANY[row], [1, 2, 3], eos_token_ids=[1])
+    sampler = Sampler(num_seats=len(COMPANY), vocab_size=VOCAB_SIZE, device=device)
+    seats = range(len(COMPANY))
+    for seat in seats:
+        sampler.add_request(seat, COMPANY[seat], [1, 2, 3], eos_token_ids=[1])
     in_flight = []
     for position in range(num_steps):
-        logits = torch.stack([logits_of(request, position) for request in rows]).to(device)
-        sampled = sampler.sample(logits, rows)
-        sampler.accept(rows, sampled.token_ids)
+        logits = torch.stack([logits_of(request, position) for request in seats]).to(device)
+        sampled = sampler.sample(logits, seats)
+        sampler.accept(seats, sampled.token_ids)
         in_flight.append(sampled.start_copy())  # read only after all steps were launched
     return [tokens.wait().token_ids for tokens in in_flight]
 
@@ -44,18 +44,18 @@ def test_gpu_and_cpu_choose_the_same_tokens() -> None:
     "settings", [{"temperature": 0}, {"top_k": 64, "top_p": 0.95}, {}, {"min_p": 0.02}, {"top_p": 0.9}]
 )
 def test_a_large_vocabulary_gives_the_tokens_of_the_cpu(settings: dict[str, Any], uses_kernels: bool) -> None:
-    num_rows, vocab_size, rows = 5, 262_144, range(5)
+    num_rows, vocab_size, seats = 5, 262_144, range(5)
     logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(0)).mul_(3)
     chosen = []
     for device in (CPU, GPU):
         sampler = Sampler(
-            num_rows=num_rows, vocab_size=vocab_size, device=device, uses_kernels=uses_kernels and device == GPU
+            num_seats=num_rows, vocab_size=vocab_size, device=device, uses_kernels=uses_kernels and device == GPU
         )
-        for row in rows:
-            sampler.add_request(row, SamplingParams(**settings, seed=row), [])
+        for seat in seats:
+            sampler.add_request(seat, SamplingParams(**settings, seed=seat), [])
         for _ in range(3):
-            sampled = sampler.sample(logits.to(device), rows)
-            sampler.accept(rows, sampled.token_ids)
+            sampled = sampler.sample(logits.to(device), seats)
+            sampler.accept(seats, sampled.token_ids)
             chosen.append(sampled.to_host().token_ids)
     assert chosen[:3] == chosen[3:]
 
@@ -80,23 +80,23 @@ def test_ties_are_broken_alike(dtype: torch.dtype, vocab_size: int, k: int) -> N
 def test_the_host_never_waits() -> None:
     """From the arrival of requests to their leaving."""
     requests = COMPANY
-    sampler = Sampler(num_rows=len(requests), vocab_size=VOCAB_SIZE, device=GPU)
+    sampler = Sampler(num_seats=len(requests), vocab_size=VOCAB_SIZE, device=GPU)
     logits = torch.randn(len(requests), VOCAB_SIZE, device=GPU)
     bitmask = torch.from_numpy(pack_token_ids(range(100), VOCAB_SIZE)).unsqueeze(0).to(GPU)
-    rows = range(len(requests))
+    seats = range(len(requests))
     torch.cuda.synchronize()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch calls the mode a prototype
             torch.cuda.set_sync_debug_mode("error")
-        for row, params in enumerate(requests):
-            sampler.add_request(row, params, [1, 2, 3], [4, 4, 5], eos_token_ids=[1])
+        for seat, params in enumerate(requests):
+            sampler.add_request(seat, params, [1, 2, 3], [4, 4, 5], eos_token_ids=[1])
         for _ in range(3):
-            sampled = sampler.sample(logits, rows, grammar=GrammarMask(bitmask, [0]))
-            sampler.accept(rows, sampled.token_ids)
+            sampled = sampler.sample(logits, seats, grammar=GrammarMask(bitmask, [0]))
+            sampler.accept(seats, sampled.token_ids)
             sampled.start_copy()
-        for row in rows:
-            sampler.remove_request(row)
+        for seat in seats:
+            sampler.remove_request(seat)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -104,7 +104,7 @@ def test_the_host_never_waits() -> None:
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_poisoned_row_is_flagged(poison: float) -> None:
     for request, params in enumerate(COMPANY):
-        sampler = Sampler(num_rows=2, vocab_size=VOCAB_SIZE, device=GPU)
+        sampler = Sampler(num_seats=2, vocab_size=VOCAB_SIZE, device=GPU)
         sampler.add_request(0, params, [])
         sampler.add_request(1, params, [])
         logits = torch.stack([logits_of(request, 0)] * 2).to(GPU)
@@ -139,13 +139,13 @@ def test_memory_stays_within_what_was_announced(settings: dict[str, Any], dtype:
     logits = torch.randn(num_rows, vocab_size, device=GPU).to(dtype)  # flat: the largest nuclei
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    sampler = Sampler(num_rows=num_rows, vocab_size=vocab_size, device=GPU)
-    for row in range(num_rows):
-        sampler.add_request(row, SamplingParams(**settings, seed=row), range(context_len - 10), eos_token_ids=[1])
+    sampler = Sampler(num_seats=num_rows, vocab_size=vocab_size, device=GPU)
+    for seat in range(num_rows):
+        sampler.add_request(seat, SamplingParams(**settings, seed=seat), range(context_len - 10), eos_token_ids=[1])
     for _ in range(3):
         sampled = sampler.sample(logits, range(num_rows))
         sampler.accept(range(num_rows), sampled.token_ids)
     taken = torch.cuda.max_memory_allocated() - before
-    announced = max_device_bytes(num_rows=num_rows, vocab_size=vocab_size, context_len=context_len)
+    announced = max_device_bytes(num_seats=num_rows, vocab_size=vocab_size, context_len=context_len)
     print(f"{taken / 2**20:.0f} of {announced / 2**20:.0f} MiB: {str(settings)[:80]}")
     assert taken <= announced

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facet.sampling.batch_rows import Arrival, BatchRows
+from facet.sampling.batch_seats import Arrival, BatchSeats
 from facet.sampling.penalties import Penalties
 from facet.sampling_params import SamplingParams
 from tests.sampling.builders import CPU
@@ -15,13 +15,13 @@ VOCAB_SIZE = 20
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
 
 
-def arrive(penalties: Penalties, row: int, params: SamplingParams, prompt: list[int], output: list[int]) -> None:
+def arrive(penalties: Penalties, seat: int, params: SamplingParams, prompt: list[int], output: list[int]) -> None:
     penalties.add_request(
-        Arrival(row=row, params=params, prompt_token_ids=prompt, output_token_ids=output, eos_token_ids=())
+        Arrival(seat=seat, params=params, prompt_token_ids=prompt, output_token_ids=output, eos_token_ids=())
     )
 
 
-def applied(penalties: Penalties, logits: torch.Tensor, batch: BatchRows) -> torch.Tensor:
+def applied(penalties: Penalties, logits: torch.Tensor, batch: BatchSeats) -> torch.Tensor:
     changed = logits.clone()
     penalties.apply(changed, batch)
     return changed
@@ -43,7 +43,7 @@ def test_penalties_are_the_reference_penalties(
     arrive(penalties, 0, SamplingParams(presence_penalty=1.0), [], [3])
     arrive(penalties, 2, params, prompt, output)
     arrive(penalties, 1, SamplingParams(), prompt, output)
-    batch = BatchRows((1, 2, 0), CPU)
+    batch = BatchSeats((1, 2, 0), CPU)
     logits = torch.linspace(-4, 4, VOCAB_SIZE).repeat(3, 1)
     for token_id in steps:
         penalties.accept(batch, torch.tensor([1, token_id, 2]))
@@ -58,23 +58,23 @@ def test_counts_survive_growth_of_slots_and_lists() -> None:
     params = SamplingParams(frequency_penalty=1.0, repetition_penalty=1.2)
     penalties = Penalties(5, 4000, CPU)
     generator = torch.Generator().manual_seed(0)
-    prompts = [list(range(row * 10, row * 10 + 5)) for row in range(5)]
+    prompts = [list(range(seat * 10, seat * 10 + 5)) for seat in range(5)]
     outputs: list[list[int]] = [[] for _ in range(5)]
-    rows: tuple[int, ...] = ()
-    for row in range(5):  # one more request every 300 steps: lists outgrow their first capacity
-        arrive(penalties, row, params, prompts[row], [])
-        rows = (*rows, row)
-        batch = BatchRows(rows, CPU)
+    seats: tuple[int, ...] = ()
+    for seat in range(5):  # one more request every 300 steps: lists outgrow their first capacity
+        arrive(penalties, seat, params, prompts[seat], [])
+        seats = (*seats, seat)
+        batch = BatchSeats(seats, CPU)
         for _ in range(300):
-            token_ids = torch.randint(4000, (len(rows),), generator=generator)
+            token_ids = torch.randint(4000, (len(seats),), generator=generator)
             penalties.accept(batch, token_ids)
-            for own, token_id in zip(rows, token_ids.tolist(), strict=True):
+            for own, token_id in zip(seats, token_ids.tolist(), strict=True):
                 outputs[own].append(token_id)
     logits = torch.randn(5, 4000, generator=generator)
     changed = applied(penalties, logits, batch)
-    for row in rows:
-        expected = processed_logits(logits[row].tolist(), params, prompts[row], outputs[row])
-        torch.testing.assert_close(changed[row].double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
+    for seat in seats:
+        expected = processed_logits(logits[seat].tolist(), params, prompts[seat], outputs[seat])
+        torch.testing.assert_close(changed[seat].double(), torch.from_numpy(expected), rtol=1e-5, atol=1e-5)
 
 
 def test_a_reused_slot_remembers_nothing() -> None:
@@ -82,10 +82,10 @@ def test_a_reused_slot_remembers_nothing() -> None:
     penalties = Penalties(2, VOCAB_SIZE, CPU)
     arrive(penalties, 0, params, [1, 2], [3, 4, 5, 5])
     penalties.remove_request(0)
-    assert not penalties.is_active(BatchRows((0,), CPU))
+    assert not penalties.is_active(BatchSeats((0,), CPU))
     arrive(penalties, 1, params, [], [7])
     logits = torch.full((1, VOCAB_SIZE), 2.0)
-    changed = applied(penalties, logits, BatchRows((1,), CPU))
+    changed = applied(penalties, logits, BatchSeats((1,), CPU))
     assert [token for token in range(VOCAB_SIZE) if changed[0, token] != 2.0] == [7]
 
 
@@ -93,16 +93,16 @@ def test_a_reused_slot_remembers_nothing() -> None:
 def test_no_penalty_makes_a_logit_infinite(repetition: float) -> None:
     penalties = Penalties(1, 4, CPU)
     arrive(penalties, 0, SamplingParams(repetition_penalty=repetition), [0, 1, 2], [])
-    changed = applied(penalties, torch.tensor([[30.0, -30.0, 0.0, 1.0]]), BatchRows((0,), CPU))
+    changed = applied(penalties, torch.tensor([[30.0, -30.0, 0.0, 1.0]]), BatchSeats((0,), CPU))
     assert bool(changed.isfinite().all())
 
 
 def test_nothing_is_kept_for_requests_without_penalties() -> None:
     penalties = Penalties(64, 262_144, CPU)
-    for row in range(64):
-        arrive(penalties, row, SamplingParams(), [1, 2, 3], [])
+    for seat in range(64):
+        arrive(penalties, seat, SamplingParams(), [1, 2, 3], [])
     assert penalties.num_bytes() == 0
     arrive(Penalties(64, 262_144, CPU), 0, SamplingParams(presence_penalty=0.1), [1], [])
     penalties.remove_request(5)
     arrive(penalties, 5, SamplingParams(presence_penalty=0.1), [1], [])
-    assert 0 < penalties.num_bytes() < 2 * 4 * 262_144, "one slot, not one for every row"
+    assert 0 < penalties.num_bytes() < 2 * 4 * 262_144, "one slot, not one for every seat"

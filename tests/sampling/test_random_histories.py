@@ -15,7 +15,7 @@ from tests.sampling.builders import make_sampler, sampling_params
 from tests.sampling.reference import log_softmax, possible_choices, processed_logits, ranked
 
 VOCAB_SIZE = 37
-NUM_ROWS = 5
+NUM_SEATS = 5
 EOS = (0, 9)
 
 
@@ -38,17 +38,17 @@ class Life:
 class Histories(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
-        self.sampler = make_sampler(VOCAB_SIZE, NUM_ROWS)
+        self.sampler = make_sampler(VOCAB_SIZE, NUM_SEATS)
         self.running: dict[int, Life] = {}
         self.preempted: list[Life] = []
         self.num_requests = 0
 
     def _enter(self, life: Life, data: st.DataObject) -> None:
-        row = data.draw(st.sampled_from(sorted(set(range(NUM_ROWS)) - set(self.running))))
-        self.sampler.add_request(row, life.params, life.prompt, tuple(life.output), eos_token_ids=EOS)
-        self.running[row] = life
+        seat = data.draw(st.sampled_from(sorted(set(range(NUM_SEATS)) - set(self.running))))
+        self.sampler.add_request(seat, life.params, life.prompt, tuple(life.output), eos_token_ids=EOS)
+        self.running[seat] = life
 
-    @precondition(lambda self: len(self.running) < NUM_ROWS)
+    @precondition(lambda self: len(self.running) < NUM_SEATS)
     @rule(
         params=sampling_params(VOCAB_SIZE),
         prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=6),
@@ -58,7 +58,7 @@ class Histories(RuleBasedStateMachine):
         self.num_requests += 1
         self._enter(Life(self.num_requests, params, prompt), data)
 
-    @precondition(lambda self: self.preempted and len(self.running) < NUM_ROWS)
+    @precondition(lambda self: self.preempted and len(self.running) < NUM_SEATS)
     @rule(data=st.data())
     def resume(self, data: st.DataObject) -> None:
         self._enter(self.preempted.pop(0), data)
@@ -66,30 +66,30 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), comes_back=st.booleans())
     def leave(self, data: st.DataObject, comes_back: bool) -> None:
-        row = data.draw(st.sampled_from(sorted(self.running)))
-        self.sampler.remove_request(row)
-        life = self.running.pop(row)
+        seat = data.draw(st.sampled_from(sorted(self.running)))
+        self.sampler.remove_request(seat)
+        life = self.running.pop(seat)
         if comes_back:
             self.preempted.append(life)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), everyone=st.booleans())
     def step(self, data: st.DataObject, everyone: bool) -> None:
-        rows = data.draw(st.permutations(sorted(self.running)))
-        rows = rows if everyone else rows[: data.draw(st.integers(1, len(rows)))]
-        lives = [self.running[row] for row in rows]
+        seats = data.draw(st.permutations(sorted(self.running)))
+        seats = seats if everyone else seats[: data.draw(st.integers(1, len(seats)))]
+        lives = [self.running[seat] for seat in seats]
         logits = torch.from_numpy(np.stack([life.logits() for life in lives])).float()
-        sampled = self.sampler.sample(logits.clone(), rows)
-        self.sampler.accept(rows, sampled.token_ids)
+        sampled = self.sampler.sample(logits.clone(), seats)
+        self.sampler.accept(seats, sampled.token_ids)
         host = sampled.to_host()
-        for place, (row, life) in enumerate(zip(rows, lives, strict=True)):
+        for place, (seat, life) in enumerate(zip(seats, lives, strict=True)):
             raw = logits[place].double().numpy()
             expected = processed_logits(list(raw), life.params, life.prompt, life.output, EOS)
             token_id = host.token_ids[place]
             if not np.isfinite(expected.max()):
                 assert host.faults[place] is Fault.NOTHING_ALLOWED
-                self.sampler.remove_request(row)
-                del self.running[row]
+                self.sampler.remove_request(seat)
+                del self.running[seat]
                 continue
             assert token_id in possible_choices(expected, life.params, position=len(life.output))
             assert token_id is not None

@@ -38,7 +38,7 @@ def logits_of(request: int, position: int) -> torch.Tensor:
 
 
 def run_alone(request: int, num_steps: int) -> list[int | None]:
-    sampler = make_sampler(VOCAB_SIZE, num_rows=1)
+    sampler = make_sampler(VOCAB_SIZE, num_seats=1)
     sampler.add_request(0, COMPANY[request], [1, 2, 3], eos_token_ids=[1])
     tokens = []
     for position in range(num_steps):
@@ -53,8 +53,8 @@ def test_without_features_the_choice_is_argmax(dtype: torch.dtype) -> None:
     logits = torch.randn(6, VOCAB_SIZE).to(dtype)
     before = logits.clone()
     sampler = make_sampler(VOCAB_SIZE)
-    for row in range(6):
-        sampler.add_request(row, SamplingParams(temperature=0), [])
+    for seat in range(6):
+        sampler.add_request(seat, SamplingParams(temperature=0), [])
     sampled = sampler.sample(logits, range(6))
     assert torch.equal(sampled.token_ids, before.float().argmax(-1))
     assert sampled.token_ids.dtype == torch.int64
@@ -65,32 +65,32 @@ def test_without_features_the_choice_is_argmax(dtype: torch.dtype) -> None:
 
 def test_both_ways_of_choosing_choose_the_same_tokens() -> None:
     """Groups of rows, each its own way, as on a CPU; and all rows at once, by the kernels' definition."""
-    rows = range(len(COMPANY))
+    seats = range(len(COMPANY))
     chosen = []
     for uses_kernels in (False, True):
-        sampler = Sampler(num_rows=len(COMPANY), vocab_size=VOCAB_SIZE, device=CPU, uses_kernels=uses_kernels)
-        for row in rows:
-            sampler.add_request(row, COMPANY[row], [1, 2, 3], eos_token_ids=[1])
+        sampler = Sampler(num_seats=len(COMPANY), vocab_size=VOCAB_SIZE, device=CPU, uses_kernels=uses_kernels)
+        for seat in seats:
+            sampler.add_request(seat, COMPANY[seat], [1, 2, 3], eos_token_ids=[1])
         for position in range(4):
-            logits = torch.stack([logits_of(request, position) for request in rows])
+            logits = torch.stack([logits_of(request, position) for request in seats])
             logits[position, 77] = math.nan
-            sampled = sampler.sample(logits, rows)
-            sampler.accept(rows, sampled.token_ids)
+            sampled = sampler.sample(logits, seats)
+            sampler.accept(seats, sampled.token_ids)
             chosen.append(sampled.to_host())
     assert chosen[:4] == chosen[4:]
 
 
 @pytest.mark.parametrize("order", ["forwards", "backwards", "shuffled"])
 def test_alone_equals_together(order: str) -> None:
-    """Every kind of request, in one batch: the tokens of each are those it gets alone, wherever its row is."""
+    """Every kind of request, in one batch: the tokens of each are those it gets alone, wherever its seat is."""
     num_steps = 5
     alone = [run_alone(request, num_steps) for request in range(len(COMPANY))]
     requests = list(range(len(COMPANY)))
     generator = torch.Generator().manual_seed(2)
-    rows = torch.randperm(20, generator=generator)[: len(requests)].tolist()
-    sampler = make_sampler(VOCAB_SIZE, num_rows=20)
-    for request, row in zip(requests, rows, strict=True):
-        sampler.add_request(row, COMPANY[request], [1, 2, 3], eos_token_ids=[1])
+    seats = torch.randperm(20, generator=generator)[: len(requests)].tolist()
+    sampler = make_sampler(VOCAB_SIZE, num_seats=20)
+    for request, seat in zip(requests, seats, strict=True):
+        sampler.add_request(seat, COMPANY[request], [1, 2, 3], eos_token_ids=[1])
     together: list[list[int | None]] = [[] for _ in requests]
     for position in range(num_steps):
         if order == "backwards":
@@ -98,7 +98,7 @@ def test_alone_equals_together(order: str) -> None:
         elif order == "shuffled":
             requests = [requests[index] for index in torch.randperm(len(requests), generator=generator).tolist()]
         logits = torch.stack([logits_of(request, position) for request in requests])
-        batch = [rows[request] for request in requests]
+        batch = [seats[request] for request in requests]
         sampled = sampler.sample(logits, batch)
         sampler.accept(batch, sampled.token_ids)
         for request, token_id in zip(requests, sampled.to_host().token_ids, strict=True):
@@ -107,24 +107,24 @@ def test_alone_equals_together(order: str) -> None:
 
 
 def test_requests_that_come_and_go_change_nothing() -> None:
-    """Request i runs from step 2 * i; each runs six steps, some are preempted and come back in another row."""
+    """Request i runs from step 2 * i; each runs six steps, some are preempted and come back in another seat."""
     num_steps = 6
     alone = [run_alone(request, num_steps) for request in range(len(COMPANY))]
-    sampler = make_sampler(VOCAB_SIZE, num_rows=6)
+    sampler = make_sampler(VOCAB_SIZE, num_seats=6)
     outputs: dict[int, list[int]] = {}
-    rows: dict[int, int] = {}
+    seats: dict[int, int] = {}
     waiting = list(range(len(COMPANY)))
     step = 0
-    while waiting or rows:
-        free = sorted(set(range(6)) - set(rows.values()), reverse=step % 2 == 0)
+    while waiting or seats:
+        free = sorted(set(range(6)) - set(seats.values()), reverse=step % 2 == 0)
         if waiting and free:
             request = waiting.pop(0)
-            rows[request] = free[0]
+            seats[request] = free[0]
             resumed = outputs.setdefault(request, [])
             sampler.add_request(free[0], COMPANY[request], [1, 2, 3], resumed, eos_token_ids=[1])
-        running = sorted(rows, key=lambda request: (request * 7 + step) % 13)
+        running = sorted(seats, key=lambda request: (request * 7 + step) % 13)
         logits = torch.stack([logits_of(request, len(outputs[request])) for request in running])
-        batch = [rows[request] for request in running]
+        batch = [seats[request] for request in running]
         sampled = sampler.sample(logits, batch)
         sampler.accept(batch, sampled.token_ids)
         for request, token_id in zip(running, sampled.to_host().token_ids, strict=True):
@@ -134,7 +134,7 @@ def test_requests_that_come_and_go_change_nothing() -> None:
             is_finished = len(outputs[request]) == num_steps
             is_preempted = not is_finished and (step + request) % 5 == 0
             if is_finished or is_preempted:
-                sampler.remove_request(rows.pop(request))
+                sampler.remove_request(seats.pop(request))
             if is_preempted:
                 waiting.insert(0, request)
         step += 1
@@ -143,7 +143,7 @@ def test_requests_that_come_and_go_change_nothing() -> None:
 
 def test_a_seed_gives_the_same_answer_twice_and_another_seed_another() -> None:
     def answer(seed: int) -> list[int]:
-        sampler = make_sampler(VOCAB_SIZE, num_rows=1)
+        sampler = make_sampler(VOCAB_SIZE, num_seats=1)
         sampler.add_request(0, SamplingParams(seed=seed), [])
         tokens = []
         for _ in range(8):
@@ -192,9 +192,9 @@ class TestNonFinite:
 
     @pytest.mark.parametrize("poison", [math.nan, -math.nan, math.inf])
     def test_flagged_rows_are_safe_to_feed(self, poison: float) -> None:
-        sampler = make_sampler(VOCAB_SIZE, num_rows=len(COMPANY))
-        for row, params in enumerate(COMPANY):
-            sampler.add_request(row, params, [])
+        sampler = make_sampler(VOCAB_SIZE, num_seats=len(COMPANY))
+        for seat, params in enumerate(COMPANY):
+            sampler.add_request(seat, params, [])
         logits = torch.randn(len(COMPANY), VOCAB_SIZE)
         logits[:, 4999] = poison
         sampled = sampler.sample(logits, range(len(COMPANY)))
@@ -227,10 +227,10 @@ class TestNonFinite:
             assert sample_once(logits, extreme).token_ids == (3,)
 
 
-def test_a_grammar_applies_to_its_rows_only() -> None:
+def test_a_grammar_applies_to_its_requests_only() -> None:
     sampler = make_sampler(40)
-    for row in range(3):
-        sampler.add_request(row, SamplingParams(temperature=0), [])
+    for seat in range(3):
+        sampler.add_request(seat, SamplingParams(temperature=0), [])
     mask = GrammarMask(torch.from_numpy(pack_token_ids([7, 30], 40)).unsqueeze(0), [1])
     logits = torch.arange(40.0).repeat(3, 1)
     assert sampler.sample(logits, range(3), grammar=mask).to_host().token_ids == (39, 30, 39)
@@ -254,11 +254,11 @@ def test_an_empty_step_is_no_step() -> None:
 @pytest.mark.parametrize(
     ("misuse", "words"),
     [
-        (lambda sampler: sampler.add_request(0, SamplingParams(), []), "row 0 still belongs to another"),
-        (lambda sampler: sampler.add_request(9, SamplingParams(), []), "row 9 of 8"),
-        (lambda sampler: sampler.add_request(1, SamplingParams(n=2), []), "becomes several rows"),
-        (lambda sampler: sampler.remove_request(1), "row 1 belongs to no request"),
-        (lambda sampler: sampler.sample(torch.zeros(1, 10), [1]), r"rows \[1\] have no request"),
+        (lambda sampler: sampler.add_request(0, SamplingParams(), []), "seat 0 still belongs to another"),
+        (lambda sampler: sampler.add_request(9, SamplingParams(), []), "seat 9 of 8"),
+        (lambda sampler: sampler.add_request(1, SamplingParams(n=2), []), "becomes several requests"),
+        (lambda sampler: sampler.remove_request(1), "seat 1 belongs to no request"),
+        (lambda sampler: sampler.sample(torch.zeros(1, 10), [1]), r"seats \[1\] have no request"),
         (lambda sampler: sampler.sample(torch.zeros(2, 10), [0, 0]), "may take part in a step once"),
         (lambda sampler: sampler.sample(torch.zeros(1, 11), [0]), r"shape \(1, 11\) for 1 rows of 10"),
     ],
@@ -275,7 +275,7 @@ def test_a_batch_does_not_outlive_its_requests() -> None:
     sampler.add_request(0, SamplingParams(temperature=0), [])
     sampler.sample(torch.zeros(1, 10), [0])
     sampler.remove_request(0)
-    with pytest.raises(AssertionError, match=r"rows \[0\] have no request"):
+    with pytest.raises(AssertionError, match=r"seats \[0\] have no request"):
         sampler.sample(torch.zeros(1, 10), [0])
     sampler.add_request(0, SamplingParams(temperature=0, logit_bias={4: 1.0}), [])
     assert sampler.sample(torch.zeros(1, 10), [0]).to_host().token_ids == (4,)
@@ -319,17 +319,17 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def watch_steps(params: list[SamplingParams], vocab_size: int, num_steps: int = 2) -> Watch:
-    sampler = Sampler(num_rows=len(params), vocab_size=vocab_size, device=CPU)
-    rows = range(len(params))
-    for row, request in enumerate(params):
-        sampler.add_request(row, request, [1, 2, 3], eos_token_ids=[1])
+    sampler = Sampler(num_seats=len(params), vocab_size=vocab_size, device=CPU)
+    seats = range(len(params))
+    for seat, request in enumerate(params):
+        sampler.add_request(seat, request, [1, 2, 3], eos_token_ids=[1])
     watch = Watch()
     for _ in range(num_steps):
         watch.largest = 0  # of the last step: the first makes tables that are kept
         logits = torch.randn(len(params), vocab_size)
         with watch:
-            sampled = sampler.sample(logits, rows)
-            sampler.accept(rows, sampled.token_ids)
+            sampled = sampler.sample(logits, seats)
+            sampler.accept(seats, sampled.token_ids)
     return watch
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from facet.sampling.batch_rows import Arrival, BatchRows
+from facet.sampling.batch_seats import Arrival, BatchSeats
 from facet.sampling.noise import noise_keys, seed_states
 from facet.sampling.seeds import STEPS_AHEAD, Seeds
 from facet.sampling_params import SamplingParams
@@ -13,10 +13,10 @@ from tests.sampling.builders import CPU
 NO_TOKENS = torch.zeros(0, dtype=torch.int64)
 
 
-def add(seeds: Seeds, row: int, seed: int, num_outputs: int = 0) -> None:
+def add(seeds: Seeds, seat: int, seed: int, num_outputs: int = 0) -> None:
     seeds.add_request(
         Arrival(
-            row=row,
+            seat=seat,
             params=SamplingParams(seed=seed),
             prompt_token_ids=[],
             output_token_ids=[1] * num_outputs,
@@ -30,25 +30,25 @@ def expected(seeds_and_positions: list[tuple[int, int]]) -> list[list[int]]:
     return noise_keys(seed_states(np.array(seeds, dtype=np.uint64)), np.array(positions)).tolist()
 
 
-@pytest.mark.parametrize("rows", [(3,), (2, 0), (1, 3, 0)])
-def test_every_step_has_its_own_keys(rows: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("seats", [(3,), (2, 0), (1, 3, 0)])
+def test_every_step_has_its_own_keys(seats: tuple[int, ...]) -> None:
     seeds = Seeds(4)
-    for row in range(4):
-        add(seeds, row, seed=10 + row, num_outputs=row)
-    batch = BatchRows(rows, CPU)
+    for seat in range(4):
+        add(seeds, seat, seed=10 + seat, num_outputs=seat)
+    batch = BatchSeats(seats, CPU)
     for step in range(2 * STEPS_AHEAD + 1):
-        wanted = expected([(10 + row, row + step) for row in rows])
+        wanted = expected([(10 + seat, seat + step) for seat in seats])
         assert seeds.keys(batch).tolist() == wanted
         assert seeds.keys(batch).tolist() == wanted, "asking again moves nothing"
         seeds.accept(batch, NO_TOKENS)
 
 
 def test_steps_of_another_batch_in_between_are_counted() -> None:
-    """A batch may come back with rows that have moved on in another; some steps ask for no keys at all."""
+    """A batch may come back with seats that have moved on in another; some steps ask for no keys at all."""
     seeds = Seeds(2)
     add(seeds, 0, seed=5)
     add(seeds, 1, seed=6)
-    both, first = BatchRows((0, 1), CPU), BatchRows((0,), CPU)
+    both, first = BatchSeats((0, 1), CPU), BatchSeats((0,), CPU)
     assert seeds.keys(both).tolist() == expected([(5, 0), (6, 0)])
     seeds.accept(both, NO_TOKENS)
     seeds.accept(first, NO_TOKENS)  # a greedy step, say: nobody asked for keys

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from facet.sampling import GrammarMask
 from facet.sampling.allowed_tokens import AllowedTokens
 from facet.sampling.bad_words import BadWords
-from facet.sampling.batch_rows import Arrival, BatchRows
+from facet.sampling.batch_seats import Arrival, BatchSeats
 from facet.sampling.bitmask import num_words, pack_token_ids
 from facet.sampling.logit_bias import LogitBias
 from facet.sampling.min_tokens import MinTokens
@@ -25,9 +25,9 @@ TOKENS = st.integers(0, VOCAB_SIZE - 1)
 EOS = (1, 5)
 
 
-def arrive(feature: LogitsFeature, row: int, params: SamplingParams, prompt: list[int], output: list[int]) -> None:
+def arrive(feature: LogitsFeature, seat: int, params: SamplingParams, prompt: list[int], output: list[int]) -> None:
     feature.add_request(
-        Arrival(row=row, params=params, prompt_token_ids=prompt, output_token_ids=output, eos_token_ids=EOS)
+        Arrival(seat=seat, params=params, prompt_token_ids=prompt, output_token_ids=output, eos_token_ids=EOS)
     )
 
 
@@ -35,9 +35,9 @@ def check_against_reference(
     feature: LogitsFeature, params: SamplingParams, prompt: list[int], output: list[int], steps: list[int]
 ) -> None:
     """The feature's request sits between two that do not use it; all three go through the same steps."""
-    for row, row_params in ((3, SamplingParams()), (0, params), (2, SamplingParams())):
-        arrive(feature, row, row_params, prompt, output)
-    batch = BatchRows((3, 0, 2), CPU)
+    for seat, seat_params in ((3, SamplingParams()), (0, params), (2, SamplingParams())):
+        arrive(feature, seat, seat_params, prompt, output)
+    batch = BatchSeats((3, 0, 2), CPU)
     logits = torch.randn(3, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     for token_id in [*steps, None]:
         changed = logits.clone()
@@ -66,7 +66,7 @@ def test_longer_words_arriving_later_do_not_disturb_earlier_requests() -> None:
     arrive(bad_words, 0, SamplingParams(bad_words_token_ids=[[1, 2]]), [], [8, 1])
     arrive(bad_words, 1, SamplingParams(bad_words_token_ids=[[4, 5, 6, 7]]), [], [4, 5, 6])
     logits = torch.zeros(2, VOCAB_SIZE)
-    bad_words.apply(logits, BatchRows((1, 0), CPU))
+    bad_words.apply(logits, BatchSeats((1, 0), CPU))
     assert (logits == -math.inf).nonzero().tolist() == [[0, 7], [1, 2]]
 
 
@@ -92,21 +92,21 @@ def test_logit_bias(biases: dict[int, float]) -> None:
     check_against_reference(LogitBias(), SamplingParams(logit_bias=biases), [], [], [2])
 
 
-def test_a_row_that_has_enough_tokens_costs_nothing_more() -> None:
+def test_a_request_that_has_enough_tokens_costs_nothing_more() -> None:
     min_tokens = MinTokens()
     arrive(min_tokens, 0, SamplingParams(min_tokens=2), [], [])
-    batch = BatchRows((0,), CPU)
+    batch = BatchSeats((0,), CPU)
     for _ in range(2):
         assert min_tokens.is_active(batch)
         min_tokens.accept(batch, torch.tensor([3]))
     assert not min_tokens.is_active(batch)
 
 
-def test_rows_get_enough_tokens_at_different_times() -> None:
+def test_requests_get_enough_tokens_at_different_times() -> None:
     min_tokens = MinTokens()
     arrive(min_tokens, 0, SamplingParams(min_tokens=3), [], [])
     arrive(min_tokens, 1, SamplingParams(min_tokens=1), [], [])
-    batch = BatchRows((0, 1), CPU)
+    batch = BatchSeats((0, 1), CPU)
     for forbidden in ([[0, 1], [0, 5], [1, 1], [1, 5]], [[0, 1], [0, 5]], [[0, 1], [0, 5]]):
         logits = torch.zeros(2, VOCAB_SIZE)
         min_tokens.apply(logits, batch)

@@ -73,48 +73,50 @@ class FakeRunner:
         self._group_of[plan.freed_blocks] = NO_GROUP
 
     def _run(self, plan: StepPlan) -> StepResult:
-        self._set_up_rows(plan)
+        self._set_up_seats(plan)
         for source, destination in plan.page_copies:
             self._copy_page(source, destination)
         blocks = plan.new_blocks
-        for row, group, index, block in zip(blocks.rows, blocks.groups, blocks.indices, blocks.block_ids, strict=True):
+        for seat, group, index, block in zip(
+            blocks.seats, blocks.groups, blocks.indices, blocks.block_ids, strict=True
+        ):
             assert block != SCRATCH_BLOCK
-            self._tables[group][row, index] = block
+            self._tables[group][seat, index] = block
         self._check_shape(plan)
-        entries = list(zip(plan.rows.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True))
-        for row, computed, scheduled in entries:
-            self._write(row, computed, scheduled)
-        for row, computed, scheduled in entries:
-            self._read(row, computed, scheduled)
+        entries = list(zip(plan.seats.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True))
+        for seat, computed, scheduled in entries:
+            self._write(seat, computed, scheduled)
+        for seat, computed, scheduled in entries:
+            self._read(seat, computed, scheduled)
         self.num_tokens_computed += plan.num_tokens
         self.max_num_requests_in_a_step = max(self.max_num_requests_in_a_step, len(entries))
-        return self._sample_rows(plan)
+        return self._sample_all(plan)
 
-    def _set_up_rows(self, plan: StepPlan) -> None:
-        for row in plan.released_rows:
-            del self._tokens[row], self._requests[row]
+    def _set_up_seats(self, plan: StepPlan) -> None:
+        for seat in plan.released_seats:
+            del self._tokens[seat], self._requests[seat]
             for table in self._tables:
-                table[row] = SCRATCH_BLOCK
+                table[seat] = SCRATCH_BLOCK
         for admission in plan.admissions:
-            assert admission.row not in self._tokens, "two requests in one row"
+            assert admission.seat not in self._tokens, "two requests in one seat"
             assert admission.num_computed_tokens < len(admission.token_ids)
-            self._tokens[admission.row] = list(admission.token_ids)
-            self._requests[admission.row] = admission.request
+            self._tokens[admission.seat] = list(admission.token_ids)
+            self._requests[admission.seat] = admission.request
             for table, (first, block_ids) in zip(self._tables, admission.tables, strict=True):
-                table[admission.row, first : first + len(block_ids)] = block_ids
+                table[admission.seat, first : first + len(block_ids)] = block_ids
 
     def _check_shape(self, plan: StepPlan) -> None:
         assert plan.num_tokens > 0
         assert plan.num_scheduled[plan.num_scheduled > 1].sum() <= self._max_num_batched_tokens
-        assert len(set(plan.rows.tolist())) == len(plan.rows)
+        assert len(set(plan.seats.tolist())) == len(plan.seats)
         is_long = plan.num_scheduled > 1
         assert (np.sort(is_long) == is_long).all(), "entries of one token come first"
-        for row, computed, scheduled, samples, num_logits in zip(
-            plan.rows.tolist(), plan.num_computed, plan.num_scheduled, plan.samples, plan.num_logit_rows, strict=True
+        for seat, computed, scheduled, samples, num_logits in zip(
+            plan.seats.tolist(), plan.num_computed, plan.num_scheduled, plan.samples, plan.num_logit_rows, strict=True
         ):
-            assert samples == (computed + scheduled == len(self._tokens[row]))
+            assert samples == (computed + scheduled == len(self._tokens[seat]))
             assert num_logits in {int(samples), scheduled}
-            if self._requests[row].sampling.prompt_logprobs is None:
+            if self._requests[seat].sampling.prompt_logprobs is None:
                 assert num_logits == samples
 
     def _copy_page(self, source: int, destination: int) -> None:
@@ -123,44 +125,44 @@ class FakeRunner:
         for arena in (*self._token_at, *self._position_at):
             arena[destination] = arena[source]
 
-    def _places(self, row: int, group: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _places(self, seat: int, group: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         positions = np.arange(start, stop)
         tokens_per_block = self._layout.groups[group].tokens_per_block
-        blocks = self._tables[group][row, positions // tokens_per_block]
+        blocks = self._tables[group][seat, positions // tokens_per_block]
         assert (blocks != SCRATCH_BLOCK).all(), "a table has a hole"
         return positions, blocks, positions % tokens_per_block
 
-    def _write(self, row: int, computed: int, scheduled: int) -> None:
-        token_ids = self._tokens[row][computed : computed + scheduled]
+    def _write(self, seat: int, computed: int, scheduled: int) -> None:
+        token_ids = self._tokens[seat][computed : computed + scheduled]
         assert len(token_ids) == scheduled, "a token was scheduled that nobody has sampled"
         for group in range(len(self._layout.groups)):
-            positions, blocks, slots = self._places(row, group, computed, computed + scheduled)
+            positions, blocks, slots = self._places(seat, group, computed, computed + scheduled)
             for block in np.unique(blocks[self._group_of[blocks] != group]):
                 self._group_of[block] = group
                 self._token_at[group][block] = self._position_at[group][block] = DEAD
             self._token_at[group][blocks, slots] = token_ids
             self._position_at[group][blocks, slots] = positions
 
-    def _read(self, row: int, computed: int, scheduled: int) -> None:
+    def _read(self, seat: int, computed: int, scheduled: int) -> None:
         for index, group in enumerate(self._layout.groups):
             start = 0 if group.window is None else max(0, computed - group.window + 1)
-            positions, blocks, slots = self._places(row, index, start, computed + scheduled)
+            positions, blocks, slots = self._places(seat, index, start, computed + scheduled)
             assert (self._group_of[blocks] == index).all(), "a read of dead or foreign memory"
             assert (self._position_at[index][blocks, slots] == positions).all(), "a read of another position"
-            expected = self._tokens[row][start : computed + scheduled]
+            expected = self._tokens[seat][start : computed + scheduled]
             assert (self._token_at[index][blocks, slots] == expected).all(), "a read of another sequence"
 
-    def _sample_rows(self, plan: StepPlan) -> StepResult:
+    def _sample_all(self, plan: StepPlan) -> StepResult:
         token_ids: list[int | None] = []
-        for row in plan.rows[plan.samples].tolist():
-            token_id = self._sample(self._requests[row], self._tokens[row])
+        for seat in plan.seats[plan.samples].tolist():
+            token_id = self._sample(self._requests[seat], self._tokens[seat])
             token_ids.append(token_id)
-            self._tokens[row].append(0 if token_id is None else token_id)
+            self._tokens[seat].append(0 if token_id is None else token_id)
         prompt_logprobs = []
-        for entry, (row, computed, scheduled, num_logits) in enumerate(
-            zip(plan.rows.tolist(), plan.num_computed, plan.num_scheduled, plan.num_logit_rows, strict=True)
+        for entry, (seat, computed, scheduled, num_logits) in enumerate(
+            zip(plan.seats.tolist(), plan.num_computed, plan.num_scheduled, plan.num_logit_rows, strict=True)
         ):
-            request = self._requests[row]
+            request = self._requests[seat]
             stop = min(computed + scheduled, len(request.prompt_token_ids) - 1)
             if request.sampling.prompt_logprobs is not None and num_logits == scheduled and computed < stop:
                 prompt_logprobs.append((entry, range(computed, stop)))

@@ -43,9 +43,9 @@ def test_a_plan_changes_nothing() -> None:
     engine.step()
     engine.submit(make_request("late", range(30, 50)))
     one, other = engine.scheduler.plan(), engine.scheduler.plan()
-    assert one.entries.rows.tolist() == other.entries.rows.tolist()
+    assert one.entries.seats.tolist() == other.entries.seats.tolist()
     assert one.entries.num_scheduled.tolist() == other.entries.num_scheduled.tolist()
-    assert [entrant.row for entrant in one.entrants] == [entrant.row for entrant in other.entrants]
+    assert [entrant.seat for entrant in one.entrants] == [entrant.seat for entrant in other.entrants]
     engine.scheduler.check_integrity()
     engine.run()
 

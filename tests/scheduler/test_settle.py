@@ -71,7 +71,7 @@ def test_a_grammar_sees_each_token_before_the_next_is_computed() -> None:
     for _ in range(10):
         engine.step()
         for state in engine.scheduler.queues._running:
-            num_pending = engine.scheduler.queues._rows.num_tokens[state.row] - state.num_known
+            num_pending = engine.scheduler.queues._seats.num_tokens[state.seat] - state.num_known
             assert num_pending == 1 if state.request.request_id == "free" else num_pending <= 1
     assert len(engine.output_token_ids["free"]) == 9
     assert len(engine.output_token_ids["bound"]) == 5, "it computes in every other step"
@@ -114,7 +114,7 @@ def test_results_of_a_request_that_left_are_not_given_to_its_namesake(overlapped
 
 
 @both_orders
-def test_a_row_without_finite_logits_ends_its_request_alone(overlapped: bool) -> None:
+def test_a_request_without_finite_logits_ends_its_request_alone(overlapped: bool) -> None:
     def fail_for_a(request: Request, token_ids: Sequence[int]) -> int | None:
         is_third = len(token_ids) == len(request.prompt_token_ids) + 2
         return None if request.request_id == "a" and is_third else counting(request, token_ids)

@@ -171,7 +171,7 @@ def divide(
         max_num_batched_tokens=max_num_batched_tokens,
         value_bytes=value_bytes,
     )
-    sampling = max_device_bytes(num_rows=config.max_num_seqs, vocab_size=spec.vocab_size, context_len=max_model_len)
+    sampling = max_device_bytes(num_seats=config.max_num_seqs, vocab_size=spec.vocab_size, context_len=max_model_len)
     used = int(total * config.gpu_memory_utilization)
     others = weights + activations + scratch + graphs + sampling
     if others >= used:

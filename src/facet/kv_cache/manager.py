@@ -2,7 +2,7 @@
 
     view()          what may be known while deciding
     commit(...)     blocks change hands; the step may then be launched
-    release(...)    a request left its row
+    release(...)    a request left its seat
     retire(step)    a step's work is done
 
 Knows blocks and tokens; not why a request runs or ends.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from facet.kv_cache.accountant import block_span
 from facet.kv_cache.block_pool import BlockPool, Blocks
-from facet.kv_cache.block_tables import BlockTables, Rows, TableEntries, entries_between
+from facet.kv_cache.block_tables import BlockTables, Seats, TableEntries, entries_between
 from facet.kv_cache.marks import Marks
 from facet.kv_cache.picture import ArenaPicture, draw
 from facet.kv_cache.prefix_chain import PrefixChain
@@ -81,9 +81,9 @@ class KVCacheManager:
     def commit(self, schedule: Schedule) -> StepPlan:
         """Choose blocks for a step. Afterwards its keys count as written: launch it before the next commit."""
         assert schedule.step == self._last_step + 1, "a schedule is committed at once or not at all"
-        for row in schedule.preempted_rows:
-            self._let_go(row)
-        self._move_windows(schedule.running_rows, schedule.running_computed)
+        for seat in schedule.preempted_seats:
+            self._let_go(seat)
+        self._move_windows(schedule.running_seats, schedule.running_computed)
 
         # Hits are claimed before blocks are taken, lest making room evicts them.
         self._last_step = schedule.step
@@ -92,7 +92,7 @@ class KVCacheManager:
         lacking = self._lacking(schedule.entries)
         copied = [group.copied for entrant in schedule.entrants if entrant.hit for group in entrant.hit.blocks]
         num_copies = sum(map(len, copied))
-        blocks = self._take(num_copies + sum(len(entries.rows) for entries in lacking))
+        blocks = self._take(num_copies + sum(len(entries.seats) for entries in lacking))
         page_copies = np.zeros((num_copies, 2), np.int32)
         if num_copies:
             page_copies[:, 0] = np.concatenate(copied)
@@ -101,15 +101,15 @@ class KVCacheManager:
         admissions = tuple(self._admission(entrant) for entrant in schedule.entrants)
         new_blocks = self._append(lacking, blocks[num_copies:])
         entries = schedule.entries
-        self._plant_due(entries.rows, entries.num_computed + entries.num_scheduled)
+        self._plant_due(entries.seats, entries.num_computed + entries.num_scheduled)
         return StepPlan(
             step=schedule.step,
-            released_rows=schedule.released_rows,
+            released_seats=schedule.released_seats,
             admissions=admissions,
             freed_blocks=self._pool.collect_freed(),
             page_copies=page_copies,
             new_blocks=new_blocks,
-            rows=entries.rows.astype(np.int32),
+            seats=entries.seats.astype(np.int32),
             request_numbers=entries.request_numbers,
             num_computed=entries.num_computed.astype(np.int32),
             num_scheduled=entries.num_scheduled.astype(np.int32),
@@ -117,22 +117,22 @@ class KVCacheManager:
             num_logit_rows=entries.num_logit_rows.astype(np.int32),
         )
 
-    def release(self, row: int, *, num_computed: int, is_sound: bool = True) -> None:
-        """The request in `row` has ended; steps up to the last committed one may still touch its blocks.
+    def release(self, seat: int, *, num_computed: int, is_sound: bool = True) -> None:
+        """The request in `seat` has ended; steps up to the last committed one may still touch its blocks.
 
         Its chain must hold all its known tokens. What was computed of them stays as a checkpoint, unless it is not
         sound: then everything kept along its way is given up too.
         """
-        marked = self._marks.get(row)
+        marked = self._marks.get(seat)
         if marked is not None and self._prefixes is not None:
             position = min(num_computed, len(marked.chain))
             if is_sound:
-                if self._window_is_held(row, position):
-                    self._plant(row, marked.chain, position, marked.passage)
+                if self._window_is_held(seat, position):
+                    self._plant(seat, marked.chain, position, marked.passage)
                 self._prefixes.remember(marked.chain)
             else:
                 self._prefixes.discard(marked.chain)
-        self._let_go(row)
+        self._let_go(seat)
 
     def retire(self, step: int) -> None:
         """Everything that `step` reads or writes has been read and written."""
@@ -159,31 +159,31 @@ class KVCacheManager:
     def picture(self, *, max_cells: int) -> ArenaPicture:
         return draw(self.layout, self._pool, self._tables, max_cells=max_cells)
 
-    def check_integrity(self, rows: Sequence[int]) -> None:
-        """The tables of the occupied `rows` account for every block that is out."""
+    def check_integrity(self, seats: Sequence[int]) -> None:
+        """The tables of the occupied `seats` account for every block that is out."""
         self._pool.check_integrity()
         if self._prefixes is not None:
             self._prefixes.check_integrity()
         refs = np.zeros(self.num_blocks, np.int32)
-        for row in rows:
-            np.add.at(refs, self._tables.held_in_all_groups(row), 1)
+        for seat in seats:
+            np.add.at(refs, self._tables.held_in_all_groups(seat), 1)
         assert (refs == self._pool.table_refs).all(), "tables and the pool disagree on who holds what"
 
-    def _move_windows(self, rows: Rows, num_computed: NDArray[np.int64]) -> None:
+    def _move_windows(self, seats: Seats, num_computed: NDArray[np.int64]) -> None:
         for index, group in enumerate(self.layout.groups):
             if group.window is not None:
                 first, _ = block_span(group, num_computed, 0)
-                entries = entries_between(rows, self._tables.first[index][rows], first)
-                if len(entries.rows):
+                entries = entries_between(seats, self._tables.first[index][seats], first)
+                if len(entries.seats):
                     self._pool.release(self._tables.read(index, entries), fence=self._last_step)
-                    self._tables.first[index][rows] = first
+                    self._tables.first[index][seats] = first
 
     def _share_hit(self, entrant: Entrant) -> None:
         """Put a hit's blocks into the entrant's tables and keep the ones to be copied from until this step is over."""
         if entrant.chain is not None and self._prefixes is not None:
             passage = NEW_GROUND if entrant.is_resumed else self._prefixes.enter(entrant.chain)
             num_computed = entrant.num_computed
-            self._marks.set(entrant.row, entrant.chain, num_computed=num_computed, passage=passage)
+            self._marks.set(entrant.seat, entrant.chain, num_computed=num_computed, passage=passage)
             if not entrant.is_resumed:
                 self._num_prompt_tokens += len(entrant.chain)
                 self._num_prompt_tokens_hit += num_computed
@@ -194,9 +194,9 @@ class KVCacheManager:
             self._pool.share(shared)
             self._pool.share(copied)
             end = first + len(shared)
-            self._tables.block_ids[index][entrant.row, first:end] = shared
-            self._tables.first[index][entrant.row] = first
-            self._tables.end[index][entrant.row] = end + len(copied)
+            self._tables.block_ids[index][entrant.seat, first:end] = shared
+            self._tables.first[index][entrant.seat] = first
+            self._tables.end[index][entrant.seat] = end + len(copied)
 
     def _place_copies(self, entrants: Sequence[Entrant], page_copies: NDArray[np.int32]) -> None:
         destinations = iter(page_copies[:, 1])
@@ -204,18 +204,18 @@ class KVCacheManager:
             if entrant.hit is not None:
                 for index, group in enumerate(entrant.hit.blocks):
                     if len(group.copied):
-                        last = self._tables.end[index][entrant.row] - 1
-                        self._tables.block_ids[index][entrant.row, last] = next(destinations)
+                        last = self._tables.end[index][entrant.seat] - 1
+                        self._tables.block_ids[index][entrant.seat, last] = next(destinations)
         self._pool.release(page_copies[:, 0], fence=self._last_step)
 
     def _admission(self, entrant: Entrant) -> Admission:
         return Admission(
-            row=entrant.row,
+            seat=entrant.seat,
             request=entrant.request,
             output_token_ids=entrant.output_token_ids,
             num_computed_tokens=entrant.num_computed,
             tables=tuple(
-                TableSlice(int(first[entrant.row]), self._tables.held(index, entrant.row).copy())
+                TableSlice(int(first[entrant.seat]), self._tables.held(index, entrant.seat).copy())
                 for index, first in enumerate(self._tables.first)
             ),
         )
@@ -225,7 +225,7 @@ class KVCacheManager:
         lacking = []
         for group, end in zip(self.layout.groups, self._tables.end, strict=True):
             _, needed_end = block_span(group, entries.num_computed, entries.num_scheduled)
-            lacking.append(entries_between(entries.rows, end[entries.rows], needed_end))
+            lacking.append(entries_between(entries.seats, end[entries.seats], needed_end))
         return lacking
 
     def _take(self, count: int) -> Blocks:
@@ -236,43 +236,43 @@ class KVCacheManager:
     def _append(self, lacking: Sequence[TableEntries], blocks: Blocks) -> NewBlocks:
         start = 0
         for index, entries in enumerate(lacking):
-            stop = start + len(entries.rows)
-            self._tables.block_ids[index][entries.rows, entries.indices] = blocks[start:stop]
-            self._tables.end[index][entries.rows] = entries.indices + 1  # of a row's entries the last one stays
+            stop = start + len(entries.seats)
+            self._tables.block_ids[index][entries.seats, entries.indices] = blocks[start:stop]
+            self._tables.end[index][entries.seats] = entries.indices + 1  # of a seat's entries the last one stays
             start = stop
         return NewBlocks(
-            rows=np.concatenate([entries.rows for entries in lacking]).astype(np.int32),
-            groups=np.repeat(np.arange(len(lacking), dtype=np.int32), [len(entries.rows) for entries in lacking]),
+            seats=np.concatenate([entries.seats for entries in lacking]).astype(np.int32),
+            groups=np.repeat(np.arange(len(lacking), dtype=np.int32), [len(entries.seats) for entries in lacking]),
             indices=np.concatenate([entries.indices for entries in lacking]).astype(np.int32),
             block_ids=blocks,
         )
 
-    def _plant_due(self, rows: Rows, num_computed: NDArray[np.int64]) -> None:
-        computed_by_row = None
-        for row in self._marks.due(rows, num_computed):
-            computed_by_row = computed_by_row or dict(zip(rows.tolist(), num_computed.tolist(), strict=True))
-            marked = self._marks.get(row)
+    def _plant_due(self, seats: Seats, num_computed: NDArray[np.int64]) -> None:
+        computed_by_seat = None
+        for seat in self._marks.due(seats, num_computed):
+            computed_by_seat = computed_by_seat or dict(zip(seats.tolist(), num_computed.tolist(), strict=True))
+            marked = self._marks.get(seat)
             assert marked is not None
-            for position in self._marks.pass_until(row, computed_by_row[row]):
-                self._plant(row, marked.chain, position, marked.passage)
+            for position in self._marks.pass_until(seat, computed_by_seat[seat]):
+                self._plant(seat, marked.chain, position, marked.passage)
 
-    def _window_is_held(self, row: int, position: int) -> bool:
+    def _window_is_held(self, seat: int, position: int) -> bool:
         """False if the window has moved past `position`: steps were launched on tokens that nobody has seen yet."""
         return all(
-            block_span(group, position, 0)[0] >= first[row]
+            block_span(group, position, 0)[0] >= first[seat]
             for group, first in zip(self.layout.groups, self._tables.first, strict=True)
         )
 
-    def _plant(self, row: int, chain: PrefixChain, position: int, passage: Passage) -> None:
+    def _plant(self, seat: int, chain: PrefixChain, position: int, passage: Passage) -> None:
         tables = []
         for index, group in enumerate(self.layout.groups):
             first, end = block_span(group, position, 0)
-            tables.append(TableSlice(first, self._tables.block_ids[index][row, first:end].copy()))
+            tables.append(TableSlice(first, self._tables.block_ids[index][seat, first:end].copy()))
         assert self._prefixes is not None
         self._prefixes.plant(chain, position, tuple(tables), passage)
 
-    def _let_go(self, row: int) -> None:
+    def _let_go(self, seat: int) -> None:
         """The last committed step may be the last to touch these blocks."""
-        self._pool.release(self._tables.held_in_all_groups(row), fence=self._last_step)
-        self._tables.clear(row)
-        self._marks.clear(row)
+        self._pool.release(self._tables.held_in_all_groups(seat), fence=self._last_step)
+        self._tables.clear(seat)
+        self._marks.clear(seat)

@@ -7,7 +7,7 @@ chosen when a request enters:
     where others branched the part this prompt shares with an earlier one, which may well be a system prompt
     powers of two windows something to fall back to in a long prompt; the first one serves all shorter prefixes
 
-Turns end where requests end; the manager plants those as it releases a row.
+Turns end where requests end; the manager plants those as it releases a seat.
 
 Until its last mark is passed, a prompt is *under way*: whoever waits with the same prompt does well to wait for it.
 """
@@ -27,7 +27,7 @@ PromptName = tuple[int, bytes]
 
 
 @dataclass(slots=True, eq=False)
-class MarkedRow:
+class MarkedSeat:
     chain: PrefixChain
     passage: Passage
     positions: list[int]  # still to come, the next one last
@@ -35,57 +35,57 @@ class MarkedRow:
 
 
 class Marks:
-    """The marks of every row, and per row the next one."""
+    """The marks of every seat, and per seat the next one."""
 
     def __init__(self, layout: KVLayout, max_num_seqs: int) -> None:
         windows = [group.window for group in layout.groups if group.window is not None]
         self._window = max(windows) if windows else None
-        self._rows: dict[int, MarkedRow] = {}
+        self._seats: dict[int, MarkedSeat] = {}
         self._under_way: Counter[PromptName] = Counter()
         self._next = np.full(max_num_seqs, NEVER, np.int64)
 
-    def set(self, row: int, chain: PrefixChain, *, num_computed: int, passage: Passage) -> None:
+    def set(self, seat: int, chain: PrefixChain, *, num_computed: int, passage: Passage) -> None:
         positions = mark_positions(len(chain), self._window, passage.known_until)
         positions = [position for position in positions if position > num_computed]
         prompt = prompt_name(chain) if positions else None
-        self._rows[row] = MarkedRow(chain, passage, positions[::-1], prompt)
+        self._seats[seat] = MarkedSeat(chain, passage, positions[::-1], prompt)
         if prompt is not None:
             self._under_way[prompt] += 1
-        self._set_next(row)
+        self._set_next(seat)
 
-    def get(self, row: int) -> MarkedRow | None:
-        return self._rows.get(row)
+    def get(self, seat: int) -> MarkedSeat | None:
+        return self._seats.get(seat)
 
     def is_under_way(self, prompt: PromptName) -> bool:
         return prompt in self._under_way
 
-    def clear(self, row: int) -> None:
-        marked = self._rows.pop(row, None)
+    def clear(self, seat: int) -> None:
+        marked = self._seats.pop(seat, None)
         if marked is not None:
             self._arrive(marked)
-        self._next[row] = NEVER
+        self._next[seat] = NEVER
 
-    def due(self, rows: NDArray[np.int64], num_computed: NDArray[np.int64]) -> list[int]:
-        """The rows that have computed up to their next mark or beyond."""
-        due: list[int] = rows[self._next[rows] <= num_computed].tolist()
+    def due(self, seats: NDArray[np.int64], num_computed: NDArray[np.int64]) -> list[int]:
+        """The seats that have computed up to their next mark or beyond."""
+        due: list[int] = seats[self._next[seats] <= num_computed].tolist()
         return due
 
-    def pass_until(self, row: int, num_computed: int) -> list[int]:
-        """Take off the marks of a row up to `num_computed`."""
-        positions = self._rows[row].positions
+    def pass_until(self, seat: int, num_computed: int) -> list[int]:
+        """Take off the marks of a seat up to `num_computed`."""
+        positions = self._seats[seat].positions
         passed = []
         while positions and positions[-1] <= num_computed:
             passed.append(positions.pop())
-        self._set_next(row)
+        self._set_next(seat)
         return passed
 
-    def _set_next(self, row: int) -> None:
-        marked = self._rows[row]
+    def _set_next(self, seat: int) -> None:
+        marked = self._seats[seat]
         if not marked.positions:
             self._arrive(marked)
-        self._next[row] = marked.positions[-1] if marked.positions else NEVER
+        self._next[seat] = marked.positions[-1] if marked.positions else NEVER
 
-    def _arrive(self, marked: MarkedRow) -> None:
+    def _arrive(self, marked: MarkedSeat) -> None:
         if marked.prompt is not None:
             self._under_way[marked.prompt] -= 1
             if self._under_way[marked.prompt] == 0:

@@ -56,8 +56,8 @@ def draw(layout: KVLayout, pool: BlockPool, tables: BlockTables, *, max_cells: i
 
 def _pages_by_kind(layout: KVLayout, pool: BlockPool, tables: BlockTables) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     for index, group in enumerate(layout.groups):
-        rows = np.flatnonzero(tables.end[index] > tables.first[index])
-        entries = entries_between(rows, tables.first[index][rows], tables.end[index][rows])
+        seats = np.flatnonzero(tables.end[index] > tables.first[index])
+        entries = entries_between(seats, tables.first[index][seats], tables.end[index][seats])
         is_of_kind = np.zeros(pool.num_blocks, np.bool_)
         is_of_kind[tables.read(index, entries)] = True
         yield group.kind, is_of_kind

@@ -17,9 +17,9 @@ from facet.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entrant:
-    """A waiting request that gets a row."""
+    """A waiting request that gets a seat."""
 
-    row: int
+    seat: int
     request_number: int
     request: Request
     output_token_ids: tuple[int, ...]  # not empty only after a preemption
@@ -35,7 +35,7 @@ class Entrant:
 class Entries(NamedTuple):
     """The requests that compute something in a step: parallel arrays, as in `StepPlan`."""
 
-    rows: NDArray[np.int64]
+    seats: NDArray[np.int64]
     request_numbers: NDArray[np.int64]
     num_computed: NDArray[np.int64]
     num_scheduled: NDArray[np.int64]
@@ -48,15 +48,15 @@ class Schedule:
     """A step as decided."""
 
     step: int
-    released_rows: tuple[int, ...]  # ended or preempted since the last step
-    preempted_rows: tuple[int, ...]  # of these, the ones this step preempts
+    released_seats: tuple[int, ...]  # ended or preempted since the last step
+    preempted_seats: tuple[int, ...]  # of these, the ones this step preempts
     entrants: tuple[Entrant, ...]
     entries: Entries
-    # The rows that go on running, scheduled or not: their windows stand at `running_computed` now.
-    running_rows: NDArray[np.int64]
+    # The seats that go on running, scheduled or not: their windows stand at `running_computed` now.
+    running_seats: NDArray[np.int64]
     running_computed: NDArray[np.int64]
 
     @property
     def is_empty(self) -> bool:
         """Nothing to compute: do not commit it, and look again when a step has been settled or a request came."""
-        return len(self.entries.rows) == 0
+        return len(self.entries.seats) == 0

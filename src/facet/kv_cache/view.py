@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from facet.kv_cache.accountant import block_span
 from facet.kv_cache.block_pool import BlockPool, Blocks
-from facet.kv_cache.block_tables import BlockTables, Rows, entries_between
+from facet.kv_cache.block_tables import BlockTables, Seats, entries_between
 from facet.kv_cache.marks import Marks, PromptName
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import PrefixHit, PrefixIndex
@@ -45,20 +45,20 @@ class CacheView:
         """Whether a running request is computing this very prompt, and will leave it in the prefix cache."""
         return self._marks.is_under_way(prompt)
 
-    def num_new_blocks(self, rows: Rows, num_computed: Counts, num_scheduled: Counts) -> Counts:
-        """Per row, the blocks its table lacks for this step."""
-        total = np.zeros(len(rows), np.int64)
+    def num_new_blocks(self, seats: Seats, num_computed: Counts, num_scheduled: Counts) -> Counts:
+        """Per seat, the blocks its table lacks for this step."""
+        total = np.zeros(len(seats), np.int64)
         for group, end in zip(self.layout.groups, self._tables.end, strict=True):
             _, needed_end = block_span(group, num_computed, num_scheduled)
-            total += np.maximum(needed_end - end[rows], 0)
+            total += np.maximum(needed_end - end[seats], 0)
         return total
 
-    def num_returning(self, rows: Rows, num_computed: Counts) -> int:
-        """Blocks that come back at once as these rows' windows move up to `num_computed`."""
+    def num_returning(self, seats: Seats, num_computed: Counts) -> int:
+        """Blocks that come back at once as these seats' windows move up to `num_computed`."""
         if not self.frees_are_immediate:
             return 0
         returning = 0
-        for blocks in self._behind_windows(rows, num_computed):
+        for blocks in self._behind_windows(seats, num_computed):
             refs = self._pool.table_refs[blocks]
             returning += int(np.count_nonzero(refs == 1))
             shared = blocks[refs > 1]
@@ -70,17 +70,17 @@ class CacheView:
     def what_if(self) -> "WhatIf":
         return WhatIf(self)
 
-    def _behind_windows(self, rows: Rows, num_computed: Counts) -> Iterator[Blocks]:
+    def _behind_windows(self, seats: Seats, num_computed: Counts) -> Iterator[Blocks]:
         for index, group in enumerate(self.layout.groups):
             if group.window is not None:
                 first, _ = block_span(group, num_computed, 0)
-                entries = entries_between(rows, self._tables.first[index][rows], first)
-                if len(entries.rows):
+                entries = entries_between(seats, self._tables.first[index][seats], first)
+                if len(entries.seats):
                     yield self._tables.read(index, entries)
 
 
 class WhatIf:
-    """A notebook for decisions: what would be available if these rows let go of their blocks?"""
+    """A notebook for decisions: what would be available if these seats let go of their blocks?"""
 
     def __init__(self, cache: CacheView) -> None:
         self.layout = cache.layout
@@ -91,9 +91,9 @@ class WhatIf:
         # Freed, but a step in flight may still touch them: none where frees are immediate.
         self._num_promised = int(np.count_nonzero(cache._pool.is_fenced))
 
-    def move_windows(self, rows: Rows, num_computed: Counts) -> None:
-        self._window_moved_to.update(zip(rows.tolist(), num_computed.tolist(), strict=True))
-        for blocks in self._cache._behind_windows(rows, num_computed):
+    def move_windows(self, seats: Seats, num_computed: Counts) -> None:
+        self._window_moved_to.update(zip(seats.tolist(), num_computed.tolist(), strict=True))
+        for blocks in self._cache._behind_windows(seats, num_computed):
             self._release(blocks)
 
     def claim_of(self, hit: PrefixHit) -> Blocks:
@@ -108,31 +108,31 @@ class WhatIf:
         self._refs[blocks] += 1
         self.num_available -= len(blocks)
 
-    def let_go(self, row: int) -> None:
-        """All blocks that the row still holds after its window was moved."""
-        tables, num_computed = self._cache._tables, self._window_moved_to[row]
+    def let_go(self, seat: int) -> None:
+        """All blocks that the seat still holds after its window was moved."""
+        tables, num_computed = self._cache._tables, self._window_moved_to[seat]
         for index, group in enumerate(self._cache.layout.groups):
             first, _ = block_span(group, num_computed, 0)
-            self._release(tables.block_ids[index][row, first : tables.end[index][row]])
+            self._release(tables.block_ids[index][seat, first : tables.end[index][seat]])
 
-    def num_new_blocks(self, row: int, num_computed: int, num_scheduled: int) -> int:
+    def num_new_blocks(self, seat: int, num_computed: int, num_scheduled: int) -> int:
         ends = (block_span(group, num_computed, num_scheduled)[1] for group in self._cache.layout.groups)
-        held = (int(end[row]) for end in self._cache._tables.end)
+        held = (int(end[seat]) for end in self._cache._tables.end)
         return sum(max(0, end - held_end) for end, held_end in zip(ends, held, strict=True))
 
-    def fits(self, row: int, num_computed: int, num_scheduled: int) -> bool:
-        return self.num_new_blocks(row, num_computed, num_scheduled) <= self.num_available
+    def fits(self, seat: int, num_computed: int, num_scheduled: int) -> bool:
+        return self.num_new_blocks(seat, num_computed, num_scheduled) <= self.num_available
 
-    def will_fit(self, row: int, num_computed: int, num_scheduled: int) -> bool:
+    def will_fit(self, seat: int, num_computed: int, num_scheduled: int) -> bool:
         """At the latest when the steps in flight have retired."""
-        needed = self.num_new_blocks(row, num_computed, num_scheduled)
+        needed = self.num_new_blocks(seat, num_computed, num_scheduled)
         return needed <= self.num_available + self._num_promised
 
-    def most_tokens_that_fit(self, row: int, num_computed: int, wanted: int) -> int:
+    def most_tokens_that_fit(self, seat: int, num_computed: int, wanted: int) -> int:
         low, high = 0, wanted
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.fits(row, num_computed, middle) else (low, middle - 1)
+            low, high = (middle, high) if self.fits(seat, num_computed, middle) else (low, middle - 1)
         return low
 
     def _release(self, blocks: Blocks) -> None:

@@ -21,7 +21,7 @@ class Spans:
     num_computed: Counts
     num_scheduled: Counts
     num_logit_rows: Counts  # of the scheduled tokens, the last so many want logits
-    table_rows: Counts  # the row of the block tables that is the sequence's own
+    seats: Counts  # whose block tables are the sequence's own
 
 
 def make_batch(
@@ -30,18 +30,16 @@ def make_batch(
     """One pass over all the spans. With `skip_upper`, only rows that want logits go past their last keys."""
     context_lens = spans.num_computed + spans.num_scheduled
     positions = _ranges(spans.num_computed, spans.num_scheduled)
-    table_rows = np.repeat(spans.table_rows, spans.num_scheduled)
+    seats = np.repeat(spans.seats, spans.num_scheduled)
     ends = np.cumsum(spans.num_scheduled, dtype=np.int32)
     logit_rows = _ranges(ends - spans.num_logit_rows, spans.num_logit_rows)
-    device_positions, device_table_rows, device_logit_rows = arrays_on_device(
-        (positions, table_rows, logit_rows), device
-    )
+    device_positions, device_seats, device_logit_rows = arrays_on_device((positions, seats, logit_rows), device)
     upper_rows = None
     if skip_upper:
         kept = np.flatnonzero(spans.num_logit_rows)
         upper_rows = AttentionRows(
             positions=device_positions[device_logit_rows],
-            seats=device_table_rows[device_logit_rows],
+            seats=device_seats[device_logit_rows],
             block_tables=block_tables,
             host_query_lens=tuple(spans.num_logit_rows[kept].tolist()),
             host_context_lens=tuple(context_lens[kept].tolist()),
@@ -50,7 +48,7 @@ def make_batch(
         token_ids=token_ids,
         rows=AttentionRows(
             positions=device_positions,
-            seats=device_table_rows,
+            seats=device_seats,
             block_tables=block_tables,
             host_query_lens=tuple(spans.num_scheduled.tolist()),
             host_context_lens=tuple(context_lens.tolist()),
@@ -83,7 +81,7 @@ def make_batch_of(sequences: Sequence[SequenceRows], device: torch.device, *, sk
         num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
         num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
         num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
-        table_rows=np.arange(len(sequences), dtype=np.int32),
+        seats=np.arange(len(sequences), dtype=np.int32),
     )
     tables = tuple(
         torch.from_numpy(_rectangle([sequence.block_tables[group] for sequence in sequences])).to(device)

@@ -2,14 +2,14 @@
 
 A pass has two halves, captured apart because they are also used apart:
 
-    lower   last token ids of the rows ─► all their keys and values stored, and the stream on which the last depend
+    lower   last token ids of the seats ─► all their keys and values stored, and the stream on which the last depend
     upper   that stream ─► logits
 
 A step in which every request computes one token replays both. A step with longer runs of rows computes its lower half
 by `pieces.py` or in the open, and then has one row per sequence left: it replays the upper half alone.
 
 Both halves read and write buffers that stay where they are. A step of a size between two captured ones is filled up
-with rows at position 0 of the scratch row, whose blocks are nobody's.
+with rows at position 0 of the scratch seat, whose blocks are nobody's.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ from facet.runner.recording import Recorder, Replayable
 class DecodeBuffers:
     """What graphs read and write, as long as the largest of them needs."""
 
-    last_token_ids: Tensor  # [table rows] int64: the newest token of every request; the runner's own
+    last_token_ids: Tensor  # [seats] int64: the newest token of every request; the runner's own
     block_tables: tuple[Tensor, ...]
-    scratch_row: int
-    rows: Tensor  # [2, size] int32: positions, then table rows
+    scratch_seat: int
+    rows: Tensor  # [2, size] int32: positions, then seats
     token_ids: Tensor  # [size] int64
     stream: Tensor  # [(streams,) size, hidden]: between the halves
     hidden: Tensor  # [size, hidden]: after them
@@ -43,17 +43,17 @@ class DecodeBuffers:
 
     @classmethod
     def make(
-        cls, model: Gemma, size: int, *, last_token_ids: Tensor, block_tables: tuple[Tensor, ...], scratch_row: int
+        cls, model: Gemma, size: int, *, last_token_ids: Tensor, block_tables: tuple[Tensor, ...], scratch_seat: int
     ) -> "DecodeBuffers":
         spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
         streams = () if spec.altup is None else (spec.altup.num_streams,)
         # Whole lines of memory, so that both halves begin aligned.
         rows = torch.zeros(2, -(-size // 16) * 16, dtype=torch.int32, device=device)
-        rows[1] = scratch_row
+        rows[1] = scratch_seat
         return cls(
             last_token_ids=last_token_ids,
             block_tables=block_tables,
-            scratch_row=scratch_row,
+            scratch_seat=scratch_seat,
             rows=rows,
             token_ids=torch.zeros(size, dtype=torch.int64, device=device),
             stream=torch.zeros(*streams, size, spec.hidden_size, dtype=dtype, device=device),
@@ -98,9 +98,9 @@ class DecodeGraphs:
                 self._upper[size] = recorder.record(partial(self._run_upper, size))
                 advance(1)
 
-    def decode(self, positions: NDArray[np.int32], table_rows: NDArray[np.int32]) -> Tensor:
-        """Logits [rows, vocab] of the newest token of each row; they hold until the next replay."""
-        self._stage(positions, table_rows)
+    def decode(self, positions: NDArray[np.int32], seats: NDArray[np.int32]) -> Tensor:
+        """Logits [rows, vocab] of the newest token of each seat; they hold until the next replay."""
+        self._stage(positions, seats)
         size = self._size_for(len(positions))
         self._lower[size].replay()
         self._upper[size].replay()
@@ -112,11 +112,11 @@ class DecodeGraphs:
         token_ids: Tensor,
         wanted: Tensor,
         positions: NDArray[np.int32],
-        table_rows: NDArray[np.int32],
+        seats: NDArray[np.int32],
     ) -> Tensor:
         """Logits of rows `wanted` of a stream that has passed the lower layers, one row per sequence."""
         count = len(positions)
-        self._stage(positions, table_rows)
+        self._stage(positions, seats)
         self._buffers.stream[..., :count, :] = stream[..., wanted, :]
         self._buffers.token_ids[:count] = token_ids[wanted]
         self._upper[self._size_for(count)].replay()
@@ -126,14 +126,14 @@ class DecodeGraphs:
         """The last hidden states of the rows just computed."""
         return self._buffers.hidden[:count]
 
-    def _stage(self, positions: NDArray[np.int32], table_rows: NDArray[np.int32]) -> None:
+    def _stage(self, positions: NDArray[np.int32], seats: NDArray[np.int32]) -> None:
         target = self._buffers.rows
         rows = torch.zeros(target.shape, dtype=torch.int32, pin_memory=target.is_cuda)
         count = len(positions)
         array = rows.numpy()
         array[0, :count] = positions
-        array[1, :count] = table_rows
-        array[1, count:] = self._buffers.scratch_row
+        array[1, :count] = seats
+        array[1, count:] = self._buffers.scratch_seat
         target.copy_(rows, non_blocking=True)
 
     def _size_for(self, count: int) -> int:

@@ -101,7 +101,7 @@ def divide_gpu_memory(
         # Nothing is unpacked, but shares of keys leave partial results: of a step in the open, and of captured ones.
         scratch = PARTIALS_LIMIT
         graphs += PARTIALS_LIMIT if graph_sizes else 0
-    sampling = max_device_bytes(num_rows=max_num_seqs, vocab_size=vocab_size, context_len=model.num_positions)
+    sampling = max_device_bytes(num_seats=max_num_seqs, vocab_size=vocab_size, context_len=model.num_positions)
     free, total = torch.cuda.mem_get_info(device)
     left = free - total * (1 - gpu_memory_utilization) - activations - scratch - graphs - sampling
     return GpuMemory(
@@ -168,7 +168,7 @@ def measure_activations(model: Gemma, layout: KVLayout, *, max_num_batched_token
         num_computed=np.zeros_like(lens),
         num_scheduled=lens,
         num_logit_rows=(lens == 1).astype(np.int32),
-        table_rows=np.zeros_like(lens),
+        seats=np.zeros_like(lens),
     )
     tables = tuple(
         torch.zeros(1, -(-longest // group.tokens_per_block), dtype=torch.int32, device=device)

@@ -9,7 +9,7 @@ depends on the number of rows alone: it is captured, once per size, and a layer 
     ...
     piece   attended ─► the stream behind the last layer, and keys and values of one more
 
-A step between two sizes is filled up with rows at position 0 of the scratch row. They attend to nothing and are given
+A step between two sizes is filled up with rows at position 0 of the scratch seat. They attend to nothing and are given
 zeros for it: whatever a row computes, it stays in that row, and zeros keep it finite.
 """
 
@@ -52,15 +52,15 @@ class PieceBuffers:
     """What pieces read and write, as long as the largest of them needs."""
 
     block_tables: tuple[Tensor, ...]
-    scratch_row: int
+    scratch_seat: int
     token_ids: Tensor  # [size] int64
     positions: Tensor  # [size] int32
-    table_rows: Tensor  # [size] int32
+    seats: Tensor  # [size] int32
     stations: dict[AttentionKind, Station]
     stream: Tensor  # [(streams,) size, hidden]: behind the last layer
 
     @classmethod
-    def make(cls, model: Gemma, size: int, *, block_tables: tuple[Tensor, ...], scratch_row: int) -> "PieceBuffers":
+    def make(cls, model: Gemma, size: int, *, block_tables: tuple[Tensor, ...], scratch_seat: int) -> "PieceBuffers":
         spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
         streams = () if spec.altup is None else (spec.altup.num_streams,)
 
@@ -69,10 +69,10 @@ class PieceBuffers:
 
         return cls(
             block_tables=block_tables,
-            scratch_row=scratch_row,
+            scratch_seat=scratch_seat,
             token_ids=torch.zeros(size, dtype=torch.int64, device=device),
             positions=torch.zeros(size, dtype=torch.int32, device=device),
-            table_rows=torch.full((size,), scratch_row, dtype=torch.int32, device=device),
+            seats=torch.full((size,), scratch_seat, dtype=torch.int32, device=device),
             stations={
                 layer.attention: Station(
                     queries=zeros(size, layer.num_heads, layer.head_dim),
@@ -87,7 +87,7 @@ class PieceBuffers:
         """Which rows belong together is not known here: attention is planned elsewhere."""
         return AttentionRows(
             positions=self.positions[:size],
-            seats=self.table_rows[:size],
+            seats=self.seats[:size],
             block_tables=self.block_tables,
             host_query_lens=(),
             host_context_lens=(),
@@ -99,7 +99,7 @@ class PieceBuffers:
         for target, given, other in (
             (self.token_ids, token_ids, 0),
             (self.positions, rows.positions, 0),
-            (self.table_rows, rows.seats, self.scratch_row),
+            (self.seats, rows.seats, self.scratch_seat),
         ):
             target[:count] = given
             target[count:size] = other

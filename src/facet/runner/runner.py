@@ -1,4 +1,4 @@
-"""Runs plans: keeps its rows up to date, builds the batch, calls the model, samples.
+"""Runs plans: keeps its seats up to date, builds the batch, calls the model, samples.
 
 `launch` starts a step and `LaunchedStep.wait` fetches its outcome, so that a loop may plan and launch the next step in
 between. Sampled ids never visit the host on their way into the next step.
@@ -23,7 +23,7 @@ from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.memory import free_gpu_bytes
 from facet.runner.pieces import LowerPieces, PieceBuffers
 from facet.runner.recording import recorder_for
-from facet.runner.row_state import RowState
+from facet.runner.seat_state import SeatState
 from facet.sampling import LogprobTensors, MaskInTheMaking, Sampler, TokensInFlight, prompt_logprobs
 from facet.sampling_params import SamplingParams
 from facet.step import StepPlan, StepResult
@@ -72,7 +72,7 @@ class _Computed(NamedTuple):
 
 
 class Runner:
-    """Owns the rows, the sampler and the arena; does not know why these rows were chosen."""
+    """Owns the seats, the sampler and the arena; does not know why these rows were chosen."""
 
     def __init__(
         self,
@@ -90,10 +90,12 @@ class Runner:
         self.arena = arena
         self.counters = WorkCounters()
         self._device = model.placement.device
-        self._rows = RowState(arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device)
-        self._sampler = Sampler(num_rows=max_num_seqs, vocab_size=model.spec.vocab_size, device=self._device)
+        self._seats = SeatState(
+            arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device
+        )
+        self._sampler = Sampler(num_seats=max_num_seqs, vocab_size=model.spec.vocab_size, device=self._device)
         self._last_token_ids = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
-        self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # row: how many, prompt length
+        self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # by seat: how many, prompt length
         self._fast_prefill = fast_prefill
         # Behind these, only rows whose logits are wanted go on: of the others, nobody reads what the last layer makes.
         # With fast prefill they also skip layers that own no keys, of which nobody reads anything either.
@@ -108,8 +110,8 @@ class Runner:
             self.model,
             max(sizes),
             last_token_ids=self._last_token_ids,
-            block_tables=self._rows.block_tables,
-            scratch_row=self._rows.scratch_row,
+            block_tables=self._seats.block_tables,
+            scratch_seat=self._seats.scratch_seat,
         )
         return DecodeGraphs(self.model, self.arena, buffers, sizes, num_lower_layers=self._num_lower_layers)
 
@@ -117,8 +119,8 @@ class Runner:
         buffers = PieceBuffers.make(
             self.model,
             max(sizes),
-            block_tables=self._rows.block_tables,
-            scratch_row=self._rows.scratch_row,
+            block_tables=self._seats.block_tables,
+            scratch_seat=self._seats.scratch_seat,
         )
         return LowerPieces(self.model, self.arena, buffers, sizes, num_layers=self._num_lower_layers)
 
@@ -152,10 +154,10 @@ class Runner:
             num_computed=np.zeros_like(lens),
             num_scheduled=lens,
             num_logit_rows=np.ones_like(lens),
-            table_rows=np.full_like(lens, self._rows.scratch_row),
+            seats=np.full_like(lens, self._seats.scratch_seat),
         )
         token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=self._device)
-        batch = make_batch(token_ids, spans, self._rows.block_tables, self._device, skip_upper=True)
+        batch = make_batch(token_ids, spans, self._seats.block_tables, self._device, skip_upper=True)
         self.model(batch, self.arena, self._num_lower_layers)
 
     def _sample_nothing(self, params: SamplingParams) -> None:
@@ -166,8 +168,8 @@ class Runner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, masks: MaskInTheMaking | None = None) -> LaunchedStep:
-        """Start a step. `masks` of rows with a grammar are waited for as late as can be, before sampling."""
-        self._update_rows(plan)
+        """Start a step. `masks` of requests with a grammar are waited for as late as can be, before sampling."""
+        self._update_seats(plan)
         computed = self._compute(plan)
         self._count(plan)
         return LaunchedStep(plan, self._sample(plan, computed, masks), self._prompt_logprobs(plan, computed.hidden))
@@ -178,14 +180,14 @@ class Runner:
         if graphs is None or len(wanted) > graphs.largest or int(plan.num_logit_rows.max()) > 1:
             batch = self._batch(plan, skip_upper=True)
             return _Computed(self.model(batch, self.arena, self._num_lower_layers), None)
-        if plan.num_tokens == len(plan.rows) and len(plan.rows) <= graphs.largest:
+        if plan.num_tokens == len(plan.seats) and len(plan.seats) <= graphs.largest:
             return self._replay(graphs, plan, wanted)
         batch = self._batch(plan, skip_upper=False)
         stream = self._lower(batch)
         if len(wanted) == 0:
             return _Computed(stream.new_empty(0, self.model.spec.hidden_size), None)
         positions = (plan.num_computed + plan.num_scheduled - 1)[wanted]
-        logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, plan.rows[wanted])
+        logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, plan.seats[wanted])
         return _Computed(graphs.hidden(len(wanted)), logits)
 
     def _lower(self, batch: ForwardBatch) -> Tensor:
@@ -195,13 +197,13 @@ class Runner:
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan, wanted: NDArray[np.int64]) -> _Computed:
         """Every entry computes one token."""
-        rows, token_ids = self._rows.given_single_tokens(plan)
-        if len(rows):
-            device_rows, device_ids = arrays_on_device((rows, token_ids), self._device)
-            self._last_token_ids[device_rows] = device_ids
-        logits = graphs.decode(plan.num_computed, plan.rows)
-        hidden = graphs.hidden(len(plan.rows))
-        if len(wanted) == len(plan.rows):
+        seats, token_ids = self._seats.given_single_tokens(plan)
+        if len(seats):
+            device_seats, device_ids = arrays_on_device((seats, token_ids), self._device)
+            self._last_token_ids[device_seats] = device_ids
+        logits = graphs.decode(plan.num_computed, plan.seats)
+        hidden = graphs.hidden(len(plan.seats))
+        if len(wanted) == len(plan.seats):
             return _Computed(hidden, logits)
         chosen = self._on_device(wanted)
         return _Computed(hidden[chosen], logits[chosen])
@@ -211,76 +213,76 @@ class Runner:
             num_computed=plan.num_computed,
             num_scheduled=plan.num_scheduled,
             num_logit_rows=plan.num_logit_rows,
-            table_rows=plan.rows,
+            seats=plan.seats,
         )
-        return make_batch(self._token_ids(plan), spans, self._rows.block_tables, self._device, skip_upper=skip_upper)
+        return make_batch(self._token_ids(plan), spans, self._seats.block_tables, self._device, skip_upper=skip_upper)
 
-    def _update_rows(self, plan: StepPlan) -> None:
+    def _update_seats(self, plan: StepPlan) -> None:
         """The order matters; `step.py` gives it."""
-        for row in plan.released_rows:
-            self._sampler.remove_request(row)
-            self._num_prompt_logprobs.pop(row, None)
+        for seat in plan.released_seats:
+            self._sampler.remove_request(seat)
+            self._num_prompt_logprobs.pop(seat, None)
         for admission in plan.admissions:
-            request, row = admission.request, admission.row
-            self._rows.admit(admission)
+            request, seat = admission.request, admission.seat
+            self._seats.admit(admission)
             self._sampler.add_request(
-                row,
+                seat,
                 request.sampling,
                 request.prompt_token_ids,
                 admission.output_token_ids,
                 eos_token_ids=request.eos_token_ids,
             )
             if request.sampling.prompt_logprobs is not None:
-                self._num_prompt_logprobs[row] = (request.sampling.prompt_logprobs, len(request.prompt_token_ids))
+                self._num_prompt_logprobs[seat] = (request.sampling.prompt_logprobs, len(request.prompt_token_ids))
         if self._poison_freed_blocks and len(plan.freed_blocks):
             self.arena.poison(self._on_device(plan.freed_blocks.astype(np.int64)))
         if len(plan.page_copies):
             sources, destinations = self._on_device(plan.page_copies.astype(np.int64)).unbind(dim=1)
             self.arena.copy_pages(sources, destinations)
-        self._rows.append_blocks(plan.new_blocks)
+        self._seats.append_blocks(plan.new_blocks)
 
     def _token_ids(self, plan: StepPlan) -> Tensor:
-        scheduled = self._rows.scheduled_tokens(plan)
-        token_ids, places, rows = arrays_on_device(
-            (scheduled.token_ids, scheduled.sampled_places, scheduled.sampled_rows), self._device
+        scheduled = self._seats.scheduled_tokens(plan)
+        token_ids, places, seats = arrays_on_device(
+            (scheduled.token_ids, scheduled.sampled_places, scheduled.sampled_seats), self._device
         )
         if len(places):
-            token_ids[places] = self._last_token_ids[rows]
+            token_ids[places] = self._last_token_ids[seats]
         return token_ids
 
     def _sample(self, plan: StepPlan, computed: _Computed, masks: MaskInTheMaking | None) -> TokensInFlight:
         """The last logit row of every entry that samples becomes its next token."""
         last_rows = (np.cumsum(plan.num_logit_rows)[plan.samples] - 1).astype(np.int64)
-        rows: Sequence[int] = plan.rows[plan.samples].tolist()
-        device_last_rows, device_rows = arrays_on_device((last_rows, np.array(rows, np.int64)), self._device)
+        seats: Sequence[int] = plan.seats[plan.samples].tolist()
+        device_last_rows, device_seats = arrays_on_device((last_rows, np.array(seats, np.int64)), self._device)
         if computed.logits is None:
             logits = self.model.logits(computed.hidden[device_last_rows])
         else:
-            is_all = len(rows) == len(computed.logits)
+            is_all = len(seats) == len(computed.logits)
             logits = computed.logits if is_all else computed.logits[device_last_rows]
         grammar = None if masks is None else masks.result()
-        mask = None if grammar is None else grammar.on_device(self._device, self._last_token_ids[device_rows])
-        sampled = self._sampler.sample(logits, rows, grammar=mask)
-        self._sampler.accept(rows, sampled.token_ids)
-        self._last_token_ids[device_rows] = sampled.token_ids
+        mask = None if grammar is None else grammar.on_device(self._device, self._last_token_ids[device_seats])
+        sampled = self._sampler.sample(logits, seats, grammar=mask)
+        self._sampler.accept(seats, sampled.token_ids)
+        self._last_token_ids[device_seats] = sampled.token_ids
         return sampled.start_copy()
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> tuple[tuple[int, tuple[LogprobTensors, ...]], ...]:
         """For entries whose every row has logits: how likely the model held the prompt token that follows each."""
         wanted = []
         ends = np.cumsum(plan.num_logit_rows)
-        for entry, (row, num_logit_rows) in enumerate(
-            zip(plan.rows.tolist(), plan.num_logit_rows.tolist(), strict=True)
+        for entry, (seat, num_logit_rows) in enumerate(
+            zip(plan.seats.tolist(), plan.num_logit_rows.tolist(), strict=True)
         ):
-            if row not in self._num_prompt_logprobs or num_logit_rows == 0:
+            if seat not in self._num_prompt_logprobs or num_logit_rows == 0:
                 continue
-            num_top, num_prompt = self._num_prompt_logprobs[row]
+            num_top, num_prompt = self._num_prompt_logprobs[seat]
             first = int(plan.num_computed[entry] + plan.num_scheduled[entry]) - num_logit_rows
             count = min(num_logit_rows, num_prompt - 1 - first)
             if count <= 0:
                 continue
             start = int(ends[entry]) - num_logit_rows
-            following = self._on_device(self._rows.given_tokens(row, first + 1, count))
+            following = self._on_device(self._seats.given_tokens(seat, first + 1, count))
             parts = []
             for piece in range(0, count, PROMPT_LOGITS_AT_ONCE):
                 size = min(PROMPT_LOGITS_AT_ONCE, count - piece)

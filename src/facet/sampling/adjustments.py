@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from facet.sampling.batch_rows import BatchRows, to_device
+from facet.sampling.batch_seats import BatchSeats
+from facet.transfer import array_on_device
 
 FORBIDDEN = -math.inf
 
@@ -29,33 +30,33 @@ def add_to_logits(logits: Tensor, adjustments: Adjustments) -> None:
     logits.index_put_((places, token_ids), amounts, accumulate=True)
 
 
-class RowAdjustments:
-    """Entries kept by row on the host, gathered for a batch once and remembered until either changes."""
+class SeatAdjustments:
+    """Entries kept by seat on the host, gathered for a batch once and remembered until either changes."""
 
     def __init__(self) -> None:
-        self._by_row: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]] = {}
-        self._gathered: tuple[BatchRows, Adjustments] | None = None
+        self._by_seat: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]] = {}
+        self._gathered: tuple[BatchSeats, Adjustments] | None = None
 
-    def set(self, row: int, token_ids: npt.NDArray[np.int64], amounts: npt.NDArray[np.float32]) -> None:
-        self._by_row[row] = (token_ids, amounts)
+    def set(self, seat: int, token_ids: npt.NDArray[np.int64], amounts: npt.NDArray[np.float32]) -> None:
+        self._by_seat[seat] = (token_ids, amounts)
         self._gathered = None
 
-    def drop(self, row: int) -> None:
-        if self._by_row.pop(row, None) is not None:
+    def drop(self, seat: int) -> None:
+        if self._by_seat.pop(seat, None) is not None:
             self._gathered = None
 
-    def has_any(self, batch: BatchRows) -> bool:
-        return bool(self._by_row) and any(row in self._by_row for row in batch.rows)
+    def has_any(self, batch: BatchSeats) -> bool:
+        return bool(self._by_seat) and any(seat in self._by_seat for seat in batch.seats)
 
-    def gather(self, batch: BatchRows) -> Adjustments:
+    def gather(self, batch: BatchSeats) -> Adjustments:
         if self._gathered is None or self._gathered[0] is not batch:
             self._gathered = (batch, self._gather(batch))
         return self._gathered[1]
 
-    def _gather(self, batch: BatchRows) -> Adjustments:
-        entries = [(place, *self._by_row[row]) for place, row in enumerate(batch.rows) if row in self._by_row]
+    def _gather(self, batch: BatchSeats) -> Adjustments:
+        entries = [(place, *self._by_seat[seat]) for place, seat in enumerate(batch.seats) if seat in self._by_seat]
         places = np.concatenate([np.full(len(ids), place, dtype=np.int64) for place, ids, _ in entries])
         indices = np.stack([places, np.concatenate([ids for _, ids, _ in entries])])
-        place_indices, token_ids = to_device(indices, batch.device)
-        amounts = to_device(np.concatenate([amounts for _, _, amounts in entries]), batch.device)
+        place_indices, token_ids = array_on_device(indices, batch.device)
+        amounts = array_on_device(np.concatenate([amounts for _, _, amounts in entries]), batch.device)
         return Adjustments(place_indices, token_ids, amounts.to(torch.float32))

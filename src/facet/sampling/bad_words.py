@@ -1,7 +1,7 @@
 """bad_words: token sequences that must not be completed.
 
 The last token of a word is forbidden when the output ends with the tokens before it. Those recent tokens are
-kept on the device, because the host may not know them yet: a row of the history per request, the newest last.
+kept on the device, because the host may not know them yet: a line of the history per seat, the newest last.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from facet.sampling.adjustments import FORBIDDEN, Adjustments, add_to_logits
-from facet.sampling.batch_rows import Arrival, BatchRows, places_tensor, to_device
+from facet.sampling.batch_seats import Arrival, BatchSeats
+from facet.transfer import array_on_device, indices_on_device
 
 _NO_TOKEN = -1  # in the history: the output is shorter than this
 _ANY_TOKEN = -2  # in a prefix: the word is shorter than this
@@ -20,19 +21,19 @@ _ANY_TOKEN = -2  # in a prefix: the word is shorter than this
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    batch: BatchRows
+    batch: BatchSeats
     word_places: Tensor  # [words]
-    word_rows: Tensor  # [words]
+    word_seats: Tensor  # [words]
     last_tokens: Tensor  # [words]
     prefixes: Tensor  # [words, history]
     places: Tensor  # [requests with words]
-    rows: Tensor  # [requests with words]
+    seats: Tensor  # [requests with words]
 
 
 class BadWords:
-    def __init__(self, num_rows: int, device: torch.device) -> None:
+    def __init__(self, num_seats: int, device: torch.device) -> None:
         self._words: dict[int, tuple[tuple[int, ...], ...]] = {}
-        self._history = torch.full((num_rows, 0), _NO_TOKEN, dtype=torch.int64, device=device)
+        self._history = torch.full((num_seats, 0), _NO_TOKEN, dtype=torch.int64, device=device)
         self._prepared: _Prepared | None = None
 
     def add_request(self, arrival: Arrival) -> None:
@@ -43,34 +44,34 @@ class BadWords:
         if not params.bad_words_token_ids:
             return
         words = tuple(tuple(word) for word in params.bad_words_token_ids)
-        self._words[arrival.row] = words
+        self._words[arrival.seat] = words
         self._lengthen_history(max(len(word) for word in words) - 1)
         history_len = self._history.shape[1]
         recent = np.full(history_len, _NO_TOKEN, dtype=np.int64)
         num_known = min(history_len, len(output_token_ids))
         recent[history_len - num_known :] = output_token_ids[len(output_token_ids) - num_known :]
-        self._history[arrival.row] = to_device(recent, self._history.device)
+        self._history[arrival.seat] = array_on_device(recent, self._history.device)
 
-    def remove_request(self, row: int) -> None:
-        self._words.pop(row, None)
+    def remove_request(self, seat: int) -> None:
+        self._words.pop(seat, None)
 
-    def is_active(self, batch: BatchRows) -> bool:
-        return bool(self._words) and any(row in self._words for row in batch.rows)
+    def is_active(self, batch: BatchSeats) -> bool:
+        return bool(self._words) and any(seat in self._words for seat in batch.seats)
 
-    def apply(self, logits: Tensor, batch: BatchRows) -> None:
+    def apply(self, logits: Tensor, batch: BatchSeats) -> None:
         prepared = self._prepare(batch)
-        matches = (self._history[prepared.word_rows] == prepared.prefixes) | (prepared.prefixes == _ANY_TOKEN)
+        matches = (self._history[prepared.word_seats] == prepared.prefixes) | (prepared.prefixes == _ANY_TOKEN)
         amounts = torch.zeros(len(matches), dtype=torch.float32, device=logits.device)
         amounts.masked_fill_(matches.all(-1), FORBIDDEN)
         add_to_logits(logits, Adjustments(prepared.word_places, prepared.last_tokens, amounts))
 
-    def accept(self, batch: BatchRows, token_ids: Tensor) -> None:
+    def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
         if not self.is_active(batch) or not self._history.shape[1]:
             return
         prepared = self._prepare(batch)
-        older = self._history[prepared.rows, 1:]
+        older = self._history[prepared.seats, 1:]
         newest = token_ids[prepared.places].unsqueeze(1)
-        self._history.index_copy_(0, prepared.rows, torch.cat([older, newest], dim=1))
+        self._history.index_copy_(0, prepared.seats, torch.cat([older, newest], dim=1))
 
     def _lengthen_history(self, num_tokens: int) -> None:
         """Requests already here keep what they have: their words need no more."""
@@ -78,27 +79,27 @@ class BadWords:
         if num_missing > 0:
             self._history = pad(self._history, (num_missing, 0), value=_NO_TOKEN)
 
-    def _prepare(self, batch: BatchRows) -> _Prepared:
+    def _prepare(self, batch: BatchSeats) -> _Prepared:
         if self._prepared is None or self._prepared.batch is not batch:
             self._prepared = self._gather(batch)
         return self._prepared
 
-    def _gather(self, batch: BatchRows) -> _Prepared:
-        users = [(place, row) for place, row in enumerate(batch.rows) if row in self._words]
-        words = [(place, row, word) for place, row in users for word in self._words[row]]
+    def _gather(self, batch: BatchSeats) -> _Prepared:
+        users = [(place, seat) for place, seat in enumerate(batch.seats) if seat in self._words]
+        words = [(place, seat, word) for place, seat in users for word in self._words[seat]]
         history_len = self._history.shape[1]
         table = np.full((len(words), 3 + history_len), _ANY_TOKEN, dtype=np.int64)
-        for entry, (place, row, word) in zip(table, words, strict=True):
+        for entry, (place, seat, word) in zip(table, words, strict=True):
             *prefix, last = word
-            entry[:3] = place, row, last
+            entry[:3] = place, seat, last
             entry[entry.size - len(prefix) :] = prefix
-        on_device = to_device(table, batch.device)
+        on_device = array_on_device(table, batch.device)
         return _Prepared(
             batch=batch,
             word_places=on_device[:, 0],
-            word_rows=on_device[:, 1],
+            word_seats=on_device[:, 1],
             last_tokens=on_device[:, 2],
             prefixes=on_device[:, 3:],
-            places=places_tensor([place for place, _ in users], batch.device),
-            rows=places_tensor([row for _, row in users], batch.device),
+            places=indices_on_device([place for place, _ in users], batch.device),
+            seats=indices_on_device([seat for _, seat in users], batch.device),
         )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from facet.sampling.batch_rows import row_slices
+from facet.sampling.batch_seats import row_slices
 
 
 def num_words(vocab_size: int) -> int:

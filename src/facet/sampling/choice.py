@@ -25,10 +25,11 @@ from torch import Tensor
 
 from facet.kernels.token_choice import NARROW_LIMIT as NARROW_LIMIT
 from facet.kernels.token_choice import ChoiceSettings, Outcome, choose_tokens
-from facet.sampling.batch_rows import Arrival, BatchRows, places_tensor, row_slices, to_device
+from facet.sampling.batch_seats import Arrival, BatchSeats, row_slices
 from facet.sampling.candidates import Best, Candidates, best_token, top_candidates
 from facet.sampling.noise import exponential, random_bits, scramble_token_ids
 from facet.sampling.truncation import Truncation, is_covered, relative_weights, total_mass, truncate
+from facet.transfer import array_on_device, indices_on_device
 
 NUCLEUS_CANDIDATES = 1024
 
@@ -56,7 +57,7 @@ class _Groups:
     """A batch's rows by kind. `narrow` spans the whole batch: a row of another kind is overwritten
     afterwards, which costs less than copying the logits of the narrow ones out."""
 
-    batch: BatchRows
+    batch: BatchSeats
     is_greedy: bool
     settings: ChoiceSettings | None  # where kernels choose; of the groups there is only `wide` then
     narrow: Truncation | None
@@ -68,32 +69,32 @@ class _Groups:
 
 
 class Choice:
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, *, uses_kernels: bool) -> None:
+    def __init__(self, num_seats: int, vocab_size: int, device: torch.device, *, uses_kernels: bool) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._uses_kernels = uses_kernels
-        self._temperature = np.ones(num_rows, dtype=np.float64)
-        self._top_k = np.ones(num_rows, dtype=np.int64)
-        self._top_p = np.ones(num_rows, dtype=np.float64)
-        self._min_p = np.zeros(num_rows, dtype=np.float64)
+        self._temperature = np.ones(num_seats, dtype=np.float64)
+        self._top_k = np.ones(num_seats, dtype=np.int64)
+        self._top_p = np.ones(num_seats, dtype=np.float64)
+        self._min_p = np.zeros(num_seats, dtype=np.float64)
         self._groups: _Groups | None = None
         self._scrambled_vocabulary: Tensor | None = None
 
     def add_request(self, arrival: Arrival) -> None:
-        row, params = arrival.row, arrival.params
+        seat, params = arrival.seat, arrival.params
         if params.is_greedy:
-            self._set(row, temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
+            self._set(seat, temperature=1.0, top_k=1, top_p=1.0, min_p=0.0)
         else:
             top_k = min(params.top_k, self._vocab_size) or self._vocab_size
-            self._set(row, params.temperature, top_k, params.top_p, params.min_p)
+            self._set(seat, params.temperature, top_k, params.top_p, params.min_p)
 
-    def remove_request(self, row: int) -> None:
+    def remove_request(self, seat: int) -> None:
         """The settings stay until another request brings its own."""
 
-    def needs_noise(self, batch: BatchRows) -> bool:
+    def needs_noise(self, batch: BatchSeats) -> bool:
         return not self._prepare(batch).is_greedy
 
-    def choose(self, logits: Tensor, batch: BatchRows, keys: Tensor | None, raw_max: Tensor | None) -> Outcome:
+    def choose(self, logits: Tensor, batch: BatchSeats, keys: Tensor | None, raw_max: Tensor | None) -> Outcome:
         """One token per row. `keys` may be None where no row needs noise. `raw_max` [rows] is the largest logit before
         masks, which could hide a NaN of the model's; None: nothing was masked."""
         groups = self._prepare(batch)
@@ -187,34 +188,34 @@ class Choice:
             places = group.places[part]
             yield _Part(places, group.truncation.select(part), logits[places].float(), keys[places])
 
-    def _set(self, row: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
-        self._temperature[row] = temperature
-        self._top_k[row] = top_k
-        self._top_p[row] = top_p
-        self._min_p[row] = min_p
+    def _set(self, seat: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+        self._temperature[seat] = temperature
+        self._top_k[seat] = top_k
+        self._top_p[seat] = top_p
+        self._min_p[seat] = min_p
 
-    def _prepare(self, batch: BatchRows) -> _Groups:
+    def _prepare(self, batch: BatchSeats) -> _Groups:
         if self._groups is None or self._groups.batch is not batch:
             self._groups = self._group(batch)
         return self._groups
 
-    def _group(self, batch: BatchRows) -> _Groups:
-        rows = np.asarray(batch.rows, dtype=np.int64)
-        top_k = self._top_k[rows]
+    def _group(self, batch: BatchSeats) -> _Groups:
+        seats = np.asarray(batch.seats, dtype=np.int64)
+        top_k = self._top_k[seats]
         is_narrow = top_k <= min(NARROW_LIMIT, self._vocab_size - 1)
         is_wide = ~is_narrow & (top_k < self._vocab_size)
-        is_nucleus = ~is_narrow & ~is_wide & (self._top_p[rows] < 1)
+        is_nucleus = ~is_narrow & ~is_wide & (self._top_p[seats] < 1)
         is_open = ~is_narrow & ~is_wide & ~is_nucleus
         narrow_k = int(top_k[is_narrow].max(initial=1))
         wide_k = int(top_k[is_wide].max(initial=1))
-        wide = self._select(rows, is_wide, wide_k)
+        wide = self._select(seats, is_wide, wide_k)
         is_greedy = bool((top_k == 1).all())
         if self._uses_kernels:
             settings = ChoiceSettings(
-                by_row=to_device(self._settings(rows).T, self._device),
+                by_row=array_on_device(self._settings(seats).T, self._device),
                 is_greedy=is_greedy,
                 largest_narrow_k=narrow_k,
-                has_min_p=bool((is_open & (self._min_p[rows] > 0)).any()),
+                has_min_p=bool((is_open & (self._min_p[seats] > 0)).any()),
                 has_top_p=bool(is_nucleus.any()),
             )
             return _Groups(batch, is_greedy, settings, None, narrow_k, wide, wide_k, None, None)
@@ -222,28 +223,28 @@ class Choice:
             batch=batch,
             is_greedy=is_greedy,
             settings=None,
-            narrow=self._truncation(rows, narrow_k) if is_narrow.any() else None,
+            narrow=self._truncation(seats, narrow_k) if is_narrow.any() else None,
             narrow_k=narrow_k,
             wide=wide,
             wide_k=wide_k,
-            nucleus=self._select(rows, is_nucleus, self._vocab_size),
-            open=self._select(rows, is_open, self._vocab_size),
+            nucleus=self._select(seats, is_nucleus, self._vocab_size),
+            open=self._select(seats, is_open, self._vocab_size),
         )
 
-    def _settings(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        return np.stack([self._temperature[rows], self._top_k[rows], self._top_p[rows], self._min_p[rows]])
+    def _settings(self, seats: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        return np.stack([self._temperature[seats], self._top_k[seats], self._top_p[seats], self._min_p[seats]])
 
     def _select(
-        self, rows: npt.NDArray[np.int64], is_chosen: npt.NDArray[np.bool_], num_candidates: int
+        self, seats: npt.NDArray[np.int64], is_chosen: npt.NDArray[np.bool_], num_candidates: int
     ) -> _Group | None:
         if not is_chosen.any():
             return None
-        places = places_tensor(np.flatnonzero(is_chosen).tolist(), self._device)
-        return _Group(places, self._truncation(rows[is_chosen], num_candidates))
+        places = indices_on_device(np.flatnonzero(is_chosen).tolist(), self._device)
+        return _Group(places, self._truncation(seats[is_chosen], num_candidates))
 
-    def _truncation(self, rows: npt.NDArray[np.int64], num_candidates: int) -> Truncation:
-        settings = self._settings(rows)
-        temperature, top_k, top_p, min_p = to_device(settings, self._device).unsqueeze(-1)
+    def _truncation(self, seats: npt.NDArray[np.int64], num_candidates: int) -> Truncation:
+        settings = self._settings(seats)
+        temperature, top_k, top_p, min_p = array_on_device(settings, self._device).unsqueeze(-1)
         return Truncation(
             temperature=temperature.float(),
             top_k=top_k.to(torch.int64),

@@ -6,11 +6,13 @@ The mask comes from outside for every step (a grammar advances with the tokens i
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from facet.sampling.batch_rows import places_tensor
 from facet.sampling.bitmask import apply_bitmask, num_words
+from facet.transfer import array_on_device, indices_on_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class GrammarMask:
             f"a grammar bitmask of shape {tuple(self.bitmask.shape)} for {len(self.places)} rows of "
             f"{logits.shape[-1]} tokens; {expected} was expected"
         )
-        apply_bitmask(logits, self.bitmask, places_tensor(self.places, logits.device))
+        apply_bitmask(logits, self.bitmask, indices_on_device(self.places, logits.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,15 @@ class HostMask:
     sampled, which only the device knows, the mask of what follows it applies, and otherwise none.
     """
 
-    bitmask: Tensor  # as in `GrammarMask`, on the host
+    bitmask: NDArray[np.int32]  # as in `GrammarMask`
     places: Sequence[int]
     only_after: Sequence[int | None]  # by place: the token; None: the mask applies whatever came last
 
     def on_device(self, device: torch.device, last_token_ids: Tensor) -> GrammarMask:
         """`last_token_ids` [rows of the step's logits]: what each sampled last."""
-        bitmask = self.bitmask
-        if device.type == "cuda":
-            # From pinned memory the copy is queued behind the model's kernels and the host need not wait for them.
-            bitmask = bitmask.pin_memory()
-        bitmask = bitmask.to(device, non_blocking=True)
+        bitmask = array_on_device(self.bitmask, device)
         if any(token is not None for token in self.only_after):
-            after = places_tensor([-1 if token is None else token for token in self.only_after], device)
-            applies = (after < 0) | (last_token_ids[places_tensor(self.places, device)] == after)
+            after = indices_on_device([-1 if token is None else token for token in self.only_after], device)
+            applies = (after < 0) | (last_token_ids[indices_on_device(self.places, device)] == after)
             bitmask = torch.where(applies.unsqueeze(-1), bitmask, -1)
         return GrammarMask(bitmask, self.places)

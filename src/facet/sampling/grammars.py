@@ -1,4 +1,4 @@
-"""The grammars of running requests, by row: they see the tokens of settled steps and give masks to the next.
+"""The grammars of running requests, by seat: they see the tokens of settled steps and give masks to the next.
 
 All walking is done by one thread, in the order it was asked for, so that masks are made while the device computes and
 no lock is needed. The loop's thread only asks; the runner waits for the answer when it has launched the model and is
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 
 from facet.request import Request
 from facet.sampling.grammar import HostMask
@@ -38,7 +37,7 @@ class Grammars:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._compiled: dict[str, xgrammar.CompiledGrammar] = {}
-        self._rows: dict[int, _Row] = {}
+        self._seats: dict[int, _Seat] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._waits: dict[int, bool] = {}
 
@@ -51,20 +50,20 @@ class Grammars:
             self._compiled.pop(request_id, None)
 
     def start_masks(self, plan: StepPlan) -> MaskInTheMaking | None:
-        """What the plan's sampled rows may sample. None: no row of it has a grammar."""
-        if not self._compiled and not self._rows:
+        """What the plan's requests may sample. None: none of them has a grammar."""
+        if not self._compiled and not self._seats:
             return None
-        for row in plan.released_rows:
-            self._rows.pop(row, None)
-        numbers = dict(zip(plan.rows.tolist(), plan.request_numbers.tolist(), strict=True))
+        for seat in plan.released_seats:
+            self._seats.pop(seat, None)
+        numbers = dict(zip(plan.seats.tolist(), plan.request_numbers.tolist(), strict=True))
         for admission in plan.admissions:
             if admission.request.grammar is not None:
-                self._admit(admission, numbers[admission.row])
-        sampled = plan.rows[plan.samples].tolist()
-        held = {place: self._rows[row] for place, row in enumerate(sampled) if row in self._rows}
+                self._admit(admission, numbers[admission.seat])
+        sampled = plan.seats[plan.samples].tolist()
+        held = {place: self._seats[seat] for place, seat in enumerate(sampled) if seat in self._seats}
         if not held:
             return None
-        making = self._ask(_collect, [(place, row.state, row.unseen_trigger) for place, row in held.items()])
+        making = self._ask(_collect, [(place, seat.state, seat.unseen_trigger) for place, seat in held.items()])
         for holder in held.values():
             holder.has_sampled = True
             holder.was_waiting = holder.is_waiting
@@ -76,18 +75,18 @@ class Grammars:
         return waits
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
-        """Let grammars see the tokens of a step; a row that has changed hands since does not."""
-        if not self._rows:
+        """Let grammars see the tokens of a step; a seat that has changed hands since does not."""
+        if not self._seats:
             return
         entries = zip(
-            plan.rows[plan.samples].tolist(),
+            plan.seats[plan.samples].tolist(),
             plan.request_numbers[plan.samples].tolist(),
             result.token_ids,
             strict=True,
         )
         seen = []
-        for row, number, token_id in entries:
-            held = self._rows.get(row)
+        for seat, number, token_id in entries:
+            held = self._seats.get(seat)
             if held is not None and held.request_number == number and token_id is not None:
                 self._note_waiting(held, token_id)
                 seen.append((held.state, token_id))
@@ -109,25 +108,25 @@ class Grammars:
             stop_token_ids=(*request.eos_token_ids, *request.sampling.stop_token_ids),
         )
         state = _WalkState(walker)
-        row = self._rows[admission.row] = _Row(number, state, request.grammar.trigger_token_id)
-        row.is_waiting = row.trigger_token_id is None
-        if row.trigger_token_id is not None and admission.output_token_ids:
-            self._set_waiting(row, True)  # it may be in the middle of what its trigger began
+        seat = self._seats[admission.seat] = _Seat(number, state, request.grammar.trigger_token_id)
+        seat.is_waiting = seat.trigger_token_id is None
+        if seat.trigger_token_id is not None and admission.output_token_ids:
+            self._set_waiting(seat, True)  # it may be in the middle of what its trigger began
         self._ask(state.walk, admission.output_token_ids)
 
-    def _note_waiting(self, row: "_Row", token_id: int) -> None:
-        if row.trigger_token_id is None:
+    def _note_waiting(self, seat: "_Seat", token_id: int) -> None:
+        if seat.trigger_token_id is None:
             return
-        if token_id == row.trigger_token_id:
-            self._set_waiting(row, True)
-        elif row.was_waiting and row.state.mask is None:
+        if token_id == seat.trigger_token_id:
+            self._set_waiting(seat, True)
+        elif seat.was_waiting and seat.state.mask is None:
             # The mask is that of this token: while a request waits nobody walks between its mask and its token. Of one
             # that did not wait it may be older, from before a trigger.
-            self._set_waiting(row, False)
+            self._set_waiting(seat, False)
 
-    def _set_waiting(self, row: "_Row", must_wait: bool) -> None:
-        if row.is_waiting != must_wait:
-            row.is_waiting = self._waits[row.request_number] = must_wait
+    def _set_waiting(self, seat: "_Seat", must_wait: bool) -> None:
+        if seat.is_waiting != must_wait:
+            seat.is_waiting = self._waits[seat.request_number] = must_wait
 
     def _ask(self, function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
         if self._thread is None:
@@ -163,8 +162,8 @@ class _WalkState:
 
 
 @dataclass(slots=True)
-class _Row:
-    request_number: int  # which submission holds the row
+class _Seat:
+    request_number: int  # which submission holds the seat
     state: _WalkState
     trigger_token_id: int | None
     is_waiting: bool = False
@@ -182,12 +181,12 @@ def _walk_all(seen: Iterable[tuple[_WalkState, int]]) -> None:
         state.walk((token_id,))
 
 
-def _collect(rows: Iterable[tuple[int, _WalkState, int | None]]) -> HostMask | None:
-    """The masks of those rows, by their place among the step's logits, that may forbid anything."""
+def _collect(seats: Iterable[tuple[int, _WalkState, int | None]]) -> HostMask | None:
+    """The masks of those seats, by their place among the step's logits, that may forbid anything."""
     masks: list[Mask] = []
     places: list[int] = []
     only_after: list[int | None] = []
-    for place, state, unseen_trigger in rows:
+    for place, state, unseen_trigger in seats:
         mask, after = state.mask, None
         if mask is None and unseen_trigger is not None:
             mask, after = state.mask_after_trigger(), unseen_trigger
@@ -195,4 +194,4 @@ def _collect(rows: Iterable[tuple[int, _WalkState, int | None]]) -> HostMask | N
             masks.append(mask)
             places.append(place)
             only_after.append(after)
-    return HostMask(torch.from_numpy(np.stack(masks)), places, only_after) if masks else None
+    return HostMask(np.stack(masks), places, only_after) if masks else None

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from facet.kernels.log_sum_exp import log_sum_exp
-from facet.sampling.batch_rows import Arrival, BatchRows, places_tensor, row_slices
+from facet.sampling.batch_seats import Arrival, BatchSeats, row_slices
 from facet.sampling.candidates import top_candidates
 from facet.sampling_params import WHOLE_VOCABULARY
+from facet.transfer import indices_on_device
 
 # Requests for at most so many share one set of tensors; each larger one gets its own, so that one request for
 # the whole vocabulary does not make its neighbours carry as much.
@@ -63,22 +64,22 @@ class Logprobs:
 
     def add_request(self, arrival: Arrival) -> None:
         if arrival.params.logprobs is not None:
-            self._num_top[arrival.row] = _resolve(arrival.params.logprobs, self._vocab_size)
+            self._num_top[arrival.seat] = _resolve(arrival.params.logprobs, self._vocab_size)
 
-    def remove_request(self, row: int) -> None:
-        self._num_top.pop(row, None)
+    def remove_request(self, seat: int) -> None:
+        self._num_top.pop(seat, None)
 
-    def raw_logits(self, logits: Tensor, batch: BatchRows, *, will_change: bool) -> "RawLogits | None":
+    def raw_logits(self, logits: Tensor, batch: BatchSeats, *, will_change: bool) -> "RawLogits | None":
         """What is needed of the logits before they change: only the rows of requests that ask, copied only if
         they are about to be overwritten. None where no request asks."""
         if not self._num_top:
             return None
-        users = [(place, self._num_top[row]) for place, row in enumerate(batch.rows) if row in self._num_top]
+        users = [(place, self._num_top[seat]) for place, seat in enumerate(batch.seats) if seat in self._num_top]
         if not users:
             return None
         places = tuple(place for place, _ in users)
         if len(users) < len(batch):
-            logits = logits[places_tensor(places, batch.device)]
+            logits = logits[indices_on_device(places, batch.device)]
         elif will_change:
             logits = logits.clone()
         return RawLogits(logits, places, tuple(num_top for _, num_top in users))
@@ -102,9 +103,9 @@ class RawLogits:
         places = tuple(self.places[index] for index in group)
         num_top = tuple(self.num_top[index] for index in group)
         device = self.logits.device
-        logits = self.logits if len(group) == len(self.places) else self.logits[places_tensor(group, device)]
+        logits = self.logits if len(group) == len(self.places) else self.logits[indices_on_device(group, device)]
         if len(places) < len(token_ids):
-            token_ids = token_ids[places_tensor(places, device)]
+            token_ids = token_ids[indices_on_device(places, device)]
         return _token_logprobs(logits, token_ids, places, num_top)
 
 

@@ -1,6 +1,6 @@
 """Random numbers as a function: (seed, output position, token id) -> noise.
 
-Nothing is drawn from a generator that has a state, so a request's noise does not depend on its row, on its
+Nothing is drawn from a generator that has a state, so a request's noise does not depend on its seat, on its
 neighbours, on the step number, or on whether it was preempted. Knows nothing of logits. Here: seed and position to
 a row's two keys, on the host; keys and token ids to noise is `facet.kernels.token_choice.noise`.
 """

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from facet.sampling.batch_rows import Arrival, BatchRows, places_tensor, row_slices, to_device
+from facet.sampling.batch_seats import Arrival, BatchSeats, row_slices
 from facet.sampling_params import SamplingParams
+from facet.transfer import array_on_device, indices_on_device
 
 # A stronger penalty decides nothing more and could make a logit infinite, which is how a broken model looks.
 _MAX_REPETITION_PENALTY = 1e30
@@ -26,7 +27,7 @@ _FIRST_CAPACITY = 1024  # ids listed per slot before the lists are first enlarge
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    batch: BatchRows
+    batch: BatchSeats
     places: Tensor  # [users]
     slots: Tensor  # [users]
     repetition: Tensor  # [users, 1] float32, and the next two
@@ -36,8 +37,8 @@ class _Prepared:
 
 
 class Penalties:
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
-        self._num_rows = num_rows
+    def __init__(self, num_seats: int, vocab_size: int, device: torch.device) -> None:
+        self._num_seats = num_seats
         self._params: dict[int, SamplingParams] = {}
         self._slots: dict[int, int] = {}
         self._free_slots: list[int] = []
@@ -45,41 +46,41 @@ class Penalties:
         # A list is valid beyond its length too: penalizing any token again gives the same logit again.
         self._listed_ids = torch.zeros(0, _FIRST_CAPACITY, dtype=torch.int64, device=device)
         self._list_lengths = torch.zeros(0, dtype=torch.int64, device=device)
-        self._num_listed: dict[int, int] = {}  # by row: the same lengths as the host knows them
+        self._num_listed: dict[int, int] = {}  # by seat: the same lengths as the host knows them
         self._prepared: _Prepared | None = None
 
     def add_request(self, arrival: Arrival) -> None:
-        row, params = arrival.row, arrival.params
+        seat, params = arrival.seat, arrival.params
         if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0):
             return
         if not self._free_slots:
             self._add_slots()
-        slot = self._slots[row] = self._free_slots.pop()
-        self._params[row] = params
+        slot = self._slots[seat] = self._free_slots.pop()
+        self._params[seat] = params
         prompt = arrival.prompt_token_ids if params.repetition_penalty != 1.0 else ()
         in_prompt = np.unique(np.asarray(prompt, dtype=np.int64))
         in_output, counts = np.unique(np.asarray(arrival.output_token_ids, dtype=np.int64), return_counts=True)
         device = self._seen.device
         seen = self._seen[slot].zero_()
-        seen.index_fill_(0, to_device(in_prompt, device), 1)
-        seen.index_add_(0, to_device(in_output, device), to_device((2 * counts).astype(np.int32), device))
+        seen.index_fill_(0, array_on_device(in_prompt, device), 1)
+        seen.index_add_(0, array_on_device(in_output, device), array_on_device((2 * counts).astype(np.int32), device))
         listed = np.concatenate([in_prompt, in_output])
-        self._num_listed[row] = len(listed)
+        self._num_listed[seat] = len(listed)
         self._reserve(len(listed))
-        self._listed_ids[slot, : len(listed)] = to_device(listed, device)
+        self._listed_ids[slot, : len(listed)] = array_on_device(listed, device)
         self._list_lengths[slot].fill_(len(listed))
 
-    def remove_request(self, row: int) -> None:
-        if self._params.pop(row, None) is not None:
-            self._free_slots.append(self._slots.pop(row))
-            del self._num_listed[row]
+    def remove_request(self, seat: int) -> None:
+        if self._params.pop(seat, None) is not None:
+            self._free_slots.append(self._slots.pop(seat))
+            del self._num_listed[seat]
 
-    def is_active(self, batch: BatchRows) -> bool:
-        return bool(self._params) and any(row in self._params for row in batch.rows)
+    def is_active(self, batch: BatchSeats) -> bool:
+        return bool(self._params) and any(seat in self._params for seat in batch.seats)
 
-    def apply(self, logits: Tensor, batch: BatchRows) -> None:
+    def apply(self, logits: Tensor, batch: BatchSeats) -> None:
         prepared = self._prepare(batch)
-        num_listed = max(self._num_listed.get(row, 0) for row in batch.rows)
+        num_listed = max(self._num_listed.get(seat, 0) for seat in batch.seats)
         for part in row_slices(len(prepared.places), max(num_listed, 1), logits.device):
             places, slots = prepared.places[part].unsqueeze(1), prepared.slots[part]
             token_ids = self._listed_ids[slots, :num_listed]
@@ -94,28 +95,28 @@ class Penalties:
             penalized.addcmul_(occurrences.clamp_(max=1), prepared.presence[part], value=-1)
             logits[places, token_ids] = penalized
 
-    def accept(self, batch: BatchRows, token_ids: Tensor) -> None:
+    def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
         if not self.is_active(batch):
             return
         prepared = self._prepare(batch)
         slots, new_ids = prepared.slots, token_ids[prepared.places]
-        for row in batch.rows:
-            if row in self._num_listed:
-                self._num_listed[row] += 1
+        for seat in batch.seats:
+            if seat in self._num_listed:
+                self._num_listed[seat] += 1
         self._reserve(max(self._num_listed.values()))
         lengths = self._list_lengths[slots]
         self._listed_ids[slots, lengths] = new_ids
         self._list_lengths[slots] = lengths + 1
-        self._seen[slots, new_ids] += 2  # a row takes part in a step once, so no slot comes twice
+        self._seen[slots, new_ids] += 2  # a seat takes part in a step once, so no slot comes twice
 
     def num_bytes(self) -> int:
         """What is kept on the device."""
         return self._seen.nbytes + self._listed_ids.nbytes + self._list_lengths.nbytes
 
     def _add_slots(self) -> None:
-        """Doubles the slots, up to one per row."""
+        """Doubles the slots, up to one per seat."""
         num_slots = len(self._seen)
-        num_more = min(max(num_slots, 1), self._num_rows - num_slots)
+        num_more = min(max(num_slots, 1), self._num_seats - num_slots)
         self._seen = pad(self._seen, (0, 0, 0, num_more))
         self._listed_ids = pad(self._listed_ids, (0, 0, 0, num_more))
         self._list_lengths = pad(self._list_lengths, (0, num_more))
@@ -130,14 +131,14 @@ class Penalties:
         if wanted > capacity:
             self._listed_ids = pad(self._listed_ids, (0, wanted - capacity))
 
-    def _prepare(self, batch: BatchRows) -> _Prepared:
+    def _prepare(self, batch: BatchSeats) -> _Prepared:
         if self._prepared is None or self._prepared.batch is not batch:
             self._prepared = self._gather(batch)
         return self._prepared
 
-    def _gather(self, batch: BatchRows) -> _Prepared:
-        users = [(place, row) for place, row in enumerate(batch.rows) if row in self._params]
-        params = [self._params[row] for _, row in users]
+    def _gather(self, batch: BatchSeats) -> _Prepared:
+        users = [(place, seat) for place, seat in enumerate(batch.seats) if seat in self._params]
+        params = [self._params[seat] for _, seat in users]
         repetition = np.clip(
             [request.repetition_penalty for request in params],
             1 / _MAX_REPETITION_PENALTY,
@@ -150,11 +151,11 @@ class Penalties:
                 [request.presence_penalty for request in params],
             ]
         ).astype(np.float32)
-        on_device = to_device(amounts, batch.device).unsqueeze(-1)
+        on_device = array_on_device(amounts, batch.device).unsqueeze(-1)
         return _Prepared(
             batch=batch,
-            places=places_tensor([place for place, _ in users], batch.device),
-            slots=places_tensor([self._slots[row] for _, row in users], batch.device),
+            places=indices_on_device([place for place, _ in users], batch.device),
+            slots=indices_on_device([self._slots[seat] for _, seat in users], batch.device),
             repetition=on_device[0],
             frequency=on_device[1],
             presence=on_device[2],

@@ -1,7 +1,7 @@
 """Logits -> token ids for a batch, composed of one small state object per feature.
 
-Each feature keeps what it needs by persistent row, works only for the rows that ask for it, and costs nothing
-when none of a step's rows does. A new feature is a new file with the same verbs and a line in
+Each feature keeps what it needs by seat, works only for the seats that ask for it, and costs nothing
+when none of a step's seats does. A new feature is a new file with the same verbs and a line in
 `Sampler.__init__`. Knows nothing of requests' text, of the scheduler, or of how the logits came about.
 """
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from facet.sampling.allowed_tokens import AllowedTokens
 from facet.sampling.bad_words import BadWords
-from facet.sampling.batch_rows import Arrival, BatchRows
+from facet.sampling.batch_seats import Arrival, BatchSeats
 from facet.sampling.choice import Choice
 from facet.sampling.grammar import GrammarMask
 from facet.sampling.logit_bias import LogitBias
@@ -29,59 +29,59 @@ class _PerRequest(Protocol):
     """Something that keeps state for the requests that are here."""
 
     def add_request(self, arrival: Arrival) -> None: ...
-    def remove_request(self, row: int) -> None: ...
+    def remove_request(self, seat: int) -> None: ...
 
 
 class _LogitsFeature(_PerRequest, Protocol):
     """Something that changes logits before a token is chosen."""
 
-    def is_active(self, batch: BatchRows) -> bool: ...
-    def apply(self, logits: Tensor, batch: BatchRows) -> None: ...
-    def accept(self, batch: BatchRows, token_ids: Tensor) -> None: ...
+    def is_active(self, batch: BatchSeats) -> bool: ...
+    def apply(self, logits: Tensor, batch: BatchSeats) -> None: ...
+    def accept(self, batch: BatchSeats, token_ids: Tensor) -> None: ...
 
 
 class Sampler:
     def __init__(
-        self, *, num_rows: int, vocab_size: int, device: torch.device, uses_kernels: bool | None = None
+        self, *, num_seats: int, vocab_size: int, device: torch.device, uses_kernels: bool | None = None
     ) -> None:
         """`uses_kernels`: choose by `facet.kernels.token_choice`; None: on a GPU. Both ways choose the same tokens."""
         self._vocab_size = vocab_size
         self._device = device
         self._occupied: set[int] = set()
-        self._num_rows = num_rows
-        self._batch = BatchRows((), device)
+        self._num_seats = num_seats
+        self._batch = BatchSeats((), device)
         self._logprobs = Logprobs(vocab_size)
-        self._seeds = Seeds(num_rows)
+        self._seeds = Seeds(num_seats)
         is_gpu = device.type == "cuda"
         self._choice = Choice(
-            num_rows, vocab_size, device, uses_kernels=is_gpu if uses_kernels is None else uses_kernels
+            num_seats, vocab_size, device, uses_kernels=is_gpu if uses_kernels is None else uses_kernels
         )
         self._features: tuple[_LogitsFeature, ...] = (  # applied in this order
             AllowedTokens(vocab_size, device),
-            BadWords(num_rows, device),
+            BadWords(num_seats, device),
             MinTokens(),
             LogitBias(),
-            Penalties(num_rows, vocab_size, device),
+            Penalties(num_seats, vocab_size, device),
         )
         self._parts: tuple[_PerRequest, ...] = (self._logprobs, self._seeds, self._choice, *self._features)
 
     def add_request(
         self,
-        row: int,
+        seat: int,
         params: SamplingParams,
         prompt_token_ids: Sequence[int],
         output_token_ids: Sequence[int] = (),
         *,
         eos_token_ids: Collection[int] = (),
     ) -> None:
-        """Give a request its row. `output_token_ids` are those it already has, when it resumes."""
-        assert 0 <= row < self._num_rows, f"row {row} of {self._num_rows}"
-        assert row not in self._occupied, f"row {row} still belongs to another request"
-        assert params.n == 1, "a request for several outputs becomes several rows; see SamplingParams.for_output"
-        self._occupied.add(row)
-        self._batch = BatchRows((), self._device)
+        """Give a request its seat. `output_token_ids` are those it already has, when it resumes."""
+        assert 0 <= seat < self._num_seats, f"seat {seat} of {self._num_seats}"
+        assert seat not in self._occupied, f"seat {seat} still belongs to another request"
+        assert params.n == 1, "a request for several outputs becomes several requests; see SamplingParams.for_output"
+        self._occupied.add(seat)
+        self._batch = BatchSeats((), self._device)
         arrival = Arrival(
-            row=row,
+            seat=seat,
             params=params,
             prompt_token_ids=prompt_token_ids,
             output_token_ids=output_token_ids,
@@ -90,24 +90,24 @@ class Sampler:
         for part in self._parts:
             part.add_request(arrival)
 
-    def remove_request(self, row: int) -> None:
-        """Free the row. Steps already launched still read, in stream order, what it held on the device."""
-        assert row in self._occupied, f"row {row} belongs to no request"
-        self._occupied.remove(row)
-        self._batch = BatchRows((), self._device)
+    def remove_request(self, seat: int) -> None:
+        """Free the seat. Steps already launched still read, in stream order, what it held on the device."""
+        assert seat in self._occupied, f"seat {seat} belongs to no request"
+        self._occupied.remove(seat)
+        self._batch = BatchSeats((), self._device)
         for part in self._parts:
-            part.remove_request(row)
+            part.remove_request(seat)
 
-    def sample(self, logits: Tensor, rows: Sequence[int], *, grammar: GrammarMask | None = None) -> SampledTokens:
-        """One token for each row of logits [len(rows), vocab]; rows[i] is the persistent row of logits[i].
+    def sample(self, logits: Tensor, seats: Sequence[int], *, grammar: GrammarMask | None = None) -> SampledTokens:
+        """One token for each row of logits [len(seats), vocab]; seats[i] is the seat that logits[i] belongs to.
 
         The logits may be float32, bfloat16 or float16, and may be overwritten. Nothing is remembered of the
         tokens until `accept`.
         """
-        assert logits.shape == (len(rows), self._vocab_size), (
-            f"logits of shape {tuple(logits.shape)} for {len(rows)} rows of {self._vocab_size} tokens"
+        assert logits.shape == (len(seats), self._vocab_size), (
+            f"logits of shape {tuple(logits.shape)} for {len(seats)} rows of {self._vocab_size} tokens"
         )
-        batch = self._batch_of(rows)
+        batch = self._batch_of(seats)
         if not len(batch):
             nothing = torch.zeros(0, dtype=torch.bool, device=logits.device)
             return SampledTokens(nothing.to(torch.int64), nothing, nothing, None)
@@ -128,18 +128,18 @@ class Sampler:
         logprobs = None if raw_logits is None else raw_logits.of_tokens(chosen.token_ids)
         return SampledTokens(chosen.token_ids, chosen.is_finite, chosen.has_choice, logprobs, chosen.storage)
 
-    def accept(self, rows: Sequence[int], token_ids: Tensor) -> None:
-        """Append one token to the output of each row. `token_ids` [len(rows)] stays on the device."""
-        batch = self._batch_of(rows)
+    def accept(self, seats: Sequence[int], token_ids: Tensor) -> None:
+        """Append one token to the output of each seat. `token_ids` [len(seats)] stays on the device."""
+        batch = self._batch_of(seats)
         if len(batch):
             self._seeds.accept(batch, token_ids)
             for feature in self._features:
                 feature.accept(batch, token_ids)
 
-    def _batch_of(self, rows: Sequence[int]) -> BatchRows:
+    def _batch_of(self, seats: Sequence[int]) -> BatchSeats:
         """The same value for the same requests, so that features prepare only when a batch changes."""
-        if self._batch.rows != tuple(rows):
-            assert self._occupied.issuperset(rows), f"rows {sorted(set(rows) - self._occupied)} have no request"
-            assert len(set(rows)) == len(rows), "a row may take part in a step once"
-            self._batch = BatchRows(tuple(rows), self._device)
+        if self._batch.seats != tuple(seats):
+            assert self._occupied.issuperset(seats), f"seats {sorted(set(seats) - self._occupied)} have no request"
+            assert len(set(seats)) == len(seats), "a seat may take part in a step once"
+            self._batch = BatchSeats(tuple(seats), self._device)
         return self._batch

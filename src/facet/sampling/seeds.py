@@ -11,8 +11,9 @@ import secrets
 import numpy as np
 from torch import Tensor
 
-from facet.sampling.batch_rows import Arrival, BatchRows, to_device
+from facet.sampling.batch_seats import Arrival, BatchSeats
 from facet.sampling.noise import noise_keys, seed_states
+from facet.transfer import array_on_device
 
 STEPS_AHEAD = 16
 # Every step's keys begin at a multiple of 16 bytes, as kernels like it; a row's keys take 8.
@@ -20,38 +21,38 @@ _ROWS_ALIGNMENT = 2
 
 
 class Seeds:
-    def __init__(self, num_rows: int) -> None:
-        self._states = np.zeros(num_rows, dtype=np.uint64)
-        self._positions = np.zeros(num_rows, dtype=np.int64)
-        self._batch: BatchRows | None = None  # whose next steps' keys these are, in turn
+    def __init__(self, num_seats: int) -> None:
+        self._states = np.zeros(num_seats, dtype=np.uint64)
+        self._positions = np.zeros(num_seats, dtype=np.int64)
+        self._batch: BatchSeats | None = None  # whose next steps' keys these are, in turn
         self._next_keys: list[Tensor] = []
 
     def add_request(self, arrival: Arrival) -> None:
         seed = secrets.randbits(64) if arrival.params.seed is None else arrival.params.seed % 2**64
-        self._states[arrival.row] = seed_states(np.array([seed], dtype=np.uint64))[0]
-        self._positions[arrival.row] = len(arrival.output_token_ids)
+        self._states[arrival.seat] = seed_states(np.array([seed], dtype=np.uint64))[0]
+        self._positions[arrival.seat] = len(arrival.output_token_ids)
 
-    def remove_request(self, row: int) -> None:
-        self._positions[row] = 0
+    def remove_request(self, seat: int) -> None:
+        self._positions[seat] = 0
 
-    def keys(self, batch: BatchRows) -> Tensor:
+    def keys(self, batch: BatchSeats) -> Tensor:
         """The noise keys [rows, 2] of this step, on the device."""
         if self._batch is not batch or not self._next_keys:
             self._batch = batch
             self._next_keys = self._keys_ahead(batch)
         return self._next_keys[-1]
 
-    def accept(self, batch: BatchRows, token_ids: Tensor) -> None:
-        self._positions[list(batch.rows)] += 1
+    def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
+        self._positions[list(batch.seats)] += 1
         if self._batch is not batch:
-            self._batch = None  # the rows it holds may have moved on
+            self._batch = None  # the seats it holds may have moved on
         elif self._next_keys:
             self._next_keys.pop()
 
-    def _keys_ahead(self, batch: BatchRows) -> list[Tensor]:
+    def _keys_ahead(self, batch: BatchSeats) -> list[Tensor]:
         """Of this step and the following ones, this step's last."""
         num_rows = len(batch)
-        rows = list(batch.rows) + [0] * (-num_rows % _ROWS_ALIGNMENT)
+        seats = list(batch.seats) + [0] * (-num_rows % _ROWS_ALIGNMENT)
         steps = np.arange(STEPS_AHEAD)[::-1, None]
-        keys = noise_keys(self._states[rows], self._positions[rows] + steps)
-        return list(to_device(keys, batch.device)[:, :num_rows].unbind(0))
+        keys = noise_keys(self._states[seats], self._positions[seats] + steps)
+        return list(array_on_device(keys, batch.device)[:, :num_rows].unbind(0))

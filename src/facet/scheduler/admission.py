@@ -27,7 +27,7 @@ NO_BLOCKS = np.zeros(0, np.int32)
 class TurnEntry(NamedTuple):
     """A line of the schedule's parallel arrays, in their order."""
 
-    row: int
+    seat: int
     request_number: int
     num_computed: int
     num_scheduled: int
@@ -53,13 +53,13 @@ def admit(
 ) -> list[Turn]:
     """Let in who fits beside the running requests, which compute `num_scheduled` tokens of their own."""
     turns: list[Turn] = []
-    if budget == 0 or not queues.free_rows:
+    if budget == 0 or not queues.free_seats:
         return turns
     memory = cache.what_if()
-    memory.move_windows(queues.order, queues.rows.num_computed[queues.order])
+    memory.move_windows(queues.order, queues.seats.num_computed[queues.order])
     memory.num_available = num_available - still_to_allocate(queues, cache, limits, num_scheduled)
     entering: set[PromptName | None] = set()
-    for state, row in zip(queues.waiting, queues.free_rows, strict=False):
+    for state, seat in zip(queues.waiting, queues.free_seats, strict=False):
         if budget == 0 or state.num_pending > 0:  # a token sampled before its preemption is not known yet
             break
         chain = state.searchable_chain
@@ -78,7 +78,7 @@ def admit(
         if num_tokens == 0:
             break
         budget -= num_tokens
-        turns.append(_turn(state, row, hit, num_tokens))
+        turns.append(_turn(state, seat, hit, num_tokens))
     return turns
 
 
@@ -115,8 +115,8 @@ def _try_enter(
 
 def still_to_allocate(queues: QueuesView, cache: CacheView, limits: Limits, num_scheduled: NDArray[np.int64]) -> int:
     """Blocks that running requests will need, beyond this step, to finish computing the tokens they have."""
-    num_tokens = queues.rows.num_tokens[queues.order]
-    num_computed = queues.rows.num_computed[queues.order]
+    num_tokens = queues.seats.num_tokens[queues.order]
+    num_computed = queues.seats.num_computed[queues.order]
     unfinished = num_tokens - num_computed - num_scheduled > 1
     lacking = 0
     for tokens, computed, scheduled in zip(
@@ -133,12 +133,12 @@ def still_to_allocate(queues: QueuesView, cache: CacheView, limits: Limits, num_
     return lacking
 
 
-def _turn(state: RequestState, row: int, hit: PrefixHit | None, num_tokens: int) -> Turn:
+def _turn(state: RequestState, seat: int, hit: PrefixHit | None, num_tokens: int) -> Turn:
     num_computed = 0 if hit is None else hit.position
     samples = num_computed + num_tokens == state.num_known
     every_logit = state.num_logits_done <= num_computed < state.num_logits_wanted
     entrant = Entrant(
-        row=row,
+        seat=seat,
         request_number=state.number,
         request=state.request,
         output_token_ids=tuple(state.output_token_ids),
@@ -147,4 +147,4 @@ def _turn(state: RequestState, row: int, hit: PrefixHit | None, num_tokens: int)
         hit=hit,
     )
     num_logit_rows = num_tokens if every_logit else int(samples)
-    return Turn(entrant, TurnEntry(row, state.number, num_computed, num_tokens, samples, num_logit_rows))
+    return Turn(entrant, TurnEntry(seat, state.number, num_computed, num_tokens, samples, num_logit_rows))

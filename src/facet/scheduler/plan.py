@@ -18,48 +18,48 @@ from facet.kv_cache.view import CacheView
 from facet.scheduler.admission import Turn, admit
 from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
-from facet.scheduler.running_rows import RunningRows
+from facet.scheduler.running_seats import RunningSeats
 
 Counts = NDArray[np.int64]
 
 
 def plan_step(queues: QueuesView, cache: CacheView, limits: Limits) -> Schedule:
-    rows, running = queues.order, queues.rows
-    num_computed = running.num_computed[rows]
-    num_scheduled, budget = share_budget(tokens_wanted(running, rows), limits.max_num_batched_tokens)
-    num_new = cache.num_new_blocks(rows, num_computed, num_scheduled)
-    num_left = cache.num_available + cache.num_returning(rows, num_computed) - int(num_new.sum())
+    seats, running = queues.order, queues.seats
+    num_computed = running.num_computed[seats]
+    num_scheduled, budget = share_budget(tokens_wanted(running, seats), limits.max_num_batched_tokens)
+    num_new = cache.num_new_blocks(seats, num_computed, num_scheduled)
+    num_left = cache.num_available + cache.num_returning(seats, num_computed) - int(num_new.sum())
 
     turns: list[Turn] = []
-    num_kept = len(rows)
+    num_kept = len(seats)
     if num_left < 0:
-        num_scheduled, num_kept = make_do(rows, num_computed, num_scheduled, num_new, cache)
+        num_scheduled, num_kept = make_do(seats, num_computed, num_scheduled, num_new, cache)
     elif queues.waiting:
         turns = admit(queues, cache, limits, num_scheduled, budget, num_left)
 
-    preempted = tuple(rows[num_kept:].tolist())
-    rows, num_computed, num_scheduled = rows[:num_kept], num_computed[:num_kept], num_scheduled[:num_kept]
+    preempted = tuple(seats[num_kept:].tolist())
+    seats, num_computed, num_scheduled = seats[:num_kept], num_computed[:num_kept], num_scheduled[:num_kept]
     return Schedule(
         step=cache.step,
-        released_rows=queues.released_rows + preempted,
-        preempted_rows=preempted,
+        released_seats=queues.released_seats + preempted,
+        preempted_seats=preempted,
         entrants=tuple(turn.entrant for turn in turns),
-        entries=_entries(running, rows, num_computed, num_scheduled, turns),
-        running_rows=rows,
+        entries=_entries(running, seats, num_computed, num_scheduled, turns),
+        running_seats=seats,
         running_computed=num_computed,
     )
 
 
-def tokens_wanted(running: RunningRows, rows: Counts) -> Counts:
-    """Per row, how many tokens it could compute now. Pending ones count: their ids are on the device."""
-    num_tokens, num_computed = running.num_tokens[rows], running.num_computed[rows]
+def tokens_wanted(running: RunningSeats, seats: Counts) -> Counts:
+    """Per seat, how many tokens it could compute now. Pending ones count: their ids are on the device."""
+    num_tokens, num_computed = running.num_tokens[seats], running.num_computed[seats]
     wanted = num_tokens - num_computed
     # A token at the very end is sampled but never computed; and where a grammar must see it first, it waits.
-    is_pending = num_tokens > running.num_known[rows]
-    wanted[(num_tokens >= running.max_num_tokens[rows]) & (wanted <= 1)] = 0
-    wanted[running.waits_for_host[rows] & is_pending] = 0
+    is_pending = num_tokens > running.num_known[seats]
+    wanted[(num_tokens >= running.max_num_tokens[seats]) & (wanted <= 1)] = 0
+    wanted[running.waits_for_host[seats] & is_pending] = 0
     # Recomputing after a preemption stops where prompt logits were not delivered before, to start anew from there.
-    logits_from = running.logits_from[rows]
+    logits_from = running.logits_from[seats]
     again = num_computed < logits_from
     if again.any():
         wanted[again] = np.minimum(wanted, logits_from - num_computed)[again]
@@ -67,7 +67,7 @@ def tokens_wanted(running: RunningRows, rows: Counts) -> Counts:
 
 
 def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
-    """Tokens per row, and what is left of the budget.
+    """Tokens per seat, and what is left of the budget.
 
     Who wants one token gets it, beside the budget: single tokens cost little, there are no more of them than requests,
     and counted in they would make a prompt as long as the budget take two steps. The budget goes to the others, first
@@ -81,7 +81,7 @@ def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
 
 
 def make_do(
-    rows: Counts, num_computed: Counts, num_scheduled: Counts, num_new: Counts, cache: CacheView
+    seats: Counts, num_computed: Counts, num_scheduled: Counts, num_new: Counts, cache: CacheView
 ) -> tuple[Counts, int]:
     """Too little memory: first in line first, each takes as many of its tokens as fit.
 
@@ -89,40 +89,40 @@ def make_do(
     and sits this step out. So a request is only ever preempted for one that stands before it, and the first in line
     always goes on: alone it fits, or it would have been refused.
 
-    Returns the tokens per row, and how many rows, from the front, go on running.
+    Returns the tokens per seat, and how many seats, from the front, go on running.
     """
     num_scheduled = num_scheduled.copy()
-    num_kept = len(rows)
+    num_kept = len(seats)
     memory = cache.what_if()
-    memory.move_windows(rows, num_computed)
-    for index in range(len(rows)):
+    memory.move_windows(seats, num_computed)
+    for index in range(len(seats)):
         if index >= num_kept:
             num_scheduled[index:] = 0
             break
         needed = int(num_new[index])
         if needed > memory.num_available:
-            row, computed = int(rows[index]), int(num_computed[index])
-            while not memory.will_fit(row, computed, 1) and num_kept - 1 > index:
+            seat, computed = int(seats[index]), int(num_computed[index])
+            while not memory.will_fit(seat, computed, 1) and num_kept - 1 > index:
                 num_kept -= 1
-                memory.let_go(int(rows[num_kept]))
-            num_scheduled[index] = memory.most_tokens_that_fit(row, computed, int(num_scheduled[index]))
-            needed = memory.num_new_blocks(row, computed, int(num_scheduled[index]))
+                memory.let_go(int(seats[num_kept]))
+            num_scheduled[index] = memory.most_tokens_that_fit(seat, computed, int(num_scheduled[index]))
+            needed = memory.num_new_blocks(seat, computed, int(num_scheduled[index]))
         memory.num_available -= needed
     return num_scheduled, num_kept
 
 
 def _entries(
-    running: RunningRows, rows: Counts, num_computed: Counts, num_scheduled: Counts, turns: list[Turn]
+    running: RunningSeats, seats: Counts, num_computed: Counts, num_scheduled: Counts, turns: list[Turn]
 ) -> Entries:
     """The requests that compute something, those with a single token first."""
     some = num_scheduled > 0
     if not some.all():
-        rows, num_computed, num_scheduled = rows[some], num_computed[some], num_scheduled[some]
-    samples = num_computed + num_scheduled == running.num_tokens[rows]
-    every_logit = (num_computed >= running.logits_from[rows]) & (num_computed < running.logits_until[rows])
+        seats, num_computed, num_scheduled = seats[some], num_computed[some], num_scheduled[some]
+    samples = num_computed + num_scheduled == running.num_tokens[seats]
+    every_logit = (num_computed >= running.logits_from[seats]) & (num_computed < running.logits_until[seats])
     entries = Entries(
-        rows,
-        running.request_number[rows],
+        seats,
+        running.request_number[seats],
         num_computed,
         num_scheduled,
         samples,

@@ -1,4 +1,4 @@
-"""The owner of requests: who waits, who runs in which row, and how far each has come.
+"""The owner of requests: who waits, who runs in which seat, and how far each has come.
 
     submit     a request joins the line
     view       what may be known while deciding
@@ -23,7 +23,7 @@ from facet.errors import RequestError
 from facet.kv_cache.schedule import Entrant, Schedule
 from facet.request import FinishReason
 from facet.scheduler.request_state import RequestState
-from facet.scheduler.running_rows import RunningRows
+from facet.scheduler.running_seats import RunningSeats
 from facet.step import StepPlan, StepResult, TokenEvent
 
 _order_key = attrgetter("order_key")
@@ -31,33 +31,33 @@ _order_key = attrgetter("order_key")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuesView:
-    order: NDArray[np.int64]  # the running rows, first in line first
-    rows: RunningRows
+    order: NDArray[np.int64]  # the running seats, first in line first
+    seats: RunningSeats
     waiting: Sequence[RequestState]  # first in line first
-    free_rows: Sequence[int]
-    released_rows: tuple[int, ...]  # vacated since the last step
+    free_seats: Sequence[int]
+    released_seats: tuple[int, ...]  # vacated since the last step
 
 
 class Ended(NamedTuple):
-    """A request that left, and the row to release, if it had one."""
+    """A request that left, and the seat to release, if it had one."""
 
     state: RequestState
-    row: int | None
+    seat: int | None
     num_computed: int
     finish_reason: FinishReason
 
 
 class Queues:
     def __init__(self, max_num_seqs: int) -> None:
-        self._rows = RunningRows(max_num_seqs)
-        self._by_row: list[RequestState | None] = [None] * max_num_seqs
+        self._seats = RunningSeats(max_num_seqs)
+        self._by_seat: list[RequestState | None] = [None] * max_num_seqs
         self._by_number: dict[int, RequestState] = {}
         self._by_id: dict[str, RequestState] = {}
         self._waiting: list[RequestState] = []
         self._running: list[RequestState] = []
         self._order = np.zeros(0, np.int64)
-        self._free_rows = list(range(max_num_seqs))
-        self._released_rows: list[int] = []
+        self._free_seats = list(range(max_num_seqs))
+        self._released_seats: list[int] = []
         self.num_preemptions = 0
 
     @property
@@ -69,7 +69,7 @@ class Queues:
         return len(self._waiting)
 
     @property
-    def occupied_rows(self) -> list[int]:
+    def occupied_seats(self) -> list[int]:
         return self._order.tolist()
 
     def submit(self, state: RequestState) -> None:
@@ -83,30 +83,30 @@ class Queues:
         insort(self._waiting, state, key=_order_key)
 
     def view(self) -> QueuesView:
-        return QueuesView(self._order, self._rows, self._waiting, self._free_rows, tuple(self._released_rows))
+        return QueuesView(self._order, self._seats, self._waiting, self._free_seats, tuple(self._released_seats))
 
     def advance(self, schedule: Schedule) -> None:
         """Count a step as computed, though it may only just have been launched."""
-        self._released_rows.clear()
+        self._released_seats.clear()
         self._admit(schedule.entrants)
-        for row in schedule.preempted_rows:
-            self._preempt(row)
-        if schedule.entrants or schedule.preempted_rows:
+        for seat in schedule.preempted_seats:
+            self._preempt(seat)
+        if schedule.entrants or schedule.preempted_seats:
             self._set_order()
 
         entries = schedule.entries
-        rows, computed = entries.rows, entries.num_computed + entries.num_scheduled
-        self._rows.num_computed[rows] = computed
-        self._rows.num_tokens[rows[entries.samples]] += 1
-        until = self._rows.logits_until[rows]
+        seats, computed = entries.seats, entries.num_computed + entries.num_scheduled
+        self._seats.num_computed[seats] = computed
+        self._seats.num_tokens[seats[entries.samples]] += 1
+        until = self._seats.logits_until[seats]
         if until.any():
-            self._rows.logits_from[rows] = np.maximum(self._rows.logits_from[rows], np.minimum(computed, until))
+            self._seats.logits_from[seats] = np.maximum(self._seats.logits_from[seats], np.minimum(computed, until))
 
     def settle(self, plan: StepPlan, result: StepResult) -> tuple[list[TokenEvent], list[Ended]]:
         """Results of requests that ended while the step was in flight are dropped."""
-        rows, numbers = plan.rows[plan.samples], plan.request_numbers[plan.samples]
-        in_place = rows[self._rows.request_number[rows] == numbers]
-        self._rows.num_known[in_place] += 1
+        seats, numbers = plan.seats[plan.samples], plan.request_numbers[plan.samples]
+        in_place = seats[self._seats.request_number[seats] == numbers]
+        self._seats.num_known[in_place] += 1
         prompt_logprobs = self._prompt_logprobs_by_number(plan, result)
         logprobs = result.logprobs or (None,) * len(numbers)
         faults = result.faults or (None,) * len(numbers)
@@ -117,7 +117,7 @@ class Queues:
             if state is None:
                 continue
             reason = "error" if token_id is None else state.append(token_id)
-            if state.row is None:  # preempted while the step was in flight
+            if state.seat is None:  # preempted while the step was in flight
                 state.num_pending -= 1
             if reason is not None:
                 ended.append(self._end(state, reason))
@@ -145,8 +145,8 @@ class Queues:
         """By request number, whether from now on a sampled token must be known before the next may be computed."""
         for number, must_wait in waits.items():
             state = self._by_number.get(number)
-            if state is not None and state.row is not None:
-                self._rows.waits_for_host[state.row] = must_wait
+            if state is not None and state.seat is not None:
+                self._seats.waits_for_host[state.seat] = must_wait
 
     def cancel(self, request_id: str) -> Ended | None:
         """None: no such request, or it has ended already."""
@@ -159,25 +159,25 @@ class Queues:
         states = [*self._running, *self._waiting]
         assert sorted(state.number for state in states) == sorted(self._by_number)
         assert {state.request.request_id for state in states} == set(self._by_id)
-        assert [state.row for state in self._running] == self._order.tolist()
-        assert all(state.row is None for state in self._waiting)
-        assert sorted([*self._order.tolist(), *self._free_rows]) == list(range(len(self._by_row)))
+        assert [state.seat for state in self._running] == self._order.tolist()
+        assert all(state.seat is None for state in self._waiting)
+        assert sorted([*self._order.tolist(), *self._free_seats]) == list(range(len(self._by_seat)))
         for state in self._running:
-            row = state.row
-            assert row is not None
-            assert self._by_row[row] is state
-            assert self._rows.request_number[row] == state.number
-            assert self._rows.num_known[row] == state.num_known
-            assert self._rows.num_computed[row] <= self._rows.num_tokens[row] <= state.max_num_tokens
-            assert self._rows.num_computed[row] < state.max_num_tokens, "a token past the end was scheduled"
+            seat = state.seat
+            assert seat is not None
+            assert self._by_seat[seat] is state
+            assert self._seats.request_number[seat] == state.number
+            assert self._seats.num_known[seat] == state.num_known
+            assert self._seats.num_computed[seat] <= self._seats.num_tokens[seat] <= state.max_num_tokens
+            assert self._seats.num_computed[seat] < state.max_num_tokens, "a token past the end was scheduled"
 
     def _admit(self, entrants: Sequence[Entrant]) -> None:
         for entrant, state in zip(entrants, self._waiting, strict=False):
             assert entrant.request_number == state.number, "requests are admitted from the head of the line"
-            state.row = entrant.row
-            self._by_row[entrant.row] = state
-            self._rows.occupy(entrant.row, state, entrant.num_computed)
-            self._free_rows.remove(entrant.row)
+            state.seat = entrant.seat
+            self._by_seat[entrant.seat] = state
+            self._seats.occupy(entrant.seat, state, entrant.num_computed)
+            self._free_seats.remove(entrant.seat)
             if not state.was_admitted:
                 state.num_cached_tokens = entrant.num_computed
                 state.was_admitted = True
@@ -185,39 +185,39 @@ class Queues:
             insort(self._running, state, key=_order_key)
         del self._waiting[: len(entrants)]
 
-    def _preempt(self, row: int) -> None:
-        state = self._by_row[row]
+    def _preempt(self, seat: int) -> None:
+        state = self._by_seat[seat]
         assert state is not None
         self.num_preemptions += 1
-        state.num_pending = int(self._rows.num_tokens[row] - self._rows.num_known[row])
-        state.num_logits_done = int(self._rows.logits_from[row])
+        state.num_pending = int(self._seats.num_tokens[seat] - self._seats.num_known[seat])
+        state.num_logits_done = int(self._seats.logits_from[seat])
         self._running.remove(state)
         self._vacate(state)
         insort(self._waiting, state, key=_order_key)
 
     def _end(self, state: RequestState, reason: FinishReason) -> Ended:
         del self._by_number[state.number], self._by_id[state.request.request_id]
-        row = state.row
-        if row is None:
+        seat = state.seat
+        if seat is None:
             del self._waiting[bisect_left(self._waiting, state.order_key, key=_order_key)]
             return Ended(state, None, 0, reason)
-        num_computed = int(self._rows.num_computed[row])
+        num_computed = int(self._seats.num_computed[seat])
         state.extend_chain()
         self._running.remove(state)
         self._vacate(state)
-        self._released_rows.append(row)
+        self._released_seats.append(seat)
         self._set_order()
-        return Ended(state, row, num_computed, reason)
+        return Ended(state, seat, num_computed, reason)
 
     def _vacate(self, state: RequestState) -> None:
-        assert state.row is not None
-        self._rows.vacate(state.row)
-        self._by_row[state.row] = None
-        insort(self._free_rows, state.row)
-        state.row = None
+        assert state.seat is not None
+        self._seats.vacate(state.seat)
+        self._by_seat[state.seat] = None
+        insort(self._free_seats, state.seat)
+        state.seat = None
 
     def _set_order(self) -> None:
-        self._order = np.array([state.row for state in self._running], np.int64)
+        self._order = np.array([state.seat for state in self._running], np.int64)
 
     def _prompt_logprobs_by_number(self, plan: StepPlan, result: StepResult) -> dict[int, object]:
         return {int(plan.request_numbers[entry]): payload for entry, payload in result.prompt_logprobs}

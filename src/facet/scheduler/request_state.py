@@ -1,11 +1,15 @@
-"""How far one request has come, as far as it does not change in every step (that part is in `running_rows`)."""
+"""How far one request has come, as far as it does not change in every step (that part is in `running_seats`)."""
 
 import time
 from dataclasses import dataclass, field
 
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.request import FinishReason, Request
-from facet.scheduler.policy import OrderKey, order_key
+
+# Who comes first: lower priority number, then earlier arrival, then earlier submission. The same order decides who
+# computes first, who is admitted first and, read from its end, who is preempted first. A preempted request keeps its
+# place, so it returns to the head of its class.
+OrderKey = tuple[int, float, int]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -15,7 +19,7 @@ class RequestState:
     max_num_tokens: int  # prompt and output together
     chain: PrefixChain | None  # of the prompt; None: prefixes are not cached
     output_token_ids: list[int] = field(default_factory=list)
-    row: int | None = None  # None: waiting
+    seat: int | None = None  # None: waiting
     num_pending: int = 0  # while waiting: tokens that were sampled before a preemption and are not yet known
     num_cached_tokens: int = 0
     num_logits_done: int = 0  # prompt positions whose logits were already computed for prompt_logprobs
@@ -29,7 +33,7 @@ class RequestState:
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
-        self.order_key = order_key(self.request, self.number)
+        self.order_key = (self.request.priority, self.request.arrival_time, self.number)
         eos_token_ids = () if sampling.ignore_eos else self.request.eos_token_ids
         self.stop_token_ids = frozenset((*eos_token_ids, *sampling.stop_token_ids))
         self.num_tokens_before_stop = sampling.min_tokens

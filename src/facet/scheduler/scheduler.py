@@ -95,9 +95,9 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         self.queues.check_integrity()
-        self.kv_cache.check_integrity(self.queues.occupied_rows)
+        self.kv_cache.check_integrity(self.queues.occupied_seats)
 
     def _release(self, ended: Ended) -> None:
-        if ended.row is not None:
+        if ended.seat is not None:
             is_sound = ended.finish_reason != "error"
-            self.kv_cache.release(ended.row, num_computed=ended.num_computed, is_sound=is_sound)
+            self.kv_cache.release(ended.seat, num_computed=ended.num_computed, is_sound=is_sound)

@@ -1,4 +1,4 @@
-"""The counts of running requests that change in every step, as arrays over rows.
+"""The counts of running requests that change in every step, as arrays over seats.
 
 known tokens <= tokens        the difference is pending: sampled on the device, not yet seen by the host
 computed tokens <= tokens     the difference is what the request still wants to compute
@@ -11,7 +11,7 @@ from facet.scheduler.request_state import RequestState
 NO_REQUEST = 0
 
 
-class RunningRows:
+class RunningSeats:
     def __init__(self, max_num_seqs: int) -> None:
         self.request_number = np.full(max_num_seqs, NO_REQUEST, np.int64)
         self.num_tokens = np.zeros(max_num_seqs, np.int64)
@@ -23,14 +23,14 @@ class RunningRows:
         self.logits_from = np.zeros(max_num_seqs, np.int64)
         self.logits_until = np.zeros(max_num_seqs, np.int64)
 
-    def occupy(self, row: int, state: RequestState, num_computed: int) -> None:
-        self.request_number[row] = state.number
-        self.num_tokens[row] = self.num_known[row] = state.num_known
-        self.num_computed[row] = num_computed
-        self.max_num_tokens[row] = state.max_num_tokens
-        self.waits_for_host[row] = state.request.needs_sampled_token_on_host
-        self.logits_from[row] = state.num_logits_done
-        self.logits_until[row] = state.num_logits_wanted
+    def occupy(self, seat: int, state: RequestState, num_computed: int) -> None:
+        self.request_number[seat] = state.number
+        self.num_tokens[seat] = self.num_known[seat] = state.num_known
+        self.num_computed[seat] = num_computed
+        self.max_num_tokens[seat] = state.max_num_tokens
+        self.waits_for_host[seat] = state.request.needs_sampled_token_on_host
+        self.logits_from[seat] = state.num_logits_done
+        self.logits_until[seat] = state.num_logits_wanted
 
-    def vacate(self, row: int) -> None:
-        self.request_number[row] = NO_REQUEST
+    def vacate(self, seat: int) -> None:
+        self.request_number[seat] = NO_REQUEST

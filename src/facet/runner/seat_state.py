@@ -1,4 +1,4 @@
-"""What the runner remembers of each row between steps: the tokens it was given, and where its blocks are."""
+"""What the runner remembers of each seat between steps: the tokens it was given, and where its blocks are."""
 
 from dataclasses import dataclass
 
@@ -13,23 +13,23 @@ from facet.transfer import arrays_on_device
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ScheduledTokens:
-    """Token ids of a plan's scheduled rows; those that were sampled are only on the device, in their request's row."""
+    """Token ids of a plan's rows; those that were sampled are only on the device, by seat."""
 
     token_ids: NDArray[np.int64]
     sampled_places: NDArray[np.int64]  # where in `token_ids` the id means nothing,
-    sampled_rows: NDArray[np.int64]  # and the request's row that has it
+    sampled_seats: NDArray[np.int64]  # and the seat that has it
 
 
-class RowState:
+class SeatState:
     """Tokens on the host, block tables on the device. Tokens sampled since a request was admitted are not here: they
     stay on the device.
 
-    The tables have one row more than there are requests: the scratch row, all of whose entries are the scratch block.
+    The tables have one seat more than there are requests: the scratch seat, all of whose entries are the scratch block.
     """
 
     def __init__(self, layout: KVLayout, *, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
         self._device = device
-        self.scratch_row = max_num_seqs
+        self.scratch_seat = max_num_seqs
         self._given: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * max_num_seqs
         self._num_given = np.zeros(max_num_seqs, np.int32)
         self.block_tables = tuple(
@@ -43,35 +43,35 @@ class RowState:
         )
 
     def admit(self, admission: Admission) -> None:
-        self._given[admission.row] = np.array(admission.token_ids, np.int64)
-        self._num_given[admission.row] = len(admission.token_ids)
+        self._given[admission.seat] = np.array(admission.token_ids, np.int64)
+        self._num_given[admission.seat] = len(admission.token_ids)
         for table, part in zip(self.block_tables, admission.tables, strict=True):
-            table[admission.row] = SCRATCH_BLOCK
+            table[admission.seat] = SCRATCH_BLOCK
             if len(part.block_ids):
                 (block_ids,) = arrays_on_device((part.block_ids,), self._device)
-                table[admission.row, part.first : part.first + len(part.block_ids)] = block_ids
+                table[admission.seat, part.first : part.first + len(part.block_ids)] = block_ids
 
     def append_blocks(self, new: NewBlocks) -> None:
         for group, table in enumerate(self.block_tables):
             chosen = new.groups == group
             if chosen.any():
-                rows, indices, block_ids = arrays_on_device(
-                    (new.rows[chosen], new.indices[chosen], new.block_ids[chosen]), self._device
+                seats, indices, block_ids = arrays_on_device(
+                    (new.seats[chosen], new.indices[chosen], new.block_ids[chosen]), self._device
                 )
-                table[rows, indices] = block_ids
+                table[seats, indices] = block_ids
 
-    def given_tokens(self, row: int, first: int, count: int) -> NDArray[np.int64]:
-        """Tokens first .. first + count - 1 of the row, as far as they were given rather than sampled."""
-        return self._given[row][first : first + count]
+    def given_tokens(self, seat: int, first: int, count: int) -> NDArray[np.int64]:
+        """Tokens first .. first + count - 1 of the seat, as far as they were given rather than sampled."""
+        return self._given[seat][first : first + count]
 
     def scheduled_tokens(self, plan: StepPlan) -> "ScheduledTokens":
-        """Token ids of all scheduled rows. A token that was sampled after admission is scheduled alone."""
-        is_sampled = plan.num_computed >= self._num_given[plan.rows]
+        """Token ids of all rows. A token that was sampled after admission is scheduled alone."""
+        is_sampled = plan.num_computed >= self._num_given[plan.seats]
         assert bool((plan.num_scheduled[is_sampled] == 1).all()), "sampled tokens are scheduled one at a time"
         pieces = [
-            np.zeros(1, np.int64) if sampled else self.given_tokens(row, first, count)
-            for row, first, count, sampled in zip(
-                plan.rows.tolist(),
+            np.zeros(1, np.int64) if sampled else self.given_tokens(seat, first, count)
+            for seat, first, count, sampled in zip(
+                plan.seats.tolist(),
                 plan.num_computed.tolist(),
                 plan.num_scheduled.tolist(),
                 is_sampled.tolist(),
@@ -82,12 +82,12 @@ class RowState:
         return ScheduledTokens(
             token_ids=np.concatenate(pieces),
             sampled_places=starts[is_sampled].astype(np.int64),
-            sampled_rows=plan.rows[is_sampled].astype(np.int64),
+            sampled_seats=plan.seats[is_sampled].astype(np.int64),
         )
 
     def given_single_tokens(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows whose one scheduled token was given rather than sampled, and those tokens."""
-        given = np.flatnonzero(plan.num_computed < self._num_given[plan.rows])
-        rows = plan.rows[given]
-        tokens = [int(self._given[row][first]) for row, first in zip(rows, plan.num_computed[given], strict=True)]
-        return rows.astype(np.int64), np.array(tokens, np.int64)
+        """Seats whose one scheduled token was given rather than sampled, and those tokens."""
+        given = np.flatnonzero(plan.num_computed < self._num_given[plan.seats])
+        seats = plan.seats[given]
+        tokens = [int(self._given[seat][first]) for seat, first in zip(seats, plan.num_computed[given], strict=True)]
+        return seats.astype(np.int64), np.array(tokens, np.int64)
