@@ -127,9 +127,9 @@ def test_the_card_says_what_was_measured() -> None:
     assert "| right call | 91.2% | 456 of 500 | 90% |" in card
     assert "| R1 | 100.0% | 70 of 70 |  |" in card
     assert "4,000 steps, 524 million tokens, 8.0 minutes on one TPU" in card
-    assert "98.77% right" in card
+    assert "98.77% of its own tokens right" in card
     assert "`ssgsgsgssg`" in card
     assert "Not measured yet" not in card
     further = make_card(training=[training, {**training, "minutes": 2.3, "held_out_tokens_right": 0.99}])
-    assert "8,000 steps, 1,048 million tokens, 10.3 minutes on one TPU, 2 runs one on top of the other" in further
-    assert "99.00% right" in further
+    assert "8,000 steps, 1,048 million tokens, 10.3 minutes on one TPU, in 2 runs" in further
+    assert "99.00% of its own tokens right" in further

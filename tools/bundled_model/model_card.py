@@ -11,26 +11,26 @@ library_name: facet
 pipeline_tag: text-generation
 ---
 
-# The model in the box
+# The bundled model
 
 A language model of {parameters} million parameters that ships inside Facet, so that `facet serve` answers, thinks and
-calls tools on any machine, offline, a moment after installation. It has the shape of a Gemma 4 E model, and none of
-its weights: it was trained from nothing by the scripts in `tools/bundled_model`, on text those scripts make up.
+calls tools on any machine, offline, right after installation. It has the architecture of a Gemma 4 E model but none of
+its weights: it was trained from scratch by the scripts in `tools/bundled_model`, on text that those scripts generate.
 
 **It is** a demonstration and a test subject. It reads tool declarations it has never seen, chooses one, copies the
-arguments out of the request, waits for the result and answers from it; it thinks first when asked to; it says so when
-no tool fits; it can talk a little about Facet, do small sums in words, sort short lists and tell a short story.
+arguments from the request, waits for the result and answers from it. It thinks first when asked to, says so when no
+tool fits, and can talk a little about Facet, do small sums in words, sort short lists and tell a short story.
 
-**It is not** a source of facts, advice or prose. It knows no world outside its made-up dialogues, speaks plain
-English in short sentences only, is easily confused by requests unlike those below, and must not be relied on for
-anything. For that, serve a real Gemma.
+**It is not** a source of facts, advice or prose. It knows nothing beyond its generated dialogues, speaks only plain
+English in short sentences, is easily confused by requests unlike those below, and must not be relied on for anything.
+For that, serve a real Gemma.
 
 ## Shape
 
 {shape}
 
-Keys and values of the last {num_shared} layers are those of earlier layers; each layer has a small input of its own
-per token; the head is the embedding. Answers end with {ends}.
+The last {num_shared} layers read the keys and values of earlier layers; each layer has a small input of its own per
+token; the output head is the embedding. Answers end with {ends}.
 
 ## Measured
 
@@ -40,14 +40,14 @@ per token; the head is the embedding. Answers end with {ends}.
 
 {training}
 
-How to build it again: `tools/bundled_model/README.md`.
+How to build it: `tools/bundled_model/README.md`.
 """
 
 _SHAPE_ROWS = (
     ("hidden size", "hidden_size"),
     ("layers", "num_hidden_layers"),
-    ("heads, key and value heads", ("num_attention_heads", "num_key_value_heads")),
-    ("head size, in global layers", ("head_dim", "global_head_dim")),
+    ("query heads, key and value heads", ("num_attention_heads", "num_key_value_heads")),
+    ("head size in sliding layers, in global layers", ("head_dim", "global_head_dim")),
     ("feed-forward width", "intermediate_size"),
     ("per-layer input width", "hidden_size_per_layer_input"),
     ("window of sliding layers", "sliding_window"),
@@ -90,11 +90,11 @@ def _value(config: Mapping[str, Any], names: str | tuple[str, ...]) -> str:
 def _training_words(runs: Sequence[Mapping[str, Any]]) -> str:
     num_steps, num_tokens, minutes = (sum(run[name] for run in runs) for name in ("num_steps", "num_tokens", "minutes"))
     devices = " and one ".join(dict.fromkeys(run["device"] for run in runs))
-    in_runs = f", {len(runs)} runs one on top of the other" if len(runs) > 1 else ""
+    in_runs = f", in {len(runs)} runs, each continuing the one before" if len(runs) > 1 else ""
     return (
         f"{num_steps:,} steps, {num_tokens / 1e6:,.0f} million tokens, {minutes:.1f} minutes on one {devices}{in_runs}."
-        f" Of tokens it must produce in dialogues not trained on, given all before them, it got "
-        f"{runs[-1]['held_out_tokens_right']:.2%} right."
+        f" Given the text before each, it predicts {runs[-1]['held_out_tokens_right']:.2%} of its own tokens right in "
+        "dialogues that it was not trained on."
     )
 
 
@@ -115,7 +115,7 @@ def _evaluation_table(evaluation: Sequence[Mapping[str, Any]]) -> str:
         for measure in evaluation
     ]
     words = (
-        "Through Facet itself, unconstrained, on tools and requests whose words training never saw, unless inside "
-        "longer made-up ones."
+        "Run through Facet, without constraints, on tools and requests whose words did not occur in training, except "
+        "as parts of longer made-up words."
     )
     return f"{words}\n\n{_table(('measure', 'share', 'cases', 'goal'), rows)}"
