@@ -1,4 +1,4 @@
-"""What a benchmark was asked to do. Flags are made from these fields; names are those of `vllm bench serve`."""
+"""The settings of `facet bench serve`, with the names of `vllm bench serve`; flags are made from these fields."""
 
 import math
 from collections.abc import Mapping
@@ -20,53 +20,57 @@ class BenchConfig:
     """One run of `facet bench serve`."""
 
     backend: str = setting(
-        "openai", "openai and vllm: /v1/completions; openai-chat: /v1/chat/completions", choices=BACKENDS
+        "openai",
+        "endpoint to use; openai and vllm: /v1/completions; openai-chat: /v1/chat/completions",
+        choices=BACKENDS,
     )
-    base_url: str | None = setting(None, "URL of the server, such as https://host/path; goes over --host and --port")
+    base_url: str | None = setting(None, "URL of the server, such as https://host/path; overrides --host and --port")
     host: str = setting("127.0.0.1", "host of the server")
     port: int = setting(8000, "port of the server")
-    endpoint: str | None = setting(None, "path under the URL; default: that of the backend")
-    header: tuple[str, ...] = setting((), "further headers of every request, each KEY=VALUE")
-    api_key: str | None = setting(None, "key sent as a bearer token; default: OPENAI_API_KEY")
-    insecure: bool = setting(False, "accept any certificate over HTTPS")
-    model: str | None = setting(None, "model to ask for; default: the first that the server lists")
+    endpoint: str | None = setting(None, "path under the URL; default: the backend's")
+    header: tuple[str, ...] = setting((), "extra headers for every request, each KEY=VALUE")
+    api_key: str | None = setting(
+        None, "API key, sent as a bearer token; default: the environment variable OPENAI_API_KEY"
+    )
+    insecure: bool = setting(False, "do not verify the server's HTTPS certificate")
+    model: str | None = setting(None, "model to request; default: the first that the server lists")
     served_model_name: str | None = setting(None, "name of the model in requests; default: --model")
     tokenizer: str | None = setting(
-        None, "folder or hub name of a tokenizer, for prompts of text with an exact length; default: token ids"
+        None, "folder or hub name of a tokenizer, to send text prompts of an exact length; default: send token ids"
     )
     vocab_size: int | None = setting(
-        None, "random token ids are below this; default: the tokenizer's size, or 32000 without one"
+        None, "random token ids are drawn below this; default: the tokenizer's size, or 32000 without one"
     )
 
     dataset_name: str = setting(
         "random",
-        "random: made-up prompts; sharegpt: JSON of conversations; custom: JSONL with a prompt or messages a line; "
-        "sessions: conversations of several turns; tools: chats with functions to call",
+        "random: random prompts; sharegpt: a JSON file of conversations; custom: a JSONL file with a prompt or "
+        "messages per line; sessions: conversations of several turns; tools: chats with functions to call",
         choices=DATASETS,
     )
-    dataset_path: str | None = setting(None, "file for sharegpt and custom")
-    num_prompts: int = setting(1000, "how many requests; with sessions and tools, how many conversations")
-    seed: int = setting(0, "seed of prompts and of arrival times")
-    input_len: int | None = setting(None, "goes over --random-input-len")
-    output_len: int | None = setting(None, "most tokens of an answer, for every dataset")
-    random_input_len: int = setting(1024, "tokens of a random prompt, or of the first turn of a session")
-    random_output_len: int = setting(128, "tokens of an answer to it")
+    dataset_path: str | None = setting(None, "file to read for sharegpt and custom")
+    num_prompts: int = setting(1000, "number of requests; with sessions and tools, of conversations")
+    seed: int = setting(0, "seed for prompts and arrival times")
+    input_len: int | None = setting(None, "overrides --random-input-len")
+    output_len: int | None = setting(None, "maximum number of tokens per answer, for every dataset")
+    random_input_len: int = setting(1024, "tokens per random prompt, or in the first turn of a session")
+    random_output_len: int = setting(128, "tokens per answer to a random prompt or session turn")
     random_range_ratio: float = setting(
         0.0, "random lengths are drawn from length * (1 - ratio) to length * (1 + ratio)"
     )
-    random_prefix_len: int = setting(0, "tokens with which all random prompts begin alike, on top of their length")
-    num_turns: int | None = setting(None, "requests of a conversation; default: 5 with sessions, 1 with tools")
-    turn_input_len: int = setting(64, "tokens that each turn of a session after the first adds")
+    random_prefix_len: int = setting(0, "length of a common prefix of all random prompts, on top of their own length")
+    num_turns: int | None = setting(None, "requests per conversation; default: 5 with sessions, 1 with tools")
+    turn_input_len: int = setting(64, "tokens that each further turn of a session adds")
 
-    max_concurrency: int | None = setting(None, "most requests in flight at once; default: any number")
-    request_rate: float = setting(math.inf, "requests (or conversations) that begin per second; inf: all at once")
-    burstiness: float = setting(1.0, "1: Poisson arrivals; below 1: in bursts; above 1: more even; inf: a fixed pace")
+    max_concurrency: int | None = setting(None, "maximum number of requests in flight; default: no limit")
+    request_rate: float = setting(math.inf, "requests (or conversations) started per second; inf: all at once")
+    burstiness: float = setting(1.0, "1: Poisson arrivals; below 1: burstier; above 1: more even; inf: evenly spaced")
     ramp_up_strategy: str | None = setting(
-        None, "raise the rate over the run instead of --request-rate", choices=("linear", "exponential")
+        None, "instead of --request-rate: how the rate grows over the run", choices=("linear", "exponential")
     )
-    ramp_up_start_rps: float | None = setting(None, "rate at which a ramp begins")
-    ramp_up_end_rps: float | None = setting(None, "rate at which a ramp ends")
-    num_warmups: int = setting(0, "requests sent before the measured ones, copies of the first")
+    ramp_up_start_rps: float | None = setting(None, "requests per second at the start of the ramp")
+    ramp_up_end_rps: float | None = setting(None, "requests per second at the end of the ramp")
+    num_warmups: int = setting(0, "number of warm-up requests before the measured ones, copies of the first")
     ready_check_timeout_sec: float = setting(0.0, "seconds to wait for a server that is not up yet")
     request_timeout: float = setting(6 * 3600.0, "seconds after which a request counts as failed")
 
@@ -75,23 +79,25 @@ class BenchConfig:
     top_k: int | None = setting(None, "top-k sampling; default: the server's")
     min_p: float | None = setting(None, "min-p sampling; default: the server's")
     ignore_eos: bool = setting(
-        False, "answers go on to their full length; always so with the datasets random and sessions"
+        False, "answers run to their full length; always on with the datasets random and sessions"
     )
-    extra_body: Mapping[str, Any] | None = setting(None, "further fields of every request, a JSON object")
+    extra_body: Mapping[str, Any] | None = setting(None, "extra fields for every request, a JSON object")
 
     percentile_metrics: str = setting(",".join(METRICS), "which of ttft, tpot, itl and e2el to show")
     metric_percentiles: str = setting("99", "percentiles to show, such as 50,90,99")
     goodput: tuple[str, ...] = setting(
-        (), "limits in milliseconds, such as ttft:500 tpot:50 e2el:9000; requests within all of them are good"
+        (), "limits in milliseconds, such as ttft:500 tpot:50 e2el:9000; goodput counts the requests within all of them"
     )
     label: str | None = setting(None, "name of the run in its result file; default: the backend")
-    metadata: tuple[str, ...] = setting((), "KEY=VALUE pairs to keep in the result file")
-    save_result: bool = setting(False, "write the result as JSON")
-    save_detailed: bool = setting(False, "write the times, lengths, texts and errors of each request too")
+    metadata: tuple[str, ...] = setting((), "KEY=VALUE pairs to store in the result file")
+    save_result: bool = setting(False, "write the result to a JSON file")
+    save_detailed: bool = setting(False, "also write the times, lengths, texts and errors of each request")
     result_dir: str | None = setting(None, "folder for the result file; default: the current one")
-    result_filename: str | None = setting(None, "name of the result file; default: from label, rate, model and date")
+    result_filename: str | None = setting(
+        None, "name of the result file; default: made from label, rate, model and date"
+    )
     plot: str | None = setting(None, "draw latency over time and distributions into this file (needs matplotlib)")
-    disable_tqdm: bool = setting(False, "no progress bar")
+    disable_tqdm: bool = setting(False, "show no progress bar")
 
     @property
     def is_chat(self) -> bool:

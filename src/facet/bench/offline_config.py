@@ -1,6 +1,6 @@
-"""What an offline benchmark was asked to do: the engine's own flags, and those of vLLM's two.
+"""The settings of `facet bench throughput` and `latency`: the engine's flags and those of vLLM's two commands.
 
-Knows no engine: what depends on the model, such as its context, is asked once it is loaded.
+Knows no engine: what depends on the model, such as its context, is checked once it is loaded.
 """
 
 import math
@@ -21,16 +21,16 @@ _OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineBenchConfig(EngineConfig):
-    """What both have in common."""
+    """The settings that both commands share."""
 
-    skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts and answers are token ids alone")
-    n: int = setting(1, "answers to each prompt")
+    skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts and answers are token ids only")
+    n: int = setting(1, "number of answers to each prompt")
     override_generation_config: Mapping[str, Any] | None = setting(
-        None, 'sampling settings, a JSON object such as {"top_k": 64}; default: temperature 1 and nothing else'
+        None, 'sampling settings, a JSON object such as {"top_k": 64}; default: temperature 1, no other setting'
     )
-    disable_detokenize: bool = setting(False, "make no text of the answers")
-    output_json: str | None = setting(None, "write the result to this file")
-    disable_tqdm: bool = setting(False, "no progress bar")
+    disable_detokenize: bool = setting(False, "do not convert the answers to text")
+    output_json: str | None = setting(None, "write the result to this JSON file")
+    disable_tqdm: bool = setting(False, "show no progress bar")
 
     @property
     def engine_settings(self) -> dict[str, Any]:
@@ -63,18 +63,18 @@ class ThroughputConfig(OfflineBenchConfig):
 
     dataset_name: str | None = setting(
         None,
-        "random: made-up token ids; sharegpt: JSON of conversations; custom: JSONL with a prompt a line; default: "
-        "sharegpt with --dataset-path, else random",
+        "random: random token ids; sharegpt: a JSON file of conversations; custom: a JSONL file with a prompt per "
+        "line; default: sharegpt with --dataset-path, else random",
         choices=("random", *DATASETS_FROM_FILES),
     )
-    dataset_path: str | None = setting(None, "file for sharegpt and custom")
-    num_prompts: int = setting(1000, "how many prompts")
-    input_len: int | None = setting(None, "tokens of a random prompt; default: 1024")
-    output_len: int | None = setting(None, "tokens of an answer; default: 128, or what the file says")
+    dataset_path: str | None = setting(None, "file to read for sharegpt and custom")
+    num_prompts: int = setting(1000, "number of prompts")
+    input_len: int | None = setting(None, "tokens per random prompt; default: 1024")
+    output_len: int | None = setting(None, "tokens per answer; default: 128, or what the file says")
     random_range_ratio: float = setting(
         0.0, "random lengths are drawn from length * (1 - ratio) to length * (1 + ratio)"
     )
-    prefix_len: int = setting(0, "tokens with which all random prompts begin alike, on top of their length")
+    prefix_len: int = setting(0, "length of a common prefix of all random prompts, on top of their own length")
 
     @property
     def dataset(self) -> str:
@@ -86,12 +86,12 @@ class LatencyConfig(OfflineBenchConfig):
     """One run of `facet bench latency`."""
 
     # The same prompts are run again and again: their keys must not be there already.
-    enable_prefix_caching: bool = setting(False, "keep the keys of prompts and answers between iterations")
-    input_len: int = setting(32, "tokens of a prompt")
-    output_len: int = setting(128, "tokens of an answer")
-    batch_size: int = setting(8, "prompts run at once")
-    num_iters_warmup: int = setting(10, "iterations before the measured ones")
-    num_iters: int = setting(30, "iterations that are measured")
+    enable_prefix_caching: bool = setting(False, "reuse cached keys and values between iterations")
+    input_len: int = setting(32, "tokens per prompt")
+    output_len: int = setting(128, "tokens per answer")
+    batch_size: int = setting(8, "number of prompts in the batch")
+    num_iters_warmup: int = setting(10, "number of warm-up iterations")
+    num_iters: int = setting(30, "number of measured iterations")
 
 
 def check_throughput(config: ThroughputConfig) -> None:

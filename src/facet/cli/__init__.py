@@ -32,7 +32,7 @@ class _Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(unknown, list(self._flags()), n=1)
             hint = f" Did you mean {near[0]}?" if near else ""
             message = f"{self.prog} has no {unknown}.{hint}"
-        print(_one_line(f"error: {message} (--help lists what there is)"), file=sys.stderr)
+        print(_one_line(f"error: {message} (--help lists the options)"), file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
 
     def _flags(self) -> set[str]:
@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="facet", description="Inference and serving for the Gemma family.")
+    parser = _Parser(prog="facet", description="Inference and serving for the Gemma family of models.")
     parser.add_argument("--version", action="version", version=f"facet {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (serve, chat, complete, plan, bench, doctor, inspect):

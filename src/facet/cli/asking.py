@@ -1,4 +1,4 @@
-"""What `facet chat` and `facet complete` have in common: whom they ask, and with which settings."""
+"""What `facet chat` and `facet complete` share: their settings, and the server that answers them."""
 
 import argparse
 import contextlib
@@ -23,19 +23,27 @@ _ANSWER_SETTINGS = ("temperature", "top_p", "top_k", "max_tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskConfig(ModelConfig):
-    """Who answers, and how."""
+    """Which model answers, and with which settings."""
 
-    seed: int = setting(NO_SEED, "seed of the answers: the same seed, the same answer; -1: another one each time")
-    gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory that weights, activations and cache may use")
-    url: str | None = setting(None, "ask the server at this URL instead of loading a model; MODEL is its name there")
-    api_key: str | None = setting(None, "key for that server")
-    system: str | None = setting(None, "instructions that the conversation begins with")
-    tools: str | None = setting(None, "a JSON file with tools in OpenAI's form")
+    seed: int = setting(
+        NO_SEED, "seed for sampling: the same seed gives the same answer; -1: a different one each time"
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, "share of the GPU's memory that weights, activations and KV cache may use"
+    )
+    url: str | None = setting(
+        None, "use the server at this URL instead of loading a model; MODEL is the model's name there"
+    )
+    api_key: str | None = setting(None, "API key for that server")
+    system: str | None = setting(None, "system prompt")
+    tools: str | None = setting(None, "JSON file with tools in OpenAI's format")
     think: bool = setting(False, "let the model think before it answers")
-    temperature: float | None = setting(None, "0: the likeliest answer; default: what the model's authors recommend")
-    top_p: float | None = setting(None, "keep the likeliest tokens that hold this much probability")
-    top_k: int | None = setting(None, "keep this many of the likeliest tokens")
-    max_tokens: int | None = setting(None, "longest answer, in tokens; default: what the context holds")
+    temperature: float | None = setting(
+        None, "sampling temperature; 0: always the most likely token; default: the model's own"
+    )
+    top_p: float | None = setting(None, "sample from the most likely tokens that together have this probability")
+    top_k: int | None = setting(None, "sample from this many of the most likely tokens")
+    max_tokens: int | None = setting(None, "maximum number of tokens of an answer; default: the rest of the context")
 
     def answer_settings(self) -> dict[str, Any]:
         """Those that were given, under the names of the API."""

@@ -27,22 +27,24 @@ _TOKENIZER_FILES = ("tokenizer*", "special_tokens*")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("bench", help="measure a server or an engine, and compare measurements")
+    parser = commands.add_parser("bench", help="measure the speed of a server or of the engine, and compare results")
     kinds = parser.add_subparsers(dest="bench_command", required=True, metavar="BENCH")
-    serve = kinds.add_parser("serve", help="send load to an OpenAI-compatible server and measure it")
+    serve = kinds.add_parser("serve", help="send load to an OpenAI-compatible server and measure its speed")
     add_config_flags(serve, BenchConfig, positional=None)
     add_common_flags(serve)
     serve.set_defaults(run=run_serve)
     throughput = kinds.add_parser(
-        "throughput", help="run prompts through an engine without a server: tokens per second"
+        "throughput", help="run many prompts through the engine, without a server: tokens per second"
     )
     _add_offline_flags(throughput, ThroughputConfig)
     throughput.set_defaults(run=run_throughput)
-    latency = kinds.add_parser("latency", help="run one batch through an engine again and again: seconds for each")
+    latency = kinds.add_parser("latency", help="run one batch through the engine repeatedly: seconds per batch")
     _add_offline_flags(latency, LatencyConfig)
     latency.set_defaults(run=run_latency)
-    compare = kinds.add_parser("compare", help="put results side by side, as ratios to the first")
-    compare.add_argument("results", metavar="RESULT", nargs="+", type=Path, help="files that --save-result wrote")
+    compare = kinds.add_parser("compare", help="print results side by side, with ratios to the first")
+    compare.add_argument(
+        "results", metavar="RESULT", nargs="+", type=Path, help="result files written with --save-result"
+    )
     add_common_flags(compare)
     compare.set_defaults(run=run_compare)
 
@@ -90,7 +92,9 @@ def run_compare(options: argparse.Namespace) -> int:
 def _add_offline_flags(parser: argparse.ArgumentParser, config_type: type[OfflineBenchConfig]) -> None:
     add_config_flags(parser, config_type)
     # `vllm bench` has no positional; its command lines should work as they are.
-    parser.add_argument("--model", dest="model_by_flag", metavar="MODEL", help="MODEL, as vLLM's command lines give it")
+    parser.add_argument(
+        "--model", dest="model_by_flag", metavar="MODEL", help="the same as MODEL, as in vLLM's command lines"
+    )
     add_common_flags(parser)
 
 

@@ -14,7 +14,7 @@ from facet.errors import ConfigError, EngineError, UserError
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("chat", help="talk to a model in the terminal")
+    parser = commands.add_parser("chat", help="chat with a model in the terminal")
     add_config_flags(parser, AskConfig)
     add_common_flags(parser)
     parser.set_defaults(run=run)
@@ -63,7 +63,7 @@ class Session:
             except KeyboardInterrupt:
                 if self.was_interrupted:
                     return
-                self._interrupt("Ctrl-C again, or /exit, leaves.")
+                self._interrupt("Press Ctrl-C again or type /exit to leave.")
 
     def _take(self, line: str) -> None:
         """A failure costs what was just said and no more."""
@@ -88,7 +88,7 @@ class Session:
                 return
             self.conversation.hear(answer)
             if answer.finish_reason == "length":
-                self.screen.note("(cut off: the most tokens that were allowed)")
+                self.screen.note("(cut off at the maximum number of tokens)")
             if not answer.is_call:
                 return
             self.screen.calls(answer.calls)
@@ -97,7 +97,7 @@ class Session:
                     self.conversation.give_result(call, self.screen.ask(f"result of {call.name}> "))
             except KeyboardInterrupt:
                 self.conversation.forget_from(num_messages)  # a call without a result leads nowhere
-                self._interrupt("The question is taken back.")
+                self._interrupt("Your last message is withdrawn.")
                 return
 
     def _answer(self) -> ChatAnswer:

@@ -38,17 +38,17 @@ def _tools(conversation: Conversation, path: str) -> str:
     if path:
         conversation.tools = read_tools(path)
     names = [tool["function"]["name"] for tool in conversation.tools]
-    return f"Tools: {', '.join(names)}." if names else "No tools. /tools FILE.json reads some, in OpenAI's form."
+    return f"Tools: {', '.join(names)}." if names else "No tools. /tools FILE.json loads some, in OpenAI's format."
 
 
 def _think(conversation: Conversation, rest: str) -> str:
     conversation.thinks = not conversation.thinks
-    return "Thoughts on." if conversation.thinks else "Thoughts off."
+    return "Thinking on." if conversation.thinks else "Thinking off."
 
 
 def _system(conversation: Conversation, text: str) -> str:
     conversation.system = text or None
-    return "Instructions set, from the next answer on." if text else "No instructions."
+    return "System prompt set." if text else "No system prompt."
 
 
 def _set(conversation: Conversation, rest: str) -> str:
@@ -56,25 +56,25 @@ def _set(conversation: Conversation, rest: str) -> str:
         name, _, text = rest.partition(" ")
         conversation.set(name, text.strip())
     shown = ", ".join(f"{name} {value}" for name, value in conversation.settings.items())
-    return f"Settings: {shown or 'those that the model recommends'}."
+    return f"Settings: {shown}." if shown else "Settings: the model's defaults."
 
 
 def _clear(conversation: Conversation, rest: str) -> str:
     conversation.forget_from(0)
-    return "A new conversation."
+    return "New conversation."
 
 
 def _help(conversation: Conversation, rest: str) -> str:
     width = max(len(command.usage) for command in COMMANDS.values())
     lines = [f"{command.usage:<{width}}  {command.help}" for command in COMMANDS.values()]
-    return "\n".join([*lines, f"{'/exit':<{width}}  leave; so does Ctrl-D"])
+    return "\n".join([*lines, f"{'/exit':<{width}}  leave (or press Ctrl-D)"])
 
 
 COMMANDS = {
-    "/tools": Command("/tools FILE|off", "offer the tools in a JSON file; you type the results of calls", _tools),
-    "/think": Command("/think", "let the model think before it answers, or stop that", _think),
-    "/system": Command("/system TEXT", "instructions for the whole conversation; without TEXT: none", _system),
-    "/set": Command("/set NAME VALUE", f"NAME: {', '.join(SETTINGS)}; VALUE default: the model's", _set),
-    "/clear": Command("/clear", "forget what was said", _clear),
-    "/help": Command("/help", "this list", _help),
+    "/tools": Command("/tools FILE|off", "offer the tools in a JSON file; you type the results of their calls", _tools),
+    "/think": Command("/think", "switch thinking before each answer on or off", _think),
+    "/system": Command("/system TEXT", "set the system prompt; without TEXT, remove it", _system),
+    "/set": Command("/set NAME VALUE", f'NAME: {", ".join(SETTINGS)}; VALUE "default" resets it', _set),
+    "/clear": Command("/clear", "start a new conversation", _clear),
+    "/help": Command("/help", "show this list", _help),
 }

@@ -25,17 +25,21 @@ _DEFAULT_RAW_TOKENS = 128
 class CompleteConfig(AskConfig):
     """What is asked, and in which form the answer is wanted."""
 
-    prompt: str | None = setting(None, "what to ask; - or nothing: read it from standard input")
-    raw: bool = setting(False, "continue PROMPT as it is, by 128 tokens unless told otherwise, instead of answering it")
-    schema: str | None = setting(None, "a file with a JSON schema; the answer is JSON that satisfies it")
-    stop: tuple[str, ...] = setting((), "a text that ends the answer where it would appear; may be given several times")
-    json: bool = setting(False, "print the whole response as JSON, in OpenAI's form")
+    prompt: str | None = setting(None, "prompt; - or none: read it from standard input")
+    raw: bool = setting(
+        False, "continue PROMPT as plain text instead of answering it; 128 tokens unless --max-tokens is given"
+    )
+    schema: str | None = setting(None, "file with a JSON schema; the answer is JSON that satisfies it")
+    stop: tuple[str, ...] = setting((), "text at which the answer stops; may be given several times")
+    json: bool = setting(False, "print the whole response as JSON, in OpenAI's format")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("complete", help="answer one prompt and exit, for scripts")
     add_config_flags(parser, CompleteConfig, positional="prompt", one_at_a_time=("stop",))
-    parser.add_argument("--chat", dest="raw", action="store_false", help="answer PROMPT as a message; the default")
+    parser.add_argument(
+        "--chat", dest="raw", action="store_false", help="answer PROMPT as a chat message (the default)"
+    )
     add_common_flags(parser)
     parser.set_defaults(run=run, model=None)
 
@@ -146,4 +150,4 @@ def _on_length(config: CompleteConfig) -> None:
     if config.schema is not None:
         raise EngineError("The answer was cut off before its JSON was complete. Raise --max-tokens.")
     if sys.stderr.isatty():
-        print("(cut off: the most tokens that were allowed)", file=sys.stderr)
+        print("(cut off at the maximum number of tokens)", file=sys.stderr)

@@ -11,7 +11,9 @@ EXIT_UNHEALTHY = 1
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("doctor", help="check that this machine computes a model right, alone and under load")
+    parser = commands.add_parser(
+        "doctor", help="check that this machine computes a model correctly, alone and under load"
+    )
     add_config_flags(parser, DoctorConfig)
     add_common_flags(parser)
     parser.set_defaults(run=run)

@@ -34,6 +34,7 @@ def add_config_flags(
             continue
         flag = "--" + field.name.replace("_", "-")
         if hints[field.name] is bool:
+            text += " (default: on)" if field.default else ""
             parser.add_argument(flag, default=field.default, action=argparse.BooleanOptionalAction, help=text)
             continue
         kind = _kind_of(hints[field.name])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("inspect", help="show what a checkpoint is and check its files")
+    parser = commands.add_parser("inspect", help="show a checkpoint's layers and check its files")
     add_config_flags(parser, ModelConfig)
     parser.add_argument("--load", action="store_true", help="also load the weights and run one forward pass")
     add_common_flags(parser)

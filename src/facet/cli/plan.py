@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("plan", help="count what fits into a GPU's memory, without a GPU")
+    parser = commands.add_parser("plan", help="compute what fits into a GPU's memory; needs no GPU")
     add_config_flags(parser, PlanConfig)
     add_common_flags(parser)
     parser.set_defaults(run=run)

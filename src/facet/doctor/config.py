@@ -1,4 +1,4 @@
-"""What to examine, and how thoroughly."""
+"""The settings of `facet doctor`."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ from facet.config import ModelConfig, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorConfig(ModelConfig):
-    """The flags of `facet doctor`. Without a model, a small one with random weights is made up."""
+    """With an empty `model`, a small model with random weights is examined; the command always names one."""
 
-    quick: bool = setting(False, "fewer requests and tokens: seconds rather than a minute for a small model")
-    full: bool = setting(False, "more requests and tokens, 64 in flight")
-    json: bool = setting(False, "print the report as JSON, for bug reports")
+    quick: bool = setting(False, "run fewer requests and tokens: seconds instead of a minute for a small model")
+    full: bool = setting(False, "run more requests and tokens, up to 64 in flight")
+    json: bool = setting(False, "print the report as JSON, to attach to bug reports")
