@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from facet.config import ModelConfig
+from facet.kernels.arithmetic import BATCH_INVARIANT
 from facet.model.gemma import Gemma
 from facet.model.loader import load_model
 from facet.request import Request
@@ -35,7 +36,7 @@ def solo(tiny_model: TinyModels) -> Solo:
     def get(name: str) -> tuple[Gemma, list[Request], dict[str, Answer]]:
         tiny = tiny_model(name)
         config = ModelConfig(model=str(tiny.folder), device="cpu", max_model_len=512)
-        model = load_model(config, is_batch_invariant=True).model
+        model = load_model(config, arithmetic=BATCH_INVARIANT).model
         requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
         engine = make_engine(model, enable_prefix_caching=False, overlapped=False)
         return model, requests, answers_alone(engine, requests)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from facet.config import ModelConfig
+from facet.kernels.arithmetic import BATCH_INVARIANT
 from facet.model.loader import load_model
 from tests.engine.harness import make_engine
 from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
@@ -28,7 +29,7 @@ COMPANIES = (
 def test_company_changes_no_bit(name: str, tiny_model: Callable[[str], TinyModel]) -> None:
     tiny = tiny_model(name)
     config = ModelConfig(model=str(tiny.folder), device="cuda", max_model_len=512, dtype="bfloat16")
-    model = load_model(config, is_batch_invariant=True).model
+    model = load_model(config, arithmetic=BATCH_INVARIANT).model
     requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
     solo = make_engine(model, enable_prefix_caching=False, overlapped=False, fast_prefill=False, kv_dtype="bfloat16")
     expected = answers_alone(solo, requests)
@@ -50,7 +51,7 @@ def test_company_changes_no_bit(name: str, tiny_model: Callable[[str], TinyModel
 def test_company_changes_no_bit_of_quantized_keys(name: str, tiny_model: Callable[[str], TinyModel]) -> None:
     tiny = tiny_model(name)
     config = ModelConfig(model=str(tiny.folder), device="cuda", max_model_len=512, dtype="bfloat16")
-    model = load_model(config, is_batch_invariant=True).model
+    model = load_model(config, arithmetic=BATCH_INVARIANT).model
     requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
     dtype = "int8_per_token_head"
     solo = make_engine(model, enable_prefix_caching=False, overlapped=False, kv_dtype=dtype)

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
 from facet.kernels.geglu import invariant as activations
 from facet.kernels.geglu import reference as plain_activations
 from facet.kernels.linear import cases as linear_cases
-from facet.kernels.linear import gated_input_linear, geglu_linear, linear
 from facet.kernels.linear import reference as plain_products
 from facet.kernels.linear.invariant import ROWS_PER_BLOCK
 from facet.kernels.moe import cases as moe_cases
 from facet.kernels.moe import reference as plain_experts
-from facet.kernels.moe import route, run_experts
+from facet.kernels.moe import route
 from facet.kernels.paged_attention import cases as attention_cases
-from facet.kernels.paged_attention import paged_attention, plan_attention
+from facet.kernels.paged_attention import paged_attention
 from facet.kernels.paged_attention.invariant.reference import KEYS_PER_TILE
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,13 +39,13 @@ CHOICES = ([7], [0, 36], [36, 20, 3], list(range(15, -1, -1)), list(range(5, 36)
 def test_products(shape: linear_cases.Shape, dtype: torch.dtype) -> None:
     x, weight = shape.inputs(NUM_ROWS, dtype)
     given = torch.randn(NUM_ROWS, shape.num_out).to(dtype)
-    together = linear(x, weight, is_invariant=True)
-    opened = gated_input_linear(x, weight, given, is_invariant=True)
+    together = BATCH_INVARIANT.linear(x, weight)
+    opened = BATCH_INVARIANT.gated_input_linear(x, weight, given)
     linear_cases.TOLERANCES[dtype].check(together, plain_products.linear(x, weight))
     linear_cases.TOLERANCES[dtype].check(opened, plain_products.gated_input_linear(x, weight, given))
     for rows in CHOICES:
-        assert torch.equal(linear(x[rows], weight, is_invariant=True), together[rows])
-        assert torch.equal(gated_input_linear(x[rows], weight, given[rows], is_invariant=True), opened[rows])
+        assert torch.equal(BATCH_INVARIANT.linear(x[rows], weight), together[rows])
+        assert torch.equal(BATCH_INVARIANT.gated_input_linear(x[rows], weight, given[rows]), opened[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -64,8 +64,8 @@ def test_activations(width: int, dtype: torch.dtype) -> None:
 def test_no_rows() -> None:
     """A step in which no row wants logits."""
     x, weight = linear_cases.ODD[0].inputs(0, torch.float32)
-    assert linear(x, weight, is_invariant=True).shape == (0, len(weight))
-    assert geglu_linear(x, weight[: len(weight) // 2 * 2], is_invariant=True).shape == (0, len(weight) // 2)
+    assert BATCH_INVARIANT.linear(x, weight).shape == (0, len(weight))
+    assert BATCH_INVARIANT.geglu_linear(x, weight[: len(weight) // 2 * 2]).shape == (0, len(weight) // 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -75,7 +75,7 @@ def test_experts(dtype: torch.dtype) -> None:
 
     def run(rows: list[int]) -> Tensor:
         weights, chosen = route(inputs.router_logits[rows], case.num_chosen, inputs.expert_scale)
-        return run_experts(inputs.x[rows], weights, chosen, inputs.gate_up, inputs.down, is_invariant=True)
+        return BATCH_INVARIANT.run_experts(inputs.x[rows], weights, chosen, inputs.gate_up, inputs.down)
 
     together = run(list(range(NUM_ROWS)))
     routed = route(inputs.router_logits, case.num_chosen, inputs.expert_scale)
@@ -108,7 +108,7 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
     """The rows of one sequence in pieces cut anywhere, down to one row, in company and without."""
     inputs = case.inputs(dtype)
 
-    def attend(first: int, last: int, *, is_invariant: bool = True) -> Tensor:
+    def attend(first: int, last: int, *, arithmetic: Arithmetic = BATCH_INVARIANT) -> Tensor:
         """Rows first .. last - 1; those past the long sequence are the other's."""
         long_len, (short_len, short_context) = case.sequences[0][0], case.sequences[1]
         query_lens = (min(last, long_len) - first, max(0, last - long_len))
@@ -121,20 +121,19 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
             host_query_lens=tuple(query_lens[index] for index in kept),
             host_context_lens=tuple(context_lens[index] for index in kept),
         )
-        plan = plan_attention(
+        plan = arithmetic.plan_attention(
             rows,
             inputs.block_table,
             case.heads,
             window=case.window,
             tokens_per_block=case.tokens_per_block,
-            is_invariant=is_invariant,
         )
         queries = inputs.queries[first:last]
         return paged_attention(queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
 
     num_rows = len(inputs.queries)
     together = attend(0, num_rows)
-    case.tolerance(dtype).check(together, attend(0, num_rows, is_invariant=False))
+    case.tolerance(dtype).check(together, attend(0, num_rows, arithmetic=USUAL))
     cuts = (0, 1, 2, 7, 8, 24, 127, 128, 129, 200, 303, num_rows)
     for first, last in pairwise(cuts):
         assert torch.equal(attend(first, last), together[first:last])

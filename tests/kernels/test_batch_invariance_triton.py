@@ -30,7 +30,7 @@ from facet.kernels.paged_attention import cases as attention_cases
 from facet.kernels.paged_attention import reference as plain_attention
 from facet.kernels.paged_attention.invariant import kernel as invariant_kernel
 from facet.kernels.paged_attention.invariant import plan as tile_plans
-from facet.kernels.rms_norm.triton import rms_norm, row_tile
+from facet.kernels.rms_norm.triton import rms_norm, tile_of_few_rows
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -61,24 +61,22 @@ def test_products(shape: linear_cases.Shape, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("width", [48, 1100, 2560])
 def test_norms(width: int) -> None:
     """On a GPU, of more rows than are worked on as few."""
-    assert row_tile(width, 1, is_invariant=True) == row_tile(width, 10**6, is_invariant=True)
+    tile = tile_of_few_rows(width)
     dtype, num_rows = DTYPES[0], 600 if ON_GPU else 6
     generator = torch.Generator(DEVICE).manual_seed(0)
     x, y = torch.randn(2, num_rows, width, generator=generator, device=DEVICE).to(dtype)
     weight = torch.rand(width, generator=generator, device=DEVICE)
-    normed = rms_norm(x, weight, 1e-6, is_invariant=True)
-    added, then = add_norm.add_norm(x, y, weight, weight, 1e-6, is_invariant=True)
-    summed = add_norm.sum_of_norms(x, weight, y, weight, 1e-6, is_invariant=True)
+    normed = rms_norm(x, weight, 1e-6, tile)
+    added, then = add_norm.add_norm(x, y, weight, weight, 1e-6, tile=tile)
+    summed = add_norm.sum_of_norms(x, weight, y, weight, 1e-6, tile)
     assert then is not None
     for rows in ([4], [num_rows - 1, 0, 3]):
-        one, two = add_norm.add_norm(x[rows], y[rows], weight, weight, 1e-6, is_invariant=True)
+        one, two = add_norm.add_norm(x[rows], y[rows], weight, weight, 1e-6, tile=tile)
         assert two is not None
         assert torch.equal(one, added[rows])
         assert torch.equal(two, then[rows])
-        assert torch.equal(rms_norm(x[rows], weight, 1e-6, is_invariant=True), normed[rows])
-        assert torch.equal(
-            add_norm.sum_of_norms(x[rows], weight, y[rows], weight, 1e-6, is_invariant=True), summed[rows]
-        )
+        assert torch.equal(rms_norm(x[rows], weight, 1e-6, tile), normed[rows])
+        assert torch.equal(add_norm.sum_of_norms(x[rows], weight, y[rows], weight, 1e-6, tile), summed[rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,6 +13,7 @@ from facet.engine.compiling import CompilingRequests
 from facet.engine.device_failures import device_failures_in_words
 from facet.engine.settings import EngineSettings, resolve
 from facet.errors import RequestError, UserError
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_cache.manager import KVCacheManager
 from facet.kv_cache.picture import ArenaPicture
 from facet.kv_dtypes import parse_kv_cache_dtype
@@ -183,7 +184,7 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     progress = progress or Silent()
     with device_failures_in_words():
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
-        loaded = load_model(config, progress, is_batch_invariant=config.batch_invariant)
+        loaded = load_model(config, progress, arithmetic=BATCH_INVARIANT if config.batch_invariant else USUAL)
         settings = resolve(config, loaded.model)
         runner = Runner(
             loaded.model,

@@ -11,7 +11,6 @@ low-rank path beside attention (LAuReL).
 import torch
 from torch import Tensor, nn
 
-from facet.kernels.mean_square import mean_square
 from facet.kernels.paged_attention import LayerCache
 from facet.layers.attention import Attention, KindStep
 from facet.layers.linear import Linear
@@ -58,6 +57,7 @@ class AltUpLayer(nn.Module):
         hidden, eps = spec.hidden_size, spec.norm_eps
         assert spec.per_layer_input is not None, "AltUp models have per-layer inputs"
         self.num_streams = altup.num_streams
+        self.arithmetic = placement.arithmetic
         self.attention = Attention(layer, hidden, eps, placement)
         self.mlp = MLP(hidden, layer.mlp_width, layer.mlp_sparsity, placement)
         self.laurel = Laurel(hidden, altup.laurel_rank, eps, placement)
@@ -96,7 +96,7 @@ class AltUpLayer(nn.Module):
     def _predict(self, streams: Tensor) -> Tensor:
         shape = (self.num_streams, self.num_streams)
         coefficients = self.prediction(self.stream_router(streams[0])).view(-1, *shape)
-        return streams + _mix(coefficients, streams, is_invariant=self.prediction.is_invariant)
+        return streams + self.arithmetic.mix_streams(coefficients, streams)
 
     def _compute(self, active: Tensor, step: KindStep, cache: LayerCache, source: Attention, is_stored: bool) -> Tensor:
         h = self.input_norm(active)
@@ -122,7 +122,7 @@ class Streams(nn.Module):
         self.merge_projections = nn.ModuleList(
             Linear(hidden_size, hidden_size, placement) for _ in range(num_streams - 1)
         )
-        self.is_invariant = placement.is_batch_invariant
+        self.arithmetic = placement.arithmetic
 
     def expand(self, x: Tensor) -> Tensor:
         size = self._magnitude(x)
@@ -131,33 +131,12 @@ class Streams(nn.Module):
     def merge(self, streams: Tensor) -> Tensor:
         size = self._magnitude(streams[0])
         others = zip(self.merge_projections, streams[1:], strict=True)
-        merged = [streams[0], *(self._with_magnitude(projection(stream), size) for projection, stream in others)]
-        if self.is_invariant:
-            return (_sum([stream.float() for stream in merged]) / len(merged)).to(streams.dtype)
-        return torch.stack(merged).mean(dim=0)
+        return self.arithmetic.mean_of_streams(
+            [streams[0], *(self._with_magnitude(projection(stream), size) for projection, stream in others)]
+        )
 
     def _magnitude(self, x: Tensor) -> Tensor:
-        return mean_square(x, is_invariant=self.is_invariant).sqrt()
+        return self.arithmetic.mean_square(x).sqrt()
 
     def _with_magnitude(self, x: Tensor, size: Tensor) -> Tensor:
-        return x * size / mean_square(x, is_invariant=self.is_invariant).clamp(min=1e-5).sqrt()
-
-
-def _mix(coefficients: Tensor, streams: Tensor, *, is_invariant: bool) -> Tensor:
-    """Every stream's share of all of them: [rows, out, in] and [in, rows, hidden] make [out, rows, hidden].
-
-    With `is_invariant`, product by product: a library chooses the order of sums by the number of rows.
-    """
-    if not is_invariant:
-        return torch.einsum("roi,ird->ord", coefficients, streams)
-    by_stream = coefficients.float().permute(2, 1, 0)[..., None]  # [in, out, rows, 1]
-    products = [share * stream.float() for share, stream in zip(by_stream, streams, strict=True)]
-    return _sum(products).to(streams.dtype)
-
-
-def _sum(terms: list[Tensor]) -> Tensor:
-    """One after the other, each sum rounded by itself."""
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
+        return x * size / self.arithmetic.mean_square(x).clamp(min=1e-5).sqrt()

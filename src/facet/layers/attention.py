@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from facet.kernels.head_inputs import prepare_heads
 from facet.kernels.paged_attention import AttentionPlan, HeadShape, KeyRecipe, LayerCache, paged_attention
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
@@ -57,6 +56,7 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.eps = eps
+        self.arithmetic = placement.arithmetic
         width = layer.query_width
         if layer.owns_kv:
             width += layer.kv_width * (1 if layer.values_are_keys else 2)
@@ -92,7 +92,7 @@ class Attention(nn.Module):
         self._prepare(projected, replace(step.heads, num_heads=0), step, cache)
 
     def _prepare(self, projected: Tensor, heads: HeadShape, step: KindStep, cache: LayerCache | None) -> Tensor:
-        return prepare_heads(
+        return self.arithmetic.prepare_heads(
             projected,
             heads,
             query_weight=self.query_norm.weight,
@@ -103,7 +103,6 @@ class Attention(nn.Module):
             write_blocks=step.write_blocks,
             write_slots=step.write_slots,
             values_are_normed=self.layer.values_are_normed,
-            is_invariant=self.projections.is_invariant,
         )
 
     def key_recipe(self, step: KindStep) -> KeyRecipe | None:

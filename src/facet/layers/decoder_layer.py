@@ -2,7 +2,6 @@
 
 from torch import Tensor, nn
 
-from facet.kernels.add_norm import sum_of_norms
 from facet.kernels.paged_attention import LayerCache
 from facet.layers.attention import Attention, KindStep
 from facet.layers.mlp import MLP
@@ -20,6 +19,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, spec: ModelSpec, layer: LayerSpec, placement: Placement) -> None:
         super().__init__()
         hidden, eps = spec.hidden_size, spec.norm_eps
+        self.arithmetic = placement.arithmetic
         self.attention = Attention(layer, hidden, eps, placement)
         self.mlp = MLP(hidden, layer.mlp_width, layer.mlp_sparsity, placement)
         self.input_norm = RMSNorm(hidden, eps, placement)
@@ -70,11 +70,6 @@ class DecoderLayer(nn.Module):
         if self.experts is None:
             return dense
         dense_norm, expert_norm = self.dense_branch_norm, self.expert_branch_norm
-        return sum_of_norms(
-            dense,
-            dense_norm.weight,
-            self.experts(x),
-            expert_norm.weight,
-            dense_norm.eps,
-            is_invariant=dense_norm.is_invariant,
+        return self.arithmetic.sum_of_norms(
+            dense, dense_norm.weight, self.experts(x), expert_norm.weight, dense_norm.eps
         )

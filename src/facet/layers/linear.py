@@ -2,7 +2,6 @@
 
 from torch import Tensor, nn
 
-from facet.kernels.linear import linear
 from facet.layers.placement import Placement
 
 
@@ -12,8 +11,8 @@ class Linear(nn.Module):
     def __init__(self, num_inputs: int, num_outputs: int, placement: Placement) -> None:
         super().__init__()
         self.weight = placement.matrix(num_outputs, num_inputs)
-        self.is_invariant = placement.is_batch_invariant
+        self.arithmetic = placement.arithmetic
 
     def forward(self, x: Tensor, outputs: slice = slice(None)) -> Tensor:
         """With `outputs`, only those: some of several that are packed."""
-        return linear(x, self.weight[outputs], is_invariant=self.is_invariant)
+        return self.arithmetic.linear(x, self.weight[outputs])

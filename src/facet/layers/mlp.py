@@ -4,8 +4,6 @@ import statistics
 
 from torch import Tensor, nn
 
-from facet.kernels.geglu import sparse_geglu
-from facet.kernels.linear import geglu_linear
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 
@@ -17,13 +15,14 @@ class MLP(nn.Module):
         super().__init__()
         self.gate_up = Linear(hidden_size, 2 * width, placement)
         self.down = Linear(width, hidden_size, placement)
+        self.arithmetic = placement.arithmetic
         # How many deviations above the mean a normal variable exceeds with probability 1 - sparsity.
         self.cutoff = statistics.NormalDist().inv_cdf(sparsity) if sparsity > 0 else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.cutoff is None:
-            hidden = geglu_linear(x, self.gate_up.weight, is_invariant=self.gate_up.is_invariant)
+            hidden = self.arithmetic.geglu_linear(x, self.gate_up.weight)
         else:
-            hidden = sparse_geglu(self.gate_up(x), self.cutoff, is_invariant=self.gate_up.is_invariant)
+            hidden = self.arithmetic.sparse_geglu(self.gate_up(x), self.cutoff)
         out: Tensor = self.down(hidden)
         return out

@@ -2,8 +2,7 @@
 
 from torch import Tensor, nn
 
-from facet.kernels.moe import route, run_experts
-from facet.kernels.rms_norm import rms_norm
+from facet.kernels.moe import route
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
@@ -17,6 +16,7 @@ class Experts(nn.Module):
         super().__init__()
         self.spec = spec
         self.eps = eps
+        self.arithmetic = placement.arithmetic
         self.router_factor = hidden_size**-0.5
         self.router_scale = placement.matrix(hidden_size)
         self.router = Linear(hidden_size, spec.num_experts, placement)
@@ -26,11 +26,7 @@ class Experts(nn.Module):
         self.down = placement.matrix(spec.num_experts, hidden_size, spec.width)
 
     def forward(self, residual: Tensor) -> Tensor:
-        router_input = (
-            rms_norm(residual, None, self.eps, is_invariant=self.router.is_invariant)
-            * self.router_scale
-            * self.router_factor
-        )
+        router_input = self.arithmetic.rms_norm(residual, None, self.eps) * self.router_scale * self.router_factor
         weights, chosen = route(self.router(router_input), self.spec.num_chosen, self.expert_scale)
         x = self.input_norm(residual)
-        return run_experts(x, weights, chosen, self.gate_up, self.down, is_invariant=self.router.is_invariant)
+        return self.arithmetic.run_experts(x, weights, chosen, self.gate_up, self.down)

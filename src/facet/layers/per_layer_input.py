@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from facet.kernels.linear import gated_input_linear, linear
 from facet.kernels.per_layer_input import mix_looked_up_inputs
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
@@ -28,7 +27,7 @@ class PerLayerInputs(nn.Module):
     def forward(self, token_ids: Tensor, embedded: Tensor, layers: range) -> Tensor:
         """[rows, len(layers), width], for layers `layers` alone: the others' share is not computed."""
         first, last = layers.start * self.spec.width, layers.stop * self.spec.width
-        context = linear(embedded, self.projection.weight[first:last], is_invariant=self.projection.is_invariant)
+        context: Tensor = self.projection(embedded, slice(first, last))
         return mix_looked_up_inputs(
             context.view(-1, len(layers), self.spec.width),
             token_ids,
@@ -49,6 +48,7 @@ class PerLayerGate(nn.Module):
         self.gate = Linear(hidden_size, width, placement)
         self.projection = Linear(width, hidden_size, placement)
         self.norm = RMSNorm(hidden_size, eps, placement)
+        self.arithmetic = placement.arithmetic
 
     def forward(self, x: Tensor, per_layer_input: Tensor) -> Tensor:
         out: Tensor = self.norm(self.project(x, per_layer_input))
@@ -57,7 +57,7 @@ class PerLayerGate(nn.Module):
     def project(self, x: Tensor, per_layer_input: Tensor | None) -> Tensor:
         """As `forward`, before the norm: who adds the result to the stream may do both at once."""
         assert per_layer_input is not None, "a layer with a gate has an input for it"
-        gated = gated_input_linear(x, self.gate.weight, per_layer_input, is_invariant=self.gate.is_invariant)
+        gated = self.arithmetic.gated_input_linear(x, self.gate.weight, per_layer_input)
         out: Tensor = self.projection(gated)
         return out
 

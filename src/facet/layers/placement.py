@@ -1,9 +1,11 @@
-"""Where parameters are made, of what type, and in what order the sums over them are taken."""
+"""Where parameters are made, of what type, and how results are computed from them."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import nn
+
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +14,12 @@ class Placement:
 
     dtype: torch.dtype
     device: torch.device
-    is_batch_invariant: bool = False  # the bits of a row do not depend on the rows computed with it
+    arithmetic: Arithmetic = USUAL
+
+    @property
+    def is_batch_invariant(self) -> bool:
+        """The bits of a row do not depend on the rows computed with it."""
+        return self.arithmetic is BATCH_INVARIANT
 
     def matrix(self, *shape: int) -> nn.Parameter:
         """An uninitialised parameter of the model's type."""

@@ -2,8 +2,6 @@
 
 from torch import Tensor, nn
 
-from facet.kernels.add_norm import add_norm
-from facet.kernels.rms_norm import rms_norm
 from facet.layers.placement import Placement
 from facet.layers.residual import Residual
 
@@ -15,15 +13,14 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = placement.norm_weight(width)
         self.eps = eps
-        self.is_invariant = placement.is_batch_invariant
+        self.arithmetic = placement.arithmetic
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps, is_invariant=self.is_invariant)
+        return self.arithmetic.rms_norm(x, self.weight, self.eps)
 
     def add(
         self, stream: Tensor, update: Tensor, *, then: "RMSNorm | None" = None, scale: Tensor | None = None
     ) -> Residual:
         """(stream + norm(update)) * scale, and that through the norm `then`."""
         next_weight = None if then is None else then.weight
-        added = add_norm(stream, update, self.weight, next_weight, self.eps, scale, is_invariant=self.is_invariant)
-        return Residual(*added)
+        return Residual(*self.arithmetic.add_norm(stream, update, self.weight, next_weight, self.eps, scale))

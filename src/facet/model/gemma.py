@@ -6,9 +6,8 @@ from torch import Tensor, nn
 
 from facet.forward_batch import AttentionRows, ForwardBatch
 from facet.kernels.embedding import embed
-from facet.kernels.linear import linear
 from facet.kernels.logits import softcap
-from facet.kernels.paged_attention import plan_attention, row_places
+from facet.kernels.paged_attention import row_places
 from facet.layers.altup import AltUpLayer, Streams
 from facet.layers.attention import Attend, KindStep, PlannedAttention, heads_of
 from facet.layers.decoder_layer import DecoderLayer
@@ -106,20 +105,19 @@ class Gemma(nn.Module):
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, vocab] in float32. Apart from `forward`, since a caller may want them a few rows at a time."""
         weight = self.embedding if self.head is None else self.head.weight
-        products = linear(hidden, weight, is_invariant=self.placement.is_batch_invariant)
+        products = self.placement.arithmetic.linear(hidden, weight)
         return softcap(products, self.spec.logit_softcap, out=out)
 
     def attention_of(self, rows: AttentionRows, arena: KVArena) -> PlannedAttention:
         """How these rows attend, in the layers of each kind."""
         return PlannedAttention(
             {
-                group.kind: plan_attention(
+                group.kind: self.placement.arithmetic.plan_attention(
                     rows,
                     block_table,
                     heads_of(self.spec.layers[group.stores[0].layer]),
                     window=group.window,
                     tokens_per_block=group.tokens_per_block,
-                    is_invariant=self.placement.is_batch_invariant,
                 )
                 for group, block_table in zip(arena.layout.groups, rows.block_tables, strict=True)
             }

@@ -8,6 +8,7 @@ import torch
 
 from facet.config import ModelConfig
 from facet.errors import CapacityError, ConfigError
+from facet.kernels.arithmetic import USUAL, Arithmetic
 from facet.layers.placement import Placement
 from facet.model.checkpoint import common_dtype, find_weight_files, load_weights, match_tensors, read_headers
 from facet.model.config_fields import read_config_file
@@ -47,9 +48,7 @@ def read_spec(config: ModelConfig, *, config_only: bool = False) -> tuple[ModelS
     return read_model_spec(read_config_file(folder / "config.json")), folder
 
 
-def load_model(
-    config: ModelConfig, progress: Progress | None = None, *, is_batch_invariant: bool = False
-) -> LoadedModel:
+def load_model(config: ModelConfig, progress: Progress | None = None, *, arithmetic: Arithmetic = USUAL) -> LoadedModel:
     """Read, check, build, fill. Nothing is allocated before everything has been checked."""
     progress = progress or Silent()
     spec, folder = read_spec(config)
@@ -57,12 +56,12 @@ def load_model(
     device = resolve_device(config.device)
     if config.load_format == "dummy":
         dtype = resolve_dtype(config.dtype, dtype_of_config(spec))
-        model = build_model(spec, context_length, dtype, device, is_batch_invariant=is_batch_invariant)
+        model = build_model(spec, context_length, dtype, device, arithmetic)
         fill_dummy_weights(model, config.seed, progress)
     else:
         matched = match_tensors(spec, read_headers(find_weight_files(folder)))
         dtype = resolve_dtype(config.dtype, common_dtype(matched))
-        model = build_model(spec, context_length, dtype, device, is_batch_invariant=is_batch_invariant)
+        model = build_model(spec, context_length, dtype, device, arithmetic)
         load_weights(model, matched, progress)
     return LoadedModel(model=model.eval(), spec=spec, folder=folder, context_length=context_length)
 
@@ -72,8 +71,7 @@ def build_model(
     context_length: int,
     dtype: torch.dtype,
     device: torch.device,
-    *,
-    is_batch_invariant: bool = False,
+    arithmetic: Arithmetic = USUAL,
 ) -> Gemma:
     check_dtype(dtype, device)
     needed = memory_needed(spec, context_length, dtype)
@@ -86,7 +84,7 @@ def build_model(
                 f"{asked}, but this machine has {total / 2**30:,.1f} GiB of memory. Use a smaller model."
             )
     try:
-        placement = Placement(dtype=dtype, device=device, is_batch_invariant=is_batch_invariant)
+        placement = Placement(dtype=dtype, device=device, arithmetic=arithmetic)
         return Gemma(spec, context_length, placement)
     except torch.OutOfMemoryError:
         free, total = torch.cuda.mem_get_info(device)

@@ -1,10 +1,13 @@
-"""The norms around a residual add in one pass. The Triton kernels serve tensors on a GPU, the reference all others."""
+"""The norms around a residual add in one pass. The Triton kernels serve tensors on a GPU, the reference all others.
+
+Of the invariant ones, a row's bits do not depend on how many rows there are; those of the reference never do.
+"""
 
 from torch import Tensor
 
 from facet.kernels.add_norm import reference
 
-__all__ = ["add_norm", "sum_of_norms"]
+__all__ = ["add_norm", "invariant_add_norm", "invariant_sum_of_norms", "sum_of_norms"]
 
 
 def add_norm(
@@ -14,27 +17,48 @@ def add_norm(
     next_weight: Tensor | None,
     eps: float,
     scale: Tensor | None = None,
-    *,
-    is_invariant: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """(new, norm(new)) with new = (residual + norm(update)) * scale, all [rows, hidden].
-
-    With `is_invariant`, here and below, a row's bits do not depend on how many rows there are.
-    """
+    """(new, norm(new)) with new = (residual + norm(update)) * scale, all [rows, hidden]."""
     if residual.is_cuda:
-        # Imported here: machines without a GPU need no Triton.
+        # Imported here and below: machines without a GPU need no Triton.
         from facet.kernels.add_norm import triton
 
-        return triton.add_norm(residual, update, update_weight, next_weight, eps, scale, is_invariant=is_invariant)
+        return triton.add_norm(residual, update, update_weight, next_weight, eps, scale)
     return reference.add_norm(residual, update, update_weight, next_weight, eps, scale)
 
 
-def sum_of_norms(
-    a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: float, *, is_invariant: bool = False
-) -> Tensor:
+def invariant_add_norm(
+    residual: Tensor,
+    update: Tensor,
+    update_weight: Tensor,
+    next_weight: Tensor | None,
+    eps: float,
+    scale: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """As `add_norm`."""
+    if residual.is_cuda:
+        from facet.kernels.add_norm import triton
+        from facet.kernels.rms_norm.triton import tile_of_few_rows
+
+        tile = tile_of_few_rows(residual.shape[-1])
+        return triton.add_norm(residual, update, update_weight, next_weight, eps, scale, tile)
+    return reference.add_norm(residual, update, update_weight, next_weight, eps, scale)
+
+
+def sum_of_norms(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: float) -> Tensor:
     """norm(a) + norm(b), both [rows, hidden]."""
     if a.is_cuda:
         from facet.kernels.add_norm import triton
 
-        return triton.sum_of_norms(a, a_weight, b, b_weight, eps, is_invariant=is_invariant)
+        return triton.sum_of_norms(a, a_weight, b, b_weight, eps)
+    return reference.sum_of_norms(a, a_weight, b, b_weight, eps)
+
+
+def invariant_sum_of_norms(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: float) -> Tensor:
+    """As `sum_of_norms`."""
+    if a.is_cuda:
+        from facet.kernels.add_norm import triton
+        from facet.kernels.rms_norm.triton import tile_of_few_rows
+
+        return triton.sum_of_norms(a, a_weight, b, b_weight, eps, tile_of_few_rows(a.shape[-1]))
     return reference.sum_of_norms(a, a_weight, b, b_weight, eps)

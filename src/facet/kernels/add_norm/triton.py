@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
-from facet.kernels.rms_norm.triton import load_weight, normalised, rounded, row_tile
+from facet.kernels.rms_norm.triton import RowTile, load_weight, normalised, rounded, row_tile
 
 
 def add_norm(
@@ -19,13 +19,13 @@ def add_norm(
     next_weight: Tensor | None,
     eps: float,
     scale: Tensor | None = None,
-    *,
-    is_invariant: bool = False,
+    tile: RowTile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
+    """`tile`, here and below: None: chosen by the number of rows."""
     residual, update = residual.contiguous(), update.contiguous()
     width = residual.shape[-1]
     num_rows = residual.numel() // width
-    tile = row_tile(width, num_rows, is_invariant=is_invariant)
+    tile = tile or row_tile(width, num_rows)
     new = torch.empty_like(residual)
     normed = None if next_weight is None else torch.empty_like(residual)
     _add_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
@@ -37,12 +37,12 @@ def add_norm(
 
 
 def sum_of_norms(
-    a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: float, *, is_invariant: bool = False
+    a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: float, tile: RowTile | None = None
 ) -> Tensor:
     a, b = a.contiguous(), b.contiguous()
     width = a.shape[-1]
     num_rows = a.numel() // width
-    tile = row_tile(width, num_rows, is_invariant=is_invariant)
+    tile = tile or row_tile(width, num_rows)
     total = torch.empty_like(a)
     _sum_of_norms_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
         a, a_weight, b, b_weight, total, num_rows, eps,

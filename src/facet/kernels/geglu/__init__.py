@@ -2,9 +2,11 @@
 
 from torch import Tensor
 
-from facet.kernels.geglu import invariant, reference
+from facet.kernels.geglu import reference
+from facet.kernels.geglu.invariant import sparse_geglu as invariant_sparse_geglu
+from facet.kernels.geglu.reference import sparse_geglu
 
-__all__ = ["geglu", "sparse_geglu"]
+__all__ = ["geglu", "invariant_sparse_geglu", "sparse_geglu"]
 
 
 def geglu(gate_up: Tensor) -> Tensor:
@@ -15,10 +17,3 @@ def geglu(gate_up: Tensor) -> Tensor:
 
         return triton.geglu(gate_up)
     return reference.geglu(gate_up)
-
-
-def sparse_geglu(gate_up: Tensor, cutoff_deviations: float, *, is_invariant: bool = False) -> Tensor:
-    """As `geglu`, after cutting each row of the gate at mean + cutoff_deviations * (population) deviation."""
-    if is_invariant:
-        return invariant.sparse_geglu(gate_up, cutoff_deviations)
-    return reference.sparse_geglu(gate_up, cutoff_deviations)

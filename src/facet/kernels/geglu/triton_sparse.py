@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.geglu.triton import gelu_tanh
-from facet.kernels.rms_norm.triton import rounded, row_tile
+from facet.kernels.rms_norm.triton import rounded, tile_of_few_rows
 
 
 def sparse_geglu(gate_up: Tensor, cutoff_deviations: float) -> Tensor:
@@ -20,7 +20,7 @@ def sparse_geglu(gate_up: Tensor, cutoff_deviations: float) -> Tensor:
     width = gate_up.shape[-1] // 2
     out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype, device=gate_up.device)
     num_rows = out.numel() // width
-    tile = row_tile(width, num_rows, is_invariant=True)
+    tile = tile_of_few_rows(width)
     if num_rows:
         _sparse_geglu_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
             gate_up, out, num_rows, cutoff_deviations,

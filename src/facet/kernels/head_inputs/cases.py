@@ -4,11 +4,11 @@ Pages lie between those of other layers and hold NaN, so that a write to the wro
 """
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 import torch
 from torch import Tensor
 
+from facet.kernels.head_inputs.reference import Arguments
 from facet.kernels.paged_attention.cache import HeadShape, LayerCache
 from facet.kernels.rotary import rotary_table
 from facet.kernels.tolerance import Tolerance
@@ -20,19 +20,6 @@ HALF = Tolerance(
     why="the same roundings in the same places, but the mean is summed in another order: where that tips a rounding of "
     "the norm, one step of a value as large as 5 passes through the rotation",
 )
-
-
-class Arguments(TypedDict):
-    """What `prepare_heads` takes by name."""
-
-    query_weight: Tensor
-    key_weight: Tensor | None
-    eps: float
-    cos_sin: Tensor
-    cache: LayerCache | None
-    write_blocks: Tensor
-    write_slots: Tensor
-    values_are_normed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

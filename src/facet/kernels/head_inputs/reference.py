@@ -1,11 +1,26 @@
 """The definition of what happens between the projection and attention: norms, rotation and a write to the cache."""
 
+from typing import TypedDict
+
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import HeadShape, LayerCache
 from facet.kernels.paged_attention.reference import write_keys_and_values
 from facet.kernels.rms_norm import rms_norm
 from facet.kernels.rotary import apply_rotary
+
+
+class Arguments(TypedDict):
+    """What `prepare_heads` takes by name."""
+
+    query_weight: Tensor
+    key_weight: Tensor | None
+    eps: float
+    cos_sin: Tensor
+    cache: LayerCache | None
+    write_blocks: Tensor
+    write_slots: Tensor
+    values_are_normed: bool
 
 
 def prepare_heads(

@@ -3,24 +3,32 @@ they are faster, with the activation that follows in the same kernel; for other 
 product does.
 
 A weight must not be transposed: its rows are contiguous. A row's result may differ in its last bits with the number of
-rows that share the call: `choose_config` says where it does not, and with `is_invariant` it never does.
+rows that share the call: `choose_config` says where it does not. That of the invariant products never does.
 """
 
 from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.geglu import geglu
-from facet.kernels.linear import invariant, reference
+from facet.kernels.linear import reference
 from facet.kernels.linear.config import Config, choose_config
+from facet.kernels.linear.invariant import gated_input_linear as invariant_gated_input_linear
+from facet.kernels.linear.invariant import geglu_linear as invariant_geglu_linear
+from facet.kernels.linear.invariant import linear as invariant_linear
 from facet.kernels.per_layer_input import gate_per_layer_input
 
-__all__ = ["gated_input_linear", "geglu_linear", "linear"]
+__all__ = [
+    "gated_input_linear",
+    "geglu_linear",
+    "invariant_gated_input_linear",
+    "invariant_geglu_linear",
+    "invariant_linear",
+    "linear",
+]
 
 
-def linear(x: Tensor, weight: Tensor, *, is_invariant: bool = False) -> Tensor:
+def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, in] @ weight^T, weight [out, in]."""
-    if is_invariant:
-        return invariant.linear(x, weight)
     config = _choose(x, weight)
     if config is not None:
         # Imported here and below: machines without a GPU need no Triton.
@@ -30,10 +38,8 @@ def linear(x: Tensor, weight: Tensor, *, is_invariant: bool = False) -> Tensor:
     return reference.linear(x, weight)
 
 
-def geglu_linear(x: Tensor, weight: Tensor, *, is_invariant: bool = False) -> Tensor:
+def geglu_linear(x: Tensor, weight: Tensor) -> Tensor:
     """gelu_tanh(gate) * up, where x @ weight^T holds gate, then up: [rows, width] for weight [2 * width, in]."""
-    if is_invariant:
-        return invariant.geglu_linear(x, weight)
     config = _choose(x, weight)
     if config is not None:
         from facet.kernels.linear import triton
@@ -42,10 +48,8 @@ def geglu_linear(x: Tensor, weight: Tensor, *, is_invariant: bool = False) -> Te
     return geglu(functional.linear(x, weight))
 
 
-def gated_input_linear(x: Tensor, weight: Tensor, per_layer_input: Tensor, *, is_invariant: bool = False) -> Tensor:
+def gated_input_linear(x: Tensor, weight: Tensor, per_layer_input: Tensor) -> Tensor:
     """gelu_tanh(x @ weight^T) * per_layer_input, the latter [rows, width] for weight [width, in]."""
-    if is_invariant:
-        return invariant.gated_input_linear(x, weight, per_layer_input)
     config = _choose(x, weight)
     if config is not None:
         from facet.kernels.linear import triton

@@ -1,21 +1,20 @@
-"""How large the rows of a tensor are. The Triton kernel serves tensors on a GPU, the reference everything else."""
+"""How large the rows of a tensor are.
+
+On a GPU, PyTorch shares a sum out by the number of sums: the invariant kind is then a Triton kernel.
+"""
 
 from torch import Tensor
 
-from facet.kernels.mean_square import reference
+from facet.kernels.mean_square.reference import mean_square
 
-__all__ = ["mean_square"]
+__all__ = ["invariant_mean_square", "mean_square"]
 
 
-def mean_square(x: Tensor, *, is_invariant: bool = False) -> Tensor:
-    """The mean of x^2 over the last axis, which stays, with one element.
-
-    With `is_invariant`, a row's bits do not depend on how many rows there are; those of the reference depend on it on a
-    GPU alone, where PyTorch shares a sum out by the number of sums.
-    """
-    if is_invariant and x.is_cuda:
+def invariant_mean_square(x: Tensor) -> Tensor:
+    """As `mean_square`. A row's bits do not depend on how many rows there are."""
+    if x.is_cuda:
         # Imported here: machines without a GPU need no Triton.
         from facet.kernels.mean_square import triton
 
         return triton.mean_square(x)
-    return reference.mean_square(x)
+    return mean_square(x)

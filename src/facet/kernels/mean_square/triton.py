@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facet.kernels.rms_norm.triton import row_tile
+from facet.kernels.rms_norm.triton import tile_of_few_rows
 
 
 def mean_square(x: Tensor) -> Tensor:
@@ -13,7 +13,7 @@ def mean_square(x: Tensor) -> Tensor:
     width = x.shape[-1]
     out = torch.empty((*x.shape[:-1], 1), dtype=x.dtype, device=x.device)
     num_rows = out.numel()
-    tile = row_tile(width, num_rows, is_invariant=True)
+    tile = tile_of_few_rows(width)
     if num_rows:
         _mean_square_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
             x, out, num_rows, WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, num_warps=tile.num_warps

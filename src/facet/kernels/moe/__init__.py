@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from facet.kernels.moe import reference
-from facet.kernels.moe.config import invariant_tiles
+from facet.kernels.moe.invariant import run_experts as invariant_run_experts
 
-__all__ = ["route", "run_experts"]
+__all__ = ["invariant_run_experts", "route", "run_experts"]
 
 
 def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,17 +21,13 @@ def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple
     return reference.route(router_logits, num_chosen, expert_scale)
 
 
-def run_experts(
-    x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, *, is_invariant: bool = False
-) -> Tensor:
+def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))), in the order of its choices.
 
-    gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width]. With `is_invariant`, a
-    row's bits do not depend on which other rows chose the same experts.
+    gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width].
     """
     if x.is_cuda:
         from facet.kernels.moe import triton
 
-        tiles = invariant_tiles(x.element_size()) if is_invariant else None
-        return triton.run_experts(x, weights, chosen, gate_up, down, tiles)
-    return reference.run_experts(x, weights, chosen, gate_up, down, is_invariant=is_invariant)
+        return triton.run_experts(x, weights, chosen, gate_up, down)
+    return reference.run_experts(x, weights, chosen, gate_up, down)

@@ -1,10 +1,11 @@
 """The definition of routing and experts."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from facet.kernels.linear import invariant
-from facet.kernels.linear import reference as plain
+from facet.kernels.linear.reference import geglu_linear, linear
 
 
 def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,27 +20,30 @@ def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple
     return weights * expert_scale.float()[chosen], chosen
 
 
-def run_experts(
-    x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor, *, is_invariant: bool = False
-) -> Tensor:
+def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))).
 
-    gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width]. Rows are sorted by expert
-    so that each expert in use runs once. A row's results are summed in the order of its choices, in float32, so
-    that its company in the batch does not change them.
+    gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width].
     """
-    products = invariant if is_invariant else plain
+    return sum_of_chosen(x, weights, chosen, lambda rows, e: linear(geglu_linear(rows, gate_up[e]), down[e]))
+
+
+def sum_of_chosen(x: Tensor, weights: Tensor, chosen: Tensor, run_expert: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Sum over a row's chosen experts of weight * run_expert(x, expert).
+
+    Rows are sorted by expert so that each expert in use runs once. A row's results are summed in the order of its
+    choices, in float32, so that its company in the batch does not change them.
+    """
     num_rows, num_chosen = chosen.shape
     order = chosen.flatten().argsort(stable=True)
-    counts = torch.bincount(chosen.flatten(), minlength=gate_up.shape[0]).tolist()
+    counts = torch.bincount(chosen.flatten()).tolist()
     sorted_x = x[order // num_chosen]
     outputs = torch.empty_like(sorted_x)
     start = 0
     for expert, count in enumerate(counts):
         if count:
             rows = slice(start, start + count)
-            hidden = products.geglu_linear(sorted_x[rows], gate_up[expert])
-            outputs[rows] = products.linear(hidden, down[expert])
+            outputs[rows] = run_expert(sorted_x[rows], expert)
             start += count
     by_choice = torch.empty_like(outputs)
     by_choice[order] = outputs

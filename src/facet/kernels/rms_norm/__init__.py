@@ -4,17 +4,23 @@ from torch import Tensor
 
 from facet.kernels.rms_norm import reference
 
-__all__ = ["rms_norm"]
+__all__ = ["invariant_rms_norm", "rms_norm"]
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, is_invariant: bool = False) -> Tensor:
-    """x * (mean(x^2) + eps)^(-1/2) * weight over the last axis, in float32, cast back at the end.
-
-    With `is_invariant`, a row's bits do not depend on how many rows there are; those of the reference never do.
-    """
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x * (mean(x^2) + eps)^(-1/2) * weight over the last axis, in float32, cast back at the end."""
     if x.is_cuda:
         # Imported here: machines without a GPU need no Triton.
         from facet.kernels.rms_norm import triton
 
-        return triton.rms_norm(x, weight, eps, is_invariant=is_invariant)
+        return triton.rms_norm(x, weight, eps)
+    return reference.rms_norm(x, weight, eps)
+
+
+def invariant_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """As `rms_norm`. A row's bits do not depend on how many rows there are; those of the reference never do."""
+    if x.is_cuda:
+        from facet.kernels.rms_norm import triton
+
+        return triton.rms_norm(x, weight, eps, triton.tile_of_few_rows(x.shape[-1]))
     return reference.rms_norm(x, weight, eps)

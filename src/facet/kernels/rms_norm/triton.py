@@ -30,21 +30,27 @@ class RowTile(NamedTuple):
     weights_ahead: bool  # read weights before the sum over a row, rather than when they are needed
 
 
-def row_tile(width: int, num_rows: int, *, is_invariant: bool = False) -> RowTile:
-    """Few rows: as many threads as have something to do, and every load at once, for the shortest single program.
+def tile_of_few_rows(width: int) -> RowTile:
+    """As many threads as have something to do, and every load at once, for the shortest single program.
 
-    Many rows: programs share a multiprocessor and hide each other's waits, so registers are what counts. A weight held
-    through two sums would halve how many programs fit.
-
-    The order of a sum over a row follows from the number of warps. With `is_invariant`, many rows are worked on as few
-    are, so that a row's bits do not depend on their number.
+    The order of a sum over a row follows from the number of warps. Where a row's bits must not depend on the number of
+    rows, many are worked on as few are.
     """
     assert width <= LONGEST_ROW, f"rows of {width} elements, and a program holds at most {LONGEST_ROW}"
     block = max(16, triton.next_power_of_2(width))
     if block <= ELEMENTS_OF_SHORT_ROWS:
         return RowTile(ELEMENTS_OF_SHORT_ROWS // block, block, num_warps=4, weights_ahead=True)
-    is_few = is_invariant or num_rows <= FEW_ROWS
-    return RowTile(1, block, num_warps=min(16, max(4, block // (256 if is_few else 1024))), weights_ahead=is_few)
+    return RowTile(1, block, num_warps=min(16, max(4, block // 256)), weights_ahead=True)
+
+
+def row_tile(width: int, num_rows: int) -> RowTile:
+    """Many long rows: programs share a multiprocessor and hide each other's waits, so registers are what counts. A
+    weight held through two sums would halve how many programs fit.
+    """
+    tile = tile_of_few_rows(width)
+    if num_rows <= FEW_ROWS or tile.block <= ELEMENTS_OF_SHORT_ROWS:
+        return tile
+    return RowTile(1, tile.block, num_warps=min(16, max(4, tile.block // 1024)), weights_ahead=False)
 
 
 def rows_in_runs(x: Tensor) -> Tensor:
@@ -54,11 +60,12 @@ def rows_in_runs(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-2] if x.dim() > 2 else 1, x.shape[-1])
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, *, is_invariant: bool = False) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, tile: RowTile | None = None) -> Tensor:
+    """`tile`: None: chosen by the number of rows."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows = rows_in_runs(x)
     num_rows = rows.shape[0] * rows.shape[1]
-    tile = row_tile(x.shape[-1], num_rows, is_invariant=is_invariant)
+    tile = tile or row_tile(x.shape[-1], num_rows)
     _rms_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
         rows, weight, out, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps,
         WIDTH=x.shape[-1], ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,

@@ -1,0 +1,78 @@
+"""How results are computed: as fast as may be, or with every sum in an order that the rows beside a row cannot change.
+
+The choice is made once, when a model is loaded, and handed down as a value. Operations that stand in no line here are
+computed one way, which no company changes.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, Unpack
+
+from torch import Tensor
+
+from facet.forward_batch import AttentionRows
+from facet.kernels import add_norm, geglu, head_inputs, linear, mean_square, moe, rms_norm, streams
+from facet.kernels.paged_attention import AttentionPlan, HeadShape, plan_attention
+
+
+class PrepareHeads(Protocol):
+    def __call__(self, projected: Tensor, heads: HeadShape, **arguments: Unpack[head_inputs.Arguments]) -> Tensor: ...
+
+
+class PlanAttention(Protocol):
+    def __call__(
+        self, rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
+    ) -> AttentionPlan: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """The function that computes each operation. What each means is said where it is defined."""
+
+    linear: Callable[[Tensor, Tensor], Tensor]
+    geglu_linear: Callable[[Tensor, Tensor], Tensor]
+    gated_input_linear: Callable[[Tensor, Tensor, Tensor], Tensor]
+    run_experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    sparse_geglu: Callable[[Tensor, float], Tensor]
+    rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
+    add_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, Tensor | None], tuple[Tensor, Tensor | None]]
+    sum_of_norms: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+    mean_square: Callable[[Tensor], Tensor]
+    mix_streams: Callable[[Tensor, Tensor], Tensor]
+    mean_of_streams: Callable[[Sequence[Tensor]], Tensor]
+    prepare_heads: PrepareHeads
+    plan_attention: PlanAttention
+
+
+USUAL = Arithmetic(
+    linear=linear.linear,
+    geglu_linear=linear.geglu_linear,
+    gated_input_linear=linear.gated_input_linear,
+    run_experts=moe.run_experts,
+    sparse_geglu=geglu.sparse_geglu,
+    rms_norm=rms_norm.rms_norm,
+    add_norm=add_norm.add_norm,
+    sum_of_norms=add_norm.sum_of_norms,
+    mean_square=mean_square.mean_square,
+    mix_streams=streams.mix_streams,
+    mean_of_streams=streams.mean_of_streams,
+    prepare_heads=head_inputs.prepare_heads,
+    plan_attention=plan_attention,
+)
+# The bits of a row depend neither on the rows computed with it nor on their number.
+BATCH_INVARIANT = Arithmetic(
+    linear=linear.invariant_linear,
+    geglu_linear=linear.invariant_geglu_linear,
+    gated_input_linear=linear.invariant_gated_input_linear,
+    run_experts=moe.invariant_run_experts,
+    sparse_geglu=geglu.invariant_sparse_geglu,
+    rms_norm=rms_norm.invariant_rms_norm,
+    add_norm=add_norm.invariant_add_norm,
+    sum_of_norms=add_norm.invariant_sum_of_norms,
+    mean_square=mean_square.invariant_mean_square,
+    mix_streams=streams.invariant_mix_streams,
+    mean_of_streams=streams.invariant_mean_of_streams,
+    prepare_heads=head_inputs.invariant_prepare_heads,
+    plan_attention=partial(plan_attention, is_invariant=True),
+)

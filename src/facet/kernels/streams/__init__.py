@@ -1,0 +1,7 @@
+"""Sums over the parallel streams of Gemma 3n, a handful of terms each."""
+
+from facet.kernels.streams.invariant import mean_of_streams as invariant_mean_of_streams
+from facet.kernels.streams.invariant import mix_streams as invariant_mix_streams
+from facet.kernels.streams.reference import mean_of_streams, mix_streams
+
+__all__ = ["invariant_mean_of_streams", "invariant_mix_streams", "mean_of_streams", "mix_streams"]
