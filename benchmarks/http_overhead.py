@@ -38,7 +38,7 @@ from tokenizer import made_up_tokenizer
 
 import facet.engine.client
 from facet.config import EngineConfig, ServerConfig
-from facet.engine.messages import Answer, Answers, AskStats, Cancel, EngineInfo, Stats, Submit, ToEngine, Token
+from facet.engine.messages import AskStats, Cancel, EngineInfo, FromEngine, Stats, Submit, ToEngine, Token
 from facet.engine.process import _loop
 from facet.request import Request
 from facet.server.app import make_app
@@ -54,7 +54,7 @@ CHUNK = (  # an event as Facet sends it
 
 
 class EmptySteps:
-    """Stands where the engine's service stands: takes messages, gives answers, computes nothing."""
+    """Stands where the engine's service stands: takes messages and sends some, computes nothing."""
 
     def __init__(self, info: EngineInfo) -> None:
         self.info = info
@@ -64,23 +64,23 @@ class EmptySteps:
     def has_work(self) -> bool:
         return bool(self._left)
 
-    def handle(self, message: ToEngine, answer: Callable[[Answer], None]) -> None:
+    def handle(self, message: ToEngine, send: Callable[[FromEngine], None]) -> None:
         if isinstance(message, Submit):
             self._left[message.request.request_id] = (message.request, message.request.sampling.max_tokens or 1)
         elif isinstance(message, Cancel):
             self._left.pop(message.request_id, None)
         elif isinstance(message, AskStats):
-            answer(Stats(**dict.fromkeys(Stats.__struct_fields__, 0)))
+            send(Stats(**dict.fromkeys(Stats.__struct_fields__, 0)))
 
-    def step(self) -> list[Answer]:
-        answers: list[Answer] = []
+    def step(self) -> list[FromEngine]:
+        messages: list[FromEngine] = []
         for request_id, (request, num_left) in list(self._left.items()):
-            answers.append(Token(request_id, TOKEN_ID, "length" if num_left == 1 else None))
+            messages.append(Token(request_id, TOKEN_ID, "length" if num_left == 1 else None))
             if num_left == 1:
                 del self._left[request_id]
             else:
                 self._left[request_id] = (request, num_left - 1)
-        return answers
+        return messages
 
 
 def run_empty_engine(config: EngineConfig, inbox_address: str, outbox_address: str, show_progress: bool) -> None:
@@ -90,12 +90,12 @@ def run_empty_engine(config: EngineConfig, inbox_address: str, outbox_address: s
     outbox.connect(outbox_address)
     encoder = msgspec.msgpack.Encoder()
     service = EmptySteps(EngineInfo(262_144, (1,), 8192, config.model, ()))
-    outbox.send(encoder.encode(Answers([service.info])))
+    outbox.send(encoder.encode([service.info]))
     _loop(service, inbox, outbox, encoder)  # type: ignore[arg-type]
 
 
 def serve_facet(pipe: Connection, folder: str, profile: bool) -> None:
-    facet.engine.client.run_engine_process = run_empty_engine
+    facet.engine.client.run_engine = run_empty_engine
     config = ServerConfig(model=folder, served_model_name=("m",), disable_log_stats=True)
     engine = EngineProcess(EngineConfig(model=folder))
     serve(pipe, make_app(config, engine, make_served_model(config, engine.info)), profile)

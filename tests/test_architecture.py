@@ -1,13 +1,20 @@
-"""Rooms import downwards only, nothing imports in a circle, and the maps in the documents are true.
+"""Rooms import downwards only, nothing imports in a circle, rooms without torch cannot reach it, and the maps in the
+documents are true.
 
-Read from the source by `ast`, so that an import deferred into a function or kept for the type checker counts
-like any other: those are how a knot is hidden.
+Read from the source by `ast`. For directions and circles an import deferred into a function or kept for the type
+checker counts like any other: those are how a knot is hidden. Whether a room reaches torch is followed through all
+modules, and what counts there are imports that run: those for the type checker do not; those inside a function do,
+except the few in `DOORS`.
 """
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import pytest
@@ -36,13 +43,39 @@ ROOMS = {
     "layers": "the torch modules of a model",
     "kernels": "tensor operations, each with a plain reference",
 }
-# Planning and text need no tensors, and stay quick to import and to test.
-ROOMS_WITHOUT_TORCH = {"bench", "prompts", "chat", "tokens", "scheduler", "kv_cache"}
+# What serves HTTP, text and the command line, and what plans, needs no tensors: it starts quickly, stays small and is
+# tested without them. So do two modules of the engine, by which a front process talks to it.
+WITHOUT_TORCH = {
+    *("cli", "bench", "server", "prompts", "chat", "tokens", "scheduler", "kv_cache"),
+    *("engine.client", "engine.messages"),
+}
 VOCABULARY_WITH_TORCH = {"forward_batch", "transfer"}
+TENSOR_LIBRARIES = {"torch", "triton", "xgrammar"}  # the other two import torch themselves
+
+# Imports inside functions that lead to torch all the same: what such a function is for needs tensors.
+DOORS = {
+    "facet": {"facet.offline"},  # facet.LLM, once it is asked for
+    "facet.cli.bench": {"facet.offline.timed"},  # throughput and latency run an engine
+    "facet.cli.doctor": {"facet.doctor.examine"},
+    "facet.cli.inspect": {
+        *("facet.model.checkpoint", "facet.model.loader"),
+        *("facet.layers.kv_arena", "facet.runner.batch", "torch"),  # --load
+    },
+    "facet.cli.plan": {"facet.engine.memory_plan"},
+    "facet.engine.client": {"facet.engine.process"},  # runs in the engine's process
+}
 
 RANKS = {room: rank for rank, room in enumerate(ROOMS)}
 RANK_OF_ROOT = -1  # facet/__init__.py and __main__.py stand above every room
 RANK_OF_VOCABULARY = len(ROOMS)
+
+
+class Moment(Enum):
+    """When an import runs."""
+
+    LOADING = "when its module is imported"
+    CALL = "when a function is called"
+    NEVER = "only the type checker reads it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +83,7 @@ class Import:
     importer: str
     target: str  # a module of the tree where there is one of that name, else what was written
     line: int
+    moment: Moment
 
 
 def find_modules(root: Path) -> dict[str, Path]:
@@ -64,21 +98,33 @@ def find_modules(root: Path) -> dict[str, Path]:
 def find_imports(name: str, modules: Mapping[str, Path]) -> Iterator[Import]:
     path = modules[name]
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node, moment in walk(ast.parse(path.read_text(encoding="utf-8")), Moment.LOADING):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(name, alias.name, node.lineno)
+                yield Import(name, alias.name, node.lineno, moment)
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             source = ".".join([*above, *([node.module] if node.module else [])])
             for alias in node.names:
                 submodule = f"{source}.{alias.name}"
-                yield Import(name, submodule if submodule in modules else source, node.lineno)
+                yield Import(name, submodule if submodule in modules else source, node.lineno, moment)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             target = node.args[0].value
             if function in {"import_module", "__import__"} and isinstance(target, str):
-                yield Import(name, target, node.lineno)
+                yield Import(name, target, node.lineno, moment)
+
+
+def walk(node: ast.AST, moment: Moment) -> Iterator[tuple[ast.AST, Moment]]:
+    """Every node below this one, and when it runs."""
+    yield node, moment
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and moment is Moment.LOADING:
+        moment = Moment.CALL
+    is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    for field, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from walk(child, Moment.NEVER if is_for_types and field == "body" else moment)
 
 
 def rank_of(module: str, modules: Mapping[str, Path]) -> int:
@@ -93,15 +139,16 @@ def rank_of(module: str, modules: Mapping[str, Path]) -> int:
     return RANK_OF_VOCABULARY
 
 
-def find_violations(root: Path) -> list[str]:
+def find_violations(root: Path, doors: Mapping[str, Collection[str]]) -> list[str]:
     """One line for each import that may not be."""
     modules = find_modules(root)
     ranks = {name: rank_of(name, modules) for name in modules}
+    imports = {name: list(find_imports(name, modules)) for name in modules}
     violations = []
     edges: dict[str, list[str]] = {}
-    for name in modules:
+    for name, found_in_it in imports.items():
         edges[name] = []
-        for found in find_imports(name, modules):
+        for found in found_in_it:
             where = f"{name}, line {found.line}, imports {found.target}"
             if found.target in modules:
                 edges[name].append(found.target)
@@ -109,23 +156,69 @@ def find_violations(root: Path) -> list[str]:
                     violations.append(f"{where}: that is upwards")
             elif found.target.split(".")[0] == root.name:
                 violations.append(f"{where}: there is no such module")
-            elif complaint := complain_about_library(name, found.target.split(".")[0], ranks[name]):
-                violations.append(f"{where}: {complaint}")
+            elif found.target.split(".")[0] == "transformers":
+                violations.append(f"{where}: it is the oracle of our tests and no part of Facet")
     cycle = find_cycle(edges)
     if cycle:
         violations.append(f"a circle: {' -> '.join(cycle)}")
+    return violations + find_ways_to_torch(imports, ranks, doors)
+
+
+def find_ways_to_torch(
+    imports: Mapping[str, list[Import]], ranks: Mapping[str, int], doors: Mapping[str, Collection[str]]
+) -> list[str]:
+    """One line for each import by which a module that does without tensors gets at them, and for each idle door."""
+    is_free = {name: does_without_torch(name, ranks[name]) for name in imports}
+    running = {
+        name: [
+            found
+            for found in found_in_it
+            if found.moment is Moment.LOADING or (found.moment is Moment.CALL and not is_door(found, doors))
+        ]
+        for name, found_in_it in imports.items()
+    }
+    violations = []
+    for name in imports:
+        for found in running[name] if is_free[name] else ():
+            if not is_free.get(found.target, False) and (way := way_to_torch(found.target, running)):
+                violations.append(f"{name}, line {found.line}, does without torch but imports {' -> '.join(way)}")
+    used = {(found.importer, found.target) for found_in_it in imports.values() for found in found_in_it}
+    for importer, targets in doors.items():
+        idle = [t for t in targets if (importer, t) not in used or not way_to_torch(t, running)]
+        violations += [f"the door from {importer} to {target} leads nowhere: take it off the list" for target in idle]
     return violations
 
 
-def complain_about_library(importer: str, library: str, rank: int) -> str | None:
-    if library == "transformers":
-        return "it is the oracle of our tests and no part of Facet"
-    if library == "torch":
-        parts = importer.split(".")
-        if rank == RANK_OF_VOCABULARY and parts[1] not in VOCABULARY_WITH_TORCH:
-            return "the vocabulary has no tensors"
-        if len(parts) > 1 and parts[1] in ROOMS_WITHOUT_TORCH:
-            return f"{parts[1]} has no tensors"
+def does_without_torch(module: str, rank: int) -> bool:
+    parts = module.split(".")[1:]
+    if rank == RANK_OF_VOCABULARY:
+        return parts[0] not in VOCABULARY_WITH_TORCH
+    return rank == RANK_OF_ROOT or any(".".join(parts[:count]) in WITHOUT_TORCH for count in (1, 2))
+
+
+def is_door(found: Import, doors: Mapping[str, Collection[str]]) -> bool:
+    return found.target in doors.get(found.importer, ())
+
+
+def way_to_torch(target: str, running: Mapping[str, list[Import]]) -> list[str] | None:
+    """The shortest chain of imports from `target` to a tensor library; None: there is none.
+
+    Importing a module also runs every package around it.
+    """
+    came_from: dict[str, str | None] = {target: None}
+    queue = deque([target])
+    while queue:
+        name = queue.popleft()
+        if name.split(".")[0] in TENSOR_LIBRARIES:
+            way = [name]
+            while (before := came_from[way[0]]) is not None:
+                way.insert(0, before)
+            return way
+        around = name.rpartition(".")[0]
+        for following in (*([around] if around in running else []), *(found.target for found in running.get(name, ()))):
+            if following not in came_from:
+                came_from[following] = name
+                queue.append(following)
     return None
 
 
@@ -148,8 +241,25 @@ def find_cycle(edges: Mapping[str, list[str]]) -> list[str] | None:
 
 
 def test_facet_keeps_to_its_rooms() -> None:
-    violations = find_violations(SOURCE)
+    violations = find_violations(SOURCE, DOORS)
     assert not violations, "\n".join(violations)
+
+
+def test_what_does_without_torch_is_imported_without_it() -> None:
+    """The same for real, libraries of others included. The server does without numpy, too."""
+    modules = find_modules(SOURCE)
+    names = [name for name in modules if does_without_torch(name, rank_of(name, modules)) and "__main__" not in name]
+    names.sort(key=lambda name: not name.startswith("facet.server"))
+    code = f"""
+import importlib, sys
+for name in {names}:
+    importlib.import_module(name)
+    loaded = {TENSOR_LIBRARIES | {"transformers"}} & set(sys.modules)
+    assert not loaded, (name, loaded)
+    assert not name.startswith("facet.server") or "numpy" not in sys.modules, name
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
 
 
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
@@ -165,7 +275,7 @@ class TestTheCheckItself:
     IN_ORDER = {  # noqa: RUF012  (read only)
         "__init__.py": "from facet.engine.llm import LLM",
         "__main__.py": "from facet.cli import main",
-        "cli.py": "from facet.server import app\ndef main(): import facet.engine.llm",
+        "cli.py": "from facet.server import app\ndef main(): import facet.layers.attention",
         "errors.py": "import json",
         "forward_batch.py": "from torch import Tensor",
         "server/__init__.py": "",
@@ -179,6 +289,9 @@ class TestTheCheckItself:
         "scheduler/plan.py": "if TYPE_CHECKING:\n    from facet.model import gemma",
         "model/__init__.py": "",
         "model/gemma.py": "import torch\nfrom facet.forward_batch import ForwardBatch",
+        "model/config.py": "import json",
+        "layers/__init__.py": "",
+        "layers/attention.py": "import torch",
     }
 
     @staticmethod
@@ -188,7 +301,7 @@ class TestTheCheckItself:
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(source)
-        return find_violations(root)
+        return find_violations(root, {"facet.cli": {"facet.layers.attention"}})
 
     def test_a_tree_in_order_passes(self, tmp_path: Path) -> None:
         assert self.violations_with(tmp_path) == []
@@ -215,9 +328,24 @@ class TestTheCheckItself:
             ("engine/loop.py", "from facet.cli import main", "imports facet.cli: that is upwards"),
             ("errors.py", "from facet.model import gemma", "facet.model.gemma: that is upwards"),
             ("errors.py", "from facet.nowhere import x", "facet.nowhere: there is no such module"),
-            ("errors.py", "import torch", "the vocabulary has no tensors"),
-            ("scheduler/plan.py", "from torch.nn import Module", "scheduler has no tensors"),
-            ("chat/template.py", "import torch", "chat has no tensors"),
+            ("errors.py", "import torch", "facet.errors, line 1, does without torch but imports torch"),
+            ("scheduler/plan.py", "from torch.nn import Module", "does without torch but imports torch.nn"),
+            ("scheduler/plan.py", "class A:\n    import torch", "line 2, does without torch"),
+            ("scheduler/plan.py", "def f():\n    import xgrammar", "line 2, does without torch but imports xgrammar"),
+            ("scheduler/plan.py", "if not TYPE_CHECKING:\n    import torch", "plan, line 2, does without torch"),
+            ("scheduler/plan.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch", "line 4, does without"),
+            ("chat/template.py", "from facet.model import gemma", "imports facet.model.gemma -> torch"),
+            ("chat/template.py", "def f():\n    from facet.model import gemma", "imports facet.model.gemma -> torch"),
+            (
+                "engine/loop.py",
+                "import facet.model.gemma",
+                "facet, line 1, does without torch but imports facet.engine.llm -> facet.engine.loop -> facet.model",
+            ),
+            ("engine/client.py", "import facet.model.gemma", "facet.engine.client, line 1, does without torch"),
+            ("server/app.py", "import facet.layers.attention", "imports facet.layers.attention -> torch"),
+            ("cli.py", "import facet.layers.attention", "facet.cli, line 1, does without torch"),
+            ("cli.py", "", "the door from facet.cli to facet.layers.attention leads nowhere"),
+            ("layers/attention.py", "", "the door from facet.cli to facet.layers.attention leads nowhere"),
             ("model/gemma.py", "def f():\n    from transformers import AutoModel", "the oracle of our tests"),
             (
                 "engine/loop.py",
@@ -238,10 +366,13 @@ class TestTheCheckItself:
     )
     def test_what_may_not_be_is_caught(self, tmp_path: Path, file: str, source: str, words: str) -> None:
         violations = self.violations_with(tmp_path, **{file: source})
-        # An import upwards often closes a circle as well.
-        complaints = [violation for violation in violations if not violation.startswith("a circle") or "->" in words]
-        assert len(complaints) == 1
-        assert words in complaints[0]
+        # An import upwards often closes a circle as well, or leads to torch.
+        assert len([violation for violation in violations if words in violation]) == 1, violations
+
+    def test_the_packages_around_a_module_are_imported_too(self, tmp_path: Path) -> None:
+        changes = {"chat/template.py": "import facet.model.config", "model/__init__.py": "import torch"}
+        (violation,) = self.violations_with(tmp_path, **changes)
+        assert violation.endswith("does without torch but imports facet.model.config -> facet.model -> torch")
 
     def test_a_folder_that_is_no_room_is_caught(self, tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="src/facet/utils/ is a folder but not a room"):

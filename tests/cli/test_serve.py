@@ -116,6 +116,9 @@ def test_from_start_to_stop(tiny_model: Callable[[str], TinyModel], tmp_path: Pa
         ):
             events = response.iter_lines()
             next(events)
+            loaded = Path(f"/proc/{process.pid}/maps").read_text()
+            assert "libzmq" in loaded
+            assert "libtorch" not in loaded, "the front process computes nothing"
             process.send_signal(signal.SIGTERM)  # in the middle of a stream
             remaining = [text.removeprefix("data: ") for text in events if text]
         assert remaining[-1] == "[DONE]"

@@ -15,8 +15,8 @@ from facet.model.gemma import Gemma
 from facet.progress import Silent
 from facet.request import FinishReason, Request
 from facet.runner.runner import Runner
-from facet.sampling import TokenLogprobs
 from facet.sampling_params import SamplingParams
+from facet.token_logprobs import TokenLogprobs
 
 MAX_MODEL_LEN = 512
 

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from facet.config import EngineConfig
-from facet.engine.client import EngineClient, LocalEngine, RemoteEngine
+from facet.engine.client import EngineClient, RemoteEngine
+from facet.engine.local_engine import LocalEngine
 from facet.engine.messages import Refused, Token
 from facet.errors import ConfigError, EngineDeadError, RequestError
 from facet.request import Request

@@ -5,9 +5,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from facet.arena_picture import ArenaPicture
 from facet.kv_cache.block_pool import BlockPool
 from facet.kv_cache.block_tables import BlockTables
-from facet.kv_cache.picture import ArenaPicture, draw
+from facet.kv_cache.picture import draw
 from tests.kv_cache.layouts import PAGE_BYTES, make_layout
 
 LAYOUT = make_layout((8, 4), (None, 8))

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facet.sampling import TokenLogprobs, prompt_logprobs
+from facet.sampling import prompt_logprobs
 from facet.sampling_params import SamplingParams
+from facet.token_logprobs import TokenLogprobs
 from tests.sampling.builders import make_sampler, quantized_logits, sample_once
 from tests.sampling.reference import log_softmax, ranked
 

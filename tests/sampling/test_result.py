@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from facet.kernels.token_choice import Outcome
-from facet.sampling import Fault, SampledTokens, TokenLogprobs
+from facet.sampling import Fault, SampledTokens
 from facet.sampling.logprobs import LogprobTensors
+from facet.token_logprobs import TokenLogprobs
 
 
 def test_faults_hide_the_number_that_stands_in_for_a_token() -> None:

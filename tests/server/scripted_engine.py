@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from facet.arena_picture import ArenaPicture, PagesOfAKind
 from facet.engine.messages import EngineInfo, FromEngine, LiveView, Refused, Stats, Token
 from facet.errors import EngineDeadError
-from facet.kv_cache.picture import ArenaPicture, PagesOfAKind
 from facet.request import Request
-from facet.sampling import TokenLogprobs
+from facet.token_logprobs import TokenLogprobs
 
 Script = Callable[[Request], Sequence[int]]
 

@@ -1,16 +1,18 @@
 """A picture of a memory plan: requests that fit against their length. Loads matplotlib, and only if asked."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from facet.engine.capacity import Capacity
-from facet.engine.memory_plan import MemoryPlan
 from facet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from facet.engine.memory_plan import MemoryPlan
 
 _SHORTEST = 512
 
 
-def curves(plan: MemoryPlan) -> dict[str, list[tuple[int, int]]]:
+def curves(plan: "MemoryPlan") -> dict[str, list[tuple[int, int]]]:
     """(length, requests that fit) for each KV dtype; dtypes that fit alike share a curve."""
     longest = plan.capacity.max_model_len
     lengths = [min(_SHORTEST, longest)]
@@ -24,7 +26,7 @@ def curves(plan: MemoryPlan) -> dict[str, list[tuple[int, int]]]:
     return {", ".join(names): list(points) for points, names in found.items()}
 
 
-def draw(path: str, plan: MemoryPlan) -> None:
+def draw(path: str, plan: "MemoryPlan") -> None:
     # By name: it is no dependency of Facet's, and may be missing where types are checked. Not pyplot, which looks for a
     # screen.
     figure: Any = importlib.import_module("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")

@@ -1,15 +1,17 @@
 """A memory plan in rows and columns, and as JSON. Counts nothing itself."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 
 from facet.engine.capacity import Capacity
-from facet.engine.memory_plan import MemoryPlan
+
+if TYPE_CHECKING:
+    from facet.engine.memory_plan import MemoryPlan
 
 
-def head_lines(plan: MemoryPlan) -> list[str]:
+def head_lines(plan: "MemoryPlan") -> list[str]:
     gpus = "one GPU" if plan.num_gpus == 1 else f"{plan.num_gpus} GPUs"
     lines = [f"{plan.model}: {plan.spec.architecture}, {plan.dtype}, on {gpus}. All figures are of one GPU."]
     if plan.num_gpus > 1:
@@ -20,7 +22,7 @@ def head_lines(plan: MemoryPlan) -> list[str]:
     return lines
 
 
-def memory_table(plan: MemoryPlan) -> Table:
+def memory_table(plan: "MemoryPlan") -> Table:
     table = _table("Memory of a GPU", "what", "GiB", "how it is known")
     table.columns[2].justify = "left"
     if plan.weight_format is None:
@@ -42,7 +44,7 @@ def memory_table(plan: MemoryPlan) -> Table:
     return table
 
 
-def kind_table(plan: MemoryPlan) -> Table:
+def kind_table(plan: "MemoryPlan") -> Table:
     """What a token costs."""
     groups = plan.capacity.layout.groups
     windows = "".join(f" ({group.window:,} tokens)" for group in groups if group.window is not None)
@@ -69,7 +71,7 @@ def kind_table(plan: MemoryPlan) -> Table:
     return table
 
 
-def capacity_table(plan: MemoryPlan) -> Table:
+def capacity_table(plan: "MemoryPlan") -> Table:
     table = _table(
         "What fits: tokens, the longest request, and requests at once, by their length",
         "KV dtype",
@@ -99,7 +101,7 @@ def _table(title: str, first: str, *columns: str) -> Table:
     return table
 
 
-def notes(plan: MemoryPlan) -> list[str]:
+def notes(plan: "MemoryPlan") -> list[str]:
     capacity = plan.capacity
     lines = [
         f"Requests that fit at once leave room for one full step of {capacity.max_num_batched_tokens:,} tokens; at "
@@ -112,7 +114,7 @@ def notes(plan: MemoryPlan) -> list[str]:
     return lines
 
 
-def as_json(plan: MemoryPlan) -> dict[str, Any]:
+def as_json(plan: "MemoryPlan") -> dict[str, Any]:
     """Bytes and tokens, all of one GPU."""
     memory = plan.gpu_memory
     return {
@@ -149,7 +151,7 @@ def as_json(plan: MemoryPlan) -> dict[str, Any]:
     }
 
 
-def _capacity_json(plan: MemoryPlan, capacity: Capacity) -> dict[str, Any]:
+def _capacity_json(plan: "MemoryPlan", capacity: Capacity) -> dict[str, Any]:
     layout = capacity.layout
     return {
         "bytes": capacity.num_bytes,
@@ -173,7 +175,7 @@ def _capacity_json(plan: MemoryPlan, capacity: Capacity) -> dict[str, Any]:
     }
 
 
-def _longest(plan: MemoryPlan, capacity: Capacity) -> int:
+def _longest(plan: "MemoryPlan", capacity: Capacity) -> int:
     """What memory allows, or the model where that is less."""
     longest = capacity.longest_request
     return plan.spec.max_positions if longest is None else min(longest, plan.spec.max_positions)

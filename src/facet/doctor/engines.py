@@ -19,7 +19,7 @@ from facet.progress import Silent
 from facet.request import Request
 from facet.runner.memory import cpu_cache_bytes
 from facet.runner.runner import Runner
-from facet.sampling import TokenLogprobs
+from facet.token_logprobs import TokenLogprobs
 
 # Of a GPU's free memory, for one cache at a time.
 _SHARE_OF_FREE_MEMORY = 0.5

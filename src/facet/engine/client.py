@@ -1,6 +1,7 @@
-"""The engine as its users hold it: submit, cancel, receive. In this process, or in one of its own.
+"""The engine as its users hold it: submit, cancel, receive. Here for an engine in a process of its own.
 
-Both clients speak the same messages, so that what runs offline in one process is what serves in two.
+`LocalEngine` (`local_engine.py`) is the same for an engine in this process. Both speak the same messages, so that what
+runs offline in one process is what serves in two. Nothing here imports torch: only the process that computes does.
 """
 
 import contextlib
@@ -17,12 +18,8 @@ import msgspec
 import zmq
 
 from facet.config import EngineConfig
-from facet.engine.engine import make_engine
 from facet.engine.messages import AskStats, Cancel, Died, EngineInfo, FromEngine, Shutdown, Stats, Submit, ToEngine
-from facet.engine.process import run_engine_process
-from facet.engine.service import EngineService, make_info
 from facet.errors import ConfigError, EngineDeadError
-from facet.progress import Progress
 from facet.request import Request
 
 
@@ -45,35 +42,6 @@ class EngineClient(Protocol):
     def close(self) -> None: ...
 
 
-class LocalEngine:
-    """An engine in this process: `receive` runs it."""
-
-    def __init__(self, config: EngineConfig, progress: Progress | None = None) -> None:
-        engine, folder = make_engine(config, progress)
-        self.engine = engine
-        self._service = EngineService(engine, make_info(engine, folder))
-        self.info = self._service.info
-        self._messages: list[FromEngine] = []
-
-    def submit(self, request: Request) -> None:
-        self._service.handle(Submit(request), self._messages.append)
-
-    def cancel(self, request_id: str) -> None:
-        self._service.handle(Cancel(request_id), self._messages.append)
-
-    def receive(self, timeout: float | None = None) -> Sequence[FromEngine]:
-        while not self._messages and self._service.has_work:
-            self._messages += self._service.step()
-        messages, self._messages = self._messages, []
-        return messages
-
-    def stats(self) -> Stats:
-        return self._service.stats()
-
-    def close(self) -> None:
-        """Nothing to end; memory goes with the object."""
-
-
 class RemoteEngine:
     """An engine in a process of its own. One thread may receive while others submit and cancel."""
 
@@ -92,7 +60,7 @@ class RemoteEngine:
         self._death: EngineDeadError | None = None
         # A fresh interpreter: a fork would copy threads' locks and, on a GPU, a context that cannot be used.
         self._process = multiprocessing.get_context("spawn").Process(
-            target=run_engine_process, args=(config, *addresses, show_progress), name="facet-engine", daemon=True
+            target=run_engine, args=(config, *addresses, show_progress), name="facet-engine", daemon=True
         )
         with _interrupts_ignored():
             self._process.start()
@@ -195,6 +163,14 @@ class RemoteEngine:
             )
             raise self._death
         return ()
+
+
+def run_engine(config: EngineConfig, inbox_address: str, outbox_address: str, show_progress: bool) -> None:
+    """What the new process runs."""
+    # Imported there and not here: torch takes seconds and 150 MB that a front process has no use for.
+    from facet.engine.process import run_engine_process
+
+    run_engine_process(config, inbox_address, outbox_address, show_progress)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ step is waited for differs.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from facet.arena_picture import ArenaPicture
 from facet.config import EngineConfig
 from facet.engine.compiling import CompilingRequests
 from facet.engine.device_failures import device_failures_in_words
@@ -15,7 +16,6 @@ from facet.engine.settings import EngineSettings, resolve
 from facet.errors import RequestError, UserError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_cache.manager import KVCacheManager
-from facet.kv_cache.picture import ArenaPicture
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.layers.kv_arena import KVArena
 from facet.model.loader import load_model

@@ -5,11 +5,10 @@ Encoded with msgpack. The types are closed unions, so that a message of any othe
 
 import msgspec
 
+from facet.arena_picture import ArenaPicture
 from facet.errors import CapacityError, EngineDeadError, FacetError, RequestError
-from facet.kv_cache.picture import ArenaPicture
 from facet.request import FinishReason, Request
-from facet.sampling import TokenLogprobs
-from facet.step import TokenEvent
+from facet.token_logprobs import TokenLogprobs
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -52,7 +51,10 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Token(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):
-    """What a step brought one request: a token, prompt log-probabilities, an end, or several of these."""
+    """What a step brought one request: a token, prompt log-probabilities, an end, or several of these.
+
+    The fields are those of `TokenEvent`, in its order.
+    """
 
     request_id: str
     token_id: int | None = None
@@ -62,10 +64,6 @@ class Token(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_lik
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None  # why, where finish_reason is "error"
     queue_seconds: float = 0.0  # between submission and the first step
-
-    @classmethod
-    def of(cls, event: TokenEvent) -> "Token":
-        return cls(*event)
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -43,7 +43,7 @@ class EngineService:
         elif isinstance(message, Cancel):
             event = self._engine.cancel(message.request_id)
             if event is not None:
-                send(Token.of(event))
+                send(Token(*event))
         elif isinstance(message, AskStats):
             send(self.stats())
         elif isinstance(message, AskLiveView):
@@ -54,7 +54,7 @@ class EngineService:
 
     def step(self) -> list[FromEngine]:
         start = time.monotonic()
-        messages: list[FromEngine] = [Token.of(event) for event in self._engine.step()]
+        messages: list[FromEngine] = [Token(*event) for event in self._engine.step()]
         messages += [Refused.of(request_id, error) for request_id, error in self._engine.take_refusals()]
         self._busy_seconds += time.monotonic() - start
         return messages

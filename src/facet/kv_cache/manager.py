@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from facet.arena_picture import ArenaPicture
 from facet.kv_cache.accountant import block_span
 from facet.kv_cache.block_pool import BlockPool, Blocks
 from facet.kv_cache.block_tables import BlockTables, Seats, TableEntries, entries_between
 from facet.kv_cache.marks import Marks
-from facet.kv_cache.picture import ArenaPicture, draw
+from facet.kv_cache.picture import draw
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import NEW_GROUND, Passage, PrefixIndex
 from facet.kv_cache.schedule import Entrant, Entries, Schedule

@@ -1,37 +1,17 @@
-"""The arena as a picture: which pages hold what, page after page, in at most so many cells.
-
-Drawn when somebody looks and never otherwise, from the pool and the tables as they stand. Knows no colours.
-"""
+"""Draws the arena, from the pool and the tables as they stand: when somebody looks, and never otherwise."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from facet.arena_picture import ArenaPicture, PagesOfAKind
 from facet.kv_cache.block_pool import BlockPool
 from facet.kv_cache.block_tables import BlockTables, entries_between
 from facet.kv_layout import KVLayout
 from facet.step import SCRATCH_BLOCK
 
 CACHED = "cached"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagesOfAKind:
-    """A page is of one kind at most; pages of none are free."""
-
-    kind: str  # "sliding" or "global": in tables of running requests; "cached": held by the prefix cache alone
-    num_pages: int
-    cells: tuple[int, ...]  # how many of each cell's pages are of this kind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArenaPicture:
-    num_pages: int  # that requests can use: all but the scratch page
-    page_bytes: int
-    pages_per_cell: int  # the last cell may have fewer
-    kinds: tuple[PagesOfAKind, ...]
 
 
 def draw(layout: KVLayout, pool: BlockPool, tables: BlockTables, *, max_cells: int) -> ArenaPicture:

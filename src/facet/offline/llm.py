@@ -10,7 +10,8 @@ from typing import Any
 from facet.bundled_model import find_bundled_model
 from facet.chat.template import ChatTemplate
 from facet.config import EngineConfig
-from facet.engine.client import EngineClient, LocalEngine, RemoteEngine
+from facet.engine.client import EngineClient, RemoteEngine
+from facet.engine.local_engine import LocalEngine
 from facet.engine.messages import Refused, Stats, Token
 from facet.errors import EngineError, RequestError
 from facet.model.generation_config import read_generation_config

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from facet.request import FinishReason
-from facet.sampling import TokenLogprobs
+from facet.token_logprobs import TokenLogprobs
 from facet.tokens import Tokenizer
 
 

@@ -3,7 +3,7 @@
 from facet.sampling.grammar import GrammarMask
 from facet.sampling.grammar_compiler import GrammarCompiler, as_request_error
 from facet.sampling.grammars import Grammars, MaskInTheMaking
-from facet.sampling.logprobs import LogprobTensors, TokenLogprobs, prompt_logprobs
+from facet.sampling.logprobs import LogprobTensors, prompt_logprobs
 from facet.sampling.memory import max_device_bytes
 from facet.sampling.result import Fault, HostTokens, SampledTokens, TokensInFlight
 from facet.sampling.sampler import Sampler
@@ -18,7 +18,6 @@ __all__ = [
     "MaskInTheMaking",
     "SampledTokens",
     "Sampler",
-    "TokenLogprobs",
     "TokensInFlight",
     "as_request_error",
     "max_device_bytes",

@@ -13,23 +13,12 @@ from facet.kernels.log_sum_exp import log_sum_exp
 from facet.sampling.batch_seats import Arrival, BatchSeats, row_slices
 from facet.sampling.candidates import top_candidates
 from facet.sampling_params import WHOLE_VOCABULARY
+from facet.token_logprobs import TokenLogprobs
 from facet.transfer import indices_on_device
 
 # Requests for at most so many share one set of tensors; each larger one gets its own, so that one request for
 # the whole vocabulary does not make its neighbours carry as much.
 _SHARED_LIMIT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """One token's, on the host: the token itself first, then the best `num_top` in order.
-
-    The token itself may come again among the best; `ranks[0]` is its rank, the others count up from 1.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    ranks: list[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from facet.kernels.token_choice import Outcome
-from facet.sampling.logprobs import LogprobTensors, TokenLogprobs
+from facet.sampling.logprobs import LogprobTensors
+from facet.token_logprobs import TokenLogprobs
 
 
 class Fault(Enum):

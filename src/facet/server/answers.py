@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 
 from facet.engine.messages import Token
-from facet.sampling import TokenLogprobs
 from facet.sampling_params import SamplingParams
 from facet.server.errors import HttpError
+from facet.token_logprobs import TokenLogprobs
 
 
 @dataclass(slots=True, kw_only=True)

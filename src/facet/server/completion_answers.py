@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from facet.engine.messages import Token
-from facet.sampling import TokenLogprobs
 from facet.sampling_params import SamplingParams
 from facet.server.answers import AnswerTokens
 from facet.server.logprobs import LogprobShapes
 from facet.server.protocol.completions import CompletionChoice, CompletionChunkChoice, CompletionLogprobs
+from facet.token_logprobs import TokenLogprobs
 from facet.tokens import Tokenizer
 from facet.tokens.output_text import OutputText
 

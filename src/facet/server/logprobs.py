@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from facet.sampling import TokenLogprobs
 from facet.server.protocol.chat import ContentLogprob, TopLogprob
 from facet.server.protocol.completions import CompletionLogprobs
 from facet.server.protocol.shared import PositionLogprob
+from facet.token_logprobs import TokenLogprobs
 from facet.tokens import Tokenizer
 
 # JSON has no minus infinity; the number vLLM writes for it.
