@@ -18,10 +18,11 @@ from facet.errors import (
     UserError,
 )
 from facet.sampling_params import SamplingParams
+from facet.structured_outputs import StructuredOutputsParams
 from facet.version import __version__
 
 if TYPE_CHECKING:
-    from facet.offline import LLM, CompletionOutput, Logprob, RequestOutput
+    from facet.offline import LLM, CompletionOutput, Logprob, Reply, RequestOutput
 
 __all__ = [
     "LLM",
@@ -34,15 +35,17 @@ __all__ = [
     "FacetError",
     "Logprob",
     "NonFiniteLogitsError",
+    "Reply",
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "UnsupportedModelError",
     "UserError",
     "__version__",
 ]
 
-_OFFLINE = {"LLM", "CompletionOutput", "Logprob", "RequestOutput"}
+_OFFLINE = {"LLM", "CompletionOutput", "Logprob", "Reply", "RequestOutput"}
 
 
 def __getattr__(name: str) -> Any:

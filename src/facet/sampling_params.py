@@ -19,6 +19,7 @@ from facet.structured_outputs import StructuredOutputsParams
 # Below this a division by the temperature says nothing that argmax does not.
 GREEDY_BELOW_TEMPERATURE = 1e-5
 MAX_NUM_OUTPUTS = 16_384
+DEFAULT_MAX_TOKENS = 16  # OpenAI's and vLLM's
 WHOLE_VOCABULARY = -1  # as `logprobs` or `prompt_logprobs`
 MODEL_CONTEXT = -1  # as `truncate_prompt_tokens`
 
@@ -42,7 +43,7 @@ class SamplingParams:
     bad_words_token_ids: Sequence[Sequence[int]] = ()  # the sampler reads these, never the strings
     allowed_token_ids: Sequence[int] | None = None  # None: all of them
     min_tokens: int = 0  # no end-of-sequence and no stop id before this many tokens
-    max_tokens: int | None = 16  # None: as many as the context holds
+    max_tokens: int | None = DEFAULT_MAX_TOKENS  # None: as many as the context holds
     ignore_eos: bool = False
     stop: Sequence[str] = ()  # one string is one stop string
     stop_token_ids: Sequence[int] = ()

@@ -1,14 +1,17 @@
 """`facet.LLM`: the shapes it takes, the shapes it returns, and the text it makes of tokens."""
 
+import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import facet
-from facet import LLM, RequestError, SamplingParams
+from facet import LLM, RequestError, SamplingParams, StructuredOutputsParams
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
 
@@ -120,8 +123,33 @@ def test_chat_renders_the_models_own_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "one two"}]
     (result,) = llm.chat(messages, GREEDY)
     assert result.prompt == "<|turn>user\none two<turn|>\n<|turn>model"
-    assert result.outputs == llm.generate(result.prompt_token_ids, GREEDY)[0].outputs
+    (output,) = result.outputs
+    assert output.reply is not None
+    assert output.reply.content == output.text
+    assert replace(output, reply=None) == llm.generate(result.prompt_token_ids, GREEDY)[0].outputs[0]
     assert len(llm.chat([messages, messages], GREEDY)) == 2
+
+
+def test_answers_keep_to_their_form(llm: LLM) -> None:
+    def params(**form: Any) -> SamplingParams:
+        return SamplingParams(seed=3, max_tokens=64, structured_outputs=StructuredOutputsParams(**form))
+
+    messages = [{"role": "user", "content": "one two"}]
+    chosen, matched = llm.generate(["one", "two"], [params(choice=["Paris", "wind"]), params(regex="[ab]{3}")])
+    assert chosen.outputs[0].text in ("Paris", "wind")
+    assert re.fullmatch("[ab]{3}", matched.outputs[0].text)
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    (as_schema,) = llm.chat(messages, params(json=schema))
+    (as_format,) = llm.chat(
+        messages,
+        SamplingParams(seed=3, max_tokens=64),
+        response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+    )
+    for result in (as_schema, as_format):
+        reply = result.outputs[0].reply
+        assert reply is not None
+        assert json.loads(reply.content or "")["a"] in (1, 2)
+    assert as_schema.outputs == as_format.outputs
 
 
 def test_defaults_are_those_of_the_models_authors(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Python calls <-> requests: the engine without a server, in the shapes vLLM users know."""
 
+from facet.chat.reply import Reply
 from facet.offline.llm import LLM
 from facet.offline.outputs import CompletionOutput, Logprob, RequestOutput
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput"]
+__all__ = ["LLM", "CompletionOutput", "Logprob", "Reply", "RequestOutput"]

@@ -1,83 +1,100 @@
-"""Puts token answers together into outputs, one collector for each call of `generate`."""
-
-from collections.abc import Sequence
+"""Puts the engine's tokens together into outputs; one collector for each call of `generate` or `chat`."""
 
 from facet.engine.messages import Token
 from facet.offline.outputs import CompletionOutput, RequestOutput, as_position
+from facet.prompts import AnswerTokens, PreparedQuestion, ReplyReader, TextReader
 from facet.request import Request
 from facet.tokens import Tokenizer
-from facet.tokens.output_text import OutputText
 
 
 class Collector:
-    """The answers of one call. A request id stands for one answer: a prompt with n answers is n requests."""
+    """The answers of one call. A request id stands for one answer: a question with n answers is n requests."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._answers: dict[str, _Answer] = {}
+        self._pending: dict[str, _Answer] = {}
 
-    def expect(self, output: RequestOutput, requests: Sequence[Request]) -> None:
-        for request, completion in zip(requests, output.outputs, strict=True):
-            self._answers[request.request_id] = _Answer(request, output, completion, self._tokenizer)
+    def expect(self, prepared: PreparedQuestion) -> RequestOutput:
+        """An output that is complete once its requests have ended."""
+        first = prepared.requests[0]
+        output = RequestOutput(
+            request_id=first.request_id,
+            prompt=prepared.prompt_text,
+            prompt_token_ids=list(prepared.prompt_token_ids),
+            prompt_logprobs=None if first.sampling.prompt_logprobs is None else [None],
+            outputs=[CompletionOutput(index=index) for index in range(len(prepared.requests))],
+        )
+        for request, completion in zip(prepared.requests, output.outputs, strict=True):
+            reader = _make_reader(request, prepared, self._tokenizer)
+            self._pending[request.request_id] = _Answer(reader, output, completion, self._tokenizer)
+        return output
 
     @property
     def pending_ids(self) -> list[str]:
-        return [request_id for request_id, answer in self._answers.items() if not answer.completion.finished]
+        return list(self._pending)
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
 
     def feed(self, token: Token) -> bool:
-        """Take one answer of the engine. Whether the request must now be cancelled: its text ended before it did."""
-        answer = self._answers.get(token.request_id)
-        if answer is None or answer.completion.finished:
+        """Take what a step brought. Whether the request must now be cancelled: its text ended before it did."""
+        answer = self._pending.get(token.request_id)
+        if answer is None:
             return False
-        return answer.feed(token)
+        answer.reader.feed(token)
+        if answer.reader.tokens.finish_reason is None:
+            return False
+        del self._pending[token.request_id]
+        answer.complete()
+        return token.finish_reason is None
+
+
+def _make_reader(request: Request, prepared: PreparedQuestion, tokenizer: Tokenizer | None) -> TextReader | ReplyReader:
+    if tokenizer is None or not request.sampling.detokenize:
+        return TextReader(request.sampling, None)
+    if prepared.reply_format is None:
+        return TextReader(request.sampling, tokenizer)
+    return ReplyReader(request.sampling, tokenizer, prepared.reply_format)
 
 
 class _Answer:
+    """One answer, and the places it is written to when it has ended."""
+
     def __init__(
-        self, request: Request, output: RequestOutput, completion: CompletionOutput, tokenizer: Tokenizer | None
+        self,
+        reader: TextReader | ReplyReader,
+        output: RequestOutput,
+        completion: CompletionOutput,
+        tokenizer: Tokenizer | None,
     ) -> None:
-        self.completion = completion
-        self._request = request
+        self.reader = reader
         self._output = output
+        self._completion = completion
         self._tokenizer = tokenizer
-        sampling = request.sampling
-        self._text = OutputText(tokenizer, sampling) if tokenizer is not None and sampling.detokenize else None
-        if sampling.logprobs is not None:
-            completion.logprobs, completion.cumulative_logprob = [], 0.0
 
-    def feed(self, token: Token) -> bool:
-        if (
-            token.prompt_logprobs is not None
-            and self._output.prompt_logprobs is not None
-            and self.completion.index == 0
-        ):
-            self._output.prompt_logprobs += [as_position(entry, self._tokenizer) for entry in token.prompt_logprobs]
-        self._output.num_cached_tokens = token.num_cached_tokens
-        if token.token_id is not None:
-            self._append(token)
-        if self._text is not None and self._text.stop_string is not None:
-            self.completion.finish_reason, self.completion.stop_reason = "stop", self._text.stop_string
-            return token.finish_reason is None
-        if token.finish_reason is not None:
-            self._finish(token)
-        return False
+    def complete(self) -> None:
+        reader, tokens, completion = self.reader, self.reader.tokens, self._completion
+        completion.token_ids = tokens.token_ids
+        completion.finish_reason = reader.finish_reason
+        completion.stop_reason, completion.error = tokens.stop_reason, tokens.error
+        if isinstance(reader, TextReader):
+            completion.text = reader.text()
+        else:
+            assert self._tokenizer is not None, "a reply was read, so there is a tokenizer"
+            completion.text, completion.reply = _raw_text(tokens, self._tokenizer), reader.reply()
+        if tokens.sampling.logprobs is not None:
+            completion.logprobs = [as_position(entry, self._tokenizer) for entry in tokens.logprobs]
+            completion.cumulative_logprob = sum((entry.logprobs[0] for entry in tokens.logprobs), 0.0)
+        self._output.num_cached_tokens = tokens.num_cached_tokens
+        if self._output.prompt_logprobs is not None:  # computed with the first answer alone
+            self._output.prompt_logprobs += [as_position(entry, self._tokenizer) for entry in tokens.prompt_logprobs]
 
-    def _append(self, token: Token) -> None:
-        completion = self.completion
-        assert token.token_id is not None
-        completion.token_ids.append(token.token_id)
-        if token.logprobs is not None and completion.logprobs is not None:
-            completion.logprobs.append(as_position(token.logprobs, self._tokenizer))
-            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + token.logprobs.logprobs[0]
-        # The token that ends an answer is part of its ids and not of its text.
-        if self._text is not None and token.finish_reason != "stop":
-            completion.text += self._text.push(token.token_id)
 
-    def _finish(self, token: Token) -> None:
-        if self._text is not None:
-            self.completion.text += self._text.finish()
-        self.completion.finish_reason, self.completion.error = token.finish_reason, token.error
-        if self._text is not None and self._text.stop_string is not None:
-            self.completion.finish_reason, self.completion.stop_reason = "stop", self._text.stop_string
-        elif token.finish_reason == "stop" and token.token_id in self._request.sampling.stop_token_ids:
-            self.completion.stop_reason = token.token_id
+def _raw_text(tokens: AnswerTokens, tokenizer: Tokenizer) -> str:
+    """What the model wrote, before it was parsed. It ends where the reply does."""
+    text = tokenizer.decode(tokens.text_token_ids, skip_special_tokens=tokens.sampling.skip_special_tokens)
+    if not isinstance(tokens.stop_reason, str):
+        return text
+    end = text.rfind(tokens.stop_reason)
+    return text[: end + len(tokens.stop_reason) if tokens.sampling.include_stop_str_in_output else end]

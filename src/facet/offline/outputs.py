@@ -1,7 +1,9 @@
 """What `LLM.generate` and `LLM.chat` return."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
+from facet.chat.reply import Reply
 from facet.request import FinishReason
 from facet.token_logprobs import TokenLogprobs
 from facet.tokens import Tokenizer
@@ -25,10 +27,11 @@ class CompletionOutput:
 
     index: int
     text: str = ""
+    reply: Reply | None = None  # of `LLM.chat`: the text parsed into content, reasoning and tool calls
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Position] | None = None
     cumulative_logprob: float | None = None
-    finish_reason: FinishReason | None = None
+    finish_reason: FinishReason | Literal["tool_calls"] | None = None
     error: str | None = None  # why, where finish_reason is "error": this answer failed, its neighbours did not
     stop_reason: int | str | None = None  # the stop string, or the stop token that is not an end of sequence
 

@@ -34,7 +34,7 @@ class TimedLLM(LLM):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        return self._tokenizer
+        return self._asked.tokenizer
 
     @property
     def start_lines(self) -> tuple[str, ...]:

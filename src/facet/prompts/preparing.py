@@ -8,39 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from facet.chat.deltas import ReplyParser
 from facet.chat.formats import ends_in_thought
 from facet.chat.messages import normalize_messages
-from facet.chat.replies import make_reply_parser
 from facet.chat.tool_choice import normalize_tools, template_variables
 from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
 from facet.prompts.asked_model import AskedModel
 from facet.prompts.grammars import answer_grammar, chat_grammar
 from facet.prompts.questions import ChatQuestion, Question, TextQuestion
+from facet.prompts.reading import ReplyFormat
 from facet.request import Request
 from facet.sampling_params import MODEL_CONTEXT, SamplingParams
-from facet.tokens import Tokenizer
 from facet.tokens.bad_words import bad_words_token_ids
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplyFormat:
-    """How the reply to a conversation is to be read."""
-
-    offers_tools: bool
-    starts_in_thought: bool  # the prompt leaves a thought open
-    ends_after_one_call: bool  # parallel_tool_calls is false
-
-    def parser(self, tokenizer: Tokenizer, sampling: SamplingParams) -> ReplyParser:
-        """A fresh one for each answer."""
-        return make_reply_parser(
-            tokenizer,
-            sampling,
-            tools_enabled=self.offers_tools,
-            reasoning_enabled=True,
-            starts_in_thought=self.starts_in_thought,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from facet.engine.messages import Token
 from facet.errors import RequestError
-from facet.prompts import ChatQuestion, prepare
+from facet.prompts import ChatQuestion, ReplyReader, prepare
 from facet.server.body import BodyDecoder
 from facet.server.chat_answers import ChatAnswer, ChatForm
 from facet.server.engine_bridge import EngineCall
@@ -62,15 +62,16 @@ class ChatEndpoint:
         prepared = await frontend.in_thread(partial(prepare, question, model.asked, request_ids))
         form = ChatForm(
             with_logprobs=bool(fields.logprobs),
-            include_reasoning=fields.include_reasoning is not False,
-            one_call_only=fields.parallel_tool_calls is False,
             return_token_ids=bool(fields.return_token_ids),
             shapes=LogprobShapes(model.asked.tokenizer, as_token_ids=bool(fields.return_tokens_as_token_ids)),
         )
         tokenizer, reply_format = model.asked.require_tokenizer(), prepared.reply_format
         assert reply_format is not None, "a chat has a reply"
+        keeps_thoughts = fields.include_reasoning is not False
         answers = [
-            ChatAnswer(index, reply_format.parser(tokenizer, request.sampling), request.sampling, form)
+            ChatAnswer(
+                index, ReplyReader(request.sampling, tokenizer, reply_format, keeps_thoughts=keeps_thoughts), form
+            )
             for index, request in enumerate(prepared.requests)
         ]
         timer = CallTimer(

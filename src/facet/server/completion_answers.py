@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from facet.engine.messages import Token
+from facet.prompts import TextReader
 from facet.sampling_params import SamplingParams
-from facet.server.answers import AnswerTokens
 from facet.server.logprobs import LogprobShapes
 from facet.server.protocol.completions import CompletionChoice, CompletionChunkChoice, CompletionLogprobs
 from facet.token_logprobs import TokenLogprobs
 from facet.tokens import Tokenizer
-from facet.tokens.output_text import OutputText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +36,14 @@ class CompletionAnswer:
         form: CompletionForm,
         tokenizer: Tokenizer | None,
     ) -> None:
-        self.tokens = AnswerTokens(sampling=sampling)
+        # Where only the prompt is asked about, the text of the one token computed is not wanted.
+        self._reader = TextReader(sampling, None if form.echo_only else tokenizer)
+        self.tokens = self._reader.tokens
         self.prompt_token_ids = list(prompt_token_ids)
         self._index = index
         self._form = form
         self._prompt_text = prompt_text if form.echo else ""
-        self._text = None if tokenizer is None else OutputText(tokenizer, sampling)
         self._num_chars = len(self._prompt_text)
-        self._pieces: list[str] = []
         self._offsets: list[int] = []
         self._num_sent_tokens = 0
         self._has_begun = False
@@ -54,31 +53,22 @@ class CompletionAnswer:
         return self.tokens.finish_reason is not None
 
     def feed(self, token: Token) -> str:
-        """The text that became certain. After it ended by a stop string the caller cancels the request."""
-        token_id = self.tokens.take(token)
+        """The text that became certain."""
         if token.token_id is not None:
             self._offsets.append(self._num_chars)
-        piece = ""
-        if self._text is not None and not self._form.echo_only:
-            if token_id is not None:
-                piece = self._text.push(token_id)
-            if self._text.stop_string is None and self.is_finished:
-                piece += self._text.finish()
-            if self._text.stop_string is not None:
-                self.tokens.stop_at(self._text.stop_string)
-        self._num_chars += len(piece)
-        self._pieces.append(piece)
-        return piece
+        text = self._reader.feed(token)
+        self._num_chars += len(text)
+        return text
 
-    def chunk(self, piece: str) -> CompletionChunkChoice | None:
+    def chunk(self, text: str) -> CompletionChunkChoice | None:
         """An event of the stream; None where there is nothing to say yet."""
         form, tokens = self._form, self.tokens
         if not tokens.token_ids and not self.is_finished:
             return None  # only log-probabilities of the prompt so far
         is_first, self._has_begun = not self._has_begun, True
         if is_first:
-            piece = self._prompt_text + piece
-        elif not piece and not self.is_finished and not form.return_token_ids and form.num_top is None:
+            text = self._prompt_text + text
+        elif not text and not self.is_finished and not form.return_token_ids and form.num_top is None:
             return None
         start, self._num_sent_tokens = self._num_sent_tokens, len(tokens.token_ids)
         logprobs = None
@@ -86,7 +76,7 @@ class CompletionAnswer:
             logprobs = self._logprobs(form.num_top, start, with_prompt=form.echo and is_first)
         return CompletionChunkChoice(
             index=self._index,
-            text=piece,
+            text=text,
             logprobs=logprobs,
             finish_reason="length" if form.echo_only else tokens.finish_reason,
             stop_reason=None if form.echo_only else tokens.stop_reason,
@@ -102,7 +92,7 @@ class CompletionAnswer:
             prompt_logprobs = [None, *(form.shapes.prompt_position(entry) for entry in tokens.prompt_logprobs)]
         return CompletionChoice(
             index=self._index,
-            text=self._prompt_text + "".join(self._pieces),
+            text=self._prompt_text + self._reader.text(),
             logprobs=None if form.num_top is None else self._logprobs(form.num_top, 0, with_prompt=form.echo),
             finish_reason="length" if form.echo_only else tokens.finish_reason,
             stop_reason=None if form.echo_only else tokens.stop_reason,

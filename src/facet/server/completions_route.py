@@ -12,7 +12,7 @@ from starlette.responses import Response
 from facet.engine.messages import Token
 from facet.errors import RequestError
 from facet.prompts import PreparedQuestion, TextQuestion, prepare
-from facet.sampling_params import SamplingParams
+from facet.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from facet.server.body import BodyDecoder
 from facet.server.completion_answers import CompletionAnswer, CompletionForm
 from facet.server.engine_bridge import EngineCall
@@ -28,9 +28,6 @@ from facet.server.protocol.completions import (
 from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
 from facet.server.protocol.shared import Usage, make_usage
 from facet.server.streaming import DONE, EventStream, WatchedCall, event
-
-# OpenAI's default for this endpoint.
-_DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | list[int]
 
@@ -108,7 +105,7 @@ class CompletionsEndpoint:
             given["max_tokens"] = 1
         if form.echo and fields.logprobs is not None:
             given["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)
-        return model.asked.sampling(given, max_tokens=_DEFAULT_MAX_TOKENS)
+        return model.asked.sampling(given, max_tokens=DEFAULT_MAX_TOKENS)
 
     def _prepare(
         self, fields: CompletionRequest, prompts: Sequence[Prompt], sampling: SamplingParams, request_ids: Sequence[str]

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from facet.config import ServerConfig
 from facet.engine.messages import Token
 from facet.errors import RequestError
-from facet.server.answers import AnswerTokens
+from facet.prompts import AnswerTokens
 from facet.server.body import BodyDecoder, read_body
 from facet.server.engine_bridge import EngineBridge, EngineCall
-from facet.server.errors import error_response
+from facet.server.errors import HttpError, error_response
 from facet.server.metrics import CallTimer, Metrics
 from facet.server.served_model import ServedModel
 from facet.server.streaming import ClientGoneError
@@ -74,6 +74,8 @@ def take(
         answer = answers[index]
         if answer.is_finished:
             continue  # it ended by its text, and this token was on its way
+        if token.finish_reason in ("error", "abort"):
+            raise HttpError(500, f"The answer failed: {token.error or 'it was ended early by the engine'}.")
         if token.token_id is not None:
             timer.on_token(index, now, token.queue_seconds)
         yield answer, token

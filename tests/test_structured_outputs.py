@@ -1,0 +1,46 @@
+"""`StructuredOutputsParams`: one form and no more, whatever it is given as."""
+
+import json
+from typing import Any
+
+import pytest
+
+from facet import RequestError, SamplingParams, StructuredOutputsParams
+
+SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
+
+
+def test_a_schema_is_the_same_as_a_mapping_and_as_text() -> None:
+    as_mapping, as_text = StructuredOutputsParams(json=SCHEMA), StructuredOutputsParams(json=json.dumps(SCHEMA))
+    assert as_mapping == as_text
+    assert isinstance(as_mapping.json, str)
+    assert list(json.loads(as_mapping.json)["properties"]) == ["b", "a"]
+
+
+def test_settings_that_hold_it_can_be_hashed() -> None:
+    for form in ({"json": SCHEMA}, {"choice": ["a", "b"]}, {"json_object": True}):
+        hash(SamplingParams(structured_outputs=StructuredOutputsParams(**form)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({}, "not 0 of them"),
+        ({"json_object": False}, "not 0 of them"),
+        ({"json": SCHEMA, "regex": "a"}, "not 2 of them: json, regex"),
+        ({"choice": ["a"], "grammar": "x", "json_object": True}, "not 3 of them: choice, grammar, json_object"),
+        ({"json": {"a": {1, 2}}}, "cannot be written as JSON"),
+        ({"structural_tag": "x"}, "structural_tag is not supported"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_itself_is_refused(form: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        StructuredOutputsParams(**form)
+    assert caught.value.field == "structured_outputs"
+
+
+def test_nothing_else_may_stand_for_it() -> None:
+    with pytest.raises(RequestError, match="must be a StructuredOutputsParams") as caught:
+        SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+    assert caught.value.field == "structured_outputs"
