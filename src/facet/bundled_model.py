@@ -61,7 +61,7 @@ def _fault(path: Path, expected: Any) -> str | None:
     try:
         if path.stat().st_size != num_bytes:
             return f"has {path.stat().st_size:,} bytes instead of {num_bytes:,}"
-        return None if _sha256(path) == digest else "is not what it was: its SHA-256 differs"
+        return None if _sha256(path) == digest else "has been changed: its SHA-256 differs"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:

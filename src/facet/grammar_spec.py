@@ -56,8 +56,8 @@ class GrammarSpec:
         length = sum(map(len, self.sources))
         if length > MAX_SOURCE_CHARACTERS:
             raise RequestError(
-                f"{self.field} makes a grammar of {length} characters, but at most {MAX_SOURCE_CHARACTERS} are taken. "
-                "Give a smaller schema, or fewer tools.",
+                f"{self.field} makes a grammar of {length} characters, but at most {MAX_SOURCE_CHARACTERS} are "
+                "accepted. Give a smaller schema, or fewer tools.",
                 field=self.field,
             )
 

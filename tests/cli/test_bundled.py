@@ -53,7 +53,7 @@ class TestWhetherItIsWhole:
         [
             (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
             (lambda folder: (folder / "tokenizer.json").write_text("{}"), "tokenizer.json has 2 bytes instead of"),
-            (lambda folder: _flip(folder / "model.safetensors"), "model.safetensors is not what it was"),
+            (lambda folder: _flip(folder / "model.safetensors"), "model.safetensors has been changed"),
             (lambda folder: (folder / RECORD).unlink(), "bundled.json is missing"),
             (lambda folder: (folder / RECORD).write_text("{"), "bundled.json cannot be read"),
             (lambda folder: (folder / RECORD).write_text("[]"), "bundled.json lists no files"),
@@ -174,7 +174,7 @@ def test_from_the_first_command_to_the_first_answer(tmp_path: Path) -> None:
             )  # fmt: skip
             assert (second.returncode, second.stderr) == (
                 2,
-                f"error: 127.0.0.1:{port} cannot be listened on: Address already in use. Choose another --port or "
+                f"error: Cannot listen on 127.0.0.1:{port}: Address already in use. Choose another --port or "
                 "--host.\n",
             )
     finally:

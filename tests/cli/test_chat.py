@@ -127,7 +127,7 @@ class TestThroughAPipe:
         ("content", "words"),
         [
             ("{", "cannot be read as JSON"),
-            ("[]", "holds no tools"),
+            ("[]", "contains no tools"),
             ("3", "tools must be a list"),
             ('[{"type": "function"}]', "tools[0]"),
             ('[{"type": "function", "function": {"name": "a b"}}]', "tools[0].function.name is 'a b'"),

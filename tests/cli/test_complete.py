@@ -118,7 +118,7 @@ class TestWhatGoesWrong:
             (("x", "--raw", "--tools", "t"), "--tools is for messages, but --raw"),
             (("x", "--raw", "--system", "s"), "--system is for messages, but --raw"),
             (("x", "--raw", "--think"), "--think is for messages, but --raw"),
-            (("x", "--schema", "s", "--tools", "t"), "--schema binds the whole answer"),
+            (("x", "--schema", "s", "--tools", "t"), "--schema constrains the whole answer"),
             (("x", "--temperature", "-1"), "temperature is -1.0"),
             (("x", "--max-tokens", "0"), "max_tokens is 0"),
             (("x", "--stop", ""), "stop holds an empty string"),

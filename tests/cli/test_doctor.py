@@ -51,7 +51,7 @@ def test_a_fault_shows_in_exit_code_and_json(doctor: Doctor, tmp_path: Path, mon
     assert findings["attention, sliding"]["status"] == "fail"
     assert findings["attention, sliding"]["deviation"] == "inf"
     assert findings["attention, global"]["status"] == "pass"
-    assert "look further back" in findings["window edge, one row"]["note"]
+    assert "attend further back" in findings["window edge, one row"]["note"]
 
 
 def refusal(doctor: Doctor, *arguments: object) -> str:

@@ -64,7 +64,7 @@ def test_files_are_checked_where_there_are_any(
     write_checkpoint(tmp_path, config, random_tensors(config), num_shards=num_shards)
     assert main(["inspect", str(tmp_path)]) == 0
     counted = "1 file." if num_shards == 1 else "3 files."
-    assert f"Every tensor is in place, in {counted}" in capsys.readouterr().out
+    assert f"All tensors are present, in {counted}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

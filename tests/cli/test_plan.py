@@ -42,7 +42,7 @@ def test_tables_fit_eighty_columns_and_cut_no_number(
         "int8_per_token_head 208,000 10,320 206.3 3,250 16 / 320",
         "bfloat16 604,480 262,144 25 15 8 2",
         "int8_per_token_head 1,191,040 262,144 50 35 19 6",
-        "a server would say: KV cache: 11.5",
+        "a server would print: KV cache: 11.5",
         "fewer key heads than GPUs, each GPU keeps a whole one",
     ):
         assert expected in words

@@ -96,6 +96,6 @@ def test_how_many_requests_fit_is_said_in_words_that_are_true(tmp_path: Path) ->
         capacity = Capacity(layout=layout, num_blocks=num_blocks, **limits)
         if (capacity.longest_request or 0) >= 64:
             said.setdefault(capacity.sequences(64).num_sequences, capacity.lines()[-1])
-    assert "64 tokens one request fits alone, in steps of fewer than 64 tokens; at most 8" in said[0]
-    assert "64 tokens 1 request fits at once; at most 8" in said[1]
-    assert "64 tokens 2 requests fit at once; at most 8" in said[2]
+    assert "64 tokens, one request fits alone, in steps of fewer than 64 tokens; --max-num-seqs allows 8" in said[0]
+    assert "64 tokens, 1 request fits at once; --max-num-seqs allows 8" in said[1]
+    assert "64 tokens, 2 requests fit at once; --max-num-seqs allows 8" in said[2]

@@ -98,7 +98,7 @@ def _headers(config: BenchConfig) -> dict[str, str]:
     for name, value in headers.items():
         if not f"{name}{value}".isascii() or not f"{name}{value}".isprintable():
             raise ConfigError(
-                f"The header {name!r} holds a character that headers may not; see --header and --api-key."
+                f"The header {name!r} contains a character that is not allowed in headers; see --header and --api-key."
             )
     return headers
 

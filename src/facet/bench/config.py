@@ -127,8 +127,8 @@ def check_config(config: BenchConfig) -> None:
         raise ConfigError(f"--dataset-name {config.dataset_name} reads a file: name it with --dataset-path.")
     if config.dataset_name not in DATASETS_FROM_FILES and config.dataset_path is not None:
         raise ConfigError(
-            f"--dataset-name {config.dataset_name} makes its prompts up and reads no file. For {config.dataset_path} "
-            "say --dataset-name sharegpt or custom."
+            f"--dataset-name {config.dataset_name} generates its prompts and reads no file. For {config.dataset_path} "
+            "use --dataset-name sharegpt or custom."
         )
     if config.dataset_name == "tools" and not config.is_chat:
         raise ConfigError("--dataset-name tools is made of chats: add --backend openai-chat.")

@@ -60,11 +60,11 @@ class ServerUrl:
             port = parts.port
             host = (parts.hostname or "").encode("idna").decode()
         except ValueError as error:  # a port that is no number, a name that is none
-            raise ConfigError(f"{url!r} is no URL: {error}.") from None
+            raise ConfigError(f"{url!r} is not a URL: {error}.") from None
         if parts.username is not None:
             raise ConfigError("A URL with a user name in it is not supported; send --header Authorization=... instead.")
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-            raise ConfigError(f"{url!r} is no URL of a server; give one such as http://127.0.0.1:8000.")
+            raise ConfigError(f"{url!r} is not the URL of a server; give one such as http://127.0.0.1:8000.")
         is_tls = parts.scheme == "https"
         return cls(is_tls, host, port or (443 if is_tls else 80), parts.path.rstrip("/"))
 
@@ -200,7 +200,7 @@ class _Connection(asyncio.Protocol):
         self._reader, self._on_body, self._body, self._num_body_bytes = ResponseReader(), on_body, [], 0
         self.has_answered = False
         if self._unasked:
-            raise BadAnswerError(f"the server spoke before it was asked, {self._unasked[:40]!r}: is it an HTTP server?")
+            raise BadAnswerError(f"the server sent data unasked, {self._unasked[:40]!r}: is it an HTTP server?")
         if not self.is_open:
             raise ConnectionLostError("the server closed the connection")
         self._done = asyncio.get_running_loop().create_future()

@@ -104,7 +104,7 @@ def check_throughput(config: ThroughputConfig) -> None:
         _check_file_dataset(config)
     elif config.dataset_path is not None:
         raise ConfigError(
-            f"--dataset-name random makes its prompts up and reads no file. For {config.dataset_path} say "
+            f"--dataset-name random generates its prompts and reads no file. For {config.dataset_path} use "
             "--dataset-name sharegpt or custom."
         )
     else:
@@ -152,7 +152,7 @@ def _check_file_dataset(config: ThroughputConfig) -> None:
         raise ConfigError(f"The dataset {config.dataset_path} cannot be read: there is no such file.")
     for name, value in (("--input-len", config.input_len), ("--prefix-len", config.prefix_len)):
         if value:
-            raise ConfigError(f"{name} is for random prompts; those of {config.dataset_path} are as long as they are.")
+            raise ConfigError(f"{name} is for random prompts only; {config.dataset_path} has prompts of given lengths.")
 
 
 def _check_common(config: OfflineBenchConfig) -> None:

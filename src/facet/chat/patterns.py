@@ -44,7 +44,7 @@ def _split_alternatives(pattern: str, field: str) -> list[str]:
     if most > MAX_REPEAT:
         raise RequestError(
             f"{field} has the regular expression {pattern!r}, which repeats {most} times, but at most {MAX_REPEAT} are "
-            "taken. Repeat without a bound, with * or +.",
+            "supported. Repeat without a bound, with * or +.",
             field=field,
         )
     parts, depth, start = [], 0, 0

@@ -281,7 +281,7 @@ class SchemaRules:
 
     def _refuse(self, what: str) -> RequestError:
         return RequestError(
-            f"Calls of the tool {self._name!r} cannot be bound to its schema: {what} is not supported there. "
+            f"Calls of the tool {self._name!r} cannot be constrained to its schema: {what} is not supported there. "
             "Change the schema of its parameters.",
             field=self._field,
         )

@@ -120,7 +120,7 @@ class ApiClient:
             words = None
         words = words or text.decode(errors="replace").strip()[:_MOST_WORDS] or response.reason
         if response.status == 401:
-            raise ConfigError(f"{self._name} wants a key: give it with --api-key. ({words})")
+            raise ConfigError(f"{self._name} requires an API key: give it with --api-key. ({words})")
         if response.status == 404:
             raise ConfigError(f"{self._name} has no {endpoint} for this: {words}")
         if response.status < 500:

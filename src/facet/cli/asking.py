@@ -95,7 +95,7 @@ def _at_url(url: str, model: str, api_key: str | None) -> Answerer:
         models = {entry["id"]: entry for entry in listed["data"]}
         name = model or next(iter(models))
     except (KeyError, TypeError, StopIteration):
-        raise ConfigError(f"{url} lists no models under /v1/models. Is it a server with OpenAI's API?") from None
+        raise ConfigError(f"{url} lists no models under /v1/models. Is it an OpenAI-compatible server?") from None
     if name not in models:
         raise ConfigError(f"{url} has no model {name}; it has {', '.join(models)}.")
     length = models[name].get("max_model_len")
@@ -120,9 +120,9 @@ def read_tools(path: str) -> list[dict[str, Any]]:
     try:
         tools = normalize_tools([value] if isinstance(value, dict) else value).tools
     except RequestError as error:
-        raise ConfigError(f"{path} does not hold tools in OpenAI's form: {error}") from None
+        raise ConfigError(f"{path} does not contain tools in OpenAI's format: {error}") from None
     if not tools:
-        raise ConfigError(f"{path} holds no tools.")
+        raise ConfigError(f"{path} contains no tools.")
     return list(tools)
 
 

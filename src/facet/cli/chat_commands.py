@@ -26,7 +26,7 @@ def run_command(line: str, conversation: Conversation) -> str:
         near = difflib.get_close_matches(name, [*COMMANDS, *LEAVE], n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigError(
-            f"There is no {name}.{hint} /help lists what there is; to begin a message with a slash, write two."
+            f"There is no {name}.{hint} /help lists the commands; to begin a message with a slash, write two."
         )
     return command.run(conversation, rest.strip())
 

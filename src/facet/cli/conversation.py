@@ -65,7 +65,7 @@ class Conversation:
             value: Any = kind(text)
         except ValueError:
             what = "a whole number" if kind is int else "a number"
-            raise ConfigError(f"{name} must be {what}, not {text!r}; `default` takes a setting back.") from None
+            raise ConfigError(f"{name} must be {what}, not {text!r}; `default` resets a setting.") from None
         try:
             SamplingParams(**{name: value})
         except RequestError as error:

@@ -35,6 +35,6 @@ def run(options: argparse.Namespace) -> int:
         for name, value in report.environment.items():
             console.print(f"{name}: {value}", highlight=False, markup=False)
         console.print(report.table())
-        verdict = "Healthy" if report.is_healthy else "Not healthy: send the output of --json with a report"
+        verdict = "Healthy" if report.is_healthy else "Not healthy: attach the output of --json to a bug report"
         console.print(f"{verdict}. {report.seconds:.0f} s.", highlight=False)
     return 0 if report.is_healthy else EXIT_UNHEALTHY

@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     if config.load_format != "dummy" and (options.load or any(folder.glob("*.safetensors"))):
         files = find_weight_files(folder)
         match_tensors(spec, read_headers(files))
-        console.print(f"Every tensor is in place, in {len(files)} file{'s' * (len(files) > 1)}.")
+        console.print(f"All tensors are present, in {len(files)} file{'s' * (len(files) > 1)}.")
     if options.load:
         start = time.perf_counter()
         loaded = load_model(config, Bars())

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 def head_lines(plan: "MemoryPlan") -> list[str]:
     gpus = "one GPU" if plan.num_gpus == 1 else f"{plan.num_gpus} GPUs"
-    lines = [f"{plan.model}: {plan.spec.architecture}, {plan.dtype}, on {gpus}. All figures are of one GPU."]
+    lines = [f"{plan.model}: {plan.spec.architecture}, {plan.dtype}, on {gpus}. All figures are per GPU."]
     if plan.num_gpus > 1:
         lines.append(
-            "Heads, MLPs and embeddings are divided among the GPUs, and with the key heads the cache; where there are "
+            "Heads, MLPs and embeddings are divided among the GPUs, and so is the cache, by key heads; where there are "
             "fewer key heads than GPUs, each GPU keeps a whole one."
         )
     return lines
 
 
 def memory_table(plan: "MemoryPlan") -> Table:
-    table = _table("Memory of a GPU", "what", "GiB", "how it is known")
+    table = _table("Memory per GPU", "use", "GiB", "source")
     table.columns[2].justify = "left"
     if plan.weight_format is None:
         how = f"counted: all in {plan.dtype}"
@@ -32,15 +32,15 @@ def memory_table(plan: "MemoryPlan") -> Table:
     table.add_row("weights", _gib(plan.weights.total), how)
     memory = plan.gpu_memory
     if memory is None:
-        table.add_row("KV cache", _gib(plan.capacity.num_bytes), "given: --kv-cache-memory-bytes, in whole pages")
+        table.add_row("KV cache", _gib(plan.capacity.num_bytes), "given by --kv-cache-memory-bytes, in whole pages")
         return table
-    table.add_row("activations", _gib(memory.activations), "estimated from shapes; an engine measures them")
-    table.add_row("graphs", _gib(memory.graphs), "counted as at start-up")
-    table.add_row("sampling", _gib(memory.sampling), "counted as at start-up: the most that requests can make it take")
+    table.add_row("activations", _gib(memory.activations), "estimated from shapes; the engine measures them")
+    table.add_row("graphs", _gib(memory.graphs), "counted as by the engine")
+    table.add_row("sampling", _gib(memory.sampling), "counted as by the engine: the most that requests can use")
     table.add_row("KV cache", _gib(memory.cache), "what is left")
     free = memory.total * (1 - plan.gpu_memory_utilization)
-    table.add_row("kept free", _gib(free), f"--gpu-memory-utilization {plan.gpu_memory_utilization}; the driver's own")
-    table.add_row("in all", _gib(memory.total), "")
+    table.add_row("kept free", _gib(free), f"--gpu-memory-utilization {plan.gpu_memory_utilization}; for the driver")
+    table.add_row("total", _gib(memory.total), "")
     return table
 
 
@@ -49,12 +49,12 @@ def kind_table(plan: "MemoryPlan") -> Table:
     groups = plan.capacity.layout.groups
     windows = "".join(f" ({group.window:,} tokens)" for group in groups if group.window is not None)
     table = _table(
-        f"Bytes of keys and values, scales included; the windows{windows} of a request are a fixed cost",
+        f"Bytes of keys and values, including scales; the windows{windows} of a request are a fixed cost",
         "KV dtype",
         *(f"{group.kind} token" for group in groups),
         "MiB of windows",
-        "KiB of a page",
-        f"{' / '.join(group.kind for group in groups)} tokens in it",
+        "KiB per page",
+        f"{' / '.join(group.kind for group in groups)} tokens per page",
     )
     for name, capacity in plan.capacities.items():
         if not isinstance(capacity, Capacity):
@@ -73,7 +73,7 @@ def kind_table(plan: "MemoryPlan") -> Table:
 
 def capacity_table(plan: "MemoryPlan") -> Table:
     table = _table(
-        "What fits: tokens, the longest request, and requests at once, by their length",
+        "What fits: tokens, the longest request, and requests at once by length",
         "KV dtype",
         f"{plan.capacity.layout.groups[-1].kind} tokens",
         "longest",
@@ -104,10 +104,10 @@ def _table(title: str, first: str, *columns: str) -> Table:
 def notes(plan: "MemoryPlan") -> list[str]:
     capacity = plan.capacity
     lines = [
-        f"Requests that fit at once leave room for one full step of {capacity.max_num_batched_tokens:,} tokens; at "
-        f"most {capacity.max_num_seqs} run together. A longest request runs alone; the model allows "
+        f"Requests at once leave room for one full step of {capacity.max_num_batched_tokens:,} tokens; --max-num-seqs "
+        f"allows {capacity.max_num_seqs}. The longest request is one that runs alone; the model allows "
         f"{plan.spec.max_positions:,} tokens.",
-        f"With --kv-cache-dtype {plan.asked} a server would say:",
+        f"With --kv-cache-dtype {plan.asked} a server would print:",
         *(f"  {line}" for line in capacity.lines()),
     ]
     lines += [f"{name}: {error}" for name, error in plan.capacities.items() if not isinstance(error, Capacity)]

@@ -96,7 +96,7 @@ def _check_parsers(tokenizer: Tokenizer, replies: Sequence[Sequence[int]], name:
     alone = [_parse(tokenizer, [reply])[0] for reply in replies]
     together = _parse(tokenizer, replies)
     wrong = [index for index, (mine, theirs) in enumerate(zip(alone, together, strict=True)) if mine != theirs]
-    note = f"{len(wrong)} of {len(replies)} replies read otherwise in company" if wrong else f"{len(replies)} replies"
+    note = f"{len(wrong)} of {len(replies)} replies parsed differently together" if wrong else f"{len(replies)} replies"
     return Finding(check=name, status="fail" if wrong else "pass", note=note)
 
 

@@ -94,7 +94,7 @@ def _num_blocks(layout: KVLayout, model: Gemma, setup: Setup, chunk: int) -> int
     if least * layout.total_page_bytes > free:
         raise CapacityError(
             f"One request of {longest} tokens needs {least * layout.total_page_bytes / 2**20:,.0f} MiB for its keys, "
-            f"but {free / 2**20:,.0f} MiB can be had beside the weights. Use a smaller model, or lower --max-model-len."
+            f"but {free / 2**20:,.0f} MiB are left beside the weights. Use a smaller model, or lower --max-model-len."
         )
     return max(least, min(wanted, free // layout.total_page_bytes))
 

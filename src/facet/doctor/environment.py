@@ -58,9 +58,9 @@ def check_environment(described: Mapping[str, str]) -> Iterator[Finding]:
     missing = [name for name in needed if described[name] == "missing"]
     notes = [f"{name} is missing, needed for {needed[name]}: pip install {name}" for name in missing]
     if not has_gpu:
-        notes.append("no GPU: the CPU serves")
+        notes.append("no GPU found: the CPU is used")
     notes += [
-        f"without {name} no {use}: pip install {name}"
+        f"{name} is missing, needed for {use}: pip install {name}"
         for name, use in _OPTIONAL.items()
         if described[name] == "missing"
     ]

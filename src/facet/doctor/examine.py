@@ -77,7 +77,7 @@ def _load(config: DoctorConfig, progress: Progress) -> Patient:
         elif config.max_model_len < effort.least_context:
             raise ConfigError(
                 f"--max-model-len is {config.max_model_len}, but an examination needs {effort.least_context} tokens or "
-                "more. Leave it out: what is needed is found by itself."
+                "more. Leave it out to use as many as are needed."
             )
         loaded = load_model(config, progress)
     return Patient(

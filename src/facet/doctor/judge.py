@@ -73,7 +73,7 @@ def judge(alone: Transcript, other: Transcript, limits: Limits) -> Verdict:
     if other.error is not None:
         return Verdict(Outcome.CORRUPT, math.inf, f"ended with an error: {other.error}")
     if len(alone.prompt_logprobs) != len(other.prompt_logprobs) or len(alone.tokens) != len(other.tokens):
-        counts = f"{len(alone.tokens)} tokens alone, {len(other.tokens)} in company"
+        counts = f"{len(alone.tokens)} tokens alone, {len(other.tokens)} together"
         return Verdict(Outcome.CORRUPT, math.inf, f"lengths differ: {counts}")
     largest = 0.0
     for index, (expected, got) in enumerate(zip(alone.prompt_logprobs, other.prompt_logprobs, strict=True)):

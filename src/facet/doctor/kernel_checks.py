@@ -33,7 +33,7 @@ MAX_VALUES = 2**24  # of a product that is compared in float64
 
 def check_kernels(patient: Patient) -> Iterator[Finding]:
     if patient.model.placement.device.type != "cuda":
-        yield skipped("kernels", "the references serve on a CPU")
+        yield skipped("kernels", "a CPU uses the references themselves")
         return
     yield from compare_kernels(patient.model)
 

@@ -31,7 +31,7 @@ class Patient:
 def compare(check: str, alone: Mapping[str, Transcript], got: Mapping[str, Transcript], limits: Limits) -> Finding:
     """One line over many requests: the worst of them, and how many ended in a tie."""
     if not alone:
-        return skipped(check, "there are no answers alone to hold these against")
+        return skipped(check, "no baseline: the requests did not run alone")
     verdicts = {request_id: judge(alone[request_id], other, limits) for request_id, other in got.items()}
     corrupt = {name: verdict for name, verdict in verdicts.items() if verdict.outcome is Outcome.CORRUPT}
     num_ties = sum(verdict.outcome is Outcome.TIE for verdict in verdicts.values())

@@ -106,9 +106,9 @@ def _faults(model: Gemma, kind: AttentionKind, window: int, num_rows: int) -> li
     ahead = prompt.compute(first_row)
     faults = []
     if not torch.equal(plain, ahead):
-        faults.append(f"{kind} layers look further back than {window} tokens")
+        faults.append(f"{kind} layers attend further back than {window} tokens")
     # Rows after the first do not see its edge, and it does not see them: its own state alone tells.
     prompt.spoil(group, edge, edge + 1, LOUD)
     if torch.equal(plain[0], prompt.compute(first_row)[0]):
-        faults.append(f"{kind} layers look back less than {window} tokens")
+        faults.append(f"{kind} layers attend to less than {window} tokens")
     return faults

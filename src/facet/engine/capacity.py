@@ -64,10 +64,10 @@ class Capacity:
         in_all = " or ".join(f"{self.tokens(group):,} {group.kind} tokens" for group in groups)
         return [
             f"KV cache: {self.num_bytes / 2**30:.2f} GiB, {self.num_blocks} pages of {page / 2**10:.0f} KiB; "
-            f"a page holds {per_block}, all of them {in_all}.",
+            f"a page holds {per_block}, the whole cache {in_all}.",
             *((_dtype_line(self.layout),) if self.layout.is_quantized else ()),
-            f"At the full context of {self.max_model_len} tokens {self._requests_that_fit()}; at most "
-            f"{self.max_num_seqs} run together.",
+            f"At the full context of {self.max_model_len} tokens, {self._requests_that_fit()}; --max-num-seqs allows "
+            f"{self.max_num_seqs}.",
         ]
 
     def _requests_that_fit(self) -> str:

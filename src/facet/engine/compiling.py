@@ -32,8 +32,8 @@ class CompilingRequests:
         assert request.grammar is not None, "only requests with a grammar come here"
         if request.grammar.trigger_token_id is None and not (request.eos_token_ids or request.sampling.stop_token_ids):
             raise RequestError(
-                f"{request.grammar.field} binds the whole answer, but the request has no end-of-sequence token that "
-                "could end it. Give eos_token_ids or stop_token_ids.",
+                f"{request.grammar.field} constrains the whole answer, but the request has no end-of-sequence token "
+                "that could end it. Give eos_token_ids or stop_token_ids.",
                 field=request.grammar.field,
             )
         self._requests[request.request_id] = (request, self._compiler.start(request.grammar))

@@ -20,14 +20,14 @@ def device_failures_in_words() -> Iterator[None]:
         raise CapacityError(
             f"The GPU ran out of memory while starting: {_first_line(error)} It has {total / 2**30:.1f} GiB, "
             f"{free / 2**30:.1f} GiB of it free now. Lower --gpu-memory-utilization or --max-num-batched-tokens, or "
-            "end what else runs on it."
+            "stop other programs that use it."
         ) from error
     except Exception as error:
         if not _is_of_a_gpu(error):
             raise
         raise DeviceError(
-            f"The GPU failed while starting, with {type(error).__name__}: {_first_line(error)} Look at nvidia-smi for "
-            "the driver; --enforce-eager does without captured graphs, and --device cpu without a GPU."
+            f"The GPU failed while starting, with {type(error).__name__}: {_first_line(error)} Check the driver "
+            "with nvidia-smi; --enforce-eager runs without captured graphs, --device cpu without a GPU."
         ) from error
 
 

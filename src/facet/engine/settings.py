@@ -50,7 +50,7 @@ class EngineSettings:
         return [
             *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
             *self.capacity.lines(),
-            *(["Batch-invariant: no answer depends on what else is being answered."] * self.is_batch_invariant),
+            *(["Batch-invariant: answers do not depend on other requests."] * self.is_batch_invariant),
         ]
 
 

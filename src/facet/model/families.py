@@ -124,9 +124,7 @@ def _identify(top: ConfigFields) -> tuple[str, str]:
         return by_type[model_type], _ARCHITECTURES[by_type[model_type]]
     architecture = named[0]
     if architecture not in _ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"The architecture {shown(architecture)} is not one Facet computes. Supported: {supported}."
-        )
+        raise UnsupportedModelError(f"The architecture {shown(architecture)} is not supported. Supported: {supported}.")
     text_type = _ARCHITECTURES[architecture]
     for found in (model_type, top.section("text_config").raw("model_type")):
         if found is not None and found not in (text_type, text_type.removesuffix("_text")):

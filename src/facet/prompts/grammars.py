@@ -31,7 +31,8 @@ def answer_grammar(question: Question, thought: ThoughtTokens | None = None) -> 
         return bound
     if bound is not None:
         raise RequestError(
-            "response_format and structured_outputs both bind the answer. Send one of them.", field="structured_outputs"
+            "response_format and structured_outputs both constrain the answer. Send one of them.",
+            field="structured_outputs",
         )
     return _structured_outputs_grammar(wanted, thought)
 
@@ -47,8 +48,8 @@ def chat_grammar(
         return bound
     if bound is not None:
         raise RequestError(
-            f"{bound.field} binds the whole answer, which leaves no place for tool calls. Set tool_choice to none, or "
-            f"leave {bound.field} out.",
+            f"{bound.field} constrains the whole answer, which leaves no room for tool calls. Set tool_choice to none, "
+            f"or leave {bound.field} out.",
             field=bound.field,
         )
     is_auto = use.choice.mode == "auto"
@@ -68,7 +69,7 @@ def chat_grammar(
         if not is_auto or any(tool["function"].get("strict") for tool in use.tools):
             raise
         # Nothing was promised: calls are read as the model writes them, as if there were no grammars.
-        logger.warning("Tool calls are not bound to their schemas: %s", error)
+        logger.warning("Tool calls are not constrained to their schemas: %s", error)
         return None
 
 

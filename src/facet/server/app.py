@@ -101,8 +101,8 @@ async def _not_found(request: Request, error: Exception) -> Response:
     """Paths and methods that do not exist, in the same shape as every other refusal."""
     assert isinstance(error, HTTPException), "registered for these alone"
     if error.status_code == 404:
-        return error_response(HttpError(404, f"There is no {request.url.path} here. /docs lists what there is."))
+        return error_response(HttpError(404, f"There is no {request.url.path} on this server. /docs lists the paths."))
     if error.status_code == 405:
-        message = f"{request.url.path} does not answer {request.method}. /docs lists what there is."
+        message = f"{request.url.path} does not support {request.method}. /docs lists the paths."
         return error_response(HttpError(405, message), dict(error.headers or {}))
     return error_response(HttpError(error.status_code, error.detail))

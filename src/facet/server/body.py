@@ -32,7 +32,7 @@ async def read_body(request: Request, *, max_bytes: int, timeout: float) -> byte
                     raise _too_large(max_bytes)
                 parts.append(part)
     except TimeoutError:
-        raise HttpError(408, f"The body did not arrive within {timeout:g} seconds; {num_bytes} bytes did.") from None
+        raise HttpError(408, f"Only {num_bytes} bytes of the body arrived within {timeout:g} seconds.") from None
     except ClientDisconnect:
         raise HttpError(400, f"The connection was closed after {num_bytes} bytes of the body.") from None
     return b"".join(parts)
@@ -50,7 +50,7 @@ class BodyDecoder:
         try:
             decoded = self._decoder.decode(body)
             if logger.isEnabledFor(logging.DEBUG) and (unknown := self._unknown_fields(body)):
-                logger.debug("Ignored, because unknown: %s", ", ".join(unknown))
+                logger.debug("Unknown fields were ignored: %s", ", ".join(unknown))
             return decoded
         except msgspec.ValidationError as error:
             raise _explain(str(error)) from None

@@ -33,7 +33,7 @@ class OverloadedError(EngineError):
     """More requests are waiting than the server lets wait."""
 
     def __init__(self, num_pending: int, limit: int) -> None:
-        super().__init__(f"The server has {num_pending} requests in hand and takes at most {limit}. Try again later.")
+        super().__init__(f"The server has {num_pending} requests, and its limit is {limit}. Try again later.")
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ class LiveEndpoint:
     async def __call__(self, request: Request) -> Response:
         view = await self._frontend.bridge.live_view()
         if view is None:
-            raise HttpError(503, "The engine has not answered yet: a step takes long. Ask again.")
+            raise HttpError(503, "The engine has not answered yet, because a step is taking long. Try again.")
         response = json_response(live_answer(view, self._frontend.model))
         response.headers["cache-control"] = "no-store"
         return response

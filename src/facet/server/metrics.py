@@ -54,7 +54,7 @@ class Metrics:
         self.asked_n = self._histogram("request_params_n", "n asked for", _COUNT_BUCKETS)
         self._ends = Counter(
             "vllm:request_success",
-            "Requests that ended, by why.",
+            "Finished requests, by finish reason.",
             (*_LABELS, "finished_reason"),
             registry=self._registry,
         )
@@ -149,20 +149,20 @@ class _EngineCollector(Collector):
             yield from self._of_engine(stats)
 
     def _of_engine(self, stats: Stats) -> Iterator[Metric]:
-        yield self._gauge("num_requests_running", "Requests in the batch.", stats.num_running)
-        yield self._gauge("num_requests_waiting", "Requests waiting for their turn.", stats.num_waiting)
+        yield self._gauge("num_requests_running", "Running requests.", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Waiting requests.", stats.num_waiting)
         usage = stats.num_blocks_in_tables / max(1, stats.num_blocks)
         yield self._gauge("kv_cache_usage_perc", "Share of cache blocks that running requests hold.", usage)
         yield self._blocks_by_kind(stats)
         cached = stats.num_blocks_cached / max(1, stats.num_blocks)
         yield self._gauge("kv_cache_cached_perc", "Share of cache blocks kept for prefixes.", cached)
-        yield self._counter("num_preemptions", "Requests that gave way and came back.", stats.num_preemptions)
+        yield self._counter("num_preemptions", "Preemptions for lack of memory.", stats.num_preemptions)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats.num_prompt_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens found.", stats.num_prompt_tokens_hit)
         corrupted = stats.num_corrupted_requests
         yield self._counter("corrupted_requests", "Requests ended because their logits were not finite.", corrupted)
-        yield self._counter("num_steps", "Steps of the engine's loop.", stats.num_steps)
-        yield self._counter("computed_tokens", "Rows the model computed.", stats.num_computed_tokens)
+        yield self._counter("num_steps", "Steps of the engine.", stats.num_steps)
+        yield self._counter("computed_tokens", "Tokens computed, of prompts and answers.", stats.num_computed_tokens)
 
     def _blocks_by_kind(self, stats: Stats) -> Metric:
         family = GaugeMetricFamily(

@@ -23,13 +23,13 @@ _POSTS: tuple[tuple[str, str, type[Any], type[Any]], ...] = (
     ("/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeResponse),
 )
 _GETS = (
-    ("/health", "200 while the engine lives, 503 afterwards"),
+    ("/health", "200 while the engine is running, 503 once it is dead"),
     ("/ping", "The same as /health"),
     ("/version", "The server's version"),
-    ("/load", "How many answers are in hand"),
+    ("/load", "The number of answers running or waiting"),
     ("/metrics", "Prometheus metrics"),
     ("/engine/live", "The engine at this moment, with a picture of its cache"),
-    ("/", "A page to chat with the model and to watch the engine"),
+    ("/", "A page to chat with the model, with a view of the engine"),
 )
 
 DOCS_PAGE = """<!doctype html><meta charset="utf-8"><title>Facet</title>

@@ -95,7 +95,7 @@ def bind(config: ServerConfig) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"{config.host}:{config.port} cannot be listened on: {error.strerror}. Choose another --port or --host."
+            f"Cannot listen on {config.host}:{config.port}: {error.strerror}. Choose another --port or --host."
         ) from None
     listener.set_inheritable(False)
     return listener
@@ -133,7 +133,7 @@ def check_accepted_flags(config: ServerConfig) -> None:
         ("--reasoning-parser", config.reasoning_parser),
     ):
         if value not in _PARSERS:
-            raise ConfigError(f"{flag} {value} is not known. Leave it out: replies are read as the model writes them.")
+            raise ConfigError(f"{flag} {value} is unknown. Leave it out: the model's own format is used.")
     for name in ("max_waiting_requests", "max_request_bytes", "num_tokenizer_threads"):
         if getattr(config, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(config, name)}, but must be 1 or more.")

@@ -12,6 +12,6 @@ export function write(storage, name, value) {
   try {
     window[storage].setItem(name, value);
   } catch {
-    // then not
+    // Settings are then not remembered.
   }
 }

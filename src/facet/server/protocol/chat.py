@@ -41,10 +41,10 @@ UNSUPPORTED_IN_CHAT = {
     "echo": "Read the prompt you sent, or use /v1/completions.",
     "functions": "Use tools.",
     "function_call": "Use tool_choice.",
-    "audio": "Only text is answered.",
+    "audio": "Only text is generated.",
     "web_search_options": "Offer a tool that searches.",
     "prediction": "Leave it out.",
-    "mm_processor_kwargs": "This server takes text alone.",
+    "mm_processor_kwargs": "Only text is supported.",
     "chat_template": "Start the server with --chat-template.",
 }
 

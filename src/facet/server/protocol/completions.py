@@ -16,7 +16,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     best_of: Int | None = None
 
 
-UNSUPPORTED_IN_COMPLETIONS = {"suffix": "Gemma has no way to write towards an end; put it into the prompt."}
+UNSUPPORTED_IN_COMPLETIONS = {"suffix": "Gemma cannot write towards a given ending. Put it into the prompt."}
 
 
 class CompletionLogprobs(msgspec.Struct):

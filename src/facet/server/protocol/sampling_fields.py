@@ -154,5 +154,7 @@ def sampling_settings(fields: SamplingFields) -> dict[str, Any]:
 def _biases(items: Iterable[tuple[str, float]]) -> Iterable[tuple[int, float]]:
     for token_id, bias in items:
         if not token_id.removeprefix("-").isdecimal():
-            raise RequestError(f"logit_bias maps token ids to numbers, and {token_id!r} is none.", field="logit_bias")
+            raise RequestError(
+                f"logit_bias maps token ids to numbers, and {token_id!r} is not a token id.", field="logit_bias"
+            )
         yield int(token_id), bias
