@@ -103,7 +103,7 @@ class TestCommands:
 
     def test_inspect(self, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["inspect"]) == 0
-        assert "Every tensor is in place" in capsys.readouterr().out
+        assert "All tensors are present" in capsys.readouterr().out
 
     def test_plan(self, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "--gpu-memory", "4GiB"]) == 0
@@ -174,8 +174,7 @@ def test_from_the_first_command_to_the_first_answer(tmp_path: Path) -> None:
             )  # fmt: skip
             assert (second.returncode, second.stderr) == (
                 2,
-                f"error: Cannot listen on 127.0.0.1:{port}: Address already in use. Choose another --port or "
-                "--host.\n",
+                f"error: Cannot listen on 127.0.0.1:{port}: Address already in use. Choose another --port or --host.\n",
             )
     finally:
         timer.cancel()

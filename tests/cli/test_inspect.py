@@ -53,7 +53,7 @@ def test_a_config_alone_is_enough(name: str, words: str, tmp_path: Path, capsys:
     assert main(["inspect", str(write_config(tmp_path, PUBLISHED[name]))]) == 0
     out = capsys.readouterr().out
     assert words in out
-    assert "Every tensor" not in out
+    assert "All tensors" not in out
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])

@@ -142,7 +142,7 @@ def test_a_call_becomes_a_card_and_its_result_goes_back(page: Page) -> None:
     ]  # fmt: skip
     assert "get_weather" in page.last_prompt()
     page.ask("never mind")  # the model waits for something else
-    page.browser.wait_for("#notice", "waits for a result")
+    page.browser.wait_for("#notice", "waiting for a tool result")
     page.browser.type(".call textarea", '{"sky": "clear"}' + ENTER)
     page.browser.wait(lambda: page.browser.count(".answer") == 2)
     assert page.answer() == "The tool said so."

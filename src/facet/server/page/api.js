@@ -1,4 +1,4 @@
-// Talking to the server: the key, errors in words, and answers as they stream in. Knows no element of the page.
+// The client of the server's API: the API key, error messages, and streamed answers. Knows no element of the page.
 
 import { read, write } from "./storage.js";
 
@@ -59,7 +59,7 @@ export async function streamChat(body, onChunk, signal) {
     if (chunk.error) throw new ServerError(chunk.error.message, chunk.error.code);
     onChunk(chunk);
   }
-  throw new ServerError("The answer broke off: the connection was closed before its end.", 0);
+  throw new ServerError("The connection was closed before the answer was complete.", 0);
 }
 
 async function* events(stream) {

@@ -1,4 +1,4 @@
-// The conversation: what was said, as messages of the API, and how it looks. Asks nobody: main.js does.
+// The conversation: its messages as the API has them, and how they are shown. Sends nothing itself; main.js does.
 
 import { render } from "./markdown.js";
 
@@ -18,7 +18,7 @@ export class Conversation {
     return this.messages.length === 0;
   }
 
-  // The answer whose calls wait for results, if the last one does.
+  // The last answer, if its calls are waiting for results.
   get waiting() {
     const view = this.views.at(-1);
     return view instanceof Answer && view.message.tool_calls.length && !view.isOpen ? view : null;
@@ -59,7 +59,7 @@ export class Conversation {
     return answer;
   }
 
-  // Take back the last answer, so that it can be asked for again.
+  // Removes the last answer, so that it can be requested again.
   dropLastAnswer() {
     this.dropError();
     if (this.messages.at(-1)?.role === "assistant") {
@@ -141,7 +141,7 @@ class Answer {
       for (const call of delta.tool_calls ?? []) this.takeCall(call);
       if (reason) this.finishReason = reason;
     }
-    // Once a frame: a fast model says more than a screen shows.
+    // Once per frame: a fast model writes more often than a screen is drawn.
     this.frame ??= requestAnimationFrame(() => this.show());
   }
 
@@ -191,7 +191,7 @@ class Answer {
   onKey(event) {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
-    // On to the next empty one; from the last, send.
+    // Moves on to the next empty result; sends when there is none.
     const empty = this.cards.map((card) => card.querySelector("textarea")).find((field) => !field.value.trim());
     if (empty && empty !== event.target) empty.focus();
     else this.find(".calls").requestSubmit();
@@ -218,16 +218,16 @@ class Answer {
     this.show();
   }
 
-  // The stream has ended, by itself or because somebody stopped it.
+  // The stream has ended, by itself or because the user stopped it.
   close({ isStopped = false } = {}) {
     this.isOpen = false;
     this.element.classList.remove("is-open");
-    // A call that was cut off is no call to carry out, and none to send back.
+    // A call that was cut off must be neither carried out nor sent back.
     if (this.finishReason !== "tool_calls") this.dropCalls();
     this.show();
     this.find(".facts span").textContent = this.facts(isStopped);
     this.canRetry(true);
-    // Not from under the hands of somebody who writes.
+    // Not while the user is typing somewhere else.
     if (this.cards.length && !document.activeElement?.value) this.cards[0].querySelector("textarea").focus();
   }
 
@@ -248,7 +248,7 @@ class Answer {
   facts(isStopped) {
     const parts = [];
     if (isStopped) parts.push("stopped");
-    if (this.finishReason === "length") parts.push("cut off at the most tokens allowed");
+    if (this.finishReason === "length") parts.push("cut off at the maximum number of tokens");
     if (this.first !== null) parts.push(`first token after ${((this.first - this.start) / 1000).toFixed(2)} s`);
     if (this.usage) {
       const { completion_tokens: num, prompt_tokens: numPrompt, prompt_tokens_details: details } = this.usage;
@@ -260,7 +260,7 @@ class Answer {
   }
 }
 
-// Only what changed, so that a selection in the rest of the text survives.
+// Replaces only what changed, so that a selection in the rest of the text survives.
 function update(parent, blocks) {
   blocks.forEach((block, at) => {
     const shown = parent.children[at];

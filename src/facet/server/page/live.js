@@ -1,4 +1,4 @@
-// The engine as it works: asks once a second while somebody looks, and draws what comes.
+// The engine view: polls the server once a second while the page is visible, and draws the result.
 
 import { liveView } from "./api.js";
 
@@ -11,7 +11,7 @@ const byId = (id) => document.getElementById(id);
 const count = new Intl.NumberFormat("en");
 
 export class LivePanel {
-  // onAnswer gets every answer, onFailure every error; they tell the rest of the page.
+  // onAnswer gets every response and onFailure every error, for the rest of the page.
   constructor({ onAnswer, onFailure }) {
     this.onAnswer = onAnswer;
     this.onFailure = onFailure;
@@ -24,7 +24,7 @@ export class LivePanel {
     this.look();
   }
 
-  // Ask now, and again later unless nobody looks.
+  // Poll now, and again later while the page is visible.
   async look() {
     clearTimeout(this.timer);
     if (document.hidden) return;
@@ -60,7 +60,7 @@ export class LivePanel {
     const speed = difference("num_sampled_tokens") / seconds;
     const promptSpeed = (difference("num_computed_tokens") - difference("num_sampled_tokens")) / seconds;
     byId("tokens-per-second").textContent = count.format(Math.round(speed));
-    byId("prompt-per-second").textContent = promptSpeed >= 1 ? `+ ${count.format(Math.round(promptSpeed))} of prompts` : "";
+    byId("prompt-per-second").textContent = promptSpeed >= 1 ? `+ ${count.format(Math.round(promptSpeed))} prompt tokens/s` : "";
     const numSteps = difference("num_steps");
     if (numSteps > 0) byId("step-time").textContent = duration(difference("busy_seconds") / numSteps);
     this.samples = [...this.samples.slice(1), speed];
@@ -78,7 +78,7 @@ export class LivePanel {
     }
     byId("arena-size").textContent = `${count.format(arena.num_pages)} pages of ${bytes(arena.page_bytes)}`;
     const words = [...KINDS, "free"].map((kind) => `${counts[kind]} ${kind}`).join(", ");
-    byId("arena").setAttribute("aria-label", `The ${arena.num_pages} pages of the cache: ${words}`);
+    byId("arena").setAttribute("aria-label", `The ${arena.num_pages} pages of the KV cache: ${words}`);
     drawCells(byId("arena"), arena);
   }
 }
@@ -90,7 +90,7 @@ function drawSparkline(svg, samples) {
   svg.querySelector(".area").setAttribute("d", `M0 32L${points.join("L")}L120 32Z`);
 }
 
-// A cell is a cut stone, filled from below with the kinds of its pages in their shares.
+// A cell is filled from below with the colours of its pages, in proportion.
 function drawCells(canvas, arena) {
   const ratio = devicePixelRatio || 1;
   const [width, height] = [canvas.clientWidth, canvas.clientHeight];
@@ -99,7 +99,7 @@ function drawCells(canvas, arena) {
   canvas.height = Math.round(height * ratio);
   const context = canvas.getContext("2d");
   context.scale(ratio, ratio);
-  // The legend has the colours of the theme.
+  // Colours are taken from the legend, which follows the theme.
   const patches = [...byId("legend").children].map((item) => [item.dataset.kind, item.querySelector("i")]);
   const colours = Object.fromEntries(patches.map(([kind, patch]) => [kind, getComputedStyle(patch).backgroundColor]));
   const numCells = Math.ceil(arena.num_pages / arena.pages_per_cell);
@@ -118,7 +118,7 @@ function drawCells(canvas, arena) {
     let bottom = y + size;
     for (const pages of shown) {
       if (!pages.cells[cell]) continue;
-      // At least a line: one page among many should be seen.
+      // At least a line, so that one page among many is visible.
       const part = Math.max((size * pages.cells[cell]) / numPages, Math.min(2, size / 4));
       context.fillStyle = colours[pages.kind];
       context.fillRect(x, bottom - part, size, part);
@@ -128,7 +128,7 @@ function drawCells(canvas, arena) {
   }
 }
 
-// The fewest, and so the largest cells, with which all fit into the height.
+// The fewest columns, and so the largest cells, with which all cells fit into the height.
 function columnsFor(numCells, width, height) {
   let numColumns = Math.max(1, Math.floor((width + GAP) / (MAX_CELL + GAP)));
   const used = () => Math.ceil(numCells / numColumns) * ((width + GAP) / numColumns);

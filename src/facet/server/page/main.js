@@ -1,4 +1,4 @@
-// The page: who asks when, what the buttons and keys do. The pieces know nothing of each other.
+// Connects the parts of the page: sends requests, and handles buttons and keys. The parts do not know each other.
 
 import { keepKey, streamChat } from "./api.js";
 import { Conversation } from "./conversation.js";
@@ -25,7 +25,7 @@ function notice(text) {
   byId("notice").textContent = text ?? "";
 }
 
-// Whether a question can be asked now; if not, the page says why.
+// Whether a request can be sent now; if not, the page says why.
 function mayAsk() {
   if (asking) return false;
   const complaint = settings.complaint();
@@ -55,7 +55,7 @@ async function ask() {
     if (error.status === 401) askForKey();
   } finally {
     setAsking(null);
-    // Nobody has the focus, and on a phone it would bring up the keyboard.
+    // Only if nothing else has the focus, and not on a phone, where it would open the keyboard.
     if (document.activeElement === document.body && !isTouched.matches) message.focus({ preventScroll: true });
   }
 }
@@ -72,7 +72,7 @@ function send() {
   const text = message.value.trim();
   if (!text || !mayAsk()) return;
   if (conversation.waiting) {
-    notice("The model waits for a result. Type it into the card above and send that, or start a new chat.");
+    notice("The model is waiting for a tool result. Type it into the card above and send it, or start a new chat.");
     conversation.waiting.find("textarea").focus();
     return;
   }
@@ -155,7 +155,7 @@ message.addEventListener("input", () => {
   notice(null);
 });
 message.addEventListener("keydown", (event) => {
-  // While an input method composes, Enter is its own.
+  // While an input method is composing, Enter belongs to it.
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   send();

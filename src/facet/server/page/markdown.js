@@ -1,5 +1,5 @@
-// A model's text -> elements: paragraphs, headings, lists, code, bold. Everything a model wrote ends in a text node;
-// there are no links, images or HTML, so nothing it writes can load or run.
+// Renders a model's text as elements: paragraphs, headings, lists, code, bold. All of it ends up in text nodes; there
+// are no links, images or HTML, so nothing that a model writes can load or run.
 
 const FENCE = /^\s*(```|~~~)/;
 const HEADING = /^#{1,6}\s+(.*)$/;
@@ -56,7 +56,7 @@ export function render(text) {
       endParagraph();
       list = null;
       const code = [];
-      // A fence that is not closed yet is code to the end: the rest of it is still on its way.
+      // A fence that is not closed yet is code to the end: the rest has not arrived yet.
       while (++at < lines.length && lines[at].trim() !== fence[1]) code.push(lines[at]);
       const block = document.createElement("pre");
       block.append(code.join("\n"));

@@ -1,4 +1,4 @@
-// What the user chose: theme, tools, sampling, system prompt. Remembered by the browser where it remembers anything.
+// The user's settings: theme, tools, sampling, system prompt. Kept in the browser's local storage where there is one.
 
 import { read, write } from "./storage.js";
 import { EXAMPLE, parseTools } from "./tools.js";
@@ -55,7 +55,7 @@ export class Settings {
     try {
       [this.tools, this.toolsError] = [parseTools(byId("tools").value), null];
       const names = this.tools.map((tool) => tool.function.name).join(", ");
-      message.textContent = names ? `Offered: ${names}.` : "None are offered. Paste OpenAI-style tools, or take the example.";
+      message.textContent = names ? `Tools: ${names}.` : "No tools. Paste some in OpenAI's format, or use the example.";
     } catch (error) {
       [this.tools, this.toolsError] = [[], error.message];
       message.textContent = error.message;
@@ -65,14 +65,14 @@ export class Settings {
     byId("tools-count").textContent = this.toolsError ? "not valid" : this.tools.length || "none";
   }
 
-  // What is wrong with them, in words; null: nothing.
+  // A message about what is wrong with the settings, or null.
   complaint() {
     if (this.toolsError) return `The tools cannot be used. ${this.toolsError}`;
     const wrong = NUMBERS.map(byId).find((input) => !input.validity.valid);
     return wrong ? `${wrong.parentElement.firstChild.textContent}: ${wrong.validationMessage}` : null;
   }
 
-  // The part of a request's body that they decide.
+  // The part of a request's body that the settings determine.
   body() {
     const body = { chat_template_kwargs: { enable_thinking: byId("thinking").checked } };
     for (const id of NUMBERS) if (byId(id).value !== "") body[id] = Number(byId(id).value);
@@ -85,7 +85,7 @@ export class Settings {
     return text ? [{ role: "system", content: text }] : [];
   }
 
-  // The model's own values, in grey where the user gave none.
+  // Shows the model's defaults in grey where the user gave no value.
   showDefaults(defaults) {
     for (const id of ["temperature", "top_p", "top_k"]) if (defaults[id] !== undefined) byId(id).placeholder = defaults[id];
   }

@@ -1,4 +1,4 @@
-// What the browser remembers, where it remembers anything: storage can be switched off, full, or hold old nonsense.
+// Reads and writes the browser's storage, which may be switched off or full.
 
 export function read(storage, name) {
   try {

@@ -1,4 +1,4 @@
-// Tools as people paste them -> tools as the server takes them, or a sentence that says what is wrong.
+// Turns the tools that a user pasted into those that the server expects, or says what is wrong with them.
 
 export const EXAMPLE = [
   {
@@ -30,7 +30,7 @@ export const EXAMPLE = [
 const NAME = /^[\w.-]{1,64}$/;
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-// A list of {type, function}, of bare functions, or a single one of either. Throws an Error with a message for people.
+// Accepts a list of {type, function} or of bare functions, or a single one. Throws an Error with a readable message.
 export function parseTools(text) {
   if (!text.trim()) return [];
   let given;
