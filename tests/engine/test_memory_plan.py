@@ -1,21 +1,27 @@
 """The plan against the engine it plans for: the same memory must give the same numbers, in the same words."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
 
 from facet.config import EngineConfig, PlanConfig
 from facet.engine.capacity import Capacity
+from facet.engine.engine import make_engine
 from facet.engine.memory_plan import MemoryPlan, estimate_activations, make_plan, parse_size
-from facet.engine.settings import resolve
+from facet.engine.settings import EngineSettings, resolve, shape_steps
 from facet.errors import CapacityError, ConfigError
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
+from facet.kernels.paged_attention.invariant.plan import PARTIALS_LIMIT
 from facet.kv_dtypes import KV_DTYPES
+from facet.kv_layout import make_kv_layout
+from facet.layers.placement import Placement
 from facet.model.families import read_model_spec
-from facet.model.loader import load_model
-from facet.runner.graphs import default_sizes
-from facet.runner.memory import graph_bytes, piece_bytes, scratch_bytes
-from facet.runner.pieces import SIZES
-from facet.sampling import max_device_bytes
+from facet.model.gemma import Gemma
+from facet.runner.measuring import MeasuredMemory
+from facet.runner.memory import StepShape
 from tests.published_configs import PUBLISHED, Config
 from tests.tiny_checkpoints import SHRUNK, write_config
 
@@ -27,42 +33,96 @@ def plan_of(folder: Path, config: Config, **flags: object) -> MemoryPlan:
     return make_plan(PlanConfig(model=str(folder), **flags))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["Gemma 4 E4B", "Gemma 4 31B", "Gemma 4 26B-A4B", "Gemma 3 4B"])
-@pytest.mark.parametrize(
-    "choice", ["auto", *(name for name, dtype in KV_DTYPES.items() if dtype.is_quantized), "global=fp8,sliding=auto"]
-)
-def test_an_engine_with_the_same_memory_says_the_same(name: str, choice: str, tmp_path: Path) -> None:
+FLAGS: list[dict[str, object]] = [
+    {},
+    *(dict(kv_cache_dtype=name) for name, dtype in KV_DTYPES.items() if dtype.is_quantized),
+    dict(kv_cache_dtype="global=fp8,sliding=auto", kv_cache_dtype_skip_layers=("1",)),
+    dict(batch_invariant=True),
+]
+
+
+@pytest.mark.parametrize("name", ["Gemma 4 E4B", "Gemma 4 31B", "Gemma 4 26B-A4B", "Gemma 3 4B", "Gemma 3n E2B"])
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_an_engine_allocates_what_was_planned_and_says_the_same(
+    name: str, flags: dict[str, object], tmp_path: Path
+) -> None:
     shared = dict(
         kv_cache_memory_bytes=2**20,
-        kv_cache_dtype=choice,
-        kv_cache_dtype_skip_layers=("1",),
         max_num_batched_tokens=33,
         max_num_seqs=7,
         max_model_len=50,
+        dtype="float32",  # norm weights always are, so that weights can be compared to the byte
+        **flags,
     )
     plan = plan_of(tmp_path, SHRUNK[name], **shared)
-    config = EngineConfig(model=str(tmp_path), load_format="dummy", device="cpu", **shared)  # type: ignore[arg-type]
-    settings = resolve(config, load_model(config).model)
-    assert plan.capacity == settings.capacity
-    assert plan.capacity.lines() == settings.lines()
+    engine, _ = make_engine(EngineConfig(model=str(tmp_path), load_format="dummy", device="cpu", **shared))  # type: ignore[arg-type]
+    assert plan.capacity == engine.settings.capacity
+    assert plan.capacity.lines() == engine.settings.lines()[: len(plan.capacity.lines())]
     assert plan.capacity.sequences(50).num_sequences > 0
+    model, arena = engine.runner.model, engine.runner.arena
+    assert plan.capacity.num_bytes == arena.bytes.nbytes + arena.scales.nbytes
+    assert plan.weights.total == sum(parameter.nbytes for parameter in model.parameters())
+    assert plan.tables == sum(buffer.nbytes for buffer in model.buffers())
 
 
-def test_memory_is_divided_as_at_start_up(tmp_path: Path) -> None:
-    """All but activations, which an engine measures."""
-    plan = plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], gpu_memory="141GB", max_model_len=131_072)
+def resolve_on_a_gpu(folder: Path, plan: MemoryPlan, flags: dict[str, object]) -> EngineSettings:
+    """What an engine resolves on a GPU where it measures just what was planned."""
+    config = EngineConfig(model=str(folder), **flags)  # type: ignore[arg-type]
+    arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
+    placement = Placement(dtype=torch.bfloat16, device=torch.device("cuda"), arithmetic=arithmetic)
+    model = SimpleNamespace(spec=plan.spec, placement=placement, num_positions=plan.capacity.max_model_len)
+    assert plan.gpu_memory is not None
+    total, weights = plan.gpu_memory.total, plan.weights.total + plan.tables
+
+    def measure(_: object, shape: StepShape) -> MeasuredMemory:
+        return MeasuredMemory(
+            total=total, free=total - weights, weights=weights, activations=estimate_activations(plan.spec, shape)
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+        patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        patch.setattr("facet.engine.settings.measure_gpu_memory", measure)
+        return resolve(config, cast(Gemma, model))
+
+
+@pytest.mark.parametrize("name", ["Gemma 4 E4B", "Gemma 4 31B", "Gemma 3 27B", "Gemma 3n E4B"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *FLAGS,
+        dict(enforce_eager=True),
+        dict(batch_invariant=True, enforce_eager=True),
+        dict(max_num_seqs=300, cudagraph_capture_sizes=(1, 7, 1000)),
+        dict(max_num_batched_tokens=500, gpu_memory_utilization=0.83),
+    ],
+    ids=str,
+)
+def test_memory_is_divided_as_at_start_up(name: str, flags: dict[str, object], tmp_path: Path) -> None:
+    """To the byte, where an engine measures the activations that a plan estimates."""
+    plan = plan_of(tmp_path, PUBLISHED[name], gpu_memory="141GB", max_model_len=32_768, **flags)
+    settings = resolve_on_a_gpu(tmp_path, plan, flags)
+    assert settings.gpu_memory == plan.gpu_memory
+    assert settings.capacity == plan.capacity
     memory = plan.gpu_memory
     assert memory is not None
-    assert (memory.total, memory.weights) == (141 * 10**9, plan.weights.total)
-    sizes = dict(max_num_batched_tokens=8192, value_bytes=2)
-    scratch = scratch_bytes(plan.spec, plan.capacity.layout, max_model_len=131_072, **sizes)
-    activations = memory.activations - scratch
-    graphs = graph_bytes(default_sizes(128), activations=activations, vocab_size=262_144, **sizes)
-    assert memory.graphs == graphs + piece_bytes(plan.spec, SIZES, activations=activations, **sizes)
-    assert memory.sampling == max_device_bytes(num_seats=128, vocab_size=262_144, context_len=131_072)
     parts = memory.weights + memory.activations + memory.graphs + memory.sampling + memory.cache
-    assert parts == int(0.9 * memory.total)
+    assert parts == int(plan.gpu_memory_utilization * memory.total)
     assert plan.capacity.num_blocks == memory.cache // plan.capacity.layout.total_page_bytes
+
+
+def test_batch_invariance_sets_partial_results_apart(tmp_path: Path) -> None:
+    """Those of a step, and those of captured ones; keys are not unpacked."""
+    usual, invariant, eager = (
+        plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], gpu_memory="141GB", max_model_len=131_072, **flags).gpu_memory
+        for flags in ({}, dict(batch_invariant=True), dict(batch_invariant=True, enforce_eager=True))
+    )
+    assert usual is not None
+    assert invariant is not None
+    assert eager is not None
+    assert invariant.graphs - usual.graphs == PARTIALS_LIMIT
+    assert invariant.activations != usual.activations
+    assert (eager.graphs, eager.activations) == (0, invariant.activations)
 
 
 @pytest.mark.parametrize(("name", "cache_gib"), [("Gemma 4 31B", 64.3), ("Gemma 4 E4B", 108.2)])
@@ -73,15 +133,25 @@ def test_the_estimate_is_close_to_what_an_engine_measured(name: str, cache_gib: 
     assert cache_gib < plan.gpu_memory.cache / GIB < cache_gib + 1.5
 
 
-def test_activations_grow_with_tokens_and_shrink_with_gpus() -> None:
+def test_activations_grow_with_tokens() -> None:
     spec = read_model_spec(PUBLISHED["Gemma 4 E4B"])
-    sizes = [
-        estimate_activations(spec, spec, num_tokens=num_tokens, max_num_seqs=1, value_bytes=2)
-        for num_tokens in (2048, 4096, 8192)
-    ]
-    assert sizes[2] == 2 * sizes[1] == 4 * sizes[0]
+
+    def estimate(num_tokens: int, max_num_seqs: int) -> int:
+        shape = shape_steps(
+            EngineConfig(max_num_batched_tokens=num_tokens, max_num_seqs=max_num_seqs),
+            spec,
+            make_kv_layout(spec, dtype="bfloat16"),
+            vocab_size=spec.vocab_size,
+            value_bytes=2,
+            max_model_len=8192,
+            is_batch_invariant=False,
+            on_gpu=True,
+        )
+        return estimate_activations(spec, shape)
+
+    assert estimate(8192, 1) == 2 * estimate(4096, 1) == 4 * estimate(2048, 1)
     # A step that samples many rows at once is bound by their logits.
-    assert estimate_activations(spec, spec, num_tokens=64, max_num_seqs=64, value_bytes=2) == 64 * 262_144 * 6
+    assert estimate(64, 64) == 64 * 262_144 * 6
 
 
 def test_the_reports_case(tmp_path: Path) -> None:
@@ -131,7 +201,10 @@ def test_another_dtype_may_not_fit_where_the_one_asked_for_does(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (dict(gpu_memory="24GiB"), r"Weights take 57\.18 GiB per GPU, .* but 21\.60 GiB of 24GiB may be used"),
+        (
+            dict(gpu_memory="24GiB"),
+            r"Weights take 57\.37 GiB of a GPU, .* but 21\.60 GiB of its 24\.00 GiB may be used",
+        ),
         (dict(kv_cache_memory_bytes=10**6), "0 MiB are left for keys and values, less than the 38 MiB"),
         (
             dict(kv_cache_memory_bytes=10**9),

@@ -1,5 +1,6 @@
 """The engine in a process of its own: the same answers, and a death that nobody waits through."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ def config(tiny_model: Callable[[str], TinyModel]) -> EngineConfig:
 
 @pytest.fixture
 def remote(config: EngineConfig) -> Iterator[RemoteEngine]:
-    with RemoteEngine(config) as engine:
+    with contextlib.closing(RemoteEngine(config)) as engine:
         yield engine
 
 

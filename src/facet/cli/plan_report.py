@@ -30,6 +30,7 @@ def memory_table(plan: "MemoryPlan") -> Table:
     else:
         how = f"counted; {_gib(plan.weights.unquantized)} GiB of it unquantized. {plan.weight_format.line}"
     table.add_row("weights", _gib(plan.weights.total), how)
+    table.add_row("rotary tables", _gib(plan.tables), f"counted: {plan.capacity.max_model_len:,} positions")
     memory = plan.gpu_memory
     if memory is None:
         table.add_row("KV cache", _gib(plan.capacity.num_bytes), "given by --kv-cache-memory-bytes, in whole pages")
@@ -126,6 +127,7 @@ def as_json(plan: "MemoryPlan") -> dict[str, Any]:
             "bytes": plan.weights.total,
             "quantized_bytes": plan.weights.quantized,
             "unquantized_bytes": plan.weights.unquantized,
+            "rotary_table_bytes": plan.tables,
             "format": None if plan.weight_format is None else plan.weight_format.name,
             "group_size": None if plan.weight_format is None else plan.weight_format.group_size,
         },

@@ -17,7 +17,7 @@ from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.progress import Silent
 from facet.request import Request
-from facet.runner.memory import cpu_cache_bytes
+from facet.runner.measuring import cpu_cache_bytes
 from facet.runner.runner import Runner
 from facet.token_logprobs import TokenLogprobs
 

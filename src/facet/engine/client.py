@@ -11,8 +11,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -118,14 +117,6 @@ class RemoteEngine:
         self._from_engine.close()
         self._context.term()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _wait_until_ready(self) -> EngineInfo:
         (first,) = self._next_messages(None)

@@ -1,7 +1,7 @@
-"""`facet plan`: where a GPU's memory goes and what fits into the rest, for every KV dtype, without a GPU.
+"""Plans memory for `facet plan`: where a GPU's goes and what fits into the rest, for every KV dtype, without a GPU.
 
-Weights, graphs, sampling and the cache are counted by the functions that a starting engine uses. Activations, which an
-engine measures by running a step, are estimated here from shapes; so is nothing else.
+The memory is divided by the function that a starting engine uses. Only activations, which an engine measures by running
+a step, are estimated here from shapes; everything else is counted.
 """
 
 import re
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from facet.config import PlanConfig
 from facet.engine.capacity import Capacity, capacity_of
-from facet.engine.settings import GPU_BATCHED_TOKENS, check_numbers, resolve_graph_sizes, resolve_piece_sizes
+from facet.engine.settings import check_numbers, shape_steps, usable_bytes
 from facet.errors import CapacityError, ConfigError
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
-from facet.kv_layout import KVLayout, make_kv_layout
+from facet.kv_layout import make_kv_layout
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
 from facet.model.hub import CONFIG_ONLY, local_folder
-from facet.model.loader import dtype_of_config, resolve_context_length, resolve_dtype
+from facet.model.loader import dtype_of_config, resolve_context_length, resolve_dtype, table_bytes
 from facet.model.shard import shard_of
 from facet.model.weight_formats import (
     WeightBytes,
@@ -27,8 +27,7 @@ from facet.model.weight_formats import (
     without_quantization,
 )
 from facet.model_spec import LayerSpec, ModelSpec
-from facet.runner.memory import GpuMemory, graph_bytes, piece_bytes, scratch_bytes
-from facet.sampling import max_device_bytes
+from facet.runner.memory import GpuMemory, StepShape, divide_memory
 
 _LENGTHS = (2048, 8192, 32_768, 131_072)
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
@@ -49,6 +48,7 @@ class MemoryPlan:
     dtype: str
     weight_format: WeightFormat | None
     weights: WeightBytes
+    tables: int  # bytes of the angles of every position
     gpu_memory: GpuMemory | None  # None: the cache was given its size
     gpu_memory_utilization: float
     lengths: tuple[int, ...]  # of requests, in tokens, the longest allowed last
@@ -79,31 +79,51 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     dtype = resolve_dtype(config.dtype, dtype_of_config(spec))
     model_dtype, value_bytes = str(dtype).removeprefix("torch."), dtype.itemsize
     max_model_len = resolve_context_length(config.max_model_len, spec)
-    max_num_batched_tokens = config.max_num_batched_tokens or GPU_BATCHED_TOKENS
     weights = weight_bytes(shard, weight_format, value_bytes=value_bytes)
+    tables = table_bytes(shard, max_model_len, dtype)
 
-    def layout_of(asked: str) -> KVLayout:
+    def shape_of(asked: str) -> StepShape:
         dtypes = choose_kv_dtypes(
             spec, asked=asked, skip_layers=config.kv_cache_dtype_skip_layers, model_dtype=model_dtype
         )
-        return make_kv_layout(shard, dtype=dtypes)
+        return shape_steps(
+            config,
+            shard,
+            make_kv_layout(shard, dtype=dtypes),
+            vocab_size=spec.vocab_size,
+            value_bytes=value_bytes,
+            max_model_len=max_model_len,
+            is_batch_invariant=config.batch_invariant,
+            on_gpu=True,
+        )
 
-    def gpu_memory_of(layout: KVLayout) -> GpuMemory | None:
+    def gpu_memory_of(shape: StepShape) -> GpuMemory | None:
         if config.kv_cache_memory_bytes is not None:
             return None
-        return divide(config, spec, shard, layout, weights.total, max_model_len, value_bytes)
+        if config.gpu_memory is None:
+            raise ConfigError(
+                "Say how much memory there is: --gpu-memory 24GiB, or --kv-cache-memory-bytes for the cache."
+            )
+        total = parse_size(config.gpu_memory)
+        return divide_memory(
+            shape,
+            total=total,
+            usable=usable_bytes(config, total),
+            weights=weights.total + tables,
+            activations=estimate_activations(spec, shape),
+        )
 
     def capacity(asked: str) -> Capacity:
-        layout = layout_of(asked)
-        memory = gpu_memory_of(layout)
+        shape = shape_of(asked)
+        memory = gpu_memory_of(shape)
         num_bytes = config.kv_cache_memory_bytes if memory is None else memory.cache
         assert num_bytes is not None
         return capacity_of(
-            layout,
+            shape.layout,
             num_bytes,
             takes_all=True,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=shape.max_num_seqs,
+            max_num_batched_tokens=shape.max_num_batched_tokens,
             max_model_len=max_model_len,
         )
 
@@ -122,7 +142,8 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         dtype=model_dtype,
         weight_format=weight_format,
         weights=weights,
-        gpu_memory=gpu_memory_of(layout_of(asked)),
+        tables=tables,
+        gpu_memory=gpu_memory_of(shape_of(asked)),
         gpu_memory_utilization=config.gpu_memory_utilization,
         lengths=(*(length for length in _LENGTHS if length < max_model_len), max_model_len),
         asked=asked,
@@ -130,80 +151,19 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     )
 
 
-def divide(
-    config: PlanConfig,
-    spec: ModelSpec,
-    shard: ModelSpec,
-    layout: KVLayout,
-    weights: int,
-    max_model_len: int,
-    value_bytes: int,
-) -> GpuMemory:
-    """The memory of one GPU, as `runner/memory.py` divides it at start-up, with activations estimated."""
-    if config.gpu_memory is None:
-        raise ConfigError("Say how much memory there is: --gpu-memory 24GiB, or --kv-cache-memory-bytes for the cache.")
-    total = parse_size(config.gpu_memory)
-    max_num_batched_tokens = config.max_num_batched_tokens or GPU_BATCHED_TOKENS
-    activations = estimate_activations(
-        spec,
-        shard,
-        num_tokens=min(max_num_batched_tokens, max_model_len),
-        max_num_seqs=config.max_num_seqs,
-        value_bytes=value_bytes,
-    )
-    scratch = scratch_bytes(
-        shard,
-        layout,
-        max_model_len=max_model_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        value_bytes=value_bytes,
-    )
-    graphs = graph_bytes(
-        resolve_graph_sizes(config),
-        activations=activations,
-        max_num_batched_tokens=max_num_batched_tokens,
-        vocab_size=spec.vocab_size,
-        value_bytes=value_bytes,
-    ) + piece_bytes(
-        shard,
-        resolve_piece_sizes(config, max_num_batched_tokens),
-        activations=activations,
-        max_num_batched_tokens=max_num_batched_tokens,
-        value_bytes=value_bytes,
-    )
-    sampling = max_device_bytes(num_seats=config.max_num_seqs, vocab_size=spec.vocab_size, context_len=max_model_len)
-    used = int(total * config.gpu_memory_utilization)
-    others = weights + activations + scratch + graphs + sampling
-    if others >= used:
-        raise CapacityError(
-            f"Weights take {weights / 2**30:.2f} GiB per GPU, activations, graphs and sampling "
-            f"{(others - weights) / 2**30:.2f} GiB, but {used / 2**30:.2f} GiB of {config.gpu_memory} may be used: "
-            "nothing is left for keys and values. Use more GPUs, quantized weights, or lower --max-num-seqs and "
-            "--max-num-batched-tokens."
-        )
-    return GpuMemory(
-        total=total,
-        weights=weights,
-        activations=activations + scratch,
-        graphs=graphs,
-        sampling=sampling,
-        cache=used - others,
-    )
-
-
-def estimate_activations(
-    spec: ModelSpec, shard: ModelSpec, *, num_tokens: int, max_num_seqs: int, value_bytes: int
-) -> int:
+def estimate_activations(spec: ModelSpec, shape: StepShape) -> int:
     """What a full step takes for a moment: the widest layer's tensors of all its tokens, or the logits.
 
-    An estimate. A step that runs frees and reuses memory in its own order; an engine on a GPU measures it.
+    An estimate. A step that runs frees and reuses memory in its own order; an engine on a GPU measures it. `spec` is of
+    the whole model: what one GPU holds of a row between layers is all of it.
     """
+    num_tokens = min(shape.max_num_batched_tokens, shape.max_model_len)
     num_streams = 1 if spec.altup is None else spec.altup.num_streams
     streams = (2 * num_streams + 1) * spec.hidden_size  # before and after a layer, and what its norm makes
     inputs = 0 if spec.per_layer_input is None else 2 * spec.num_layers * spec.per_layer_input.width
-    widest = max(_widest_moment(layer, spec.hidden_size) for layer in shard.layers)
-    rows = num_tokens * (streams + inputs + widest) * value_bytes
-    logits = min(max_num_seqs, num_tokens) * spec.vocab_size * (4 + value_bytes)
+    widest = max(_widest_moment(layer, spec.hidden_size) for layer in shape.spec.layers)
+    rows = num_tokens * (streams + inputs + widest) * shape.value_bytes
+    logits = min(shape.max_num_seqs, num_tokens) * shape.vocab_size * (4 + shape.value_bytes)
     return max(rows, logits)
 
 

@@ -1,4 +1,4 @@
-"""Wishes, then answers: an `EngineConfig` with every question answered for one model on one device."""
+"""Answers every question that an `EngineConfig` leaves open, for one model on one device."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,10 @@ from facet.errors import ConfigError
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.model.gemma import Gemma
+from facet.model_spec import ModelSpec
 from facet.runner.graphs import default_sizes
-from facet.runner.memory import GpuMemory, cpu_cache_bytes, divide_gpu_memory
+from facet.runner.measuring import cpu_cache_bytes, measure_gpu_memory
+from facet.runner.memory import GpuMemory, StepShape, divide_memory
 from facet.runner.pieces import sizes_up_to
 
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048  # where --max-num-batched-tokens does not say
@@ -58,47 +60,85 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
     """Answer what the user left open, and refuse what cannot be."""
     check_numbers(config)
     on_gpu = model.placement.device.type == "cuda"
-    max_num_batched_tokens = config.max_num_batched_tokens or (GPU_BATCHED_TOKENS if on_gpu else CPU_BATCHED_TOKENS)
-    layout = make_kv_layout(model.spec, dtype=resolve_kv_dtypes(config, model))
-    graph_sizes = resolve_graph_sizes(config) if on_gpu else ()
-    piece_sizes = resolve_piece_sizes(config, max_num_batched_tokens) if on_gpu else ()
+    shape = shape_steps(
+        config,
+        model.spec,
+        make_kv_layout(model.spec, dtype=resolve_kv_dtypes(config, model)),
+        vocab_size=model.spec.vocab_size,
+        value_bytes=model.placement.dtype.itemsize,
+        max_model_len=model.num_positions,
+        is_batch_invariant=model.placement.is_batch_invariant,
+        on_gpu=on_gpu,
+    )
     num_bytes, gpu_memory = config.kv_cache_memory_bytes, None
     if num_bytes is None and on_gpu:
-        gpu_memory = divide_gpu_memory(
-            model,
-            layout,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            graph_sizes=graph_sizes,
-            piece_sizes=piece_sizes,
+        measured = measure_gpu_memory(model, shape)
+        kept_free = measured.total - usable_bytes(config, measured.total)
+        gpu_memory = divide_memory(
+            shape,
+            total=measured.total,
+            usable=measured.free + measured.weights - kept_free,
+            weights=measured.weights,
+            activations=measured.activations,
         )
         num_bytes = gpu_memory.cache
     elif num_bytes is None:
         num_bytes = cpu_cache_bytes()
     capacity = capacity_of(
-        layout,
+        shape.layout,
         num_bytes,
         takes_all=on_gpu or config.kv_cache_memory_bytes is not None,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=model.num_positions,
+        max_num_seqs=shape.max_num_seqs,
+        max_num_batched_tokens=shape.max_num_batched_tokens,
+        max_model_len=shape.max_model_len,
     )
     return EngineSettings(
-        layout=layout,
+        layout=shape.layout,
         num_blocks=capacity.num_blocks,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=model.num_positions,
+        max_num_seqs=shape.max_num_seqs,
+        max_num_batched_tokens=shape.max_num_batched_tokens,
+        max_model_len=shape.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         fast_prefill=config.kv_sharing_fast_prefill,
         overlapped=config.async_scheduling,
         poison_freed_blocks=config.debug_poison_freed_blocks,
-        is_batch_invariant=model.placement.is_batch_invariant,
-        graph_sizes=graph_sizes,
-        piece_sizes=piece_sizes,
+        is_batch_invariant=shape.is_batch_invariant,
+        graph_sizes=shape.graph_sizes,
+        piece_sizes=shape.piece_sizes,
         gpu_memory=gpu_memory,
     )
+
+
+def shape_steps(
+    config: EngineConfig,
+    spec: ModelSpec,
+    layout: KVLayout,
+    *,
+    vocab_size: int,
+    value_bytes: int,
+    max_model_len: int,
+    is_batch_invariant: bool,
+    on_gpu: bool,
+) -> StepShape:
+    """What the flags say about steps. `spec` and `layout` are of one GPU's share, `vocab_size` of the whole model."""
+    max_num_batched_tokens = config.max_num_batched_tokens or (GPU_BATCHED_TOKENS if on_gpu else CPU_BATCHED_TOKENS)
+    return StepShape(
+        spec=spec,
+        vocab_size=vocab_size,
+        layout=layout,
+        value_bytes=value_bytes,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        graph_sizes=resolve_graph_sizes(config) if on_gpu else (),
+        piece_sizes=resolve_piece_sizes(config, max_num_batched_tokens) if on_gpu else (),
+        is_batch_invariant=is_batch_invariant,
+    )
+
+
+def usable_bytes(config: EngineConfig, total: int) -> int:
+    """Of a GPU's memory, what weights, activations and cache may take."""
+    return int(total * config.gpu_memory_utilization)
 
 
 def check_numbers(config: EngineConfig) -> None:

@@ -97,9 +97,14 @@ def build_model(
 def memory_needed(spec: ModelSpec, context_length: int, dtype: torch.dtype) -> int:
     """Bytes of a model's weights and tables of angles, as if all were of one type: norm weights are a trifle."""
     num_values = sum(target.num_values for target in tensor_targets(spec))
-    for layer in {layer.attention: layer for layer in spec.layers}.values():
-        num_values += context_length * 2 * layer.rotary.num_rotated_pairs(layer.head_dim)
-    return num_values * dtype.itemsize
+    return num_values * dtype.itemsize + table_bytes(spec, context_length, dtype)
+
+
+def table_bytes(spec: ModelSpec, context_length: int, dtype: torch.dtype) -> int:
+    """Of the cosines and sines of every position, for each kind of layer."""
+    layers = {layer.attention: layer for layer in spec.layers}.values()
+    num_pairs = sum(layer.rotary.num_rotated_pairs(layer.head_dim) for layer in layers)
+    return context_length * 2 * num_pairs * dtype.itemsize
 
 
 def resolve_dtype(asked: str, stored: torch.dtype) -> torch.dtype:

@@ -20,7 +20,7 @@ from facet.progress import Progress
 from facet.runner import warm_up
 from facet.runner.batch import Spans, make_batch
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
-from facet.runner.memory import free_gpu_bytes
+from facet.runner.measuring import free_gpu_bytes
 from facet.runner.pieces import LowerPieces, PieceBuffers
 from facet.runner.recording import recorder_for
 from facet.runner.seat_state import SeatState

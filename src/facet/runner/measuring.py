@@ -1,0 +1,78 @@
+"""Measures memory: what a machine has free, and what a loaded model takes of it."""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from facet.layers.kv_arena import KVArena
+from facet.model.gemma import Gemma
+from facet.runner.batch import Spans, make_batch
+from facet.runner.memory import StepShape
+
+CPU_SHARE_OF_FREE_MEMORY = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMemory:
+    """Of a GPU that holds a model's weights, in bytes."""
+
+    total: int
+    free: int
+    weights: int
+    activations: int  # the most that a full step takes beyond weights and cache
+
+
+def free_gpu_bytes(device: torch.device) -> int:
+    """What nobody has taken of a GPU, tensors that were freed not counted as taken; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def cpu_cache_bytes() -> int:
+    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE_OF_FREE_MEMORY)
+
+
+def measure_gpu_memory(model: Gemma, shape: StepShape) -> MeasuredMemory:
+    device = model.placement.device
+    weights = torch.cuda.memory_allocated(device)
+    activations = measure_activations(model, shape)
+    free, total = torch.cuda.mem_get_info(device)
+    return MeasuredMemory(total=total, free=free, weights=weights, activations=activations)
+
+
+@torch.inference_mode()
+def measure_activations(model: Gemma, shape: StepShape) -> int:
+    """The most memory a step takes beyond weights and cache: one full step is run and its peak read off.
+
+    The step is a full one: prompts as long as may be up to the budget, and a single row of every request. All of them
+    write to the same page.
+    """
+    device = model.placement.device
+    arena = KVArena(shape.layout, 1, device)
+    longest = min(shape.max_num_batched_tokens, model.num_positions)
+    lens = np.array([1] * shape.max_num_seqs + [longest] * (shape.max_num_batched_tokens // longest), np.int32)
+    spans = Spans(
+        num_computed=np.zeros_like(lens),
+        num_scheduled=lens,
+        num_logit_rows=(lens == 1).astype(np.int32),
+        seats=np.zeros_like(lens),
+    )
+    tables = tuple(
+        torch.zeros(1, -(-longest // group.tokens_per_block), dtype=torch.int32, device=device)
+        for group in shape.layout.groups
+    )
+    token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=device)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    batch = make_batch(token_ids, spans, tables, device, skip_upper=False)
+    model.logits(model(batch, arena))
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
