@@ -1,7 +1,6 @@
-"""The chat room: messages <-> text. It renders conversations and reads replies.
+"""Renders conversations as text for the model and parses its replies.
 
-It knows roles, tools, templates, thoughts and calls. It knows no HTTP (that is server) and no steps (that is
-engine).
+Knows roles, tools, templates, thoughts and calls; not HTTP (the room server) and not steps (the room engine).
 """
 
 from facet.chat.deltas import ContentDelta, Delta, ReasoningDelta, ReplyParser, ToolCallArguments, ToolCallStart

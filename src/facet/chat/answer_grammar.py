@@ -1,6 +1,6 @@
-"""What a client says of the shape of an answer -> a `GrammarSpec`: JSON, a schema, a pattern, choices, a grammar.
+"""Makes a `GrammarSpec` from what a client asks for: JSON, a schema, a regular expression, choices or a grammar.
 
-Cheap mistakes are refused here, before a request is on its way; what only compiling can show, the engine refuses.
+Simple mistakes are refused here, before the request is sent; those that only compiling can find, by the engine.
 """
 
 import json
@@ -53,7 +53,7 @@ def regex_grammar(
 def choice_grammar(
     choices: Any, *, thought: ThoughtTokens | None = None, field: str = "structured_outputs"
 ) -> GrammarSpec:
-    """One of some texts."""
+    """One of several texts."""
     if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
         raise RequestError(f"{field} needs a list of one or more choices, not {choices!r}.", field=field)
     if not all(isinstance(choice, str) and choice for choice in choices):

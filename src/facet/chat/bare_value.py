@@ -1,4 +1,4 @@
-"""A value without quotes, as it is read: a number, a literal, or a string whose delimiters were forgotten.
+"""Reads a value without quotes: a number, a literal, or a string whose delimiters were forgotten.
 
 In an object a comma may end such a value or be part of it. That is decided by what follows: `city:Paris, France`
 is one value, `city:Paris, unit:C` is two.
@@ -26,7 +26,7 @@ class BareValue:
         self._text += text
 
     def add_comma(self) -> None:
-        """A comma that may be the end of the value. A second one in a row means nothing."""
+        """A comma that may be the end of the value. A second one in a row is ignored."""
         if not self.ends_in_comma:
             self._last_comma = len(self._text)
             self._text += ","

@@ -1,7 +1,7 @@
-"""The arguments of one call, symbol by symbol -> JSON, as early as it is certain.
+"""Converts the arguments of one tool call to JSON, symbol by symbol, each part as early as it is certain.
 
-Every input has a reading. What Gemma was taught is read exactly; for the rest, each rule below takes what the
-model most likely meant, and nothing is dropped but surplus commas and brackets:
+Every input can be read. The syntax that Gemma was taught is read exactly; for everything else, the rules below choose
+what the model most likely meant, and drop nothing but surplus commas and brackets:
 
 - strings may have JSON's or Python's quotes, or none; then they end at a comma before the next key, or at a bracket
 - a quote that nothing structural follows (comma, bracket, end) belongs to the string
@@ -11,7 +11,7 @@ model most likely meant, and nothing is dropped but surplus commas and brackets:
 - braces inside braces, as in f({...}) or f{{...}}, are one pair; a key without value has null
 - a value without a key has no place in an object: it is put aside in `unread`
 
-It does not know tokens, nor where a call begins (call_reader.py).
+Knows neither tokens nor where a call begins (call_reader.py).
 """
 
 import json
@@ -59,14 +59,14 @@ class ArgumentsReader:
         self._state(symbol)
 
     def take_text(self, text: str) -> str:
-        """As many characters at once as mean nothing by themselves; the others are returned."""
+        """Takes characters without a special meaning all at once; returns the rest."""
         if self._state == self._in_string and self._string.quote == QUOTE:
             self._json.append(self._string.take_raw(text))
             return ""
         return text
 
     def take_json(self) -> str:
-        """What became certain since the last time."""
+        """The JSON that became certain since the last call."""
         json_text = "".join(self._json)
         self._json.clear()
         return json_text
@@ -204,7 +204,7 @@ class ArgumentsReader:
             self._json.append(self._string.take(symbol))
 
     def _after_quote(self, symbol: str) -> None:
-        """Whether that quote closed the string is said by what follows it."""
+        """What follows the quote decides whether it closed the string."""
         is_object, is_delimited = self._frames[-1].is_object, self._string.quote == QUOTE
         if symbol.isspace():
             self._gap += symbol

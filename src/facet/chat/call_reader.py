@@ -1,11 +1,11 @@
-"""The inside of one tool-call block, symbol by symbol -> names and JSON arguments.
+"""Reads the inside of one tool-call block, symbol by symbol, into names and JSON arguments.
 
-A block is what stands between <|tool_call> and <tool_call|>: `call:NAME{...}`. Other forms that models write
-there are read too: without `call:`, with parentheses, several calls in one block, and JSON that names the
+A block is the text between <|tool_call> and <tool_call|>: `call:NAME{...}`. Other forms that models write there are
+read too: without `call:`, with parentheses, several calls in one block, and JSON that names the
 function inside, as in {"name": "f", "arguments": {...}}. A call is announced with its first key or its closing
-bracket; until then a block that is no call can still be given back whole, as text.
+bracket; until then a block that is not a call can still be returned as text.
 
-It does not know tokens, nor call ids (gemma_reply.py).
+Knows neither tokens nor call ids (gemma_reply.py).
 """
 
 import json
@@ -81,14 +81,14 @@ class CallReader:
             self._settle()
 
     def take_text(self, text: str) -> None:
-        """A run of characters. Long strings, such as files, are most of what calls hold, and need no closer look."""
+        """A run of characters. Fast, because long strings, such as files, are most of what calls contain."""
         if self._is_announced and self._arguments is not None:
             text = self._arguments.take_text(text)
         for character in text:
             self.take(character)
 
     def take_events(self) -> list[CallEvent]:
-        """What became certain since the last time."""
+        """The events that became certain since the last call."""
         if self._arguments is not None and self._name is not None:
             if self._arguments.has_pairs:
                 self._announce()
@@ -141,7 +141,7 @@ class CallReader:
             self._events.append(CallNamed(self._name))
 
     def _settle(self) -> None:
-        """The arguments are closed: the call is complete, or it was none."""
+        """The arguments are closed: the call is complete, or the block was not a call."""
         assert self._arguments is not None, "only arguments that were begun can end"
         if self._name is None:
             calls = list(_named_inside(self._arguments.take_json()))

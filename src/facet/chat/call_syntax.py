@@ -1,8 +1,8 @@
-"""How Gemma 4 writes values inside a tool call, and how single pieces of it become JSON.
+"""Writes values in the syntax of Gemma 4's tool calls, and converts single values of it to JSON.
 
     call:book{guests:[{name:<|"|>Zoë<|"|>,age:7}],note:null}
 
-Keys are bare, strings stand between delimiter tokens and nothing in them is escaped; numbers, true, false and
+Keys are bare, strings are enclosed in delimiter tokens and nothing in them is escaped; numbers, true, false and
 null are as in JSON. Reading whole arguments, well or badly written, is done in call_arguments.py.
 """
 
@@ -49,12 +49,12 @@ def render_call_arguments(value: Any) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as it stands inside a JSON string. Escaping piece by piece gives the same as escaping the whole."""
+    """Text as it is written inside a JSON string. Escaping part by part gives the same as escaping the whole."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def scalar_json(text: str) -> str | None:
-    """The JSON of a bare number, true, false or null; None if this is neither, so a string without quotes."""
+    """The JSON of a bare number, true, false or null; None if it is none of these, so a string without quotes."""
     if text in _LITERALS:
         return _LITERALS[text]
     if _JSON_NUMBER.fullmatch(text):

@@ -1,4 +1,4 @@
-"""One stretch of a reply's content: decoded, ended by stop strings, without the white space of the format."""
+"""Decodes one stretch of a reply's content, up to a stop string and without the format's white space."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
-"""What a reply is made of, piece by piece, and what everything that reads replies can do.
+"""Defines the parts of a parsed reply, and the interface of everything that parses replies.
 
-These are the values the chat room hands upwards. They know no token, no JSON body and no event stream.
+These are the values that this room returns. They know no tokens, no JSON and no event stream.
 """
 
 from dataclasses import dataclass

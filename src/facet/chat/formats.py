@@ -1,7 +1,7 @@
-"""The control tokens of Gemma 4's replies, looked up in the tokenizer by their text.
+"""Looks up the control tokens of Gemma 4's replies in a tokenizer, by their text.
 
-Gemma 3 and 3n have none of them: their replies are plain text. What the tokens mean is told in
-gemma_reply.py.
+Gemma 3 and 3n have none of them: their replies are plain text. gemma_reply.py explains
+what the tokens mean.
 """
 
 from collections.abc import Sequence

@@ -1,16 +1,16 @@
-"""Gemma 4's replies: token ids -> thoughts, calls and content.
+"""Parses the token ids of a Gemma 4 reply into thoughts, tool calls and content.
 
     <|channel>thought\\n...\\n<channel|>Let me see.<|tool_call>call:NAME{...}<tool_call|><|tool_response>
 
-One state machine over token ids. A marker is a token, so text that looks like one is text. The rules where the
-format leaves something open:
+A state machine over token ids. A marker is a token, so text that looks like a marker is text. Where the format leaves
+something open, these rules apply:
 
 - newlines around a thought belong to the format; white space alone beside a marker is dropped
 - a channel called final (or the like) is content, every other one is a thought; a newline joins two thoughts
 - a reply that begins with the line "thought" is held back: if <channel|> comes, the opening was forgotten
 - a whole call inside a thought counts only if the reply ends with it, or a response or another call follows:
   then the model forgot to close its thought. Otherwise it was only thinking about a call
-- what the model makes up as a tool's response is left out; the real one comes from the client
+- a tool response that the model invents is dropped; the real one comes from the client
 - the string delimiter outside a call reads as a plain quote
 - a part that is not enabled (calls, thoughts) is content; stop strings are looked for in content alone
 """
@@ -160,7 +160,7 @@ class GemmaReplyParser:
             self._state(token_id)
 
     def _replay_as(self, state: Callable[[int], None]) -> None:
-        """Reads the tokens that were held, now that it is known as what."""
+        """Reads the tokens that were held, now that their meaning is known."""
         token_ids, self._held_ids, self._state = self._held_ids, [], state
         for token_id in token_ids:
             if self.stop_string is None:
@@ -292,7 +292,7 @@ class GemmaReplyParser:
     # Shared
 
     def _end_text(self) -> None:
-        """Hands out what the content or the thought being read holds back: no more of it follows."""
+        """Returns what the current content or thought held back, because no more of it follows."""
         if self._state == self._in_header:
             self._end_header()
         if self._state == self._in_call_in_thought:

@@ -1,4 +1,4 @@
-"""The rules of one grammar while it is being written, in Lark's notation with token ids: <[52]> is token 52.
+"""Collects the rules of one grammar in Lark's notation with token ids: <[52]> is token 52.
 
 Equal rules are written once, so that a schema used in many places costs as much as in one.
 """

@@ -1,10 +1,10 @@
-"""Chat messages as clients send them -> messages as templates expect them.
+"""Checks chat messages as clients send them and converts them to the form that templates expect.
 
-Everything a client sent is checked, and only what is known is passed on: a template sees roles, text, calls with
-arguments as mappings, results and thoughts, all as plain values of our own making. A fault is a RequestError that
-says where it is, as in messages[2].tool_calls[0].
+Everything is checked, and only what is known is passed on: a template sees roles, text, calls with arguments as
+mappings, results and thoughts, all as new plain values. A mistake is a RequestError that says where it is, as in
+messages[2].tool_calls[0].
 
-It does not know any model's format (that is the template's) nor the rest of a request (server; tool_choice.py).
+Knows neither any model's format (the template's business) nor the rest of a request (tool_choice.py).
 """
 
 import json

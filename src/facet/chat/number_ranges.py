@@ -1,4 +1,4 @@
-"""Numbers between two bounds as regular expressions over their digits.
+"""Writes the numbers between two bounds as regular expressions over their digits.
 
 A grammar cannot compare numbers, but the numbers of one length between two others of that length fall into few classes
 that share a beginning: 37 to 582 is 3[7-9], [4-9]\\d, [1-4]\\d\\d, 5[0-7]\\d, 58[0-2].
@@ -15,13 +15,13 @@ ANY_NUMBER = rf"{ANY_INTEGER}(\.[0-9]{{1,20}})?([eE][+-]?[0-9]{{1,2}})?"
 
 
 def integers_between(low: int | None, high: int | None) -> str | None:
-    """A regular expression of the integers low .. high, None being no bound. None: there are none."""
+    """A regular expression of the integers low .. high; None is no bound. Returns None if there are none."""
     parts = _scaled_between(low, high, num_fraction_digits=0)
     return "|".join(parts) if parts else None
 
 
 def numbers_between(low: Decimal | None, high: Decimal | None, *, is_low_open: bool, is_high_open: bool) -> str | None:
-    """Likewise for numbers, written with a few digits after the point; an open bound is not among them."""
+    """The same for numbers, written with a few decimals; an open bound itself is excluded."""
     # Between two bounds that differ in their last digit only, there is a number with one digit more.
     needed = [_num_fraction_digits(bound) + 1 for bound in (low, high) if bound is not None]
     parts: list[str] = []
@@ -34,7 +34,7 @@ def numbers_between(low: Decimal | None, high: Decimal | None, *, is_low_open: b
 
 
 def _scaled_between(low: int | None, high: int | None, *, num_fraction_digits: int) -> list[str]:
-    """Integers low .. high, each written with the point before its last so many digits."""
+    """Integers low .. high, each written with the decimal point before its last digits."""
     limit = 10 ** (MAX_INTEGER_DIGITS + num_fraction_digits) - 1
     low = -max(limit, 10 * abs(high or 0)) if low is None else low
     high = max(limit, 10 * abs(low)) if high is None else high

@@ -1,4 +1,4 @@
-"""Objects in Gemma's call syntax: which keys may come, in which order, and when the brace may close.
+"""Writes the grammar of an object in Gemma's call syntax: its keys, their order, and when it may close.
 
 The rules walk through states. With few properties a state is the set of those already written, so that they may come
 in any order; with more of them that would be too many states, and they come in the order in which the template shows
@@ -28,7 +28,7 @@ class ObjectShape:
 
 
 def object_rule(shape: ObjectShape, rules: GrammarRules) -> str:
-    """The expression of an object. The shape can be satisfied; whoever made it has seen to that."""
+    """The expression of an object. The caller has checked that the shape can be satisfied."""
     pairs = {name: f"{key(name, rules)} {value}" for name, value in shape.values.items()}
     more = None
     if shape.other_value is not None and (shape.max_properties is None or not pairs):
@@ -42,7 +42,7 @@ def object_rule(shape: ObjectShape, rules: GrammarRules) -> str:
     most = len(names) if shape.max_properties is None else shape.max_properties
 
     def next_names(used: frozenset[str]) -> list[str]:
-        """Those that may come now, and after which what is required still fits."""
+        """The names that may come now and still leave room for the required ones."""
         left = [name for name in names if name not in used]
         if is_ordered:
             last = max((names.index(name) for name in used), default=-1)
@@ -113,7 +113,7 @@ def _other_pairs(shape: ObjectShape, rules: GrammarRules) -> str:
 
 
 def _names_other_than(names: frozenset[str], *, is_first: bool = True) -> str:
-    """A regular expression of the keys that are none of these, letter by letter."""
+    """A regular expression, letter by letter, of all keys except these."""
     heads = {name[0] for name in names if name}
     if not heads and not is_first:
         # Only the empty rest is forbidden here, if anything.

@@ -1,7 +1,7 @@
-"""Regular expressions of clients, made ready for a grammar, which always matches a whole text.
+"""Prepares clients' regular expressions for a grammar, which always matches a whole text.
 
 JSON Schema's `pattern` may match anywhere in a string unless it is anchored; here that is spelled out. What the grammar
-compiler would take for something else is refused: anchors inside, and escapes it does not know.
+compiler would misunderstand is refused: anchors inside, and escapes it does not know.
 """
 
 import re
@@ -32,7 +32,7 @@ def whole_match(pattern: str, field: str) -> str:
 
 
 def check_regex(pattern: str, field: str) -> None:
-    """Refuse what would be taken for something else. Whether the rest compiles, the compiler says."""
+    """Refuses what the compiler would misunderstand. Whether the rest compiles is up to the compiler."""
     for text in _split_alternatives(pattern, field):
         inner = text[int(text.startswith("^")) : len(text) - int(_ends_with_anchor(text))]
         _check_no_anchor(inner, pattern, field)

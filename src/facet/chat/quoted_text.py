@@ -1,7 +1,7 @@
-"""The inside of one quoted string of a call -> the inside of a JSON string.
+"""Converts the inside of one quoted string of a call to the inside of a JSON string.
 
 Between delimiter tokens text is raw. Between JSON's or Python's quotes a backslash escapes. Brackets, quotes
-and spaces at the end are held back, for if the string turns out never to be closed they were not part of it.
+and spaces at the end are held back: if the string is never closed, they were not part of it.
 """
 
 import re

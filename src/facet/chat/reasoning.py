@@ -1,6 +1,6 @@
-"""Thoughts: what a channel is called, and the text in it without the newlines of the format.
+"""Reads the name of a channel, and a thought's text without the newlines of the format.
 
-Knows text only; where a channel begins and ends is a matter of tokens (gemma_reply.py).
+Knows only text; gemma_reply.py finds where a channel begins and ends.
 """
 
 import re

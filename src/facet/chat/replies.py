@@ -1,7 +1,7 @@
-"""The tokens of one reply -> what the reply says: content, thoughts, tool calls.
+"""Chooses the parser that turns the tokens of a reply into content, thoughts and tool calls.
 
-`make_reply_parser` picks the reader for the model at hand by its vocabulary. Gemma 4 has a format with control
-tokens (gemma_reply.py). Gemma 3 and 3n were taught none: their replies are content from end to end.
+`make_reply_parser` decides by the model's vocabulary. Gemma 4 has a format with control tokens (gemma_reply.py).
+Gemma 3 and 3n have none: their replies are all content.
 """
 
 import secrets
@@ -31,8 +31,8 @@ def make_reply_parser(
 ) -> ReplyParser:
     """A parser for one reply.
 
-    `tools_enabled` and `reasoning_enabled` say whether calls and thoughts are set apart; if not, their words
-    are content. `starts_in_thought` is for a prompt that ends inside a thought (`formats.ends_in_thought`).
+    `tools_enabled` and `reasoning_enabled` say whether calls and thoughts are separated; if not, their text
+    is content. `starts_in_thought` is for a prompt that ends inside a thought (`formats.ends_in_thought`).
     """
     markers = ReplyMarkers.find(tokenizer)
     if markers is None:

@@ -1,4 +1,4 @@
-"""A reply put together: the message a model wrote, in OpenAI's shape, and the builder that adds up its deltas."""
+"""Builds the whole reply, in OpenAI's shape, from its deltas."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -44,7 +44,7 @@ class Reply:
 
 
 class ReplyBuilder:
-    """A reply as far as it has come."""
+    """A reply as far as it has arrived."""
 
     def __init__(self) -> None:
         self._content: list[str] = []

@@ -1,4 +1,4 @@
-"""Strings and numbers of a JSON schema as regular expressions over their text."""
+"""Writes the strings and numbers of a JSON schema as regular expressions over their text."""
 
 from decimal import Decimal
 from typing import Any

@@ -1,7 +1,7 @@
-"""JSON schemas that must hold together as one, and schemas that can never hold together.
+"""Merges JSON schemas that must all hold, and finds schemas that exclude each other.
 
-Knows keywords and nothing of grammars. Both questions are answered on the safe side: what is not understood is
-refused, and what is not proven to exclude each other may meet.
+Knows keywords and nothing of grammars. Both err on the safe side: what is not understood is refused, and schemas that
+are not proven to exclude each other are taken to overlap.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,9 @@
-"""JSON schema -> grammar rules for values in Gemma's call syntax.
+"""Writes grammar rules, in Gemma's call syntax, for the values of a JSON schema.
 
 Every value the rules allow satisfies the schema; not every value that satisfies it is allowed. Properties that a schema
 does not name are written only where it says what they are, numbers have a bounded length, and an optional property may
-always be left out. A keyword that cannot be honoured is refused by name, never passed over; annotations, and keywords
-that JSON Schema does not know, are passed over as it prescribes.
+always be left out. A keyword that cannot be enforced is refused by name, never ignored; annotations, and keywords that
+JSON Schema does not know, are ignored, as it prescribes.
 """
 
 import json

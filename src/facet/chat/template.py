@@ -1,7 +1,7 @@
-"""Messages -> text, with the Jinja template that comes with the checkpoint.
+"""Renders messages as text with the Jinja template that comes with the checkpoint.
 
-A template is a program by a stranger. It runs in Jinja's sandbox, sees the values it is given and nothing
-else, and cannot change them. It is given what templates on the Hugging Face Hub expect to find: the same
+A template is untrusted code. It runs in Jinja's sandbox, sees only the values it is given, and cannot
+change them. It is given what templates on the Hugging Face Hub expect to find: the same
 variables, functions, filters and whitespace rules.
 
 This file does not know any model's format: that is what the template is for.

@@ -1,6 +1,6 @@
-"""A request's tools, tool_choice, reasoning_effort and chat_template_kwargs -> what the template is given.
+"""Checks a request's tools, tool_choice, reasoning_effort and chat_template_kwargs, and prepares them for the template.
 
-Checks shapes and names; whether a tool's schema is one that can be enforced is not known here.
+Checks shapes and names; whether a tool's schema can be enforced is not known here.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Tools -> the grammar of their calls, in the syntax in which Gemma 4 writes them.
+"""Makes the grammar of tool calls, in the syntax in which Gemma 4 writes them.
 
     <|tool_call>call:NAME{key:value,...}<tool_call|>
 
-The markers are tokens, and so are the delimiters of strings: the grammar names them by id, and no text can stand for
-one. How a call is read back is told in gemma_reply.py.
+The markers are tokens, and so are the delimiters of strings: the grammar names them by id, so no text can imitate one.
+gemma_reply.py parses the calls.
 """
 
 import re

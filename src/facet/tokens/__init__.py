@@ -1,7 +1,6 @@
-"""The tokens room: text <-> token ids, in both directions.
+"""Converts text to token ids and token ids to text.
 
-It knows what a character, a token and a stop string are. It knows no messages (that is chat) and no steps
-(that is engine).
+Knows characters, tokens and stop strings; not messages (the room chat) and not steps (the room engine).
 """
 
 from facet.tokens.detokenizer import Detokenizer

@@ -1,4 +1,4 @@
-"""Words that must not appear, as the token sequences that spell them."""
+"""Encodes words that must not appear as the token sequences that spell them."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from facet.tokens.tokenizer import Tokenizer
 
 
 def bad_words_token_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word as it is written, and as it is spelled after a space: most vocabularies have a token for each."""
+    """Each word as written, and as spelled after a space: most vocabularies have different tokens for the two."""
     spellings: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word, " " + word.lstrip()):

@@ -1,11 +1,11 @@
-"""One sequence's token ids -> text, piece by piece, as they are sampled.
+"""Decodes the token ids of one sequence into text, part by part, as they are sampled.
 
-The promise: the pieces put together are exactly `Tokenizer.decode` of the whole sequence, and a piece is
-handed out as soon as no later token can change it.
+The parts put together are exactly `Tokenizer.decode` of the whole sequence, and a part is handed out as soon as no
+later token can change it.
 
-Almost every token has a text of its own, whatever follows. Two kinds do not, and wait until their run
+Almost every token has a text of its own, whatever follows. Two kinds do not, and are held until their run
 ends: byte tokens, because a run is decoded as a whole (one byte that is not valid UTF-8 spoils the characters
-before it in the same run), and, in vocabularies of another make, tokens that begin or end inside a character.
+before it in the same run), and, in other kinds of vocabularies, tokens that begin or end inside a character.
 A held token is decoded with its run and never again, so the cost is linear in the length of the sequence.
 """
 

@@ -1,4 +1,4 @@
-"""Reads the small JSON files that lie beside a checkpoint's weights. Knows nothing of what they mean."""
+"""Reads the small JSON files beside a checkpoint's weights. Knows nothing of what they mean."""
 
 import json
 from pathlib import Path

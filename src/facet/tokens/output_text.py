@@ -1,4 +1,4 @@
-"""The text of one answer as its tokens arrive: decoded, and ended by the first stop string."""
+"""Produces the text of one answer as its tokens arrive, up to the first stop string."""
 
 from facet.sampling_params import SamplingParams
 from facet.tokens.detokenizer import Detokenizer

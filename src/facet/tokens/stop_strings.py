@@ -1,7 +1,7 @@
-"""Finds stop strings in text that arrives in pieces of any size.
+"""Finds stop strings in text that arrives in parts of any size.
 
 Text is held back only while it could still be the beginning of a stop string, and the answer does not depend
-on how the text was cut into pieces: the stop string that is complete first wins, and of several that end on
+on how the text was cut into parts: the stop string that is complete first wins, and of several that end on
 the same character the longest.
 
 The search is one finite automaton over all stop strings (Aho and Corasick's). A state is the longest end of
@@ -76,7 +76,7 @@ class StopStrings:
 
 @dataclass(frozen=True, slots=True)
 class StopScan:
-    """What one piece of text led to."""
+    """The result of searching one part of the text."""
 
     text: str  # safe to hand out; never contains a stop string or the beginning of one
     stop_string: str | None  # the one that ended the sequence; what followed it in this piece is dropped
@@ -91,7 +91,7 @@ class StopStringFinder:
         self._held = ""
 
     def feed(self, text: str) -> StopScan:
-        """Takes the next piece. After a stop string was found the sequence is over: feed nothing more."""
+        """Takes the next part. After a stop string was found the sequence is over: feed nothing more."""
         pending = self._held + text
         for position in range(len(self._held), len(pending)):
             self._state = self._stop_strings.advance(self._state, pending[position])
@@ -104,6 +104,6 @@ class StopStringFinder:
         return StopScan(pending[:num_safe], None)
 
     def finish(self) -> str:
-        """The sequence ended otherwise: what was held back turned out to be plain text."""
+        """The sequence ended without a stop string: returns the text that was held back."""
         held, self._held, self._state = self._held, "", 0
         return held

@@ -1,11 +1,11 @@
-"""Text <-> token ids, with the checkpoint's own tokenizer.json.
+"""Encodes and decodes text with the checkpoint's own tokenizer.json.
 
 One `Tokenizer` serves every thread of the process, without a lock and without copies. That works because
 the Rust tokenizer underneath is only ever read. Sharing one fails ("Already borrowed") when a thread sets
 truncation or padding on it while another encodes; here nothing sets them, and a text that must be cut is cut
 after the call, on that call's own result.
 
-It does not know chat templates (chat room) nor how a reply arrives piece by piece (detokenizer.py).
+Knows neither chat templates (the room chat) nor how text is decoded while it is generated (detokenizer.py).
 """
 
 import re
@@ -33,7 +33,7 @@ class Tokenizer:
     """An immutable tokenizer that threads may share."""
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Takes `backend` over: from here on nobody else may change it.
+        """Takes over `backend`: nothing else may change it from here on.
 
         `special_tokens` maps a role to a token's text, as in {"bos_token": "<bos>"}.
         """
