@@ -1,6 +1,6 @@
-"""A streamed answer as it is read: when its chunks came, what they said, what the server counted.
+"""Reads a streamed answer: when its chunks arrived, what they said, and what the server counted.
 
-Chunks are decoded into the few fields that matter here; the rest of the JSON is skipped by the decoder.
+Chunks are decoded into the few fields that are needed; the decoder skips the rest of the JSON.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,7 @@ class _ChatChunk(msgspec.Struct):
 
 
 class AnswerReader:
-    """Reads one stream. A chunk counts where it has a choice; the usage alone does not."""
+    """Reads one stream. Only events with a choice count as chunks; the usage alone does not."""
 
     def __init__(self) -> None:
         self.chunk_times: list[float] = []
@@ -95,7 +95,7 @@ class AnswerReader:
             self._on_event(event, now)
 
     def end(self, now: float) -> None:
-        """The response is whole; raises where the answer is not."""
+        """The response is complete; raises if the answer is not."""
         for event in self._events.end():
             self._on_event(event, now)
         if not self._is_finished:
@@ -177,7 +177,7 @@ class ChatReader(AnswerReader):
 
 
 def error_message(error: Any) -> str:
-    """The words of an error as OpenAI's servers write it, or all of it."""
+    """The message of an error in OpenAI's format, or else all of it."""
     while isinstance(error, dict) and isinstance(inner := error.get("error", error.get("message")), dict | str):
         error = inner
     return " ".join(str(error).split())[:500]

@@ -1,4 +1,4 @@
-"""When requests begin: all at once, at a rate, or along a ramp. Seconds from the start of the run; sends nothing."""
+"""Computes when requests start: all at once, at a rate, or along a ramp, in seconds from the start of the run."""
 
 import math
 
@@ -27,7 +27,7 @@ def arrival_times(config: BenchConfig, num_arrivals: int) -> list[float]:
 
 
 def _rates(config: BenchConfig, num_arrivals: int) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """The rate in force at each arrival."""
+    """The rate at each arrival."""
     if config.ramp_up_strategy is None:
         return np.full(num_arrivals, config.request_rate)
     start, end = config.ramp_up_start_rps, config.ramp_up_end_rps

@@ -1,4 +1,4 @@
-"""How a conversation becomes the fields of a request, for the two endpoints. Sends nothing."""
+"""Turns a conversation into the fields of a request, for either endpoint. Sends nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Backend(Protocol):
 
 
 class CompletionsBackend:
-    """Prompts of token ids or of text; what was said before stands in front, answers included."""
+    """Prompts of token ids or of text, preceded by the whole history, including answers."""
 
     endpoint = "/v1/completions"
 
@@ -50,7 +50,7 @@ class CompletionsBackend:
 
 
 class ChatBackend:
-    """Messages; text is what a user says. Calls to tools get a result before the user speaks again."""
+    """Messages, with text from the user. Tool calls get a result before the user's next message."""
 
     endpoint = "/v1/chat/completions"
 

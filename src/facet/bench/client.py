@@ -1,4 +1,4 @@
-"""Sends a turn and says what came of it. No failure of a request leaves here as an exception."""
+"""Sends a turn and returns its outcome. A failed request is an outcome too, never an exception."""
 
 import asyncio
 import os
@@ -59,7 +59,7 @@ class BenchClient:
 
 
 def message_of(response: Response) -> str:
-    """What a refusal says for itself, on one line."""
+    """The message of an error response, on one line."""
     try:
         return error_message(msgspec.json.decode(response.body))
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -69,7 +69,7 @@ def message_of(response: Response) -> str:
 def _outcome(
     reader: AnswerReader, num_prompt_tokens: int, *, arrival: float, start: float, failure: Failure | None
 ) -> Outcome:
-    """Counts are the server's where it gives them: `num_prompt_tokens` and the chunks stand in where it does not."""
+    """Counts are the server's if it gives them, else `num_prompt_tokens` and the number of chunks."""
     usage = reader.usage
     num_output_tokens, num_cached_tokens = len(reader.chunk_times), None
     has_usage = usage is not None and usage.completion_tokens is not None
@@ -104,7 +104,7 @@ def _headers(config: BenchConfig) -> dict[str, str]:
 
 
 def _common_fields(config: BenchConfig) -> Mapping[str, Any]:
-    """What every request of a run says alike; --extra-body has the last word."""
+    """The fields that all requests of a run share; --extra-body overrides them."""
     return {
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -1,4 +1,4 @@
-"""Results side by side, as ratios to the first. Reads the files of `facet bench serve` and of `vllm bench serve`."""
+"""Prints results side by side with ratios to the first, from files of `facet bench serve` and `vllm bench serve`."""
 
 import json
 import re
@@ -66,7 +66,7 @@ def compare(results: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def differences(results: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterator[str]:
-    """Where the loads were not the same: ratios then compare more than servers."""
+    """Where the loads differ, in which case ratios compare more than the servers."""
     for key in _LOAD:
         values = [result.get(key) for result in results]
         if any(value != values[0] for value in values):

@@ -1,4 +1,4 @@
-"""Which conversations a run sends, by the name of the dataset."""
+"""Makes the conversations of a run, by the name of the dataset."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -20,5 +20,5 @@ _MAKERS: Mapping[str, Callable[[BenchConfig, "Tokenizer | None"], Dataset]] = {
 
 
 def make_dataset(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
-    """The same for the same config."""
+    """Always the same for the same config."""
     return _MAKERS[config.dataset_name](config, tokenizer)

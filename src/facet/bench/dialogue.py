@@ -1,4 +1,4 @@
-"""What is sent to a server: turns, and conversations made of them. Knows neither HTTP nor where prompts come from."""
+"""Defines what is sent to a server: turns, and conversations made of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,8 @@
-"""Server-sent events read from pieces of any size. Knows lines and their `data:`, not what the data mean."""
+"""Reads server-sent events from parts of any size. Knows lines and their `data:`, not what the data mean."""
 
 
 class EventReader:
-    """Feed it bytes as they come; it gives back the data of every event that is whole."""
+    """Takes bytes as they arrive and returns the data of every complete event."""
 
     __slots__ = ("_data", "_rest")
 

@@ -1,4 +1,4 @@
-"""Datasets read from files. An entry that cannot be used is named by its place and left out; the others are run."""
+"""Reads datasets from files. Entries that cannot be used are reported by number and skipped."""
 
 import json
 import random
@@ -53,7 +53,7 @@ def sharegpt(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
 
 
 def custom(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
-    """A JSON object a line: `prompt` (text or token ids) or `messages`, with `tools` and `max_tokens` where wanted."""
+    """A JSON object per line: `prompt` (text or token ids) or `messages`, optionally with `tools` and `max_tokens`."""
     path = _path_of(config)
     conversations: list[Conversation] = []
     complaints = []
@@ -82,7 +82,7 @@ def _dataset(path: Path, conversations: list[Conversation], complaints: Sequence
 
 
 def _sharegpt_turn(entry: Any, config: BenchConfig, tokenizer: "Tokenizer | None") -> Turn | None:
-    """None for a conversation that is well-formed but not one to run: too few turns, too short or too long."""
+    """None for a valid conversation that is not used: too few turns, too short or too long."""
     said = list(_sayings(entry))
     if len(said) < 2:
         return None

@@ -1,7 +1,7 @@
-"""A lean HTTP/1.1 client: connections kept open, bodies handed on as they come. Knows nothing of what they mean.
+"""A lean HTTP/1.1 client that keeps connections open and passes bodies on as they arrive.
 
-General clients spend more on a streamed token than many servers do; then a benchmark measures its client. Here a piece
-of a stream goes from the event loop to its reader through two calls.
+General clients spend more on a streamed token than many servers do, and a benchmark then measures its client. Here data
+go from the event loop to their reader through two calls. Knows nothing of what a body means.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _MOST_ERROR_BYTES = 1 << 16
 
 
 class ExchangeError(Exception):
-    """A request that got no whole answer; `kind` is what such failures are counted under."""
+    """A request without a complete answer; failures are counted by `kind`."""
 
     kind = "failed"
 
@@ -74,7 +74,7 @@ class ServerUrl:
         return f"{host}:{self.port}"
 
     def target(self, endpoint: str) -> str:
-        """The path to ask for. /v1 is said once where both the URL and the endpoint say it."""
+        """The path of a request. If both the URL and the endpoint contain /v1, it appears once."""
         endpoint = endpoint if endpoint.startswith("/") else f"/{endpoint}"
         path = self.path.removesuffix("/v1") if endpoint.startswith("/v1/") else self.path
         return quote(path + endpoint, safe="/%?&=:@!$'()*+,;~-._")
@@ -109,7 +109,7 @@ class HttpClient:
         return await self._send(f"GET {path} HTTP/1.1\r\n{self._headers}\r\n".encode("latin-1"), None)
 
     async def post(self, path: str, body: bytes, on_body: OnBody) -> Response:
-        """Hands the body on where the status is 200, and returns it otherwise."""
+        """Passes the body on if the status is 200, and returns it otherwise."""
         head = f"POST {path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
         return await self._send(head.encode("latin-1") + body, on_body)
 

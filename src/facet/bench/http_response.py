@@ -1,7 +1,7 @@
-"""An HTTP/1.1 response read from pieces of any size. Knows bytes and framing, not sockets and not what a body means.
+"""Reads an HTTP/1.1 response from parts of any size. Knows framing, not sockets and not what a body means.
 
-Written for streams of many small chunks: the usual piece is one or a few whole chunks, and costs a handful of
-operations on bytes for each.
+Written for streams of many small chunks: what arrives is usually one or a few whole chunks, and each costs only a
+handful of operations on bytes.
 """
 
 _LONGEST_HEAD = 1 << 16
@@ -9,11 +9,11 @@ _BODILESS = {204, 304}
 
 
 class BadResponseError(Exception):
-    """What came is not HTTP as we know it."""
+    """The response is not valid HTTP/1.1."""
 
 
 class ResponseReader:
-    """Feed it bytes as they come; it gives back those of the body."""
+    """Takes bytes as they arrive and returns those of the body."""
 
     __slots__ = (
         "_feed_body",
@@ -40,7 +40,7 @@ class ResponseReader:
         return self._feed_body(data)
 
     def end(self) -> bool:
-        """The connection was closed. Whether the response was whole."""
+        """The connection was closed: returns whether the response was complete."""
         if self._feed_body == self._feed_until_close:
             self.is_complete = True
         return self.is_complete

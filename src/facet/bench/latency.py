@@ -1,4 +1,4 @@
-"""`facet bench latency`: one batch through an engine in this process, again and again, and how long it took."""
+"""`facet bench latency`: runs one batch repeatedly through an engine in this process and times it."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ PERCENTAGES = (10, 25, 50, 75, 90, 99)
 
 
 def bench_latency(config: LatencyConfig, llm: "TimedLLM") -> int:
-    """The exit code: 0, or 1 where an answer failed, and nothing was measured then."""
+    """The exit code: 0, or 1 if an answer failed and nothing was measured."""
     check_context(config.input_len + config.output_len, llm.max_model_len)
     tokens = RandomTokens(config.seed, min(llm.vocab_size, DEFAULT_VOCAB_SIZE))
     prompts = [tokens.ids(config.input_len).tolist() for _ in range(config.batch_size)]
@@ -54,7 +54,7 @@ def latency_lines(latencies: Sequence[float]) -> Iterator[str]:
 
 
 def latency_result(latencies: Sequence[float]) -> dict[str, Any]:
-    """Its keys too."""
+    """The result under the keys of `vllm bench latency`."""
     return {
         "avg_latency": float(np.mean(latencies)),
         "std_latency": float(np.std(latencies)),

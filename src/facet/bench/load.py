@@ -1,4 +1,4 @@
-"""Conversations sent when they are due, with a limit on how many requests are in flight. Measures nothing itself."""
+"""Sends conversations when they are due, with a limit on the requests in flight. Measures nothing itself."""
 
 import asyncio
 import contextlib

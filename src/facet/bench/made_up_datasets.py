@@ -1,4 +1,4 @@
-"""Datasets that need no file: single prompts, sessions of several turns, chats with functions to call."""
+"""Generates datasets: single prompts, sessions of several turns, chats with functions to call."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ def random_prompts(config: BenchConfig, tokenizer: "Tokenizer | None") -> Datase
 
 
 def sessions(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
-    """A long first turn and short ones after it, each sent with the whole history: what a prefix cache is for.
+    """A long first turn and short ones after it, each sent with the whole history: a load for prefix caches.
 
     --random-prefix-len tokens are common to all sessions.
     """
@@ -40,7 +40,7 @@ def sessions(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
 
 
 def tool_chats(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
-    """A text and a task for it, with a few functions that could do the task. Called ones are answered (backends.py)."""
+    """A text and a task for it, with a few functions that could do the task. Calls get a result (backends.py)."""
     writer = _Writer(config, tokenizer)
     conversations: list[Conversation] = []
     for first in writer.first_turns():
@@ -75,7 +75,7 @@ class _Writer:
             )
 
     def first_turns(self) -> list[Turn]:
-        """One for each prompt of the run, with the prefix that they share."""
+        """One for each prompt of the run, with their common prefix."""
         config = self._config
         input_lens = self._lengths(config.input_len or config.random_input_len, config.num_prompts, least=0)
         if config.random_prefix_len + min(input_lens) < 1:

@@ -1,6 +1,6 @@
-"""From outcomes to the numbers of a run, defined as `vllm bench serve` defines them. Pure arithmetic.
+"""Computes the figures of a run from its outcomes, as `vllm bench serve` defines them. Pure arithmetic.
 
-Only successful requests count, except where it is failures that are counted.
+Only successful requests count, except in the counts of failures.
 """
 
 import math

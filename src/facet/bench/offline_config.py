@@ -38,7 +38,7 @@ class OfflineBenchConfig(EngineConfig):
         return {field.name: getattr(self, field.name) for field in fields(EngineConfig) if field.name != "model"}
 
     def sampling(self, num_tokens: int) -> SamplingParams:
-        """Answers of exactly this length. What a model's authors recommend is left out, as vLLM does."""
+        """Answers of exactly this length. The model's recommended settings are not used, as in vLLM."""
         overrides = dict(self.override_generation_config or {})
         if unknown := sorted(set(overrides) - set(_OVERRIDABLE)):
             hint = " Lengths are set by --output-len." if "max" in unknown[0] else ""
@@ -130,7 +130,7 @@ def longest_random(config: ThroughputConfig) -> int:
 
 
 def check_context(num_tokens: int, max_model_len: int | None) -> None:
-    """`max_model_len`: None where nobody knows it yet."""
+    """`max_model_len`: None if it is not known yet."""
     if max_model_len is not None and num_tokens > max_model_len:
         raise ConfigError(
             f"Prompt and answer have up to {num_tokens} tokens, but the context is {max_model_len}. Lower --input-len "

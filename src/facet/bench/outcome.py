@@ -1,4 +1,4 @@
-"""What came of one request: when it began, when its chunks came, what it cost in tokens, why it failed."""
+"""The outcome of one request: when it started, when its chunks arrived, its token counts, why it failed."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def not_sent(now: float) -> Outcome:
-    """A turn that had nothing to follow."""
+    """A turn that was not sent because the one before it failed."""
     return Outcome(
         arrival=now,
         start=now,

@@ -1,4 +1,4 @@
-"""Pictures of a run: latency over time, the server's pace, and distributions. Loads matplotlib, and only if asked."""
+"""Draws a run: latency over time, throughput over time, and distributions. Loads matplotlib only if asked to draw."""
 
 import importlib
 import importlib.util
@@ -46,7 +46,7 @@ def series_of(outcomes: Sequence[Outcome]) -> Series:
 
 
 def check_plot(path: str | None) -> None:
-    """Before the run: a picture that cannot be drawn should not cost a benchmark."""
+    """Checked before the run, so that a benchmark is not lost because its picture cannot be drawn."""
     if path is None:
         return
     if importlib.util.find_spec("matplotlib") is None:

@@ -1,4 +1,4 @@
-"""Made-up prompts of an exact length: token ids, or text where there is a tokenizer. Knows no datasets."""
+"""Generates random prompts of an exact length: token ids, or text if there is a tokenizer."""
 
 import re
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ _COMMON_WORDS = (
 
 
 class RandomTokens:
-    """Draws token ids of no meaning, none of them special as far as can be known."""
+    """Draws meaningless token ids, avoiding those that are likely to be special."""
 
     def __init__(self, seed: int, vocab_size: int | None, tokenizer: "Tokenizer | None" = None) -> None:
         self.random = np.random.default_rng(seed)
@@ -55,7 +55,7 @@ class RandomText:
         self._words = self._find_words(tokens)
 
     def write(self, num_tokens: int, *, begins: bool) -> str:
-        """`begins`: nothing stands before it, and special tokens that the tokenizer adds are among the number."""
+        """`begins`: the text begins the prompt, so special tokens that the tokenizer adds are counted."""
         words = list(self._draw(num_tokens))
         for _ in range(_MOST_TRIES):
             text = "".join(words)
@@ -89,6 +89,6 @@ class RandomText:
 
 
 def common_words(random: np.random.Generator, count: int) -> str:
-    """Text of about so many tokens, where no tokenizer can say."""
+    """Text of approximately this many tokens, without a tokenizer."""
     words = _COMMON_WORDS.split()
     return " ".join(words[index] for index in random.integers(0, len(words), size=count))

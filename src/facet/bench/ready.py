@@ -1,4 +1,4 @@
-"""Is there a server, does it have the model, does it take such requests: asked before anything is measured."""
+"""Checks, before anything is measured, that the server is up, has the model and accepts such requests."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ class ServerInfo:
 
 
 async def find_model(client: BenchClient, config: BenchConfig) -> ServerInfo:
-    """Waits for the server as long as it may, and asks for its models."""
+    """Waits for the server, up to the timeout, and asks for its models."""
     deadline = time.monotonic() + config.ready_check_timeout_sec
     while True:
         try:
@@ -72,7 +72,7 @@ async def find_model(client: BenchClient, config: BenchConfig) -> ServerInfo:
 
 
 async def try_one(client: BenchClient, turn: Turn) -> None:
-    """One short request of the kind that will follow, so that a wrong URL or model is one line and not a thousand."""
+    """Sends one short request of the same kind, so that a wrong URL or model gives one error instead of a thousand."""
     if isinstance(turn.content, np.ndarray):
         short = replace(turn, content=turn.content[:1], max_tokens=1)
     elif client.backend.endpoint.endswith("chat/completions"):
@@ -89,7 +89,7 @@ async def try_one(client: BenchClient, turn: Turn) -> None:
 
 
 def check_lengths(config: BenchConfig, conversations: Sequence[Conversation], info: ServerInfo) -> None:
-    """Refuses made-up prompts that the server is bound to refuse. In a file some may be too long; those then fail."""
+    """Refuses generated prompts that the server would refuse. In a file some may be too long; those fail one by one."""
     if info.max_model_len is None or config.dataset_name in DATASETS_FROM_FILES:
         return
     longest = max(sum((turn.num_tokens or 0) + (turn.max_tokens or 0) for turn in turns) for turns in conversations)

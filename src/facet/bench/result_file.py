@@ -1,4 +1,4 @@
-"""The result as JSON, with the keys of `vllm bench serve`, so that files of both can be compared."""
+"""Writes the result as JSON with the keys of `vllm bench serve`, so that files of both can be compared."""
 
 import dataclasses
 import math

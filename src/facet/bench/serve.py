@@ -1,4 +1,4 @@
-"""One run against a server, from the config to the exit code: check, ask, warm up, load, count, report."""
+"""`facet bench serve`: one run against a server, from the config to the exit code."""
 
 import asyncio
 import contextlib
@@ -82,7 +82,7 @@ async def measure(
 
 @contextlib.contextmanager
 def _quiet_collector() -> Iterator[None]:
-    """Prompts and libraries are not searched for garbage during the run: a pause would look like the server's."""
+    """Keeps the garbage collector off existing objects during the run: its pauses would look like the server's."""
     gc.collect()
     gc.freeze()
     try:
@@ -92,7 +92,7 @@ def _quiet_collector() -> Iterator[None]:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed: several times as many chunks per second."""
+    """uvloop if it is installed: it handles several times as many chunks per second."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""The result as text, with the rows of `vllm bench serve` in its order. Rows of our own appear only where they say
+"""Prints the result with the rows of `vllm bench serve`, in its order. Facet's own rows appear only if they say
 something: failures by kind, answers without usage, tokens found in the server's cache."""
 
 import math
@@ -51,7 +51,7 @@ def result_lines(config: BenchConfig, metrics: Metrics, *, num_unusable: int = 0
 
 
 def failure_lines(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """The first failure of each kind, in its own words."""
+    """The first message of each kind of failure."""
     first: dict[str, str] = {}
     for outcome in outcomes:
         if outcome.failure is not None:

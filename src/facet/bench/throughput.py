@@ -1,4 +1,4 @@
-"""`facet bench throughput`: all prompts at once through an engine in this process, and what it made per second."""
+"""`facet bench throughput`: runs all prompts at once through an engine in this process and counts tokens per second."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -56,7 +56,7 @@ def throughput_lines(run: "TimedRun", num_requests: int) -> Iterator[str]:
 
 
 def throughput_result(run: "TimedRun", num_requests: int) -> dict[str, Any]:
-    """Its keys too, and the output tokens, which it leaves out."""
+    """The result under the keys of `vllm bench throughput`, and the output tokens, which vLLM leaves out."""
     num_tokens = run.num_prompt_tokens + run.num_output_tokens
     return {
         "elapsed_time": run.seconds,
@@ -71,7 +71,7 @@ def throughput_result(run: "TimedRun", num_requests: int) -> dict[str, Any]:
 
 
 def _make_turns(config: ThroughputConfig, llm: "TimedLLM") -> tuple[list[Turn], list[str]]:
-    """What to run, and a line for each entry that cannot be."""
+    """The turns to run, and a line for each entry that cannot be used."""
     is_random = config.dataset == "random"
     if is_random:
         check_context(longest_random(config), llm.max_model_len)
@@ -100,7 +100,7 @@ def _make_turns(config: ThroughputConfig, llm: "TimedLLM") -> tuple[list[Turn], 
 
 
 def _fitting(turns: Sequence[Turn], complaints: list[str], llm: "TimedLLM") -> tuple[list[Turn], list[str]]:
-    """In a file some entries may be too long; a call with one of them would be refused as a whole."""
+    """The turns that fit the context: a single one that does not would make the whole call fail."""
     fitting = [turn for turn in turns if _num_tokens(turn) <= llm.max_model_len]
     if len(fitting) < len(turns):
         longest = max(map(_num_tokens, turns))

@@ -1,4 +1,5 @@
-"""The `facet` command. Every sub-command is a module with `add_parser` and `run`; this one picks and reports."""
+"""The `facet` command: parses arguments, runs the sub-command and reports errors. Each sub-command is a module with
+`add_parser` and `run`."""
 
 import argparse
 import difflib
@@ -19,7 +20,7 @@ EXIT_INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses an unknown flag with the nearest name it does have, and never guesses at a shortened one."""
+    """Refuses an unknown flag, suggests the nearest name, and accepts no abbreviations."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -67,14 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has left, as `head` does. Nothing more can be said there, not even at exit.
+        # The reader of the output has gone, as `head` does. Nothing more can be printed there, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return code
 
 
 def _with_dashes(arguments: Sequence[str]) -> list[str]:
-    """--max_model_len as --max-model-len: both are written in the command lines people have."""
+    """Turns --max_model_len into --max-model-len: people write both."""
     flags = (argument.partition("=") if argument.startswith("--") else (argument, "", "") for argument in arguments)
     return [name.replace("_", "-") + equals + value if name.startswith("--") else name for name, equals, value in flags]
 

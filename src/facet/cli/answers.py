@@ -1,6 +1,6 @@
-"""The events of a streamed chat answer -> its parts as they come, and the message they add up to.
+"""Adds up the events of a streamed chat answer to a message, and passes on each part.
 
-The mirror of what the server does with them; knows no connection and prints nothing.
+The counterpart of the server's streaming. Knows no connection and prints nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ class Call:
 
 @dataclass(slots=True)
 class ChatAnswer:
-    """An answer as far as it has come."""
+    """An answer as far as it has arrived."""
 
     content: str = ""
     reasoning: str = ""
@@ -40,7 +40,7 @@ class ChatAnswer:
 
     @property
     def is_call(self) -> bool:
-        """Whether there are calls to carry out; one that was cut off is none."""
+        """Whether there are complete calls to carry out."""
         return self.finish_reason in ("tool_calls", "stop") and bool(self.calls)
 
     def message(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class ChatAnswer:
 
 
 def read_answer(events: Iterable[Mapping[str, Any]], answer: ChatAnswer) -> Iterator[Delta]:
-    """Fills `answer`, and hands on what each event added."""
+    """Adds each event to `answer` and yields what it added."""
     for event in events:
         for choice in event.get("choices") or ():
             for delta in _deltas(choice.get("delta") or {}, len(answer.calls)):

@@ -1,6 +1,6 @@
-"""A client of the OpenAI API for one caller at a time: over the network, or over a socket file of this machine.
+"""A client of the OpenAI API for one caller at a time, over the network or a local socket file.
 
-Knows HTTP and JSON, and how a server says what went wrong; not what a request or an answer means.
+Knows HTTP, JSON and the format of errors; not what a request or an answer means.
 """
 
 import http.client
@@ -22,7 +22,7 @@ _MOST_WORDS = 500  # of an error that is not in the form of the API
 
 
 class ServerFailedError(EngineError):
-    """The server could not answer: it was overloaded, it broke, or the connection did."""
+    """The server could not answer: it was overloaded or failed, or the connection was lost."""
 
 
 class ApiClient:
@@ -59,7 +59,7 @@ class ApiClient:
         return self._whole("POST", endpoint, body)
 
     def stream(self, endpoint: str, body: Body) -> Generator[dict[str, Any], None, None]:
-        """The events of an answer as they come. To close the iterator early ends the request on the server too."""
+        """The events of an answer as they arrive. Closing the iterator early ends the request on the server too."""
         connection, response = self._send("POST", endpoint, {**body, "stream": True})
         reader = EventReader()
         try:
@@ -145,7 +145,7 @@ class _SocketFileConnection(http.client.HTTPConnection):
 
 
 def _words(answer: Any) -> str | None:
-    """What a server says is wrong, in the forms that are about."""
+    """The error message in any of the formats that servers use."""
     if not isinstance(answer, dict):
         return None
     error = answer.get("error", answer)

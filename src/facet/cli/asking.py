@@ -46,7 +46,7 @@ class AskConfig(ModelConfig):
     max_tokens: int | None = setting(None, "maximum number of tokens of an answer; default: the rest of the context")
 
     def answer_settings(self) -> dict[str, Any]:
-        """Those that were given, under the names of the API."""
+        """The settings that were given, under the API's names."""
         given = {name: value for name in _ANSWER_SETTINGS if (value := getattr(self, name)) is not None}
         return given if self.seed == NO_SEED else {**given, "seed": self.seed}
 
@@ -55,7 +55,7 @@ AskConfigType = TypeVar("AskConfigType", bound=AskConfig)
 
 
 def ask_config_from(options: argparse.Namespace, config_type: type[AskConfigType]) -> tuple[AskConfigType, str]:
-    """With the name to speak of the model by. A server at a URL has models of its own: none need be named."""
+    """The config, and the model's name for messages. With --url the model may be left out."""
     if options.url is not None:
         options.model = options.model or ""
         return config_from(options, config_type), options.model
@@ -65,7 +65,7 @@ def ask_config_from(options: argparse.Namespace, config_type: type[AskConfigType
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
-    """Somebody who answers: a client, the name to ask for, and what is known of the model behind it."""
+    """A server to ask: a client, the model's name there, and what is known of the model."""
 
     client: ApiClient
     model: str
@@ -75,7 +75,7 @@ class Answerer:
 
 @contextlib.contextmanager
 def open_answerer(config: AskConfig, name: str) -> Iterator[Answerer]:
-    """The server of --url, or the model itself in a server of its own."""
+    """The server of --url, or a private server with the model."""
     if config.url is not None:
         yield _at_url(config.url, config.model, config.api_key)
         return
@@ -108,7 +108,7 @@ def _server_config(config: AskConfig, name: str) -> ServerConfig:
         **{**shared, "seed": max(config.seed, 0)},
         gpu_memory_utilization=config.gpu_memory_utilization,
         served_model_name=(name,),
-        max_num_seqs=1,  # one asks, one is answered: no graphs and no rows for more
+        max_num_seqs=1,  # one request at a time: no graphs and no rows for more
         disable_log_stats=True,
         shutdown_timeout=1.0,
     )

@@ -1,4 +1,4 @@
-"""`facet bench`: load on a server or on an engine in this process, and results side by side."""
+"""`facet bench`: measures a server, or an engine in this process, and compares results."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""`facet chat [MODEL]`: a conversation in the terminal, or line by line through a pipe."""
+"""`facet chat [MODEL]`: a conversation in the terminal, or line by line in a pipe."""
 
 import argparse
 import contextlib
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(slots=True)
 class Session:
-    """Takes line after line until the user leaves."""
+    """Reads lines until the user leaves."""
 
     answerer: Answerer
     conversation: Conversation
@@ -66,7 +66,7 @@ class Session:
                 self._interrupt("Press Ctrl-C again or type /exit to leave.")
 
     def _take(self, line: str) -> None:
-        """A failure costs what was just said and no more."""
+        """On failure only the last message is forgotten."""
         num_messages = len(self.conversation.messages)
         try:
             if line.startswith("/") and not line.startswith("//"):
@@ -80,11 +80,13 @@ class Session:
             self.screen.complain(str(error))
 
     def _converse(self, num_messages: int) -> None:
-        """Until the model has answered without calling a tool."""
+        """Continues until the model answers without calling a tool."""
         while True:
             answer = self._answer()
             if answer.finish_reason is None and not answer.content:
-                self.conversation.forget_from(num_messages)  # stopped before a word: as if nothing had been asked
+                self.conversation.forget_from(
+                    num_messages
+                )  # stopped before the first word: as if nothing had been sent
                 return
             self.conversation.hear(answer)
             if answer.finish_reason == "length":
@@ -101,7 +103,7 @@ class Session:
                 return
 
     def _answer(self) -> ChatAnswer:
-        """Shows one answer as it comes. Ctrl-C stops it, and what has been said stays said."""
+        """Shows one answer as it arrives. Ctrl-C stops it; what has arrived is kept."""
         answer = ChatAnswer()
         events = self.answerer.client.stream("/v1/chat/completions", self.conversation.body())
         with contextlib.closing(events):  # on the server too

@@ -1,4 +1,4 @@
-"""The lines of a chat that begin with a slash. Each changes the conversation and says so in a line or more."""
+"""The commands of a chat, lines that begin with a slash. Each changes the conversation and returns a message."""
 
 import difflib
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Command:
 
 
 def run_command(line: str, conversation: Conversation) -> str:
-    """Carries one out; returns what to tell the user. Raises `UserError` where it cannot."""
+    """Runs a command and returns what to tell the user. Raises `UserError` if it cannot."""
     name, _, rest = line.partition(" ")
     command = COMMANDS.get(name)
     if command is None:

@@ -1,4 +1,4 @@
-"""`facet complete PROMPT`: one answer, for scripts. The answer alone goes to standard output."""
+"""`facet complete PROMPT`: prints one answer, for scripts. Only the answer goes to standard output."""
 
 import argparse
 import contextlib
@@ -17,13 +17,13 @@ from facet.errors import ConfigError, EngineError
 
 _CHAT, _RAW = "/v1/chat/completions", "/v1/completions"
 _STDIN = "-"
-# Of a text that is continued, where nobody says otherwise: the API's own 16 are too few, and few such texts end.
+# For a text that is continued without --max-tokens: the API's default of 16 is too few, and few such texts end.
 _DEFAULT_RAW_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteConfig(AskConfig):
-    """What is asked, and in which form the answer is wanted."""
+    """The prompt, and the form of the answer."""
 
     prompt: str | None = setting(None, "prompt; - or none: read it from standard input")
     raw: bool = setting(
@@ -106,7 +106,7 @@ def _body(config: CompleteConfig, prompt: str) -> dict[str, Any]:
 
 
 def _print_chat(answerer: Answerer, body: dict[str, Any]) -> str | None:
-    """The content as it comes, then a line of JSON for each tool call. Thoughts are for those who watch."""
+    """Prints the content as it arrives, then a line of JSON per tool call. Thoughts appear only on a terminal."""
     answer = ChatAnswer()
     with contextlib.closing(answerer.client.stream(_CHAT, body)) as events:
         for delta in read_answer(events, answer):

@@ -1,4 +1,4 @@
-"""What has been said in a chat, with which settings: the state that a session changes. Sends and prints nothing."""
+"""The state of a chat session: messages and settings. Sends and prints nothing."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,11 +50,11 @@ class Conversation:
         self.messages.append({"role": "tool", "tool_call_id": call.call_id, "name": call.name, "content": result})
 
     def forget_from(self, num_messages: int) -> None:
-        """Back to when so many messages had been exchanged."""
+        """Keeps only the first messages."""
         del self.messages[num_messages:]
 
     def set(self, name: str, text: str) -> None:
-        """A setting from what was typed; `default` takes it back."""
+        """Sets a setting from what was typed; `default` resets it."""
         if name not in SETTINGS:
             raise ConfigError(f"There is no setting {name!r}. There are: {', '.join(SETTINGS)}.")
         if text == "default":

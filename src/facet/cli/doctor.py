@@ -1,4 +1,4 @@
-"""`facet doctor [MODEL]`: whether answers on this machine can be trusted, as a table or as JSON."""
+"""`facet doctor [MODEL]`: checks whether answers on this machine can be trusted, and prints a table or JSON."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Flags from config fields, and config fields from flags: no flag exists that is not a field."""
+"""Makes command-line flags from config fields, and configs from parsed flags. Every flag is a field."""
 
 import argparse
 import dataclasses
@@ -71,7 +71,7 @@ class _Kind:
 
 
 class _Several(argparse.Action):
-    """Values as a tuple; a flag given again adds to those before it."""
+    """Collects values in a tuple; a repeated flag adds to it."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -83,7 +83,7 @@ class _Several(argparse.Action):
 
 
 class _OneMore(argparse.Action):
-    """Adds its value to those before it, whatever it looks like."""
+    """Adds one value per flag to a tuple."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None

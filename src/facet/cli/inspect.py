@@ -1,4 +1,4 @@
-"""`facet inspect [MODEL]`: what a checkpoint is, whether its files are whole, and, with --load, that it runs."""
+"""`facet inspect [MODEL]`: shows a checkpoint's layers, checks its files and, with --load, that it runs."""
 
 import argparse
 import time
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def layer_table(spec: ModelSpec) -> Table:
-    """Layers, runs of equal ones in a line."""
+    """The layers, consecutive equal ones in one row."""
     table = Table(title=f"{spec.architecture}: {spec.num_layers} layers, hidden {spec.hidden_size}")
     for column in (
         "layers",
@@ -97,7 +97,7 @@ def _description(layer: LayerSpec) -> tuple[str, ...]:
 
 
 def run_once(loaded: "LoadedModel") -> int:
-    """A short pass over made-up tokens; how many. Fails loudly where the logits are not finite."""
+    """Runs a short pass over made-up tokens and returns their number. Raises if the logits are not finite."""
     import torch
 
     from facet.layers.kv_arena import KVArena

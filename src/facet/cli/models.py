@@ -1,4 +1,4 @@
-"""Which model a command is about: the one named, or the bundled one."""
+"""Decides which model a command uses: the one named, or the bundled one."""
 
 import argparse
 import dataclasses
@@ -12,7 +12,7 @@ ModelConfigType = TypeVar("ModelConfigType", bound=ModelConfig)
 
 
 def model_config_from(options: argparse.Namespace, config_type: type[ModelConfigType]) -> ModelConfigType:
-    """The config of a command that was given a model or, where it was not, of the bundled one.
+    """The config of a command, with the bundled model if none was named.
 
     An empty name is not taken for none: `facet serve "$MODEL"` with a variable that is not set is a mistake.
     """

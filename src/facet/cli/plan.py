@@ -1,4 +1,4 @@
-"""`facet plan [MODEL]`: what fits on hardware that need not be there, as tables, as JSON or as a picture."""
+"""`facet plan [MODEL]`: prints what fits on given hardware, as tables, JSON or a plot. Needs no GPU."""
 
 import argparse
 import json

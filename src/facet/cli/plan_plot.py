@@ -1,4 +1,4 @@
-"""A picture of a memory plan: requests that fit against their length. Loads matplotlib, and only if asked."""
+"""Draws a memory plan: how many requests fit against their length. Loads matplotlib only if asked to draw."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ _SHORTEST = 512
 
 
 def curves(plan: "MemoryPlan") -> dict[str, list[tuple[int, int]]]:
-    """(length, requests that fit) for each KV dtype; dtypes that fit alike share a curve."""
+    """(length, requests that fit) for each KV dtype; dtypes with the same numbers share a curve."""
     longest = plan.capacity.max_model_len
     lengths = [min(_SHORTEST, longest)]
     while lengths[-1] < longest:

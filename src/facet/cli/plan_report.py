@@ -1,4 +1,4 @@
-"""A memory plan in rows and columns, and as JSON. Counts nothing itself."""
+"""Formats a memory plan as tables and as JSON. Counts nothing itself."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ def capacity_table(plan: "MemoryPlan") -> Table:
 
 
 def _table(title: str, first: str, *columns: str) -> Table:
-    """Narrow enough for eighty columns: numbers are never cut off."""
+    """A table that fits into eighty columns, so that numbers are never cut off."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, collapse_padding=True)
     table.add_column(first, no_wrap=True)
     for column in columns:
@@ -116,7 +116,7 @@ def notes(plan: "MemoryPlan") -> list[str]:
 
 
 def as_json(plan: "MemoryPlan") -> dict[str, Any]:
-    """Bytes and tokens, all of one GPU."""
+    """Bytes and tokens, all per GPU."""
     memory = plan.gpu_memory
     return {
         "model": plan.model,
@@ -178,7 +178,7 @@ def _capacity_json(plan: "MemoryPlan", capacity: Capacity) -> dict[str, Any]:
 
 
 def _longest(plan: "MemoryPlan", capacity: Capacity) -> int:
-    """What memory allows, or the model where that is less."""
+    """The longest request that memory and model allow."""
     longest = capacity.longest_request
     return plan.spec.max_positions if longest is None else min(longest, plan.spec.max_positions)
 

@@ -1,6 +1,6 @@
-"""A server for one command alone: the same app as `facet serve`, behind a socket file that only this user can open.
+"""Serves a model to one command: the same app as `facet serve`, behind a socket file that only this user can open.
 
-So that what answers in a terminal is what answers over HTTP, to the last field.
+So a terminal command gets exactly the answers that a client of `facet serve` gets.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.02
 
 @contextlib.contextmanager
 def private_server(config: ServerConfig) -> Iterator[tuple[ApiClient, ServedModel]]:
-    """Loads the model, serves it for the length of a `with` block, and ends."""
+    """Loads the model and serves it within a `with` block."""
     engine, model, app = start_app(config)
     with tempfile.TemporaryDirectory(prefix="facet-") as folder:
         path = Path(folder) / "server"
@@ -44,7 +44,7 @@ def private_server(config: ServerConfig) -> Iterator[tuple[ApiClient, ServedMode
 
 
 def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
-    """Or until it failed to."""
+    """Returns also if it failed to start."""
     while thread.is_alive() and not server.started:
         thread.join(timeout=_LOOK_SECONDS)
 
@@ -56,7 +56,7 @@ def _stop(server: uvicorn.Server, thread: threading.Thread, engine: EngineProces
         server.should_exit = True
         thread.join()
     except KeyboardInterrupt:
-        # Somebody does not want to wait; but Python itself would, for a process that lives on.
+        # The user does not want to wait, but Python itself would wait for a process that is still running.
         if engine.process_id is not None:
             os.kill(engine.process_id, signal.SIGKILL)
         raise

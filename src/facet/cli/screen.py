@@ -1,6 +1,6 @@
-"""What a chat shows. On a terminal: thoughts dim, calls in a frame. In a pipe: answers alone, as plain lines.
+"""Shows a chat. On a terminal: thoughts dimmed, calls in a frame. In a pipe: only answers, as plain lines.
 
-Answers go to standard output; whatever else there is to say, to standard error.
+Answers go to standard output, everything else to standard error.
 """
 
 import json
@@ -25,15 +25,15 @@ class Screen:
         self.is_interactive = sys.stdin.isatty()
         self._is_terminal = sys.stdout.isatty()
         self._notes = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._showing: type[Delta] | None = None  # the kind of the last piece of an answer
+        self._showing: type[Delta] | None = None  # the kind of the last part of an answer
         self._ends_line = True
 
     def ask(self, prompt: str) -> str:
-        """A line of the user's. Raises EOFError at the end of the input."""
+        """Reads a line from the user. Raises EOFError at the end of the input."""
         return input(prompt if self.is_interactive else "")
 
     def show(self, delta: Delta) -> None:
-        """A piece of an answer, as it comes. Calls are shown when they are whole."""
+        """Shows a part of an answer as it arrives. Calls are shown when they are complete."""
         if isinstance(delta, ReasoningDelta):
             if self._is_terminal:
                 self._write(delta, f"{_DIM}{without_controls(delta.text)}{_PLAIN}", delta.text)
@@ -55,7 +55,7 @@ class Screen:
                 print(f"{call.name} {call.arguments or '{}'}", flush=True)
 
     def note(self, text: str) -> None:
-        """Something about the session, for whoever sits there."""
+        """A note about the session, for an interactive user."""
         if self.is_interactive:
             self._notes.print(Text(text, style="dim"))
 

@@ -1,4 +1,4 @@
-"""`facet serve [MODEL]`: the HTTP server."""
+"""`facet serve [MODEL]`: runs the HTTP server."""
 
 import argparse
 
