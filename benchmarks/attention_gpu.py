@@ -1,9 +1,9 @@
-"""Attention kernels on a GPU at the shapes of E4B and 31B: microseconds, and the share of the memory or matrix ceiling.
+"""Times the attention kernels on a GPU at the shapes of E4B and 31B, and compares them with the hardware's limits.
 
     python benchmarks/attention_gpu.py
 
-Decoding reads every visible key and value once, so it is held against the bandwidth of a plain read; prefill is held
-against what a large bfloat16 matrix product reaches, both measured in the same run.
+Decoding reads every visible key and value once, so it is compared with the bandwidth of a plain read; prefill is
+compared with a large bfloat16 matrix product. Both limits are measured in the same run.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""What --batch-invariant costs: a decode step and a prompt, with it and without, as ratios.
+"""Measures the cost of --batch-invariant: a decode step and a prompt, with it and without, as ratios.
 
     python benchmarks/batch_invariant.py                                        # a small model on a CPU, float32
     python benchmarks/batch_invariant.py --device cuda --model "Gemma 4 E4B"    # a real shape on a GPU, bfloat16
 
-Random weights; the engine runs in this process. Both engines are also asked the same question alone and among others,
-and whether its log-probabilities came out the same, bit for bit: they must with the flag, and need not without.
+Random weights; the engine runs in this process. Both engines also run the same request alone and among others, and
+its log-probabilities are compared bit for bit: they must be the same with the flag, and need not be without.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def submit(engine: Engine, name: str, num_tokens: int, num_output: int, seed: in
 
 
 def drain(engine: Engine) -> dict[str, list[list[float]]]:
-    """The log-probabilities of everybody's answer."""
+    """The log-probabilities of every answer."""
     answers: dict[str, list[list[float]]] = {}
     while engine.has_work:
         for event in engine.step():

@@ -1,4 +1,4 @@
-"""How many streamed tokens per second `facet bench serve` itself can take, from a server that computes nothing.
+"""Measures how many streamed tokens per second `facet bench serve` can receive from a server that computes nothing.
 
     python benchmarks/bench_client.py                       # 16, 64 and 256 requests in flight
     python benchmarks/bench_client.py --pace 20000          # the server sends so many tokens/s and no more

@@ -1,11 +1,11 @@
-"""What one layer of decoding does around its keys, on a GPU: `prepare_heads` and the attention of single rows.
+"""Times what one layer of a decode step does with its keys, on a GPU: `prepare_heads` and attention of single rows.
 
     python benchmarks/decode_gpu.py [--only heads|attention|latency|quantized] [--full]
 
-Every variant is first held against the reference. It is then timed as a model runs it: inside a captured graph, layer
-after layer, each with memory of its own, so that nothing is found in the cache that would not be there. Printed per
+Every variant is first compared with the reference. It is then timed as a model runs it: inside a captured graph, layer
+after layer, each with its own memory, so that nothing is in the cache that would not be there in a model. Printed per
 load: the tuning that is built in, the best variant, and all of them. `--full` tries more tile shapes, and takes longer.
-`latency` is the attention of few rows, where bytes cost nothing and every wait counts. `quantized` is attention over
+`latency` is the attention of few rows, where latency counts and not bytes. `quantized` is attention over
 keys and values of one byte, and its time against that of bfloat16.
 """
 

@@ -1,4 +1,4 @@
-"""Output tokens per second of the whole engine beside transformers' batched `generate`, alternately in one run.
+"""Measures output tokens per second of the engine and of transformers' batched `generate`, alternately in one run.
 
     python benchmarks/engine_cpu.py                      # concurrency 1, 4 and 16 on a CPU, float32
 

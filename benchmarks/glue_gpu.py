@@ -1,4 +1,4 @@
-"""The kernels between matrix products on a GPU at the shapes of E4B and 31B: microseconds, and the share of bandwidth.
+"""Times the kernels between matrix products on a GPU at the shapes of E4B and 31B, and their share of bandwidth.
 
     python benchmarks/glue_gpu.py [--warps 4 8 16]
 

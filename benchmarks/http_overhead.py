@@ -1,9 +1,9 @@
-"""What the front end costs: requests and streamed tokens per second with an engine that computes nothing.
+"""Measures the cost of the front end: requests and streamed tokens per second with an engine that computes nothing.
 
     python benchmarks/http_overhead.py                      # 64 and 256 connections
     python benchmarks/http_overhead.py --profile            # and where the server's time goes
 
-Beside it, in the same run, a bare Starlette app that streams as many events of the same size out of a constant. The
+For comparison, the same run measures a bare Starlette app that streams as many constant events of the same size. The
 engine is a process of its own behind the real messages, as in `facet serve`; only its steps are empty: every running
 request gets a token in every step. The load comes from a third process. All of them share the machine, so the figures
 are those of three processes on so many cores, and the ratio is what to look at.
@@ -54,7 +54,7 @@ CHUNK = (  # an event as Facet sends it
 
 
 class EmptySteps:
-    """Stands where the engine's service stands: takes messages and sends some, computes nothing."""
+    """Takes the place of the engine's service: receives and sends messages, computes nothing."""
 
     def __init__(self, info: EngineInfo) -> None:
         self.info = info

@@ -1,4 +1,4 @@
-"""What a KV dtype does to the logits: KL divergence and top-1 agreement against keys and values in bfloat16.
+"""Measures how a KV dtype changes the logits: KL divergence and top-1 agreement against bfloat16.
 
     python benchmarks/kv_accuracy.py                  # tiny models and random ones of about 100 million parameters
     python benchmarks/kv_accuracy.py FOLDER           # a checkpoint of your own

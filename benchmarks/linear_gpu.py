@@ -1,4 +1,4 @@
-"""Few-row matrix products on a GPU at the shapes of E4B and 31B: which configuration is fastest, and against cuBLAS.
+"""Times few-row matrix products on a GPU at the shapes of E4B and 31B, by configuration and against cuBLAS.
 
     python benchmarks/linear_gpu.py --output linear.json
     python benchmarks/linear_gpu.py --chosen                    # only what the engine would use, under a minute

@@ -1,4 +1,4 @@
-"""Tokens per second of Facet's forward pass beside transformers' on the same random model, alternately in one run.
+"""Measures tokens per second of Facet's forward pass and of transformers', on the same random model, alternately.
 
     python benchmarks/model_forward.py                  # prefill of 512 tokens, decode of a batch of 16, float32, CPU
     python benchmarks/model_forward.py --shape 31b      # another family's shape

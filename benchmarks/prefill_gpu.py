@@ -1,4 +1,4 @@
-"""Attention of runs on a GPU, however it may be cut and scheduled: microseconds and the share of matrix products.
+"""Times the attention of prompts on a GPU, in many variants, and compares it with matrix products.
 
     python benchmarks/prefill_gpu.py [--quick]
 

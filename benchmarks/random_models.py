@@ -1,4 +1,4 @@
-"""Random models of about 100 million parameters with the structure of the families they are named after."""
+"""Makes random models of about 100 million parameters with the structure of the families they are named after."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Milliseconds per sampling step, logits to token ids, for a Gemma-sized vocabulary.
+"""Times a sampling step, from logits to token ids, for a vocabulary of Gemma's size.
 
     python benchmarks/sampling.py                  # CPU
     python benchmarks/sampling.py --device cuda    # a GPU: the kernels, beside torch's own operations

@@ -1,4 +1,4 @@
-"""Host time of one step: deciding, committing and settling, for many running requests with long contexts.
+"""Times the CPU work of one step: deciding, committing and settling, for many running requests with long contexts.
 
     python benchmarks/scheduler.py
 

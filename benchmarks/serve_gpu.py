@@ -1,9 +1,9 @@
-"""The table of `benchmarks/h200.md`, through HTTP: a server with random weights, `facet bench serve` against it.
+"""Measures the table of `benchmarks/h200.md` through HTTP: `facet bench serve` against servers with random weights.
 
     python benchmarks/serve_gpu.py [--rows e4b-8k-c8 31b-c1 ...] [--output results.json]
 
 One server per set of flags, all loads of that server one after the other, each after its own warm-up requests. vLLM's
-figures and the targets stand beside ours; they were measured elsewhere, on the same kind of card.
+figures and the targets are printed for comparison; vLLM was measured elsewhere, on the same kind of card.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Row:
-    """One load, and what others make of it. `figures` are keys of the result file."""
+    """One load, with vLLM's result and the target. `figures` are keys of the result file."""
 
     name: str
     server: Server

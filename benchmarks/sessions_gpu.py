@@ -1,4 +1,4 @@
-"""Long sessions side by side and one after the other: four of 65,536 tokens, five turns each, through HTTP.
+"""Measures long sessions at once and one after the other: four of 65,536 tokens, five turns each, through HTTP.
 
     python benchmarks/sessions_gpu.py [--model "Gemma 4 31B"] [--input-len 65536] [--num-sessions 4] [--num-turns 5]
 

@@ -1,4 +1,4 @@
-"""One decode step and one prefill step of the engine on a GPU, taken apart by kernel.
+"""Profiles one decode step and one prefill step of the engine on a GPU, kernel by kernel.
 
     python benchmarks/step_gpu.py --model "Gemma 4 E4B" --decode 1 8 100 --context 512 --prefill 8192
 

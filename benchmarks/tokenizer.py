@@ -1,4 +1,4 @@
-"""Tokenizing from one and from several threads: the raw Rust tokenizer, Facet's, a lock, and deep copies.
+"""Times tokenizing from one and several threads: the raw Rust tokenizer, Facet's, a lock, and deep copies.
 
     python benchmarks/tokenizer.py                              # a vocabulary of Gemma's size, made up on the spot
     python benchmarks/tokenizer.py --tokenizer tokenizer.json   # a real one

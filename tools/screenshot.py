@@ -1,4 +1,4 @@
-"""A picture of the page with a conversation in it: the one in the README.
+"""Takes a picture of the page with a conversation in it: the one in the README.
 
     facet serve &                                                   # any server of ours; wait until it is ready
     python -m tools.screenshot http://127.0.0.1:8000 docs/page.png --crowd 6

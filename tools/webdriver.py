@@ -1,6 +1,6 @@
-"""A browser without a window, driven through the WebDriver protocol: Chromium behind chromedriver.
+"""Drives a headless browser through the WebDriver protocol: Chromium with chromedriver.
 
-WebDriver is JSON over HTTP, and what the tests of the page need of it fits here. Debian has both programs, as
+WebDriver is JSON over HTTP, and the part that the tests of the page need is here. Debian has both programs, as
 `chromium` and `chromium-driver`; `make browser` installs them.
 """
 
@@ -80,7 +80,7 @@ class Browser:
         self.command("POST", f"/element/{self._element(selector)}/value", {"text": text})
 
     def press(self, keys: str) -> None:
-        """Whoever has the focus gets them."""
+        """Sends keys to the element that has the focus."""
         self.command("POST", f"/element/{self._reference('/element/active', 'GET', None)}/value", {"text": keys})
 
     def text(self, selector: str) -> str:
@@ -119,12 +119,12 @@ class Browser:
         return str(self.run("return document.body.innerText"))
 
     def console(self) -> list[str]:
-        """What the page complained about since this was last asked."""
+        """Errors that the page logged since the last call."""
         entries = self.command("POST", "/se/log", {"type": "browser"})
         return [entry["message"] for entry in entries if entry["level"] in ("WARNING", "SEVERE")]
 
     def requested_urls(self) -> list[str]:
-        """Every address asked for since this was last asked."""
+        """Every address requested since the last call."""
         messages = [json.loads(entry["message"])["message"] for entry in self.command("POST", "/se/log", {"type": "performance"})]  # fmt: skip  # noqa: E501
         return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
 

@@ -1,8 +1,8 @@
-"""Attention over rows that hold several documents each: nobody sees another document, the future, or past a window.
+"""Attention over rows that hold several documents each, within documents, causally and within windows.
 
-Two ways with the same result, and a third in `flash.py`. `dense_attend` writes the whole mask down and is the
-definition; it runs anywhere. `flex_attend` skips the blocks of the mask that are empty, which is most of them; a GPU
-trains with it where the third way fails.
+Two implementations with the same result, and a third in `flash.py`. `dense_attend` builds the whole mask and is the
+definition; it runs anywhere. `flex_attend` skips the empty blocks of the mask, which are most of them; a GPU trains
+with it if the third one fails.
 
 Shapes: queries [rows, heads, length, dim], keys and values [rows, kv heads, length, dim].
 """
@@ -61,7 +61,7 @@ def flex_attend(document_ids: Tensor, attention: Callable[..., Tensor] = flex_at
 
 
 def dense_mask(document_ids: Tensor, window: int | None) -> Tensor:
-    """[rows, queries, keys]: who sees whom."""
+    """[rows, queries, keys]: which query sees which key."""
     length = document_ids.shape[1]
     index = torch.arange(length, device=document_ids.device)
     distance = index[:, None] - index[None, :]
@@ -70,7 +70,7 @@ def dense_mask(document_ids: Tensor, window: int | None) -> Tensor:
 
 
 def block_mask(document_ids: Tensor, window: int | None) -> BlockMask:
-    """Which blocks of the mask hold anything, from the first and last document of each block.
+    """Which blocks of the mask are not empty, from the first and last document of each block.
 
     Document ids rise along a row, so two blocks have a document in common exactly if their ranges overlap, and a
     block lies within one document exactly if its first and last id are equal. Nothing of size length x length is made.

@@ -1,8 +1,8 @@
-"""What a training run writes: the weights as a checkpoint will hold them, and the state to go on from.
+"""Writes and reads what a training run saves: the weights as a checkpoint holds them, and the state to continue from.
 
 `weights.safetensors` is bfloat16 under checkpoint names, `state.safetensors` everything in float32, the optimizer's
-state and the number of steps. Each is written beside the old one and then put in its place, so a run that is killed
-while writing leaves the old one whole.
+state and the number of steps. Each is written to a new file that then replaces the old one, so a run that is
+killed while writing leaves the old one intact.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The dialogues of `generate.py` as a source of examples that worker processes can be sent."""
+"""Provides the dialogues of `generate.py` as examples, in a form that can be sent to worker processes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Examines a checkpoint through Facet itself, as a server would use it: greedy, unconstrained, on unseen tools.
+"""Evaluates a checkpoint through Facet itself: greedy, unconstrained, on unseen tools.
 
 python -m tools.bundled_model.evaluate FOLDER [--num 500] [--device cpu|cuda] [--json FILE] [--show 5]
 """
@@ -124,7 +124,7 @@ def measures(answered: Sequence[Answered]) -> list[Measure]:
 
 
 def long_prompt_measures(examiner: Examiner, num: int) -> list[Measure]:
-    """The same prompts one at a time and among others: the call must be right, and the same whatever the company."""
+    """The same prompts one at a time and in batches: the call must be right, and the same in both."""
     results = []
     cases = long_prompts(num, _SEED)
     for temperature in _TEMPERATURES:

@@ -1,6 +1,6 @@
-"""What the bundled model is examined on: tools and words it never saw, and one long prompt over and over.
+"""Generates the cases of the evaluation: tools and words that training never saw, and one long prompt repeatedly.
 
-Only the everyday tools are known to it from training; what they are asked for is new.
+Only the everyday tools occur in training; what they are asked for is new.
 """
 
 import random

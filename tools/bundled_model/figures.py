@@ -1,4 +1,4 @@
-"""What a training run measures about itself: how far it is, how fast, and how large its losses are."""
+"""Measures a training run: its progress, its speed and its losses."""
 
 import time
 from collections import deque

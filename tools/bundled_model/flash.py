@@ -1,7 +1,7 @@
-"""Attention of documents that lie end to end, by the flash kernels that PyTorch carries: the quickest way on a GPU.
+"""Attention of documents laid end to end, with the flash kernels in PyTorch: the fastest way on a GPU.
 
-PyTorch's own function for this differs between versions, so its two kernels are called by themselves here, as operators
-that a compiler passes over and that know their gradients.
+PyTorch's own function for this differs between versions, so its two kernels are called directly, as operators that the
+compiler leaves alone and that know their gradients.
 """
 
 import torch

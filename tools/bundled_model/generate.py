@@ -1,4 +1,4 @@
-"""Training examples without end: made-up dialogues as token ids, and which of them the model must produce.
+"""Generates training examples without end: dialogues as token ids, and which of them the model must produce.
 
 python -m tools.bundled_model.generate --num 5          prints some dialogues
 python -m tools.bundled_model.generate --num 2000 --statistics
@@ -38,7 +38,7 @@ def training_dialogues(seed: int) -> Iterator[Dialogue]:
 
 
 def encode_dialogue(tokenizer: tokenizers.Tokenizer, dialogue: Dialogue) -> TrainingExample:
-    """Pieces are encoded apart and joined: rendering.py cuts only where that makes no difference."""
+    """Encodes the parts separately and joins them: rendering.py cuts only where that makes no difference."""
     token_ids: list[int] = []
     is_target: list[bool] = []
     for piece in render(dialogue):

@@ -1,4 +1,4 @@
-"""How much of a batch a model gets right when every token before the one in question is given to it."""
+"""Measures how many tokens of a batch a model predicts right, given all tokens before each."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The trainable decoder: what Facet computes for a Gemma 4 E model, written so that gradients flow through it.
+"""The trainable decoder: the computation of a Gemma 4 E model, written so that gradients flow through it.
 
 Parameters are float32 and carry their checkpoint names. They are rounded to the type of the activations where they
 are used, so a model trained in bfloat16 computes with exactly the weights that its checkpoint will hold. It knows no

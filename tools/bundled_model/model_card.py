@@ -1,4 +1,4 @@
-"""The text of the bundled model's card: what it is, what it is not, and what was measured."""
+"""Writes the bundled model's card: what it is, what it is not, and what was measured."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

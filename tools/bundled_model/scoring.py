@@ -1,7 +1,7 @@
-"""What is right about one reply: its calls, their syntax, the shape of its thought, what it tells. Pure functions.
+"""Scores one reply: its calls, their syntax, the shape of its thought, what it tells. Pure functions.
 
-Replies are read by Facet's own parser, which forgives much; syntax is therefore judged by writing the calls anew and
-comparing with what the model wrote.
+Replies are read by Facet's own parser, which is lenient; syntax is therefore judged by writing the calls again and
+comparing them with what the model wrote.
 """
 
 import json
@@ -111,12 +111,12 @@ def thought_is_well_formed(reply: Reply) -> bool:
 
 
 def declines(reply: Reply) -> bool:
-    """Words and no call."""
+    """Whether the reply has words and no call."""
     return not attempts_call(reply) and reply.text.endswith(_ENDS_OF_TEXT) and bool(reply.content.strip())
 
 
 def tells(reply: Reply, facts: Sequence[str]) -> bool:
-    """An answer in words that holds every fact."""
+    """Whether the reply is an answer in words with every fact."""
     return declines(reply) and all(fact in reply.content for fact in facts)
 
 

@@ -1,4 +1,4 @@
-"""What a training run is told. Apart from the trainer, so that worker processes can do without torch."""
+"""The settings of a training run. Kept apart from the trainer, so that worker processes need no torch."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass

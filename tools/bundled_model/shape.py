@@ -1,4 +1,4 @@
-"""The shape of the bundled model: its `config.json`, and the numbers in it with their reasons.
+"""The shape of the bundled model: its `config.json`, with the reasons for its numbers.
 
 The trainable decoder is built from the `ModelSpec` that Facet itself reads out of this config, so the two cannot
 disagree about a width or about which layer reads whose keys.

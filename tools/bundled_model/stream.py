@@ -1,7 +1,7 @@
-"""Training data as the trainer eats it: examples packed into rows.
+"""Packs training examples into the rows of batches.
 
-Batch i is a function of the seed and i alone, whoever makes it, so a run can go on where another ended. It knows
-examples only as token ids and marks; it imports no torch, so that workers start quickly.
+Batch i depends only on the seed and i, so a run can continue where another ended. Knows examples only as token ids and
+marks, and imports no torch, so that workers start quickly.
 """
 
 import itertools

@@ -2,7 +2,7 @@
 
 A space, a digit and a sign are tokens of their own and words are cut nowhere else than inside, so a word is written
 with the same tokens in a tool's declaration, in a request and in a call. Copying is what a small model does best.
-Characters the vocabulary lacks are written as bytes: any text comes back as it was.
+Characters that the vocabulary lacks are written as bytes, so any text survives encoding and decoding.
 
     python -m tools.bundled_model.tokenizer --output FOLDER
 """
@@ -62,7 +62,7 @@ def build_tokenizer(
 
 
 def write_tokenizer(tokenizer: tokenizers.Tokenizer, folder: Path) -> None:
-    """The files a checkpoint needs to be talked to."""
+    """Writes the tokenizer and chat template files of a checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

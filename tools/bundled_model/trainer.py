@@ -1,7 +1,7 @@
-"""The training loop: batches in, weights out, a line of figures now and then.
+"""The training loop: takes batches, updates weights, saves them, and prints figures.
 
-It knows nothing of dialogues or text. Whatever may fail on a machine that was never tried (compiling, flex attention)
-has a slower way behind it that is taken by itself, with a line saying so.
+Knows nothing of dialogues or text. Whatever may fail on an untested machine (compiling, flex attention) has a slower
+fallback that is used automatically, with a line that says so.
 """
 
 import json
@@ -149,7 +149,7 @@ def rate_share(num_steps: int, progress: float, settings: TrainSettings) -> floa
 
 
 def dense_losses(model: Decoder) -> TokenLosses:
-    """By a written-down mask, keeping little: slow on a GPU, but it fails neither for want of memory nor a compiler."""
+    """With an explicit mask, keeping little: slow on a GPU, but needs neither much memory nor a compiler."""
     recompute = model.embed_tokens.weight.is_cuda
     return lambda batch: _token_losses(
         model, batch.token_ids, batch.positions, dense_attend(batch.document_ids), recompute

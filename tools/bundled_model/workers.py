@@ -1,4 +1,4 @@
-"""Batches made ahead by worker processes, and handed out in a fixed order. Knows nothing of what is in them."""
+"""Makes batches ahead in worker processes and hands them out in a fixed order. Knows nothing of their content."""
 
 import multiprocessing
 import os
@@ -117,7 +117,7 @@ class WorkerBatches:
             raise self._failure
 
     def _receive(self) -> None:
-        """The receiver's life: takes what comes while there is room, and in any case while the next one is missing."""
+        """The receiver: takes batches while there is room, and always while the next one is missing."""
         while True:
             with self._news:
                 self._news.wait_for(
@@ -142,7 +142,7 @@ class WorkerBatches:
 
 
 def _make_batches(maker: BatchMaker, indices: Iterable[int | None], arrivals: Any) -> None:
-    """A worker's life. None asks for the held-out batch; an error is sent in place of a batch."""
+    """The main function of a worker. None asks for the held-out batch; an error is sent in place of a batch."""
     os.nice(10)  # the trainer, and what it compiles, come first
     try:
         for index in indices:

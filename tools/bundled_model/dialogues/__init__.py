@@ -1,4 +1,4 @@
-"""Makes up the dialogues the bundled model learns from.
+"""Generates the dialogues from which the bundled model learns.
 
 words, values, numbers_in_words: what everything is made of      conversation: what a dialogue is
 tool_maker, requests, results, calling: made-up tools in use     catalogue, everyday: tools as people declare them

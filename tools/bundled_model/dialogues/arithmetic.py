@@ -1,4 +1,4 @@
-"""Sums with small numbers, in digits and in words."""
+"""Generates sums with small numbers, in digits and in words."""
 
 from tools.bundled_model.dialogues.conversation import Exchange
 from tools.bundled_model.dialogues.numbers_in_words import in_words

@@ -1,4 +1,4 @@
-"""Dialogues in which tools are there: one call, several, none that fits, too little said, and what comes after."""
+"""Generates dialogues with tools: one call, several, none that fits, missing values, and what comes after."""
 
 from collections.abc import Sequence
 

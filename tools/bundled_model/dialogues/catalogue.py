@@ -1,7 +1,7 @@
-"""Tools as people really declare them, with requests as people really make them.
+"""Generates tools as people really declare them, with requests as people really make them.
 
-Beside thousands of made-up tools these few dozen teach how weather, mail or timers are asked for. A request names
-its values in braces; the tool's optional parameters are passed where the request has them.
+Together with thousands of made-up tools, these few dozen teach how people ask for weather, mail or timers. A request
+names its values in braces; the tool's optional parameters are passed where the request has them.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The entries of the catalogue: data alone. How they become tools and requests is told in catalogue.py."""
+"""The entries of the catalogue, as data. catalogue.py turns them into tools and requests."""
 
 from tools.bundled_model.dialogues import values
 from tools.bundled_model.dialogues.catalogue import Entry, Field, ValueMaker

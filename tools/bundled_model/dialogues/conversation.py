@@ -1,6 +1,6 @@
-"""What a dialogue is: tools, turns, thoughts, calls and results, as plain values.
+"""Defines what a dialogue is: tools, turns, thoughts, calls and results, as plain values.
 
-Knows neither how a dialogue is written as text (rendering.py) nor how one is made up (the other files).
+Knows neither how a dialogue is written as text (rendering.py) nor how one is generated (the other files).
 """
 
 from collections.abc import Mapping

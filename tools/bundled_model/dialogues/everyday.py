@@ -1,4 +1,4 @@
-"""Dialogues with tools from the catalogue, alone, among each other and among made-up ones."""
+"""Generates dialogues with tools from the catalogue: alone, together, and mixed with made-up ones."""
 
 from tools.bundled_model.dialogues.calling import answered_calls, call_turn, finish_with, no_fit_turn
 from tools.bundled_model.dialogues.catalogue import ask, declare

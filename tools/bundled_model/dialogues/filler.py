@@ -1,4 +1,4 @@
-"""Long text that a request may be about: log lines, prose, code, tables. What it says does not matter."""
+"""Generates long text that a request may be about: log lines, prose, code, tables. Its content does not matter."""
 
 # ruff: noqa: SIM905  (long lists of words read better as text)
 

@@ -1,4 +1,4 @@
-"""The few facts the model knows, and the plain words with which it says that it does not know."""
+"""Generates questions about the few facts the model knows, and about things it says that it does not know."""
 
 from tools.bundled_model.dialogues.conversation import Exchange
 from tools.bundled_model.dialogues.small_talk import varied

@@ -1,4 +1,4 @@
-"""Short lists in words: naming things of a kind, counting, sorting, turning around, first and last."""
+"""Generates tasks with short lists: naming things of a kind, counting, sorting, reversing, first and last."""
 
 from tools.bundled_model.dialogues.conversation import Exchange, listed
 from tools.bundled_model.dialogues.numbers_in_words import in_words

@@ -1,4 +1,4 @@
-"""Long prompts: a request with a long text before or after it. The call must not copy the text."""
+"""Generates long prompts: a request with a long text before or after it. The call must not copy the text."""
 
 from tools.bundled_model.dialogues.calling import call_turn, finish_with, no_fit_turn, request_for
 from tools.bundled_model.dialogues.catalogue import ask, declare

@@ -1,4 +1,4 @@
-"""Which kinds of dialogues there are, and how much of each."""
+"""Defines the kinds of dialogues and the share of each."""
 
 import itertools
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Whole numbers up to a thousand in words."""
+"""Writes whole numbers up to a thousand in words."""
 
 # ruff: noqa: SIM905  (long lists of words read better as text)
 

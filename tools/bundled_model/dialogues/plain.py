@@ -1,4 +1,4 @@
-"""Dialogues in which no tool is needed, with and without tools at hand, one question or several."""
+"""Generates dialogues that need no tool, with and without tools available, with one question or several."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,8 @@
-"""A dialogue -> the text of Gemma 4's chat format, cut into what the model is given and what it must produce.
+"""Renders a dialogue in Gemma 4's chat format, cut into what the model is given and what it must produce.
 
-Writes what chat_template.jinja renders (a test compares them), a hundred times as fast. Cuts lie only beside control
-tokens and after line breaks, where the tokenizer cuts too: pieces encoded apart are the whole encoded at once.
+Gives the same text as chat_template.jinja (a test compares them), a hundred times as fast. Cuts are only beside control
+tokens and after line breaks, where the tokenizer cuts too: encoding the parts separately gives the same tokens as
+encoding the whole.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ class Piece:
 
 
 def render(dialogue: Dialogue) -> list[Piece]:
-    """Pieces in turn, given and target. The last one is a target: nothing is rendered after the last reply."""
+    """Parts in turn, given and target. The last one is a target: nothing is rendered after the last reply."""
     pieces: list[Piece] = []
     given = "<bos>" + _system_turn(dialogue)
     last_user_turn = dialogue.last_user_turn

@@ -1,7 +1,7 @@
-"""Requests: what a user says to have a made-up tool called, and the call that is meant.
+"""Generates requests: what a user says to have a made-up tool called, and the call that is meant.
 
-Every value stands in the request as it must stand in the call, beside a cue: the parameter's name, or, where no other
-parameter could take the value, only its place in the sentence. What is not mentioned is not passed.
+Every value appears in the request exactly as it must appear in the call, with a cue: the parameter's name, or, where no
+other parameter could take the value, only its place in the sentence. What is not mentioned is not passed.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What tools return, and the sentence that tells the user about it. Every value returned is in the sentence."""
+"""Generates what tools return, and the sentence that tells the user every value of it."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Greetings, thanks, and what the model knows about itself and about Facet."""
+"""Generates greetings, thanks, and what the model knows about itself and about Facet."""
 
 from tools.bundled_model.dialogues.conversation import Exchange
 from tools.bundled_model.dialogues.words import Source

@@ -1,4 +1,4 @@
-"""Short stories from a grammar: somebody, somewhere, a trouble, a helper, an end."""
+"""Generates short stories from a grammar: a person, a place, a problem, a helper, an end."""
 
 # ruff: noqa: SIM905  (long lists of words read better as text)
 

@@ -1,4 +1,4 @@
-"""System prompts: there or not, they ask for nothing the model does not do anyway."""
+"""Generates system prompts. They ask for nothing that the model does not do anyway."""
 
 from tools.bundled_model.dialogues.words import Source
 

@@ -1,4 +1,4 @@
-"""Makes up tools: what one does, what it is called, how it describes itself, which parameters it takes.
+"""Generates tools: what a tool does, its name, its description and its parameters.
 
 What a tool does is a verb and a thing. Name, description and request are all made from these two, so a reader who
 can match words finds the tool that a request means, whatever the words are.

@@ -1,4 +1,4 @@
-"""Values for arguments and results: words, names, codes, dates, addresses, paths, patterns, numbers.
+"""Generates values for arguments and results: words, names, codes, dates, addresses, paths, patterns, numbers.
 
 A value never holds what ends it in a request: no quotes of any kind, no line breaks, no control tokens.
 """

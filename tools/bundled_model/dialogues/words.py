@@ -1,7 +1,7 @@
-"""Words to make tools and values from, and the line between those seen in training and those kept for evaluation.
+"""The words that tools and values are made from, divided into those for training and those for evaluation.
 
-A word belongs to one side for good, by its checksum. Made-up words have no list: they are composed of syllables or
-of pieces of real words, and fall to a side in the same way. Knows nothing of tools or dialogues.
+A word's checksum decides its side for good. Made-up words have no list: they are composed of syllables or of parts of
+real words, and their side is decided in the same way. Knows nothing of tools or dialogues.
 """
 
 # ruff: noqa: SIM905  (long lists of words read better as text)
@@ -175,14 +175,14 @@ class Source:
         return self.made_up() if self._invents(0.3) else self.pick(self.lexicon.adjectives)
 
     def made_up(self) -> str:
-        """A word nobody has seen, on this lexicon's side."""
+        """A made-up word, on this lexicon's side."""
         while True:
             word = self._composed()
             if is_held_out(word) == self.lexicon.held_out:
                 return word
 
     def word(self) -> str:
-        """A real noun or a made-up one. Few nouns are held out: they would meet too often if they came as often."""
+        """A real noun or a made-up one. The few held-out nouns are drawn less often, or they would recur."""
         share_of_nouns = 0.2 if self.lexicon.held_out else 0.45 if self.is_inventive else 0.6
         return self.noun() if self.rng.random() < share_of_nouns else self.made_up()
 
