@@ -1,5 +1,5 @@
-"""The doctor: runs a model on the hardware at hand and says whether its answers can be trusted.
+"""Runs a model on the hardware at hand and reports whether its answers can be trusted.
 
-It drives engines, kernels and parsers as servers do, alone and in company, and compares. It knows no HTTP and prints
-nothing.
+It runs engines, kernels and parsers as a server does, with requests alone and together, and compares the results.
+Knows no HTTP and prints nothing.
 """

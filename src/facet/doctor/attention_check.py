@@ -1,4 +1,4 @@
-"""Attention over pages, by whatever serves on this device, against the formula in float64, at the model's shapes.
+"""Compares attention over pages, as computed on this device, with the formula in float64, at the model's shapes.
 
 Pages hold NaN wherever nothing live is (`kernels/paged_attention/cases.py`), so a read outside a sequence or its window
 shows.
@@ -36,7 +36,7 @@ def check_attention(patient: Patient) -> Iterator[Finding]:
 
 
 def stored_attention_error(patient: Patient, kv_dtypes: Mapping[int, str]) -> float:
-    """How far attention is from the formula when keys and values are stored so, relative to the size of its results.
+    """The relative error of attention when keys and values are stored in this dtype.
 
     Writing follows the definition; reading is done by what serves on this device. The worst kind of layer counts.
     """

@@ -1,7 +1,7 @@
-"""Chats with tools: rendered, answered and parsed, alone and in company.
+"""Checks chats with tools: rendered, answered and parsed, alone and together.
 
-A small or random model seldom calls a tool, so replies as a model should write them are parsed as well. In company all
-parsers are alive at once and are given their tokens in turns.
+A small or random model seldom calls a tool, so scripted replies are parsed as well. Together, all parsers exist at once
+and get their tokens in turns.
 """
 
 from collections.abc import Iterator, Sequence

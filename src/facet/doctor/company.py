@@ -1,4 +1,4 @@
-"""Answers alone against answers in company, and with each thing on that must not change them."""
+"""Compares answers of requests run alone with those of requests run together, and with each optional feature on."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,14 +17,14 @@ NUM_CHUNKS = 40
 
 
 def check_alone(patient: Patient) -> Iterator[Finding]:
-    """Every request by itself, with nothing on that could matter: what all others are held against."""
+    """Runs every request by itself with all optional features off: the baseline of the other checks."""
     engine = make_engine(patient.model, Setup())
     patient.alone.update(run_alone(engine, patient.requests))
     yield compare("alone, finite", patient.alone, patient.alone, patient.limits)
 
 
 def check_concurrency(patient: Patient, concurrency: int) -> Iterator[Finding]:
-    """As a server runs, but with chunks short enough that long prompts come in several."""
+    """Runs as a server does, but with chunks so short that long prompts need several."""
     engine = make_engine(patient.model, _served(patient, concurrency))
     got = run_together(engine, patient.requests)
     yield compare(f"{concurrency} in flight", patient.alone, got, patient.limits)
@@ -40,7 +40,7 @@ def check_fast_prefill(patient: Patient) -> Iterator[Finding]:
 
 
 def check_prefix_cache(patient: Patient) -> Iterator[Finding]:
-    """Sessions: the second turn is the first with its answer and a few tokens more, and finds both in the cache."""
+    """Sessions: the second turn repeats the first and its answer, adds some tokens, and finds the rest in the cache."""
     name, first_turns = "prefix cache", _some(patient)
     setup = replace(_served(patient, patient.effort.concurrencies[0]), prefix_caching=True)
     engine = make_engine(patient.model, setup)
@@ -65,7 +65,7 @@ def _next_turn(patient: Patient, request: Request, first: Transcript) -> Request
 
 
 def check_padded_steps(patient: Patient) -> Iterator[Finding]:
-    """Steps filled up to captured sizes: graphs on a GPU, the same computed anew on a CPU."""
+    """Steps padded to the sizes of captured graphs; on a CPU, which has none, the padded step is computed."""
     most = patient.effort.num_requests + 3
     most_rows = _chunk(patient) + most
     setup = replace(_served(patient, most), graph_sizes=(3, most // 2, most), piece_sizes=(most_rows // 3, most_rows))
@@ -74,9 +74,9 @@ def check_padded_steps(patient: Patient) -> Iterator[Finding]:
 
 
 def check_dead_memory(patient: Patient) -> Iterator[Finding]:
-    """Freed blocks are NaN: any read of them is a loud failure.
+    """Freed blocks are filled with NaN, so that reading one makes the request fail.
 
-    Prompts come in many small chunks, so that windows leave blocks behind at many different steps.
+    Prompts are split into many small chunks, so that windows release blocks at many different steps.
     """
     requests = _some(patient)
     chunk = max(len(request.prompt_token_ids) for request in requests) // NUM_CHUNKS | 1
@@ -86,7 +86,7 @@ def check_dead_memory(patient: Patient) -> Iterator[Finding]:
 
 
 def check_little_memory(patient: Patient) -> Iterator[Finding]:
-    """Blocks are so scarce that they are soon somebody else's, and NaN in between; some requests are put back."""
+    """Blocks are so scarce that other requests soon reuse them, and NaN in between; some requests are preempted."""
     setup = replace(_served(patient, 8), prefix_caching=True, poison=True, is_short_of_memory=True)
     engine = make_engine(patient.model, setup)
     got = run_together(engine, patient.requests)
@@ -110,5 +110,5 @@ def _chunk(patient: Patient) -> int:
 
 
 def _some(patient: Patient) -> list[Request]:
-    """A share of the requests, of several lengths, for what takes many steps."""
+    """Some of the requests, of several lengths, for checks that take many steps."""
     return list(patient.requests)[: max(4, patient.effort.num_requests // 4)]

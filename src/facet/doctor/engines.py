@@ -1,4 +1,4 @@
-"""Runs engines over a model that is already loaded, each with a cache of its own, and keeps transcripts."""
+"""Runs engines over a model that is already loaded, each with its own cache, and records transcripts."""
 
 import gc
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ _SHARE_OF_FREE_MEMORY = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How an engine runs. The defaults are the plainest there is: what others are held against."""
+    """How an engine runs. The defaults have all optional features off: the baseline."""
 
     max_num_seqs: int = 1
     chunk: int | None = None  # tokens of prompts per step; None: whole prompts
@@ -80,7 +80,7 @@ def make_engine(model: Gemma, setup: Setup) -> Engine:
 
 
 def _num_blocks(layout: KVLayout, model: Gemma, setup: Setup, chunk: int) -> int:
-    """Enough for all requests at once, as far as there is memory: with less, some wait."""
+    """Enough for all requests at once if there is memory; with less, some requests wait."""
     device, longest = model.placement.device, model.num_positions
     least = 1 + need_of(layout, 0, num_tokens=longest).num_blocks
     if setup.is_short_of_memory:
@@ -107,7 +107,7 @@ class _Collected:
 
 
 def run_together(engine: Engine, requests: Sequence[Request]) -> dict[str, Transcript]:
-    """All of them, as many at a time as the engine takes; by request id."""
+    """Runs all requests together, as many at once as the engine allows; transcripts by request id."""
     collected = {request.request_id: _Collected() for request in requests}
     for request in requests:
         engine.submit(request)

@@ -1,4 +1,4 @@
-"""What Facet stands on here: versions, devices, memory, and what is missing."""
+"""Describes the environment: versions, devices, memory, and missing packages."""
 
 import os
 import platform
@@ -30,7 +30,7 @@ _OPTIONAL = {"matplotlib": "--plot"}
 
 
 def describe() -> dict[str, str]:
-    """By name; a missing package's version is the word missing."""
+    """Versions and devices by name; for a missing package, the word missing."""
     described = {
         "facet": __version__,
         "python": sys.version.split()[0],

@@ -1,4 +1,4 @@
-"""An examination: load, run every check, report. A check that breaks is a finding too."""
+"""Runs an examination: loads the model, runs every check, reports. A check that raises is a failed finding."""
 
 import tempfile
 import time
@@ -33,7 +33,7 @@ Check = Callable[[Patient], Iterator[Finding]]
 
 
 def examine(config: DoctorConfig, progress: Progress | None = None) -> Report:
-    """Raises `UserError` where there is nothing to examine: no such model, no memory, a contradiction of flags."""
+    """Raises `UserError` if there is nothing to examine: no such model, not enough memory, contradicting flags."""
     progress = progress or Silent()
     if config.quick and config.full:
         raise ConfigError("--quick and --full contradict each other. Give one of them.")
@@ -89,7 +89,7 @@ def _load(config: DoctorConfig, progress: Progress) -> Patient:
 
 
 def checks_for(effort: Effort) -> list[tuple[str, Check]]:
-    """In the order of the table. What runs alone comes before all that is held against it."""
+    """The checks in the order of the table. The baseline comes before all checks that compare with it."""
     return [
         ("kernels", check_kernels),
         ("attention", check_attention),

@@ -1,4 +1,4 @@
-"""What an examination found, as values that print as a table or as JSON."""
+"""The findings of an examination, as values that print as a table or as JSON."""
 
 import math
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def skipped(check: str, why: str) -> Finding:
 
 
 def measured(check: str, deviation: float, limit: float, note: str = "") -> Finding:
-    """Pass or fail by the number. NaN is no number that is small enough."""
+    """Pass or fail by the number. NaN fails."""
     return Finding(
         check=check, status="pass" if deviation <= limit else "fail", deviation=deviation, limit=limit, note=note
     )
@@ -49,7 +49,7 @@ class Report:
         return all(finding.status != "fail" for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """JSON has no infinity: a deviation that is none becomes a word."""
+        """JSON has no infinity: a deviation that is not finite becomes a string."""
         return {
             "model": self.model,
             "device": self.device,

@@ -1,7 +1,7 @@
-"""Compares two transcripts of one request, computed in different company: the same, a rounding tie, or corruption?
+"""Compares two transcripts of one request, run alone and together: the same, a rounding tie, or corruption.
 
-Sums taken in another order move a log-probability by its last bits. Where two tokens are as good as equal, that may
-tip the choice, and from there on the texts differ with nobody at fault: a *tie*. So texts are never compared, only
+Sums in another order change the last bits of a log-probability. Where two tokens are nearly equal, that can change the
+choice, and from then on the texts differ although nothing is wrong: a *tie*. So texts are never compared, only
 log-probabilities of the same tokens:
 
     the same token         its two log-probabilities must agree within `logprob`
@@ -19,7 +19,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
-    """One generated token, and how likely the model held it and its rivals."""
+    """One generated token, with its log-probability and those of the likeliest tokens."""
 
     token_id: int
     logprob: float
@@ -41,7 +41,7 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far apart is still rounding. Differences count relative to log-probabilities larger than 1."""
+    """How large a difference may be and still count as rounding. Above 1, log-probabilities are compared relatively."""
 
     logprob: float
     tie: float
@@ -69,7 +69,7 @@ class Verdict:
 
 
 def judge(alone: Transcript, other: Transcript, limits: Limits) -> Verdict:
-    """Hold `other` against what the request got `alone`."""
+    """Compares `other` with what the request got `alone`."""
     if other.error is not None:
         return Verdict(Outcome.CORRUPT, math.inf, f"ended with an error: {other.error}")
     if len(alone.prompt_logprobs) != len(other.prompt_logprobs) or len(alone.tokens) != len(other.tokens):
@@ -90,7 +90,7 @@ def judge(alone: Transcript, other: Transcript, limits: Limits) -> Verdict:
 
 
 def _judge_parting(index: int, mine: ScoredToken, theirs: ScoredToken, limits: Limits, largest: float) -> Verdict:
-    """Where the tokens part. Both tokens still have the same context, so their distributions must agree."""
+    """At the first different token. Its context is still the same, so the distributions must agree."""
     for token_id, logprob in mine.best:
         other = theirs.logprob_of(token_id)
         if other is not None:

@@ -1,6 +1,6 @@
-"""Every kernel against its reference, at the model's own widths and, for products, with its own weights.
+"""Compares every kernel with its reference, at the model's own widths and, for products, with its own weights.
 
-On a GPU this holds Triton against plain PyTorch. On a CPU the references serve, and there is nothing to compare.
+On a GPU this compares Triton with plain PyTorch. A CPU uses the references, so there is nothing to compare.
 """
 
 from collections.abc import Callable, Iterator
@@ -158,7 +158,7 @@ def _gated_linear(model: Gemma) -> list[Share]:
 
 
 def _rows_for(model: Gemma, weight: Tensor, num_rows: int) -> Tensor:
-    """Rows whose products with this weight come out near one: tolerances are made for such."""
+    """Rows whose products with this weight are near one, the size that tolerances are made for."""
     length = float(weight[:64].float().norm(dim=1).mean())
     return _normal(model, num_rows, weight.shape[1]) / max(length, 1e-6)
 
@@ -212,7 +212,7 @@ def _experts(model: Gemma) -> list[Share]:
 
 
 def _distinct(model: Gemma, num_rows: int, width: int) -> Tensor:
-    """Rows of numbers that no two of are equal in 8 bits: which of equal experts comes first is nobody's promise."""
+    """Rows of numbers all different even in 8 bits, because the order of equal experts is not defined."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.stack([torch.randperm(width, generator=generator) for _ in range(num_rows)])
     return (rows / 16).to(model.placement.device, model.placement.dtype)

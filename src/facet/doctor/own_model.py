@@ -1,5 +1,5 @@
-"""A small model of the doctor's own, for an examination of the machine alone: random weights, every trait of Gemma 4's
-small models, a tokenizer of single characters and a chat template."""
+"""Writes a small random model that has every trait of Gemma 4's small models, a tokenizer of single characters and a
+chat template, to examine a machine without a checkpoint."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is examined: a loaded model, the requests it is asked, and what each of them got alone."""
+"""The subject of an examination: a loaded model, its requests, and what each of them got alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Patient:
 
 
 def compare(check: str, alone: Mapping[str, Transcript], got: Mapping[str, Transcript], limits: Limits) -> Finding:
-    """One line over many requests: the worst of them, and how many ended in a tie."""
+    """One finding for many requests: the worst of them, and the number of ties."""
     if not alone:
         return skipped(check, "no baseline: the requests did not run alone")
     verdicts = {request_id: judge(alone[request_id], other, limits) for request_id, other in got.items()}

@@ -1,4 +1,4 @@
-"""How much of its tolerance a result uses up, as one number: 1 is all of it."""
+"""Expresses a result's error as the share of its tolerance that it uses: 1 is all of it."""
 
 from dataclasses import dataclass
 

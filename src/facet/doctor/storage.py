@@ -1,9 +1,9 @@
-"""What storing keys and values in other numbers does.
+"""Checks what storing keys and values in other dtypes does.
 
-Two measures. At attention, over made-up vectors of the model's shapes, the error is known from the dtype alone, and a
-scale that belongs to another vector shows far above it. Over the whole model, long prompts are scored with keys and
-values stored as the model computes and stored otherwise: what a user would notice. There the limit is wide: a number
-that falls to the other side may send a token to another expert.
+There are two measures. For attention alone, over random vectors of the model's shapes, the error follows from the
+dtype, and a scale taken from another vector would show far above it. For the whole model, long prompts are scored with
+keys and values in the model's dtype and in the other one, which is what a user would notice. There the limit is wide,
+because a small difference may send a token to another expert.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ NUM_PROMPTS = 3
 
 
 def kv_dtypes_to_check(patient: Patient) -> tuple[str, ...]:
-    """Those that store no more than the model computes."""
+    """Those that store no more bytes than the model's own dtype."""
     own = KV_DTYPES[patient.dtype].num_bytes
     return tuple(name for name, dtype in KV_DTYPES.items() if name != patient.dtype and dtype.num_bytes <= own)
 

@@ -1,9 +1,9 @@
-"""Does a sliding layer see its window, all of it and nothing else?
+"""Checks that a sliding layer sees its whole window and nothing else.
 
-The last rows of a prompt are computed over pages that are written and then spoiled at the first row's window's edge:
+The last rows of a prompt are computed over pages that are overwritten at the edge of the first row's window:
 
     ... p-w-1   p-w │ p-w+1  p-w+2 ...  p        position p sees w tokens, itself included
-        NaN     NaN │ changed                    NaN in front of the edge must not be felt; a change at it must be
+        NaN     NaN │ changed                    NaN before the edge must have no effect; a change at it must
 
 Windows come from the model's spec. Pages and tables are made here, so that nothing but the model's own arithmetic is
 under test.
@@ -48,7 +48,7 @@ class _Prompt:
         return hidden.clone()
 
     def spoil(self, group: KVGroup, first: int, last: int, value: float) -> None:
-        """Overwrite what the group's layers stored of tokens first .. last - 1."""
+        """Overwrites what the group's layers stored for tokens first .. last - 1."""
         index = self.arena.layout.groups.index(group)
         positions = torch.arange(first, last, device=self.model.placement.device)
         table = torch.tensor(self._tables()[index], device=positions.device)

@@ -1,7 +1,7 @@
-"""The requests an examination runs: prompts of several lengths, most past the window, some with the same beginning.
+"""Makes the requests of an examination: prompts of several lengths, most past the window, some with a common prefix.
 
-Half of them are told which token to say, again and again: their texts cannot part, so every step of theirs is
-compared. The others are greedy. A few also want the log-probabilities of their prompts.
+Half of them must generate one given token again and again: their texts cannot diverge, so every step of theirs is
+compared. The others are greedy. A few also ask for the log-probabilities of their prompts.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Python calls <-> requests: the engine without a server, in the shapes vLLM users know."""
+"""The Python API: `LLM` and its results, with the classes that vLLM users know."""
 
 from facet.chat.reply import Reply
 from facet.offline.llm import LLM

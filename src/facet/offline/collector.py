@@ -1,4 +1,4 @@
-"""Puts the engine's tokens together into outputs; one collector for each call of `generate` or `chat`."""
+"""Collects the engine's tokens into outputs, for one call of `generate` or `chat`."""
 
 from facet.engine.messages import Token
 from facet.offline.outputs import CompletionOutput, RequestOutput, as_position

@@ -1,4 +1,4 @@
-"""`LLM`: a model to call from Python."""
+"""The class `LLM`, which loads a model and runs it from Python."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ class LLM:
         self._ids = itertools.count()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's authors recommend; used where a call gives no settings."""
+        """The settings that the model's authors recommend; used if a call gives none."""
         return self._asked.sampling({}, max_tokens=DEFAULT_MAX_TOKENS)
 
     def get_tokenizer(self) -> Tokenizer:
@@ -138,7 +138,7 @@ class LLM:
         return self._engine.stats()
 
     def close(self) -> None:
-        """End the engine; a process of its own is stopped."""
+        """Ends the engine, and its process if it has one."""
         self._engine.close()
 
     def _answer(self, questions: Sequence[TextQuestion | ChatQuestion], *, use_tqdm: bool) -> list[RequestOutput]:
@@ -156,7 +156,7 @@ class LLM:
         return outputs
 
     def _serve(self, requests: Sequence[Request], collector: Collector, advance: Advance) -> None:
-        """Submit everything and collect until all of it has ended. A request that is refused ends the whole call."""
+        """Submits all requests and collects tokens until they have ended. A refused request ends the whole call."""
         try:
             for request in requests:
                 self._engine.submit(request)

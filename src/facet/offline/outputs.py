@@ -1,4 +1,4 @@
-"""What `LLM.generate` and `LLM.chat` return."""
+"""The results of `LLM.generate` and `LLM.chat`."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,4 +1,4 @@
-"""The shapes a prompt may come in, made into one."""
+"""Converts the forms in which a prompt may be given into one."""
 
 from collections.abc import Mapping, Sequence
 from typing import TypedDict

@@ -1,4 +1,4 @@
-"""An `LLM` that says how long its calls took: what offline benchmarks run. Knows no dataset and prints nothing."""
+"""An `LLM` that measures its calls, for offline benchmarks. Knows no dataset and prints nothing."""
 
 import time
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class TimedLLM(LLM):
 
     @property
     def start_lines(self) -> tuple[str, ...]:
-        """What the engine has to say once it is ready."""
+        """The lines that the engine prints at start-up."""
         return self._engine.info.lines
 
     def timed(

@@ -1,9 +1,9 @@
-"""Questions -> requests, and tokens -> answers: the one path between those who ask and the engine.
+"""Turns questions into requests for the engine, and the tokens that come back into answers, for both APIs.
 
-Both APIs, `server` and `offline`, fill in a `TextQuestion` or a `ChatQuestion` and get requests back, so that the same
-question means the same whichever way it came. The room checks and renders messages, encodes, fills in the model's
-defaults, binds the answer to a grammar, and reads the tokens that come back as text or as a reply. It knows no HTTP,
-and of the engine only its messages.
+`server` and `offline` both fill in a `TextQuestion` or a `ChatQuestion` and get requests back, so that a question means
+the same in both. The room checks and renders messages, encodes them, fills in the model's defaults, adds the grammar
+that constrains the answer, and reads the tokens that come back as text or as a reply. Knows no HTTP, and of the engine
+only its messages.
 """
 
 from facet.prompts.asked_model import AskedModel, read_asked_model

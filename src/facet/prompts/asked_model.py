@@ -1,4 +1,4 @@
-"""The model as those who ask it know it: its tokenizer, its chat template, its defaults and limits. Frozen."""
+"""Describes the model as callers see it: its tokenizer, chat template, defaults and limits. Frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class AskedModel:
     max_tokens_default: int | None = None  # for questions that name no max_tokens
 
     def sampling(self, given: Mapping[str, Any], *, max_tokens: int | None) -> SamplingParams:
-        """What was asked for, over the model's defaults. `max_tokens` counts where neither of them has one."""
+        """The given settings over the model's defaults; `max_tokens` applies if neither has one."""
         default = max_tokens if self.max_tokens_default is None else self.max_tokens_default
         return SamplingParams(**{**self.sampling_defaults, "max_tokens": default, **given})
 
@@ -53,7 +53,7 @@ class AskedModel:
 def read_asked_model(
     config: PromptConfig, folder: Path, *, max_model_len: int, eos_token_ids: tuple[int, ...]
 ) -> AskedModel:
-    """Read what lies beside the weights, and refuse settings that do not fit it.
+    """Reads the files beside the weights, and refuses settings that do not fit them.
 
     The ends of an answer are those of generation_config.json; `eos_token_ids` are the engine's, where it names none.
     """

@@ -1,4 +1,4 @@
-"""What a question says about the form of its answer -> the grammar that goes with it to the engine."""
+"""Makes the grammar that constrains an answer, from what a question asks for."""
 
 import logging
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def answer_grammar(question: Question, thought: ThoughtTokens | None = None) -> GrammarSpec | None:
-    """That of `structured_outputs` or `response_format`. A thought may come before the answer where one is given."""
+    """The grammar of `structured_outputs` or `response_format`. With `thought`, a thought may come first."""
     bound = _response_format_grammar(question.response_format, thought)
     wanted = question.sampling.structured_outputs
     if wanted is None:
@@ -40,7 +40,7 @@ def answer_grammar(question: Question, thought: ThoughtTokens | None = None) -> 
 def chat_grammar(
     question: ChatQuestion, use: ToolUse, tokenizer: Tokenizer, *, may_think: bool, starts_in_thought: bool
 ) -> GrammarSpec | None:
-    """What binds the reply of a chat: its tools, or the form asked for."""
+    """The grammar that constrains the reply of a chat: of its tools, or of the requested format."""
     markers = ReplyMarkers.find(tokenizer)
     thought = thought_tokens(markers, thinking=may_think, starts_in_thought=starts_in_thought)
     bound = answer_grammar(question, thought)

@@ -1,6 +1,6 @@
-"""A question -> the requests the engine is sent, and how their answers are to be read.
+"""Prepares a question: makes the requests for the engine, and says how their answers are to be read.
 
-What takes time, rendering and encoding, happens here: a server calls it in a thread.
+Rendering and encoding take time, so the server calls this in a thread.
 """
 
 import time
@@ -53,7 +53,7 @@ def render_messages(
     add_generation_prompt: bool,
     chat_template_kwargs: object,
 ) -> str:
-    """The text of a conversation alone, for those who want to see its tokens."""
+    """The text of a conversation, for callers that only want its tokens."""
     variables = template_variables(
         chat_template_kwargs=chat_template_kwargs, default_chat_template_kwargs=model.template_variables
     )

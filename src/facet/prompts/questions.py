@@ -1,4 +1,4 @@
-"""What a caller asks, in the caller's own terms. Nothing here is checked yet: `prepare` does that."""
+"""Defines what a caller asks, in the caller's own terms. Nothing is checked yet; `prepare` does that."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

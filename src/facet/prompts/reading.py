@@ -1,7 +1,7 @@
-"""Tokens of the engine -> answers: the text or the reply, its end, and why it ended.
+"""Turns the engine's tokens into answers: the text or the reply, and why it ended.
 
-A reader belongs to one answer. Where an answer ends by its text, the engine does not know yet: whoever feeds the reader
-cancels the request.
+A reader belongs to one answer. If the text ends an answer, the engine does not know it yet, and the caller cancels the
+request.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from facet.tokens.output_text import OutputText
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyFormat:
-    """How the reply to a conversation is to be read."""
+    """How to read the reply to a conversation."""
 
     offers_tools: bool
     starts_in_thought: bool  # the prompt leaves a thought open
@@ -48,7 +48,7 @@ class AnswerTokens:
         return self.token_ids[:-1] if is_hidden else self.token_ids
 
     def take(self, token: Token) -> int | None:
-        """Book what a step brought. Returns its token if the text of it counts."""
+        """Records what a step brought. Returns its token if its text counts."""
         self.num_cached_tokens = token.num_cached_tokens
         if token.prompt_logprobs is not None:
             self.prompt_logprobs += token.prompt_logprobs

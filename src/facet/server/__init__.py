@@ -1,1 +1,1 @@
-"""The server room: JSON <-> requests. It knows HTTP and OpenAI's and vLLM's wire formats; nothing below it does."""
+"""The HTTP server. Knows HTTP and the wire formats of OpenAI and vLLM; nothing below it does."""

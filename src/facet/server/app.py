@@ -1,4 +1,4 @@
-"""The HTTP app: which path is answered by what, and what starts and stops with it."""
+"""The HTTP app: its routes and middleware, and what starts and stops with it."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ def _routes(frontend: Frontend) -> list[Route]:
 
 
 def _middleware(config: ServerConfig) -> list[Middleware]:
-    """From the outside in: a refusal for want of a key carries an id and CORS headers too."""
+    """From the outside in, so that a response without a key also carries an id and CORS headers."""
     stack = [
         Middleware(RequestIdMiddleware),
         Middleware(
@@ -91,14 +91,14 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
         ),
     ]
     if config.api_key:
-        # The page itself tells nothing, and asks the user for a key.
+        # The page itself reveals nothing, and asks the user for a key.
         page_paths = [file.path for file in page_files()]
         stack.append(Middleware(ApiKeyMiddleware, keys=config.api_key, more_public_paths=page_paths))
     return stack
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """Paths and methods that do not exist, in the same shape as every other refusal."""
+    """Unknown paths and methods, with the same error format as everything else."""
     assert isinstance(error, HTTPException), "registered for these alone"
     if error.status_code == 404:
         return error_response(HttpError(404, f"There is no {request.url.path} on this server. /docs lists the paths."))

@@ -1,4 +1,4 @@
-"""The body of a request: read within limits, decoded into a wire type, every mistake named by its field."""
+"""Reads the body of a request within limits and decodes it; errors name the wrong field."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 
 
 async def read_body(request: Request, *, max_bytes: int, timeout: float) -> bytes:
-    """All of it. Too large is refused as soon as that is known, by its announced length or by counting."""
+    """Reads all of it. A body that is too large is refused as early as its announced length or its size shows it."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
@@ -39,7 +39,7 @@ async def read_body(request: Request, *, max_bytes: int, timeout: float) -> byte
 
 
 class BodyDecoder:
-    """Bytes -> one wire type. Fields it does not know are ignored, as vLLM does; --verbose names them."""
+    """Decodes bytes into one wire type. Unknown fields are ignored, as in vLLM; --verbose names them."""
 
     def __init__(self, wire_type: type[Wire]) -> None:
         self._decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(wire_type)
@@ -68,7 +68,7 @@ def _too_large(max_bytes: int) -> HttpError:
 
 
 def _explain(message: str) -> HttpError:
-    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in our shape."""
+    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in our format."""
     found = _PATH.search(message)
     path = found["path"] if found else ""
     words = message[: found.start()] if found else message

@@ -1,4 +1,4 @@
-"""The answers of /v1/chat/completions: what is read out of tokens, as messages and as chunks."""
+"""Formats the answers of /v1/chat/completions, as messages and as chunks of a stream."""
 
 from dataclasses import dataclass
 

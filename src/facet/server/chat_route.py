@@ -1,4 +1,4 @@
-"""/v1/chat/completions: answer a conversation, with thoughts and tool calls told apart from the content."""
+"""/v1/chat/completions: answers a conversation, with thoughts and tool calls separated from the content."""
 
 import time
 from collections.abc import AsyncIterator, Sequence

@@ -1,4 +1,4 @@
-"""The answers of /v1/completions, as their tokens come in."""
+"""Formats the answers of /v1/completions as their tokens arrive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""/v1/completions: continue one prompt or several, text or token ids."""
+"""/v1/completions: continues one or several prompts, given as text or token ids."""
 
 import time
 from collections.abc import AsyncIterator, Sequence

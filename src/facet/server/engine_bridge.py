@@ -1,7 +1,7 @@
-"""Between an event loop and an engine: one thread receives, the loop hands each answer to the call it belongs to.
+"""Connects the event loop to the engine: one thread receives, and the loop passes each token to its call.
 
 A *call* is everything one HTTP request asked of the engine: a request for each prompt and each of its n answers. It has
-one queue, so that nobody has to wait on several. Knows no JSON and no text.
+one queue, so that nothing has to wait on several. Knows no JSON and no text.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _ANSWER_TIMEOUT_SECONDS = 5.0
 
 
 class OverloadedError(EngineError):
-    """More requests are waiting than the server lets wait."""
+    """More requests are waiting than the server allows."""
 
     def __init__(self, num_pending: int, limit: int) -> None:
         super().__init__(f"The server has {num_pending} requests, and its limit is {limit}. Try again later.")
@@ -85,14 +85,14 @@ class EngineCall:
         return batch
 
     def cancel(self, index: int) -> None:
-        """End one request early: nothing more of it will come."""
+        """Ends one request early; nothing more of it will arrive."""
         for request_id, its_index in list(self.pending.items()):
             if its_index == index:
                 del self.pending[request_id]
                 self.bridge.forget(request_id, cancel=True)
 
     def close(self) -> None:
-        """End whatever has not ended. For callers who leave early, and harmless for those who do not."""
+        """Ends all requests that have not ended. Harmless if all have."""
         for request_id in self.pending:
             self.bridge.forget(request_id, cancel=True)
         self.pending.clear()
@@ -147,14 +147,14 @@ class EngineBridge:
         self._engine.close()
 
     def check_room(self, num_requests: int) -> None:
-        """Raise if so many would be refused now."""
+        """Raises if this many requests would be refused now."""
         if self.death is not None:
             raise self.death
         if self.num_pending + num_requests > self.max_pending:
             raise OverloadedError(self.num_pending, self.max_pending)
 
     def submit(self, requests: Sequence[Request]) -> EngineCall:
-        """Send the requests of one call, or refuse all of them."""
+        """Sends the requests of one call, or refuses all of them."""
         self.check_room(len(requests))
         call = EngineCall(
             self,
@@ -179,7 +179,7 @@ class EngineBridge:
             logger.debug("Request %s was not cancelled: %s", request_id, error)
 
     def new_ids(self, base: str, count: int) -> list[str]:
-        """Ids no other request has, also where a client sends the same id twice."""
+        """Ids that no other request has, even if a client sends the same id twice."""
         number = next(self._call_numbers)
         return [f"{base}-{number}-{index}" for index in range(count)]
 
@@ -188,11 +188,11 @@ class EngineBridge:
         return self._stats.last
 
     async def stats(self) -> Stats | None:
-        """The engine's counters now; the last known ones where it does not answer in time, or never will again."""
+        """The engine's counters now, or the last known ones if it does not answer in time or is dead."""
         return self.last_stats if self.death is not None else await self._stats.ask(timeout=_ANSWER_TIMEOUT_SECONDS)
 
     async def live_view(self) -> LiveView | None:
-        """The engine as it is, or was a moment ago. The engine works for this only while somebody asks."""
+        """The engine's state now or a moment ago. The engine computes it only when asked."""
         if self.death is not None:
             raise self.death
         return await self._live_view.ask(timeout=_ANSWER_TIMEOUT_SECONDS, max_age=_LIVE_SECONDS)
@@ -201,7 +201,7 @@ class EngineBridge:
         self._engine.reset_prefix_cache()
 
     def _receive(self) -> None:
-        """The thread: hands what came in one message to the loop in one call."""
+        """The receiving thread: passes each message to the loop in one call."""
         assert self._loop is not None, "start() before the thread"
         while not self._closing.is_set():
             try:

@@ -1,4 +1,4 @@
-"""The engine process as a server holds it: nothing here ever waits, because the caller is an event loop."""
+"""The engine process as the server uses it. Nothing here ever waits, because the caller is an event loop."""
 
 from typing import Protocol
 

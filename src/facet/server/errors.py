@@ -1,4 +1,4 @@
-"""What went wrong, as clients read it: {"error": {message, type, param, code}} with an HTTP status.
+"""Formats errors for clients: {"error": {message, type, param, code}} with an HTTP status.
 
 Types are vLLM's names, the code is the status as a number, and `param` is the field to change.
 """
@@ -13,7 +13,7 @@ from facet.server.engine_bridge import OverloadedError
 
 logger = logging.getLogger(__name__)
 
-# Clients that are told to come back should not all come back at once, nor wait for long: steps are short.
+# Long enough that clients do not all come back at once, and not long, because steps are short.
 RETRY_AFTER_SECONDS = 5
 
 _TYPES = {
@@ -40,7 +40,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class HttpError(FacetError):
-    """An answer that is not 200, decided by the server itself."""
+    """A response with a status other than 200, decided by the server itself."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ class HttpError(FacetError):
 
 
 def error_body(error: BaseException) -> ErrorBody:
-    """Any exception as what a client may know of it: what only we can break is logged here and not shown there."""
+    """What a client may know of an exception. Faults of our own are logged and not shown."""
     message, param = str(error), None
     if isinstance(error, HttpError):
         status, param = error.status, error.param

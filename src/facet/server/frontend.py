@@ -1,4 +1,4 @@
-"""What every endpoint works with, and the steps they share: read, check, encode in a thread, submit, take answers."""
+"""What all endpoints share: reading, checking, encoding in a thread, submitting, and taking tokens."""
 
 import asyncio
 import logging
@@ -87,7 +87,7 @@ def take(
 
 
 def check_count(num_prompts: int, n: int, limit: int) -> None:
-    """More answers than the server may ever have in hand would be told to come back for ever."""
+    """Refuses more answers than the server can ever have, which would otherwise be told to retry for ever."""
     if num_prompts * n > limit:
         raise RequestError(
             f"{num_prompts} prompts with n = {n} are {num_prompts * n} answers, but this server has at most {limit} "
@@ -101,7 +101,7 @@ def json_response(value: msgspec.Struct) -> Response:
 
 
 def request_id_of(request: Request) -> str:
-    """The client's own id where it sent one that can be repeated in a header; the same all through one request."""
+    """The client's own id if it can be repeated in a header, else a new one; constant within a request."""
     known: str | None = request.scope.get("facet_request_id")
     if known is not None:
         return known
@@ -110,7 +110,7 @@ def request_id_of(request: Request) -> str:
 
 
 def guarded(endpoint: Endpoint) -> Endpoint:
-    """Whatever goes wrong in an endpoint becomes an error answer."""
+    """Turns whatever goes wrong in an endpoint into an error response."""
 
     async def answer(request: Request) -> Response:
         try:

@@ -1,8 +1,8 @@
-"""/engine/live: what the page draws, in one small answer.
+"""/engine/live: the data of the page's engine view, in one small response.
 
-Asked for once a second rather than pushed: a question can carry an API key, which a browser's event stream cannot; it
-keeps no connection open that a server about to stop would have to wait for; and a page that nobody looks at stops
-asking by itself. Counters instead of rates: the server remembers nothing about who watches.
+The page polls once a second instead of receiving a stream: a request can carry an API key, which a browser's event
+stream cannot; it keeps no connection open that a stopping server would have to wait for; and a hidden page stops
+asking. It sends counters instead of rates, so that the server has to remember nothing about its pages.
 """
 
 from starlette.requests import Request

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of the two endpoints, and vLLM's for prompts."""
+"""Formats log-probabilities for the two endpoints, and vLLM's for prompts."""
 
 import math
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Prometheus metrics under vLLM's names, so that its dashboards work, in a registry of this app's own.
+"""Prometheus metrics under vLLM's names, so that its dashboards work.
 
-What the engine counts is read from its `Stats` when somebody asks; what only the front sees (latencies, ends) is
-observed as it happens.
+What the engine counts is read from its `Stats` on request; what only the front process sees (latencies, ends) is
+recorded as it happens. The registry is this app's own.
 """
 
 import logging
@@ -125,13 +125,13 @@ class CallTimer:
             metrics.per_token.observe((now - self._first[index]) / (num_tokens - 1))
 
     def on_gone(self, num_open: int) -> None:
-        """The client left, and so many answers had not ended."""
+        """The client left before this many answers had ended."""
         for _ in range(num_open):
             self._metrics.count_end("abort")
 
 
 class _EngineCollector(Collector):
-    """Reads the engine's own counters at the moment of the question."""
+    """Reads the engine's own counters when metrics are collected."""
 
     def __init__(self, bridge: EngineBridge, labels: dict[str, str]) -> None:
         self._bridge = bridge

@@ -1,4 +1,4 @@
-"""Around every endpoint: the key is checked before anything is read, and every answer carries its request's id."""
+"""Middleware of every endpoint: checks the API key before anything is read, and adds the request id to responses."""
 
 import hashlib
 import hmac
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from facet.server.errors import HttpError, error_response
 from facet.server.frontend import request_id_of
 
-# What operators and their tools ask needs no key. Everything else does, also what does not exist.
+# Paths for operators and their tools need no key. Everything else does, even paths that do not exist.
 _PUBLIC_PATHS = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/docs", "/openapi.json"})
 
 
@@ -28,7 +28,7 @@ class ApiKeyMiddleware:
             return await self._app(scope, receive, send)
         scheme, _, given = Request(scope).headers.get("authorization", "").partition(" ")
         digest = _digest(given.strip())
-        # All of them, always: how long it takes must not tell which key was nearly right.
+        # Always all of them: the time it takes must not reveal which key was nearly right.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
         if scheme.lower() == "bearer" and any(matches):
             return await self._app(scope, receive, send)
@@ -37,7 +37,7 @@ class ApiKeyMiddleware:
 
 
 class RequestIdMiddleware:
-    """Repeats the client's X-Request-Id, or makes one up, on every answer."""
+    """Adds X-Request-Id to every response: the client's, or a new one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -57,7 +57,7 @@ class RequestIdMiddleware:
 
 
 def _path(scope: Scope) -> str:
-    """Without what a proxy puts before it (--root-path)."""
+    """Without the prefix that a proxy adds (--root-path)."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 

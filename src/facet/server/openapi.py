@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the wire types themselves, and a page of our own that shows it."""
+"""Makes the OpenAPI document from the wire types, and a page that shows it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What operators and their tools ask: is it alive, how busy is it, which version is it."""
+"""Endpoints for operators and their tools: health, load, version, metrics, documents."""
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -24,11 +24,11 @@ class OperationsEndpoints:
         return JSONResponse({"version": __version__})
 
     async def load(self, request: Request) -> Response:
-        """How many answers are being worked on or wait."""
+        """The number of answers running or waiting."""
         return JSONResponse({"server_load": self._frontend.bridge.num_pending})
 
     async def metrics(self, request: Request) -> Response:
-        await self._frontend.bridge.stats()  # so that what is shown is what is
+        await self._frontend.bridge.stats()  # so that the figures are current
         return Response(self._frontend.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     async def reset_prefix_cache(self, request: Request) -> Response:

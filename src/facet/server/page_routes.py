@@ -1,7 +1,7 @@
-"""The page at /: the files of the folder `page` beside this module, as they are.
+"""Serves the page at /: the files of the folder `page`, unchanged.
 
-Read once at the start. Browsers keep them and ask with their tag whether they are still good, so that a new version of
-Facet shows at once. The policy lets nothing run or load but these files: a model's text can do nothing.
+They are read once at the start. Browsers cache them and check their tag on every use, so that a new version of Facet
+shows at once. The policy allows only these files to run or load, so a model's text can do nothing.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
-"""Something the server asks the engine now and then, and waits for on the event loop.
+"""A question that the server sends to the engine now and then, and whose answer it awaits on the event loop.
 
-Answers come with everything else the engine says; the bridge hands them over.
+Answers arrive with the engine's other messages; the bridge passes them on.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class Question(Generic[Reply]):
         self._waiters: list[asyncio.Future[Reply]] = []
 
     async def ask(self, *, timeout: float, max_age: float = 0.0) -> Reply | None:
-        """What the engine says now; the last it said where it does not answer in time.
+        """The engine's current answer, or its last one if it does not answer in time.
 
         With a `max_age` in seconds an answer no older than that will do, as will one that is on its way: however many
         ask, the engine hears little of it.

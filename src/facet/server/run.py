@@ -1,4 +1,4 @@
-"""`facet serve`, from flags to the last answer: start the engine, listen, drain, stop."""
+"""`facet serve`, from flags to the last answer: starts the engine, listens, drains, stops."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        if self.started:  # and not before: whoever waits for this line connects at once
+        if self.started:  # and not before, because clients that wait for this line connect at once
             logger.info("%s", self._greeting)
 
     @contextlib.contextmanager
@@ -59,7 +59,7 @@ def serve(config: ServerConfig) -> int:
     """Serve until told to stop."""
     check_accepted_flags(config)
     signal.signal(signal.SIGTERM, _leave)  # while loading; the server has its own way once it listens
-    listener = bind(config)  # before minutes are spent on loading a model that nobody could reach
+    listener = bind(config)  # before minutes are spent on loading a model that could not be reached
     with contextlib.closing(listener):
         engine, model, app = start_app(config)
         for line in engine.info.lines:
@@ -72,7 +72,7 @@ def serve(config: ServerConfig) -> int:
 
 
 def start_app(config: ServerConfig) -> tuple[EngineProcess, ServedModel, Starlette]:
-    """Loads the model. Whoever runs the app ends the engine with it."""
+    """Loads the model and makes the app, which owns the engine."""
     engine = EngineProcess(engine_config(config), show_progress=True)
     try:
         model = make_served_model(config, engine.info)
@@ -118,7 +118,7 @@ def uvicorn_config(config: ServerConfig, app: object) -> uvicorn.Config:
 
 
 def check_accepted_flags(config: ServerConfig) -> None:
-    """Flags of vLLM's whose value would promise something that does not happen."""
+    """Refuses flag values that Facet cannot honour."""
     if not config.model:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet serve MODEL.")
     if not 0 <= config.port < 65536:

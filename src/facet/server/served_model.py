@@ -1,4 +1,4 @@
-"""The model as the server offers it: its names, the limits of this server, and the model as it is asked. Frozen."""
+"""Describes the model as the server offers it: its names, the server's limits, and the model as callers see it."""
 
 import time
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class ServedModel:
         return self.asked.max_model_len
 
     def check_name(self, asked: str | None) -> None:
-        """No name means this model: there is no other."""
+        """No name means this model, the only one."""
         if asked is not None and asked not in self.names:
             raise HttpError(
                 404, f"The model {asked!r} does not exist. This server has {', '.join(self.names)}.", param="model"
@@ -45,7 +45,7 @@ class ServedModel:
 
 
 def make_served_model(config: ServerConfig, info: EngineInfo) -> ServedModel:
-    """Read what lies beside the weights, and refuse flags that do not fit it."""
+    """Reads the files beside the weights, and refuses flags that do not fit them."""
     return ServedModel(
         names=config.served_model_name or (config.model,),
         root=config.model,

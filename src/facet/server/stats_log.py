@@ -1,4 +1,5 @@
-"""The line every ten seconds: throughput, running, waiting, cache usage, prefix hit rate. Silent while idle."""
+"""Logs a line every ten seconds: throughput, running and waiting requests, cache usage, prefix hit rate. Silent while
+idle."""
 
 import asyncio
 import logging

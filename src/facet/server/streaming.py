@@ -1,4 +1,4 @@
-"""Answers as they come: server-sent events, and the watch for clients that leave."""
+"""Streams answers as server-sent events, and notices clients that disconnect."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ClientGoneError(EngineError):
-    """The client closed its connection; nobody reads what would be said."""
+    """The client closed its connection, so there is nobody to answer."""
 
 
 def event(encoder: msgspec.json.Encoder, value: Any) -> bytes:
@@ -28,7 +28,7 @@ def event(encoder: msgspec.json.Encoder, value: Any) -> bytes:
 
 
 class WatchedCall:
-    """An engine call that ends when its client leaves. `close` it, whatever happens."""
+    """An engine call that ends when its client disconnects. It must be closed in any case."""
 
     def __init__(self, call: EngineCall, receive: Receive, timer: CallTimer) -> None:
         self.call = call

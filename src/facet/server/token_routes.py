@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /v1/models: what clients ask about the model without using it."""
+"""/tokenize, /detokenize and /v1/models: questions about the model that do not run it."""
 
 from functools import partial
 

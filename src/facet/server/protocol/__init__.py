@@ -1,1 +1,1 @@
-"""Wire types: what clients send and what they are sent, field by field. They know no engine."""
+"""Wire types: what clients send and receive, field by field. They know no engine."""

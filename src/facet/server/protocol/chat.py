@@ -26,7 +26,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
 
-    # Known, and not done.
+    # Known but not supported.
     echo: bool | None = None
     functions: list[Any] | None = None
     function_call: Any = None

@@ -11,7 +11,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     echo: bool | None = None
     logprobs: Int | None = None
 
-    # Known, and not done.
+    # Known but not supported.
     suffix: str | None = None
     best_of: Int | None = None
 
@@ -20,7 +20,7 @@ UNSUPPORTED_IN_COMPLETIONS = {"suffix": "Gemma cannot write towards a given endi
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Parallel lists, one entry a token. The first token of an echoed prompt has no probability."""
+    """Parallel lists, one entry per token. The first token of an echoed prompt has no probability."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]

@@ -21,7 +21,7 @@ class LiveRequests(msgspec.Struct):
 
 
 class LiveWork(msgspec.Struct):
-    """Since the start. Divide the difference of two answers by that of their `seconds` and have a rate."""
+    """Counters since the start. The difference of two responses over that of their `seconds` is a rate."""
 
     num_steps: int
     busy_seconds: float  # spent in steps
@@ -38,7 +38,7 @@ class LivePages(msgspec.Struct):
 
 
 class LiveArena(msgspec.Struct):
-    """The cache from its first page to its last, cut into cells of equal size. What is of no kind is free."""
+    """The pages of the cache in order, grouped into cells of equal size. Pages of no kind are free."""
 
     num_pages: int
     page_bytes: int

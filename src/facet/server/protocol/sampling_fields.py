@@ -1,6 +1,6 @@
 """The fields that chat completions and completions share, and which of them are settings of `SamplingParams`.
 
-None means "not sent": the model's own defaults decide then. vLLM's names; OpenAI's fields are among them.
+None means "not sent": the model's defaults then apply. Names are vLLM's, which include OpenAI's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,7 +57,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What either endpoint may be asked for about choosing tokens and about the answer's form."""
+    """The fields of both endpoints for sampling and for the form of the answer."""
 
     model: str | None = None
     stream: bool | None = None
@@ -96,7 +96,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     response_format: dict[str, Any] | None = None
 
-    # Known, and not done: refused by name where they would change the answer.
+    # Known but not supported: refused by name if they would change the answer.
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     logits_processors: list[Any] | None = None
@@ -131,7 +131,7 @@ _INSTEAD = {
 
 
 def refuse_unsupported(fields: msgspec.Struct, instead: Mapping[str, str] = _INSTEAD) -> None:
-    """A field that would change the answer, and that Facet does not do, is refused rather than ignored."""
+    """Refuses fields that Facet does not support and that would change the answer."""
     for name, advice in instead.items():
         if getattr(fields, name) not in (None, False, [], {}):
             raise RequestError(f"{name} is not supported. {advice}", field=name)

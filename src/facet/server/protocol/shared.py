@@ -1,4 +1,4 @@
-"""Wire types that several endpoints answer with."""
+"""Wire types that several endpoints respond with."""
 
 import msgspec
 
