@@ -1,4 +1,4 @@
-"""`python -m facet`."""
+"""Runs the `facet` command as `python -m facet`."""
 
 import sys
 

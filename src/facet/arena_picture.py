@@ -1,4 +1,4 @@
-"""The arena as a picture: which pages hold what, page after page, summed up in cells. Knows no colours."""
+"""A picture of the KV cache: how many pages of each kind every cell of neighbouring pages holds."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
-"""The model in the box: where it lies in the package, and whether it is whole.
+"""Finds the bundled model in the package and checks that its files are complete and unchanged.
 
 `bundled.json` beside its files records the size and the SHA-256 of each: {"config.json": {"bytes": 1034, "sha256":
-"..."}, ...}. Whoever puts a model there calls `record_bundled_model`. Knows no format of any of the files.
+"..."}, ...}. `record_bundled_model` writes it after a model was put there. Knows no format of any of the files.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _WHAT_TO_DO = "Install facet-llm again, or name a model: a folder, or a name on 
 def find_bundled_model(folder: Path | None = None) -> Path:
     """The folder of the bundled model, once every file of it has been found as it was recorded.
 
-    `folder` is for tests and for whoever makes the model: a place other than the package.
+    `folder` is another place than the package, for tests and for building the model.
     """
     folder = FOLDER if folder is None else folder
     if not folder.is_dir():
@@ -33,7 +33,7 @@ def find_bundled_model(folder: Path | None = None) -> Path:
 
 
 def record_bundled_model(folder: Path) -> Path:
-    """Write down what lies in `folder` now; returns the file written. Call it last."""
+    """Records the files that are in `folder` now and returns the file written. Call it last."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != RECORD)
     entries = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
     record = folder / RECORD

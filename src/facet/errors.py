@@ -1,14 +1,14 @@
-"""Everything Facet raises on purpose.
+"""Defines every exception that Facet raises on purpose.
 
 FacetError
 ├── UserError                what a user can fix; a command prints it as one line and exits with 2
 │   ├── ConfigError          a flag, or a field of config.json, is wrong or contradicts another
-│   │   └── UnsupportedModelError   the architecture is not one Facet computes
+│   │   └── UnsupportedModelError   the architecture is not supported
 │   ├── CheckpointError      files are missing, broken, or do not hold what the config promises
 │   ├── CapacityError        the memory given cannot hold what was asked for
 │   ├── DeviceError          a GPU, its driver or its compiler failed while starting
-│   └── RequestError         one request is wrong; its neighbours do not notice
-└── EngineError              something only we can break: the request fails, the reason is said
+│   └── RequestError         one request is wrong; others are not affected
+└── EngineError              a fault of our own: the request fails, with the reason
     ├── NonFiniteLogitsError    a row of logits held NaN or infinity and was stopped before it became text
     └── EngineDeadError         the engine process ended; every waiting caller gets this at once
 """
@@ -27,7 +27,7 @@ class ConfigError(UserError):
 
 
 class UnsupportedModelError(ConfigError):
-    """The checkpoint names an architecture that Facet does not compute."""
+    """The checkpoint's architecture is not supported."""
 
 
 class CheckpointError(UserError):
@@ -55,7 +55,7 @@ class EngineError(FacetError, RuntimeError):
 
 
 class NonFiniteLogitsError(EngineError):
-    """The model produced NaN or infinite logits for this request; no token was made of them."""
+    """The model produced NaN or infinite logits for this request; no token was sampled from them."""
 
 
 class EngineDeadError(EngineError):

@@ -1,8 +1,8 @@
-"""What one forward pass works on: rows of tokens, which sequence each row belongs to, and where its keys live.
+"""The input of one forward pass: rows of tokens, the sequence of each row, and where its keys are stored.
 
 A *row* is one scheduled token. Rows of a sequence lie together and are the last `query_len` tokens of its context.
-Counts that Python loops over are kept as host tuples; kernels read the device tensors. Both say the same, except that a
-captured graph knows no context length and is given the longest there may be.
+Counts that Python loops over are kept as host tuples; kernels read the device tensors. Both agree, except that a
+captured graph does not know context lengths and gets the longest possible one.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""What shape an answer must have, as a frozen value that travels with its request.
+"""The form that an answer must have, as a frozen value that travels with its request.
 
-Whoever holds the tokenizer and the template writes it: the source of the grammar, and when in the answer it applies,
-with every special token resolved to its id. Knows neither how a grammar is compiled nor how a token is chosen.
+It holds the source of the grammar and when in the answer it applies, with every special token resolved to its id, so it
+is made where the tokenizer is known. Knows neither how a grammar is compiled nor how a token is chosen.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""In which numbers keys and values are stored: what there is, and which layer gets what.
+"""The dtypes in which keys and values can be stored, and which layer uses which.
 
-A quantized dtype stores a byte per number. Per-tensor ones cast and nothing else. Per-token-head ones keep a float32
-scale beside every stored vector of a token and a key head; a vector's largest number then uses the whole range. What
-the weights are stored in plays no part. This module knows names and numbers, no tensors.
+A quantized dtype stores one byte per number. Per-tensor ones only cast. Per-token-head ones keep a float32 scale for
+every stored vector of a token and key head, so that the vector's largest number uses the whole range. The dtype of the
+weights plays no part. This module knows names and numbers, no tensors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

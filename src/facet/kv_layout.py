@@ -1,4 +1,4 @@
-"""How keys and values lie in memory: pages of equal bytes, and what a page holds for each kind of layer.
+"""The layout of keys and values in memory: pages of equal size, and what a page holds for each kind of layer.
 
 The cache is one byte arena cut into pages. Layers of one kind (sliding, global) form a *group*; a *block* of a
 group is one page and holds `tokens_per_block` tokens of every layer in the group that owns keys and values:
@@ -11,12 +11,12 @@ group is one page and holds `tokens_per_block` tokens of every layer in the grou
     │ ...                        │     │ ...                        │
     └────────────────────────────┘     └────────────────────────────┘
 
-A layer whose values are its keys stores one vector per token and head. Because pages are all alike, memory flows
-freely between groups.
+A layer whose values are its keys stores one shared vector per token and head. Because all pages are alike, any group
+can use any page.
 
 Scales of quantized vectors, where a dtype has any, lie in a second run of pages with the same numbers: page n's scales
-are in scale page n. Pages of vectors therefore fill just as they would without scales. Scale pages are of equal bytes
-too, as many as the group with most scales needs; a page costs both its parts.
+are in scale page n. Pages of vectors therefore hold as many tokens as without scales. Scale pages are of equal size
+too, that of the group with the most scales; the cost of a page includes its scale page.
 
     scale page of a sliding block:  | layer 0, keys: head 0, 16 tokens | head 1, 16 tokens | ... | layer 0, values: ...
 

@@ -1,7 +1,7 @@
-"""What a model is, as data. Every Gemma runs through the same decoder; the numbers here are all that differs.
+"""Describes a model as data. Every Gemma runs through the same decoder; only the numbers here differ.
 
-A spec is complete: whatever `config.json` leaves out has been answered by the time one exists (see
-`model/families.py`), so no code below ever asks for a model's name.
+A spec is complete: what `config.json` leaves out has been filled in (see `model/families.py`), so no code below ever
+asks for a model's name.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Progress bars for long work. One small interface, so that code below the command line never prints by itself."""
+"""Progress bars behind one small interface, so that code below the command line never prints anything itself."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,4 +1,4 @@
-"""What a client asked for, once text has become token ids. Frozen; how far it has come is the scheduler's business."""
+"""A request as the engine gets it, with token ids instead of text. Frozen; the scheduler tracks its progress."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,9 +1,8 @@
-"""How one request wants its tokens chosen: the names, defaults and meanings that vLLM users know.
+"""The sampling settings of one request, with vLLM's names, defaults and meanings.
 
-A `SamplingParams` that exists is valid by itself; what depends on the model (are these ids in the
-vocabulary?) is asked by `check_against_vocabulary`. Knows no tensor, no tokenizer and no batch: `bad_words`
-are strings here, and whoever holds the tokenizer writes their token ids beside them with
-`dataclasses.replace`.
+Every `SamplingParams` object is valid in itself; what depends on the model (are these ids in the vocabulary?) is
+checked by `check_against_vocabulary`. Knows no tensor, no tokenizer and no batch: `bad_words` are strings here, and
+their token ids are added with `dataclasses.replace` where the tokenizer is known.
 """
 
 import math

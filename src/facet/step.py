@@ -1,4 +1,4 @@
-"""One step of the engine as frozen values: what the runner shall do, what came of it, what a client hears of it.
+"""One step of the engine as frozen values: the plan for the runner, its result, and the events for clients.
 
 A running request has a *seat*, 0 .. max_num_seqs - 1, until it ends or is preempted; the runner keeps its state (token
 ids, a block table per group, sampling state) by seat. A *row* is one scheduled token. A plan only says what is new

@@ -1,4 +1,4 @@
-"""`StructuredOutputsParams`: the form a request wants its answer in, under the names vLLM users know."""
+"""`StructuredOutputsParams`: the form that a request wants its answer in, under vLLM's names."""
 
 import json
 from collections.abc import Mapping, Sequence

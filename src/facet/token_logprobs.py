@@ -1,4 +1,4 @@
-"""How likely the model held one token and its best rivals, as plain numbers that travel between processes."""
+"""The log-probabilities of one token and of the best tokens at its position, as plain numbers."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""Requests -> steps. The loop, its process, and the messages between; knows neither text nor JSON."""
+"""Runs requests in steps: the loop, its process, and the messages between processes. Knows neither text nor JSON."""

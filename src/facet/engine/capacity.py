@@ -1,6 +1,6 @@
-"""What a cache holds, in the words of start-up lines. `resolve` and `facet plan` both ask here, so they agree.
+"""Computes what a cache holds, for start-up lines and for `facet plan`, so that both agree.
 
-The arithmetic is the accountant's; this module turns bytes into pages and pages into answers.
+The arithmetic is in `kv_cache/accountant.py`; this module turns bytes into pages and pages into figures.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Capacity:
         return self.num_blocks * self.layout.total_page_bytes
 
     def sequences(self, num_tokens: int) -> Fit:
-        """How many requests of this length fit at once, a full step among them."""
+        """How many requests of this length fit at once, with room for a full step."""
         return sequences_that_fit(
             self.layout,
             self.num_blocks,
@@ -46,11 +46,11 @@ class Capacity:
         return longest_request(self.layout, self.num_blocks)
 
     def tokens(self, group: KVGroup) -> int:
-        """If no other group took a page."""
+        """The tokens of a group if it had all pages."""
         return (self.num_blocks - 1) * group.tokens_per_block
 
     def window_bytes(self, num_tokens: int) -> int:
-        """What a long request holds for its windows, whatever its length: blocks of groups that forget."""
+        """What a long request needs for its windows, whatever its length: the blocks of its sliding groups."""
         steady = peak_blocks(self.layout, num_tokens=num_tokens, num_in_flight=1)
         num_blocks = sum(
             count for count, group in zip(steady, self.layout.groups, strict=True) if group.window is not None
@@ -58,7 +58,7 @@ class Capacity:
         return num_blocks * self.layout.total_page_bytes
 
     def lines(self) -> list[str]:
-        """What a user wants to know at start-up."""
+        """The lines printed at start-up."""
         page, groups = self.layout.total_page_bytes, self.layout.groups
         per_block = " or ".join(f"{group.tokens_per_block} {group.kind} tokens" for group in groups)
         in_all = " or ".join(f"{self.tokens(group):,} {group.kind} tokens" for group in groups)
@@ -86,9 +86,9 @@ def capacity_of(
     max_num_batched_tokens: int,
     max_model_len: int,
 ) -> Capacity:
-    """The pool that `num_bytes` make. Refused where a request of the longest allowed length could never run.
+    """The pool of `num_bytes`. Refused if a request of the longest allowed length could never run.
 
-    `takes_all`: the memory was set apart for this, by a number of the user's or as a share of a GPU. What is merely
+    `takes_all`: the memory is meant for this, as a number given by the user or a share of a GPU. Memory that is merely
     free on a machine is not all taken: twice what running requests can need leaves as much again for cached prefixes.
     """
     num_blocks = max(0, num_bytes) // layout.total_page_bytes

@@ -1,4 +1,4 @@
-"""The engine as its users hold it: submit, cancel, receive. Here for an engine in a process of its own.
+"""The engine as callers use it, in a process of its own: submit, cancel, receive.
 
 `LocalEngine` (`local_engine.py`) is the same for an engine in this process. Both speak the same messages, so that what
 runs offline in one process is what serves in two. Nothing here imports torch: only the process that computes does.
@@ -23,7 +23,7 @@ from facet.request import Request
 
 
 class EngineClient(Protocol):
-    """What a front needs of an engine."""
+    """What callers need of an engine."""
 
     info: EngineInfo
 
@@ -139,7 +139,7 @@ class RemoteEngine:
                 return  # it is being closed because it no longer answers; it will be killed
 
     def _next_messages(self, timeout: float | None) -> Sequence[FromEngine]:
-        """What the engine said next; what a dying one still said comes before the news of its death."""
+        """The engine's next messages; those of a dying engine come before the error that says it died."""
         if self._death is not None:
             raise self._death
         ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000)))

@@ -1,4 +1,4 @@
-"""Requests whose grammar is being compiled. They stand in no line yet, and nobody who does waits for them."""
+"""Holds requests while their grammars are compiled. They are not queued yet, and no queued request waits for them."""
 
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,7 +28,7 @@ class CompilingRequests:
         return request_id in self._requests
 
     def add(self, request: Request) -> None:
-        """Begin; `take_ready` brings the request back. Raises at once where that can be known at once."""
+        """Starts compiling; `take_ready` returns the request. Raises at once if it is certain to fail."""
         assert request.grammar is not None, "only requests with a grammar come here"
         if request.grammar.trigger_token_id is None and not (request.eos_token_ids or request.sampling.stop_token_ids):
             raise RequestError(
@@ -39,11 +39,11 @@ class CompilingRequests:
         self._requests[request.request_id] = (request, self._compiler.start(request.grammar))
 
     def cancel(self, request_id: str) -> bool:
-        """Whether the request was here. Its grammar is compiled all the same, for the next who wants it."""
+        """Whether the request was here. Its grammar is compiled all the same, for later requests."""
         return self._requests.pop(request_id, None) is not None
 
     def take_ready(self, timeout: float) -> list[Compiled]:
-        """Those whose grammar is ready, first come first; waits `timeout` seconds at most for a first one."""
+        """Requests whose grammar is ready, in order; waits at most `timeout` seconds for a first one."""
         if not self._requests:
             return []
         if timeout:

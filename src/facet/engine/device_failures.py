@@ -1,4 +1,4 @@
-"""What a GPU says when it cannot start, in one line that also says what to do."""
+"""Turns the errors of a GPU at start-up into one line that also says what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from facet.errors import CapacityError, DeviceError, FacetError
 
 @contextmanager
 def device_failures_in_words() -> Iterator[None]:
-    """Turn what torch, a driver or Triton raises while an engine starts into a `UserError`."""
+    """Turns what torch, a driver or Triton raises while an engine starts into a `UserError`."""
     try:
         yield
     except FacetError:

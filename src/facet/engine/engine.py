@@ -1,8 +1,8 @@
-"""The loop: plan, commit, launch, settle.
+"""The engine loop: plan, commit, launch, settle.
 
 In the plain order a step is settled before the next is planned. In the overlapped order the next step is planned and
-launched first, and the one before it settled while the device is busy. The verbs are the same; only when a launched
-step is waited for differs.
+launched first, and the one before it is settled while the device is busy. The operations are the same; only the moment
+when a launched step is waited for differs.
 """
 
 from dataclasses import dataclass, replace
@@ -81,7 +81,7 @@ class Engine:
         return self._scheduler.has_requests or self._in_flight is not None
 
     def submit(self, request: Request) -> None:
-        """Put a request in line, or raise at once: nothing else in the batch notices."""
+        """Queues a request, or raises at once without affecting others."""
         outside = next((token for token in request.prompt_token_ids if not 0 <= token < self._vocab_size), None)
         if outside is not None:
             raise RequestError(
@@ -108,7 +108,7 @@ class Engine:
         self._compiling.add(replace(request, needs_sampled_token_on_host=must_wait))
 
     def take_refusals(self) -> list[tuple[str, UserError]]:
-        """Requests that `submit` took and that were then found wanting, by id; each is told once."""
+        """Requests that were refused after `submit` accepted them, by id; each is returned once."""
         refusals, self._refusals = self._refusals, []
         return refusals
 
@@ -143,7 +143,7 @@ class Engine:
         return events
 
     def _queue_compiled(self) -> None:
-        """Requests whose grammar has become ready join the line, or are refused."""
+        """Queues requests whose grammar has become ready, or refuses them."""
         if not len(self._compiling):
             return
         for request, grammar in self._compiling.take_ready(0 if self._has_requests else SECONDS_TO_WAIT_FOR_A_GRAMMAR):
@@ -163,7 +163,7 @@ class Engine:
         )
 
     def picture(self, *, max_cells: int) -> ArenaPicture:
-        """What the pages of the cache hold. Unlike `stats` this takes a while; it is for those who look."""
+        """What the pages of the cache hold. Slower than `stats`; only for the page."""
         return self._scheduler.kv_cache.picture(max_cells=max_cells)
 
     def reset_prefix_cache(self) -> None:
@@ -171,7 +171,7 @@ class Engine:
         self._scheduler.reset_prefix_cache()
 
     def check_integrity(self) -> None:
-        """For tests: the books of scheduler and cache agree."""
+        """For tests: checks that scheduler and cache agree."""
         self._scheduler.check_integrity()
 
 
@@ -180,7 +180,7 @@ def _with_more_waiting(stats: SchedulerStats, num_more: int) -> SchedulerStats:
 
 
 def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, str]:
-    """Load the model, size the cache, and be ready. Also the folder that the model came from."""
+    """Loads the model and sizes the cache. Also returns the folder that the model came from."""
     progress = progress or Silent()
     with device_failures_in_words():
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading

@@ -1,4 +1,4 @@
-"""The engine as its users hold it, in this process: `receive` runs it."""
+"""The engine as callers use it, in this process: `receive` runs it."""
 
 from collections.abc import Sequence
 

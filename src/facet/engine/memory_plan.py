@@ -1,4 +1,4 @@
-"""Plans memory for `facet plan`: where a GPU's goes and what fits into the rest, for every KV dtype, without a GPU.
+"""`facet plan`: computes where a GPU's memory goes and what fits into the rest, for every KV dtype, without a GPU.
 
 The memory is divided by the function that a starting engine uses. Only activations, which an engine measures by running
 a step, are estimated here from shapes; everything else is counted.
@@ -40,7 +40,7 @@ _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """All figures are of one GPU; each of them holds its share of every layer and of every request."""
+    """All figures are per GPU; each GPU holds its share of every layer and of every request."""
 
     model: str
     spec: ModelSpec  # of the whole model

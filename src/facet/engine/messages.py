@@ -1,4 +1,4 @@
-"""What passes between a front process and the engine process: frozen values, and nothing else.
+"""The messages between a front process and the engine process, as frozen values.
 
 Encoded with msgpack. The types are closed unions, so that a message of any other shape is an error where it arrives.
 """
@@ -103,7 +103,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class LiveView(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The engine at one moment, for somebody who watches: two of them, and rates follow from the differences."""
+    """The engine at one moment, for the page, which computes rates from two of them."""
 
     seconds: float  # on the engine's clock, which only ever goes forward
     busy_seconds: float  # spent in steps, ever
@@ -112,7 +112,7 @@ class LiveView(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The engine's last words."""
+    """The engine's last message: why it stopped."""
 
     reason: str
     is_users_to_fix: bool = False

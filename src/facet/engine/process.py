@@ -1,8 +1,8 @@
 """Runs the engine in a process of its own.
 
 The front process gives it two addresses. Messages come in on one socket and go out on the other, the first of them
-`EngineInfo` or `Died`. While there is work the loop only looks whether messages have come; without work it waits for
-one, and for the death of the front process.
+`EngineInfo` or `Died`. While there is work the loop only checks for messages; without work it waits for one,
+or for the end of the front process.
 """
 
 import logging

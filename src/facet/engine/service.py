@@ -1,4 +1,4 @@
-"""Takes messages for an engine and makes messages of what it brings, whichever side of a process boundary it is on."""
+"""Passes messages to an engine and makes messages of its results, in this process or another."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Answers every question that an `EngineConfig` leaves open, for one model on one device."""
+"""Resolves an `EngineConfig` into settings with a definite value for every question, for one model on one device."""
 
 from dataclasses import dataclass
 
@@ -48,7 +48,7 @@ class EngineSettings:
         )
 
     def lines(self) -> list[str]:
-        """What a user wants to know at start-up."""
+        """The lines printed at start-up."""
         return [
             *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
             *self.capacity.lines(),
@@ -57,7 +57,7 @@ class EngineSettings:
 
 
 def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
-    """Answer what the user left open, and refuse what cannot be."""
+    """Fills in what the user left open, and refuses what is impossible."""
     check_numbers(config)
     on_gpu = model.placement.device.type == "cuda"
     shape = shape_steps(

@@ -1,1 +1,1 @@
-"""Where keys and values live: bookkeeping of blocks on the host. Knows pages, tokens and steps; no tensor."""
+"""Tracks where keys and values are stored, by blocks, on the CPU. Knows pages, tokens and steps; no tensor."""

@@ -1,4 +1,4 @@
-"""How many blocks a request needs. Start-up sizing, admission and every step ask this one module.
+"""Computes how many blocks a request needs, for start-up sizing, admission and every step.
 
 A step computes `num_scheduled` tokens on top of `num_computed` ones. Per group it touches the blocks over
 
@@ -51,7 +51,7 @@ def blocks_needed(layout: KVLayout, *, num_tokens: int, num_computed: int, num_i
 
 
 def peak_blocks(layout: KVLayout, *, num_tokens: int, num_in_flight: int) -> tuple[int, ...]:
-    """The most `blocks_needed` can say while `num_tokens` are computed, at most `num_in_flight` in a step.
+    """The largest result of `blocks_needed` while `num_tokens` are computed, at most `num_in_flight` in a step.
 
     A span of n tokens that starts anywhere touches one block more than n - 1 tokens fill.
     """
@@ -68,7 +68,7 @@ def peak_blocks(layout: KVLayout, *, num_tokens: int, num_in_flight: int) -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """A request's need beside what there is."""
+    """What a request needs, and what is available."""
 
     num_tokens: int
     blocks_per_group: tuple[int, ...]
@@ -84,7 +84,7 @@ class Need:
 
 
 def need_of(layout: KVLayout, num_blocks: int, *, num_tokens: int) -> Need:
-    """What a request of `num_tokens` needs to run at all: alone, and token by token where memory is that tight."""
+    """What a request of `num_tokens` needs to run at all: alone and, if memory is that tight, token by token."""
     return Need(
         num_tokens=num_tokens,
         blocks_per_group=peak_blocks(layout, num_tokens=num_tokens, num_in_flight=1),
@@ -137,13 +137,13 @@ def sequences_that_fit(layout: KVLayout, num_blocks: int, *, num_tokens: int, ma
 
 
 def blocks_for(layout: KVLayout, *, num_sequences: int, num_tokens: int, max_num_batched_tokens: int) -> int:
-    """The pool in which `sequences_that_fit` says `num_sequences`, scratch block included."""
+    """The size of the pool for which `sequences_that_fit` gives `num_sequences`, including the scratch block."""
     fit = sequences_that_fit(layout, 1, num_tokens=num_tokens, max_num_batched_tokens=max_num_batched_tokens)
     return 1 + num_sequences * sum(fit.blocks_per_sequence) + fit.num_blocks_in_flight
 
 
 def require_fit(layout: KVLayout, num_blocks: int, *, max_model_len: int) -> None:
-    """Refuse a pool in which a request of the longest allowed length could never run."""
+    """Refuses a pool in which a request of the longest allowed length could never run."""
     need = need_of(layout, num_blocks, num_tokens=max_model_len)
     if not need.fits:
         page_mib = layout.total_page_bytes / 2**20

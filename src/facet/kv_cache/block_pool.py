@@ -1,16 +1,17 @@
-"""Who holds which page, and when a page that nobody holds may be written again.
+"""Tracks who holds each page, and when a page that nobody holds may be written again.
 
-A page is held by *tables* (requests that read or write it) and by *checkpoints* (the prefix cache, which only wants it
-to stay as it is). From the holders follows where it stands:
+A page is held by *tables* (requests that read or write it) and by *checkpoints* (the prefix cache, which only needs it
+unchanged). Its holders determine its state:
 
     ready ──take──► in tables ──last table lets go──► fenced ──horizon passes──► cached   (checkpoints hold it)
       ▲                 ▲                                                      └► ready    (nobody does)
       │                 └──share───── cached, fenced
       └──last checkpoint drops it──── cached
 
-**Blocks die late.** A step in flight may still touch a block its owner has given up. So each block carries a *fence*,
-the number of the last step that may touch it, and is not given away before the horizon has reached it. The caller says
-what the horizon is: the step before the writer where one stream orders all work, else the last step that has retired.
+**Blocks are reused late.** A step in flight may still touch a block that its owner has given up. So each block has a
+*fence*, the number of the last step that may touch it, and is not allocated before the horizon has reached it. The
+caller sets the horizon: the step before the writer where one stream orders all work, else the last step that has
+retired.
 
 Knows neither requests nor tokens nor groups.
 """
@@ -53,7 +54,7 @@ class BlockPool:
         return int(np.count_nonzero(self.table_refs))
 
     def take(self, count: int) -> Blocks:
-        """Give away ready blocks, each to one table."""
+        """Gives ready blocks to one table each."""
         assert count <= self._num_ready, f"asked for {count} blocks, {self._num_ready} are ready"
         start = self._num_ready - count
         blocks = self._ready[start : self._num_ready].copy()
@@ -86,7 +87,7 @@ class BlockPool:
             self._fenced.append(unused)
 
     def advance_horizon(self, horizon: int) -> None:
-        """Steps up to `horizon` no longer stand in the way of the next writer."""
+        """Steps up to `horizon` no longer prevent blocks from being written again."""
         self.horizon = max(self.horizon, horizon)
         for _ in range(len(self._fenced)):
             blocks = self._fenced.popleft()
@@ -98,7 +99,7 @@ class BlockPool:
                 self._fenced.append(blocks[~passed])
 
     def hold(self, blocks: Blocks, checkpoint: int) -> None:
-        """A checkpoint wants these blocks, each named once and in somebody's hands, to stay as they are."""
+        """A checkpoint needs these blocks unchanged; each is named once and is held already."""
         assert self._is_held(blocks).all(), "only a block somebody holds can be kept"
         self._count_cached(blocks, -1)
         self.checkpoint_refs[blocks] += 1
@@ -125,13 +126,13 @@ class BlockPool:
         return np.bincount(self.checkpoint_xor[sole], minlength=num_checkpoints)
 
     def collect_freed(self) -> Blocks:
-        """The blocks that became ready since this was last asked: their contents are dead."""
+        """The blocks that became ready since the last call: nothing reads their contents any more."""
         freed = np.concatenate(self._freed) if self._freed else np.zeros(0, np.int32)
         self._freed.clear()
         return freed
 
     def check_integrity(self) -> None:
-        """Every block stands in exactly one place, and the counts say so."""
+        """Every block is in exactly one state, and the counts agree."""
         ready = self._ready[: self._num_ready]
         held = (self.table_refs > 0) | (self.checkpoint_refs > 0) | self.is_fenced
         held[SCRATCH_BLOCK] = True

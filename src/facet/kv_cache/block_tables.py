@@ -1,7 +1,7 @@
-"""Which block holds which tokens of which seat: a table per group, and the range of entries that are held.
+"""Stores which block holds which tokens of each seat: a table per group, and the range of entries in use.
 
     entries of one seat     . . . b7 b2 b9 - - -
-                                 ^first   ^end         in front: returned as the window moved; behind: not needed yet
+                                 ^first   ^end         before: returned as the window moved; after: not needed yet
 
 Plain storage with arithmetic over many seats at once; the manager decides what happens.
 """

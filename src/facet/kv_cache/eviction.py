@@ -1,4 +1,4 @@
-"""Which checkpoint of the prefix cache to give up first.
+"""Ranks the checkpoints of the prefix cache: which one to give up first.
 
 A checkpoint is worth the prefill it will save, soon, for the memory it holds:
 
@@ -8,7 +8,7 @@ A checkpoint is worth the prefill it will save, soon, for the memory it holds:
 
 * *Tokens saved* counts from the next shorter checkpoint of the same sequence: that one is the fallback. So losing a
   checkpoint raises the worth of the one behind it, and hits shrink step by step instead of vanishing.
-* *Blocks freed* counts blocks nobody else holds: checkpoints of one sequence share most of theirs.
+* *Blocks freed* counts blocks that nothing else holds: checkpoints of one sequence share most of theirs.
 * *Expected wait* until the next use is judged by the age of the last use and the interval between the last two: just
   after a use a whole interval lies ahead, and what is long overdue will hardly come. A sequence seen once is ranked by
   age alone. So a loop over more sessions than fit, which empties a least-recently-used cache for all of them, keeps
@@ -71,13 +71,13 @@ class EvictionOrder:
         self.last_use[number] = now
 
     def inherit(self, number: int, dropped: int) -> None:
-        """Whoever would have come for the dropped checkpoint will now come for this one."""
+        """Requests that would have used the dropped checkpoint will now use this one."""
         if self.last_use[dropped] > self.last_use[number]:
             self.last_use[number] = self.last_use[dropped]
             self.interval[number] = self.interval[dropped]
 
     def worst(self, blocks_freed: NDArray[np.int64], now: int) -> int:
-        """The checkpoint to give up first; of equals the newest, which is the last to come round again."""
+        """The checkpoint to give up first; of equals the newest, which in a loop over sessions is needed last."""
         candidates = np.flatnonzero(self.is_kept & (blocks_freed > 0))
         if len(candidates) == 0:  # what is left is shared among checkpoints: giving one up frees the next
             candidates = np.flatnonzero(self.is_kept)

@@ -1,7 +1,7 @@
-"""The owner of the cache: block tables, the pool and the prefix index change here and nowhere else.
+"""Owns the KV cache: block tables, the pool and the prefix index change only here.
 
-    view()          what may be known while deciding
-    commit(...)     blocks change hands; the step may then be launched
+    view()          what the scheduler may know while deciding
+    commit(...)     allocates and frees blocks; the step may then be launched
     release(...)    a request left its seat
     retire(step)    a step's work is done
 
@@ -80,7 +80,7 @@ class KVCacheManager:
         return CacheView(step, self.layout, self._pool, self._tables, self._prefixes, self._marks)
 
     def commit(self, schedule: Schedule) -> StepPlan:
-        """Choose blocks for a step. Afterwards its keys count as written: launch it before the next commit."""
+        """Chooses blocks for a step. Afterwards its keys count as written: launch it before the next commit."""
         assert schedule.step == self._last_step + 1, "a schedule is committed at once or not at all"
         for seat in schedule.preempted_seats:
             self._let_go(seat)
@@ -140,7 +140,7 @@ class KVCacheManager:
         self._last_retired_step = max(self._last_retired_step, step)
 
     def reset_prefixes(self) -> None:
-        """Forget what finished requests left. Blocks that tables hold stay with their requests."""
+        """Drops all cached prefixes. Blocks in tables stay with their requests."""
         if self._prefixes is not None:
             self._prefixes.clear()
 
@@ -258,7 +258,7 @@ class KVCacheManager:
                 self._plant(seat, marked.chain, position, marked.passage)
 
     def _window_is_held(self, seat: int, position: int) -> bool:
-        """False if the window has moved past `position`: steps were launched on tokens that nobody has seen yet."""
+        """False if the window has moved past `position`, because steps were launched on tokens not yet known here."""
         return all(
             block_span(group, position, 0)[0] >= first[seat]
             for group, first in zip(self.layout.groups, self._tables.first, strict=True)

@@ -1,15 +1,15 @@
-"""Where checkpoints will be kept along the prompts that are being computed right now.
+"""Chooses where checkpoints will be kept along the prompts that are being computed.
 
-A checkpoint can only be taken as the computation passes: a little later the window has moved on. So the positions are
-chosen when a request enters:
+A checkpoint can only be taken while the computation passes its position: a little later the window has moved on. So the
+positions are chosen when a request enters:
 
     end of prompt         the same prompt again, or the next turn of a chat whose reply comes back edited
     where others branched the part this prompt shares with an earlier one, which may well be a system prompt
     powers of two windows something to fall back to in a long prompt; the first one serves all shorter prefixes
 
-Turns end where requests end; the manager plants those as it releases a seat.
+Ends of turns are not among them: the manager adds those when it releases a seat.
 
-Until its last mark is passed, a prompt is *under way*: whoever waits with the same prompt does well to wait for it.
+Until its last mark is passed, a prompt is *under way*: a request with the same prompt should wait for it.
 """
 
 from collections import Counter
@@ -102,7 +102,7 @@ def prompt_name(chain: PrefixChain) -> PromptName | None:
 
 
 def mark_positions(num_prompt: int, window: int | None, known_until: int) -> list[int]:
-    """Ascending positions, none beyond the last but one token: the last is computed anew by whoever comes."""
+    """Ascending positions, at most up to the last token but one: the last is always computed again."""
     last = num_prompt - 1
     positions = {last}
     if known_until > 0:

@@ -1,4 +1,4 @@
-"""Draws the arena, from the pool and the tables as they stand: when somebody looks, and never otherwise."""
+"""Makes the picture of the KV cache from the pool and the tables, when the page asks for it."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ CACHED = "cached"
 
 
 def draw(layout: KVLayout, pool: BlockPool, tables: BlockTables, *, max_cells: int) -> ArenaPicture:
-    """The work is that of the pages which are held, so a picture of a large, empty arena costs little."""
+    """The cost grows with the pages in use, so a picture of a large, empty cache is cheap."""
     first_page = SCRATCH_BLOCK + 1
     num_pages = pool.num_blocks - first_page
     pages_per_cell = -(-num_pages // max_cells)

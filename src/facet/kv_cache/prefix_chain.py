@@ -1,4 +1,4 @@
-"""Names prefixes of token sequences: a chain of digests, one per link of `TOKENS_PER_LINK` tokens.
+"""Identifies prefixes of token sequences by a chain of digests, one per link of `TOKENS_PER_LINK` tokens.
 
 A link's digest covers everything up to its end. Two sequences have the same digest at a link exactly when they agree on
 all tokens up to there and on the salt. The digest is a cryptographic one, because prompts come from strangers and a

@@ -1,7 +1,7 @@
-"""When a prefix was last passed, remembered after its blocks are gone.
+"""Remembers when a prefix was last used, even after its blocks are gone.
 
-Two hints come from it: where a prompt parts from earlier ones, and how long ago a sequence was last here. Forgetting is
-by generations, because deleting a dictionary's oldest entry again and again gets slower and slower.
+It gives two hints: where a prompt diverges from earlier ones, and how long ago a sequence was last used. Old entries
+are dropped by generations, because deleting a dictionary's oldest entry again and again gets slower and slower.
 """
 
 from facet.kv_cache.prefix_chain import PrefixChain
@@ -16,7 +16,7 @@ class PrefixHistory:
         self._old: dict[bytes, int] = {}
 
     def last_passage(self, chain: PrefixChain) -> tuple[int, int] | None:
-        """How many links of `chain` some request went before, and when: the tick of the last one that did."""
+        """How many links of `chain` an earlier request shared, and the tick of the last one that did."""
         for num_links in range(len(chain.digests), 0, -1):
             digest = chain.digests[num_links - 1]
             tick = self._young.get(digest) or self._old.get(digest)
@@ -25,7 +25,7 @@ class PrefixHistory:
         return None
 
     def remember(self, chain: PrefixChain, tick: int) -> None:
-        """A request went all the way along `chain`. Ticks count from 1."""
+        """Records that a request had all of `chain`. Ticks count from 1."""
         self._young.update(dict.fromkeys(chain.digests, tick))
         if len(self._young) > GENERATION_SIZE:
             self._old, self._young = self._young, {}

@@ -1,6 +1,6 @@
-"""The prefix cache: which beginnings of sequences are still in memory, and where.
+"""The prefix cache: which prefixes of sequences are still in memory, and in which blocks.
 
-With windows, a beginning is not all there or all gone. To continue at position n a request needs the global blocks over
+With windows, a prefix is not simply there or gone. To continue at position n a request needs the global blocks over
 [0, n) but of the sliding ones only those over the window before n. Such a set of blocks is a *checkpoint* at n:
 
     global    [■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■]
@@ -97,7 +97,8 @@ class PrefixIndex:
         return len(self._checkpoints)
 
     def match(self, chain: PrefixChain) -> PrefixHit | None:
-        """The longest beginning of `chain` in memory. The last token is always left to compute: its logits are wanted.
+        """The longest prefix of `chain` in memory. The last token is always left to compute, because its logits are
+        needed.
 
         The answer is remembered in the chain until checkpoints change: a waiting request asks in every step.
         """
@@ -107,14 +108,14 @@ class PrefixIndex:
         return hit
 
     def enter(self, chain: PrefixChain) -> Passage:
-        """A request sets out with this sequence. Says how far others went the same way, and how long ago."""
+        """A request starts with this sequence. Returns how far earlier ones shared it, and how long ago."""
         self._now += 1
         last = self._history.last_passage(chain)
         self.remember(chain)
         return NEW_GROUND if last is None else Passage(last[0] * TOKENS_PER_LINK, self._now - last[1])
 
     def remember(self, chain: PrefixChain) -> None:
-        """Note that a request went all the way along `chain`."""
+        """Records that a request had all of `chain`."""
         self._history.remember(chain, self._now)
 
     def use(self, hit: PrefixHit) -> None:
@@ -171,7 +172,7 @@ class PrefixIndex:
             self._drop(number)
 
     def discard(self, chain: PrefixChain) -> None:
-        """Give up every checkpoint on this sequence: what was computed for it is not to be trusted."""
+        """Gives up every checkpoint of this sequence, because what was computed for it cannot be trusted."""
         for digest in chain.digests:
             for number in list(self._ending_at.get(digest, ())):
                 self._drop(number)

@@ -1,4 +1,4 @@
-"""What the scheduler asks of the cache: a step in which everything is decided except which blocks serve it.
+"""The scheduler's request to the cache: a step in which everything is decided except which blocks it uses.
 
 `plan_step` makes a `Schedule` without changing anything; `KVCacheManager.commit` chooses blocks and makes a `StepPlan`
 of it. A schedule that is never committed leaves no trace.

@@ -1,4 +1,4 @@
-"""What the scheduler may know of the cache while it decides: counts of blocks, never their ids. Reads only."""
+"""What the scheduler may know of the cache while it decides: counts of blocks, never their ids. Read-only."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class CacheView:
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be given away now: nobody's, and those only the prefix cache holds."""
+        """Blocks that can be allocated now: free ones, and those that only the prefix cache holds."""
         return self._pool.num_ready + self._pool.num_cached
 
     @property
@@ -80,7 +80,7 @@ class CacheView:
 
 
 class WhatIf:
-    """A notebook for decisions: what would be available if these seats let go of their blocks?"""
+    """Computes what would be available if certain seats gave up their blocks."""
 
     def __init__(self, cache: CacheView) -> None:
         self.layout = cache.layout
@@ -97,7 +97,7 @@ class WhatIf:
             self._release(blocks)
 
     def claim_of(self, hit: PrefixHit) -> Blocks:
-        """The available blocks that a request using this hit keeps from others."""
+        """The available blocks that a request using this hit takes."""
         blocks: Blocks = np.concatenate([part for group in hit.blocks for part in (group.shared, group.copied)])
         pool = self._cache._pool
         refs = self._refs if self._cache.frees_are_immediate else np.maximum(self._refs, pool.table_refs)

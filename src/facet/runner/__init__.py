@@ -1,1 +1,1 @@
-"""A plan -> token ids. Knows devices and batches; does not know why these rows were chosen."""
+"""Executes a step's plan on the device. Knows devices and batches, not why these rows were chosen."""

@@ -1,4 +1,4 @@
-"""From spans of sequences to the tensors of one forward pass. Arithmetic on the host is vectorised over the batch."""
+"""Builds the tensors of one forward pass. Arithmetic on the CPU is vectorised over the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

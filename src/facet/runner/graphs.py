@@ -1,15 +1,15 @@
-"""Passes of decode shape, one row per sequence, captured once per size and replayed.
+"""Captures forward passes with one row per sequence as CUDA graphs, once per size, and replays them.
 
-A pass has two halves, captured apart because they are also used apart:
+A pass has two halves, captured separately because they are also used separately:
 
     lower   last token ids of the seats ─► all their keys and values stored, and the stream on which the last depend
     upper   that stream ─► logits
 
 A step in which every request computes one token replays both. A step with longer runs of rows computes its lower half
-by `pieces.py` or in the open, and then has one row per sequence left: it replays the upper half alone.
+by `pieces.py` or kernel by kernel, and then has one row per sequence left: it replays only the upper half.
 
-Both halves read and write buffers that stay where they are. A step of a size between two captured ones is filled up
-with rows at position 0 of the scratch seat, whose blocks are nobody's.
+Both halves read and write buffers at fixed addresses. A step of a size between two captured ones is padded with rows at
+position 0 of the scratch seat, whose blocks belong to no request.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Measures memory: what a machine has free, and what a loaded model takes of it."""
+"""Measures memory: what a machine has free, and what a loaded model takes."""
 
 import os
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Divides a GPU's memory: what steps need beside the weights, and what is left for keys and values.
+"""Divides a GPU's memory: what steps need besides the weights, and what is left for keys and values.
 
-`facet plan` and a starting engine divide here alike. They differ in where two numbers come from: an engine measures
+`facet plan` and a starting engine both use it. They differ in where two numbers come from: an engine measures
 weights and activations (`measuring.py`), a plan counts the weights and estimates the activations.
 """
 

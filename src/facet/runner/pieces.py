@@ -1,4 +1,4 @@
-"""The lower layers over any mix of runs, for steps so short that launching takes longer than computing.
+"""Captures the lower layers between attentions, for steps so short that launching takes longer than computing.
 
 How rows attend differs from step to step, so attention is launched each time. All that lies between two attentions
 depends on the number of rows alone: it is captured, once per size, and a layer is one replay and its attention.
@@ -9,8 +9,8 @@ depends on the number of rows alone: it is captured, once per size, and a layer 
     ...
     piece   attended ─► the stream behind the last layer, and keys and values of one more
 
-A step between two sizes is filled up with rows at position 0 of the scratch seat. They attend to nothing and are given
-zeros for it: whatever a row computes, it stays in that row, and zeros keep it finite.
+A step between two sizes is filled up with rows at position 0 of the scratch seat. They attend to nothing and get zeros
+instead: what a row computes stays in that row, and zeros keep it finite.
 """
 
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ class PieceBuffers:
         )
 
     def fill(self, size: int, token_ids: Tensor, rows: AttentionRows) -> None:
-        """The rows of a step, and rows that are nobody's up to `size`."""
+        """The rows of a step, padded to `size` with rows of no request."""
         count = len(token_ids)
         for target, given, other in (
             (self.token_ids, token_ids, 0),

@@ -1,4 +1,4 @@
-"""Work that is recorded once and replayed: CUDA graphs on a GPU, and elsewhere a stand-in that runs the work again.
+"""Records work once and replays it: CUDA graphs on a GPU, elsewhere a stand-in that runs the work again.
 
 Work may stop at *pauses*, where something is done that differs from replay to replay. It calls the pause it is given
 and goes on with what is then in its buffers; recorded, it becomes one graph for each stretch between pauses.

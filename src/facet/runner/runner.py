@@ -1,4 +1,4 @@
-"""Runs plans: keeps its seats up to date, builds the batch, calls the model, samples.
+"""Runs plans: updates its seats, builds the batch, calls the model and samples.
 
 `launch` starts a step and `LaunchedStep.wait` fetches its outcome, so that a loop may plan and launch the next step in
 between. Sampled ids never visit the host on their way into the next step.
@@ -45,7 +45,7 @@ class WorkCounters:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step on its way."""
+    """A step that has been launched."""
 
     plan: StepPlan
     tokens: TokensInFlight
@@ -148,7 +148,7 @@ class Runner:
         return free - free_gpu_bytes(self._device)
 
     def _compute_on_scratch(self, query_lens: Sequence[int]) -> None:
-        """A step of prompts of zeros in blocks that are nobody's."""
+        """A step of prompts of zeros in blocks of no request."""
         lens = np.minimum(np.array(query_lens, np.int32), self.model.num_positions)
         spans = Spans(
             num_computed=np.zeros_like(lens),

@@ -1,4 +1,4 @@
-"""What the runner remembers of each seat between steps: the tokens it was given, and where its blocks are."""
+"""The runner's state of each seat between steps: the tokens it was given, and where its blocks are."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a runner computes before its first request, so that no request waits for a kernel to be compiled.
+"""Runs every kind of step before the first request, so that no request waits for a kernel to be compiled.
 
 Kernels differ by the number of rows they are made for and by whether single rows and runs come mixed; sampling kernels
 by what requests ask for. Compiled kernels are kept on disk: only the first start on a machine takes long over this.

@@ -1,4 +1,4 @@
-"""Logits -> token ids. The runner talks to `Sampler`; everything else here is one of its features."""
+"""Chooses token ids from logits. The runner uses `Sampler`; everything else here is one of its features."""
 
 from facet.sampling.grammar import GrammarMask
 from facet.sampling.grammar_compiler import GrammarCompiler, as_request_error

@@ -1,4 +1,4 @@
-"""Amounts added to single logits: what logit_bias, min_tokens and bad_words have in common.
+"""Adds amounts to single logits; used by logit_bias, min_tokens and bad_words.
 
 A forbidden token gets -inf added, so that two rules forbidding the same token agree in any order.
 """

@@ -1,4 +1,4 @@
-"""allowed_token_ids: nothing but these tokens may be chosen."""
+"""allowed_token_ids: restricts sampling to these tokens."""
 
 import torch
 from torch import Tensor

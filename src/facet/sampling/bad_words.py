@@ -1,4 +1,4 @@
-"""bad_words: token sequences that must not be completed.
+"""bad_words: forbids tokens that would complete one of these sequences.
 
 The last token of a word is forbidden when the output ends with the tokens before it. Those recent tokens are
 kept on the device, because the host may not know them yet: a line of the history per seat, the newest last.

@@ -1,4 +1,4 @@
-"""Which seat each row of a step's logits belongs to.
+"""Maps each row of a step's logits to its seat.
 
 A request keeps one *seat* (0 .. num_seats - 1) for as long as it runs. A step's logits hold rows of some seats in some
 order; a *place* is an index into those logits. Features keep their state by seat and work by place.

@@ -1,4 +1,4 @@
-"""Token sets as packed bits, and forbidding what is not in them. Used by allowed_token_ids and by grammars.
+"""Sets of tokens as packed bits, and masking of logits by them. Used by allowed_token_ids and by grammars.
 
 Bit i of word w stands for token 32 * w + i, least significant first; a set bit allows the token. This is the
 layout grammar libraries fill in.

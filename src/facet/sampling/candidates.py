@@ -1,4 +1,4 @@
-"""The best tokens of each row of logits, without sorting a vocabulary.
+"""Finds the best tokens of each row of logits without sorting the vocabulary.
 
 The order is total: by logit, and among equal logits by token id. bfloat16 logits tie all the time, and a tie
 broken by whatever a selection algorithm happened to do would make a request's tokens depend on its neighbours

@@ -1,4 +1,4 @@
-"""Logits -> one token id per row: greedy, or a race among the tokens that the settings leave.
+"""Chooses one token id per row of logits: greedy, or sampled among the tokens that the settings allow.
 
 Sampling is an exponential race: the token with the largest weight / exponential noise wins, and wins with
 probability proportional to its weight. One argmax, no normalisation, and only the survivors need noise.

@@ -1,4 +1,4 @@
-"""A grammar's say in a step: a packed bitmask of the tokens it allows next, for the rows that have a grammar.
+"""Applies a grammar to a step: a packed bitmask of the tokens it allows next, for the rows that have one.
 
 The mask comes from outside for every step (a grammar advances with the tokens it sees); nothing is kept here.
 """

@@ -1,7 +1,7 @@
-"""Grammar sources -> compiled grammars, in threads of its own, the latest ones kept.
+"""Compiles grammars in threads of its own and keeps the most recent ones.
 
-Only here and in `grammar_walker.py` is the grammar library known. It is loaded when the first grammar comes: it brings
-large libraries along, and most engines never need it.
+Only this module and `grammar_walker.py` know the grammar library. It is loaded with the first grammar, because it
+brings large libraries along and most engines never need it.
 """
 
 import json
@@ -93,7 +93,7 @@ class GrammarCompiler:
             return self._backend
 
     def _evict(self) -> None:
-        """Drop the longest unused, until what is left fits. Whoever walks a dropped grammar keeps it alive."""
+        """Drops the least recently used until the rest fits. A grammar in use stays alive after it was dropped."""
         num_bytes = sum(entry.num_bytes for entry in self._cache.values())
         while len(self._cache) > 1 and (num_bytes > MAX_CACHED_BYTES or len(self._cache) > MAX_CACHED_GRAMMARS):
             _, dropped = self._cache.popitem(last=False)

@@ -1,8 +1,8 @@
-"""Where one answer stands in its grammar, and which tokens may come next.
+"""Follows one answer through its grammar and computes which tokens may come next.
 
     START ──► BOUND ──► ENDED           without a trigger; a thought may come before BOUND
     FREE ──► BOUND ──► FREE | SPENT     with one
-    THOUGHT                             before or between these; what is inside is no business of the grammar
+    THOUGHT                             before or between these; its content is not constrained
 
 A token that was not allowed (which only a fault elsewhere can bring) leads to FAILED, where nothing is allowed, so that
 the request ends with an error and not with an answer of the wrong shape.
@@ -35,7 +35,7 @@ class Stage(Enum):
 
 
 class GrammarWalker:
-    """One request's. Tokens go in with `accept`; `mask` allows the next one, None standing for anything."""
+    """The state of one request. Tokens go in with `accept`; `mask` gives the allowed next ones, None meaning all."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class GrammarWalker:
         return mask
 
     def mask_after_trigger(self) -> Mask | None:
-        """What may follow the trigger, should it come now. None: it would mean nothing here."""
+        """What may follow the trigger if it comes now. None: it has no meaning here."""
         if self._spec.trigger_token_id is None or self.stage is not Stage.FREE:
             return None
         here = self.stage, self._matcher

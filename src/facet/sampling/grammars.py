@@ -1,4 +1,4 @@
-"""The grammars of running requests, by seat: they see the tokens of settled steps and give masks to the next.
+"""The grammars of running requests, by seat: they take the tokens of settled steps and provide masks for the next.
 
 All walking is done by one thread, in the order it was asked for, so that masks are made while the device computes and
 no lock is needed. The loop's thread only asks; the runner waits for the answer when it has launched the model and is

@@ -1,4 +1,4 @@
-"""logit_bias: a number added to the logits of chosen tokens."""
+"""logit_bias: adds a number to the logits of chosen tokens."""
 
 import numpy as np
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens under the model's own logits, before any setting of the request touched them.
+"""Computes log-probabilities of tokens from the model's own logits, before any setting of the request changes them.
 
 Used for sampled tokens (by the sampler) and for prompt tokens (`prompt_logprobs`). Ranks start at 1 and
 follow the order of `candidates.py`, so a token listed among the best k has the rank of its place there.

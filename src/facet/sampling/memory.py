@@ -1,6 +1,6 @@
-"""How much device memory sampling may take at most, so that the KV cache can leave it free.
+"""Computes how much device memory sampling may need at most, so that the KV cache leaves it free.
 
-Most of it is taken only when requests ask for the features it serves; by then the cache has taken the rest.
+Most of it is allocated only when requests use certain features; by then the cache has taken the rest.
 """
 
 import math

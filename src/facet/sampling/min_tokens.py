@@ -1,4 +1,4 @@
-"""min_tokens: no end-of-sequence and no stop id until the output has that many tokens.
+"""min_tokens: forbids end-of-sequence and stop ids until the output has that many tokens.
 
 How many tokens there are is counted on the host, as in `seeds.py`; a seat that has enough costs nothing more.
 """

@@ -1,4 +1,4 @@
-"""Random numbers as a function: (seed, output position, token id) -> noise.
+"""Random noise as a pure function of seed, output position and token id.
 
 Nothing is drawn from a generator that has a state, so a request's noise does not depend on its seat, on its
 neighbours, on the step number, or on whether it was preempted. Knows nothing of logits. Here: seed and position to

@@ -1,4 +1,4 @@
-"""Penalties for tokens that were there before, as vLLM defines them, in this order:
+"""Penalties for tokens that occurred before, as vLLM defines them, in this order:
 
   repetition   over prompt and output: a positive logit is divided, a negative one multiplied
   frequency    over the output: subtracted once per occurrence

@@ -1,4 +1,4 @@
-"""What sampling returns: tensors that feed the next step on the device, and host values a step later."""
+"""The result of sampling: tensors that feed the next step on the device, and host values a step later."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -1,4 +1,4 @@
-"""Logits -> token ids for a batch, composed of one small state object per feature.
+"""Chooses token ids for a batch of logits, with one small state object per feature.
 
 Each feature keeps what it needs by seat, works only for the seats that ask for it, and costs nothing
 when none of a step's seats does. A new feature is a new file with the same verbs and a line in

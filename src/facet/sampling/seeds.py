@@ -1,4 +1,4 @@
-"""Each request's stream of random numbers: its seed, and how far along it is.
+"""Tracks each request's stream of random numbers: its seed and its position.
 
 The position is the number of output tokens. It lives on the host alone: the loop knows that a token was
 sampled before it knows which, so a resumed or overlapped request continues its stream without a look at the

@@ -1,4 +1,4 @@
-"""What each token id spells, in bytes: the one thing a grammar must know of text. Everything else is the tokens room's.
+"""Reads the bytes that each token id stands for, which grammars need. Everything else about text is in the room tokens.
 
 Gemma's vocabulary writes spaces as "▁" and single bytes as "<0x0A>".
 """

@@ -1,4 +1,4 @@
-"""Which candidates may be sampled, and how likely each is: temperature, min_p, top_k, top_p, in this order.
+"""Computes which candidates may be sampled and how likely each is: temperature, min_p, top_k, top_p, in this order.
 
 Everything is a function of one row alone, to the last bit: weights are relative to the row's best token, and
 masses are summed as integers, so neither the width of the batch nor the order of a sum can move a boundary.

@@ -1,1 +1,2 @@
-"""Who runs next. Knows requests, counts of tokens and counts of blocks; neither tensors nor block ids."""
+"""Decides which requests run in a step. Knows requests, counts of tokens and counts of blocks; no tensors, no block
+ids."""

@@ -1,9 +1,9 @@
-"""Which waiting requests start now.
+"""Decides which waiting requests start now.
 
-Head of the line first, and nobody passes a head that does not fit yet: a long prompt waits for memory, not for luck. A
-request is let in only if all of it fits, the whole prompt in groups that keep everything and a window with a chunk in
-flight in groups that forget, beside what requests already let in have still to allocate. So a prompt that has begun
-can be finished; only the growth of outputs can run memory out, and then the last in line gives way.
+The head of the queue comes first, and no request overtakes a head that does not fit yet, so that a long prompt cannot
+starve. A request is admitted only if all of it fits, besides what the admitted requests have still to allocate: the
+whole prompt in global groups, and a window plus a chunk in flight in sliding ones. So a prompt that has begun can be
+finished; only growing outputs can run out of memory, and then the last request in the queue's order is preempted.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ def admit(
     budget: int,
     num_available: int,
 ) -> list[Turn]:
-    """Let in who fits beside the running requests, which compute `num_scheduled` tokens of their own."""
+    """Admits the requests that fit besides the running ones, which compute `num_scheduled` tokens of their own."""
     turns: list[Turn] = []
     if budget == 0 or not queues.free_seats:
         return turns
@@ -91,7 +91,7 @@ def _try_enter(
     *,
     is_alone: bool,
 ) -> int:
-    """How many tokens the request may compute now, all it will need taken off `memory`; 0: it does not fit."""
+    """How many tokens the request may compute now; all it will need is taken off `memory`. 0: it does not fit."""
     num_computed = 0 if hit is None else hit.position
     num_shared = 0 if hit is None else sum(len(group.shared) for group in hit.blocks)
     claim = NO_BLOCKS if hit is None else memory.claim_of(hit)

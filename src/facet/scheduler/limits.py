@@ -1,4 +1,4 @@
-"""The bounds a scheduler keeps, and the requests it refuses because of them."""
+"""The scheduler's limits, and the check that refuses requests beyond them."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ def max_num_tokens(request: Request, limits: Limits) -> int:
 
 
 def check_request(request: Request, limits: Limits, layout: KVLayout, num_blocks: int) -> None:
-    """Refuse what could never run, now and with the numbers, rather than let it wait for ever."""
+    """Refuses a request that could never run, with the numbers, instead of letting it wait for ever."""
     num_prompt, asked = len(request.prompt_token_ids), request.sampling.max_tokens
     if num_prompt == 0:
         raise RequestError("The prompt is empty. Give at least one token.", field="prompt")

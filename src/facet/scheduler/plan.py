@@ -1,4 +1,4 @@
-"""Deciding a step. `plan_step` reads, decides and returns; nothing is changed.
+"""Decides a step. `plan_step` reads, decides and returns; it changes nothing.
 
 There is no prefill phase and no decode phase. A request has tokens and computed tokens, and a step lets some requests
 catch up: a fresh prompt wants many tokens, a generating request wants the one it sampled last. In order:
@@ -83,7 +83,7 @@ def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
 def make_do(
     seats: Counts, num_computed: Counts, num_scheduled: Counts, num_new: Counts, cache: CacheView
 ) -> tuple[Counts, int]:
-    """Too little memory: first in line first, each takes as many of its tokens as fit.
+    """When memory is short: in order of the queue, each request gets as many of its tokens as fit.
 
     Who cannot even compute one makes the last in line give way, and so on until it can, or until it is the last itself
     and sits this step out. So a request is only ever preempted for one that stands before it, and the first in line

@@ -1,7 +1,7 @@
-"""The owner of requests: who waits, who runs in which seat, and how far each has come.
+"""Owns the requests: which wait, which run in which seat, and how far each has come.
 
-    submit     a request joins the line
-    view       what may be known while deciding
+    submit     a request joins the queue
+    view       what the planner may know while deciding
     advance    a schedule was committed: requests change places, computed counts move on, sampled tokens are pending
     settle     a step's results are here: pending tokens become known, requests end
     cancel     a request ends at once, also while a step that computes it is in flight

@@ -1,4 +1,4 @@
-"""How far one request has come, as far as it does not change in every step (that part is in `running_seats`)."""
+"""The progress of one request, except the counts that change in every step (`running_seats`)."""
 
 import time
 from dataclasses import dataclass, field

@@ -1,9 +1,9 @@
-"""Queues and cache behind the verbs of the engine loop.
+"""Combines queues and cache behind the operations of the engine loop.
 
     plain         plan, commit, launch, settle          overlapped     plan, commit, launch, settle the step before
 
 A loop calls `commit` right after `plan`, launches what it returns, and settles steps in the order it launched them. An
-empty schedule is not committed. `submit` and `cancel` may come between any two verbs but `plan` and `commit`.
+empty schedule is not committed. `submit` and `cancel` may be called between any two of them except `plan` and `commit`.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class Scheduler:
         return self.queues.num_running + self.queues.num_waiting > 0
 
     def submit(self, request: Request) -> None:
-        """Put a request in line, or raise `RequestError` or `CapacityError` if it could never run."""
+        """Queues a request, or raises `RequestError` or `CapacityError` if it could never run."""
         check_request(request, self.limits, self.kv_cache.layout, self.kv_cache.num_blocks)
         self._num_submitted += 1
         chain = None
