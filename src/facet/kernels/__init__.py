@@ -1,1 +1,1 @@
-"""Tensors -> tensors. One folder per operation; its plain-PyTorch reference is the definition."""
+"""Tensor operations, one folder each; the plain-PyTorch reference is the definition of an operation."""

@@ -1,7 +1,8 @@
-"""How results are computed: as fast as may be, or with every sum in an order that the rows beside a row cannot change.
+"""Chooses how results are computed: as fast as possible, or batch-invariant, so that other rows cannot change a row's
+bits.
 
-The choice is made once, when a model is loaded, and handed down as a value. Operations that stand in no line here are
-computed one way, which no company changes.
+The choice is made once, when a model is loaded, and passed down as a value. Operations that are not listed here have a
+single implementation, in which rows never affect each other.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Kernels that start while the one before them still runs (programmatic dependent launch, from Hopper on).
+"""Lets kernels start while the one before them still runs (programmatic dependent launch, from Hopper on).
 
 A step of few rows is hundreds of short kernels in a row, and each would otherwise begin with an idle GPU: its programs
 are placed, and its first loads travel, only after the last program before it has ended. A kernel launched with

@@ -1,4 +1,4 @@
-"""How far a fast kernel may be from its reference, and how far a reference from the exact formula."""
+"""Tolerances: how far a fast kernel may be from its reference, and a reference from the exact formula."""
 
 from dataclasses import dataclass
 

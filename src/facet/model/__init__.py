@@ -1,1 +1,1 @@
-"""ids -> logits. Knows checkpoints and decoders; does not know requests, text or who runs next."""
+"""Computes logits from token ids. Knows checkpoints and decoders, not requests, text or scheduling."""

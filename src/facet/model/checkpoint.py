@@ -1,7 +1,7 @@
-"""Weights from safetensors files: find them, check every name and shape, and only then load.
+"""Finds the safetensors files of a checkpoint, checks every name and shape, and only then loads the weights.
 
-Files are memory-mapped; a tensor is read when it is copied to its place. Checking reads headers alone, so a
-checkpoint that does not fit its config is refused before any memory is spent on it.
+Files are memory-mapped; a tensor is read when it is copied to its place. Checking reads only headers, so a checkpoint
+that does not fit its config is refused before any memory is spent on it.
 """
 
 import json

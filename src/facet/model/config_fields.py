@@ -1,7 +1,7 @@
-"""Typed reading of a `config.json`: every field is checked as it is read, and a wrong one is named.
+"""Reads the fields of a `config.json` with type checks; a wrong field is named.
 
 Published configs leave fields out, write null for "default", and have two spellings for some things. This module
-knows how to read a field; what the fields mean is `families.py`'s business.
+knows how to read a field; `families.py` knows what the fields mean.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Random weights, made where they will live: a full-size model from a config alone.
+"""Fills a model with random weights on its device, so that a full-size model needs only a config.
 
 Scales are chosen so that activations stay of order one through any depth, which is what timing and memory tests
 need: no overflow, no denormals, no constant logits.

@@ -1,7 +1,7 @@
-"""From `config.json` to a `ModelSpec`: which family it is, what it says of the whole model, and what is refused.
+"""Makes a `ModelSpec` from a `config.json`: identifies the family, reads the fields, refuses what is not supported.
 
-What it leaves out is in `family_defaults.py`, what it says of layers in `layer_config.py`. Everything Facet does not
-compute is refused by name.
+`family_defaults.py` has what a config leaves out, `layer_config.py` reads what it says about layers. Everything that
+Facet does not support is refused by name.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the fields a config leaves out mean, by the type of its text decoder.
+"""The defaults of fields that a config leaves out, by the type of its text decoder.
 
 Published configs omit whatever equals the default of the class that wrote them, so those defaults are part of the
 format.

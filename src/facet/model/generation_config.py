@@ -1,4 +1,4 @@
-"""What a checkpoint's authors recommend for generation: `generation_config.json`."""
+"""Reads `generation_config.json`: the sampling settings that a checkpoint's authors recommend."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""From a model's name to a folder with its files: a local path, or a download from the Hugging Face hub."""
+"""Finds the folder of a model: a local path, or a download from the Hugging Face hub."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""The layers of a text config: what each one is, from fields that speak of all of them, of a kind, or of one."""
+"""Reads the layers of a text config, from fields for all of them, for a kind, or for one."""
 
 from facet.errors import ConfigError
 from facet.model.config_fields import ConfigFields, shown

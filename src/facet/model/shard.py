@@ -1,4 +1,4 @@
-"""A model's share on one of several GPUs, as a spec of its own: what tensor parallelism leaves to each.
+"""Makes the spec of a model's share on one of several GPUs, as tensor parallelism divides it.
 
 Heads, the widths of MLPs and experts, and the rows of embeddings are divided. Where there are fewer key heads than
 GPUs, each GPU keeps one whole: several then hold the same. Norms, routers and per-layer gates are on every GPU.

@@ -1,8 +1,8 @@
-"""How many bytes a model's weights take, as they are or quantized, from its config alone.
+"""Counts the bytes of a model's weights, unquantized or quantized, from its config alone.
 
 Quantized checkpoints keep the matrices of attention, MLPs and experts in few bits, with a scale for a group of inputs
-or for a row; all else (embeddings, per-layer inputs, routers, norms) stays as the model computes. This module counts;
-it reads no weights.
+or for a row; everything else (embeddings, per-layer inputs, routers, norms) stays in the model's dtype. Reads no
+weights.
 """
 
 import re

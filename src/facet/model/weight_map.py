@@ -1,7 +1,7 @@
-"""Which tensor of a checkpoint goes where: a pure function from spec to names, shapes and places.
+"""Maps the tensors of a checkpoint to parameters: a pure function from spec to names, shapes and places.
 
-The map is checked against the files before anything is loaded, and says how many bytes a model's weights take
-without a single file being there. Names are those inside the decoder; the prefix in front of them differs between
+The map is compared with the files before anything is loaded, and gives the size of a model's weights without any
+files. Names are those inside the decoder; the prefix in front of them differs between
 text-only and multimodal checkpoints and is found by `checkpoint.py`.
 """
 

@@ -1,6 +1,7 @@
-"""The norms around a residual add in one pass. The Triton kernels serve tensors on a GPU, the reference all others.
+"""Adds a normalised update to the residual stream and normalises the result, in one pass. Triton on a GPU, elsewhere
+the reference.
 
-Of the invariant ones, a row's bits do not depend on how many rows there are; those of the reference never do.
+In the invariant versions a row's bits do not depend on the number of rows; in the reference they never do.
 """
 
 from torch import Tensor

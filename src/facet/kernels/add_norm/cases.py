@@ -1,4 +1,4 @@
-"""Shapes and inputs on which the norms around a residual add are checked, and how close is close."""
+"""Shapes, inputs and tolerances for checking the norms around a residual add."""
 
 from dataclasses import dataclass
 

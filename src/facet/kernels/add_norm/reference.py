@@ -1,4 +1,4 @@
-"""The definition of what stands between two matrix products of a decoder layer."""
+"""The definition of the norms around a residual add, between two matrix products of a decoder layer."""
 
 from torch import Tensor
 

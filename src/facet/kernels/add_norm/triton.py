@@ -1,4 +1,4 @@
-"""The norms around a residual add in Triton: a row is read once and everything made of it is written once.
+"""The norms around a residual add in Triton: each row is read once, and each result written once.
 
 Values are rounded to the activations' type wherever the reference, whose every operation writes a tensor, rounds them.
 """

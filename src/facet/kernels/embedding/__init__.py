@@ -1,4 +1,4 @@
-"""Token ids to scaled embeddings. The Triton kernel serves tensors on a GPU, the reference everything else."""
+"""Looks up scaled embeddings. The Triton kernel serves tensors on a GPU, the reference everything else."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Shapes and inputs on which the scaled embedding is checked, and how close is close."""
+"""Shapes, inputs and tolerances for checking the scaled embedding."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The scaled embedding in Triton: the rows looked up are never written unscaled."""
+"""The scaled embedding in Triton: unscaled rows are never written to memory."""
 
 import torch
 import triton

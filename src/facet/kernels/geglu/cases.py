@@ -1,4 +1,4 @@
-"""Shapes and inputs on which the activation is checked, and how close is close."""
+"""Shapes, inputs and tolerances for checking the gated activation."""
 
 import torch
 from torch import Tensor

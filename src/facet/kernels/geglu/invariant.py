@@ -1,8 +1,7 @@
-"""The gated activation without a trap. On a CPU, PyTorch's GELU takes vectors by one approximation and what is left
-over at the end of a stretch of memory by another, so a number's bits depend on where it lies. Here it is put together
-from operations that are correctly rounded, and from tanh, which is the same function at every place. On a GPU every
-number is computed alike; only the sparse kind sums, over a row, and has a kernel that always does it in one order.
-"""
+"""The gated activation with bits that do not depend on a number's place in memory. On a CPU, PyTorch's GELU uses one
+approximation for vectors and another for the rest at the end of a stretch of memory. Here it is built from operations
+that are correctly rounded, and from tanh, which is the same everywhere. On a GPU every number is computed alike; only
+the sparse version sums over a row, with a kernel that always does it in one order."""
 
 import torch
 from torch import Tensor

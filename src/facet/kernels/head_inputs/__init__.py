@@ -1,4 +1,4 @@
-"""From the packed projection to what attention reads: queries, and keys and values in their pages, in one step.
+"""Prepares the inputs of attention from the packed projection: queries, and keys and values in their pages.
 
 The Triton kernel serves tensors on a GPU, the reference everything else.
 """

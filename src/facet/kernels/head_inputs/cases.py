@@ -1,4 +1,4 @@
-"""Layers on which the step from projection to attention is checked, and how close is close.
+"""Layers, inputs and tolerances for checking the step from projection to attention.
 
 Pages lie between those of other layers and hold NaN, so that a write to the wrong place shows.
 """

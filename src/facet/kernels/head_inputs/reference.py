@@ -1,4 +1,4 @@
-"""The definition of what happens between the projection and attention: norms, rotation and a write to the cache."""
+"""The definition of the step between projection and attention: norms, rotation and a write to the cache."""
 
 from typing import TypedDict
 

@@ -1,7 +1,7 @@
-"""What happens between the projection and attention in one launch. Same meaning as `reference.py`.
+"""The step between projection and attention in one Triton launch. Same meaning as `reference.py`.
 
 A *vector* is one head of one row. Programs are given queries first, then keys, then values: each takes some consecutive
-vectors of one sort, held as a low and a high half, so that both sides of a pair that turns meet in one thread. Keys and
+vectors of one sort, held as a low and a high half, so that both sides of a rotated pair are in one thread. Keys and
 values are quantized on their way into the pages, as `paged_attention/quantization.py` says.
 """
 

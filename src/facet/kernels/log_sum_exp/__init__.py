@@ -1,7 +1,7 @@
-"""What log-probabilities are taken from: log(sum(exp(logits))), over a vocabulary.
+"""Computes log(sum(exp(logits))) over the vocabulary, which log-probabilities need.
 
-A row's bits do not depend on the other rows, in any mode: whoever asks for log-probabilities may compare them. The
-Triton kernel serves tensors on a GPU, the reference everything else.
+A row's bits never depend on the other rows, so that log-probabilities can be compared. The Triton kernel serves tensors
+on a GPU, the reference everything else.
 """
 
 from torch import Tensor

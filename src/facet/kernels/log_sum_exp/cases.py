@@ -1,4 +1,4 @@
-"""Shapes on which the logarithm of a sum is checked, and how close is close."""
+"""Shapes, inputs and tolerances for checking the logarithm of a sum."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The definition. Row by row: PyTorch shares out one long sum among threads, and many of them another way."""
+"""The definition of log-sum-exp. Row by row: PyTorch divides one long sum among threads differently from many."""
 
 import torch
 from torch import Tensor

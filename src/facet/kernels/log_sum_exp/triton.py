@@ -1,4 +1,4 @@
-"""The logarithm of a sum in Triton: one program per row, which it reads twice, the second time from the cache."""
+"""Log-sum-exp in Triton: one program per row, which reads it twice, the second time from the cache."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""The last step: a soft cap on the logits. The Triton kernel serves tensors on a GPU, the reference everything else."""
+"""Applies the soft cap to the logits. The Triton kernel serves tensors on a GPU, the reference everything else."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Inputs on which the soft cap is checked, and how close is close."""
+"""Inputs and tolerances for checking the soft cap."""
 
 import torch
 from torch import Tensor

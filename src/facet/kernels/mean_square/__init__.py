@@ -1,6 +1,6 @@
-"""How large the rows of a tensor are.
+"""Computes the mean square of each row of a tensor.
 
-On a GPU, PyTorch shares a sum out by the number of sums: the invariant kind is then a Triton kernel.
+On a GPU, PyTorch divides a sum by how many sums there are, so the invariant version there is a Triton kernel.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Shapes on which the mean square is checked, and how close is close."""
+"""Shapes, inputs and tolerances for checking the mean square."""
 
 import torch
 from torch import Tensor

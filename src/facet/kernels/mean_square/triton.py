@@ -1,4 +1,4 @@
-"""The mean square in Triton, in the same order whatever the number of rows. Squares are summed as float32."""
+"""The mean square in Triton, summed in float32 and in the same order whatever the number of rows."""
 
 import torch
 import triton

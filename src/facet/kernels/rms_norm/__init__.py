@@ -1,4 +1,5 @@
-"""x / rms(x) * weight, over the last axis. The Triton kernel serves tensors on a GPU, the reference everything else."""
+"""The norm x / rms(x) * weight over the last axis. The Triton kernel serves tensors on a GPU, the reference everything
+else."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Shapes and inputs on which the norm is checked, and how close is close."""
+"""Shapes, inputs and tolerances for checking the norm."""
 
 from dataclasses import dataclass
 

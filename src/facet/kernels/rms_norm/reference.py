@@ -1,4 +1,4 @@
-"""The definition of the norm every Gemma uses."""
+"""The definition of the norm that every Gemma uses."""
 
 import torch
 from torch import Tensor

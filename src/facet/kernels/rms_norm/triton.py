@@ -1,4 +1,4 @@
-"""The norm in Triton, and what the other kernels that work row by row take from it.
+"""The norm in Triton, and what other kernels that work row by row share with it.
 
 A program holds whole rows in registers, padded to a power of two, and reads each once: one long row, or several short
 ones.
@@ -88,7 +88,7 @@ def normalised(x, eps, WIDTH: tl.constexpr):
 
 @triton.jit
 def load_weight(weight, columns, mask):
-    """A norm's weight, anew for every row of a tile: one row shared by all would reach the others by a detour."""
+    """A norm's weight, loaded for every row of a tile: a single one would have to be passed between threads."""
     return tl.load(weight + tl.broadcast_to(columns, mask.shape), mask=mask, other=0.0)
 
 

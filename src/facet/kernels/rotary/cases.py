@@ -1,4 +1,4 @@
-"""Shapes and inputs on which the rotation is checked, and how close is close."""
+"""Shapes, inputs and tolerances for checking the rotation."""
 
 from dataclasses import dataclass
 

@@ -1,9 +1,9 @@
 """The definition of the rotation.
 
-Pairs are (j, j + head_dim/2). Only the first `num_pairs` of them turn; with "proportional" rotary that is a quarter,
-and the turning dimensions are *not* the first quarter of the vector:
+Pairs are (j, j + head_dim/2). Only the first `num_pairs` of them are rotated; with "proportional" rotary that is a
+quarter, and the rotated dimensions are *not* the first quarter of the vector:
 
-    head_dim 8, 1 pair turns      x0 x1 x2 x3 | x4 x5 x6 x7
+    head_dim 8, 1 rotated pair    x0 x1 x2 x3 | x4 x5 x6 x7
                                   ▲             ▲              x0, x4 rotate; the rest pass
 """
 

@@ -1,7 +1,7 @@
-"""One token per row of logits: greedy, or a race among what temperature, min_p, top_k and top_p leave.
+"""Chooses one token per row of logits: greedy, or sampled among what temperature, min_p, top_k and top_p allow.
 
-The Triton kernels serve tensors on a GPU, the reference everything else. (The sampler has its own way on a CPU,
-made for caches; it chooses the same tokens.)
+The Triton kernels serve tensors on a GPU, the reference everything else. (On a CPU the sampler uses its own
+code, which is better for caches and chooses the same tokens.)
 """
 
 from torch import Tensor

@@ -1,7 +1,7 @@
-"""Logits and settings on which choices are checked.
+"""Logits and settings for checking the choice of tokens.
 
-Tokens are compared exactly: the noise bits are integers and the same, so a race between random logits is decided far
-above the last places, which are all that may differ.
+Tokens are compared exactly: the noise bits are equal integers, and with random logits a race is hardly ever so close
+that the last places, the only ones that may differ, decide it.
 """
 
 from collections.abc import Sequence

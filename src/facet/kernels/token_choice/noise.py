@@ -1,4 +1,4 @@
-"""Noise for a race between tokens: (a row's two keys, token id) -> an exponential variate.
+"""Computes the noise of a race between tokens: an exponential variate from a row's two keys and a token id.
 
 The hash is arithmetic modulo 2**32, held in int32, whose products wrap around on every device torch runs on:
 the bits are the same everywhere. Only the last step, a logarithm, may differ by device, in the last place.

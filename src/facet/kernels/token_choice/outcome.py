@@ -1,4 +1,4 @@
-"""What a choice is made from besides logits, and what comes of it."""
+"""The settings and the result of choosing tokens."""
 
 from dataclasses import dataclass
 

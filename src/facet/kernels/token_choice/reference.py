@@ -1,4 +1,4 @@
-"""The definition of choosing a token: rank everything, cut, race.
+"""The definition of choosing a token: rank all tokens, cut, race.
 
 Slow and plain: it sorts the vocabulary. Weights are relative to the row's best token, and masses are integers, so
 the cuts depend neither on the order of a sum nor on the batch.

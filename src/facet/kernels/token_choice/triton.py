@@ -1,4 +1,4 @@
-"""Choosing tokens in Triton: one pass over the logits, then one program per row that decides.
+"""Chooses tokens in Triton: one pass over the logits, then one program per row that decides.
 
 The pass cuts a row into spans. Of each span it keeps the best token, the winner of the span's own race where the row
 is open and nothing is to be cut, and the largest logit of each chunk where the row is narrow. The deciding program

@@ -1,4 +1,4 @@
-"""Rows cut by top_p or min_p without top_k: how much the vocabulary weighs, where the cut is, and the race above it.
+"""Handles rows cut by top_p or min_p without top_k: the mass of the vocabulary, the cut, and the race above it.
 
 The nucleus is found without ranking: `weigh_kernel` sums the mass of the vocabulary and of what lies above a few
 pivots; `cut_kernel`, one program per row, bisects between two of them for the last kept token. Masses are integers, so
