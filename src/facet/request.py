@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from facet.grammar_spec import GrammarSpec
+from facet.media_span import MediaSpan, check_spans
 from facet.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -23,3 +24,8 @@ class Request:
     # The sampled id must be seen by the host before the next token may run (a grammar walks on it).
     needs_sampled_token_on_host: bool = False
     grammar: GrammarSpec | None = None  # the shape its answer must have
+    media: tuple[MediaSpan, ...] = ()  # the parts of the prompt that are no text, in order
+
+    def __post_init__(self) -> None:
+        if self.media:
+            check_spans(self.media, len(self.prompt_token_ids))

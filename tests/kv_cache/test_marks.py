@@ -4,6 +4,7 @@ from facet.kv_cache.marks import Marks, mark_positions, prompt_name
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import NEW_GROUND, Passage
 from tests.kv_cache.layouts import make_layout
+from tests.media import spans_at
 
 
 def test_long_prompts_are_marked_sparsely() -> None:
@@ -23,6 +24,14 @@ def test_marks_come_due_as_they_are_passed() -> None:
     assert marks.due(seats, np.array([99, 38])) == []
     assert marks.pass_until(1, 40) == [39]
     assert marks.due(seats, np.array([99, 999])) == []
+
+
+def test_marks_do_not_cut_what_attends_both_ways() -> None:
+    """16 and 32 lie inside of spans, and so does the last token but one; a sound may be cut."""
+    marks = Marks(make_layout((8, 4), (None, 4)), max_num_seqs=1)
+    media = (*spans_at((6, 9), both_ways=False), *spans_at((12, 20), (30, 40)))
+    marks.set(0, PrefixChain(range(40), media=media), num_computed=0, passage=NEW_GROUND)
+    assert marks.pass_until(0, 40) == [8, 12, 30]
 
 
 def test_a_prompt_is_under_way_until_its_last_mark_or_until_it_is_given_up() -> None:

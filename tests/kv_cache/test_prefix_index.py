@@ -8,8 +8,10 @@ from facet.kv_cache.block_pool import BlockPool
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import PrefixIndex
 from facet.kv_layout import KVLayout
+from facet.media_span import MediaSpan
 from facet.step import TableSlice
 from tests.kv_cache.layouts import make_layout
+from tests.media import spans_at
 
 LAYOUT = make_layout((32, 16), (None, 40))
 
@@ -168,3 +170,46 @@ def test_there_are_never_more_checkpoints_than_blocks() -> None:
     cache.keep(range(900), 100, 200, 300, 400, 500, 600)
     assert len(cache.index) == 4
     cache.index.check_integrity()
+
+
+class TestMedia:
+    """Sequences of one token that stands for everything: only what lies behind it differs."""
+
+    LENGTH = 96
+
+    def chain(self, media: tuple[MediaSpan, ...], num_more: int = 4) -> PrefixChain:
+        return PrefixChain([5] * self.LENGTH + list(range(num_more)), media=media)
+
+    def hit_position(self, kept: tuple[MediaSpan, ...], asked: tuple[MediaSpan, ...], *positions: int) -> int:
+        cache = Cache(make_layout((1000, 16), (None, 40)))  # windows reach back to the start: every prefix is covered
+        kept_chain = self.chain(kept)
+        cache.index.enter(kept_chain)
+        tables = cache.write(len(kept_chain))
+        for position in positions:
+            cache.plant(kept_chain, position, tables)
+        cache.end(tables)
+        hit = cache.index.match(self.chain(asked, num_more=1))
+        return 0 if hit is None else hit.position
+
+    def test_the_same_content_is_found_and_another_is_not(self) -> None:
+        picture, other = spans_at((20, 40)), spans_at((20, 40), key="other")
+        assert self.hit_position(picture, picture, 96) == 96
+        assert self.hit_position(picture, other, 96) == 16
+        assert self.hit_position(picture, (), 96) == 16
+        assert self.hit_position((), picture, 96) == 16
+        assert self.hit_position(picture, spans_at((21, 41)), 96) == 16
+
+    def test_a_hit_ends_inside_a_sound_but_not_inside_a_picture(self) -> None:
+        """The second span differs: what is in common ends there, inside the first span or behind it."""
+        for both_ways, expected in ((True, 30), (False, 48)):
+            first = spans_at((30, 60), both_ways=both_ways)
+            kept, asked = ((*first, *spans_at((60, 96), key=key)) for key in ("one", "two"))
+            assert self.hit_position(kept, asked, 96) == expected
+
+    def test_a_picture_at_the_very_beginning_is_found_whole_or_not_at_all(self) -> None:
+        kept, asked = ((*spans_at((0, 50)), *spans_at((50, 96), key=key)) for key in ("one", "two"))
+        assert self.hit_position(kept, asked, 96) == 0
+
+    def test_half_a_picture_is_not_kept(self) -> None:
+        with pytest.raises(AssertionError, match="half of a span"):
+            self.hit_position(spans_at((20, 40)), spans_at((20, 40)), 30)

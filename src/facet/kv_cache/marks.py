@@ -7,6 +7,8 @@ positions are chosen when a request enters:
     where others branched the part this prompt shares with an earlier one, which may well be a system prompt
     powers of two windows something to fall back to in a long prompt; the first one serves all shorter prefixes
 
+A position inside a span of media that attends both ways moves to the beginning of the span.
+
 Ends of turns are not among them: the manager adds those when it releases a seat.
 
 Until its last mark is passed, a prompt is *under way*: a request with the same prompt should wait for it.
@@ -45,7 +47,8 @@ class Marks:
         self._next = np.full(max_num_seqs, NEVER, np.int64)
 
     def set(self, seat: int, chain: PrefixChain, *, num_computed: int, passage: Passage) -> None:
-        positions = mark_positions(len(chain), self._window, passage.known_until)
+        wanted = mark_positions(len(chain), self._window, passage.known_until)
+        positions = sorted({chain.end_before_cut(position) for position in wanted})
         positions = [position for position in positions if position > num_computed]
         prompt = prompt_name(chain) if positions else None
         self._seats[seat] = MarkedSeat(chain, passage, positions[::-1], prompt)

@@ -10,13 +10,14 @@ With windows, a prefix is not simply there or gone. To continue at position n a 
 Checkpoints are kept at the end of prompts and turns, sparsely inside long prompts, and where a second request turned
 out to branch off (`Passage`). One whose sliding blocks reach back to the start serves every shorter position too.
 
+A hit never ends inside a span of media that attends both ways: its rows are made together or not at all.
+
 A hit may end inside a block: full blocks are shared, and the last, partly filled one is copied for the newcomer. Slots
 once written never change, so the copy may be made while the owner still appends behind them.
 
 Sequences are named by digest chains (`prefix_chain`); what to give up first is decided in `eviction`.
 """
 
-from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -62,7 +63,7 @@ NEW_GROUND = Passage(0, 0)
 class Checkpoint:
     position: int
     digests: list[bytes]  # of the whole sequence; the first position // TOKENS_PER_LINK are this checkpoint's
-    remainder: "array[int]"
+    remainder: bytes
     tables: tuple[TableSlice, ...]
     fallback: int | None  # the next shorter checkpoint of the same sequence
     longer: set[int] = field(default_factory=set)  # those whose fallback this is
@@ -125,6 +126,7 @@ class PrefixIndex:
         self, chain: PrefixChain, position: int, tables: tuple[TableSlice, ...], passage: Passage = NEW_GROUND
     ) -> None:
         """Keep a checkpoint at `position` of a sequence, if there is none yet."""
+        assert chain.end_before_cut(position) == position, "half of a span that attends both ways is of no use"
         num_links = position // TOKENS_PER_LINK
         if num_links == 0:
             return
@@ -207,8 +209,8 @@ class PrefixIndex:
                 if fits and self._checkpoints[number].remainder == chain.remainder(position):
                     best = (position, number)
             if best is None and digest in self._covering:
-                best = (num_links * TOKENS_PER_LINK, next(reversed(self._covering[digest])))
-            if best is not None:
+                best = (chain.end_before_cut(num_links * TOKENS_PER_LINK), next(reversed(self._covering[digest])))
+            if best is not None and best[0] > 0:
                 return self._hit(*best)
         return None
 

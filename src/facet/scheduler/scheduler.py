@@ -45,7 +45,7 @@ class Scheduler:
         self._num_submitted += 1
         chain = None
         if self.kv_cache.caches_prefixes:
-            chain = PrefixChain(request.prompt_token_ids, salt=request.cache_salt)
+            chain = PrefixChain(request.prompt_token_ids, salt=request.cache_salt, media=request.media)
         self.queues.submit(
             RequestState(
                 number=self._num_submitted,

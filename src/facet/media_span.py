@@ -1,0 +1,60 @@
+"""Media in a prompt: stretches of placeholder tokens that stand for a picture, a sound or a frame of a film.
+
+A span's content becomes as many rows as the span has tokens before the decoder sees them. In some models the tokens of
+a picture see each other, not only those before them: such a span *attends both ways* and is computed in one step, since
+its first row already needs the keys of its last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from facet.errors import RequestError
+
+MediaKind = Literal["image", "audio", "video"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaSpan:
+    first: int  # the position of its first token in the prompt
+    length: int  # in tokens
+    kind: MediaKind
+    content_key: str  # the same content, prepared in the same way, has the same key, and nothing else has
+    attends_both_ways: bool = False  # in the layers of the model that do so; the others are causal here too
+
+    @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return self.first + self.length
+
+
+def check_spans(spans: Sequence[MediaSpan], num_prompt_tokens: int) -> None:
+    """Refuse spans that are not in order inside the prompt."""
+    end = 0
+    for index, span in enumerate(spans):
+        name = f"Media span {index} (positions {span.first} to {span.end - 1})"
+        if span.kind not in get_args(MediaKind):
+            raise _refused(f"{name} is of kind {span.kind!r}. Known: {', '.join(get_args(MediaKind))}.")
+        if not span.content_key:
+            raise _refused(f"{name} has an empty content_key. Give one that names its content.")
+        if span.length < 1:
+            raise _refused(f"{name} has {span.length} tokens. Give at least one.")
+        if span.first < end:
+            raise _refused(f"{name} begins before position {end}. Give spans in order; they may not overlap.")
+        if span.end > num_prompt_tokens:
+            raise _refused(f"{name} ends behind the prompt, which has {num_prompt_tokens} tokens.")
+        end = span.end
+
+
+def uncuttable(spans: Sequence[MediaSpan]) -> tuple[MediaSpan, ...]:
+    """Those that must be computed in one step."""
+    return tuple(span for span in spans if span.attends_both_ways and span.length > 1)
+
+
+def end_before_cut(spans: Sequence[MediaSpan], end: int) -> int:
+    """The last place up to `end` where a chunk may end and cut none of these spans."""
+    return next((span.first for span in spans if span.first < end < span.end), end)
+
+
+def _refused(message: str) -> RequestError:
+    return RequestError(message, field="media")
