@@ -1,67 +1,133 @@
 """Formats the answers of /v1/chat/completions, as messages and as chunks of a stream."""
 
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 
-from facet.chat.deltas import (
-    ContentDelta,
-    Delta,
-    ReasoningDelta,
-    ToolCallArguments,
-    ToolCallStart,
-)
-from facet.prompts import ReplyReader
+import msgspec
+
+from facet.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from facet.engine.messages import Token
+from facet.prompts import PreparedQuestion, ReplyReader
 from facet.server.logprobs import LogprobShapes
 from facet.server.protocol.chat import (
     ChatChoice,
+    ChatChunk,
     ChatChunkChoice,
     ChatDelta,
     ChatFinalChoice,
     ChatLogprobs,
     ChatMessage,
+    ChatRequest,
+    ChatResponse,
     FunctionCall,
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
 )
+from facet.server.protocol.shared import Usage, make_usage
+from facet.server.served_model import ServedModel
+
+_CHUNK = "chat.completion.chunk"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatForm:
-    """How the answers of one HTTP request are to look."""
+class ChatExchange:
+    """The answers to one HTTP request."""
 
-    with_logprobs: bool
-    return_token_ids: bool
-    shapes: LogprobShapes
+    def __init__(
+        self,
+        response_id: str,
+        fields: ChatRequest,
+        prepared: PreparedQuestion,
+        model: ServedModel,
+        *,
+        always_ends_with_usage: bool,
+    ) -> None:
+        self.response_id = response_id
+        self._fields = fields
+        self._prompt_token_ids = list(prepared.prompt_token_ids)
+        self._created, self._model_name = int(time.time()), model.name
+        self._always_has_usage = fields.wants_usage_always
+        self._ends_with_usage = fields.wants_usage_at_end or always_ends_with_usage
+        tokenizer, reply_format = model.asked.require_tokenizer(), prepared.reply_format
+        assert reply_format is not None, "a chat is answered with a reply"
+        self._shapes = LogprobShapes(tokenizer, as_token_ids=bool(fields.return_tokens_as_token_ids))
+        keeps_thoughts = fields.include_reasoning is not False
+        self.answers: Sequence[ChatAnswer] = [
+            ChatAnswer(
+                index,
+                ReplyReader(request.sampling, tokenizer, reply_format, keeps_thoughts=keeps_thoughts),
+                self._shapes if fields.logprobs else None,
+            )
+            for index, request in enumerate(prepared.requests)
+        ]
+
+    def response(self) -> ChatResponse:
+        fields, prompt_logprobs = self._fields, None
+        if fields.prompt_logprobs is not None:
+            entries = self.answers[0].tokens.prompt_logprobs
+            prompt_logprobs = [None, *(self._shapes.prompt_position(entry) for entry in entries)]
+        return ChatResponse(
+            self.response_id,
+            self._created,
+            self._model_name,
+            [answer.choice(with_token_ids=bool(fields.return_token_ids)) for answer in self.answers],
+            self._usage(),
+            prompt_logprobs,
+            self._prompt_token_ids if fields.return_token_ids else None,
+        )
+
+    def opening(self) -> list[msgspec.Struct]:
+        chunks = [self._chunk([answer.first_chunk()], has_usage=self._always_has_usage) for answer in self.answers]
+        if self._fields.return_token_ids:
+            chunks[0].prompt_token_ids = self._prompt_token_ids
+        return [*chunks]
+
+    def chunks(self, answer: "ChatAnswer", token: Token) -> list[msgspec.Struct]:
+        chunks: list[msgspec.Struct] = []
+        for choice in answer.chunks(answer.feed(token)):
+            chunk = self._chunk([choice], has_usage=self._always_has_usage)
+            if self._fields.return_token_ids:
+                chunk.token_ids = answer.unsent_token_ids()
+            chunks.append(chunk)
+        return chunks
+
+    def closing(self) -> list[msgspec.Struct]:
+        return [self._chunk([], has_usage=True)] if self._ends_with_usage else []
+
+    def _chunk(self, choices: list[ChatChunkChoice], *, has_usage: bool) -> ChatChunk:
+        usage = self._usage() if has_usage else None
+        return ChatChunk(self.response_id, self._created, self._model_name, choices, _CHUNK, usage)
+
+    def _usage(self) -> Usage:
+        tokens = [answer.tokens for answer in self.answers]
+        num_completion_tokens = sum(len(answer.token_ids) for answer in tokens)
+        return make_usage(len(self._prompt_token_ids), num_completion_tokens, tokens[0].num_cached_tokens)
 
 
 class ChatAnswer:
-    """One answer, fed with tokens."""
+    """One answer, fed with tokens. `shapes` are those of log-probabilities, where they are asked for."""
 
-    def __init__(self, index: int, reader: ReplyReader, form: ChatForm) -> None:
+    def __init__(self, index: int, reader: ReplyReader, shapes: LogprobShapes | None) -> None:
         self.tokens = reader.tokens
         self.feed = reader.feed
         self._index = index
         self._reader = reader
-        self._form = form
+        self._shapes = shapes
         self._num_sent_logprobs = 0
         self._num_sent_tokens = 0
-
-    @property
-    def is_finished(self) -> bool:
-        return self.tokens.finish_reason is not None
 
     def first_chunk(self) -> ChatChunkChoice:
         return ChatChunkChoice(self._index, ChatDelta(role="assistant", content=""))
 
     def chunks(self, deltas: list[Delta]) -> list[ChatChunkChoice]:
-        """Events of the stream: one for each delta, and the end by itself."""
+        """One for each delta, and the end by itself."""
         choices = [ChatChunkChoice(self._index, as_wire(delta)) for delta in deltas]
-        if self.is_finished:
+        if self.tokens.finish_reason is not None:
             final = ChatFinalChoice(self._index, ChatDelta(), None, self._reader.finish_reason, self.tokens.stop_reason)
             choices.append(final)
-        if choices and self._form.with_logprobs:
+        if choices and self._shapes is not None:
             # With the first event that follows them: a token whose text is held back has its turn later.
-            choices[0].logprobs = self._logprobs(self._num_sent_logprobs)
+            choices[0].logprobs = self._logprobs(self._shapes, self._num_sent_logprobs)
             self._num_sent_logprobs = len(self.tokens.logprobs)
         return choices
 
@@ -69,7 +135,7 @@ class ChatAnswer:
         start, self._num_sent_tokens = self._num_sent_tokens, len(self.tokens.token_ids)
         return self.tokens.token_ids[start:]
 
-    def choice(self) -> ChatChoice:
+    def choice(self, *, with_token_ids: bool) -> ChatChoice:
         reply = self._reader.reply()
         return ChatChoice(
             index=self._index,
@@ -83,13 +149,13 @@ class ChatAnswer:
                 ],
             ),
             finish_reason=self._reader.finish_reason or "stop",
-            logprobs=self._logprobs(0) if self._form.with_logprobs else None,
+            logprobs=None if self._shapes is None else self._logprobs(self._shapes, 0),
             stop_reason=self.tokens.stop_reason,
-            token_ids=self.tokens.token_ids if self._form.return_token_ids else None,
+            token_ids=self.tokens.token_ids if with_token_ids else None,
         )
 
-    def _logprobs(self, start: int) -> ChatLogprobs:
-        return ChatLogprobs([self._form.shapes.content(entry) for entry in self.tokens.logprobs[start:]])
+    def _logprobs(self, shapes: LogprobShapes, start: int) -> ChatLogprobs:
+        return ChatLogprobs([shapes.content(entry) for entry in self.tokens.logprobs[start:]])
 
 
 def as_wire(delta: Delta) -> ChatDelta:

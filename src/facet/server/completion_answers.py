@@ -1,13 +1,25 @@
 """Formats the answers of /v1/completions as their tokens arrive."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from facet.engine.messages import Token
 from facet.prompts import TextReader
-from facet.sampling_params import SamplingParams
+from facet.request import Request
 from facet.server.logprobs import LogprobShapes
-from facet.server.protocol.completions import CompletionChoice, CompletionChunkChoice, CompletionLogprobs
+from facet.server.protocol.completions import (
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    CompletionResponse,
+)
+from facet.server.protocol.shared import Usage, make_usage
+from facet.server.served_model import ServedModel
 from facet.token_logprobs import TokenLogprobs
 from facet.tokens import Tokenizer
 
@@ -23,52 +35,115 @@ class CompletionForm:
     return_prompt_logprobs: bool
     shapes: LogprobShapes
 
+    @classmethod
+    def of(cls, fields: CompletionRequest, tokenizer: Tokenizer | None) -> "CompletionForm":
+        return cls(
+            num_top=fields.logprobs,
+            echo=bool(fields.echo),
+            echo_only=fields.is_echo_only,
+            return_token_ids=bool(fields.return_token_ids) or tokenizer is None,
+            return_prompt_logprobs=fields.prompt_logprobs is not None,
+            shapes=LogprobShapes(tokenizer, as_token_ids=bool(fields.return_tokens_as_token_ids)),
+        )
 
-class CompletionAnswer:
-    """One answer. `prompt` is what echo repeats."""
+
+class CompletionExchange:
+    """The answers to one HTTP request: `n` to each prompt, those of one prompt together."""
 
     def __init__(
         self,
-        index: int,
-        prompt_text: str,
-        prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
-        form: CompletionForm,
-        tokenizer: Tokenizer | None,
+        response_id: str,
+        fields: CompletionRequest,
+        requests: Sequence[Request],
+        echoed: Sequence[str],
+        model: ServedModel,
+        *,
+        n: int,
+        always_ends_with_usage: bool,
+    ) -> None:
+        """`echoed` is the text of each request's prompt, where that is to be repeated."""
+        self.response_id = response_id
+        self._fields = fields
+        self._n = n
+        self._created, self._model_name = int(time.time()), model.name
+        self._always_has_usage = fields.wants_usage_always
+        self._ends_with_usage = fields.wants_usage_at_end or always_ends_with_usage
+        tokenizer = model.asked.tokenizer
+        form = CompletionForm.of(fields, tokenizer)
+        self.answers: Sequence[CompletionAnswer] = [
+            CompletionAnswer(index, request, text, form, tokenizer)
+            for index, (request, text) in enumerate(zip(requests, echoed, strict=True))
+        ]
+
+    def response(self) -> CompletionResponse:
+        for index, answer in enumerate(self.answers):
+            if not self._fields.echo:
+                answer.tokens.prompt_logprobs = self.answers[index - index % self._n].tokens.prompt_logprobs
+        choices = [answer.choice() for answer in self.answers]
+        return CompletionResponse(self.response_id, self._created, self._model_name, choices, self._usage())
+
+    def opening(self) -> list[msgspec.Struct]:
+        return []
+
+    def chunks(self, answer: "CompletionAnswer", token: Token) -> list[msgspec.Struct]:
+        choice = answer.chunk(answer.feed(token))
+        if choice is None:
+            return []
+        return [self._chunk([choice], has_usage=self._always_has_usage)]
+
+    def closing(self) -> list[msgspec.Struct]:
+        return [self._chunk([], has_usage=True)] if self._ends_with_usage else []
+
+    def _chunk(self, choices: list[CompletionChunkChoice], *, has_usage: bool) -> CompletionChunk:
+        usage = self._usage() if has_usage else None
+        return CompletionChunk(self.response_id, self._created, self._model_name, choices, "text_completion", usage)
+
+    def _usage(self) -> Usage:
+        firsts = self.answers[:: self._n]  # a prompt counts once, however many answers it has
+        return make_usage(
+            sum(len(answer.prompt_token_ids) for answer in firsts),
+            sum(answer.num_tokens for answer in self.answers),
+            sum(answer.tokens.num_cached_tokens for answer in firsts),
+        )
+
+
+class CompletionAnswer:
+    """One answer. `echoed` is the text of the prompt, where that is to be repeated."""
+
+    def __init__(
+        self, index: int, request: Request, echoed: str, form: CompletionForm, tokenizer: Tokenizer | None
     ) -> None:
         # Where only the prompt is asked about, the text of the one token computed is not wanted.
-        self._reader = TextReader(sampling, None if form.echo_only else tokenizer)
+        self._reader = TextReader(request.sampling, None if form.echo_only else tokenizer)
         self.tokens = self._reader.tokens
-        self.prompt_token_ids = list(prompt_token_ids)
+        self.prompt_token_ids = list(request.prompt_token_ids)
         self._index = index
         self._form = form
-        self._prompt_text = prompt_text if form.echo else ""
-        self._num_chars = len(self._prompt_text)
-        self._offsets: list[int] = []
+        self._echoed = echoed
+        self._num_chars = len(echoed)
+        self._offsets: list[int] = []  # in the text, of each token; for its log-probabilities
         self._num_sent_tokens = 0
         self._has_begun = False
 
-    @property
-    def is_finished(self) -> bool:
-        return self.tokens.finish_reason is not None
-
     def feed(self, token: Token) -> str:
         """The text that became certain."""
-        if token.token_id is not None:
-            self._offsets.append(self._num_chars)
         text = self._reader.feed(token)
-        self._num_chars += len(text)
+        if self._form.num_top is not None:
+            if token.token_id is not None:
+                self._offsets.append(self._num_chars)
+            self._num_chars += len(text)
         return text
 
     def chunk(self, text: str) -> CompletionChunkChoice | None:
         """An event of the stream; None where there is nothing to say yet."""
         form, tokens = self._form, self.tokens
-        if not tokens.token_ids and not self.is_finished:
+        is_open = tokens.finish_reason is None
+        if not tokens.token_ids and is_open:
             return None  # only log-probabilities of the prompt so far
         is_first, self._has_begun = not self._has_begun, True
         if is_first:
-            text = self._prompt_text + text
-        elif not text and not self.is_finished and not form.return_token_ids and form.num_top is None:
+            text = self._echoed + text
+        elif not text and is_open and not form.return_token_ids and form.num_top is None:
             return None
         start, self._num_sent_tokens = self._num_sent_tokens, len(tokens.token_ids)
         logprobs = None
@@ -92,7 +167,7 @@ class CompletionAnswer:
             prompt_logprobs = [None, *(form.shapes.prompt_position(entry) for entry in tokens.prompt_logprobs)]
         return CompletionChoice(
             index=self._index,
-            text=self._prompt_text + self._reader.text(),
+            text=self._echoed + self._reader.text(),
             logprobs=None if form.num_top is None else self._logprobs(form.num_top, 0, with_prompt=form.echo),
             finish_reason="length" if form.echo_only else tokens.finish_reason,
             stop_reason=None if form.echo_only else tokens.stop_reason,

@@ -1,27 +1,24 @@
-"""What all endpoints share: reading, checking, encoding in a thread, submitting, and taking tokens."""
+"""What all endpoints share: reading a body, work in threads, request ids, responses and errors."""
 
 import asyncio
 import logging
 import re
-import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from facet.config import ServerConfig
-from facet.engine.messages import Token
 from facet.errors import RequestError
-from facet.prompts import AnswerTokens
 from facet.server.body import BodyDecoder, read_body
-from facet.server.engine_bridge import EngineBridge, EngineCall
-from facet.server.errors import HttpError, error_response
-from facet.server.metrics import CallTimer, Metrics
+from facet.server.engine_bridge import EngineBridge
+from facet.server.errors import error_response
+from facet.server.metrics import Metrics
 from facet.server.served_model import ServedModel
 from facet.server.streaming import ClientGoneError
 
@@ -51,39 +48,6 @@ class Frontend:
     async def in_thread(self, function: Callable[[], Result]) -> Result:
         """Rendering and encoding take milliseconds for long prompts; the loop has other clients to serve."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, function)
-
-
-class Answer(Protocol):
-    """What the endpoints' answers have in common."""
-
-    tokens: AnswerTokens
-
-    @property
-    def is_finished(self) -> bool: ...
-
-
-AnswerType = TypeVar("AnswerType", bound=Answer)
-
-
-def take(
-    batch: Sequence[tuple[int, Token]], call: EngineCall, answers: Sequence[AnswerType], timer: CallTimer
-) -> Iterator[tuple[AnswerType, Token]]:
-    """Each answer with the token to feed it. The caller feeds between turns; ends are settled on the next."""
-    now = time.monotonic()
-    for index, token in batch:
-        answer = answers[index]
-        if answer.is_finished:
-            continue  # it ended by its text, and this token was on its way
-        if token.finish_reason in ("error", "abort"):
-            raise HttpError(500, f"The answer failed: {token.error or 'it was ended early by the engine'}.")
-        if token.token_id is not None:
-            timer.on_token(index, now, token.queue_seconds)
-        yield answer, token
-        reason = answer.tokens.finish_reason
-        if reason is not None:
-            if token.finish_reason is None:
-                call.cancel(index)
-            timer.on_end(index, reason, len(answer.tokens.token_ids))
 
 
 def check_count(num_prompts: int, n: int, limit: int) -> None:

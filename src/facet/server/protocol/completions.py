@@ -15,6 +15,11 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     suffix: str | None = None
     best_of: Int | None = None
 
+    @property
+    def is_echo_only(self) -> bool:
+        """Whether only the prompt is asked about."""
+        return bool(self.echo) and self.max_tokens == 0
+
 
 UNSUPPORTED_IN_COMPLETIONS = {"suffix": "Gemma cannot write towards a given ending. Put it into the prompt."}
 

@@ -1,0 +1,142 @@
+"""One HTTP request from its engine requests to its response: whole, or as a stream of events.
+
+The same for every endpoint that generates. What an endpoint's answers look like is told by its `Exchange`.
+"""
+
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from facet.engine.messages import Token
+from facet.prompts import AnswerTokens
+from facet.request import Request
+from facet.server.engine_bridge import EngineCall
+from facet.server.errors import HttpError
+from facet.server.frontend import Frontend, json_response
+from facet.server.metrics import CallTimer
+from facet.server.streaming import DONE, EventStream, WatchedCall, event
+
+
+class Answer(Protocol):
+    """What the endpoints' answers have in common."""
+
+    tokens: AnswerTokens
+
+    def feed(self, token: Token) -> object:
+        """Take what a step brought."""
+        ...
+
+
+AnswerType = TypeVar("AnswerType", bound=Answer)
+
+
+class Exchange(Protocol[AnswerType]):
+    """The answers to one HTTP request, one for each engine request, and what they are sent as."""
+
+    @property
+    def response_id(self) -> str: ...
+
+    @property
+    def answers(self) -> Sequence[AnswerType]: ...
+
+    def response(self) -> msgspec.Struct:
+        """The whole of it, once every answer has ended."""
+        ...
+
+    def opening(self) -> list[msgspec.Struct]:
+        """The events that begin a stream, before there is a token."""
+        ...
+
+    def chunks(self, answer: AnswerType, token: Token) -> list[msgspec.Struct]:
+        """Feed the answer, and return the events this leads to."""
+        ...
+
+    def closing(self) -> list[msgspec.Struct]:
+        """The events that end a stream, once every answer has ended."""
+        ...
+
+
+async def carry_out(
+    exchange: Exchange[AnswerType],
+    requests: Sequence[Request],
+    frontend: Frontend,
+    http_request: HttpRequest,
+    *,
+    n: int,
+    stream: bool,
+) -> Response:
+    """Submit the requests and answer. The engine stops working on them when the client leaves."""
+    timer = CallTimer(
+        frontend.metrics,
+        [len(request.prompt_token_ids) for request in requests],
+        n=n,
+        max_tokens=requests[0].sampling.max_tokens,
+        log_as=exchange.response_id if frontend.config.enable_log_requests else None,
+    )
+    watched = WatchedCall(frontend.bridge.submit(requests), http_request.receive, timer)
+    call, num_open = watched.call, len(requests)
+    try:
+        if stream:
+            # With the first tokens in hand a refusal by the engine still has its own status.
+            return EventStream(_events(exchange, call, await call.next(), timer), watched)
+        while num_open:
+            for answer, token in _take(await call.next(), call, exchange.answers, timer):
+                answer.feed(token)
+                num_open -= answer.tokens.finish_reason is not None
+        watched.close()
+    except BaseException:
+        watched.close()
+        raise
+    return json_response(exchange.response())
+
+
+async def _events(
+    exchange: Exchange[AnswerType], call: EngineCall, batch: Sequence[tuple[int, Token]], timer: CallTimer
+) -> AsyncIterator[bytes]:
+    """A part of the body for each batch of tokens, with the events of each token of it."""
+    encoder = msgspec.json.Encoder()
+    if opening := exchange.opening():
+        yield b"".join(event(encoder, chunk) for chunk in opening)
+    num_open = len(exchange.answers)
+    while True:
+        events: list[bytes] = []
+        failure: Exception | None = None
+        try:
+            for answer, token in _take(batch, call, exchange.answers, timer):
+                events += [event(encoder, chunk) for chunk in exchange.chunks(answer, token)]
+                num_open -= answer.tokens.finish_reason is not None
+        except Exception as error:
+            failure = error  # after what came before it
+        if events:
+            yield b"".join(events)
+        if failure is not None:
+            raise failure
+        if num_open == 0:
+            break
+        batch = await call.next()
+    yield b"".join(event(encoder, chunk) for chunk in exchange.closing()) + DONE
+
+
+def _take(
+    batch: Sequence[tuple[int, Token]], call: EngineCall, answers: Sequence[AnswerType], timer: CallTimer
+) -> Iterator[tuple[AnswerType, Token]]:
+    """Each answer with the token to feed it. The caller feeds between turns; ends are settled on the next."""
+    now = time.monotonic()
+    for index, token in batch:
+        answer = answers[index]
+        if answer.tokens.finish_reason is not None:
+            continue  # it ended by its text, and this token was on its way
+        if token.finish_reason in ("error", "abort"):
+            raise HttpError(500, f"The answer failed: {token.error or 'it was ended early by the engine'}.")
+        if token.token_id is not None:
+            timer.on_token(index, now, token.queue_seconds)
+        yield answer, token
+        tokens = answer.tokens
+        if tokens.finish_reason is not None:
+            if token.finish_reason is None:
+                call.cancel(index)
+            timer.on_end(index, tokens.finish_reason, len(tokens.token_ids))
