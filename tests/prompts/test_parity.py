@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from facet.grammar_spec import GrammarSpec
+from facet.media_span import MediaSpan
 from facet.request import Request
 from facet.sampling_params import SamplingParams
 from tests.chat.conversations import RICH_TOOL, WEATHER_TOOL
@@ -317,6 +318,7 @@ def test_a_difference_in_any_field_is_seen() -> None:
         "cache_salt": "x",
         "needs_sampled_token_on_host": True,
         "grammar": GrammarSpec(kind="json_object"),
+        "media": (MediaSpan(first=0, length=1, kind="image", content_key="a"),),
     }
     assert set(others) == {field.name for field in fields(Request)} - {"request_id", "arrival_time"}
     assert differences([request], [replace(request, request_id="b", arrival_time=2.0)]) == []
