@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from facet.forward_batch import AttentionRows
-from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache, paged_attention, plan_attention
+from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache, plan_attention
 from facet.kernels.rotary import rotary_table
 
 
@@ -29,7 +29,7 @@ class Load:
     num_sequences: int
     query_len: int
     context_len: int
-    values_are_keys: bool = False
+    is_shared: bool = False
 
     @property
     def num_visible(self) -> int:
@@ -37,7 +37,7 @@ class Load:
 
     @property
     def bytes_read(self) -> int:
-        vectors = 1 if self.values_are_keys else 2
+        vectors = 1 if self.is_shared else 2
         return self.num_sequences * self.num_visible * vectors * self.num_kv_heads * self.head_dim * 2
 
     @property
@@ -53,14 +53,14 @@ LOADS = (
     Load("E4B global decode, 8 x 8K", 8, 2, 512, None, 40, 8, 1, 8192),
     Load("E4B global decode, 32 x 8K", 8, 2, 512, None, 40, 32, 1, 8192),
     Load("31B sliding decode, 4 x 64K", 32, 16, 256, 1024, 16, 4, 1, 65536),
-    Load("31B global decode, 1 x 64K, keys and values", 32, 4, 512, None, 320, 1, 1, 65536),
-    Load("31B global decode, 1 x 64K, keys from values", 32, 4, 512, None, 320, 1, 1, 65536, True),
-    Load("31B global decode, 4 x 64K, keys and values", 32, 4, 512, None, 320, 4, 1, 65536),
-    Load("31B global decode, 4 x 64K, keys from values", 32, 4, 512, None, 320, 4, 1, 65536, True),
+    Load("31B global decode, 1 x 64K, separate", 32, 4, 512, None, 320, 1, 1, 65536),
+    Load("31B global decode, 1 x 64K, shared", 32, 4, 512, None, 320, 1, 1, 65536, True),
+    Load("31B global decode, 4 x 64K, separate", 32, 4, 512, None, 320, 4, 1, 65536),
+    Load("31B global decode, 4 x 64K, shared", 32, 4, 512, None, 320, 4, 1, 65536, True),
     Load("E4B sliding prefill, 8192", 8, 2, 256, 512, 16, 1, 8192, 8192),
     Load("E4B global prefill, 8192", 8, 2, 512, None, 40, 1, 8192, 8192),
     Load("31B sliding prefill, 8192", 32, 16, 256, 1024, 16, 1, 8192, 8192),
-    Load("31B global prefill, 8192, keys from values", 32, 4, 512, None, 320, 1, 8192, 8192, True),
+    Load("31B global prefill, 8192, shared", 32, 4, 512, None, 320, 1, 8192, 8192, True),
 )
 
 
@@ -70,7 +70,7 @@ def milliseconds(load: Load) -> float:
     # Sequences share the pages behind their windows: those are never read.
     num_pages = 1 + load.num_sequences * per_sequence
     shape = (num_pages, load.tokens_per_block, load.num_kv_heads, load.head_dim)
-    vectors = [torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(1 if load.values_are_keys else 2)]
+    vectors = [torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(1 if load.is_shared else 2)]
     table = 1 + torch.randperm(num_pages - 1, device=device).int().view(load.num_sequences, per_sequence)
     lens = [load.query_len] * load.num_sequences
     rows = AttentionRows(
@@ -83,17 +83,17 @@ def milliseconds(load: Load) -> float:
         host_context_lens=(load.context_len,) * load.num_sequences,
     )
     recipe = None
-    if load.values_are_keys:
+    if load.is_shared:
         angles = rotary_table(
             load.context_len, head_dim=512, num_pairs=64, theta=1e6, factor=1.0, dtype=torch.bfloat16, device=device
         )
         recipe = KeyRecipe(weight=torch.rand(load.head_dim, device=device) + 0.5, cos_sin=angles)
-    cache = LayerCache(keys=vectors[0], values=None if load.values_are_keys else vectors[1])
+    cache = LayerCache(keys=vectors[0], values=None if load.is_shared else vectors[1])
     queries = torch.randn(sum(lens), load.num_heads, load.head_dim, device=device, dtype=torch.bfloat16) / 16
     heads = HeadShape(num_heads=load.num_heads, num_kv_heads=load.num_kv_heads, head_dim=load.head_dim)
     plan = plan_attention(rows, table, heads, window=load.window, tokens_per_block=load.tokens_per_block)
     time: float = triton.testing.do_bench(
-        lambda: paged_attention(queries, cache, plan, scale=1.0, key_recipe=recipe), warmup=20, rep=100
+        lambda: plan.run(queries, cache, scale=1.0, key_recipe=recipe), warmup=20, rep=100
     )
     return time
 

@@ -1,4 +1,4 @@
-"""Times what one layer of a decode step does with its keys, on a GPU: `prepare_heads` and attention of single rows.
+"""Times what one layer of a decode step does with its keys, on a GPU: `prepare_heads` and attention of decoded rows.
 
     python benchmarks/decode_gpu.py [--only heads|attention|latency|quantized] [--full]
 
@@ -26,9 +26,10 @@ from facet.kernels.head_inputs import reference as heads_reference
 from facet.kernels.head_inputs import triton as heads_triton
 from facet.kernels.head_inputs.cases import Case as HeadsCase
 from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache, gpu, reference
-from facet.kernels.paged_attention.decode.kernel import attend_single_rows
-from facet.kernels.paged_attention.decode.tuning import MOST_MERGED_BY_LAST, Tuning, choose_tuning
-from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.decode.kernel import attend_rows
+from facet.kernels.paged_attention.decode.plan import DecodePlan
+from facet.kernels.paged_attention.decode.readers import SEPARATE, Reader
+from facet.kernels.paged_attention.decode.tuning import MOST_MERGED_BY_LAST, DecodeTuning, choose_decode_tuning
 from facet.kernels.paged_attention.quantization import cast, quantize
 from facet.kernels.rotary import rotary_table
 from facet.kv_dtypes import KV_DTYPES, SCALE_BYTES, KVDtype
@@ -37,7 +38,7 @@ DEVICE = "cuda"
 BYTES_IN_ROTATION = 2**28  # several times the L2
 MOST_LAYERS = 128
 LONGEST_PLANNED = 131_072  # what a captured graph is made for
-LARGEST_ERROR = 3e-2  # of the norm: bfloat16 probabilities; keys from values are rounded once more
+LARGEST_ERROR = 3e-2  # of the norm: bfloat16 probabilities; keys of shared vectors are rounded once more
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Load:
     window: int | None
     tokens_per_block: int
     context_lens: tuple[int, ...]
-    values_are_keys: bool = False
+    is_shared: bool = False
     kv_dtype: KVDtype = KV_DTYPES["bfloat16"]
 
     @property
@@ -58,13 +59,13 @@ class Load:
 
     @property
     def vectors(self) -> str:
-        return f"{'one vector' if self.values_are_keys else 'two vectors'} of {self.head_dim}"
+        return f"{'shared' if self.is_shared else 'separate'} vectors of {self.head_dim}"
 
     @property
     def bytes_read(self) -> int:
         num_keys = sum(min(length, self.window or length) for length in self.context_lens)
         vector = self.head_dim * self.kv_dtype.num_bytes + (SCALE_BYTES if self.kv_dtype.has_scales else 0)
-        return num_keys * (1 if self.values_are_keys else 2) * self.num_kv_heads * vector
+        return num_keys * (1 if self.is_shared else 2) * self.num_kv_heads * vector
 
     @property
     def num_layers(self) -> int:
@@ -108,9 +109,9 @@ LOADS = (
 
 # Keys per tile, warps, stages.
 TILES = {
-    "two vectors of 256": ((32, 4, 5), (64, 4, 3), (32, 4, 3), (32, 8, 5), (64, 8, 5), (16, 4, 7)),
-    "two vectors of 512": ((16, 4, 5), (32, 4, 3), (32, 8, 5), (32, 4, 5), (16, 4, 3), (16, 8, 7)),
-    "one vector of 512": ((32, 4, 5), (32, 4, 3), (64, 8, 5), (16, 4, 7), (32, 8, 5), (64, 8, 3)),
+    "separate vectors of 256": ((32, 4, 5), (64, 4, 3), (32, 4, 3), (32, 8, 5), (64, 8, 5), (16, 4, 7)),
+    "separate vectors of 512": ((16, 4, 5), (32, 4, 3), (32, 8, 5), (32, 4, 5), (16, 4, 3), (16, 8, 7)),
+    "shared vectors of 512": ((32, 4, 5), (32, 4, 3), (64, 8, 5), (16, 4, 7), (32, 8, 5), (64, 8, 3)),
 }
 TILES_UNLESS_FULL = 3
 
@@ -124,9 +125,9 @@ LATENCY_LOADS = (
     b31_global("1 x 512", 512),
 )
 LATENCY_TILES = {
-    "two vectors of 256": ((32, 4, 1), (32, 4, 3), (32, 2, 3), (64, 8, 3), (16, 2, 3)),
-    "two vectors of 512": ((32, 8, 1), (32, 8, 3), (32, 4, 3)),
-    "one vector of 512": ((32, 4, 3), (32, 8, 3)),
+    "separate vectors of 256": ((32, 4, 1), (32, 4, 3), (32, 2, 3), (64, 8, 3), (16, 2, 3)),
+    "separate vectors of 512": ((32, 8, 1), (32, 8, 3), (32, 4, 3)),
+    "shared vectors of 512": ((32, 4, 3), (32, 8, 3)),
 }
 
 
@@ -139,9 +140,9 @@ QUANTIZED_LOADS = (
 )
 QUANTIZED_DTYPES = ("bfloat16", "fp8_e4m3", "fp8_per_token_head", "int8_per_token_head")
 QUANTIZED_TILES = {
-    "two vectors of 256": ((64, 4, 3), (64, 4, 5), (32, 2, 5)),
-    "two vectors of 512": ((64, 4, 3), (64, 4, 5), (32, 2, 3), (32, 2, 5)),
-    "one vector of 512": ((64, 4, 5), (32, 4, 3), (32, 4, 5)),
+    "separate vectors of 256": ((64, 4, 3), (64, 4, 5), (32, 2, 5)),
+    "separate vectors of 512": ((64, 4, 3), (64, 4, 5), (32, 2, 3), (32, 2, 5)),
+    "shared vectors of 512": ((64, 4, 5), (32, 4, 3), (32, 4, 5)),
 }
 
 
@@ -153,7 +154,7 @@ class Layers:
     cache: LayerCache
     rows: AttentionRows
     block_tables: tuple[Tensor, ...]
-    plans: tuple[TritonPlan, ...]
+    plans: tuple[DecodePlan, ...]
     recipe: KeyRecipe | None
 
 
@@ -162,7 +163,7 @@ def make_cache(load: Load, num_pages: int, generator: torch.Generator) -> LayerC
     shape = (num_pages, load.tokens_per_block, load.num_kv_heads, load.head_dim)
     stored_as = getattr(torch, load.kv_dtype.stored_as)
     vectors, scales = [], []
-    for _ in range(1 if load.values_are_keys else 2):
+    for _ in range(1 if load.is_shared else 2):
         if not load.kv_dtype.is_quantized:
             vectors.append(torch.randn(shape, generator=generator, device=DEVICE, dtype=torch.bfloat16))
             continue
@@ -178,7 +179,7 @@ def make_cache(load: Load, num_pages: int, generator: torch.Generator) -> LayerC
             pages.view(torch.uint8)[first : first + 256] = numbers.view(torch.uint8)
         vectors.append(pages)
         scales.append(page_scales)
-    has_scales, has_values = load.kv_dtype.has_scales, not load.values_are_keys
+    has_scales, has_values = load.kv_dtype.has_scales, not load.is_shared
     return LayerCache(
         keys=vectors[0],
         values=vectors[1] if has_values else None,
@@ -205,7 +206,7 @@ def make_layers(load: Load, num_layers: int | None = None) -> Layers:
         tables.append(table)
     cache = make_cache(load, num_pages, generator)
     recipe = None
-    if load.values_are_keys:
+    if load.is_shared:
         table = rotary_table(
             LONGEST_PLANNED,
             head_dim=load.head_dim,
@@ -232,12 +233,30 @@ def make_layers(load: Load, num_layers: int | None = None) -> Layers:
         cache=cache,
         rows=rows,
         block_tables=tuple(tables),
-        plans=tuple(
-            gpu.plan_attention(planned, table, load.heads, window=load.window, tokens_per_block=size)
-            for table in tables
-        ),
+        plans=tuple(decode_plan(load, planned, table) for table in tables),
         recipe=recipe,
     )
+
+
+def decode_plan(load: Load, rows: AttentionRows, table: Tensor) -> DecodePlan:
+    plan = gpu.plan_on_gpu(rows, table, load.heads, window=load.window, tokens_per_block=load.tokens_per_block)
+    assert plan.decode is not None
+    return plan.decode
+
+
+@dataclass(frozen=True)
+class Variant:
+    reader: Reader
+    tuning: DecodeTuning
+
+
+def built_in(layers: Layers) -> Variant:
+    reader = gpu.choose_reader(layers.queries, layers.cache, layers.recipe)
+    return Variant(reader, choose_decode_tuning(reader, layers.queries, layers.cache, layers.plans[0]))
+
+
+def attend(layers: Layers, output: Tensor, plan: DecodePlan, variant: Variant) -> None:
+    attend_rows(layers.queries, output, layers.cache, plan, 1.0, layers.recipe, variant.reader, variant.tuning)
 
 
 def microseconds(calls: list[Callable[[], object]], num_replays: int = 15) -> float:
@@ -275,25 +294,30 @@ def error_of(got: Tensor, expected: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def latency_variants(load: Load, chosen: Tuning) -> dict[str, Tuning]:
-    by_last = replace(chosen, last_merges=True, num_splits=min(chosen.num_splits, MOST_MERGED_BY_LAST))
-    variants = {
-        "merge apart": replace(chosen, last_merges=False),
+def with_tunings(variant: Variant, tunings: dict[str, DecodeTuning]) -> dict[str, Variant]:
+    return {name: replace(variant, tuning=tuning) for name, tuning in tunings.items()}
+
+
+def latency_variants(load: Load, chosen: Variant) -> dict[str, Variant]:
+    tuning = chosen.tuning
+    by_last = replace(tuning, last_merges=True, num_splits=min(tuning.num_splits, MOST_MERGED_BY_LAST))
+    tunings = {
+        "merge apart": replace(tuning, last_merges=False),
         f"merge by last, {by_last.num_splits} of {by_last.least_keys}+": by_last,
-        "other exit": replace(chosen, exits_early=not chosen.exits_early),
+        "other exit": replace(tuning, exits_early=not tuning.exits_early),
     }
     for least in (64, 128):
-        splits = max(1, min(chosen.num_splits, (load.window or LONGEST_PLANNED) // least))
-        variants[f"{splits} of {least}+"] = replace(chosen, num_splits=splits, least_keys=least)
+        splits = max(1, min(tuning.num_splits, (load.window or LONGEST_PLANNED) // least))
+        tunings[f"{splits} of {least}+"] = replace(tuning, num_splits=splits, least_keys=least)
     for keys, warps, stages in LATENCY_TILES[load.vectors]:
-        tile = replace(chosen, keys_per_tile=keys, num_warps=warps, num_stages=stages)
-        variants[f"tile {keys}/{warps}/{stages}"] = tile
-    return variants
+        tile = replace(tuning, keys_per_tile=keys, num_warps=warps, num_stages=stages)
+        tunings[f"tile {keys}/{warps}/{stages}"] = tile
+    return with_tunings(chosen, tunings)
 
 
-def tuning_variants(load: Load, chosen: Tuning, full: bool) -> dict[str, Tuning]:
-    tiles = TILES[load.vectors]
-    shares = {(chosen.num_splits, chosen.least_keys)}
+def tuning_variants(load: Load, chosen: Variant, full: bool) -> dict[str, Variant]:
+    tuning, tiles = chosen.tuning, TILES[load.vectors]
+    shares = {(tuning.num_splits, tuning.least_keys)}
     num_programs = len(load.context_lens) * load.num_kv_heads
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     shares |= {
@@ -301,79 +325,75 @@ def tuning_variants(load: Load, chosen: Tuning, full: bool) -> dict[str, Tuning]
         for per_processor, least in ((1, 256), (2, 64), (2, 256), (3, 128), (4, 128), (8, 256))
     }
     shares.add((1, 128))
-    variants = {}
+    tunings = {}
     for keys, warps, stages in tiles if full else tiles[:TILES_UNLESS_FULL]:
-        tile = replace(chosen, keys_per_tile=keys, num_warps=warps, num_stages=stages)
-        variants[f"tile {keys}/{warps}/{stages}"] = tile
+        tile = replace(tuning, keys_per_tile=keys, num_warps=warps, num_stages=stages)
+        tunings[f"tile {keys}/{warps}/{stages}"] = tile
         if (keys, warps, stages) == tiles[0]:
             for splits, least in sorted(shares):
                 number = max(1, min(splits, (load.window or LONGEST_PLANNED) // least))
-                variants[f"{number} of {least}+"] = replace(
+                tunings[f"{number} of {least}+"] = replace(
                     tile, num_splits=number, least_keys=least, last_merges=number <= MOST_MERGED_BY_LAST
                 )
-        elif num_programs * chosen.num_splits > processors:
+        elif num_programs * tuning.num_splits > processors:
             # Larger tiles leave room for one program at a time.
             number = max(1, processors // num_programs)
-            variants[f"tile {keys}/{warps}/{stages}, {number} of {tile.least_keys}+"] = replace(tile, num_splits=number)
-    if chosen.six_pieces:
-        variants["pairs loaded twice"] = replace(chosen, six_pieces=False, num_stages=3)
-    variants["merge apart"] = replace(chosen, last_merges=False)
+            tunings[f"tile {keys}/{warps}/{stages}, {number} of {tile.least_keys}+"] = replace(tile, num_splits=number)
+    tunings["merge apart"] = replace(tuning, last_merges=False)
+    variants = with_tunings(chosen, tunings)
+    if load.is_shared:
+        variants["pairs loaded twice"] = Variant(SEPARATE, replace(tuning, num_stages=3))
     return variants
 
 
-Variants = Callable[[Load, Tuning], dict[str, Tuning]]
+Variants = Callable[[Load, Variant], dict[str, Variant]]
 
 
-def no_variants(load: Load, chosen: Tuning) -> dict[str, Tuning]:
+def no_variants(load: Load, chosen: Variant) -> dict[str, Variant]:
     return {}
 
 
-def quantized_variants(load: Load, chosen: Tuning) -> dict[str, Tuning]:
+def quantized_variants(load: Load, chosen: Variant) -> dict[str, Variant]:
     if not load.kv_dtype.is_quantized:
         return {}
-    rows_first = replace(
-        chosen, keys_first=False, keys_per_tile=32, num_warps=4, num_stages=5 if load.values_are_keys else 3
-    )
-    variants = {"rows first": rows_first, "merge apart": replace(chosen, last_merges=False)}
+    tuning = chosen.tuning
+    tunings = {"merge apart": replace(tuning, last_merges=False)}
     num_programs = len(load.context_lens) * load.num_kv_heads
     processors = torch.cuda.get_device_properties(0).multi_processor_count
     for per_processor in (1, 2, 3):
         number = max(1, per_processor * processors // num_programs)
-        variants[f"{number} shares"] = replace(chosen, num_splits=number, last_merges=number <= MOST_MERGED_BY_LAST)
+        tunings[f"{number} shares"] = replace(tuning, num_splits=number, last_merges=number <= MOST_MERGED_BY_LAST)
     for keys, warps, stages in QUANTIZED_TILES[load.vectors]:
-        tile = replace(chosen, keys_per_tile=keys, num_warps=warps, num_stages=stages)
-        variants[f"tile {keys}/{warps}/{stages}"] = tile
-    return variants
+        tile = replace(tuning, keys_per_tile=keys, num_warps=warps, num_stages=stages)
+        tunings[f"tile {keys}/{warps}/{stages}"] = tile
+    tile = replace(tuning, keys_per_tile=32, num_warps=4, num_stages=5 if load.is_shared else 3)
+    return {"queries as rows": Variant(SEPARATE, tile), **with_tunings(chosen, tunings)}
 
 
 def compile_variants(load: Load, make_variants: Variants) -> None:
     """Run all of them on little memory, to find them compiled later."""
     layers = make_layers(replace(load, context_lens=(1024,) * len(load.context_lens)), num_layers=1)
-    chosen = choose_tuning(layers.queries, layers.cache, layers.plans[0], layers.recipe)
-    for tuning in (chosen, *make_variants(load, chosen).values()):
-        output = torch.empty_like(layers.queries)
+    chosen = built_in(layers)
+    for variant in (chosen, *make_variants(load, chosen).values()):
         # What does not fit is told of when it is measured.
         with suppress(OutOfResources):
-            attend_single_rows(layers.queries, output, layers.cache, layers.plans[0], 1.0, layers.recipe, tuning)
+            attend(layers, torch.empty_like(layers.queries), layers.plans[0], variant)
     torch.cuda.synchronize()
 
 
 def attention_line(load: Load, read: float, make_variants: Variants) -> dict[str, float]:
     """Times by variant."""
     layers = make_layers(load)
-    table = layers.block_tables[0]
-    plan = reference.plan_attention(
-        layers.rows, table, load.heads, window=load.window, tokens_per_block=load.tokens_per_block
+    plan = reference.plan_reference(
+        layers.rows, layers.block_tables[0], load.heads, window=load.window, tokens_per_block=load.tokens_per_block
     )
-    expected = reference.paged_attention(layers.queries, layers.cache, plan, scale=1.0, key_recipe=layers.recipe)
+    expected = plan.run(layers.queries, layers.cache, scale=1.0, key_recipe=layers.recipe)
     output = torch.empty_like(expected)
-    chosen = choose_tuning(layers.queries, layers.cache, layers.plans[0], layers.recipe)
+    chosen = built_in(layers)
     times, worst = {}, 0.0
-    for name, tuning in {"built in": chosen, **make_variants(load, chosen)}.items():
+    for name, variant in {"built in": chosen, **make_variants(load, chosen)}.items():
         calls: list[Callable[[], object]] = [
-            lambda plan=plan, tuning=tuning: attend_single_rows(  # type: ignore[misc]
-                layers.queries, output, layers.cache, plan, 1.0, layers.recipe, tuning
-            )
+            lambda plan=plan, variant=variant: attend(layers, output, plan, variant)  # type: ignore[misc]
             for plan in layers.plans
         ]
         output.fill_(float("nan"))
@@ -390,9 +410,10 @@ def attention_line(load: Load, read: float, make_variants: Variants) -> dict[str
         if difference > LARGEST_ERROR:
             print(f"    WRONG {load.name}, {name}: relative error {difference:.3g}")
         times[name] = microseconds(calls)
-    tile = f"{chosen.keys_per_tile}/{chosen.num_warps}/{chosen.num_stages}"
-    merge = "by last" if chosen.last_merges else "apart"
-    note = f"{chosen.num_splits} of {chosen.least_keys}+, tile {tile}, merge {merge}, error {worst:.1e}"
+    tuning = chosen.tuning
+    tile = f"{tuning.keys_per_tile}/{tuning.num_warps}/{tuning.num_stages}"
+    merge = "by last" if tuning.last_merges else "apart"
+    note = f"{tuning.num_splits} of {tuning.least_keys}+, tile {tile}, merge {merge}, error {worst:.1e}"
     report(load.name, load.bytes_read, times, read, note)
     return times
 
@@ -476,7 +497,7 @@ def main() -> None:
             for num_rows in (1, 32, 128, 8192):
                 heads_line(kind, num_rows, read)
     if arguments.only in (None, "attention"):
-        print("attention of single rows; variants: tile keys/warps/stages, shares of at least so many keys")
+        print("attention of decoded rows; variants: tile keys/warps/stages, shares of at least so many keys")
         for load in LOADS:
             attention_line(load, read, lambda load, chosen: tuning_variants(load, chosen, arguments.full))
     if arguments.only == "latency":
@@ -484,7 +505,7 @@ def main() -> None:
         for load in LATENCY_LOADS:
             attention_line(load, read, latency_variants)
     if arguments.only == "quantized":
-        print("attention of single rows over quantized keys and values; variants: tile keys/warps/stages")
+        print("attention of decoded rows over quantized keys and values; variants: tile keys/warps/stages")
         quantized_lines(QUANTIZED_LOADS, read, quantized_variants if arguments.full else no_variants)
 
 

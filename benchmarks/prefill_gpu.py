@@ -18,6 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -25,15 +26,17 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache
-from facet.kernels.paged_attention import gpu as paged
-from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.prefill.plan import Run, plan_runs
-from facet.kernels.paged_attention.prefill.runs import attend_unpacked
-from facet.kernels.paged_attention.prefill.separate import DenseShape
+from facet.kernels.paged_attention.decode.plan import plan_decode
+from facet.kernels.paged_attention.gpu import GpuPlan
+from facet.kernels.paged_attention.plan import PagedRows
+from facet.kernels.paged_attention.prefill.plan import ROWS_PER_TILE, PrefillPlan, Run, plan_runs
+from facet.kernels.paged_attention.prefill.separate import SeparateKernel
+from facet.kernels.paged_attention.prefill.shared import SharedKernel
+from facet.kernels.paged_attention.prefill.tuning import PrefillTuning
 from facet.kernels.paged_attention.prefill.unpack import make_scratch, unpack
 from facet.kernels.rotary import apply_rotary, rotary_table
 
-LARGEST_ERROR = 0.02  # of the norm; two roundings of bfloat16 and those of derived keys stay well below
+LARGEST_ERROR = 0.02  # of the norm; two roundings of bfloat16 and those of the keys of shared vectors stay well below
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Load:
     tokens_per_block: int
     num_rows: int
     context_len: int
-    values_are_keys: bool = False
+    is_shared: bool = False
 
     @property
     def heads(self) -> HeadShape:
@@ -67,14 +70,14 @@ LOADS = (
     Load("31B global, 8192 rows, 65536 keys", 32, 4, 512, None, 320, 8192, 65536, True),
 )
 
-_256 = DenseShape(block_m=128, block_n=64, num_warps=8, num_stages=2)
+_256 = PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=2)
 HEADS_OF_256 = (
     _256,
     replace(_256, use_tma=False),
     # Two programs fit on a multiprocessor: while one takes exponentials, the other multiplies.
     replace(_256, block_m=64, num_warps=4, num_stages=1),
 )
-_PARTS = DenseShape(block_m=128, block_n=64, num_warps=8, num_stages=1, num_parts=2)
+_PARTS = PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=1, num_parts=2)
 APART_HEADS_OF_512 = (
     _PARTS,
     replace(_PARTS, use_tma=False),
@@ -82,7 +85,7 @@ APART_HEADS_OF_512 = (
     replace(_PARTS, block_m=64, block_n=32, num_warps=4),
     replace(_PARTS, block_m=64, block_n=32, num_stages=2, num_parts=1),
 )
-_SHARED = DenseShape(block_m=64, block_n=64, num_warps=8, num_stages=2)
+_SHARED = PrefillTuning(block_m=64, block_n=64, num_warps=8, num_stages=2)
 SHARED_HEADS_OF_512 = (
     _SHARED,
     replace(_SHARED, use_tma=False),
@@ -93,34 +96,35 @@ SHARED_HEADS_OF_512 = (
 
 @dataclass(frozen=True)
 class Variant:
-    shape: DenseShape
-    may_share: bool = True
+    kernel: SeparateKernel | SharedKernel
+    note: str = ""
 
     @property
     def name(self) -> str:
-        shape = self.shape
+        tuning = self.kernel.tuning
         extras = [
-            "" if shape.use_tma else "pointers",
-            f"{shape.num_parts} parts" if shape.num_parts > 1 else "",
-            "split" if shape.split_scores else "",
-            "" if self.may_share else "keys apart",
+            "" if tuning.use_tma else "pointers",
+            f"{tuning.num_parts} parts" if tuning.num_parts > 1 else "",
+            "split" if tuning.split_scores else "",
+            self.note,
         ]
-        core = f"{shape.block_m}x{shape.block_n} w{shape.num_warps} s{shape.num_stages}"
+        core = f"{tuning.block_m}x{tuning.block_n} w{tuning.num_warps} s{tuning.num_stages}"
         return " ".join([core, *filter(None, extras)])
 
 
 def quick_variants_of(load: Load) -> list[Variant]:
-    return [Variant(shape) for shape in (SHARED_HEADS_OF_512[1:] if load.values_are_keys else (_PARTS,))]
+    if load.is_shared:
+        return [Variant(SharedKernel(tuning=tuning)) for tuning in SHARED_HEADS_OF_512[1:]]
+    return [Variant(SeparateKernel(tuning=_PARTS))]
 
 
 def variants_of(load: Load) -> list[Variant]:
     if load.head_dim == 256:
-        return [Variant(shape) for shape in HEADS_OF_256]
-    shared = SHARED_HEADS_OF_512 if load.values_are_keys else ()
-    return [
-        *(Variant(shape) for shape in shared),
-        *(Variant(shape, may_share=not load.values_are_keys) for shape in APART_HEADS_OF_512),
-    ]
+        return [Variant(SeparateKernel(tuning=tuning)) for tuning in HEADS_OF_256]
+    # A cache of shared vectors may also be unpacked into keys and values apart.
+    note = "unpacked apart" if load.is_shared else ""
+    shared = [Variant(SharedKernel(tuning=tuning)) for tuning in SHARED_HEADS_OF_512] if load.is_shared else []
+    return [*shared, *(Variant(SeparateKernel(tuning=tuning), note) for tuning in APART_HEADS_OF_512)]
 
 
 class Prepared:
@@ -138,7 +142,7 @@ class Prepared:
         self.table = (1 + torch.randperm(num_blocks, generator=generator, device=device)).int()[None]
         vectors = [
             normal(num_blocks * load.tokens_per_block, load.num_kv_heads, load.head_dim)
-            for _ in range(1 if load.values_are_keys else 2)
+            for _ in range(1 if load.is_shared else 2)
         ]
         pages = []
         for kind in vectors:
@@ -147,10 +151,10 @@ class Prepared:
             shuffled = stored.clone()
             shuffled[self.table[0].long()] = stored[1:]
             pages.append(shuffled)
-        self.cache = LayerCache(keys=pages[0], values=None if load.values_are_keys else pages[1])
+        self.cache = LayerCache(keys=pages[0], values=None if load.is_shared else pages[1])
         self.recipe = None
         keys = vectors[0][: load.context_len]
-        if load.values_are_keys:
+        if load.is_shared:
             angles = rotary_table(
                 load.context_len, head_dim=512, num_pairs=64, theta=1e6, factor=1.0, dtype=torch.bfloat16, device=device
             )
@@ -186,52 +190,38 @@ class Prepared:
         found = output[self.checked_rows].float()
         return float((found - self.expected).norm() / self.expected.norm())
 
-    def _served_plan(self) -> TritonPlan:
+    def _paged_rows(self) -> PagedRows:
         load = self.load
-        return paged.plan_attention(
+        return PagedRows.of(
             self.rows, self.table, load.heads, window=load.window, tokens_per_block=load.tokens_per_block
         )
 
-    def plan_of_single_rows(self) -> TritonPlan:
-        load = self.load
-        return replace(
-            self._served_plan(),
-            num_single=load.num_rows,
-            single_rows=None,
-            longest_single=min(load.context_len, load.window or load.context_len),
-            arrivals=torch.zeros(load.num_rows, load.num_kv_heads, dtype=torch.int32, device=self.table.device),
-            runs=None,
-        )
+    def plan_row_by_row(self) -> GpuPlan:
+        rows = np.arange(self.load.num_rows, dtype=np.int32)
+        decode = plan_decode(self._paged_rows(), rows, longest_context=self.load.context_len)
+        return GpuPlan(decode=decode, prefill=None)
 
-    def plan_of_a_run(self, rows_per_product: int | None = None) -> TritonPlan:
-        load = self.load
-        runs = plan_runs(
-            [Run(first_row=0, num_rows=load.num_rows, context_len=load.context_len)],
-            load.heads,
-            window=load.window,
-            device=self.table.device,
-            rows_per_product=rows_per_product,
-        )
-        return replace(self._served_plan(), num_single=0, single_rows=None, runs=runs)
+    def plan_as_a_run(self) -> GpuPlan:
+        return GpuPlan(decode=None, prefill=self._run_plan(ROWS_PER_TILE))
 
-    def unpacked(self, variant: Variant) -> tuple[Callable[[], None], Callable[[Tensor], list[Any]]]:
-        """What fills scratch, and what attends over it and returns the compiled kernels."""
-        plan = self.plan_of_a_run(variant.shape.block_m)
-        assert plan.runs is not None
-        (run_pass,) = plan.runs.passes
+    def _run_plan(self, rows_per_tile: int) -> PrefillPlan:
+        run = Run(first_row=0, num_rows=self.load.num_rows, context_len=self.load.context_len)
+        return plan_runs(self._paged_rows(), [run], rows_per_tile=rows_per_tile)
+
+    def unpacked(self, kernel: SeparateKernel | SharedKernel) -> tuple[Callable[[], None], Callable[[Tensor], Any]]:
+        """What fills scratch, and what attends over it and returns the compiled kernel."""
+        plan = self._run_plan(kernel.tuning.block_m)
+        (run_pass,) = plan.passes
         # All heads at once, whatever the limit says: the kernel is timed here, not the slices.
         heads = range(self.load.num_kv_heads)
         run_pass = replace(run_pass, heads_per_slice=len(heads))
-        scratch = make_scratch(self.cache, run_pass, self.queries.dtype, self.recipe, may_share=variant.may_share)
+        scratch = make_scratch(self.cache, run_pass, self.queries.dtype, self.recipe, is_shared=kernel.is_shared)
 
         def fill() -> None:
-            unpack(scratch, self.cache, plan, run_pass, heads, self.recipe)
+            unpack(scratch, self.cache, plan.rows, run_pass, heads, self.recipe)
 
-        def attend(output: Tensor) -> list[Any]:
-            compiled = attend_unpacked(
-                self.queries, output, scratch, plan, run_pass, heads, 1.0, self.recipe, variant.shape
-            )
-            return [compiled]
+        def attend(output: Tensor) -> Any:
+            return kernel.attend(self.queries, output, scratch, plan, run_pass, heads, 1.0, self.recipe)
 
         return fill, attend
 
@@ -259,7 +249,7 @@ def compile_variant(load: Load, variant: Variant) -> None:
     """Leave the kernel in Triton's cache; a small load compiles to the same one."""
     try:
         prepared = Prepared(replace(load, num_rows=256, context_len=256))
-        fill, attend = prepared.unpacked(variant)
+        fill, attend = prepared.unpacked(variant.kernel)
         fill()
         attend(torch.empty_like(prepared.queries))
     except Exception:
@@ -277,18 +267,18 @@ def compile_all(jobs: list[tuple[Load, Variant]]) -> None:
 
 
 def time_variant(prepared: Prepared, variant: Variant) -> tuple[float, str, float]:
-    fill, attend = prepared.unpacked(variant)
+    fill, attend = prepared.unpacked(variant.kernel)
     fill()
     output = torch.full_like(prepared.queries, float("nan"))
-    kernel = attend(output)[0]
+    kernel = attend(output)
     error = prepared.error(output)
     note = f"{kernel.n_regs} / {kernel.n_spills} / {kernel.metadata.shared // 1024}K"
     return milliseconds(lambda: attend(output)), note, error
 
 
-def time_as_served(prepared: Prepared, plan: TritonPlan) -> tuple[float, str, float]:
+def time_as_served(prepared: Prepared, plan: GpuPlan) -> tuple[float, str, float]:
     def call() -> Tensor:
-        return paged.paged_attention(prepared.queries, prepared.cache, plan, scale=1.0, key_recipe=prepared.recipe)
+        return plan.run(prepared.queries, prepared.cache, scale=1.0, key_recipe=prepared.recipe)
 
     error = prepared.error(call())
     return milliseconds(call), "", error
@@ -299,7 +289,7 @@ def add_crossover(table: Table) -> None:
     for load in LOADS[:4]:
         for num_rows in (4, 8, 16, 32, 64, 128):
             prepared = Prepared(replace(load, num_rows=num_rows))
-            plans = (prepared.plan_of_a_run(), prepared.plan_of_single_rows())
+            plans = (prepared.plan_as_a_run(), prepared.plan_row_by_row())
             cells = []
             for plan in plans:
                 time_ms, _, error = time_as_served(prepared, plan)
@@ -333,7 +323,7 @@ def main() -> None:
             (variant.name, lambda p=prepared, v=variant: time_variant(p, v)) for variant in variants[load]
         ]
         if not quick:
-            runs.append(("as served", lambda p=prepared: time_as_served(p, p.plan_of_a_run())))
+            runs.append(("as served", lambda p=prepared: time_as_served(p, p.plan_as_a_run())))
         lines: list[tuple[float, tuple[str, ...]]] = []
         for name, run in runs:
             try:

@@ -36,12 +36,12 @@ def test_a_config_alone_is_enough(doctor: Doctor, tmp_path: Path) -> None:
 
 
 def test_a_fault_shows_in_exit_code_and_json(doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan_attention = reference.plan_attention
+    plan_reference = reference.plan_reference
 
     def off_by_one(*arguments: Any, window: int | None, **named: Any) -> Any:
-        return plan_attention(*arguments, window=window and window + 1, **named)
+        return plan_reference(*arguments, window=window and window + 1, **named)
 
-    monkeypatch.setattr(reference, "plan_attention", off_by_one)
+    monkeypatch.setattr(reference, "plan_reference", off_by_one)
     code, out, _ = doctor(write_config(tmp_path, CONFIG), *FLAGS, "--json")
     assert code == 1
     report = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

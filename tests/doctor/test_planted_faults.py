@@ -98,12 +98,12 @@ def read_a_scale_from_the_wrong_row(patch: pytest.MonkeyPatch) -> None:
 
 def widen_the_window(by: int) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        plan_attention = reference.plan_attention
+        plan_reference = reference.plan_reference
 
         def off_by_one(*arguments: Any, window: int | None, **named: Any) -> Any:
-            return plan_attention(*arguments, window=None if window is None else window + by, **named)
+            return plan_reference(*arguments, window=None if window is None else window + by, **named)
 
-        patch.setattr(reference, "plan_attention", off_by_one)
+        patch.setattr(reference, "plan_reference", off_by_one)
 
     return plant
 

@@ -19,7 +19,6 @@ from facet.kernels.moe import cases as moe_cases
 from facet.kernels.moe import reference as plain_experts
 from facet.kernels.moe import route
 from facet.kernels.paged_attention import cases as attention_cases
-from facet.kernels.paged_attention import paged_attention
 from facet.kernels.paged_attention.invariant.reference import KEYS_PER_TILE
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -98,14 +97,14 @@ ATTENTION_CASES = (
     ATTENTION,
     replace(ATTENTION, name="window", window=20),
     replace(ATTENTION, name="window over a tile", window=KEYS_PER_TILE + 7, num_kv_heads=1),
-    replace(ATTENTION, name="derived keys", num_rotated_pairs=8),
+    replace(ATTENTION, name="shared", num_rotated_pairs=8),
 )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
 def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
-    """The rows of one sequence in pieces cut anywhere, down to one row, in company and without."""
+    """The rows of one sequence in chunks cut anywhere, down to one row, in company and without."""
     inputs = case.inputs(dtype)
 
     def attend(first: int, last: int, *, arithmetic: Arithmetic = BATCH_INVARIANT) -> Tensor:
@@ -129,7 +128,7 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
             tokens_per_block=case.tokens_per_block,
         )
         queries = inputs.queries[first:last]
-        return paged_attention(queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
+        return plan.run(queries, inputs.cache, scale=case.scale, key_recipe=inputs.key_recipe)
 
     num_rows = len(inputs.queries)
     together = attend(0, num_rows)

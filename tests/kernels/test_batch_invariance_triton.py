@@ -27,9 +27,8 @@ from facet.kernels.moe import reference as plain_experts
 from facet.kernels.moe import triton as experts
 from facet.kernels.moe.config import invariant_tiles
 from facet.kernels.paged_attention import cases as attention_cases
-from facet.kernels.paged_attention import reference as plain_attention
-from facet.kernels.paged_attention.invariant import kernel as invariant_kernel
-from facet.kernels.paged_attention.invariant import plan as tile_plans
+from facet.kernels.paged_attention.invariant.gpu import plan_invariant_on_gpu
+from facet.kernels.paged_attention.reference import plan_reference
 from facet.kernels.rms_norm.triton import rms_norm, tile_of_few_rows
 
 ON_GPU = torch.cuda.is_available()
@@ -145,20 +144,20 @@ ATTENTION_CASES = (
     replace(ATTENTION, name="window", window=20, head_dim=256 if ON_GPU else 32),
     replace(ATTENTION, name="window over a tile", window=SHARE + 7, num_kv_heads=2, head_dim=128 if ON_GPU else 32),
     replace(ATTENTION, name="three heads to one", num_heads=3, num_kv_heads=1),
-    replace(ATTENTION, name="derived keys", num_rotated_pairs=64 if ON_GPU else 8),
+    replace(ATTENTION, name="shared", num_rotated_pairs=64 if ON_GPU else 8),
 )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
 def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
-    """Rows on both sides of the last cut between shares, in pieces cut anywhere, in company and without."""
+    """Rows on both sides of the last cut between shares, in chunks cut anywhere, in company and without."""
     inputs = case.inputs(dtype, DEVICE)
     num_rows = len(inputs.queries)
 
     def attend(first: int, last: int, *, limit: int = 2**30, most_shares: int = 0) -> Tensor:
         rows = _some_rows(case, inputs, first, last, most_shares)
-        plan = tile_plans.plan_attention(
+        plan = plan_invariant_on_gpu(
             rows,
             inputs.block_table,
             case.heads,
@@ -169,19 +168,11 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
         )
         assert len(plan.passes) > 1 or limit == 2**30 or case.window is not None
         out = torch.empty_like(inputs.queries[first:last])
-        invariant_kernel.paged_attention(
-            inputs.queries[first:last], inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe, out=out
-        )
+        plan.run(inputs.queries[first:last], inputs.cache, scale=case.scale, key_recipe=inputs.key_recipe, out=out)
         return out
 
     together = attend(0, num_rows)
-    reference_plan = plain_attention.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    expected = plain_attention.paged_attention(
-        inputs.queries, inputs.cache, reference_plan, scale=case.scale, key_recipe=inputs.key_recipe
-    )
-    case.tolerance(dtype).check(together, expected)
+    case.tolerance(dtype).check(together, case.attend(inputs, plan_reference))
     for first, last in pairwise((0, 1, 5, 11, num_rows)):
         assert torch.equal(attend(first, last), together[first:last])
     # In several passes, and as a captured graph does it: with shares for contexts that nobody has.

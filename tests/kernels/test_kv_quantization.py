@@ -12,7 +12,7 @@ from torch import Tensor
 
 from facet.kernels.head_inputs import cases as head_cases
 from facet.kernels.head_inputs import prepare_heads
-from facet.kernels.paged_attention import LayerCache, cases, paged_attention, plan_attention, write_keys_and_values
+from facet.kernels.paged_attention import LayerCache, cases, plan_attention, write_keys_and_values
 from facet.kernels.paged_attention.quantization import cast, dequantize, quantize
 from facet.kv_dtypes import KV_DTYPES
 from facet.kv_layout import make_kv_layout
@@ -108,13 +108,6 @@ def write_live(case: cases.Case, inputs: cases.AttentionInputs, cache: LayerCach
         write_keys_and_values(cache, keys, None if cache.values is None else values, blocks, slots)
 
 
-def attend(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
-    plan = plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    return paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("case", [cases.CASES[0], cases.CASES[4]], ids=lambda case: case.name)
@@ -129,7 +122,7 @@ def test_attention_is_attention_over_what_reads_back(case: cases.Case, name: str
         keys=inputs.cache.keys.copy_(dequantize(cache.keys, cache.key_scales, dtype)),
         values=None if inputs.cache.values is None else inputs.cache.values.copy_(dequantize(values, scales, dtype)),
     )
-    got, expected = (attend(case, replace(inputs, cache=each)) for each in (cache, read_back))
+    got, expected = (case.attend(replace(inputs, cache=each), plan_attention) for each in (cache, read_back))
     assert got.dtype == dtype
     assert torch.isfinite(got).all()
     assert torch.equal(got, expected)

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from facet.kernels.paged_attention import LayerCache, cases, paged_attention, plan_attention, write_keys_and_values
+from facet.kernels.paged_attention import LayerCache, cases, plan_attention, write_keys_and_values
 from facet.kernels.tolerance import Tolerance
 
 DTYPES = (torch.float32, torch.bfloat16)
 SMALL_HEADS = Tolerance(
     absolute=0.2,
     relative=2**-6,
-    why="over a head of a few dimensions the roundings of a derived key do not average out",
+    why="over a head of a few dimensions the roundings of a key made from a shared vector do not average out",
 )
 
 
@@ -31,18 +31,11 @@ def formula(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
     return torch.stack(out)
 
 
-def attend(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
-    plan = plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    return paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 def test_cases(case: cases.Case, dtype: torch.dtype) -> None:
     inputs = case.inputs(dtype)
-    got = attend(case, inputs)
+    got = case.attend(inputs, plan_attention)
     assert got.dtype == dtype
     case.tolerance(dtype).check(got, formula(case, inputs))
 
@@ -50,7 +43,7 @@ def test_cases(case: cases.Case, dtype: torch.dtype) -> None:
 def test_cases_cover_what_they_should() -> None:
     """A fast kernel is checked on these alone; dropping one of these traits should be noticed."""
     assert {case.head_dim for case in cases.CASES} >= {128, 256, 512}
-    assert any(case.values_are_keys for case in cases.CASES)
+    assert any(case.is_shared for case in cases.CASES)
     assert any(case.tokens_per_block & (case.tokens_per_block - 1) for case in cases.CASES if case.window)
     assert any(case.num_kv_heads == 1 for case in cases.CASES)
     for kind in (True, False):
@@ -90,19 +83,19 @@ def small_cases(draw: st.DrawFn) -> cases.Case:
 @given(case=small_cases(), dtype=st.sampled_from(DTYPES), seed=st.integers(0, 1000))
 def test_any_small_batch(case: cases.Case, dtype: torch.dtype, seed: int) -> None:
     inputs = case.inputs(dtype, seed=seed)
-    tolerance = SMALL_HEADS if case.values_are_keys and dtype == torch.bfloat16 else case.tolerance(dtype)
-    tolerance.check(attend(case, inputs), formula(case, inputs))
+    tolerance = SMALL_HEADS if case.is_shared and dtype == torch.bfloat16 else case.tolerance(dtype)
+    tolerance.check(case.attend(inputs, plan_attention), formula(case, inputs))
 
 
 @given(case=small_cases(), seed=st.integers(0, 1000))
 def test_company_does_not_change_a_row(case: cases.Case, seed: int) -> None:
     inputs = case.inputs(torch.float32, seed=seed)
-    together = attend(case, inputs)
+    together = case.attend(inputs, plan_attention)
     start = 0
     for index, lens in enumerate(case.sequences):
         only = slice(start, start + lens[0])
         alone = alone_with(inputs, index, only)
-        cases.FLOAT32.check(attend(case, alone), together[only])
+        cases.FLOAT32.check(case.attend(alone, plan_attention), together[only])
         start += lens[0]
 
 
@@ -168,4 +161,4 @@ def test_no_rows_is_no_work() -> None:
     case = cases.CASES[0]
     inputs = case.inputs(torch.float32)
     empty = alone_with(inputs, len(case.sequences), slice(0, 0))
-    assert attend(case, empty).shape == (0, case.num_heads, case.head_dim)
+    assert case.attend(empty, plan_attention).shape == (0, case.num_heads, case.head_dim)

@@ -11,16 +11,18 @@ from torch import Tensor
 
 from facet.kernels.head_inputs import cases as head_cases
 from facet.kernels.head_inputs import reference as head_reference
-from facet.kernels.paged_attention import LayerCache, cases, reference, write_keys_and_values
+from facet.kernels.paged_attention import LayerCache, cases, write_keys_and_values
 from facet.kernels.paged_attention.quantization import dequantize
+from facet.kernels.paged_attention.reference import plan_reference
 from facet.kernels.tolerance import Tolerance
 from facet.kv_dtypes import KV_DTYPES
 
 pytest.importorskip("triton")
 from facet.kernels.head_inputs import triton as head_triton
-from facet.kernels.paged_attention import gpu as fast
-from facet.kernels.paged_attention.decode import kernel
-from facet.kernels.paged_attention.decode import tuning as tunings
+from facet.kernels.paged_attention.decode.kernel import attend_rows
+from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED_8BIT, Reader
+from facet.kernels.paged_attention.decode.tuning import DecodeTuning
+from facet.kernels.paged_attention.gpu import choose_reader, plan_on_gpu
 from facet.kernels.paged_attention.prefill.unpack import make_scratch, unpack
 
 ON_GPU = torch.cuda.is_available()
@@ -32,7 +34,7 @@ SCALED = [name for name in NAMES if KV_DTYPES[name].has_scales]
 
 HEADS = (
     head_cases.Case(
-        name="keys and values",
+        name="separate",
         num_rows=5,
         num_heads=4,
         num_kv_heads=2,
@@ -42,7 +44,7 @@ HEADS = (
         num_stored=2,
     ),
     head_cases.Case(
-        name="one vector stored, one key head for three",
+        name="shared, one key head for three",
         num_rows=3,
         num_heads=3,
         num_kv_heads=1,
@@ -52,8 +54,8 @@ HEADS = (
         num_stored=1,
     ),
 )
-TWO_VECTORS = cases.Case(
-    name="keys and values, decode and a chunk",
+SEPARATE_VECTORS = cases.Case(
+    name="separate, decode and a chunk",
     num_heads=4,
     num_kv_heads=2,
     head_dim=32,
@@ -61,8 +63,8 @@ TWO_VECTORS = cases.Case(
     tokens_per_block=12,
     sequences=((1, 1), (1, 150), (40, 70)),
 )
-SIX_PIECES = cases.Case(
-    name="keys from values in six pieces, decode and a chunk",
+QUARTER = cases.Case(
+    name="shared, a quarter rotates, decode and a chunk",
     num_heads=8,
     num_kv_heads=2,
     head_dim=128,
@@ -71,13 +73,18 @@ SIX_PIECES = cases.Case(
     sequences=((1, 1), (1, 100), (33, 40)),
     num_rotated_pairs=16,
 )
-DERIVED = replace(SIX_PIECES, name="keys from values, few pairs", num_rotated_pairs=8)
-MANY_PAIRS = replace(SIX_PIECES, name="keys from values, half of them turn", num_rotated_pairs=32)
+FEW_PAIRS = replace(QUARTER, name="shared, few pairs rotate", num_rotated_pairs=8)
+MANY_PAIRS = replace(QUARTER, name="shared, half of the pairs rotate", num_rotated_pairs=32)
 # Every kernel is compiled for every dtype, so on a GPU the fewest that use them all.
-ATTENTION = [(case, dtype) for case in (TWO_VECTORS, SIX_PIECES, DERIVED) for dtype in (torch.float32, torch.float16)]
+ATTENTION = [
+    (case, dtype) for case in (SEPARATE_VECTORS, QUARTER, FEW_PAIRS) for dtype in (torch.float32, torch.float16)
+]
 ATTENTION.append((MANY_PAIRS, torch.float16))
 if ON_GPU:
-    ATTENTION = [(TWO_VECTORS, torch.float32), *((case, HALF) for case in (cases.CASES[1], cases.CASES[4], DERIVED))]
+    ATTENTION = [
+        (SEPARATE_VECTORS, torch.float32),
+        *((case, HALF) for case in (cases.CASES[1], cases.CASES[4], FEW_PAIRS)),
+    ]
 
 
 def like(plain: LayerCache, name: str) -> LayerCache:
@@ -172,13 +179,6 @@ def quantized(case: cases.Case, name: str, dtype: torch.dtype) -> cases.Attentio
     return replace(inputs, cache=cache)
 
 
-def by_reference(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
-    plan = reference.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    return reference.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
-
-
 def tolerance(case: cases.Case, dtype: torch.dtype) -> Tolerance:
     """That of plain keys; and the reference rounds every number it reads once more, which the kernels do not.
 
@@ -192,26 +192,21 @@ def tolerance(case: cases.Case, dtype: torch.dtype) -> Tolerance:
 @pytest.mark.parametrize(("case", "dtype"), ATTENTION, ids=lambda value: getattr(value, "name", str(value)))
 def test_attended_to_as_the_reference_attends(case: cases.Case, name: str, dtype: torch.dtype) -> None:
     inputs = quantized(case, name, dtype)
-    plan = fast.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    got = fast.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
+    got = case.attend(inputs, plan_on_gpu)
     assert got.dtype == dtype
-    tolerance(case, dtype).check(got, by_reference(case, inputs))
+    tolerance(case, dtype).check(got, case.attend(inputs, plan_reference))
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("case", [TWO_VECTORS, SIX_PIECES], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [SEPARATE_VECTORS, QUARTER], ids=lambda case: case.name)
 def test_unpacked_numbers_are_those_of_the_reference(case: cases.Case, name: str) -> None:
     """Bit for bit: a product in float32, rounded once."""
     inputs = quantized(replace(case, sequences=((40, 70),)), name, HALF)
-    plan = fast.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    assert plan.runs is not None
-    (run_pass,) = plan.runs.passes
-    scratch = make_scratch(inputs.cache, run_pass, HALF, inputs.key_recipe, may_share=False)
-    unpack(scratch, inputs.cache, plan, run_pass, range(case.num_kv_heads), inputs.key_recipe)
+    plan = case.plan(inputs, plan_on_gpu).prefill
+    assert plan is not None
+    (run_pass,) = plan.passes
+    scratch = make_scratch(inputs.cache, run_pass, HALF, inputs.key_recipe, is_shared=False)
+    unpack(scratch, inputs.cache, plan.rows, run_pass, range(case.num_kv_heads), inputs.key_recipe)
     live = torch.arange(case.first_live(40, 70), 70, device=DEVICE)
     blocks, slots = inputs.block_table[0, live // case.tokens_per_block].long(), live % case.tokens_per_block
     for unpacked, (stored, scales) in zip(
@@ -224,35 +219,37 @@ def test_unpacked_numbers_are_those_of_the_reference(case: cases.Case, name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("keys_first", [True, False])
-@pytest.mark.parametrize("case", [TWO_VECTORS, MANY_PAIRS], ids=lambda case: case.name)
-def test_shares(case: cases.Case, name: str, keys_first: bool) -> None:
+@pytest.mark.parametrize(
+    ("case", "reader"),
+    [
+        (SEPARATE_VECTORS, SEPARATE_8BIT),
+        (SEPARATE_VECTORS, SEPARATE),
+        (MANY_PAIRS, SHARED_8BIT),
+        (MANY_PAIRS, SEPARATE),
+    ],
+    ids=["separate", "separate, as any cache is read", "shared", "shared, as any cache is read"],
+)
+def test_shares(case: cases.Case, name: str, reader: Reader) -> None:
     """Rows in several shares, whose last tile is not full: spare places have no scale of their own."""
     case = replace(case, window=None, sequences=((1, 33), (1, 100)))
     inputs = quantized(case, name, HALF)
-    plan = fast.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=None, tokens_per_block=case.tokens_per_block
+    plan = case.plan(inputs, plan_on_gpu).decode
+    assert plan is not None
+    assert reader in (SEPARATE, choose_reader(inputs.queries, inputs.cache, inputs.key_recipe))
+    tuning = DecodeTuning(
+        keys_per_tile=32, least_keys=32, num_splits=3, num_warps=4, num_stages=2, last_merges=True, exits_early=False
     )
-    chosen = tunings.choose_tuning(inputs.queries, inputs.cache, plan, inputs.key_recipe)
-    assert chosen.keys_first
-    tuning = replace(chosen, keys_first=keys_first, keys_per_tile=32, least_keys=32, num_splits=3, num_stages=2)
-    tuning = replace(tuning, last_merges=True)
     got = torch.full_like(inputs.queries, float("nan"))
-    kernel.attend_single_rows(
-        inputs.queries, got, inputs.cache, plan, case.scale, inputs.key_recipe, tuning
-    )  # fmt: skip
-    tolerance(case, HALF).check(got, by_reference(case, inputs))
+    attend_rows(inputs.queries, got, inputs.cache, plan, case.scale, inputs.key_recipe, reader, tuning)
+    tolerance(case, HALF).check(got, case.attend(inputs, plan_reference))
 
 
 @pytest.mark.parametrize("name", SCALED)
 def test_a_scale_that_is_no_number_is_heard(name: str) -> None:
-    case = replace(TWO_VECTORS, window=None, sequences=((1, 20), (1, 20)))
+    case = replace(SEPARATE_VECTORS, window=None, sequences=((1, 20), (1, 20)))
     inputs = quantized(case, name, HALF)
     assert inputs.cache.value_scales is not None
     inputs.cache.value_scales[inputs.block_table[0, 1].long(), 3] = float("nan")
-    plan = fast.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=None, tokens_per_block=case.tokens_per_block
-    )
-    got = fast.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale)
+    got = case.attend(inputs, plan_on_gpu)
     assert got[0].isnan().all()
     assert torch.isfinite(got[1]).all()

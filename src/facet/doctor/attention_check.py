@@ -6,6 +6,7 @@ shows.
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from facet.doctor.findings import Finding
 from facet.doctor.patient import Patient
 from facet.doctor.shares import share_of_tolerance
 from facet.doctor.workload import widest_window
-from facet.kernels.paged_attention import cases, paged_attention, plan_attention, write_keys_and_values
+from facet.kernels.paged_attention import cases, plan_attention, write_keys_and_values
 from facet.kv_layout import make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.model_spec import LayerSpec
@@ -27,10 +28,7 @@ def check_attention(patient: Patient) -> Iterator[Finding]:
         owner = spec.layers[group.stores[0].layer]
         case = _case(owner, group.tokens_per_block, widest_window(spec))
         inputs = case.inputs(placement.dtype, str(placement.device))
-        plan = plan_attention(
-            inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-        )
-        got = paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
+        got = case.attend(inputs, plan_attention)
         share = share_of_tolerance(got, formula(case, inputs), case.tolerance(placement.dtype))
         yield share.finding(f"attention, {group.kind}")
 
@@ -55,14 +53,11 @@ def stored_attention_error(patient: Patient, kv_dtypes: Mapping[int, str]) -> fl
             blocks = inputs.block_table[sequence, live // case.tokens_per_block].long()
             keys, values = inputs.keys[sequence][live], inputs.values[sequence][live]
             slots = live % case.tokens_per_block
-            if case.values_are_keys:
+            if case.is_shared:
                 write_keys_and_values(cache, values, None, blocks, slots)
             else:
                 write_keys_and_values(cache, keys, values, blocks, slots)
-        plan = plan_attention(
-            inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-        )
-        got = paged_attention(inputs.queries, cache, plan, scale=case.scale, key_recipe=inputs.key_recipe).double()
+        got = case.attend(replace(inputs, cache=cache), plan_attention).double()
         expected = formula(case, inputs)
         error = float((got - expected).norm() / expected.norm())
         errors.append(error if math.isfinite(error) else math.inf)

@@ -7,14 +7,13 @@ single implementation, in which rows never affect each other.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, Unpack
 
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels import add_norm, geglu, head_inputs, linear, mean_square, moe, rms_norm, streams
-from facet.kernels.paged_attention import AttentionPlan, HeadShape, plan_attention
+from facet.kernels.paged_attention import AttentionPlan, HeadShape, plan_attention, plan_invariant_attention
 
 
 class PrepareHeads(Protocol):
@@ -75,5 +74,5 @@ BATCH_INVARIANT = Arithmetic(
     mix_streams=streams.invariant_mix_streams,
     mean_of_streams=streams.invariant_mean_of_streams,
     prepare_heads=head_inputs.invariant_prepare_heads,
-    plan_attention=partial(plan_attention, is_invariant=True),
+    plan_attention=plan_invariant_attention,
 )

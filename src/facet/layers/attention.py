@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from facet.kernels.paged_attention import AttentionPlan, HeadShape, KeyRecipe, LayerCache, paged_attention
+from facet.kernels.paged_attention import AttentionPlan, HeadShape, KeyRecipe, LayerCache
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
@@ -34,7 +34,7 @@ class PlannedAttention:
 
     def __call__(self, queries: Tensor, reads: LayerReads, out: Tensor | None = None) -> Tensor:
         plan = self.plans[reads.kind]
-        return paged_attention(queries, reads.cache, plan, scale=reads.scale, key_recipe=reads.key_recipe, out=out)
+        return plan.run(queries, reads.cache, scale=reads.scale, key_recipe=reads.key_recipe, out=out)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

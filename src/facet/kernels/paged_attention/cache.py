@@ -7,7 +7,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCache:
-    """[pages, tokens_per_block, kv_heads, head_dim] each. `values` is None where one stored vector serves as both.
+    """[pages, tokens_per_block, kv_heads, head_dim] each. `values` is None where one shared vector serves as both.
 
     The dtype of the views is that of the stored numbers. Scales, [pages, tokens_per_block, kv_heads] in float32, are
     there for dtypes that keep one per token and head; a number is then what is stored times its scale. How numbers
@@ -18,6 +18,10 @@ class LayerCache:
     values: Tensor | None
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        return self.values is None
 
     @property
     def is_quantized(self) -> bool:
@@ -35,7 +39,7 @@ class HeadShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRecipe:
-    """How to make a key from a stored value, for layers whose values are their keys: rotate(weight * value)."""
+    """How to make a key from a shared vector, which is the value: rotate(weight * value)."""
 
     weight: Tensor  # [head_dim] float32
     cos_sin: Tensor  # [positions, 2, pairs]

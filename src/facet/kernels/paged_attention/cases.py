@@ -4,24 +4,29 @@ Pages are shuffled, lie in memory between those of other layers, and hold NaN wh
 in other layers' places, in unused slots, in pages nobody owns, and in what a window has left behind.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
+from facet.kernels.paged_attention.plan import AttentionPlan
 from facet.kernels.rotary import apply_rotary, rotary_table
 from facet.kernels.tolerance import Tolerance
 
 FLOAT32 = Tolerance(absolute=1e-5, relative=1e-4, why="float32 dot products over a head, then over a context")
 BFLOAT16 = Tolerance(absolute=1e-2, relative=2**-6, why="probabilities and results are rounded to bfloat16")
-BFLOAT16_DERIVED_KEYS = Tolerance(
+BFLOAT16_SHARED = Tolerance(
     absolute=4e-2,
     relative=2**-6,
-    why="a key made from a value is rounded to bfloat16 up to four times on its way, and a score of size 5 that is off "
-    "by one part in 256 changes its probability by 2%",
+    why="a key made from a shared vector is rounded to bfloat16 up to four times, and a score of size 5 that "
+    "is off by one part in 256 changes its probability by 2%",
 )
+
+Plan = TypeVar("Plan")
 
 _SCORE_DEVIATION = 2.0  # neither flat nor one-hot, so that every visible key matters and every hidden one would
 
@@ -35,7 +40,9 @@ class AttentionInputs:
     rows: AttentionRows
     block_table: Tensor  # [sequences, blocks]
     key_recipe: KeyRecipe | None
-    keys: tuple[Tensor, ...]  # per sequence [context_len, kv_heads, head_dim]; derived where values are keys
+    keys: tuple[
+        Tensor, ...
+    ]  # per sequence [context_len, kv_heads, head_dim]; made by the recipe where vectors are shared
     values: tuple[Tensor, ...]
 
 
@@ -49,24 +56,34 @@ class Case:
     tokens_per_block: int
     sequences: tuple[tuple[int, int], ...]  # (query_len, context_len) each
     scale: float = 1.0
-    num_rotated_pairs: int | None = None  # of a derived key; None: values are values, and stored
+    num_rotated_pairs: int | None = None  # of a key made from a shared vector; None: keys and values are separate
 
     @property
     def heads(self) -> HeadShape:
         return HeadShape(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
 
     @property
-    def values_are_keys(self) -> bool:
+    def is_shared(self) -> bool:
         return self.num_rotated_pairs is not None
 
     def tolerance(self, dtype: torch.dtype) -> Tolerance:
         if dtype == torch.float32:
             return FLOAT32
-        return BFLOAT16_DERIVED_KEYS if self.values_are_keys else BFLOAT16
+        return BFLOAT16_SHARED if self.is_shared else BFLOAT16
 
     def first_live(self, query_len: int, context_len: int) -> int:
         """The first position that a row of this sequence may see."""
         return 0 if self.window is None else max(0, context_len - query_len + 1 - self.window)
+
+    def plan(self, inputs: AttentionInputs, make_plan: Callable[..., Plan]) -> Plan:
+        """The plan of a batch; all that make plans take the same arguments."""
+        return make_plan(
+            inputs.rows, inputs.block_table, self.heads, window=self.window, tokens_per_block=self.tokens_per_block
+        )
+
+    def attend(self, inputs: AttentionInputs, make_plan: Callable[..., AttentionPlan]) -> Tensor:
+        plan = self.plan(inputs, make_plan)
+        return plan.run(inputs.queries, inputs.cache, scale=self.scale, key_recipe=inputs.key_recipe)
 
     def inputs(self, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> AttentionInputs:
         generator = torch.Generator(device).manual_seed(seed)
@@ -137,7 +154,7 @@ class Case:
         size = self.tokens_per_block
         shape = (num_pages, 2 * size + 3, self.num_kv_heads, self.head_dim)
         pages = torch.full(shape, float("nan"), dtype=dtype, device=device)
-        values = None if self.values_are_keys else pages[:, size + 2 : 2 * size + 2]
+        values = None if self.is_shared else pages[:, size + 2 : 2 * size + 2]
         return LayerCache(keys=pages[:, 1 : 1 + size], values=values)
 
     def _key_recipe(
@@ -196,7 +213,7 @@ CASES = (
         sequences=((9, 1100), (1, 1030), (1, 3)),
     ),
     Case(
-        name="31B global, keys from values, 320 tokens per block",
+        name="31B global, shared, 320 tokens per block",
         num_heads=32,
         num_kv_heads=4,
         head_dim=512,
@@ -206,7 +223,7 @@ CASES = (
         num_rotated_pairs=64,
     ),
     Case(
-        name="12B global, keys from values, one key head for sixteen",
+        name="12B global, shared, one key head for sixteen",
         num_heads=16,
         num_kv_heads=1,
         head_dim=512,

@@ -1,10 +1,9 @@
-"""Attention over paged keys and values in Triton: one kernel for runs of rows, one, split over keys, for single rows.
+"""Attention of a step on a GPU: plans which rows are decoded and which are prefilled, and chooses the kernels.
 
-Same meaning as `reference.py`. Both walk a sequence's visible keys in tiles and keep a running softmax. Query heads
-that share a key head are rows of one matrix product, so a key is read once for all of them. Single rows look every
-tile's blocks up in the block table; for runs, keys and values are unpacked first. Blocks behind the window are never
-touched. Block sizes are compile-time constants and need not be powers of two.
+This is the only place that looks at what a layer's cache holds to choose a kernel; README.md shows the outcome.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,59 +11,86 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
-from facet.kernels.paged_attention.decode.kernel import attend_single_rows
-from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.prefill.plan import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, Run, plan_runs
-from facet.kernels.paged_attention.prefill.runs import attend_runs
-from facet.transfer import arrays_on_device
+from facet.kernels.paged_attention.decode.kernel import attend_rows
+from facet.kernels.paged_attention.decode.plan import DecodePlan, plan_decode
+from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
+from facet.kernels.paged_attention.decode.tuning import choose_decode_tuning
+from facet.kernels.paged_attention.plan import PagedRows
+from facet.kernels.paged_attention.prefill.plan import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, PrefillPlan, Run, plan_runs
+from facet.kernels.paged_attention.prefill.runs import PrefillKernel, attend_runs
+from facet.kernels.paged_attention.prefill.separate import SeparateKernel
+from facet.kernels.paged_attention.prefill.shared import SharedKernel
+from facet.kernels.paged_attention.prefill.tuning import separate_tuning, shared_tuning
+from facet.kernels.paged_attention.tiles import LEAST_TILE
 
 
-def plan_attention(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlan:
+    """Some rows are attended to one by one, those of longer runs together."""
+
+    decode: DecodePlan | None
+    prefill: PrefillPlan | None
+
+    def run(
+        self,
+        queries: Tensor,
+        cache: LayerCache,
+        *,
+        scale: float,
+        key_recipe: KeyRecipe | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionPlan`."""
+        assert out is None or out.is_contiguous(), "rows of the result lie one after another"
+        output = torch.empty_like(queries) if out is None else out
+        queries = queries.contiguous()
+        if self.decode is not None:
+            reader = choose_reader(queries, cache, key_recipe)
+            tuning = choose_decode_tuning(reader, queries, cache, self.decode)
+            attend_rows(queries, output, cache, self.decode, scale, key_recipe, reader, tuning)
+        if self.prefill is not None:
+            kernel = choose_prefill_kernel(queries, cache, key_recipe)
+            attend_runs(queries, output, cache, self.prefill, scale, key_recipe, kernel)
+        return output
+
+
+def plan_on_gpu(
     rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
-) -> TritonPlan:
+) -> GpuPlan:
+    """Long runs are prefilled, the rows of all others decoded."""
+    paged = PagedRows.of(rows, block_table, heads, window=window, tokens_per_block=tokens_per_block)
     lens, contexts = np.array(rows.host_query_lens, np.int64), np.array(rows.host_context_lens, np.int64)
     starts = np.cumsum(lens) - lens
     is_short = lens < LEAST_RUN
     if lens[is_short & (lens > 1)].sum() > MOST_ROWS_OF_SHORT_RUNS:
         is_short = lens == 1
-    single = np.flatnonzero(np.repeat(is_short, lens)).astype(np.int32)
-    single_rows = None
-    if len(single) and single[-1] != len(single) - 1:
-        (single_rows,) = arrays_on_device((single,), block_table.device)
-    longest = int(contexts[is_short].max(initial=0))
+    decoded = np.flatnonzero(np.repeat(is_short, lens)).astype(np.int32)
     runs = [
         Run(first_row=int(starts[index]), num_rows=int(lens[index]), context_len=int(contexts[index]))
         for index in np.flatnonzero(~is_short)
     ]
-    return TritonPlan(
-        heads=heads,
-        positions=rows.positions,
-        seats=rows.seats,
-        block_table=block_table,
-        window=window or 0,
-        tokens_per_block=tokens_per_block,
-        num_single=len(single),
-        single_rows=single_rows,
-        longest_single=min(longest, window) if window else longest,
-        arrivals=torch.zeros(len(single), heads.num_kv_heads, dtype=torch.int32, device=block_table.device),
-        runs=plan_runs(runs, heads, window=window, device=block_table.device) if runs else None,
+    return GpuPlan(
+        decode=plan_decode(paged, decoded, longest_context=int(contexts[is_short].max())) if len(decoded) else None,
+        prefill=plan_runs(paged, runs) if runs else None,
     )
 
 
-def paged_attention(
-    queries: Tensor,
-    cache: LayerCache,
-    plan: TritonPlan,
-    *,
-    scale: float,
-    key_recipe: KeyRecipe | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    assert out is None or out.is_contiguous(), "rows of the result lie one after another"
-    output = torch.empty_like(queries) if out is None else out
-    queries = queries.contiguous()
-    if plan.num_single:
-        attend_single_rows(queries, output, cache, plan, scale, key_recipe)
-    if plan.runs is not None:
-        attend_runs(queries, output, cache, plan, scale, key_recipe)
-    return output
+def choose_reader(queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | None) -> Reader:
+    """What reads a layer's cache while decoding."""
+    head_dim, num_pairs = queries.shape[2], 0 if key_recipe is None else key_recipe.cos_sin.shape[2]
+    if cache.is_quantized and queries.element_size() == 2 and head_dim >= 2 * LEAST_TILE:
+        if not cache.is_shared:
+            return SEPARATE_8BIT
+        if num_pairs >= 2 * LEAST_TILE and num_pairs & (num_pairs - 1) == 0:
+            return SHARED_8BIT
+    if cache.is_shared and head_dim == 8 * num_pairs and num_pairs >= LEAST_TILE:
+        return SHARED
+    return SEPARATE
+
+
+def choose_prefill_kernel(queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | None) -> PrefillKernel:
+    """What attends over a layer's unpacked keys and values."""
+    head_dim, num_rotated = queries.shape[2], 0 if key_recipe is None else 2 * key_recipe.cos_sin.shape[2]
+    if cache.is_shared and num_rotated * 4 == head_dim and num_rotated >= LEAST_TILE:
+        return SharedKernel(tuning=shared_tuning(head_dim, queries.element_size()))
+    return SeparateKernel(tuning=separate_tuning(head_dim, queries.element_size()))

@@ -25,8 +25,8 @@ def _row_places_kernel(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = rows < num_rows
     position = tl.load(positions + rows, mask=is_row, other=0)
-    table_row = tl.load(seats + rows, mask=is_row, other=0).to(tl.int64)
-    block = tl.load(block_table + table_row * table_stride + position // TOKENS_PER_BLOCK, mask=is_row, other=0)
+    seat = tl.load(seats + rows, mask=is_row, other=0).to(tl.int64)
+    block = tl.load(block_table + seat * table_stride + position // TOKENS_PER_BLOCK, mask=is_row, other=0)
     tl.store(blocks + rows, block.to(tl.int64), mask=is_row)
     tl.store(slots + rows, (position % TOKENS_PER_BLOCK).to(tl.int64), mask=is_row)
 

@@ -1,9 +1,8 @@
 """The definition of attention over paged keys and values; also what a CPU serves with.
 
-`plan_attention` runs once per step and kind of layer, `paged_attention` once per layer. The plan cuts the rows into
-*tiles* that one batched product can serve: a long run of rows of one sequence is cut into pieces, so that a sliding
-layer gathers a window and not a context; single rows of many sequences, which is what decoding looks like, are taken
-together when their contexts are of similar length.
+A plan cuts the rows into *tiles* that one batched product can serve: a long run of rows of one sequence is cut into
+several, so that a sliding layer gathers a window and not a context; rows of sequences that have one each, as in
+decoding, are taken together when their contexts are of similar length.
 
 A tile names every key it gathers by position. Where sequences of a tile differ in length, the spare places repeat a
 key of the same sequence and are masked: nothing outside a sequence's own, live memory is ever read, so not even a
@@ -11,6 +10,7 @@ NaN left in a dead slot can reach a result.
 """
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,26 +18,60 @@ from torch.nn import functional
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
-from facet.kernels.paged_attention.plans import ReferencePlan, Tile
 from facet.kernels.paged_attention.quantization import cast, dequantize, quantize
 from facet.kernels.rotary import apply_rotary
 
 # Rows of one sequence per tile. Larger tiles gather a window less often, smaller ones mask less of what they gather.
-ROWS_PER_TILE = 256
+ROWS_PER_GATHER = 256
 
 
-def plan_attention(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Some query rows and the keys they may see. Either one sequence or one row per sequence."""
+
+    query_rows: Tensor | slice
+    num_sequences: int
+    key_positions: Tensor  # [sequences, keys]
+    key_blocks: Tensor  # [sequences, keys]
+    key_slots: Tensor  # [sequences, keys]
+    visible: Tensor  # [sequences, 1, queries, keys] bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferencePlan:
+    """Everything about a step that all layers of a kind have in common."""
+
+    tiles: tuple[Tile, ...]
+
+    def run(
+        self,
+        queries: Tensor,
+        cache: LayerCache,
+        *,
+        scale: float,
+        key_recipe: KeyRecipe | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionPlan`."""
+        output = torch.empty_like(queries) if out is None else out
+        for tile in self.tiles:
+            keys, values = keys_and_values(cache, tile, key_recipe, queries.dtype)
+            output[tile.query_rows] = _attend(queries[tile.query_rows], keys, values, tile, scale)
+        return output
+
+
+def plan_reference(
     rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
 ) -> ReferencePlan:
     """Cut the rows into tiles. A query at position p sees positions p - window + 1 to p, or 0 to p."""
-    tiles, single_rows, start = [], defaultdict(list), 0
+    tiles, one_each, start = [], defaultdict(list), 0
     for num_rows, context_len in zip(rows.host_query_lens, rows.host_context_lens, strict=True):
         if num_rows == 1:
             num_keys = min(context_len, window or context_len)
-            single_rows[num_keys.bit_length()].append((start, context_len))
+            one_each[num_keys.bit_length()].append((start, context_len))
         else:
-            for first in range(0, num_rows, ROWS_PER_TILE):
-                last = min(first + ROWS_PER_TILE, num_rows)
+            for first in range(0, num_rows, ROWS_PER_GATHER):
+                last = min(first + ROWS_PER_GATHER, num_rows)
                 end = context_len - num_rows + last
                 tiles.append(
                     _tile_of_one_sequence(
@@ -49,8 +83,8 @@ def plan_attention(
                     )
                 )
         start += num_rows
-    for bucket in single_rows.values():
-        tiles.append(_tile_of_single_rows(bucket, rows, block_table, window, tokens_per_block))
+    for bucket in one_each.values():
+        tiles.append(_tile_of_one_row_each(bucket, rows, block_table, window, tokens_per_block))
     return ReferencePlan(tiles=tuple(tiles))
 
 
@@ -75,7 +109,7 @@ def _tile_of_one_sequence(
     )
 
 
-def _tile_of_single_rows(
+def _tile_of_one_row_each(
     bucket: list[tuple[int, int]],
     rows: AttentionRows,
     block_table: Tensor,
@@ -101,26 +135,6 @@ def _tile_of_single_rows(
     )
 
 
-def paged_attention(
-    queries: Tensor,
-    cache: LayerCache,
-    plan: ReferencePlan,
-    *,
-    scale: float,
-    key_recipe: KeyRecipe | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Attention of every row over its own sequence. queries: [rows, heads, head_dim]; the result likewise.
-
-    With a `key_recipe` the cache holds one vector per token and head: the value, from which the key is derived.
-    """
-    output = torch.empty_like(queries) if out is None else out
-    for tile in plan.tiles:
-        keys, values = keys_and_values(cache, tile, key_recipe, queries.dtype)
-        output[tile.query_rows] = _attend(queries[tile.query_rows], keys, values, tile, scale)
-    return output
-
-
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, tile: Tile, scale: float) -> Tensor:
     num_heads, head_dim = queries.shape[1:]
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)  # [sequences, kv_heads, keys, head_dim]
@@ -142,11 +156,11 @@ def keys_and_values(
     keys = _gather(cache.keys, cache.key_scales, tile, dtype)
     if cache.values is not None:
         return keys, _gather(cache.values, cache.value_scales, tile, dtype)
-    assert key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
-    return _derive_keys(keys, tile.key_positions, key_recipe), keys
+    assert key_recipe is not None, "shared vectors need a recipe for their keys"
+    return _make_keys(keys, tile.key_positions, key_recipe), keys
 
 
-def _derive_keys(values: Tensor, positions: Tensor, recipe: KeyRecipe) -> Tensor:
+def _make_keys(values: Tensor, positions: Tensor, recipe: KeyRecipe) -> Tensor:
     """Keys of stored values [sequences, keys, kv_heads, head_dim] at positions [sequences, keys]."""
     return apply_rotary((values * recipe.weight).to(values.dtype), recipe.cos_sin[positions])
 
@@ -161,7 +175,7 @@ def row_places(rows: AttentionRows, block_table: Tensor, *, tokens_per_block: in
 def write_keys_and_values(
     cache: LayerCache, keys: Tensor, values: Tensor | None, blocks: Tensor, slots: Tensor
 ) -> None:
-    """Store rows [rows, kv_heads, head_dim] at their slots. A cache of single vectors is given the values as keys."""
+    """Store rows [rows, kv_heads, head_dim] at their slots. Where vectors are shared, the values are given as keys."""
     for stored, scales, new in ((cache.keys, cache.key_scales, keys), (cache.values, cache.value_scales, values)):
         if stored is not None and new is not None:
             if scales is None:

@@ -1,7 +1,7 @@
-"""What the attention kernels share: loading queries and paged vectors, and a running softmax over tiles of keys.
+"""What kernels that read pages share: loading queries, the scores of one tile of keys, and a running softmax.
 
-Where values are keys, only the value v is stored and the key is rotate(w * v). Most dimensions do not turn: there
-q . k = (q * w) . v, a product with the stored vector itself. The pairs that turn are read once more, from cache, and
+Of shared vectors only the value v is stored, and the key is rotate(w * v). Most dimensions do not rotate: there
+q . k = (q * w) . v, a product with the stored vector itself. The pairs that rotate are read once more, from cache, and
 rotated in registers.
 
 Stored numbers of one byte are exact in every type that products are made of, so they meet the queries as they are
@@ -14,12 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
-from facet.kernels.paged_attention.plans import InvariantTritonPlan, TritonPlan
+from facet.kernels.paged_attention.plan import PagedRows
 
 # A matrix product on tensor cores takes at least this many rows and columns.
 LEAST_TILE = 16
 
-_IN_INTERPRETER = tl.constexpr(triton.knobs.runtime.interpret)
+IN_INTERPRETER = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def settled(wide, stored, SETTLES: tl.constexpr):
     value is then fetched from shared memory byte by byte, and one that serves two products is not fetched ahead at all.
     It cannot move an instruction that it does not understand.
     """
-    if SETTLES and stored.dtype.primitive_bitwidth == 8 and wide.dtype.primitive_bitwidth == 16 and not _IN_INTERPRETER:
+    if SETTLES and stored.dtype.primitive_bitwidth == 8 and wide.dtype.primitive_bitwidth == 16 and not IN_INTERPRETER:
         wide = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [wide], dtype=wide.dtype, is_pure=False, pack=2)
     return wide
 
@@ -73,7 +73,7 @@ def rotated_scores(
     PAIRS_PAD: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """The part of q . k that comes from pairs which turn with the position."""
+    """The part of q . k that comes from pairs which rotate with the position."""
     pairs = tl.arange(0, PAIRS_PAD)
     is_pair = pairs < NUM_PAIRS
     live_pairs = is_live[:, None] & is_pair[None, :]
@@ -92,7 +92,60 @@ def rotated_scores(
 
 
 @triton.jit
-def softmax_step(scores, greatest, weight_sum):
+def score_tile(
+    queries,  # [rows, HEAD_DIM]; of shared vectors, times the key weight and zero in pairs that rotate
+    low_queries,  # [rows, PAIRS_PAD]
+    high_queries,
+    positions,  # [keys]
+    is_live,
+    keys,
+    values,
+    block_row,
+    page_stride,
+    token_stride,
+    head_offset,
+    key_scales,  # of the head
+    value_scales,
+    scale_page_stride,
+    scale_token_stride,
+    key_weight,
+    cos_sin,
+    HAS_SCALES: tl.constexpr,
+    SETTLES: tl.constexpr,
+    SHARED: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    PAIRS_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TOKENS_PER_BLOCK: tl.constexpr,
+):
+    """(q . k for every row and key, values, scales of the values). What is not live counts as zeros."""
+    dims = tl.arange(0, HEAD_DIM)
+    blocks = tl.load(block_row + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(tl.int64)
+    slots = positions % TOKENS_PER_BLOCK
+    stored = load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
+    value = settled(widened(stored, queries.dtype), stored, SETTLES)
+    if SHARED:
+        scores = tl.dot(queries, tl.trans(value), input_precision="ieee")
+        scores += rotated_scores(
+            low_queries, high_queries, values, blocks, slots, page_stride, token_stride, head_offset, positions,
+            is_live, key_weight, cos_sin, NUM_PAIRS, PAIRS_PAD, HEAD_DIM // 2,
+        )  # fmt: skip
+    else:
+        key = load_vectors(keys, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
+        scores = tl.dot(queries, tl.trans(widened(key, queries.dtype)), input_precision="ieee")
+    value_scale = positions  # not read, without scales
+    if HAS_SCALES:
+        scale_places = blocks * scale_page_stride + slots * scale_token_stride
+        key_scale = tl.load(key_scales + scale_places, mask=is_live, other=0.0)
+        value_scale = key_scale
+        if not SHARED:
+            value_scale = tl.load(value_scales + scale_places, mask=is_live, other=0.0)
+        scores *= key_scale[None, :]
+    return scores, value, value_scale
+
+
+@triton.jit
+def running_softmax(scores, greatest, weight_sum):
     """Weights of a tile's scores, the factor by which what was summed before shrinks, and the running state."""
     new_greatest = tl.maximum(greatest, tl.max(scores, axis=1))
     # A row that has seen nothing yet keeps a finite anchor, so that exp(-inf - anchor) is zero and not NaN.
@@ -103,117 +156,38 @@ def softmax_step(scores, greatest, weight_sum):
 
 
 @triton.jit
-def attend_tiles(
-    queries,  # [rows, HEAD_DIM]; where values are keys, times the key weight and zero in pairs that turn
-    low_queries,  # [rows, PAIRS_PAD]
-    high_queries,
-    query_positions,  # [rows]
-    first_seen,  # with a window: what lies before it belongs to nobody here
-    start,
-    end,
-    keys,
-    values,
-    table_row,
-    page_stride,
-    token_stride,
-    head_offset,
-    key_scales,  # of the head
-    value_scales,
-    scale_page_stride,
-    scale_token_stride,
-    scale,
-    window,
-    key_weight,
-    cos_sin,
-    HAS_SCALES: tl.constexpr,
-    SETTLES: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    VALUES_ARE_KEYS: tl.constexpr,
-    NUM_PAIRS: tl.constexpr,
-    PAIRS_PAD: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    TOKENS_PER_BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """The running softmax of some rows over keys [start, end): (sum of weighted values, greatest score, sum).
-
-    Tiles begin at `start`, `start` + BLOCK_N and so on, whatever the rows see of them.
-    """
-    dims = tl.arange(0, HEAD_DIM)
-    total = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
-    greatest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    weight_sum = tl.zeros([BLOCK_M], tl.float32)
-    for offset in range(start, end, BLOCK_N):
-        positions = offset + tl.arange(0, BLOCK_N)
-        is_live = positions < end
-        if HAS_WINDOW:
-            is_live = is_live & (positions >= first_seen)
-        blocks = tl.load(table_row + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(tl.int64)
-        slots = positions % TOKENS_PER_BLOCK
-        stored = load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
-        value = settled(widened(stored, queries.dtype), stored, SETTLES)
-        if VALUES_ARE_KEYS:
-            scores = tl.dot(queries, tl.trans(value), input_precision="ieee")
-            scores += rotated_scores(
-                low_queries, high_queries, values, blocks, slots, page_stride, token_stride, head_offset, positions,
-                is_live, key_weight, cos_sin, NUM_PAIRS, PAIRS_PAD, HEAD_DIM // 2,
-            )  # fmt: skip
-        else:
-            key = load_vectors(keys, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
-            scores = tl.dot(queries, tl.trans(widened(key, queries.dtype)), input_precision="ieee")
-        if HAS_SCALES:
-            scale_places = blocks * scale_page_stride + slots * scale_token_stride
-            key_scale = tl.load(key_scales + scale_places, mask=is_live, other=0.0)
-            value_scale = key_scale
-            if not VALUES_ARE_KEYS:
-                value_scale = tl.load(value_scales + scale_places, mask=is_live, other=0.0)
-            scores *= key_scale[None, :]
-        is_visible = is_live[None, :] & (positions[None, :] <= query_positions[:, None])
-        if HAS_WINDOW:
-            is_visible = is_visible & (positions[None, :] > query_positions[:, None] - window)
-        scores = tl.where(is_visible, scores * scale, float("-inf"))
-        weights, shrink, greatest, weight_sum = softmax_step(scores, greatest, weight_sum)
-        if HAS_SCALES:
-            weights *= value_scale[None, :]
-        total = tl.dot(weights.to(value.dtype), value, total * shrink[:, None], input_precision="ieee")
-    return total, greatest, weight_sum
-
-
-@triton.jit
 def load_queries(
     queries, rows, is_row, key_weight,
-    VALUES_ARE_KEYS: tl.constexpr, NUM_PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, HEAD_DIM: tl.constexpr,
+    SHARED: tl.constexpr, NUM_PAIRS: tl.constexpr, PAIRS_PAD: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Query rows, and, where values are keys, the parts that meet still and turning dimensions."""
+    """Query rows, and, for shared vectors, the parts that meet still dimensions and pairs that rotate."""
     dims = tl.arange(0, HEAD_DIM)
     query = tl.load(queries + rows[:, None] * HEAD_DIM + dims[None, :], mask=is_row[:, None], other=0.0)
     low_queries = query
     high_queries = query
-    if VALUES_ARE_KEYS:
+    if SHARED:
         pairs = tl.arange(0, PAIRS_PAD)
         live = is_row[:, None] & (pairs < NUM_PAIRS)[None, :]
         low_queries = tl.load(queries + rows[:, None] * HEAD_DIM + pairs[None, :], mask=live, other=0.0)
         high_queries = tl.load(
             queries + rows[:, None] * HEAD_DIM + HEAD_DIM // 2 + pairs[None, :], mask=live, other=0.0
         )
-        turns = (dims % (HEAD_DIM // 2)) < NUM_PAIRS
-        still_weight = tl.where(turns, 0.0, tl.load(key_weight + dims))
+        rotates = (dims % (HEAD_DIM // 2)) < NUM_PAIRS
+        still_weight = tl.where(rotates, 0.0, tl.load(key_weight + dims))
         query = (query.to(tl.float32) * still_weight[None, :]).to(query.dtype)
     return query, low_queries, high_queries
 
 
 def common_arguments(
-    queries: Tensor, cache: LayerCache, plan: TritonPlan | InvariantTritonPlan, key_recipe: KeyRecipe | None
+    queries: Tensor, cache: LayerCache, rows: PagedRows, key_recipe: KeyRecipe | None
 ) -> tuple[dict[str, int], dict[str, int | bool], Tensor, Tensor]:
-    """Strides, constants, and what is only read where values are keys (anything else serves otherwise)."""
-    derives = cache.values is None
-    assert not derives or key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
+    """Strides, constants, and what is only read where vectors are shared (anything else serves otherwise)."""
+    assert not cache.is_shared or key_recipe is not None, "shared vectors need a recipe for their keys"
     num_heads, head_dim = queries.shape[1:]
-    num_pairs = key_recipe.cos_sin.shape[-1] if derives and key_recipe is not None else 1
+    num_pairs = key_recipe.cos_sin.shape[-1] if cache.is_shared and key_recipe is not None else 1
     scale_strides = (0, 0, 0) if cache.key_scales is None else cache.key_scales.stride()
     strides = dict(
-        table_stride=plan.block_table.stride(0),
+        table_stride=rows.block_table.stride(0),
         page_stride=cache.keys.stride(0),
         token_stride=cache.keys.stride(1),
         scale_page_stride=scale_strides[0],
@@ -223,19 +197,13 @@ def common_arguments(
     )
     constants: dict[str, int | bool] = dict(
         GROUP=num_heads // cache.keys.shape[2],
-        HAS_WINDOW=plan.window > 0,
+        HAS_WINDOW=rows.window > 0,
         HAS_SCALES=cache.key_scales is not None,
-        VALUES_ARE_KEYS=derives,
+        SHARED=cache.is_shared,
         NUM_PAIRS=num_pairs,
         PAIRS_PAD=max(LEAST_TILE, triton.next_power_of_2(num_pairs)),
         HEAD_DIM=head_dim,
-        TOKENS_PER_BLOCK=plan.tokens_per_block,
+        TOKENS_PER_BLOCK=rows.tokens_per_block,
     )
     weight, cos_sin = (queries, queries) if key_recipe is None else (key_recipe.weight, key_recipe.cos_sin)
     return strides, constants, weight, cos_sin
-
-
-def keys_per_tile(queries: Tensor) -> int:
-    """As many keys as two stages of a tile leave room for in shared memory: 64 of up to 512 bytes, 32 of 1024, ..."""
-    vector_bytes = queries.shape[-1] * queries.element_size()
-    return max(LEAST_TILE, min(64, 2**15 // vector_bytes))

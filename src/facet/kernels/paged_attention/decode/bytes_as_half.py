@@ -7,11 +7,11 @@ memory as they are stored, read from there in the order of an operand, and widen
 import triton
 import triton.language as tl
 
-IN_INTERPRETER = tl.constexpr(triton.knobs.runtime.interpret)
+from facet.kernels.paged_attention.tiles import IN_INTERPRETER
 
-# Dimensions that are loaded at a time, a line of memory: a thread then copies many pieces of few keys, and has few
-# addresses to compute.
-PIECE = tl.constexpr(128)
+# Dimensions that are loaded at a time, a line of memory: a thread then copies much of few keys, and has few addresses
+# to compute.
+SEGMENT = tl.constexpr(128)
 
 # Four int8 to four float16: with its sign bit flipped an int8 x is x + 128, and as the low byte of 1024 it makes
 # 1024 + 128 + x.
@@ -25,7 +25,7 @@ _INT8_TO_FLOAT16 = tl.constexpr("""{
     sub.rn.f16x2 $1, high, bias;
 }""")
 
-# Of two units of two numbers, float16 of the first of each, or of the second of each.
+# Of two words of two numbers, float16 of the first of each, or of the second of each.
 _FIRSTS_OF_INT8 = tl.constexpr("""{
     .reg .b32 shifted, wide, bias;
     mov.b32 bias, 0x64806480;
@@ -59,29 +59,29 @@ _SECONDS_OF_E5M2 = tl.constexpr("prmt.b32 $0, $1, 0, 0x3414;")
 
 
 @triton.jit
-def _halves(units, ASSEMBLY: tl.constexpr):
-    return tl.inline_asm_elementwise(ASSEMBLY, "=r,r", [units], dtype=tl.float16, is_pure=True, pack=2)
+def _halves(words, ASSEMBLY: tl.constexpr):
+    return tl.inline_asm_elementwise(ASSEMBLY, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
 
 
 @triton.jit
 def even_and_odd(vectors, places, SIZE: tl.constexpr):
     """Stored numbers of one byte as float16, those of even and of odd dimensions apart: [SIZE / 2, keys] each.
 
-    Read in units of two numbers, which shared memory turns round on the way out as it does numbers of two bytes. Of
-    single bytes it cannot.
+    Read in words of two numbers, which shared memory transposes on the way out as it does numbers of two bytes. Single
+    bytes it cannot.
     """
     pairs = tl.arange(0, SIZE // 2)
     if IN_INTERPRETER:
         even = tl.load(vectors + places[:, None] + 2 * pairs[None, :]).to(tl.float16)
         odd = tl.load(vectors + places[:, None] + 2 * pairs[None, :] + 1).to(tl.float16)
         return tl.trans(even), tl.trans(odd)
-    units = vectors.to(tl.pointer_type(tl.int16), bitcast=True) + (places // 2)[None, :] + pairs[:, None]
-    unit = tl.load(units)
+    words = vectors.to(tl.pointer_type(tl.int16), bitcast=True) + (places // 2)[None, :] + pairs[:, None]
+    word = tl.load(words)
     if vectors.dtype.element_ty == tl.int8:
-        return _halves(unit, _FIRSTS_OF_INT8), _halves(unit, _SECONDS_OF_INT8)
+        return _halves(word, _FIRSTS_OF_INT8), _halves(word, _SECONDS_OF_INT8)
     if vectors.dtype.element_ty == tl.float8e4nv:
-        return _halves(unit, _FIRSTS_OF_E4M3), _halves(unit, _SECONDS_OF_E4M3)
-    return _halves(unit, _FIRSTS_OF_E5M2), _halves(unit, _SECONDS_OF_E5M2)
+        return _halves(word, _FIRSTS_OF_E4M3), _halves(word, _SECONDS_OF_E4M3)
+    return _halves(word, _FIRSTS_OF_E5M2), _halves(word, _SECONDS_OF_E5M2)
 
 
 @triton.jit

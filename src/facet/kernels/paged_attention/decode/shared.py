@@ -1,32 +1,25 @@
-"""A running softmax over stored vectors that serve as both key and value, each loaded once.
+"""A running softmax over shared vectors, each loaded once and serving as both key and value.
 
-The key of a stored value v is rotate(w * v), and a quarter of the pairs turn. In storage order the vector is cut where
-turning and still dimensions meet, in pieces whose sizes are powers of two:
+The key of a stored value v is rotate(w * v), and a quarter of the pairs rotate. In storage order the vector is cut
+where rotated and still dimensions meet, in segments whose sizes are powers of two:
 
-    pieces     0: P | 1: P | 2: 2P || 3: P | 4: P | 5: 2P        P pairs, head_dim = 8P
-               turn   still  still    turn   still  still
+    segments   0: P  | 1: P | 2: 2P || 3: P  | 4: P | 5: 2P        P pairs, head_dim = 8P
+               rotate  still  still    rotate  still  still
 
-Pieces 0 and 3 are the two sides of the pairs: they are rotated in registers for the scores. The others meet w * q as
-they are. All six are values. A scale, where vectors have one, multiplies scores and weights: turning is linear.
+Segments 0 and 3 are the two sides of the pairs: they are rotated in registers for the scores. The others meet w * q as
+they are. All six are values. A scale, where vectors have one, multiplies scores and weights: rotating is linear.
 """
 
 import triton
 import triton.language as tl
 
-from facet.kernels.paged_attention.tiles import LEAST_TILE, settled, softmax_step, widened
-
-
-def has_six_pieces(head_dim: int, num_pairs: int) -> bool:
-    """Whether this module serves such heads; `tiles.py` serves all."""
-    return head_dim == 8 * num_pairs and num_pairs >= LEAST_TILE
+from facet.kernels.paged_attention.tiles import running_softmax, settled, widened
 
 
 @triton.jit
-def _load_piece(
-    vectors, places, FIRST: tl.constexpr, SIZE: tl.constexpr, dtype: tl.constexpr, SETTLES: tl.constexpr
-):  # fmt: skip
+def _load_segment(vectors, places, FIRST: tl.constexpr, SIZE: tl.constexpr, dtype: tl.constexpr):
     stored = tl.load(vectors + places[:, None] + (FIRST + tl.arange(0, SIZE))[None, :])
-    return settled(widened(stored, dtype), stored, SETTLES)
+    return settled(widened(stored, dtype), stored, True)
 
 
 @triton.jit
@@ -47,31 +40,36 @@ def _load_still_query(queries, places, is_row, key_weight, FIRST: tl.constexpr, 
 
 
 @triton.jit
-def attend_pieces(
+def attend_shared(
     queries,
     rows,  # [BLOCK_M] int64: which vectors of `queries`; all of them see all of [start, end)
     is_row,
     start,
     end,
-    vectors,
-    table_row,
+    keys,
+    values,
+    block_row,
     page_stride,
     token_stride,
     head_offset,
-    scales,  # of the head
+    key_scales,  # of the head
+    value_scales,
     scale_page_stride,
     scale_token_stride,
     scale,
     key_weight,
     cos_sin,
     HAS_SCALES: tl.constexpr,
-    SETTLES: tl.constexpr,
-    P: tl.constexpr,
+    SHARED: tl.constexpr,
+    NUM_PAIRS: tl.constexpr,
+    PAIRS_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     TOKENS_PER_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """As `attend_tiles`, but the sum of weighted values comes in six pieces. There is at least one key."""
+    """See `readers.py`. There is at least one key."""
+    P: tl.constexpr = NUM_PAIRS
     dtype: tl.constexpr = queries.dtype.element_ty
     query_places = rows * (8 * P)
     query_0 = _load_query(queries, query_places, is_row, 0, P)
@@ -94,18 +92,18 @@ def attend_pieces(
         positions = offset + tl.arange(0, BLOCK_N)
         # The spare places of the last tile repeat its last key, so that loads need no mask; their scores do.
         live = tl.minimum(positions, end - 1)
-        blocks = tl.load(table_row + live // TOKENS_PER_BLOCK).to(tl.int64)
+        blocks = tl.load(block_row + live // TOKENS_PER_BLOCK).to(tl.int64)
         slots = live % TOKENS_PER_BLOCK
         places = blocks * page_stride + slots * token_stride + head_offset
-        value_0 = _load_piece(vectors, places, 0, P, dtype, SETTLES)
-        value_1 = _load_piece(vectors, places, P, P, dtype, SETTLES)
-        value_2 = _load_piece(vectors, places, 2 * P, 2 * P, dtype, SETTLES)
-        value_3 = _load_piece(vectors, places, 4 * P, P, dtype, SETTLES)
-        value_4 = _load_piece(vectors, places, 5 * P, P, dtype, SETTLES)
-        value_5 = _load_piece(vectors, places, 6 * P, 2 * P, dtype, SETTLES)
+        value_0 = _load_segment(values, places, 0, P, dtype)
+        value_1 = _load_segment(values, places, P, P, dtype)
+        value_2 = _load_segment(values, places, 2 * P, 2 * P, dtype)
+        value_3 = _load_segment(values, places, 4 * P, P, dtype)
+        value_4 = _load_segment(values, places, 5 * P, P, dtype)
+        value_5 = _load_segment(values, places, 6 * P, 2 * P, dtype)
         angles = live * (2 * P)
-        cos = _load_piece(cos_sin, angles, 0, P, tl.float32, False)
-        sin = _load_piece(cos_sin, angles, P, P, tl.float32, False)
+        cos = _load_segment(cos_sin, angles, 0, P, tl.float32)
+        sin = _load_segment(cos_sin, angles, P, P, tl.float32)
 
         scores = tl.dot(query_1, tl.trans(value_1), input_precision="ieee")
         scores = tl.dot(query_2, tl.trans(value_2), scores, input_precision="ieee")
@@ -119,10 +117,10 @@ def attend_pieces(
         scores = tl.dot(query_3, tl.trans(high_keys), scores, input_precision="ieee")
 
         if HAS_SCALES:
-            vector_scale = tl.load(scales + blocks * scale_page_stride + slots * scale_token_stride)[None, :]
+            vector_scale = tl.load(key_scales + blocks * scale_page_stride + slots * scale_token_stride)[None, :]
             scores *= vector_scale
         scores = tl.where((positions < end)[None, :], scores * scale, float("-inf"))
-        weights, shrink, greatest, weight_sum = softmax_step(scores, greatest, weight_sum)
+        weights, shrink, greatest, weight_sum = running_softmax(scores, greatest, weight_sum)
         if HAS_SCALES:
             weights *= vector_scale
         weights = weights.to(dtype)
@@ -133,4 +131,4 @@ def attend_pieces(
         total_3 = tl.dot(weights, value_3, total_3 * shrink, input_precision="ieee")
         total_4 = tl.dot(weights, value_4, total_4 * shrink, input_precision="ieee")
         total_5 = tl.dot(weights, value_5, total_5 * shrink, input_precision="ieee")
-    return total_0, total_1, total_2, total_3, total_4, total_5, greatest, weight_sum
+    return (total_0, total_1, total_2, total_3, total_4, total_5), greatest, weight_sum

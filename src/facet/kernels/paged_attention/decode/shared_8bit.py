@@ -1,7 +1,7 @@
-"""A running softmax over quantized vectors that serve as both key and value.
+"""A running softmax over shared vectors of 8 bits.
 
-The key of a stored value v is rotate(w * v). Dimensions that do not turn meet w * q as they are stored. Those that turn
-are read once more, from cache; with low and high the two sides of a pair,
+The key of a stored value v is rotate(w * v). Still dimensions meet w * q as they are stored. Those that rotate are read
+once more, from cache; with low and high the two sides of a pair,
 
     q . k = (q_low w_low) (low cos) + (q_high w_high) (high cos) + (q_high w_low) (low sin) - (q_low w_high) (high sin)
 
@@ -16,7 +16,8 @@ the second.
 import triton
 import triton.language as tl
 
-from facet.kernels.paged_attention.decode.bytes_as_half import IN_INTERPRETER, PIECE, even_and_odd, put_together
+from facet.kernels.paged_attention.decode.bytes_as_half import SEGMENT, even_and_odd, put_together
+from facet.kernels.paged_attention.tiles import IN_INTERPRETER
 
 
 @triton.jit
@@ -38,9 +39,9 @@ def _still_queries(
     queries, places, is_row, key_weight,
     FIRST: tl.constexpr, SIZE: tl.constexpr, NUM_PAIRS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Times the key weight, and zero where dimensions turn: those are met apart.
+    """Times the key weight, and zero where dimensions rotate: those are met apart.
 
-    The number of pairs is even, so both numbers of a unit turn or neither does.
+    The number of pairs is even, so both numbers of a word rotate or neither does.
     """
     even, odd = _even_and_odd_queries(queries, places, is_row, FIRST, SIZE)
     even_weight, odd_weight = _even_and_odd_weight(key_weight, FIRST, SIZE)
@@ -57,15 +58,15 @@ def _even_and_odd_angles(cos_sin, places, SIZE: tl.constexpr):
         pointers = cos_sin + places[None, :] + 2 * pairs
         return tl.load(pointers).to(tl.float16), tl.load(pointers + 1).to(tl.float16)
     # A bfloat16 is the upper half of a float32.
-    units = tl.load(cos_sin.to(tl.pointer_type(tl.int32), bitcast=True) + (places // 2)[None, :] + pairs)
-    even = (units << 16).to(tl.float32, bitcast=True)
-    odd = (units & -65536).to(tl.float32, bitcast=True)
+    words = tl.load(cos_sin.to(tl.pointer_type(tl.int32), bitcast=True) + (places // 2)[None, :] + pairs)
+    even = (words << 16).to(tl.float32, bitcast=True)
+    odd = (words & -65536).to(tl.float32, bitcast=True)
     return even.to(tl.float16), odd.to(tl.float16)
 
 
 @triton.jit
-def _turned_scores(low_low, high_high, low_high, high_low, low, high, cos, sin):
-    """q . k of pairs that turn: the weight of the key is in the queries, named after query side and stored side."""
+def _rotated_scores(low_low, high_high, low_high, high_low, low, high, cos, sin):
+    """q . k of pairs that rotate: the weight of the key is in the queries, named after query side and stored side."""
     scores = tl.dot(low_low, low * cos, input_precision="ieee")
     scores = tl.dot(high_high, high * cos, scores, input_precision="ieee")
     scores = tl.dot(high_low, low * sin, scores, input_precision="ieee")
@@ -73,41 +74,45 @@ def _turned_scores(low_low, high_high, low_high, high_low, low, high, cos, sin):
 
 
 @triton.jit
-def attend_derived(
+def attend_shared_8bit(
     queries,
     rows,  # [BLOCK_M] int64: which vectors of `queries`; all of them see all of [start, end)
     is_row,
     start,
     end,
-    vectors,
-    table_row,
+    keys,
+    values,
+    block_row,
     page_stride,
     token_stride,
     head_offset,
-    scales,  # of the head
+    key_scales,  # of the head
+    value_scales,
     scale_page_stride,
     scale_token_stride,
     scale,
     key_weight,
     cos_sin,
     HAS_SCALES: tl.constexpr,
+    SHARED: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
+    PAIRS_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     TOKENS_PER_BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """As `attend_values`, but queries come as rows."""
+    """See `readers.py`. There is at least one key."""
     HALF: tl.constexpr = HEAD_DIM // 2
     query_places = rows * HEAD_DIM
-    NUM_PIECES: tl.constexpr = max(1, HEAD_DIM // PIECE)
-    SIZE: tl.constexpr = HEAD_DIM // NUM_PIECES
+    NUM_SEGMENTS: tl.constexpr = max(1, HEAD_DIM // SEGMENT)
+    SIZE: tl.constexpr = HEAD_DIM // NUM_SEGMENTS
     even_queries = ()
     odd_queries = ()
     even_totals = ()
     odd_totals = ()
-    for piece in tl.static_range(NUM_PIECES):
-        still = _still_queries(queries, query_places, is_row, key_weight, piece * SIZE, SIZE, NUM_PAIRS, HALF)
+    for segment in tl.static_range(NUM_SEGMENTS):
+        still = _still_queries(queries, query_places, is_row, key_weight, segment * SIZE, SIZE, NUM_PAIRS, HALF)
         even_queries = even_queries + (still[0],)
         odd_queries = odd_queries + (still[1],)
         even_totals = even_totals + (tl.zeros([SIZE // 2, BLOCK_M], tl.float32),)
@@ -129,36 +134,36 @@ def attend_derived(
     for offset in range(start, end, BLOCK_N):
         positions = offset + tl.arange(0, BLOCK_N)
         live = tl.minimum(positions, end - 1)
-        blocks = tl.load(table_row + live // TOKENS_PER_BLOCK).to(tl.int64)
+        blocks = tl.load(block_row + live // TOKENS_PER_BLOCK).to(tl.int64)
         slots = live % TOKENS_PER_BLOCK
         places = blocks * page_stride + slots * token_stride + head_offset
         stored_even = ()
         stored_odd = ()
         scores = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for piece in tl.static_range(NUM_PIECES):
-            even, odd = even_and_odd(vectors, places + piece * SIZE, SIZE)
+        for segment in tl.static_range(NUM_SEGMENTS):
+            even, odd = even_and_odd(values, places + segment * SIZE, SIZE)
             # Sums of their own: a product that waits for the one before it waits longer than it takes.
-            part = tl.dot(even_queries[piece], even, input_precision="ieee")
-            scores += tl.dot(odd_queries[piece], odd, part, input_precision="ieee")
+            part = tl.dot(even_queries[segment], even, input_precision="ieee")
+            scores += tl.dot(odd_queries[segment], odd, part, input_precision="ieee")
             stored_even = stored_even + (even,)
             stored_odd = stored_odd + (odd,)
-        low_stored_even, low_stored_odd = even_and_odd(vectors, places, NUM_PAIRS)
-        high_stored_even, high_stored_odd = even_and_odd(vectors, places + HALF, NUM_PAIRS)
+        low_stored_even, low_stored_odd = even_and_odd(values, places, NUM_PAIRS)
+        high_stored_even, high_stored_odd = even_and_odd(values, places + HALF, NUM_PAIRS)
         cos_even, cos_odd = _even_and_odd_angles(cos_sin, live * (2 * NUM_PAIRS), NUM_PAIRS)
         sin_even, sin_odd = _even_and_odd_angles(cos_sin, live * (2 * NUM_PAIRS) + NUM_PAIRS, NUM_PAIRS)
-        scores += _turned_scores(
+        scores += _rotated_scores(
             low_low_even, high_high_even, low_high_even, high_low_even, low_stored_even, high_stored_even,
             cos_even, sin_even,
         )  # fmt: skip
-        scores += _turned_scores(
+        scores += _rotated_scores(
             low_low_odd, high_high_odd, low_high_odd, high_low_odd, low_stored_odd, high_stored_odd, cos_odd, sin_odd
         )
         scores *= scale
         log_scale = 0.0
         inverse_scale = 1.0
         if HAS_SCALES:
-            # Not loaded earlier, as `attend_values` does: there is no register to wait in.
-            vector_scale = tl.load(scales + blocks * scale_page_stride + slots * scale_token_stride)[None, :]
+            # Not loaded earlier, as `attend_separate_8bit` does: there is no register to wait in.
+            vector_scale = tl.load(key_scales + blocks * scale_page_stride + slots * scale_token_stride)[None, :]
             scores *= vector_scale
             log_scale = tl.log(vector_scale)
             inverse_scale = 1.0 / vector_scale
@@ -172,12 +177,12 @@ def attend_derived(
         shrink = shrink[None, :]
         new_even = ()
         new_odd = ()
-        for piece in tl.static_range(NUM_PIECES):
-            new_even = new_even + (tl.dot(stored_even[piece], weights, even_totals[piece] * shrink),)
-            new_odd = new_odd + (tl.dot(stored_odd[piece], weights, odd_totals[piece] * shrink),)
+        for segment in tl.static_range(NUM_SEGMENTS):
+            new_even = new_even + (tl.dot(stored_even[segment], weights, even_totals[segment] * shrink),)
+            new_odd = new_odd + (tl.dot(stored_odd[segment], weights, odd_totals[segment] * shrink),)
         even_totals = new_even
         odd_totals = new_odd
     totals = ()
-    for piece in tl.static_range(NUM_PIECES):
-        totals = totals + (put_together(even_totals[piece], odd_totals[piece], SIZE, BLOCK_M),)
+    for segment in tl.static_range(NUM_SEGMENTS):
+        totals = totals + (put_together(even_totals[segment], odd_totals[segment], SIZE, BLOCK_M),)
     return totals, greatest, weight_sum

@@ -1,4 +1,4 @@
-"""How a single row's keys are cut into shares, and how the shares' results become the row's again.
+"""How a row's keys are cut into shares, and how the shares' results become the row's again.
 
 A share leaves its mean of values, weighted by its own softmax, and its level: the logarithm of the sum that softmax
 divided by. The row's result is the mean of the shares' results, weighted by exp(level). Shares are added up in their
@@ -98,7 +98,7 @@ def merge_shares_kernel(
     partial_results,
     partial_levels,
     positions,
-    single_rows,
+    row_map,
     output,
     window,
     num_splits,
@@ -115,7 +115,7 @@ def merge_shares_kernel(
     """Put the shares of one row and head together, some dimensions of it: for more shares than one program can take."""
     entry, head = tl.program_id(0), tl.program_id(1)
     dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
-    row = tl.load(single_rows + entry) if HAS_MAP else entry
+    row = tl.load(row_map + entry) if HAS_MAP else entry
     first, end = visible_keys(positions, row, window, HAS_WINDOW)
     start_after_previous(IS_DEPENDENT)
     num_shares = tl.cdiv(end - first, keys_per_share(end - first, num_splits, least_keys, BLOCK_N))

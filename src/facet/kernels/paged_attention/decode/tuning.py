@@ -1,13 +1,13 @@
-"""How the attention of single rows is cut into programs: a function of shapes, with the times that decided."""
+"""How decoded rows are cut into programs: a function of shapes, with the times that decided."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
-from facet.kernels.paged_attention.decode.shared import has_six_pieces
-from facet.kernels.paged_attention.plans import TritonPlan
+from facet.kernels.paged_attention.cache import LayerCache
+from facet.kernels.paged_attention.decode.plan import DecodePlan
+from facet.kernels.paged_attention.decode.readers import Reader
 from facet.kernels.paged_attention.tiles import LEAST_TILE
 
 # Programs that a multiprocessor holds at a time. One program more than fit would run alone, after all others.
@@ -17,7 +17,7 @@ MOST_MERGED_BY_LAST = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+class DecodeTuning:
     """What only speed depends on."""
 
     keys_per_tile: int
@@ -25,78 +25,64 @@ class Tuning:
     num_splits: int  # most shares of a row
     num_warps: int
     num_stages: int
-    six_pieces: bool
-    keys_first: bool  # see `separate_8bit.py`; comes before six pieces
-    settles: bool  # see `tiles.settled`; only for numbers of one byte
     last_merges: bool  # the last program of a row and key head puts its shares together; else a second kernel does
     # A program without keys ends as soon as it knows. The compiler then loads the query only after the branch: one more
     # wait before the first key.
     exits_early: bool
 
 
-def choose_tuning(queries: Tensor, cache: LayerCache, plan: TritonPlan, key_recipe: KeyRecipe | None) -> Tuning:
+def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, plan: DecodePlan) -> DecodeTuning:
     """Depends on shapes alone: a captured graph keeps its choice. Times are of an H200, bfloat16, per layer."""
-    head_dim = queries.shape[2]
     # Products of float32 numbers are made of widened tiles, whatever was stored.
     element_size = cache.keys.element_size() if queries.element_size() == 2 else queries.element_size()
-    key_bytes = head_dim * element_size * (1 if cache.values is None else 2)
-    derives = cache.values is None and key_recipe is not None
-    keys_first = serves_keys_first(queries, cache, key_recipe)
+    key_bytes = queries.shape[2] * element_size * (1 if cache.is_shared else 2)
+    has_window = plan.rows.window > 0
     # Half the bytes of a window are read in no time, and a share costs more than it saves: E4B sliding, 32 rows,
     # 10.3 us in 2 shares and 13.1 in 6.
-    programs = 1 if keys_first and plan.window else _PROGRAMS_PER_PROCESSOR
-    fitting = fitting_shares(plan, cache.keys.shape[2], queries.device, programs)
+    programs = 1 if reader.widens_to_half and has_window else _PROGRAMS_PER_PROCESSOR
+    fitting = fitting_shares(plan, queries.device, programs)
     least_keys, num_splits = choose_shares(plan, fitting)
     keys_per_tile = max(LEAST_TILE, min(32, 2**16 // key_bytes))
     num_warps, num_stages = 4, 5
-    if keys_first:
+    if reader.widens_to_half:
         # Sixteen keys for each warp. Programs that take turns hide more than tiles that wait, and leave room for each
         # other: two stages more are another tile in memory.
-        keys_per_tile, num_stages = 64, 3 if derives or 64 * key_bytes > 2**15 else 5
-        if derives and cache.keys.dtype == torch.int8:
+        keys_per_tile, num_stages = 64, 3 if cache.is_shared or 64 * key_bytes > 2**15 else 5
+        if cache.is_shared and cache.keys.dtype == torch.int8:
             # More registers than there are, otherwise: 31B global, 1 x 64K, 112 us and not 136.
             keys_per_tile, num_stages = 32, 5
     elif keys_per_tile * key_bytes > 2**15:
         # E4B global: 32 keys in 3 stages are 267 us, 16 in 5 are 282 at 32 x 8K; 90 and 110 at 100 x 768. One row has
         # the processors to itself: 8 warps and 5 stages are 21.5 us and not 24.7 at 8K.
         num_warps, num_stages = (8, 5) if fitting >= 128 else (4, 3)
-    elif cache.is_quantized and keys_per_tile * key_bytes == 2**15 and not derives:
+    elif cache.is_quantized and keys_per_tile * key_bytes == 2**15 and not cache.is_shared:
         num_stages = 3  # E4B global, 8 x 64K: int8 488 us and not 503 in 4 stages, e4m3 the same in both
-    elif fitting == 0 and not derives:
+    elif fitting == 0 and not cache.is_shared:
         # More programs than fit: less memory each is better than more tiles on their way. 31B sliding, 32 rows:
         # 135 us and not 166. Where they fit it is the other way round: E4B sliding, 100 rows: 44 us and not 39.
         num_stages = 3
-    return Tuning(
+    return DecodeTuning(
         keys_per_tile=keys_per_tile,
         least_keys=least_keys,
         num_splits=num_splits,
         num_warps=num_warps,
         num_stages=num_stages,
-        keys_first=keys_first,
-        six_pieces=derives and key_recipe is not None and has_six_pieces(head_dim, key_recipe.cos_sin.shape[2]),
-        settles=cache.is_quantized,
-        # Derived keys leave no registers for it: 31B global, 4 x 64K, 359 us and not 330 where shares merge apart.
+        # Shared vectors leave no registers for it: 31B global, 4 x 64K, 359 us and not 330 where shares merge apart.
         # Nor do quantized ones beyond a window: E4B global, 8 x 64K, 295 and not 262.
-        last_merges=num_splits <= MOST_MERGED_BY_LAST and not derives and not (keys_first and plan.window == 0),
+        last_merges=num_splits <= MOST_MERGED_BY_LAST
+        and not cache.is_shared
+        and not (reader.widens_to_half and not has_window),
         exits_early=fitting < 8,  # many programs without keys take turns; few run beside the others
     )
 
 
-def serves_keys_first(queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | None) -> bool:
-    """Whether `separate_8bit.py` or `shared_8bit.py` does: float16 products of numbers of one byte."""
-    if not cache.is_quantized or queries.element_size() != 2 or queries.shape[2] < 2 * LEAST_TILE:
-        return False
-    num_pairs = 2 * LEAST_TILE if key_recipe is None else key_recipe.cos_sin.shape[2]
-    return cache.values is not None or (num_pairs >= 2 * LEAST_TILE and num_pairs & (num_pairs - 1) == 0)
-
-
-def fitting_shares(plan: TritonPlan, num_kv_heads: int, device: torch.device, programs: int) -> int:
+def fitting_shares(plan: DecodePlan, device: torch.device, programs: int) -> int:
     """Shares of each row for which the multiprocessors have room at a time."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    return programs * processors // (plan.num_single * num_kv_heads)
+    return programs * processors // (plan.num_rows * plan.rows.heads.num_kv_heads)
 
 
-def choose_shares(plan: TritonPlan, fitting: int) -> tuple[int, int]:
+def choose_shares(plan: DecodePlan, fitting: int) -> tuple[int, int]:
     """The least keys of a share, and the most shares of a row.
 
     As many shares as fit; the fewer they are, the more keys each has, so that short contexts stay whole among many
@@ -106,5 +92,5 @@ def choose_shares(plan: TritonPlan, fitting: int) -> tuple[int, int]:
     window nobody is long: one share of 1024 keys took 135 us, two 155, for 32 rows of 31B.
     """
     least_keys = max(32, 512 // max(fitting, 1))
-    most = max(fitting, 1 if plan.window else 4)
-    return least_keys, max(1, min(most, plan.longest_single // least_keys))
+    most = max(fitting, 1 if plan.rows.window else 4)
+    return least_keys, max(1, min(most, plan.most_keys // least_keys))

@@ -1,55 +1,93 @@
 """Attention whose every row comes out the same, bit for bit, whatever else is computed in the step: not only other
 sequences but also how many rows of its own come with it, since company decides where a prompt is cut into chunks.
 
-    positions of one sequence   |0 .. 7|8 .. 15|...      rows of a *unit*: a row's place in it is its position's
+    positions of one sequence   |0 .. 7|8 .. 15|...      rows of a product: a row's place in it is its position's
     keys of that sequence       |0 .. 127|128 .. 255|... *tiles*, taken in turn with a running softmax
 
-Both are cut at positions, never at a chunk's ends, and every product has the shape of one unit and one tile: what is
-missing is filled up. A row always stands at the same place of the same products, in the same order. A tile of which it
-sees nothing changes nothing: its weights are zero, and what was summed is multiplied by one.
+Both are cut at positions, never at a chunk's ends, and every product has the shape of so many rows and one tile: what
+is missing is filled up. A row always stands at the same place of the same products, in the same order. A tile of which
+it sees nothing changes nothing: its weights are zero, and what was summed is multiplied by one.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows
-from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
-from facet.kernels.paged_attention.plans import InvariantPlan, Tile, Unit
-from facet.kernels.paged_attention.reference import keys_and_values
+from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
+from facet.kernels.paged_attention.reference import Tile, keys_and_values
 
-# More rows make a prompt quicker, fewer a step of single rows, which fill one place of a unit each.
-ROWS_PER_UNIT = 8
+# More rows make a prompt quicker, fewer a step of decoding, whose rows fill one place of a product each.
+NUM_PLACES = 8
 # Longer tiles are fewer, but the last one is filled up however few its keys are.
 KEYS_PER_TILE = 128
 
 
-def plan_attention(
-    rows: AttentionRows, block_table: Tensor, *, window: int | None, tokens_per_block: int
-) -> InvariantPlan:
-    """Cut the rows into units. A query at position p sees positions p - window + 1 to p, or 0 to p."""
-    units, start = [], 0
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedRows:
+    """Some rows of one sequence, at fixed places of a product of fixed shape."""
+
+    tile: Tile  # `visible` is [NUM_PLACES, keys]
+    first_place: int  # of the first row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvariantReferencePlan:
+    """Everything about a step that all layers of a kind have in common."""
+
+    placed: tuple[PlacedRows, ...]
+
+    def run(
+        self,
+        queries: Tensor,
+        cache: LayerCache,
+        *,
+        scale: float,
+        key_recipe: KeyRecipe | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See `AttentionPlan`."""
+        output = torch.empty_like(queries) if out is None else out
+        for placed in self.placed:
+            tile = placed.tile
+            keys, values = keys_and_values(cache, tile, key_recipe, queries.dtype)
+            own_queries = queries[tile.query_rows]
+            places = slice(placed.first_place, placed.first_place + len(own_queries))
+            filled = torch.zeros(NUM_PLACES, *queries.shape[1:], device=queries.device)
+            filled[places] = own_queries
+            attended = _attend_placed(filled * scale, keys[0].float(), values[0].float(), tile.visible)
+            output[tile.query_rows] = attended[places].to(output.dtype)
+        return output
+
+
+def plan_invariant_reference(
+    rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
+) -> InvariantReferencePlan:
+    """Cut the rows at positions. A query at position p sees positions p - window + 1 to p, or 0 to p."""
+    placed, start = [], 0
     positions: list[int] = rows.positions.tolist()
     for num_rows in rows.host_query_lens:
         row, end = start, start + num_rows
         while row < end:
             first = positions[row]
-            count = min(end - row, ROWS_PER_UNIT - first % ROWS_PER_UNIT)
+            count = min(end - row, NUM_PLACES - first % NUM_PLACES)
             block_row = block_table[rows.seats[row]]
-            tile = _tile(slice(row, row + count), first, block_row, window, tokens_per_block)
-            units.append(Unit(tile=tile, first_place=first % ROWS_PER_UNIT))
+            tile = _whole_tiles(slice(row, row + count), first, block_row, window, tokens_per_block)
+            placed.append(PlacedRows(tile=tile, first_place=first % NUM_PLACES))
             row += count
         start = end
-    return InvariantPlan(units=tuple(units))
+    return InvariantReferencePlan(placed=tuple(placed))
 
 
-def _tile(query_rows: slice, first: int, block_row: Tensor, window: int | None, tokens_per_block: int) -> Tile:
+def _whole_tiles(query_rows: slice, first: int, block_row: Tensor, window: int | None, tokens_per_block: int) -> Tile:
     """Whole tiles of keys for rows at positions first, first + 1, ... Places nobody sees repeat a live key."""
     last = first + query_rows.stop - query_rows.start - 1
     first_seen = 0 if window is None else max(0, first - window + 1)
     start, stop = first_seen // KEYS_PER_TILE * KEYS_PER_TILE, (last // KEYS_PER_TILE + 1) * KEYS_PER_TILE
     places = torch.arange(start, stop, device=block_row.device)
-    unit = first // ROWS_PER_UNIT * ROWS_PER_UNIT
-    queries = torch.arange(unit, unit + ROWS_PER_UNIT, device=block_row.device)[:, None]
+    first_query = first // NUM_PLACES * NUM_PLACES
+    queries = torch.arange(first_query, first_query + NUM_PLACES, device=block_row.device)[:, None]
     visible = places <= queries
     if window is not None:
         visible &= places > queries - window
@@ -64,31 +102,8 @@ def _tile(query_rows: slice, first: int, block_row: Tensor, window: int | None, 
     )
 
 
-def paged_attention(
-    queries: Tensor,
-    cache: LayerCache,
-    plan: InvariantPlan,
-    *,
-    scale: float,
-    key_recipe: KeyRecipe | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Attention of every row over its own sequence. queries: [rows, heads, head_dim]; the result likewise."""
-    output = torch.empty_like(queries) if out is None else out
-    for unit in plan.units:
-        tile = unit.tile
-        keys, values = keys_and_values(cache, tile, key_recipe, queries.dtype)
-        own_queries = queries[tile.query_rows]
-        places = slice(unit.first_place, unit.first_place + len(own_queries))
-        filled = torch.zeros(ROWS_PER_UNIT, *queries.shape[1:], device=queries.device)
-        filled[places] = own_queries
-        attended = _attend(filled * scale, keys[0].float(), values[0].float(), tile.visible)
-        output[tile.query_rows] = attended[places].to(output.dtype)
-    return output
-
-
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
-    """queries [ROWS_PER_UNIT, heads, head_dim], keys and values [keys, kv_heads, head_dim], all float32."""
+def _attend_placed(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """queries [NUM_PLACES, heads, head_dim], keys and values [keys, kv_heads, head_dim], all float32."""
     num_rows, num_heads, head_dim = queries.shape
     num_kv_heads = keys.shape[1]
     # The query heads that share a key head stand beside each other as rows of one product.
@@ -108,6 +123,6 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> T
         total = total * shrunk + weights.sum(dim=-1, keepdim=True)
         sums = sums * shrunk + torch.bmm(weights, some_values)
         highest = now_highest
-    # Places of a unit where no row stands may have seen nothing.
+    # Places where no row stands may have seen nothing.
     attended = sums / total.clamp(min=torch.finfo(torch.float32).tiny)
     return attended.view(num_kv_heads, num_rows, -1, head_dim).transpose(0, 1).reshape(num_rows, num_heads, head_dim)

@@ -1,34 +1,37 @@
-"""How runs of rows are attended to in a step: over keys and values that are unpacked first.
+"""How runs of rows are prefilled in a step: over keys and values that are unpacked first.
 
 A run's visible keys and values are copied out of their pages into scratch memory, [kv heads, keys, head_dim] each, and
 then read by a kernel that knows nothing of pages. Runs are taken together in *passes*, so that scratch stays within a
 limit; a run that alone is too much is taken a few key heads at a time, and at least one. Lists of tiles are made here,
 once per step, and copied to the device in one transfer that the host does not wait for.
 
-    scratch of one head      |run 0 ......|zeros|run 1 ...|zeros|       every run starts at a multiple of KEYS_PER_UNIT
+    scratch of one head      |run 0 ......|zeros|run 1 ...|zeros|       every run starts at a multiple of KEYS_PER_COPY
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import HeadShape
+from facet.kernels.paged_attention.plan import PagedRows, rows_of_product
 from facet.transfer import arrays_on_device
 
 # The rows of shorter runs are attended to one by one, each split over its keys: as a run, few rows over a long context
 # are a few programs that walk all of it. On an H200, 32 rows over 8192 tokens of E4B global took 535 us unpacked, and
-# 32 single rows of that context 282 us. A kernel that read runs straight from their pages took 979 us, and lost to
+# 32 decoded rows of that context 282 us. A kernel that read runs straight from their pages took 979 us, and lost to
 # unpacking at every number of rows.
 LEAST_RUN = 32
 # More rows of shorter runs than this in one step are runs too: many of those are worked on side by side, while every
-# single row reads its context anew.
+# decoded row reads its context anew.
 MOST_ROWS_OF_SHORT_RUNS = 64
-# Scratch is cut into units of this many keys. A tile of keys is at most as large and divides it.
-KEYS_PER_UNIT = 128
+# Scratch is filled so many keys at a time. A tile of keys is at most as large and divides it.
+KEYS_PER_COPY = 128
+# Rows of a tile of queries, tokens times the query heads that share a key head: as many as the largest product of any
+# kernel has. One whose products have fewer rows takes a tile in turns.
+ROWS_PER_TILE = 128
 SCRATCH_LIMIT = 512 * 2**20
 # Scratch is planned for 16-bit elements. A float32 model, which no one serves on a GPU, takes twice the limit.
 _ELEMENT_SIZE = 2
@@ -49,38 +52,29 @@ class RunPass:
 
     num_keys: int  # places for keys in scratch, of each head
     heads_per_slice: int  # key heads that are in scratch at the same time
-    units: Tensor  # [num_keys / KEYS_PER_UNIT, 3] int32: a row of the run, position of the first key, number of keys
+    copies: Tensor  # [num_keys / KEYS_PER_COPY, 3] int32: a row of the run, position of the first key, number of keys
     tiles: Tensor  # [tiles, 4] int32: first row, number of rows, the run's first place in scratch, that of row 0's key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
+class PrefillPlan:
     """What all layers of a kind share in a step."""
 
+    rows: PagedRows
     passes: tuple[RunPass, ...]
     tokens_per_tile: int  # no tile has more rows than this
 
 
-def rows_of_product(heads: HeadShape) -> int:
-    """Rows of a tile of the plan: tokens times the query heads that share a key head.
-
-    As many as the largest product of any kernel has; one whose products have fewer rows cuts the tiles.
-    """
-    group = heads.num_heads // heads.num_kv_heads
-    return max(128, 1 << (group - 1).bit_length())
-
-
 def plan_runs(
+    rows: PagedRows,
     runs: Sequence[Run],
-    heads: HeadShape,
     *,
-    window: int | None,
-    device: torch.device,
     scratch_limit: int = SCRATCH_LIMIT,
-    rows_per_product: int | None = None,
-) -> RunPlan:
+    rows_per_tile: int = ROWS_PER_TILE,
+) -> PrefillPlan:
     """Sort runs into passes and cut them into tiles."""
-    tokens_per_tile = (rows_per_product or rows_of_product(heads)) * heads.num_kv_heads // heads.num_heads
+    heads, window = rows.heads, rows.window or None
+    tokens_per_tile = rows_of_product(heads, rows_per_tile) * heads.num_kv_heads // heads.num_heads
     head_bytes = 2 * heads.head_dim * _ELEMENT_SIZE
     passes: list[tuple[list[Run], int]] = []
     room = 0
@@ -98,12 +92,13 @@ def plan_runs(
 
     lists = []
     for members, _ in passes:
-        lists += [_units(members, window), _tiles(members, window, tokens_per_tile)]
-    on_device = arrays_on_device(lists, device)
-    return RunPlan(
+        lists += [_copies(members, window), _tiles(members, window, tokens_per_tile)]
+    on_device = arrays_on_device(lists, rows.block_table.device)
+    return PrefillPlan(
+        rows=rows,
         passes=tuple(
-            RunPass(num_keys=len(units) * KEYS_PER_UNIT, heads_per_slice=heads_per_slice, units=units, tiles=tiles)
-            for (_, heads_per_slice), units, tiles in zip(passes, on_device[0::2], on_device[1::2], strict=True)
+            RunPass(num_keys=len(copies) * KEYS_PER_COPY, heads_per_slice=heads_per_slice, copies=copies, tiles=tiles)
+            for (_, heads_per_slice), copies, tiles in zip(passes, on_device[0::2], on_device[1::2], strict=True)
         ),
         tokens_per_tile=tokens_per_tile,
     )
@@ -116,12 +111,12 @@ def max_scratch_bytes(
     num_runs = max_num_batched_tokens // 2
     longest = max_context_len if window is None else min(max_context_len, window - 1 + max_num_batched_tokens)
     if window is None:
-        num_keys = num_runs * (longest + KEYS_PER_UNIT)
+        num_keys = num_runs * (longest + KEYS_PER_COPY)
     else:
         # Rows are shared out among the runs; each brings a window of its own.
-        num_keys = min(num_runs * longest, max_num_batched_tokens + num_runs * window) + num_runs * KEYS_PER_UNIT
+        num_keys = min(num_runs * longest, max_num_batched_tokens + num_runs * window) + num_runs * KEYS_PER_COPY
     key_bytes = 2 * heads.head_dim * element_size
-    one_head = (longest + KEYS_PER_UNIT) * key_bytes
+    one_head = (longest + KEYS_PER_COPY) * key_bytes
     return min(num_keys * heads.num_kv_heads * key_bytes, max(SCRATCH_LIMIT * element_size // _ELEMENT_SIZE, one_head))
 
 
@@ -132,14 +127,14 @@ def _first_position(run: Run, window: int | None) -> int:
 
 def _num_places(run: Run, window: int | None) -> int:
     num_keys = run.context_len - _first_position(run, window)
-    return -(-num_keys // KEYS_PER_UNIT) * KEYS_PER_UNIT
+    return -(-num_keys // KEYS_PER_COPY) * KEYS_PER_COPY
 
 
-def _units(runs: Sequence[Run], window: int | None) -> NDArray[np.int32]:
+def _copies(runs: Sequence[Run], window: int | None) -> NDArray[np.int32]:
     parts = []
     for run in runs:
-        positions = np.arange(_first_position(run, window), run.context_len, KEYS_PER_UNIT)
-        num_keys = np.minimum(run.context_len - positions, KEYS_PER_UNIT)
+        positions = np.arange(_first_position(run, window), run.context_len, KEYS_PER_COPY)
+        num_keys = np.minimum(run.context_len - positions, KEYS_PER_COPY)
         parts.append(np.stack((np.full_like(positions, run.first_row), positions, num_keys), axis=1))
     return np.concatenate(parts).astype(np.int32)
 

@@ -1,14 +1,16 @@
-"""Attention of runs where values are keys: a stored vector serves as both, and is loaded once for both.
+"""Attention of runs over shared vectors that were unpacked: each serves as key and value, and is loaded once for both.
 
-A key is rotate(w * v), and three quarters of its dimensions do not turn: there q . k = (q * w) . v. So only the quarter
-that turns is kept as a key of its own. Vectors lie in scratch with their dimensions in another order,
+A key is rotate(w * v), and three quarters of its dimensions are still: there q . k = (q * w) . v. So only the quarter
+that rotates is kept as a key of its own. Vectors lie in scratch with their dimensions in another order,
 
-    values  | still, HEAD_DIM / 2 | still, HEAD_DIM / 4 | turning, HEAD_DIM / 4 |        turned keys  | HEAD_DIM / 4 |
+    values  | still, HEAD_DIM / 2 | still, HEAD_DIM / 4 | rotating, HEAD_DIM / 4 |        rotated keys  | HEAD_DIM / 4 |
 
 and queries and results are brought into that order and back when a tile of rows begins and ends. A tile of keys moves
-five eighths of what keys and values apart move into shared memory. That matters for heads of 512: their results fill
+five eighths of what separate keys and values move into shared memory. That matters for heads of 512: their results fill
 the registers at 64 rows, and so few rows ask for many keys per operation.
 """
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -16,50 +18,43 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from facet.kernels.paged_attention.cache import KeyRecipe
-from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.prefill.plan import RunPass
-from facet.kernels.paged_attention.prefill.separate import (
-    HIDDEN,
-    LOG2_E,
-    DenseShape,
-    load_tile,
-    mask,
-    visible_tiles,
-)
+from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
+from facet.kernels.paged_attention.prefill.tuning import PrefillTuning
 from facet.kernels.paged_attention.prefill.unpack import Scratch
+from facet.kernels.paged_attention.prefill.visible import HIDDEN, LOG2_E, load_tile, mask_scores, visible_tiles
 
 
 @triton.jit
 def _still_dims(HEAD_DIM: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """Where still dimensions FIRST, FIRST + 1, ... are in a head: those behind the turning ones of either half."""
+    """Where still dimensions FIRST, FIRST + 1, ... are in a head: those behind the rotating ones of either half."""
     order = FIRST + tl.arange(0, COUNT)
     dims = order + HEAD_DIM // 8 + tl.where(order < HEAD_DIM // 8 * 3, 0, HEAD_DIM // 8)
     return tl.max_contiguous(tl.multiple_of(dims, 8), 8)
 
 
 @triton.jit
-def _turning_dims(HEAD_DIM: tl.constexpr):
-    """Where the turning dimensions are in a head: the first of either half."""
+def _rotating_dims(HEAD_DIM: tl.constexpr):
+    """Where the rotating dimensions are in a head: the first of either half."""
     order = tl.arange(0, HEAD_DIM // 4)
     dims = order + tl.where(order < HEAD_DIM // 8, 0, HEAD_DIM // 8 * 3)
     return tl.max_contiguous(tl.multiple_of(dims, 8), 8)
 
 
 @triton.jit
-def _attend_range(
+def _attend_shared_range(
     wide_query,
     narrow_query,
-    turning_query,
+    rotating_query,
     wide_total,
     narrow_total,
-    turning_total,
+    rotating_total,
     greatest,
     weight_sum,
     start,
     end,
     wide_values,
     narrow_values,
-    turned_keys,
+    rotated_keys,
     first_place,
     own_keys,
     scale,
@@ -87,14 +82,14 @@ def _attend_range(
         place = first_place + offset
         wide = load_tile(wide_values, place, 0, HEAD_DIM, BLOCK_N, HALF, USE_TMA)
         narrow = load_tile(narrow_values, place, HALF, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
-        turned = load_tile(turned_keys, place, 0, QUARTER, BLOCK_N, QUARTER, USE_TMA)
+        rotated = load_tile(rotated_keys, place, 0, QUARTER, BLOCK_N, QUARTER, USE_TMA)
         if SPLIT:
             wide_scores = tl.dot(wide_query, tl.trans(wide), input_precision="ieee")
             narrow_scores = tl.dot(narrow_query, tl.trans(narrow), input_precision="ieee")
-            turned_scores = tl.dot(turning_query, tl.trans(turned), input_precision="ieee")
-            scores = wide_scores * scale + (narrow_scores * scale + turned_scores * scale)
+            rotated_scores = tl.dot(rotating_query, tl.trans(rotated), input_precision="ieee")
+            scores = wide_scores * scale + (narrow_scores * scale + rotated_scores * scale)
             if MASKED:
-                scores = mask(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
+                scores = mask_scores(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
             rounded = tl.zeros_like(scores).to(wide.dtype)
             shrink = tl.zeros_like(greatest)
             if num_keys > 0:
@@ -105,40 +100,40 @@ def _attend_range(
                 rounded = weights.to(wide.dtype)
                 greatest = grown
             if num_keys > 1:
-                turning = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
+                rotating = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
                 wide_total = tl.dot(rounded, wide, wide_total * shrink[:, None], input_precision="ieee")
                 narrow_total = tl.dot(rounded, narrow, narrow_total * shrink[:, None], input_precision="ieee")
-                turning_total = tl.dot(rounded, turning, turning_total * shrink[:, None], input_precision="ieee")
+                rotating_total = tl.dot(rounded, rotating, rotating_total * shrink[:, None], input_precision="ieee")
         else:
             scores = tl.dot(wide_query, tl.trans(wide), input_precision="ieee")
             scores = tl.dot(narrow_query, tl.trans(narrow), scores, input_precision="ieee")
-            scores = tl.dot(turning_query, tl.trans(turned), scores, input_precision="ieee")
+            scores = tl.dot(rotating_query, tl.trans(rotated), scores, input_precision="ieee")
             if MASKED:
-                scores = mask(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
+                scores = mask_scores(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
             grown = tl.maximum(greatest, tl.max(scores, axis=1) * scale)
             shrink = tl.exp2(greatest - grown)
             weight_sum = weight_sum * shrink
             wide_total = wide_total * shrink[:, None]
             narrow_total = narrow_total * shrink[:, None]
-            turning_total = turning_total * shrink[:, None]
+            rotating_total = rotating_total * shrink[:, None]
             greatest = grown
             weights = tl.exp2(scores * scale - greatest[:, None])
             weight_sum += tl.sum(weights, axis=1)
             rounded = weights.to(wide.dtype)
-            turning = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
+            rotating = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
             wide_total = tl.dot(rounded, wide, wide_total, input_precision="ieee")
             narrow_total = tl.dot(rounded, narrow, narrow_total, input_precision="ieee")
-            turning_total = tl.dot(rounded, turning, turning_total, input_precision="ieee")
-    return wide_total, narrow_total, turning_total, greatest, weight_sum
+            rotating_total = tl.dot(rounded, rotating, rotating_total, input_precision="ieee")
+    return wide_total, narrow_total, rotating_total, greatest, weight_sum
 
 
 @triton.jit(do_not_specialize=["first_head"])  # one kernel, whichever head a slice starts with
-def _derived_kernel(
+def _shared_kernel(
     queries,
     output,
     wide_values,
     narrow_values,
-    turned_keys,
+    rotated_keys,
     key_weight,
     tiles,
     scale,  # times log2(e)
@@ -149,7 +144,7 @@ def _derived_kernel(
     GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    NUM_PIECES: tl.constexpr,
+    PROGRAMS_PER_TILE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     USE_TMA: tl.constexpr,
@@ -157,16 +152,16 @@ def _derived_kernel(
 ):
     """Some consecutive rows of one run and all query heads of one key head: row m is token m // GROUP.
 
-    The plan's tiles are cut into NUM_PIECES where they are more than BLOCK_M rows.
+    Tiles of the plan that are more than BLOCK_M rows have several programs.
     """
     TOKENS: tl.constexpr = BLOCK_M // GROUP
     program, head = tl.program_id(0), tl.program_id(1)
-    piece = program % NUM_PIECES
-    tile = tiles + (program // NUM_PIECES) * 4
-    first_row = tl.load(tile) + piece * TOKENS
-    num_tokens = tl.minimum(tl.load(tile + 1) - piece * TOKENS, TOKENS)
+    number = program % PROGRAMS_PER_TILE
+    tile = tiles + (program // PROGRAMS_PER_TILE) * 4
+    first_row = tl.load(tile) + number * TOKENS
+    num_tokens = tl.minimum(tl.load(tile + 1) - number * TOKENS, TOKENS)
     first_place = tl.load(tile + 2) + head * num_keys
-    first_own = tl.load(tile + 3) + piece * TOKENS
+    first_own = tl.load(tile + 3) + number * TOKENS
     if num_tokens <= 0:
         return
 
@@ -178,7 +173,7 @@ def _derived_kernel(
     own_keys = first_own + tokens
     wide_dims = _still_dims(HEAD_DIM, 0, HEAD_DIM // 2)[None, :]
     narrow_dims = _still_dims(HEAD_DIM, HEAD_DIM // 2, HEAD_DIM // 4)[None, :]
-    turns = _turning_dims(HEAD_DIM)[None, :]
+    rotates = _rotating_dims(HEAD_DIM)[None, :]
 
     # What has been computed in registers stays there as an operand of a product, and there is no room for it. So the
     # weighted queries go to where the result will be, and come back by a load, into shared memory.
@@ -191,84 +186,92 @@ def _derived_kernel(
     tl.debug_barrier()
     wide_query = tl.load(output + rows + wide_dims, mask=is_row, other=0.0)
     narrow_query = tl.load(output + rows + narrow_dims, mask=is_row, other=0.0)
-    turning_query = tl.load(queries + rows + turns, mask=is_row, other=0.0)
+    rotating_query = tl.load(queries + rows + rotates, mask=is_row, other=0.0)
 
     start, full_start, full_end, end = visible_tiles(first_own, num_tokens, window, HAS_WINDOW, BLOCK_N)
     greatest = tl.full([BLOCK_M], HIDDEN, tl.float32)
     weight_sum = tl.zeros([BLOCK_M], tl.float32)
     wide_total = tl.zeros([BLOCK_M, HEAD_DIM // 2], tl.float32)
     narrow_total = tl.zeros([BLOCK_M, HEAD_DIM // 4], tl.float32)
-    turning_total = tl.zeros([BLOCK_M, HEAD_DIM // 4], tl.float32)
+    rotating_total = tl.zeros([BLOCK_M, HEAD_DIM // 4], tl.float32)
     if HAS_WINDOW:
-        wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
-            wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
-            start, full_start, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window, num_keys,
+        wide_total, narrow_total, rotating_total, greatest, weight_sum = _attend_shared_range(
+            wide_query, narrow_query, rotating_query, wide_total, narrow_total, rotating_total, greatest, weight_sum,
+            start, full_start, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, window, num_keys,
             HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, SPLIT,
         )  # fmt: skip
-    wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
-        wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
-        full_start, full_end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window, num_keys,
+    wide_total, narrow_total, rotating_total, greatest, weight_sum = _attend_shared_range(
+        wide_query, narrow_query, rotating_query, wide_total, narrow_total, rotating_total, greatest, weight_sum,
+        full_start, full_end, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, window, num_keys,
         HAS_WINDOW, False, HEAD_DIM, BLOCK_N, USE_TMA, SPLIT,
     )  # fmt: skip
-    wide_total, narrow_total, turning_total, greatest, weight_sum = _attend_range(
-        wide_query, narrow_query, turning_query, wide_total, narrow_total, turning_total, greatest, weight_sum,
-        full_end, end, wide_values, narrow_values, turned_keys, first_place, own_keys, scale, window, num_keys,
+    wide_total, narrow_total, rotating_total, greatest, weight_sum = _attend_shared_range(
+        wide_query, narrow_query, rotating_query, wide_total, narrow_total, rotating_total, greatest, weight_sum,
+        full_end, end, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, window, num_keys,
         HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, SPLIT,
     )  # fmt: skip
     dtype = output.dtype.element_ty
     tl.debug_barrier()
     tl.store(output + rows + wide_dims, (wide_total / weight_sum[:, None]).to(dtype), mask=is_row)
     tl.store(output + rows + narrow_dims, (narrow_total / weight_sum[:, None]).to(dtype), mask=is_row)
-    tl.store(output + rows + turns, (turning_total / weight_sum[:, None]).to(dtype), mask=is_row)
+    tl.store(output + rows + rotates, (rotating_total / weight_sum[:, None]).to(dtype), mask=is_row)
 
 
-def attend_derived(
-    queries: Tensor,
-    output: Tensor,
-    scratch: Scratch,
-    plan: TritonPlan,
-    run_pass: RunPass,
-    heads: range,
-    scale: float,
-    key_recipe: KeyRecipe,
-    shape: DenseShape,
-) -> object:
-    """`attend_dense` where vectors in scratch are shared. Returns the compiled kernel."""
-    assert scale > 0, "the greatest score is found before scores are scaled"
-    assert shape.num_parts == 1, "a program computes all dimensions of its rows"
-    assert plan.runs is not None, "a plan without runs has nothing to do here"
-    num_heads, head_dim = queries.shape[1:]
-    group = num_heads // plan.heads.num_kv_heads
-    num_pieces = -(-plan.runs.tokens_per_tile // (shape.block_m // group))
-    sources = [
-        TensorDescriptor.from_tensor(vectors.view(-1, vectors.shape[-1]), [shape.block_n, num_dims])
-        if shape.use_tma
-        else vectors
-        for vectors, num_dims in (
-            (scratch.values, head_dim // 2),
-            (scratch.values, head_dim // 4),
-            (scratch.keys, head_dim // 4),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedKernel:
+    """A `PrefillKernel` over shared vectors, a quarter of whose dimensions rotates."""
+
+    tuning: PrefillTuning
+
+    @property
+    def is_shared(self) -> bool:
+        return True
+
+    def attend(
+        self,
+        queries: Tensor,
+        output: Tensor,
+        scratch: Scratch,
+        plan: PrefillPlan,
+        run_pass: RunPass,
+        heads: range,
+        scale: float,
+        key_recipe: KeyRecipe | None,
+    ) -> object:
+        assert scale > 0, "the greatest score is found before scores are scaled"
+        assert key_recipe is not None, "shared vectors need a recipe for their keys"
+        tuning, num_heads, head_dim = self.tuning, *queries.shape[1:]
+        group = num_heads // plan.rows.heads.num_kv_heads
+        programs_per_tile = -(-plan.tokens_per_tile // (tuning.block_m // group))
+        sources = [
+            TensorDescriptor.from_tensor(vectors.view(-1, vectors.shape[-1]), [tuning.block_n, num_dims])
+            if tuning.use_tma
+            else vectors
+            for vectors, num_dims in (
+                (scratch.values, head_dim // 2),
+                (scratch.values, head_dim // 4),
+                (scratch.keys, head_dim // 4),
+            )
+        ]
+        return _shared_kernel[(len(run_pass.tiles) * programs_per_tile, len(heads))](
+            queries,
+            output,
+            *sources,
+            key_recipe.weight,
+            run_pass.tiles,
+            scale * LOG2_E,
+            plan.rows.window,
+            run_pass.num_keys,
+            num_heads,
+            heads.start,
+            GROUP=group,
+            HAS_WINDOW=plan.rows.window > 0,
+            HEAD_DIM=head_dim,
+            PROGRAMS_PER_TILE=programs_per_tile,
+            BLOCK_M=tuning.block_m,
+            BLOCK_N=tuning.block_n,
+            USE_TMA=tuning.use_tma,
+            SPLIT=tuning.split_scores,
+            num_warps=tuning.num_warps,
+            num_stages=tuning.num_stages,
         )
-    ]
-    return _derived_kernel[(len(run_pass.tiles) * num_pieces, len(heads))](
-        queries,
-        output,
-        *sources,
-        key_recipe.weight,
-        run_pass.tiles,
-        scale * LOG2_E,
-        plan.window,
-        run_pass.num_keys,
-        num_heads,
-        heads.start,
-        GROUP=group,
-        HAS_WINDOW=plan.window > 0,
-        HEAD_DIM=head_dim,
-        NUM_PIECES=num_pieces,
-        BLOCK_M=shape.block_m,
-        BLOCK_N=shape.block_n,
-        USE_TMA=shape.use_tma,
-        SPLIT=shape.split_scores,
-        num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
-    )

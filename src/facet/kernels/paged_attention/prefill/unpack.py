@@ -1,7 +1,7 @@
 """Keys and values of runs out of their pages, into memory that lies together.
 
-Bound by memory. Where values are keys, keys are made here, once per layer and token, and rounded as the
-reference does. So is what quantized numbers stand for: the kernels that follow know nothing of scales.
+Bound by memory. Keys of shared vectors are made here, once per layer and token, and rounded as the reference does. So
+is what quantized numbers stand for: the kernels that follow know nothing of scales.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
-from facet.kernels.paged_attention.plans import TritonPlan
-from facet.kernels.paged_attention.prefill.plan import KEYS_PER_UNIT, RunPass
-from facet.kernels.paged_attention.tiles import LEAST_TILE, widened
+from facet.kernels.paged_attention.plan import PagedRows
+from facet.kernels.paged_attention.prefill.plan import KEYS_PER_COPY, RunPass
+from facet.kernels.paged_attention.tiles import widened
 
 _KEYS_PER_PROGRAM = 32
 
@@ -34,11 +34,11 @@ def _unpack_kernel(
     values,
     key_scales,
     value_scales,
-    unpacked_keys,  # [heads of the slice, num_keys, HEAD_DIM; or only what turns]
+    unpacked_keys,  # [heads of the slice, num_keys, HEAD_DIM; or only what rotates]
     unpacked_values,  # [heads of the slice, num_keys, HEAD_DIM]
     block_table,
     seats,
-    units,
+    copies,
     key_weight,
     cos_sin,
     table_stride,
@@ -50,32 +50,31 @@ def _unpack_kernel(
     first_head,
     num_keys,
     HAS_SCALES: tl.constexpr,
-    VALUES_ARE_KEYS: tl.constexpr,
-    SHARED: tl.constexpr,
+    SHARED: tl.constexpr,  # one vector is stored
+    KEEPS_SHARED: tl.constexpr,  # and still dimensions are unpacked once
     NUM_PAIRS: tl.constexpr,
     PAIRS_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     TOKENS_PER_BLOCK: tl.constexpr,
-    KEYS_PER_UNIT: tl.constexpr,
+    KEYS_PER_COPY: tl.constexpr,
     KEYS_PER_PROGRAM: tl.constexpr,
 ):
     """Some places of one head. Those behind a run's last key are filled with zeros: they meet a weight of zero."""
     program, head = tl.program_id(0), tl.program_id(1)
-    unit = units + (program // (KEYS_PER_UNIT // KEYS_PER_PROGRAM)) * 3
-    inside = (program % (KEYS_PER_UNIT // KEYS_PER_PROGRAM)) * KEYS_PER_PROGRAM + tl.arange(0, KEYS_PER_PROGRAM)
-    table_row = tl.load(seats + tl.load(unit)).to(tl.int64)
-    positions = tl.load(unit + 1) + inside
-    is_live = inside < tl.load(unit + 2)
-    blocks = tl.load(block_table + table_row * table_stride + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(
-        tl.int64
-    )
+    copy = copies + (program // (KEYS_PER_COPY // KEYS_PER_PROGRAM)) * 3
+    inside = (program % (KEYS_PER_COPY // KEYS_PER_PROGRAM)) * KEYS_PER_PROGRAM + tl.arange(0, KEYS_PER_PROGRAM)
+    seat = tl.load(seats + tl.load(copy)).to(tl.int64)
+    positions = tl.load(copy + 1) + inside
+    is_live = inside < tl.load(copy + 2)
+    blocks = tl.load(block_table + seat * table_stride + positions // TOKENS_PER_BLOCK, mask=is_live, other=0)
+    blocks = blocks.to(tl.int64)
     sources = blocks * page_stride + (positions % TOKENS_PER_BLOCK) * token_stride + (first_head + head) * HEAD_DIM
     places = head.to(tl.int64) * num_keys + program * KEYS_PER_PROGRAM + tl.arange(0, KEYS_PER_PROGRAM)
     targets = places[:, None] * HEAD_DIM
     dims = tl.arange(0, HEAD_DIM)
     columns = dims
-    if SHARED:
-        # Still dimensions first, turning ones last; pieces are long enough to be stored eight numbers at a time.
+    if KEEPS_SHARED:
+        # Still dimensions first, rotating ones last; stretches are long enough to be stored eight numbers at a time.
         half, order = dims // (HEAD_DIM // 2), dims % (HEAD_DIM // 2)
         columns = tl.where(
             order < NUM_PAIRS,
@@ -97,9 +96,9 @@ def _unpack_kernel(
         values, sources[:, None] + dims[None, :], is_live[:, None], value_scale, HAS_SCALES, dtype
     )  # fmt: skip
     tl.store(unpacked_values + targets + columns[None, :], value)
-    if VALUES_ARE_KEYS:
-        KEY_LEN: tl.constexpr = 2 * NUM_PAIRS if SHARED else HEAD_DIM
-        if not SHARED:
+    if SHARED:
+        KEY_LEN: tl.constexpr = 2 * NUM_PAIRS if KEEPS_SHARED else HEAD_DIM
+        if not KEEPS_SHARED:
             weighted = (value.to(tl.float32) * tl.load(key_weight + dims)[None, :]).to(dtype)
             is_still = (dims % (HEAD_DIM // 2)) >= NUM_PAIRS
             tl.store(unpacked_keys + targets + dims[None, :], weighted, mask=is_still[None, :])
@@ -117,11 +116,11 @@ def _unpack_kernel(
         angles = cos_sin + positions.to(tl.int64)[:, None] * (2 * NUM_PAIRS) + pairs[None, :]
         cos = tl.load(angles, mask=live_pairs, other=0.0).to(tl.float32)
         sin = tl.load(angles + NUM_PAIRS, mask=live_pairs, other=0.0).to(tl.float32)
-        turned_low = (low * cos).to(dtype).to(tl.float32) - (high * sin).to(dtype).to(tl.float32)
-        turned_high = (high * cos).to(dtype).to(tl.float32) + (low * sin).to(dtype).to(tl.float32)
+        rotated_low = (low * cos).to(dtype).to(tl.float32) - (high * sin).to(dtype).to(tl.float32)
+        rotated_high = (high * cos).to(dtype).to(tl.float32) + (low * sin).to(dtype).to(tl.float32)
         low_targets = unpacked_keys + places[:, None] * KEY_LEN + pairs[None, :]
-        tl.store(low_targets, turned_low.to(dtype), mask=is_pair[None, :])
-        tl.store(low_targets + KEY_LEN // 2, turned_high.to(dtype), mask=is_pair[None, :])
+        tl.store(low_targets, rotated_low.to(dtype), mask=is_pair[None, :])
+        tl.store(low_targets + KEY_LEN // 2, rotated_high.to(dtype), mask=is_pair[None, :])
     else:
         key = _load_numbers(
             keys, sources[:, None] + dims[None, :], is_live[:, None], key_scale, HAS_SCALES, dtype
@@ -133,40 +132,39 @@ def _unpack_kernel(
 class Scratch:
     """Keys and values of some key heads of the runs of a pass, side by side in memory."""
 
-    keys: Tensor  # [heads, keys, head_dim]; of shared vectors [heads, keys, dimensions that turn]
-    values: Tensor  # [heads, keys, head_dim]; of shared vectors the dimensions that turn come last
-    is_shared: bool  # where values are keys: the dimensions that do not turn are kept once
+    keys: Tensor  # [heads, keys, head_dim]; of shared vectors [heads, keys, dimensions that rotate]
+    values: Tensor  # [heads, keys, head_dim]; of shared vectors the dimensions that rotate come last
+    is_shared: bool  # still dimensions are kept once
 
 
 def make_scratch(
-    cache: LayerCache, run_pass: RunPass, dtype: torch.dtype, key_recipe: KeyRecipe | None, *, may_share: bool = True
+    cache: LayerCache, run_pass: RunPass, dtype: torch.dtype, key_recipe: KeyRecipe | None, *, is_shared: bool
 ) -> Scratch:
-    """Room for one slice of heads. Vectors are shared where a quarter of a derived key's dimensions turns."""
+    """Room for one slice of heads. A cache of shared vectors may be unpacked either way, another only separately."""
+    assert not is_shared or cache.is_shared, "separate keys and values have nothing to share"
     head_dim = cache.keys.shape[3]
-    num_turning = 2 * key_recipe.cos_sin.shape[-1] if key_recipe is not None else 0
-    is_shared = may_share and cache.values is None and num_turning * 4 == head_dim and num_turning >= LEAST_TILE
+    num_rotated = 2 * key_recipe.cos_sin.shape[-1] if key_recipe is not None else 0
 
     def room(num_dims: int) -> Tensor:
         return torch.empty(run_pass.heads_per_slice, run_pass.num_keys, num_dims, dtype=dtype, device=cache.keys.device)
 
-    return Scratch(keys=room(num_turning if is_shared else head_dim), values=room(head_dim), is_shared=is_shared)
+    return Scratch(keys=room(num_rotated if is_shared else head_dim), values=room(head_dim), is_shared=is_shared)
 
 
 def unpack(
     scratch: Scratch,
     cache: LayerCache,
-    plan: TritonPlan,
+    rows: PagedRows,
     run_pass: RunPass,
     heads: range,
     key_recipe: KeyRecipe | None,
 ) -> None:
     """Fill scratch with these key heads of the runs."""
-    derives = cache.values is None
-    assert not derives or key_recipe is not None, "a cache of single vectors needs a recipe for its keys"
+    assert not cache.is_shared or key_recipe is not None, "shared vectors need a recipe for their keys"
     stored = cache.keys if cache.values is None else cache.values
-    # Read only where values are keys; anything else serves otherwise.
+    # Read only where vectors are shared; anything else serves otherwise.
     weight, cos_sin = (stored, stored) if key_recipe is None else (key_recipe.weight, key_recipe.cos_sin)
-    num_pairs = key_recipe.cos_sin.shape[-1] if derives and key_recipe is not None else 1
+    num_pairs = key_recipe.cos_sin.shape[-1] if cache.is_shared and key_recipe is not None else 1
     key_scales = scratch.keys if cache.key_scales is None else cache.key_scales
     value_scales = key_scales if cache.value_scales is None else cache.value_scales
     _unpack_kernel[(run_pass.num_keys // _KEYS_PER_PROGRAM, len(heads))](
@@ -176,25 +174,25 @@ def unpack(
         value_scales,
         scratch.keys,
         scratch.values,
-        plan.block_table,
-        plan.seats,
-        run_pass.units,
+        rows.block_table,
+        rows.seats,
+        run_pass.copies,
         weight,
         cos_sin,
-        plan.block_table.stride(0),
+        rows.block_table.stride(0),
         cache.keys.stride(0),
         cache.keys.stride(1),
         *key_scales.stride(),
         heads.start,
         run_pass.num_keys,
         HAS_SCALES=cache.key_scales is not None,
-        VALUES_ARE_KEYS=derives,
-        SHARED=scratch.is_shared,
+        SHARED=cache.is_shared,
+        KEEPS_SHARED=scratch.is_shared,
         NUM_PAIRS=num_pairs,
         PAIRS_PAD=triton.next_power_of_2(num_pairs),
         HEAD_DIM=cache.keys.shape[3],
-        TOKENS_PER_BLOCK=plan.tokens_per_block,
-        KEYS_PER_UNIT=KEYS_PER_UNIT,
+        TOKENS_PER_BLOCK=rows.tokens_per_block,
+        KEYS_PER_COPY=KEYS_PER_COPY,
         KEYS_PER_PROGRAM=_KEYS_PER_PROGRAM,
         num_warps=8,
     )

@@ -1,17 +1,19 @@
-"""The Triton kernels against the reference: in Triton's interpreter on small shapes, on a GPU on real ones."""
+"""Rows attended to one by one against the reference: in Triton's interpreter on small shapes, on a GPU on real ones."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from facet.kernels.paged_attention import cases, reference
+from facet.kernels.paged_attention import cases
+from facet.kernels.paged_attention.reference import plan_reference
 
 pytest.importorskip("triton")
-from facet.kernels.paged_attention import gpu as fast
-from facet.kernels.paged_attention.decode import kernel
-from facet.kernels.paged_attention.decode import tuning as tunings
+from facet.kernels.paged_attention.decode.kernel import attend_rows
+from facet.kernels.paged_attention.decode.plan import DecodePlan
+from facet.kernels.paged_attention.decode.readers import SEPARATE, SHARED, Reader
+from facet.kernels.paged_attention.decode.tuning import DecodeTuning, choose_shares
+from facet.kernels.paged_attention.gpu import plan_on_gpu
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -36,7 +38,7 @@ SMALL = (
         sequences=((1, 1), (1, 150), (7, 19), (40, 70)),
     ),
     cases.Case(
-        name="keys from values, one key head for eight",
+        name="shared, one key head for eight",
         num_heads=8,
         num_kv_heads=1,
         head_dim=64,
@@ -46,7 +48,7 @@ SMALL = (
         num_rotated_pairs=8,
     ),
     cases.Case(
-        name="keys from values in six pieces, after a chunk",
+        name="shared, a quarter rotates, after a chunk",
         num_heads=8,
         num_kv_heads=2,
         head_dim=128,
@@ -70,29 +72,19 @@ SMALL = (
 HALF = torch.bfloat16 if ON_GPU else torch.float16
 
 
-def by_reference(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
-    plan = reference.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    return reference.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize("case", [*SMALL, *(cases.CASES if ON_GPU else ())], ids=lambda case: case.name)
 def test_same_as_the_reference(case: cases.Case, dtype: torch.dtype) -> None:
     inputs = case.inputs(dtype, DEVICE)
-    plan = fast.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    got = fast.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
+    got = case.attend(inputs, plan_on_gpu)
     assert got.dtype == dtype
-    case.tolerance(dtype).check(got, by_reference(case, inputs))
+    case.tolerance(dtype).check(got, case.attend(inputs, plan_reference))
 
 
-def single_rows_case(*, window: int | None, num_rotated_pairs: int | None, after_a_chunk: bool) -> cases.Case:
+def rows_case(*, window: int | None, num_rotated_pairs: int | None, after_a_chunk: bool) -> cases.Case:
     chunk = ((32, 50),) if after_a_chunk else ()
     return cases.Case(
-        name="single rows",
+        name="one row each",
         num_heads=6,  # three to a key head: one row of a tile is nobody's
         num_kv_heads=2,
         head_dim=128,
@@ -103,55 +95,55 @@ def single_rows_case(*, window: int | None, num_rotated_pairs: int | None, after
     )
 
 
+def decode_plan(case: cases.Case, inputs: cases.AttentionInputs) -> DecodePlan:
+    """As for a captured graph: planned for long contexts."""
+    rows = replace(inputs.rows, host_context_lens=(100_000,) * len(case.sequences))
+    plan = case.plan(replace(inputs, rows=rows), plan_on_gpu).decode
+    assert plan is not None
+    return plan
+
+
 @pytest.mark.parametrize(
-    ("num_splits", "least_keys", "six_pieces", "after_a_chunk", "last_merges"),
+    ("num_splits", "least_keys", "reader_of_shared", "after_a_chunk", "last_merges"),
     [
-        (1, 16, True, False, True),
-        (4, 32, False, False, True),
-        (6, 16, True, True, False),
-        (6, 16, True, True, True),
+        (1, 16, SHARED, False, True),
+        (4, 32, SEPARATE, False, True),
+        (6, 16, SHARED, True, False),
+        (6, 16, SHARED, True, True),
     ],
 )
 @pytest.mark.parametrize(
-    ("window", "num_rotated_pairs"), [(None, None), (None, 16), (41, None)], ids=["global", "derived keys", "sliding"]
+    ("window", "num_rotated_pairs"), [(None, None), (None, 16), (41, None)], ids=["global", "shared", "sliding"]
 )
-def test_single_rows_in_shares(
+def test_rows_in_shares(
     window: int | None,
     num_rotated_pairs: int | None,
     num_splits: int,
     least_keys: int,
-    six_pieces: bool,
+    reader_of_shared: Reader,
     after_a_chunk: bool,
     last_merges: bool,
 ) -> None:
     """As a captured graph runs them: planned for long contexts, run on short ones, some shares empty."""
-    case = single_rows_case(window=window, num_rotated_pairs=num_rotated_pairs, after_a_chunk=after_a_chunk)
+    case = rows_case(window=window, num_rotated_pairs=num_rotated_pairs, after_a_chunk=after_a_chunk)
     inputs = case.inputs(HALF, DEVICE)
-    tuning = tunings.Tuning(
+    tuning = DecodeTuning(
         keys_per_tile=16,
         least_keys=least_keys,
         num_splits=num_splits,
         num_warps=4,
         num_stages=3,
-        six_pieces=six_pieces and num_rotated_pairs is not None,
-        keys_first=False,
-        settles=False,
         last_merges=last_merges,
         exits_early=num_splits == 4,
     )
-    plan = fast.plan_attention(
-        replace(inputs.rows, host_context_lens=(100_000,) * len(case.sequences)),
-        inputs.block_table,
-        case.heads,
-        window=window,
-        tokens_per_block=case.tokens_per_block,
-    )
-    assert (plan.single_rows is not None) == after_a_chunk
-    expected = by_reference(case, inputs)
+    reader = SEPARATE if num_rotated_pairs is None else reader_of_shared
+    plan = decode_plan(case, inputs)
+    assert (plan.row_map is not None) == after_a_chunk
+    expected = case.attend(inputs, plan_reference)
     num_chunk_rows = 32 if after_a_chunk else 0
     for _layer in range(2 if last_merges and num_splits > 1 else 1):
         got = torch.full_like(inputs.queries, float("nan"))
-        kernel.attend_single_rows(inputs.queries, got, inputs.cache, plan, 1.0, inputs.key_recipe, tuning)
+        attend_rows(inputs.queries, got, inputs.cache, plan, 1.0, inputs.key_recipe, reader, tuning)
         assert got[:num_chunk_rows].isnan().all()
         case.tolerance(HALF).check(got[num_chunk_rows:], expected[num_chunk_rows:])
         assert not plan.arrivals.any(), "the next layer starts to count where this one stopped"
@@ -160,7 +152,7 @@ def test_single_rows_in_shares(
 @pytest.mark.parametrize("num_rotated_pairs", [None, 16])
 def test_padded_rows_change_nothing(num_rotated_pairs: int | None) -> None:
     """Rows that fill a captured graph up have position 0 and a page of their own, which holds what they wrote."""
-    case = single_rows_case(window=None, num_rotated_pairs=num_rotated_pairs, after_a_chunk=False)
+    case = rows_case(window=None, num_rotated_pairs=num_rotated_pairs, after_a_chunk=False)
     inputs = case.inputs(torch.float32, DEVICE)
     block_table = torch.cat((inputs.block_table, torch.zeros_like(inputs.block_table[:1])))  # page 0 is nobody's
     for stored in (inputs.cache.keys, inputs.cache.values):
@@ -174,10 +166,9 @@ def test_padded_rows_change_nothing(num_rotated_pairs: int | None) -> None:
         host_query_lens=(1,) * (num_rows + num_padded),
         host_context_lens=(1000,) * (num_rows + num_padded),
     )
-    plan = fast.plan_attention(padded, block_table, case.heads, window=None, tokens_per_block=case.tokens_per_block)
     queries = torch.cat((inputs.queries, inputs.queries[:num_padded]))
-    got = fast.paged_attention(queries, inputs.cache, plan, scale=1.0, key_recipe=inputs.key_recipe)
-    case.tolerance(torch.float32).check(got[:num_rows], by_reference(case, inputs))
+    got = case.attend(replace(inputs, rows=padded, block_table=block_table, queries=queries), plan_on_gpu)
+    case.tolerance(torch.float32).check(got[:num_rows], case.attend(inputs, plan_reference))
 
 
 @pytest.mark.parametrize(
@@ -188,13 +179,9 @@ def test_many_rows_keep_short_contexts_whole(
     window: int | None, fitting: int, most_shares: int, whole_up_to: int
 ) -> None:
     """Planned for the longest context there may be: the least keys of a share decide what becomes of a short one."""
-    case = single_rows_case(window=window, num_rotated_pairs=None, after_a_chunk=False)
+    case = rows_case(window=window, num_rotated_pairs=None, after_a_chunk=False)
     inputs = case.inputs(torch.float32, DEVICE)
-    rows = replace(inputs.rows, host_context_lens=(100_000,) * len(case.sequences))
-    plan = fast.plan_attention(
-        rows, inputs.block_table, case.heads, window=window, tokens_per_block=case.tokens_per_block
-    )
-    least_keys, num_splits = tunings.choose_shares(plan, fitting)
+    least_keys, num_splits = choose_shares(decode_plan(case, inputs), fitting)
     assert num_splits == most_shares
     assert num_splits == 1 or whole_up_to // least_keys == 1
     assert num_splits == 1 or (whole_up_to + 1) // least_keys == 2

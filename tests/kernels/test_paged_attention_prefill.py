@@ -7,24 +7,25 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from facet.kernels.paged_attention import HeadShape, cases, reference
+from facet.kernels.paged_attention import HeadShape, cases
+from facet.kernels.paged_attention.plan import PagedRows
 from facet.kernels.paged_attention.prefill.plan import (
-    KEYS_PER_UNIT,
+    KEYS_PER_COPY,
     LEAST_RUN,
     SCRATCH_LIMIT,
+    PrefillPlan,
     Run,
-    RunPlan,
     max_scratch_bytes,
     plan_runs,
 )
+from facet.kernels.paged_attention.reference import plan_reference
 from facet.kernels.rotary import apply_rotary
 
 pytest.importorskip("triton")
-from facet.kernels.paged_attention import gpu as fast
-from facet.kernels.paged_attention.prefill.runs import attend_pass
-from facet.kernels.paged_attention.prefill.separate import DenseShape
+from facet.kernels.paged_attention.gpu import choose_prefill_kernel, plan_on_gpu
+from facet.kernels.paged_attention.prefill.runs import attend_runs
+from facet.kernels.paged_attention.prefill.tuning import PrefillTuning
 from facet.kernels.paged_attention.prefill.unpack import make_scratch, unpack
 
 ON_GPU = torch.cuda.is_available()
@@ -32,7 +33,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 # Triton's interpreter multiplies bfloat16 matrices wrongly, so there float16 stands for the half types.
 HALF = torch.bfloat16 if ON_GPU else torch.float16
 
-SMALL_TILES = DenseShape(block_m=32, block_n=16, num_warps=4, num_stages=1, use_tma=False)
+SMALL_TILES = PrefillTuning(block_m=32, block_n=16, num_warps=4, num_stages=1, use_tma=False)
 PLAIN_CASE = cases.Case(
     name="global, two runs",
     num_heads=4,
@@ -57,53 +58,41 @@ CASES = (
     case("window narrower than a tile", 2, 5, sequences=((25, 130), (20, 20))),
     case("window of one", 2, 1, sequences=((20, 40),)),
     case("window longer than the context", 2, 1000, sequences=((20, 40),)),
-    case("keys from values", 4, None, num_rotated_pairs=8, sequences=((13, 140), (1, 9), (10, 10))),
-    case("keys from values, every pair turns, a window", 2, 30, num_rotated_pairs=32, sequences=((20, 70),)),
+    case("shared", 4, None, num_rotated_pairs=8, sequences=((13, 140), (1, 9), (10, 10))),
+    case("shared, every pair rotates, a window", 2, 30, num_rotated_pairs=32, sequences=((20, 70),)),
 )
 
 
-def planned(case: cases.Case, inputs: cases.AttentionInputs, rows_per_product: int, scratch_limit: int) -> RunPlan:
+def planned(case: cases.Case, inputs: cases.AttentionInputs, rows_per_tile: int, scratch_limit: int) -> PrefillPlan:
     """Runs of several rows, however few."""
     runs, first_row = [], 0
     for num_rows, context_len in case.sequences:
         if num_rows > 1:
             runs.append(Run(first_row=first_row, num_rows=num_rows, context_len=context_len))
         first_row += num_rows
-    return plan_runs(
-        runs,
-        case.heads,
-        window=case.window,
-        device=inputs.block_table.device,
-        scratch_limit=scratch_limit,
-        rows_per_product=rows_per_product,
-    )
-
-
-def expected_rows(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
-    plan = reference.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    return reference.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
+    rows = case.plan(inputs, PagedRows.of)
+    return plan_runs(rows, runs, scratch_limit=scratch_limit, rows_per_tile=rows_per_tile)
 
 
 def check(
-    case: cases.Case, dtype: torch.dtype, shape: DenseShape, *, scratch_limit: int = SCRATCH_LIMIT, num_tiles: int = 1
-) -> RunPlan:
+    case: cases.Case,
+    dtype: torch.dtype,
+    tuning: PrefillTuning,
+    *,
+    scratch_limit: int = SCRATCH_LIMIT,
+    num_tiles: int = 1,
+) -> PrefillPlan:
     """The rows of runs are right, and no other row is written."""
     inputs = case.inputs(dtype, DEVICE)
-    plan = fast.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    runs = planned(case, inputs, shape.block_m * num_tiles, scratch_limit)
-    plan = replace(plan, runs=runs)
+    plan = planned(case, inputs, tuning.block_m * num_tiles, scratch_limit)
+    kernel = replace(choose_prefill_kernel(inputs.queries, inputs.cache, inputs.key_recipe), tuning=tuning)
     output = torch.full_like(inputs.queries, float("nan"))
-    for run_pass in runs.passes:
-        attend_pass(inputs.queries, output, inputs.cache, plan, run_pass, case.scale, inputs.key_recipe, shape)
+    attend_runs(inputs.queries, output, inputs.cache, plan, case.scale, inputs.key_recipe, kernel)
     lens = torch.tensor([num_rows for num_rows, _ in case.sequences], device=DEVICE)
     in_run = torch.repeat_interleave(lens > 1, lens)
     assert output[~in_run].isnan().all()
-    case.tolerance(dtype).check(output[in_run], expected_rows(case, inputs)[in_run])
-    return runs
+    case.tolerance(dtype).check(output[in_run], case.attend(inputs, plan_reference)[in_run])
+    return plan
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -123,8 +112,8 @@ def test_same_as_the_reference(case: cases.Case) -> None:
 )
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda case: case.name)
 def test_however_it_is_scheduled(case: cases.Case, changes: dict[str, int]) -> None:
-    shape = DenseShape(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=False)
-    check(case, HALF, replace(shape, **changes))  # type: ignore[arg-type]
+    tuning = PrefillTuning(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=False)
+    check(case, HALF, replace(tuning, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -139,9 +128,9 @@ def test_however_it_is_scheduled(case: cases.Case, changes: dict[str, int]) -> N
     ids=str,
 )
 @pytest.mark.parametrize("window", [None, 40])
-def test_however_keys_from_values_are_scheduled(window: int | None, changes: dict[str, int]) -> None:
-    shape = DenseShape(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=False)
-    check(replace(CASES[8], window=window), HALF, replace(shape, **changes))  # type: ignore[arg-type]
+def test_however_shared_vectors_are_scheduled(window: int | None, changes: dict[str, int]) -> None:
+    tuning = PrefillTuning(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=False)
+    check(replace(CASES[8], window=window), HALF, replace(tuning, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(not ON_GPU, reason="these shapes take minutes in the interpreter")
@@ -149,30 +138,26 @@ def test_however_keys_from_values_are_scheduled(window: int | None, changes: dic
 @pytest.mark.parametrize("case_index", [4, 5])
 def test_split_scores_on_real_shapes(case_index: int, use_tma: bool) -> None:
     case = replace(cases.CASES[case_index], sequences=((300, 1500), (1, 9), (200, 200)))
-    shape = DenseShape(block_m=64, block_n=64, num_warps=8, num_stages=2, use_tma=use_tma, split_scores=True)
-    check(case, torch.bfloat16, shape)
+    tuning = PrefillTuning(block_m=64, block_n=64, num_warps=8, num_stages=2, use_tma=use_tma, split_scores=True)
+    check(case, torch.bfloat16, tuning)
 
 
-@pytest.mark.parametrize("may_share", [True, False])
-def test_unpacked_vectors_are_those_of_the_pages(may_share: bool) -> None:
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_unpacked_vectors_are_those_of_the_pages(is_shared: bool) -> None:
     """Exactly: keys are rounded where the reference rounds, and what no key fills is zero.
 
     On a GPU a multiplication and an addition may become one operation, which spares one product its rounding. That
-    moves a turned key by a rounding step of the numbers of its pair at most.
+    moves a rotated key by a rounding step of the numbers of its pair at most.
     """
     case = CASES[8]
     inputs = case.inputs(HALF, DEVICE)
     assert inputs.key_recipe is not None
-    plan = fast.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=None, tokens_per_block=case.tokens_per_block
-    )
-    plan = replace(plan, runs=planned(case, inputs, 64, SCRATCH_LIMIT))
-    assert plan.runs is not None
-    (run_pass,) = plan.runs.passes
-    scratch = make_scratch(inputs.cache, run_pass, HALF, inputs.key_recipe, may_share=may_share)
-    unpack(scratch, inputs.cache, plan, run_pass, range(2), inputs.key_recipe)
-    turning = [*range(8), *range(32, 40)]
-    still = [dim for dim in range(64) if dim not in turning]
+    plan = planned(case, inputs, 64, SCRATCH_LIMIT)
+    (run_pass,) = plan.passes
+    scratch = make_scratch(inputs.cache, run_pass, HALF, inputs.key_recipe, is_shared=is_shared)
+    unpack(scratch, inputs.cache, plan.rows, run_pass, range(2), inputs.key_recipe)
+    rotated = [*range(8), *range(32, 40)]
+    still = [dim for dim in range(64) if dim not in rotated]
     first = 0
     for values in (inputs.values[0], inputs.values[2]):
         places = slice(first, first + len(values))
@@ -181,14 +166,14 @@ def test_unpacked_vectors_are_those_of_the_pages(may_share: bool) -> None:
         pair_sizes = weighted.float().abs() + weighted.float().abs().roll(32, -1)
         allowed = pair_sizes * (torch.finfo(HALF).eps if ON_GPU else 0.0)
         key_dims, value_dims = (
-            (turning, still + turning) if may_share else (sorted(still + turning), sorted(still + turning))
+            (rotated, still + rotated) if is_shared else (sorted(still + rotated), sorted(still + rotated))
         )
         key_errors = scratch.keys[:, places].float() - keys[..., key_dims].float().transpose(0, 1)
         assert (key_errors.abs() <= allowed[..., key_dims].transpose(0, 1)).all()
         assert torch.equal(scratch.values[:, places], values[..., value_dims].transpose(0, 1))
         for found in (scratch.keys, scratch.values):
             first_dead = places.stop
-            last_dead = -(-first_dead // KEYS_PER_UNIT) * KEYS_PER_UNIT
+            last_dead = -(-first_dead // KEYS_PER_COPY) * KEYS_PER_COPY
             assert not found[:, first_dead:last_dead].any()
         first = last_dead
 
@@ -199,42 +184,41 @@ def test_tiles_of_the_plan_may_be_larger_than_those_of_the_kernel() -> None:
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[8]], ids=lambda case: case.name)
 def test_heads_in_slices_and_runs_in_passes_where_scratch_is_small(case: cases.Case) -> None:
-    """One unit of keys of one head takes 32 KiB: a run of 140 keys takes 2 of them for each of its 2 heads."""
-    runs = check(case, torch.float32, SMALL_TILES, scratch_limit=2**16)
-    assert sorted(run_pass.heads_per_slice for run_pass in runs.passes) == [1, 2]
+    """One copy of keys of one head takes 32 KiB: a run of 140 keys takes 2 of them for each of its 2 heads."""
+    plan = check(case, torch.float32, SMALL_TILES, scratch_limit=2**16)
+    assert sorted(run_pass.heads_per_slice for run_pass in plan.passes) == [1, 2]
 
 
 def test_a_head_that_is_too_much_for_scratch_is_taken_alone() -> None:
-    runs = check(replace(PLAIN_CASE, sequences=((18, 140),)), torch.float32, SMALL_TILES, scratch_limit=2**15)
-    assert [(run_pass.heads_per_slice, run_pass.num_keys) for run_pass in runs.passes] == [(1, 2 * KEYS_PER_UNIT)]
+    plan = check(replace(PLAIN_CASE, sequences=((18, 140),)), torch.float32, SMALL_TILES, scratch_limit=2**15)
+    assert [(run_pass.heads_per_slice, run_pass.num_keys) for run_pass in plan.passes] == [(1, 2 * KEYS_PER_COPY)]
 
 
-def test_short_runs_are_single_rows_beside_others() -> None:
+def test_rows_of_short_runs_are_decoded_beside_others() -> None:
     """Through the door that layers use."""
     case = replace(PLAIN_CASE, sequences=((1, 5), (LEAST_RUN, 200), (9, 20), (1, 30), (40, 40), (LEAST_RUN - 1, 90)))
     inputs = case.inputs(HALF, DEVICE)
-    plan = fast.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    assert plan.single_rows is not None
-    assert plan.single_rows.tolist() == [0, *range(33, 43), *range(83, 114)]
-    assert (plan.num_single, len(plan.arrivals), plan.longest_single) == (42, 42, 90)
-    assert plan.runs is not None
-    assert [run_pass.num_keys for run_pass in plan.runs.passes] == [3 * KEYS_PER_UNIT]
-    output = fast.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale)
-    case.tolerance(HALF).check(output, expected_rows(case, inputs))
+    plan = case.plan(inputs, plan_on_gpu)
+    assert plan.decode is not None
+    assert plan.decode.row_map is not None
+    assert plan.decode.row_map.tolist() == [0, *range(33, 43), *range(83, 114)]
+    assert (plan.decode.num_rows, len(plan.decode.arrivals), plan.decode.most_keys) == (42, 42, 90)
+    assert plan.prefill is not None
+    assert [run_pass.num_keys for run_pass in plan.prefill.passes] == [3 * KEYS_PER_COPY]
+    output = plan.run(inputs.queries, inputs.cache, scale=case.scale)
+    case.tolerance(HALF).check(output, case.attend(inputs, plan_reference))
 
 
 @pytest.mark.parametrize("window", [None, 10])
 def test_short_runs_alone_need_no_map(window: int | None) -> None:
     case = replace(PLAIN_CASE, window=window, sequences=((9, 20), (1, 30), (2, 2)))
     inputs = case.inputs(torch.float32, DEVICE)
-    plan = fast.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=window, tokens_per_block=case.tokens_per_block
-    )
-    assert (plan.single_rows, plan.runs, plan.num_single, plan.longest_single) == (None, None, 12, window or 30)
-    output = fast.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale)
-    case.tolerance(torch.float32).check(output, expected_rows(case, inputs))
+    plan = case.plan(inputs, plan_on_gpu)
+    assert plan.prefill is None
+    assert plan.decode is not None
+    assert (plan.decode.row_map, plan.decode.num_rows, plan.decode.most_keys) == (None, 12, window or 30)
+    output = plan.run(inputs.queries, inputs.cache, scale=case.scale)
+    case.tolerance(torch.float32).check(output, case.attend(inputs, plan_reference))
 
 
 def test_scratch_of_any_plan_is_within_what_is_accounted_for() -> None:
@@ -258,7 +242,11 @@ def test_scratch_of_a_head_beyond_the_limit_is_accounted_for() -> None:
 
 
 def most_taken(runs: list[Run], heads: HeadShape, window: int | None, limit: int) -> int:
-    plan = plan_runs(runs, heads, window=window, device=torch.device("cpu"), scratch_limit=limit)
+    nobody = torch.zeros(1, dtype=torch.int32)
+    rows = PagedRows(
+        heads=heads, positions=nobody, seats=nobody, block_table=nobody, window=window or 0, tokens_per_block=16
+    )
+    plan = plan_runs(rows, runs, scratch_limit=limit)
     return max(2 * part.heads_per_slice * part.num_keys * heads.head_dim * 2 for part in plan.passes)
 
 
@@ -276,8 +264,8 @@ REAL_CASES = (
     replace(cases.CASES[1], name="E4B global, real tiles", sequences=((300, 300), (1, 700), (200, 2000))),
     replace(cases.CASES[2], name="E2B sliding, real tiles", window=512, sequences=((700, 1300), (140, 140))),
     replace(cases.CASES[3], name="31B sliding, real tiles", sequences=((700, 2300), (140, 140))),
-    replace(cases.CASES[4], name="31B global, keys from values, real tiles", sequences=((300, 1500), (1, 9))),
-    replace(cases.CASES[5], name="12B global, keys from values, real tiles", sequences=((130, 1000),)),
+    replace(cases.CASES[4], name="31B global, shared, real tiles", sequences=((300, 1500), (1, 9))),
+    replace(cases.CASES[5], name="12B global, shared, real tiles", sequences=((130, 1000),)),
     replace(cases.CASES[6], name="27B global, heads of 128, real tiles", sequences=((400, 900), (1, 84))),
 )
 
@@ -287,8 +275,5 @@ REAL_CASES = (
 @pytest.mark.parametrize("case", [*cases.CASES, *REAL_CASES], ids=lambda case: case.name)
 def test_real_shapes(case: cases.Case, dtype: torch.dtype) -> None:
     inputs = case.inputs(dtype, DEVICE)
-    plan = fast.plan_attention(
-        inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
-    )
-    output = fast.paged_attention(inputs.queries, inputs.cache, plan, scale=case.scale, key_recipe=inputs.key_recipe)
-    case.tolerance(dtype).check(output, expected_rows(case, inputs))
+    output = case.attend(inputs, plan_on_gpu)
+    case.tolerance(dtype).check(output, case.attend(inputs, plan_reference))

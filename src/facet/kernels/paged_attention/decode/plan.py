@@ -1,0 +1,37 @@
+"""Which rows of a step are decoded: attended to one by one, each split over its keys."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from facet.kernels.paged_attention.plan import PagedRows
+from facet.transfer import arrays_on_device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodePlan:
+    """What all layers of a kind share in a step."""
+
+    rows: PagedRows
+    num_rows: int  # that are decoded
+    row_map: Tensor | None  # [num_rows] int32: which ones; None: the first ones
+    most_keys: int  # that one of them sees
+    arrivals: Tensor  # [num_rows, num_kv_heads] int32, zero between layers: shares of a row that are done
+
+
+def plan_decode(rows: PagedRows, decoded: NDArray[np.int32], *, longest_context: int) -> DecodePlan:
+    """`decoded`: the rows, ascending."""
+    device = rows.block_table.device
+    row_map = None
+    if decoded[-1] != len(decoded) - 1:
+        (row_map,) = arrays_on_device((decoded,), device)
+    return DecodePlan(
+        rows=rows,
+        num_rows=len(decoded),
+        row_map=row_map,
+        most_keys=min(longest_context, rows.window) if rows.window else longest_context,
+        arrivals=torch.zeros(len(decoded), rows.heads.num_kv_heads, dtype=torch.int32, device=device),
+    )

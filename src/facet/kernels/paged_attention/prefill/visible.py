@@ -1,0 +1,53 @@
+"""What the prefill kernels share: loading a tile of unpacked keys, and which tiles are visible to whom.
+
+Most tiles of keys are visible to every row of a tile of queries: only those on the edges of what is visible are masked.
+
+    keys      |left edge: a window begins | visible to every row | diagonal: own keys |
+
+Scores are kept in base 2.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2_E = 1.4426950408889634
+# Far below any score, and finite: what a row gathers before its first visible key is scaled to nothing by that key.
+HIDDEN = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def load_tile(
+    source, row, column, ROW_LEN: tl.constexpr, BLOCK_N: tl.constexpr, DIMS: tl.constexpr, USE_TMA: tl.constexpr
+):
+    """[BLOCK_N, DIMS]; scratch is whole tiles, so nothing is masked."""
+    if USE_TMA:
+        tile = source.load([row, column])
+    else:
+        rows, dims = tl.arange(0, BLOCK_N), tl.arange(0, DIMS)
+        tile = tl.load(source + row.to(tl.int64) * ROW_LEN + column + rows[:, None] * ROW_LEN + dims[None, :])
+    return tile
+
+
+@triton.jit
+def visible_tiles(first_own, num_tokens, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(start, full_start, full_end, end): keys [start, end) are visible to some row, those between to every one.
+
+    All but `end` are multiples of BLOCK_N. The first row sees the keys of its window up to its own, first_own.
+    """
+    end = first_own + num_tokens
+    start = first_own * 0
+    full_start = first_own * 0
+    if HAS_WINDOW:
+        start = tl.maximum(first_own - window + 1, 0) // BLOCK_N * BLOCK_N
+        full_start = tl.maximum(tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N, start)
+    full_end = tl.maximum((first_own + 1) // BLOCK_N * BLOCK_N, full_start)
+    return start, full_start, full_end, end
+
+
+@triton.jit
+def mask_scores(scores, offset, own_keys, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    places = offset + tl.arange(0, BLOCK_N)
+    is_visible = places[None, :] <= own_keys[:, None]
+    if HAS_WINDOW:
+        is_visible = is_visible & (places[None, :] > own_keys[:, None] - window)
+    return tl.where(is_visible, scores, HIDDEN)
