@@ -30,6 +30,6 @@ def facet_tokenizer(tokenizer_folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def template(tokenizer_folder: Path, facet_tokenizer: Tokenizer) -> ChatTemplate:
-    template = ChatTemplate.from_folder(tokenizer_folder, special_tokens=facet_tokenizer.special_tokens)
+    template = ChatTemplate.from_folder(tokenizer_folder, facet_tokenizer)
     assert template is not None
     return template

@@ -14,6 +14,7 @@ from facet.chat.messages import normalize_messages
 from facet.chat.template import ChatTemplate
 from facet.chat.tool_choice import normalize_tools, template_variables
 from facet.tokens import Tokenizer
+from facet.tokens.prompt_text import PromptText
 from tests.chat.replies import make_parser, read_reply
 from tools.bundled_model.dialogues import words
 from tools.bundled_model.dialogues.calling import no_tool_fits, one_call, several_calls
@@ -41,7 +42,7 @@ def samples(kind: str) -> list[Dialogue]:
     return [make(drawn) for _ in range(num)]
 
 
-def server_prompt(template: ChatTemplate, dialogue: Dialogue, num_turns: int) -> str:
+def server_prompt(template: ChatTemplate, dialogue: Dialogue, num_turns: int) -> PromptText:
     """The prompt Facet's server makes for the reply that is turn number `num_turns`."""
     return template.render(
         normalize_messages(dialogue.messages(num_turns)),
@@ -68,8 +69,8 @@ def test_examples_are_prompts_of_the_server_and_replies_of_the_model(
         position = 0
         for index, turn_index in enumerate(turns):
             prompt = server_prompt(template, dialogue, turn_index)
-            assert "".join(piece.text for piece in pieces[: 2 * index + 1]) == prompt
-            prompt_ids = facet_tokenizer.encode(prompt, add_special_tokens=False)
+            assert "".join(piece.text for piece in pieces[: 2 * index + 1]) == prompt.text
+            prompt_ids = facet_tokenizer.encode_prompt(prompt)
             reply_ids = facet_tokenizer.encode(pieces[2 * index + 1].text, add_special_tokens=False)
             position = len(prompt_ids) + len(reply_ids)
             assert list(example.token_ids[:position]) == prompt_ids + reply_ids

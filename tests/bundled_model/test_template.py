@@ -60,14 +60,14 @@ def test_both_templates_write_the_same(
                 tools=tools,
                 add_generation_prompt=adds_prompt,
                 variables={"enable_thinking": thinks},
-            )
+            ).text
             for one in (template, other_template)
         )
         assert ours == theirs
 
 
 def test_a_declaration_with_everything(template: ChatTemplate) -> None:
-    assert RICH_DECLARATION in template.render([user("Hi")], tools=[RICH_TOOL])
+    assert RICH_DECLARATION in template.render([user("Hi")], tools=[RICH_TOOL]).text
 
 
 @pytest.mark.parametrize(

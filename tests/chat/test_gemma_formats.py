@@ -229,7 +229,7 @@ def test_reads_as_written_out_and_as_transformers_renders_it(
     arguments: dict[str, Any],
     expected: str,
 ) -> None:
-    text = ChatTemplate(source, special_tokens=SPECIAL_TOKENS).render(messages, **arguments)
+    text = ChatTemplate(source, special_tokens=SPECIAL_TOKENS).render(messages, **arguments).text
     assert text == "<bos>" + expected
     assert text == oracle.apply_chat_template(
         messages,
@@ -243,9 +243,9 @@ def test_reads_as_written_out_and_as_transformers_renders_it(
 
 def test_large_models_open_a_reply_without_thinking_with_an_empty_thought() -> None:
     large = ChatTemplate(GEMMA4_LARGE, special_tokens=SPECIAL_TOKENS)
-    assert large.render([user("hi")]).endswith("<|turn>model\n<|channel>thought\n<channel|>")
-    assert large.render([user("hi")], variables=THINKING).endswith("<|turn>model\n")
-    assert large.render([user("hi"), CALLS_PARIS, RESULT]).endswith(RESPONSE)
+    assert large.render([user("hi")]).text.endswith("<|turn>model\n<|channel>thought\n<channel|>")
+    assert large.render([user("hi")], variables=THINKING).text.endswith("<|turn>model\n")
+    assert large.render([user("hi"), CALLS_PARIS, RESULT]).text.endswith(RESPONSE)
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_replayed_call_reads_as_the_model_wrote_it() -> None:
     """The same numbers make the same tokens, so the conversation so far is found in the prefix cache."""
     template = ChatTemplate((Path(__file__).parent / "gemma4_like.jinja").read_text(encoding="utf-8"))
     messages = normalize_messages([USER, calls(call('{"a": 1.50, "b": 1e3, "c": -0.0, "d": 12345678901234567890}'))])
-    assert "call:f{a:1.50,b:1e3,c:-0.0,d:12345678901234567890}" in template.render(messages)
+    assert "call:f{a:1.50,b:1e3,c:-0.0,d:12345678901234567890}" in template.render(messages).text
     assert json.loads(json.dumps(messages))[1]["tool_calls"][0]["function"]["arguments"]["a"] == 1.5
 
 

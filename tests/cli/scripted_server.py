@@ -63,7 +63,9 @@ def scripted_server(
             max_model_len=4096,
             eos_token_ids=(1, END),
             tokenizer=tokenizer,
-            template=ChatTemplate(TEMPLATE, special_tokens=tokenizer.special_tokens),
+            template=ChatTemplate(
+                TEMPLATE, special_tokens=tokenizer.special_tokens, control_texts=tokenizer.control_tokens.id_of
+            ),
         ),
     )
     with running(make_app(config, engine, model)) as server:

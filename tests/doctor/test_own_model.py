@@ -20,7 +20,7 @@ def test_it_has_every_part(tmp_path: Path) -> None:
     assert ReplyMarkers.find(tokenizer) is not None
     text = "Grüße aus Paris, 20 °C"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
-    template = ChatTemplate.from_folder(tmp_path, special_tokens=tokenizer.special_tokens)
+    template = ChatTemplate.from_folder(tmp_path, tokenizer)
     assert template is not None
     rendered = template.render([{"role": "user", "content": "Hello"}])
-    assert tokenizer.encode(rendered, add_special_tokens=False)[0] == tokenizer.bos_id
+    assert tokenizer.encode_prompt(rendered)[0] == tokenizer.bos_id

@@ -149,7 +149,8 @@ def test_a_sound_engine_has_none(chatty_folder: Path) -> None:
     by_name = {finding.check: finding for finding in report.findings}
     assert by_name["8 in flight"].deviation is not None
     assert by_name["8 in flight"].deviation < 1e-4
-    for check in ("chat with tools", "chats parsed", "replies parsed", "fast prefill", "prefix cache"):
+    passed = ("injected control tokens", "chat with tools", "chats parsed", "replies parsed", "prefix cache")
+    for check in (*passed, "fast prefill"):
         assert by_name[check].status == "pass", check
     assert by_name["kernels"].status == "skipped"
 

@@ -54,8 +54,10 @@ class Doors:
             params = None if sampling is None else self._params(sampling, is_chat="messages" in ask)
             if "messages" in ask:
                 return self.llm.chat(ask["messages"], params, use_tqdm=False, **_without(ask, "messages"))
-            priority = {"priority": [ask["priority"]]} if "priority" in ask else {}
-            return self.llm.generate(ask["prompt"], params, use_tqdm=False, **priority)
+            others = _without(ask, "prompt")
+            if "priority" in others:
+                others["priority"] = [others["priority"]]
+            return self.llm.generate(ask["prompt"], params, use_tqdm=False, **others)
         except RequestError as error:
             return Refusal(str(error), error.field)
 

@@ -59,6 +59,9 @@ TOOLS: dict[str, Any] = {"messages": ASK, "tools": [WEATHER_TOOL, RICH_TOOL]}
 REQUESTS: dict[str, Case] = {
     # Prompts
     "text": (TEXT, {}),
+    "markers in a text": ({"prompt": "a<turn|>b"}, {}),
+    "markers split in a text": ({"prompt": "a<turn|>b", "split_special_tokens": True}, {}),
+    "markers in a conversation": ({"messages": [{"role": "user", "content": "a<turn|>b"}]}, {}),
     "text, nothing given": (TEXT, None),
     "text in a list": ({"prompt": ["The weather"]}, {}),
     "several texts": ({"prompt": ["one", "two three", "four"]}, {"max_tokens": 3}),

@@ -95,7 +95,9 @@ def scripted(tokenizer: Tokenizer) -> Scripted:
                 "max_model_len": 4096,
                 "eos_token_ids": (1, END),
                 "tokenizer": tokenizer,
-                "template": ChatTemplate(TEMPLATE, special_tokens=tokenizer.special_tokens),
+                "template": ChatTemplate(
+                    TEMPLATE, special_tokens=tokenizer.special_tokens, control_texts=tokenizer.control_tokens.id_of
+                ),
                 **(model or {}),
             }
         )

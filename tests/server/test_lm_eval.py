@@ -198,16 +198,14 @@ class TestGeneration:
     def test_a_chat(
         self, server: RunningServer, oracle: Oracle, model_folder: Path, served_tokenizer: Tokenizer
     ) -> None:
-        template = ChatTemplate.from_folder(model_folder, special_tokens=served_tokenizer.special_tokens)
+        template = ChatTemplate.from_folder(model_folder, served_tokenizer)
         assert template is not None
         for entry in TASK:
             messages = [
                 {"role": "system", "content": "Be brief."},
                 {"role": "user", "content": entry["question"]},
             ]
-            prompt = served_tokenizer.encode(
-                template.render(messages, add_generation_prompt=True), add_special_tokens=False
-            )
+            prompt = served_tokenizer.encode_prompt(template.render(messages, add_generation_prompt=True))
             body = {
                 "messages": messages,
                 "model": "tiny",

@@ -27,7 +27,7 @@ def served(folder: Path, **settings: Any) -> ServedModel:
 
 
 def rendered(model: ServedModel) -> str:
-    return model.asked.require_template().render([{"role": "user", "content": "x"}])
+    return model.asked.require_template().render([{"role": "user", "content": "x"}]).text
 
 
 def test_as_the_checkpoint_has_it(folder: Path) -> None:

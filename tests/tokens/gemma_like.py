@@ -1,6 +1,7 @@
 """A small tokenizer of Gemma's make: BPE with byte fallback, spaces written as "▁", no prefix space."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
@@ -21,16 +22,32 @@ CONTROL_TOKENS = (
     *("<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
     *('<|"|>', "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"),
 )
+# Those of the larger vocabularies, with media; of Gemma 3 and its kin, another set.
+GEMMA4_TOKENS = (
+    *CONTROL_TOKENS,
+    *("<|image>", "<image|>", "<|image|>", "<|audio>", "<audio|>", "<|audio|>", "<|video|>"),
+)
+GEMMA3_TOKENS = (
+    *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
+    *("<start_of_image>", "<end_of_image>", "<image_soft_token>", "<start_of_audio>", "<audio_soft_token>"),
+)
+# Added tokens that are ordinary text in Gemma's vocabularies.
+TEXT_TOKENS = ("\n\n", "\n\n\n", "<table>", "</table>", "<h1>", "<unused7>", "[@BOS@]")
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
-def build_gemma_like(*, adds_bos: bool = False) -> tokenizers.Tokenizer:
+def build_gemma_like(
+    *, adds_bos: bool = False, control_tokens: Sequence[str] = CONTROL_TOKENS, text_tokens: Sequence[str] = ()
+) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     # For training only: without it, so small a corpus is learnt by heart, one token a sentence.
     tokenizer.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    trainer = trainers.BpeTrainer(vocab_size=480, special_tokens=[*CONTROL_TOKENS, *BYTE_TOKENS], show_progress=False)
+    added = [*control_tokens, *text_tokens]
+    trainer = trainers.BpeTrainer(
+        vocab_size=463 + len(added), special_tokens=[*added, *BYTE_TOKENS], show_progress=False
+    )
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
     if adds_bos:
@@ -38,7 +55,9 @@ def build_gemma_like(*, adds_bos: bool = False) -> tokenizers.Tokenizer:
         tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos_id)])
     # The trainer makes its reserved tokens special; byte tokens must be ordinary ones or decoding drops them.
     description = json.loads(tokenizer.to_str())
-    description["added_tokens"] = [token for token in description["added_tokens"] if token["content"] in CONTROL_TOKENS]
+    description["added_tokens"] = [token for token in description["added_tokens"] if token["content"] in added]
+    for token in description["added_tokens"]:
+        token["special"] = token["content"] in control_tokens
     return tokenizers.Tokenizer.from_str(json.dumps(description))
 
 

@@ -57,7 +57,7 @@ class Examiner:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self._llm = LLM(str(folder), show_progress=False, **settings)
         self._tokenizer = self._llm.get_tokenizer()
-        template = ChatTemplate.from_folder(folder, special_tokens=self._tokenizer.special_tokens)
+        template = ChatTemplate.from_folder(folder, self._tokenizer)
         assert template is not None, f"{folder} has no chat template"
         self._template = template
 
@@ -84,12 +84,12 @@ class Examiner:
         self._llm.close()
 
     def _prompt(self, case: Case) -> list[int]:
-        text = self._template.render(
+        prompt = self._template.render(
             normalize_messages(case.messages),
             tools=normalize_tools(case.tools).for_template,
             variables=template_variables(chat_template_kwargs={"enable_thinking": case.dialogue.thinks}),
         )
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode_prompt(prompt)
 
 
 def is_right(answered: Answered) -> bool:

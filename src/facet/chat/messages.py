@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from facet.errors import RequestError
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MEDIA_PARTS = {
     "image": "images",
@@ -43,9 +43,9 @@ def _message(message: object, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         _refuse(where, f'must be an object such as {{"role": "user", "content": "..."}}, not {_kind(message)}')
     role = message.get("role")
-    if role not in _ROLES:
+    if role not in ROLES:
         given = "has no role" if role is None else f"has the role {role!r}"
-        _refuse(where, f"{given}. A role is one of {', '.join(_ROLES)}")
+        _refuse(where, f"{given}. A role is one of {', '.join(ROLES)}")
     normalized: dict[str, Any] = {"role": role}
     name = _optional_string(message, "name", where)
     if name is not None:

@@ -4,11 +4,18 @@ A template is untrusted code. It runs in Jinja's sandbox, sees only the values i
 change them. It is given what templates on the Hugging Face Hub expect to find: the same
 variables, functions, filters and whitespace rules.
 
+What a client sent is shown to the template in a way that tells it apart from the template's own words wherever it
+ends up (outside_text.py, tracing.py), so that only the latter can become control tokens. That takes time, and most
+conversations hold nothing a control token could be made of: those are rendered plainly.
+
 This file does not know any model's format: that is what the template is for.
 """
 
+import functools
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -19,8 +26,13 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from facet.chat.messages import ROLES
+from facet.chat.outside_text import from_outside, unshifted, without_shifted
+from facet.chat.tracing import TracingEnvironment
 from facet.errors import CheckpointError, RequestError
+from facet.tokens import Tokenizer
 from facet.tokens.files import read_tokenizer_config
+from facet.tokens.prompt_text import PromptText
 
 Message = Mapping[str, Any]
 
@@ -37,12 +49,14 @@ class ChatTemplate:
         source: str | Mapping[str, str],
         *,
         special_tokens: Mapping[str, str] | None = None,
+        control_texts: Collection[str] | None = None,
         origin: str = "the chat template",
     ) -> None:
         """Compiles one template, or several by name, of which each rendering uses one.
 
-        `special_tokens` are variables every rendering sees, as in {"bos_token": "<bos>"}. `origin` says in
-        error messages where the template was found.
+        `special_tokens` are variables every rendering sees, as in {"bos_token": "<bos>"}. `control_texts` are how the
+        control tokens are written; where they are not known, every rendering is traced. `origin` says in error
+        messages where the template was found.
         """
         sources = {_DEFAULT_TEMPLATE: source} if isinstance(source, str) else source
         if _DEFAULT_TEMPLATE not in sources:
@@ -51,15 +65,25 @@ class ChatTemplate:
                 f"{_DEFAULT_TEMPLATE!r}. Name the one for ordinary conversations {_DEFAULT_TEMPLATE!r}."
             )
         self._special_tokens = dict(special_tokens or {})
-        environment = _make_environment()
+        self._sources, self._origin = sources, origin
+        environment = _equip(ImmutableSandboxedEnvironment(**_OPTIONS))
+        environment.filters["tojson"] = _to_json
         self._templates = {name: _compile(environment, text, origin) for name, text in sources.items()}
+        self._starts = frozenset(text[0] for text in control_texts or ())
+        self._writes_whole_markers = {
+            name: control_texts is not None and _writes_whole_markers(environment.parse(text), control_texts)
+            for name, text in sources.items()
+        }
 
     @classmethod
-    def from_folder(cls, folder: Path, *, special_tokens: Mapping[str, str] | None = None) -> Self | None:
+    def from_folder(cls, folder: Path, tokenizer: Tokenizer | None = None) -> Self | None:
         """The template of a checkpoint: chat_template.jinja, else the one in tokenizer_config.json.
 
         None where there is neither, as with models that were not trained to chat.
         """
+        tokens: dict[str, Any] = {}
+        if tokenizer is not None:
+            tokens = {"special_tokens": tokenizer.special_tokens, "control_texts": tokenizer.control_tokens.id_of}
         path = folder / "chat_template.jinja"
         try:
             source = path.read_text(encoding="utf-8")
@@ -68,12 +92,12 @@ class ChatTemplate:
         except (OSError, UnicodeDecodeError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}. Download the file again.") from error
         else:
-            return cls(source, special_tokens=special_tokens, origin=str(path))
+            return cls(source, origin=str(path), **tokens)
         entry = read_tokenizer_config(folder).get("chat_template")
         if entry is None:
             return None
         origin = f"chat_template in {folder / 'tokenizer_config.json'}"
-        return cls(_check_entry(entry, origin), special_tokens=special_tokens, origin=origin)
+        return cls(_check_entry(entry, origin), origin=origin, **tokens)
 
     def render(
         self,
@@ -83,8 +107,8 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The text of a conversation, ready for `Tokenizer.encode(..., add_special_tokens=False)`.
+    ) -> PromptText:
+        """The text of a conversation, ready for `Tokenizer.encode_prompt`.
 
         `add_generation_prompt` ends it with the opening of the model's reply. `variables` reach the template
         as they are, for instance {"enable_thinking": True}.
@@ -103,24 +127,73 @@ class ChatTemplate:
                 field="chat_template_kwargs",
             )
         name = _TOOL_TEMPLATE if tools is not None and _TOOL_TEMPLATE in self._templates else _DEFAULT_TEMPLATE
-        values = {**self._special_tokens, **variables, **arguments}
-        try:
-            return self._templates[name].render(values)
-        except _RaisedByTemplateError as error:
-            raise RequestError(
-                f"The model's chat template refuses this conversation: {error}", field="messages"
-            ) from error
-        except jinja2.exceptions.SecurityError as error:
-            raise RequestError(
-                f"The model's chat template tried something a template may not do: {error}", field="messages"
-            ) from error
-        except Exception as error:
-            # A template indexes, adds and calls what the client sent: any kind of error can come out of it.
-            raise RequestError(
-                "The model's chat template cannot render this conversation "
-                f"({type(error).__name__}: {error}). Check the roles and the shape of each message.",
-                field="messages",
-            ) from error
+        values = {**variables, **arguments}
+        if self._writes_whole_markers[name] and not self._has_start_of_marker(values):
+            return PromptText(_render(self._templates[name], {**self._special_tokens, **values}))
+        rendered = _render(self._tracing_templates[name], {**self._special_tokens, **_from_outside(values)})
+        return PromptText(unshifted(rendered), own_text=without_shifted(rendered))
+
+    @functools.cached_property
+    def _tracing_templates(self) -> dict[str, jinja2.Template]:
+        # Compiled when the first conversation needs them: a server must not start later for it.
+        environment = _equip(TracingEnvironment(**_OPTIONS))
+        return {name: _compile(environment, text, self._origin) for name, text in self._sources.items()}
+
+    def _has_start_of_marker(self, values: object) -> bool:
+        return any(start in text for text in _strings(values) for start in self._starts)
+
+
+def _render(template: jinja2.Template, values: Mapping[str, Any]) -> str:
+    try:
+        return template.render(values)
+    except Exception as error:
+        # A template indexes, adds and calls what the client sent: any kind of error can come out of it.
+        if isinstance(error, _RaisedByTemplateError):
+            fault = f"refuses this conversation: {error}"
+        elif isinstance(error, jinja2.exceptions.SecurityError):
+            fault = f"tried something a template may not do: {error}"
+        else:
+            kind = type(error).__name__
+            fault = f"cannot render this conversation ({kind}: {error}). Check the roles and the shape of each message."
+        raise RequestError(f"The model's chat template {unshifted(fault)}", field="messages") from error
+
+
+def _from_outside(values: Mapping[str, Any]) -> dict[str, Any]:
+    outside = {name: from_outside(value) for name, value in values.items()}
+    for shown, sent in zip(outside["messages"], values["messages"], strict=True):
+        if isinstance(sent, Mapping) and sent.get("role") in ROLES:
+            # One of a few words of our own. Some templates make a marker of it.
+            shown["role"] = sent["role"]
+    return outside
+
+
+def _strings(value: object) -> Iterator[str]:
+    """Every string in a JSON-like value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _strings(item)
+
+
+def _writes_whole_markers(template: nodes.Template, control_texts: Collection[str]) -> bool:
+    """Whether the texts in a template hold no more of a control token's beginning than whole control tokens.
+
+    If so, and if what a client sent holds no such beginning either, then every control token in the rendered text was
+    written by the template: its first character can have come from nowhere else.
+    """
+    texts = sorted(control_texts)
+    if any(longer.startswith(text) for text, longer in itertools.pairwise(texts)):
+        return False  # what follows the shorter one might make it the longer one
+    whole = re.compile("|".join(map(re.escape, sorted(control_texts, key=len, reverse=True))) or r"(?!)")
+    starts = {text[0] for text in control_texts}
+    constants = [node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)]
+    constants += [node.data for node in template.find_all(nodes.TemplateData)]
+    return starts.isdisjoint("".join(whole.sub("", constant) for constant in constants))
 
 
 class _RaisedByTemplateError(jinja2.TemplateError):
@@ -139,11 +212,14 @@ class _GenerationTag(Extension):
         return nodes.Scope(body).set_lineno(line)
 
 
-def _make_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationTag]
-    )
-    environment.filters["tojson"] = _to_json
+_OPTIONS: Mapping[str, Any] = {
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "extensions": (LoopControlExtension, _GenerationTag),
+}
+
+
+def _equip(environment: ImmutableSandboxedEnvironment) -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

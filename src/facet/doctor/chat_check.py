@@ -47,7 +47,7 @@ def check_chat(patient: Patient) -> Iterator[Finding]:
     yield _check_parsers(
         tokenizer, [tokenizer.encode(text, add_special_tokens=False) for text in SCRIPTED], "replies parsed"
     )
-    template = ChatTemplate.from_folder(folder, special_tokens=tokenizer.special_tokens)
+    template = ChatTemplate.from_folder(folder, tokenizer)
     if template is None:
         yield skipped(name, "the model has no chat template")
         return
@@ -86,8 +86,8 @@ def _requests(patient: Patient, tokenizer: Tokenizer, template: ChatTemplate) ->
     requests = []
     for index, question in enumerate(QUESTIONS):
         messages = normalize_messages([{"role": "user", "content": question}])
-        text = template.render(messages, tools=tools.for_template, variables=template_variables())
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        prompt = template.render(messages, tools=tools.for_template, variables=template_variables())
+        token_ids = tokenizer.encode_prompt(prompt)
         requests.append(Request(request_id=f"chat-{index}", prompt_token_ids=tuple(token_ids), sampling=sampling))
     return requests
 

@@ -15,6 +15,7 @@ from facet.doctor.chat_check import check_chat
 from facet.doctor.config import DoctorConfig
 from facet.doctor.environment import check_environment, describe
 from facet.doctor.findings import Finding, Report
+from facet.doctor.injection_check import check_injection
 from facet.doctor.kernel_checks import check_kernels
 from facet.doctor.own_model import write_own_model
 from facet.doctor.patient import Patient
@@ -99,6 +100,7 @@ def checks_for(effort: Effort) -> list[tuple[str, Check]]:
             (f"{count} in flight", partial(company.check_concurrency, concurrency=count))
             for count in effort.concurrencies
         ),
+        ("injected control tokens", check_injection),
         ("chat with tools", check_chat),
         ("fast prefill", company.check_fast_prefill),
         ("prefix cache", company.check_prefix_cache),

@@ -73,8 +73,12 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        split_special_tokens: bool = False,
     ) -> list[RequestOutput]:
-        """Continue each prompt: text, a list of token ids, or {"prompt_token_ids": [...]}. Outputs in their order."""
+        """Continue each prompt: text, a list of token ids, or {"prompt_token_ids": [...]}. Outputs in their order.
+
+        Special tokens written in a text are recognised, unless `split_special_tokens` makes it plain text only.
+        """
         items = [text_or_ids(prompt) for prompt in as_list(prompts)]
         params = _one_each(sampling_params, len(items)) or [self.get_default_sampling_params()] * len(items)
         if priority is not None and len(priority) != len(items):
@@ -84,6 +88,7 @@ class LLM:
                 prompt=item,
                 sampling=sampling,
                 is_max_tokens_default=sampling_params is None,
+                split_special_tokens=split_special_tokens,
                 priority=0 if priority is None else priority[index],
             )
             for index, (item, sampling) in enumerate(zip(items, params, strict=True))

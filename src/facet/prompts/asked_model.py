@@ -95,11 +95,16 @@ def _generation_config(config: PromptConfig, folder: Path) -> GenerationConfig:
 
 def _template(config: PromptConfig, folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     if config.chat_template is None:
-        return ChatTemplate.from_folder(folder, special_tokens=tokenizer.special_tokens)
+        return ChatTemplate.from_folder(folder, tokenizer)
     source, origin = config.chat_template, "--chat-template"
     if not any(mark in source for mark in "{}\n"):  # a template has some of these, and a path hardly any
         try:
             source, origin = Path(source).expanduser().read_text(encoding="utf-8"), source
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--chat-template {config.chat_template} cannot be read: {error}.") from None
-    return ChatTemplate(source, special_tokens=tokenizer.special_tokens, origin=origin)
+    return ChatTemplate(
+        source,
+        special_tokens=tokenizer.special_tokens,
+        control_texts=tokenizer.control_tokens.id_of,
+        origin=origin,
+    )

@@ -20,6 +20,7 @@ from facet.prompts.reading import ReplyFormat
 from facet.request import Request
 from facet.sampling_params import MODEL_CONTEXT, SamplingParams
 from facet.tokens.bad_words import bad_words_token_ids
+from facet.tokens.prompt_text import PromptText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,14 @@ def prepare(question: TextQuestion | ChatQuestion, model: AskedModel, request_id
     """Check, render, encode. `request_ids` are for the n answers."""
     if isinstance(question, ChatQuestion):
         return _prepare_chat(question, model, request_ids)
-    token_ids = _encode(question.prompt, model, question)
+    prompt: PromptText | Sequence[int]
+    if not isinstance(question.prompt, str):
+        prompt = question.prompt
+    elif question.split_special_tokens:
+        prompt = PromptText.from_outside(question.prompt)
+    else:
+        prompt = PromptText(question.prompt)
+    token_ids = _encode(prompt, model, question)
     return PreparedQuestion(
         prompt_text=question.prompt if isinstance(question.prompt, str) else None,
         requests=_make_requests(question, token_ids, answer_grammar(question), model, request_ids),
@@ -52,7 +60,7 @@ def render_messages(
     tools: object,
     add_generation_prompt: bool,
     chat_template_kwargs: object,
-) -> str:
+) -> PromptText:
     """The text of a conversation, for callers that only want its tokens."""
     variables = template_variables(
         chat_template_kwargs=chat_template_kwargs, default_chat_template_kwargs=model.template_variables
@@ -79,20 +87,20 @@ def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequen
             "continue_final_message is not supported. Send the whole prompt as text to be continued.",
             field="continue_final_message",
         )
-    text = template.render(
+    prompt = template.render(
         messages,
         tools=use.for_template,
         documents=question.documents,
         add_generation_prompt=question.add_generation_prompt,
         variables=variables,
     )
-    token_ids = _encode(text, model, question)
+    token_ids = _encode(prompt, model, question)
     starts_in_thought = ends_in_thought(tokenizer, token_ids)
     grammar = chat_grammar(
         question, use, tokenizer, may_think=variables["enable_thinking"], starts_in_thought=starts_in_thought
     )
     return PreparedQuestion(
-        prompt_text=text,
+        prompt_text=prompt.text,
         requests=_make_requests(question, token_ids, grammar, model, request_ids),
         reply_format=ReplyFormat(
             offers_tools=use.choice.mode != "none",
@@ -102,16 +110,18 @@ def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequen
     )
 
 
-def _encode(prompt: str | Sequence[int], model: AskedModel, question: TextQuestion | ChatQuestion) -> tuple[int, ...]:
+def _encode(
+    prompt: PromptText | Sequence[int], model: AskedModel, question: TextQuestion | ChatQuestion
+) -> tuple[int, ...]:
     """Token ids of the prompt, cut from the left where the question asks for that."""
     sampling = question.sampling
     limit = sampling.truncate_prompt_tokens
     if limit == MODEL_CONTEXT:
         limit = max(1, model.max_model_len - (sampling.max_tokens or 1))
-    if not isinstance(prompt, str):
+    if not isinstance(prompt, PromptText):
         return tuple(prompt if limit is None else prompt[-limit:])
     return tuple(
-        model.require_tokenizer().encode(
+        model.require_tokenizer().encode_prompt(
             prompt, add_special_tokens=question.add_special_tokens, max_tokens=limit, keep="end"
         )
     )

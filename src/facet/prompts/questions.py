@@ -24,6 +24,7 @@ class TextQuestion(Question):
 
     prompt: str | Sequence[int]
     add_special_tokens: bool = True
+    split_special_tokens: bool = False  # read the text of a special token as text
     # Without it only the first of n answers computes them: they are the same for all.
     has_prompt_logprobs_in_every_answer: bool = False
 

@@ -77,6 +77,7 @@ class CompletionsEndpoint:
                 priority=fields.priority or 0,
                 cache_salt=fields.cache_salt,
                 add_special_tokens=fields.add_special_tokens is not False,
+                split_special_tokens=bool(fields.split_special_tokens),
                 has_prompt_logprobs_in_every_answer=bool(fields.echo),
             )
             one = prepare(question, model, request_ids[index * n : (index + 1) * n])

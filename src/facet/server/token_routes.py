@@ -17,6 +17,7 @@ from facet.server.protocol.tokenizing import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from facet.tokens.prompt_text import PromptText
 
 
 class TokenizeEndpoint:
@@ -34,22 +35,22 @@ class TokenizeEndpoint:
         tokenizer = model.asked.require_tokenizer()
         if (fields.prompt is None) == (fields.messages is None):
             raise RequestError("Send either prompt or messages.", field="prompt")
-        if fields.messages is None:
-            text, adds_special_tokens = fields.prompt or "", True
-        else:
-            text, adds_special_tokens = (
-                render_messages(
-                    model.asked,
-                    fields.messages,
-                    tools=fields.tools,
-                    add_generation_prompt=fields.add_generation_prompt,
-                    chat_template_kwargs=fields.chat_template_kwargs,
-                ),
-                False,
-            )
+        adds_special_tokens = fields.messages is None
         if fields.add_special_tokens is not None:
             adds_special_tokens = fields.add_special_tokens
-        ids = tokenizer.encode(text, add_special_tokens=adds_special_tokens)
+        if fields.messages is not None:
+            prompt = render_messages(
+                model.asked,
+                fields.messages,
+                tools=fields.tools,
+                add_generation_prompt=fields.add_generation_prompt,
+                chat_template_kwargs=fields.chat_template_kwargs,
+            )
+        elif fields.split_special_tokens:
+            prompt = PromptText.from_outside(fields.prompt or "")
+        else:
+            prompt = PromptText(fields.prompt or "")
+        ids = tokenizer.encode_prompt(prompt, add_special_tokens=adds_special_tokens)
         strings = [tokenizer.id_to_token(token_id) or "" for token_id in ids] if fields.return_token_strs else None
         return TokenizeResponse(len(ids), model.max_model_len, ids, strings)
 

@@ -17,7 +17,10 @@ from typing import Any, Literal, Self
 import tokenizers
 
 from facet.errors import CheckpointError, RequestError
+from facet.tokens.control_tokens import ControlTokens
+from facet.tokens.encoding import encode_texts
 from facet.tokens.files import one_line, read_tokenizer_config
+from facet.tokens.prompt_text import PromptText
 
 # What Gemma calls its special tokens, for checkpoints without a tokenizer_config.json.
 _USUAL_NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -53,7 +56,9 @@ class Tokenizer:
         self.special_ids: frozenset[int] = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        self.control_tokens = ControlTokens(backend, self.special_tokens.values())
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._before, self._after = self._added_around()
         self._anchor_id = self._find_anchor()
         self._num_anchor_chars = len(self.decode([self._anchor_id], skip_special_tokens=False))
 
@@ -81,13 +86,27 @@ class Tokenizer:
         add_special_tokens: bool = True,
         max_tokens: int | None = None,
         keep: Literal["start", "end"] = "start",
+        split_special_tokens: bool = False,
     ) -> list[int]:
-        """Token ids of `text`; special tokens written out in it are recognised.
+        """Token ids of `text`. Special tokens written out in it are recognised, or split as ordinary text.
 
         `add_special_tokens` adds what the checkpoint asks for around a text (for Gemma 3, <bos>). With
         `max_tokens`, the start or the end of a longer text is kept and the added tokens count.
         """
-        return self.encode_batch([text], add_special_tokens=add_special_tokens, max_tokens=max_tokens, keep=keep)[0]
+        prompt = PromptText.from_outside(text) if split_special_tokens else PromptText(text)
+        return self.encode_prompt(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens, keep=keep)
+
+    def encode_prompt(
+        self,
+        prompt: PromptText,
+        *,
+        add_special_tokens: bool = False,
+        max_tokens: int | None = None,
+        keep: Literal["start", "end"] = "start",
+    ) -> list[int]:
+        """Token ids of a prompt, of which only the template's own text is read for control tokens."""
+        token_ids = self._encode_own(prompt.text, prompt.own_text)
+        return self._framed(token_ids, add_special_tokens=add_special_tokens, max_tokens=max_tokens, keep=keep)
 
     def encode_batch(
         self,
@@ -98,23 +117,9 @@ class Tokenizer:
         keep: Literal["start", "end"] = "start",
     ) -> list[list[int]]:
         """Token ids of each text; several texts are spread over the cores."""
-        # Always the library's batch call, even for one text: unlike its single call it lets go of Python's
-        # interpreter lock while it works, so threads scale, and this form skips offsets nobody here reads.
-        try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise _explain_unencodable(texts) from error
-        if max_tokens is None:
-            return [encoding.ids for encoding in encodings]
-        num_added = self._backend.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0
-        if max_tokens < num_added:
-            raise RequestError(
-                f"Cutting to {max_tokens} tokens leaves no room for the {num_added} special tokens added to "
-                f"every text. Allow at least {num_added}, or add no special tokens."
-            )
         return [
-            encoding.ids if len(encoding.ids) <= max_tokens else _cut(encoding, max_tokens, keep)
-            for encoding in encodings
+            self._framed(token_ids, add_special_tokens=add_special_tokens, max_tokens=max_tokens, keep=keep)
+            for token_ids in encode_texts(self._backend, texts)
         ]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -137,6 +142,48 @@ class Tokenizer:
         """A token's spelling in the vocabulary; None for an id past its end."""
         return self._backend.id_to_token(token_id)
 
+    def _encode_own(self, text: str, own_text: str | None) -> list[int]:
+        """Ids of a text in which the control tokens of `own_text` count and no others; see `PromptText`."""
+        if own_text is None:
+            return encode_texts(self._backend, [text])[0]
+        control = self.control_tokens
+        places = control.find(own_text)
+        written = [control.id_of[text[start:end]] for start, end in places]
+        if places == control.find(text):
+            token_ids = encode_texts(self._backend, [text])[0]
+            if written == [token_id for token_id in token_ids if token_id in control.ids]:
+                return token_ids  # as if nothing had come from outside
+        ends = [0, *(end for _, end in places)]
+        starts = [*(start for start, _ in places), len(text)]
+        between = control.encode_as_text([text[end:start] for end, start in zip(ends, starts, strict=True)])
+        token_ids = between[0]
+        for control_id, text_ids in zip(written, between[1:], strict=True):
+            token_ids += [control_id, *text_ids]
+        return token_ids
+
+    def _framed(
+        self, token_ids: list[int], *, add_special_tokens: bool, max_tokens: int | None, keep: Literal["start", "end"]
+    ) -> list[int]:
+        """A text's tokens with those added around it, all within `max_tokens`."""
+        before, after = (self._before, self._after) if add_special_tokens else ([], [])
+        if max_tokens is None:
+            return [*before, *token_ids, *after] if add_special_tokens else token_ids
+        room = max_tokens - len(before) - len(after)
+        if room < 0:
+            raise RequestError(
+                f"Cutting to {max_tokens} tokens leaves no room for the {len(before) + len(after)} special tokens "
+                f"added to every text. Allow at least {len(before) + len(after)}, or add no special tokens."
+            )
+        kept = token_ids[:room] if keep == "start" else token_ids[max(0, len(token_ids) - room) :]
+        return [*before, *kept, *after]
+
+    def _added_around(self) -> tuple[list[int], list[int]]:
+        """The tokens a checkpoint adds before and after every text."""
+        token_ids = self._backend.encode("a", add_special_tokens=False).ids
+        framed = self._backend.encode("a", add_special_tokens=True)
+        num_before = [*framed.special_tokens_mask, 0].index(0)
+        return framed.ids[:num_before], framed.ids[num_before + len(token_ids) :]
+
     def _special_id(self, role: str) -> int | None:
         token = self.special_tokens.get(role)
         return None if token is None else self._backend.token_to_id(token)
@@ -158,15 +205,6 @@ def is_byte_token(token: str) -> bool:
 
 class _EmptyVocabularyError(Exception):
     """No token of the vocabulary has visible text."""
-
-
-def _cut(encoding: tokenizers.Encoding, max_tokens: int, keep: Literal["start", "end"]) -> list[int]:
-    """Drops tokens of the text itself and leaves those that were added around it."""
-    num_dropped = len(encoding.ids) - max_tokens
-    # The mask marks what was added around the text; a special token written inside the text counts as text.
-    own_positions = [position for position, added in enumerate(encoding.special_tokens_mask) if not added]
-    dropped = set(own_positions[-num_dropped:] if keep == "start" else own_positions[:num_dropped])
-    return [token_id for position, token_id in enumerate(encoding.ids) if position not in dropped]
 
 
 def _named_special_tokens(
@@ -194,14 +232,3 @@ def _advice_for_missing_file(folder: Path) -> str:
             "Take tokenizer.json from the model's page, or save the tokenizer once with transformers."
         )
     return "Download the tokenizer files together with the weights."
-
-
-def _explain_unencodable(texts: Sequence[str]) -> RequestError:
-    for text in texts:
-        for position, character in enumerate(text):
-            if "\ud800" <= character <= "\udfff":
-                return RequestError(
-                    f"The text holds U+{ord(character):04X} at position {position}: half of a surrogate "
-                    "pair, not a character. Send valid Unicode."
-                )
-    return RequestError("The text to encode is not a string of Unicode characters.")

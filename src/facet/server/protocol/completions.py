@@ -10,6 +10,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     prompt: str | list[str | Int | list[Int]] | None = None
     echo: bool | None = None
     logprobs: Int | None = None
+    split_special_tokens: bool | None = None
 
     # Known but not supported.
     suffix: str | None = None

@@ -15,6 +15,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Any] | None = None
     tools: list[Any] | None = None
     add_special_tokens: bool | None = None
+    split_special_tokens: bool = False
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
