@@ -19,9 +19,9 @@ from facet.bench.http_client import (
     ConnectionLostError,
     EndedEarlyError,
     HttpClient,
-    ServerUrl,
 )
 from facet.errors import ConfigError
+from facet.server_url import ServerUrl
 from tests.bench.fake_server import Call, fake_server
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

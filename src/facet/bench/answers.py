@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from facet.bench.events import EventReader
 from facet.bench.http_client import BadAnswerError, EndedEarlyError, ExchangeError
+from facet.event_stream import END_OF_STREAM, EventReader
 
 
 class StreamError(ExchangeError):
@@ -104,7 +104,7 @@ class AnswerReader:
             raise NoTokensError("the stream held no chunk with a token")
 
     def _on_event(self, event: bytes, now: float) -> None:
-        if event == b"[DONE]":
+        if event == END_OF_STREAM:
             self._is_finished = True
             return
         try:

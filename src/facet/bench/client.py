@@ -13,9 +13,10 @@ from facet.bench.answers import AnswerReader, error_message
 from facet.bench.backends import Backend, ChatBackend, CompletionsBackend, Said
 from facet.bench.config import BenchConfig
 from facet.bench.dialogue import Turn
-from facet.bench.http_client import ExchangeError, HttpClient, Response, ServerUrl
+from facet.bench.http_client import ExchangeError, HttpClient, Response
 from facet.bench.outcome import Failure, Outcome
 from facet.errors import ConfigError
+from facet.server_url import ServerUrl
 
 
 class BenchClient:

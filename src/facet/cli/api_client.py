@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from facet.bench.events import EventReader
-from facet.bench.http_client import ServerUrl
 from facet.errors import ConfigError, EngineError, RequestError
+from facet.event_stream import END_OF_STREAM, EventReader
+from facet.server_url import ServerUrl
 
 Body = Mapping[str, Any]
 
@@ -63,9 +63,9 @@ class ApiClient:
         connection, response = self._send("POST", endpoint, {**body, "stream": True})
         reader = EventReader()
         try:
-            while piece := response.read1(1 << 16):
-                for data in reader.feed(piece):
-                    if data == b"[DONE]":
+            while part := response.read1(1 << 16):
+                for data in reader.feed(part):
+                    if data == END_OF_STREAM:
                         return
                     event = self._parse(data)
                     if "error" in event:

@@ -12,13 +12,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from facet.engine.messages import Token
+from facet.event_stream import END_OF_STREAM, as_event
 from facet.prompts import AnswerTokens
 from facet.request import Request
 from facet.server.engine_bridge import EngineCall
 from facet.server.errors import HttpError
 from facet.server.frontend import Frontend, json_response
 from facet.server.metrics import CallTimer
-from facet.server.streaming import DONE, EventStream, WatchedCall, event
+from facet.server.streaming import EventStream, WatchedCall
 
 
 class Answer(Protocol):
@@ -98,16 +99,16 @@ async def _events(
     exchange: Exchange[AnswerType], call: EngineCall, batch: Sequence[tuple[int, Token]], timer: CallTimer
 ) -> AsyncIterator[bytes]:
     """A part of the body for each batch of tokens, with the events of each token of it."""
-    encoder = msgspec.json.Encoder()
+    encode = msgspec.json.Encoder().encode
     if opening := exchange.opening():
-        yield b"".join(event(encoder, chunk) for chunk in opening)
+        yield b"".join(as_event(encode(chunk)) for chunk in opening)
     num_open = len(exchange.answers)
     while True:
         events: list[bytes] = []
         failure: Exception | None = None
         try:
             for answer, token in _take(batch, call, exchange.answers, timer):
-                events += [event(encoder, chunk) for chunk in exchange.chunks(answer, token)]
+                events += [as_event(encode(chunk)) for chunk in exchange.chunks(answer, token)]
                 num_open -= answer.tokens.finish_reason is not None
         except Exception as error:
             failure = error  # after what came before it
@@ -118,7 +119,7 @@ async def _events(
         if num_open == 0:
             break
         batch = await call.next()
-    yield b"".join(event(encoder, chunk) for chunk in exchange.closing()) + DONE
+    yield b"".join(as_event(encode(chunk)) for chunk in exchange.closing()) + as_event(END_OF_STREAM)
 
 
 def _take(

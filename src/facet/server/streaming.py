@@ -3,28 +3,22 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from facet.errors import EngineError
+from facet.event_stream import as_event
 from facet.server.engine_bridge import EngineCall
 from facet.server.errors import error_body
 from facet.server.metrics import CallTimer
 
 logger = logging.getLogger(__name__)
 
-DONE = b"data: [DONE]\n\n"
-
 
 class ClientGoneError(EngineError):
     """The client closed its connection, so there is nobody to answer."""
-
-
-def event(encoder: msgspec.json.Encoder, value: Any) -> bytes:
-    return b"data: " + encoder.encode(value) + b"\n\n"
 
 
 class WatchedCall:
@@ -73,7 +67,7 @@ class EventStream(Response):
             except (ClientGoneError, OSError):
                 return
             except Exception as error:
-                data = b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
+                data = as_event(msgspec.json.encode(error_body(error)))
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:

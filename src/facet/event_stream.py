@@ -1,4 +1,14 @@
-"""Reads server-sent events from parts of any size. Knows lines and their `data:`, not what the data mean."""
+"""Server-sent events: how the server writes them, and how clients read them from parts of any size.
+
+Knows lines and their `data:`, not what the data mean.
+"""
+
+END_OF_STREAM = b"[DONE]"  # the data of the last event of an OpenAI stream
+
+
+def as_event(data: bytes) -> bytes:
+    """`data` may have no line breaks."""
+    return b"data: " + data + b"\n\n"
 
 
 class EventReader:
@@ -10,8 +20,8 @@ class EventReader:
         self._rest = b""
         self._data: list[bytes] = []  # lines of an event whose end has not come
 
-    def feed(self, piece: bytes) -> list[bytes]:
-        lines = (self._rest + piece).split(b"\n")
+    def feed(self, part: bytes) -> list[bytes]:
+        lines = (self._rest + part).split(b"\n")
         self._rest = lines.pop()
         events = []
         for line in lines:
