@@ -119,7 +119,7 @@ class TestThroughAPipe:
         with scripted_server(["one"]) as server:
             code, out, err = chat(server, f"/tools {path}\nfirst\n/tools off\nsecond\n")
             assert (code, out, err.count("\n")) == (0, "one\n", 1)
-            assert err.startswith("error: Calls of the tool 'f' cannot be bound")
+            assert err.startswith("error: Calls of the tool 'f' cannot be constrained")
             (prompt,) = server.prompts
             assert "first" not in prompt
 
