@@ -30,7 +30,7 @@ class EventReader:
             elif self._data and (not line or line == b"\r"):
                 events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
                 self._data = []
-            # Anything else is a comment, sent to keep connections alive, or a field nobody here reads.
+            # Anything else is a comment, sent to keep connections alive, or a field that is not needed.
         return events
 
     def end(self) -> list[bytes]:

@@ -121,5 +121,5 @@ class ModelSpec:
 
     @property
     def last_owning_layer(self) -> int:
-        """Once its keys and values are stored, nobody reads more of rows whose logits are not wanted."""
+        """The last layer that stores keys: past it, rows without requested logits need no further computation."""
         return self.first_shared_layer - 1

@@ -27,7 +27,7 @@ _SEED_RANGE = (-(2**63), 2**63 - 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """One request's wishes. Lists and mappings may be given; tuples are stored, so a value can be hashed."""
+    """The settings of one request. Lists and mappings may be given; tuples are stored, so a value can be hashed."""
 
     n: int = 1  # outputs per prompt
     temperature: float = 1.0  # 0: greedy

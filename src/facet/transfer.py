@@ -14,7 +14,7 @@ from torch import Tensor
 
 Integer = TypeVar("Integer", bound=np.integer[Any])
 
-# A kernel is compiled anew for a pointer that is not aligned to this where it was before.
+# A kernel is compiled again for a pointer that is not aligned to this where it was before.
 _ALIGNMENT_BYTES = 16
 
 

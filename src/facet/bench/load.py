@@ -21,7 +21,7 @@ async def run_load(
 ) -> list[Outcome]:
     """Every request's outcome, conversation by conversation.
 
-    Turns of a conversation follow each other; each waits for its place anew, so that with more conversations than
+    Turns of a conversation follow each other; each waits for a place again, so that with more conversations than
     places all of them have had their first turn before any has its second. After a failure the turns that are left are
     not sent, and count as failed.
     """

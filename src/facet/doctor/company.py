@@ -60,7 +60,7 @@ def _next_turn(patient: Patient, request: Request, first: Transcript) -> Request
     said = [token.token_id for token in first.tokens]
     longest = patient.model.num_positions - patient.effort.num_tokens
     token_ids = (*request.prompt_token_ids, *said, *request.prompt_token_ids[:NUM_NEW_TOKENS])[:longest]
-    sampling = replace(request.sampling, prompt_logprobs=None)  # a prompt that is to be scored is computed anew
+    sampling = replace(request.sampling, prompt_logprobs=None)  # a scored prompt is always computed in full
     return replace(request, prompt_token_ids=token_ids, sampling=sampling)
 
 

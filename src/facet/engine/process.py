@@ -28,12 +28,12 @@ SECONDS_BETWEEN_LOOKS = 2
 
 def run_engine_process(config: EngineConfig, inbox_address: str, outbox_address: str, show_progress: bool) -> None:
     """The engine process, from start to end."""
-    # Ctrl-C, and a service manager's stop, reach the whole group; the front drains first and then says Shutdown.
+    # Ctrl-C and a service manager's stop reach the whole group; the front process drains first and then sends Shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    outbox.setsockopt(zmq.LINGER, 2000)  # milliseconds for last words to be delivered
+    outbox.setsockopt(zmq.LINGER, 2000)  # milliseconds for the last messages to be delivered
     inbox.connect(inbox_address)
     outbox.connect(outbox_address)
     encoder = msgspec.msgpack.Encoder()
@@ -61,7 +61,7 @@ def _loop(
     front = os.getppid()
     while True:
         if not service.has_work and not inbox.poll(SECONDS_BETWEEN_LOOKS * 1000) and os.getppid() != front:
-            return  # the front died without a word: nobody will ever ask again, and the memory is wanted back
+            return  # the front process is gone: end, and free the memory
         outgoing: list[FromEngine] = []
         for message in _messages(inbox, decoder):
             if isinstance(message, Shutdown):

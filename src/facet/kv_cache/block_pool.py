@@ -1,10 +1,10 @@
-"""Tracks who holds each page, and when a page that nobody holds may be written again.
+"""Tracks what holds each page, and when a page that nothing holds may be written again.
 
 A page is held by *tables* (requests that read or write it) and by *checkpoints* (the prefix cache, which only needs it
 unchanged). Its holders determine its state:
 
     ready ──take──► in tables ──last table lets go──► fenced ──horizon passes──► cached   (checkpoints hold it)
-      ▲                 ▲                                                      └► ready    (nobody does)
+      ▲                 ▲                                                      └► ready    (nothing does)
       │                 └──share───── cached, fenced
       └──last checkpoint drops it──── cached
 
@@ -64,7 +64,7 @@ class BlockPool:
 
     def share(self, blocks: Blocks) -> None:
         """One more table reads these blocks, each named once."""
-        assert self._is_held(blocks).all(), "only a block somebody holds can be shared"
+        assert self._is_held(blocks).all(), "only a block that is held can be shared"
         unused = self.table_refs[blocks] == 0
         self.num_cached -= int(np.count_nonzero(unused & ~self.is_fenced[blocks]))
         self.is_fenced[blocks] = False
@@ -100,7 +100,7 @@ class BlockPool:
 
     def hold(self, blocks: Blocks, checkpoint: int) -> None:
         """A checkpoint needs these blocks unchanged; each is named once and is held already."""
-        assert self._is_held(blocks).all(), "only a block somebody holds can be kept"
+        assert self._is_held(blocks).all(), "only a block that is held can be kept"
         self._count_cached(blocks, -1)
         self.checkpoint_refs[blocks] += 1
         self.checkpoint_xor[blocks] ^= checkpoint

@@ -53,7 +53,7 @@ class Passage(NamedTuple):
     """What is known of a sequence when a request enters with it."""
 
     known_until: int  # an earlier request went the same way up to here
-    interval: int  # ticks since it did; 0: nobody did
+    interval: int  # ticks since it did; 0: none did
 
 
 NEW_GROUND = Passage(0, 0)
@@ -151,7 +151,7 @@ class PrefixIndex:
             for digest in chain.digests[:num_links]:
                 self._covering.setdefault(digest, {})[number] = None
         self._set_fallback(number, fallback)
-        if position < passage.known_until:  # only then can somebody have been further along
+        if position < passage.known_until:  # only then can an earlier request have gone further
             for other in list(self._siblings(fallback)):
                 if other != number and self._is_before(checkpoint, self._checkpoints[other]):
                     self._set_fallback(other, number)

@@ -68,7 +68,7 @@ def chat_grammar(
     except RequestError as error:
         if not is_auto or any(tool["function"].get("strict") for tool in use.tools):
             raise
-        # Nothing was promised: calls are read as the model writes them, as if there were no grammars.
+        # Nothing was promised: calls are parsed as the model writes them, without a grammar.
         logger.warning("Tool calls are not constrained to their schemas: %s", error)
         return None
 

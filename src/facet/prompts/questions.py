@@ -12,7 +12,7 @@ class Question:
     """What both kinds have in common."""
 
     sampling: SamplingParams  # the model's defaults are already in it, where the caller gave no value
-    is_max_tokens_default: bool = False  # nobody asked for it, so it ends where the context does
+    is_max_tokens_default: bool = False  # a default, so it is cut to the rest of the context
     response_format: Mapping[str, Any] | None = None  # OpenAI's
     priority: int = 0
     cache_salt: str | None = None

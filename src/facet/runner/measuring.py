@@ -25,7 +25,7 @@ class MeasuredMemory:
 
 
 def free_gpu_bytes(device: torch.device) -> int:
-    """What nobody has taken of a GPU, tensors that were freed not counted as taken; 0 on a CPU."""
+    """The free memory of a GPU, including that of freed tensors; 0 on a CPU."""
     if device.type != "cuda":
         return 0
     torch.cuda.synchronize(device)

@@ -97,8 +97,8 @@ class Runner:
         self._last_token_ids = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # by seat: how many, prompt length
         self._fast_prefill = fast_prefill
-        # Behind these, only rows whose logits are wanted go on: of the others, nobody reads what the last layer makes.
-        # With fast prefill they also skip layers that own no keys, of which nobody reads anything either.
+        # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.
+        # With fast prefill they also skip layers that own no keys, whose output nothing reads either.
         self._num_lower_layers = model.spec.last_owning_layer if fast_prefill else model.spec.num_layers - 1
         self._poison_freed_blocks = poison_freed_blocks
         self._graphs = self._make_graphs(graph_sizes) if graph_sizes else None

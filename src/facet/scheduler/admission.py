@@ -102,7 +102,7 @@ def _try_enter(
 
     in_flight = min(state.num_known - num_computed, limits.max_num_batched_tokens)
     while is_alone and in_flight > 1 and num_needed(in_flight) > num_available:
-        in_flight //= 2  # nobody is there who could make room: go in smaller steps
+        in_flight //= 2  # no other request could make room: take smaller steps
     if num_needed(in_flight) > num_available:
         return 0
     memory.claim(claim)

@@ -58,7 +58,7 @@ def tokens_wanted(running: RunningSeats, seats: Counts) -> Counts:
     is_pending = num_tokens > running.num_known[seats]
     wanted[(num_tokens >= running.max_num_tokens[seats]) & (wanted <= 1)] = 0
     wanted[running.waits_for_host[seats] & is_pending] = 0
-    # Recomputing after a preemption stops where prompt logits were not delivered before, to start anew from there.
+    # Recomputing after a preemption stops where prompt logits were not delivered before, to start again from there.
     logits_from = running.logits_from[seats]
     again = num_computed < logits_from
     if again.any():

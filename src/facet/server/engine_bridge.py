@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 # The picture of the arena: enough to see where things are, few enough for a message of a few kilobytes.
 _MAX_CELLS = 512
-# How old a live view may be: pages that watch at the same time share one.
+# How old a live view may be: pages that are open at the same time share one.
 _LIVE_SECONDS = 0.5
 _ANSWER_TIMEOUT_SECONDS = 5.0
 
@@ -77,7 +77,7 @@ class EngineCall:
             if isinstance(answer, Refused):
                 del self.pending[answer.request_id]
                 self._error = answer.as_error()
-                self.close()  # one refused is all refused: nobody wants the rest
+                self.close()  # if one is refused, the whole call is
                 raise self._error
             if answer.finish_reason is not None:
                 del self.pending[answer.request_id]
@@ -228,7 +228,7 @@ class EngineBridge:
     def _distribute_one(self, answer: Token | Refused) -> None:
         call = self._calls.get(answer.request_id)
         if call is None:
-            return  # cancelled: what was on its way is for nobody
+            return  # cancelled: what was already sent is dropped
         if isinstance(answer, Token):
             if answer.token_id is not None:
                 self.counters.num_generation_tokens += 1

@@ -24,7 +24,7 @@ class ServedEngine(EngineClient, Protocol):
 class EngineProcess(RemoteEngine):
     """`RemoteEngine` whose sends fail rather than wait.
 
-    Between an engine's death and the news of it a plain send has nobody to send to and would wait for ever.
+    Between an engine's death and the moment it is noticed, a plain send has no receiver and would wait for ever.
     """
 
     def ask_stats(self) -> None:

@@ -48,7 +48,7 @@ class PageFile:
     def headers(self) -> dict[str, str]:
         return {
             "etag": f'"{hashlib.sha256(self.content).hexdigest()[:32]}"',
-            "cache-control": "no-cache",  # keep, and ask
+            "cache-control": "no-cache",  # cache it, and check whether it is still valid
             "content-type": _TYPES[self.name[self.name.rindex(".") :]],
             "content-security-policy": _POLICY,
             "x-content-type-options": "nosniff",

@@ -22,7 +22,7 @@ async def log_stats(bridge: EngineBridge, interval: float = INTERVAL_SECONDS) ->
         now = time.monotonic()
         counters = Counters(bridge.counters.num_prompt_tokens, bridge.counters.num_generation_tokens)
         is_idle = counters == before and (stats is None or stats.num_running + stats.num_waiting == 0)
-        if stats is not None and not (is_idle and was_idle):  # one line of zeros, then silence
+        if stats is not None and not (is_idle and was_idle):  # one line of zeros, then none
             logger.info(line(stats, counters, before, now - then))
         before, then, was_idle = counters, now, is_idle
 
