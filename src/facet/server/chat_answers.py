@@ -120,7 +120,7 @@ class ChatAnswer:
         return ChatChunkChoice(self._index, ChatDelta(role="assistant", content=""))
 
     def chunks(self, deltas: list[Delta]) -> list[ChatChunkChoice]:
-        """One for each delta, and the end by itself."""
+        """One for each delta, and one for the end."""
         choices = [ChatChunkChoice(self._index, as_wire(delta)) for delta in deltas]
         if self.tokens.finish_reason is not None:
             final = ChatFinalChoice(self._index, ChatDelta(), None, self._reader.finish_reason, self.tokens.stop_reason)

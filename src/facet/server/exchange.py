@@ -82,7 +82,7 @@ async def carry_out(
     call, num_open = watched.call, len(requests)
     try:
         if stream:
-            # With the first tokens in hand a refusal by the engine still has its own status.
+            # The response starts after the first tokens, so that a refusal by the engine still has its own status.
             return EventStream(_events(exchange, call, await call.next(), timer), watched)
         while num_open:
             for answer, token in _take(await call.next(), call, exchange.answers, timer):

@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 _USABLE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
-_CLIENT_GONE = 499  # what proxies log for it; nobody receives it
+_CLIENT_GONE = 499  # what proxies log for it; no client receives it
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ def check_count(num_prompts: int, n: int, limit: int) -> None:
     """Refuses more answers than the server can ever have, which would otherwise be told to retry for ever."""
     if num_prompts * n > limit:
         raise RequestError(
-            f"{num_prompts} prompts with n = {n} are {num_prompts * n} answers, but this server has at most {limit} "
-            "in hand. Ask for fewer at a time.",
+            f"{num_prompts} prompts with n = {n} are {num_prompts * n} answers, but this server takes at most "
+            f"{limit} at a time. Ask for fewer.",
             field="n" if n > 1 else "prompt",
         )
 

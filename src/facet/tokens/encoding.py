@@ -10,7 +10,7 @@ from facet.errors import RequestError
 def encode_texts(backend: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of each text, nothing added around it; several texts are spread over the cores."""
     # Always the library's batch call, even for one text: unlike its single call it lets go of Python's
-    # interpreter lock while it works, so threads scale, and this form skips offsets nobody here reads.
+    # interpreter lock while it works, so threads scale, and this form skips offsets, which are not needed.
     try:
         return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
     except (UnicodeEncodeError, TypeError) as error:
