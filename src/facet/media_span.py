@@ -1,7 +1,7 @@
-"""Media in a prompt: stretches of placeholder tokens that stand for a picture, a sound or a frame of a film.
+"""Describes media in a prompt: stretches of placeholder tokens that stand for an image, a sound or a video frame.
 
 A span's content becomes as many rows as the span has tokens before the decoder sees them. In some models the tokens of
-a picture see each other, not only those before them: such a span *attends both ways* and is computed in one step, since
+an image see each other, not only those before them: such a span *attends both ways* and is computed in one step, since
 its first row already needs the keys of its last.
 """
 

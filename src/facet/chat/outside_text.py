@@ -1,4 +1,4 @@
-"""Text from outside as a template sees it: a string that reads as it was sent and prints in characters of its own.
+"""Text from outside as a template sees it: a string that compares as it was sent but consists of marked characters.
 
 What a client sends (a message, a tool's description, a result) must never become a control token, whatever the
 template does with it: trim it, split it, cut it, put it next to other text. So every visible character of such text
@@ -10,7 +10,7 @@ A template must not notice. `OutsideText` is a `str` whose own characters are th
 question (`==`, `in`, `startswith`, `<`, `hash`, ...) as the text that was sent. What it hands out are always shifted
 characters: pieces of itself, or, where a method computes new text (`zfill`), that text shifted as a whole. Code that
 knows nothing of it, such as `"".join`, copies the shifted characters. So no operation turns text from outside into
-unshifted text, and one that was forgotten here can only misread it, never let it pass for the template's.
+unshifted text, and one that was forgotten here can only misread it, never make it look like the template's.
 
 White space is not shifted: no control token is made of it, and trimming works for strings of every kind.
 """

@@ -1,8 +1,8 @@
-"""The Jinja environment in which text from outside can be told from the template's own (see outside_text.py).
+"""The Jinja environment that tells text from outside apart from the template's own (see outside_text.py).
 
-A template behaves in it as in the plain one. Wherever Jinja makes a string of others, the result is looked at, so that
-text from outside goes on answering as it was sent; a filter that reads strings with code of its own is given what was
-sent, and what it makes of it counts as from outside as a whole.
+A template behaves in it as in the plain one. Wherever Jinja makes a string from others, the result is wrapped again, so
+that text from outside still compares as it was sent; a filter with its own string code gets what was sent, and its
+whole result counts as text from outside.
 """
 
 import functools

@@ -1,7 +1,8 @@
-"""Control tokens in a client's text: every one of the vocabulary, through every field of a conversation.
+"""Checks that control tokens in a client's text stay text: every one of the vocabulary, in every field of a
+conversation.
 
-What the model's own template and tokenizer make of it is held against the same conversation with a harmless word in
-each place: the control tokens must be the same ones.
+The prompt that the model's own template and tokenizer make is compared with that of the same conversation with a
+harmless word in each place: the control tokens must be the same.
 """
 
 from collections.abc import Iterator

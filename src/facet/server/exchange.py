@@ -1,6 +1,6 @@
-"""One HTTP request from its engine requests to its response: whole, or as a stream of events.
+"""Carries out one HTTP request, from its engine requests to its response: whole, or as a stream of events.
 
-The same for every endpoint that generates. What an endpoint's answers look like is told by its `Exchange`.
+It is the same for every endpoint that generates; an endpoint's `Exchange` defines what its answers look like.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The control tokens of a vocabulary: which they are, where they stand in a text, and text without them.
+"""Finds the control tokens of a vocabulary and their places in a text, and encodes text without them.
 
 A control token opens or closes something (a turn, a call, a picture) or begins or ends a text. In a tokenizer.json they
 are among the added tokens, together with others that are ordinary text: runs of newlines or spaces, HTML tags.

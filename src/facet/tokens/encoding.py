@@ -1,4 +1,4 @@
-"""One call into the Rust tokenizer: texts -> token ids."""
+"""Encodes texts in one call to the Rust tokenizer."""
 
 from collections.abc import Sequence
 

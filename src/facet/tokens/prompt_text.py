@@ -1,4 +1,4 @@
-"""The text of a prompt, and which of it may become control tokens."""
+"""The text of a prompt, with the parts of it that may become control tokens."""
 
 from dataclasses import dataclass
 from typing import Self
