@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from facet.layers.linear import Linear
 from facet.layers.placement import Placement
+from facet.layers.weight import DenseWeight
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
 from facet.model.weight_map import is_unused, tensor_targets
@@ -67,23 +70,33 @@ def test_names_and_shapes_are_those_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_parameter_is_filled_exactly_once(name: str, tied: bool) -> None:
-    """The targets of a parameter lie side by side and cover all its rows: nothing is left uninitialised."""
+def test_every_parameter_is_filled_exactly_once(name: str, tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter by one target, a `Linear` by one or by one for each part: nothing is left uninitialised."""
     config = published(name)
     config.get("text_config", config)["tie_word_embeddings"] = tied
     spec = read_model_spec(config)
     model = Gemma(spec, 1, Placement(dtype=torch.bfloat16, device=torch.device("meta")))
-    rows: dict[str, list[tuple[int, int]]] = defaultdict(list)
     parameters = dict(model.named_parameters())
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+    filled: dict[int, list[tuple[int, int]]] = defaultdict(list)
+
+    def fill(weight: DenseWeight, values: Tensor, rows: slice) -> None:
+        assert weight.values[..., rows, :].shape == values.shape
+        filled[id(weight.values)].append((rows.start, rows.stop))
+
+    monkeypatch.setattr(DenseWeight, "fill", fill)
     for target in tensor_targets(spec):
-        assert target.shape[1:] == parameters[target.parameter].shape[1:]
-        rows[target.parameter].append((target.first_row, target.first_row + target.shape[0]))
-    assert rows.keys() == parameters.keys()
-    for key, spans in rows.items():
-        spans.sort()
-        assert spans[0][0] == 0
-        assert spans[-1][1] == len(parameters[key])
-        assert all(first[1] == second[0] for first, second in pairwise(spans))
+        if target.place in linears:
+            linears[target.place].fill(torch.empty(target.shape, device="meta"), target.part)
+        else:
+            assert parameters[target.place].shape == target.shape
+            filled[id(parameters[target.place])].append((0, target.shape[0]))
+    for key, parameter in parameters.items():
+        ranges = sorted(filled.pop(id(parameter)))
+        num_rows = parameter.shape[0] if parameter.dim() == 1 else parameter.shape[-2]
+        assert (ranges[0][0], ranges[-1][1]) == (0, num_rows), key
+        assert all(first[1] == second[0] for first, second in pairwise(ranges)), key
+    assert not filled
 
 
 def test_only_gemma_3_norms_are_stored_less_one() -> None:

@@ -22,9 +22,10 @@ from facet.kernels.per_layer_input import cases as per_layer_cases
 from facet.kernels.rms_norm import cases as rms_norm_cases
 from facet.kernels.token_choice import cases as choice_cases
 from facet.kv_layout import num_stored_vectors
-from facet.layers.linear import Linear
+from facet.layers.linear import Embedding, Linear
 from facet.layers.mlp import MLP
 from facet.layers.moe import Experts
+from facet.layers.weight import DenseWeight
 from facet.model.gemma import Gemma
 
 NUM_ROWS = (1, 5, 130)  # one request, a few, a chunk of a prompt
@@ -68,7 +69,7 @@ def _embedding(model: Gemma) -> list[Share]:
     shares = []
     for num_rows in NUM_ROWS:
         token_ids = torch.arange(num_rows, device=model.placement.device) * 7919 % model.spec.vocab_size
-        arguments = token_ids, model.embedding, model.embedding_scale
+        arguments = token_ids, _values(model.embedding), model.embedding.scale
         got, expected = embedding.embed(*arguments), embedding.reference.embed(*arguments)
         shares.append(share_of_tolerance(got, expected, embedding_cases.EXACT))
     return shares
@@ -134,8 +135,10 @@ def _head_inputs(model: Gemma) -> list[Share]:
 
 
 def _linear(model: Gemma) -> list[Share]:
-    weights = {tuple(module.weight.shape): module.weight for module in model.modules() if isinstance(module, Linear)}
-    weights.setdefault(tuple(model.embedding.shape), model.embedding)
+    # Of tables that are only looked up, no products are taken.
+    linears = [m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, Embedding)]
+    matrices = (_values(linear) for linear in (*linears, model.embedding))
+    weights = {weight.shape: weight for weight in matrices if weight.dim() == 2}
     tolerance, shares = linear_cases.TOLERANCES[model.placement.dtype], []
     for weight in weights.values():
         for num_rows in (count for count in NUM_ROWS if count * weight.shape[0] <= MAX_VALUES):
@@ -146,15 +149,19 @@ def _linear(model: Gemma) -> list[Share]:
 
 def _gated_linear(model: Gemma) -> list[Share]:
     tolerance, shares = linear_cases.TOLERANCES[model.placement.dtype], []
-    weights = {
-        module.gate_up.weight.shape: module.gate_up.weight for module in model.modules() if isinstance(module, MLP)
-    }
+    matrices = (_values(module.gate_up) for module in model.modules() if isinstance(module, MLP))
+    weights = {weight.shape: weight for weight in matrices}
     for weight in weights.values():
         for num_rows in NUM_ROWS:
             x = _rows_for(model, weight, num_rows)
             got, expected = linear.geglu_linear(x, weight), linear.reference.geglu_linear(x, weight)
             shares.append(share_of_tolerance(got, expected, tolerance))
     return shares
+
+
+def _values(linear: Linear) -> Tensor:
+    assert isinstance(linear.weight, DenseWeight), "these are the kernels of dense weights"
+    return linear.weight.values
 
 
 def _rows_for(model: Gemma, weight: Tensor, num_rows: int) -> Tensor:
@@ -176,10 +183,10 @@ def _per_layer_input(model: Gemma) -> list[Share]:
             mix(
                 context,
                 token_ids,
-                inputs.table,
+                _values(inputs.table),
                 inputs.norm.weight,
                 first_column=0,
-                token_scale=inputs.token_scale,
+                token_scale=inputs.table.scale,
                 context_scale=inputs.context_scale,
                 eps=inputs.eps,
             )
@@ -200,9 +207,10 @@ def _experts(model: Gemma) -> list[Share]:
         arguments = router_logits, experts.spec.num_chosen, experts.expert_scale
         weights, chosen = moe.route(*arguments)
         expected_weights, expected_chosen = moe.reference.route(*arguments)
-        x = _rows_for(model, experts.gate_up[0], num_rows)
-        got = moe.run_experts(x, expected_weights, expected_chosen, experts.gate_up, experts.down)
-        expected = moe.reference.run_experts(x, expected_weights, expected_chosen, experts.gate_up, experts.down)
+        gate_up, down = _values(experts.gate_up), _values(experts.down)
+        x = _rows_for(model, gate_up[0], num_rows)
+        got = moe.run_experts(x, expected_weights, expected_chosen, gate_up, down)
+        expected = moe.reference.run_experts(x, expected_weights, expected_chosen, gate_up, down)
         shares += [
             share_of_tolerance(weights, expected_weights, tolerance),
             share_of_tolerance(chosen, expected_chosen, embedding_cases.EXACT),

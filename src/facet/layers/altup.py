@@ -17,8 +17,7 @@ from facet.layers.linear import Linear
 from facet.layers.mlp import MLP
 from facet.layers.per_layer_input import PerLayerGate
 from facet.layers.placement import Placement
-from facet.layers.residual import Residual
-from facet.layers.rms_norm import RMSNorm
+from facet.layers.rms_norm import Residual, RMSNorm
 from facet.model_spec import AltUpSpec, LayerSpec, ModelSpec
 
 
@@ -63,12 +62,12 @@ class AltUpLayer(nn.Module):
         self.laurel = Laurel(hidden, altup.laurel_rank, eps, placement)
         self.input_norm = RMSNorm(hidden, eps, placement)
         self.post_attention_norm = RMSNorm(hidden, eps, placement)
-        self.pre_mlp_norm = RMSNorm(hidden, eps, placement)
+        self.pre_mlp_norm = RMSNorm(hidden, eps, placement, before=self.mlp.gate_up)
         self.post_mlp_norm = RMSNorm(hidden, eps, placement)
         self.stream_router = StreamRouter(hidden, altup.num_streams, eps, placement)
         self.prediction = Linear(altup.num_streams, altup.num_streams**2, placement)
         self.correction = Linear(altup.num_streams, altup.num_streams, placement)
-        self.output_scale = placement.matrix(hidden)
+        self.output_scale = placement.vector(hidden)
         self.per_layer_gate = PerLayerGate(hidden, spec.per_layer_input.width, eps, placement)
 
     def forward(

@@ -9,6 +9,7 @@ from facet.kernels.paged_attention import AttentionPlan, HeadShape, KeyRecipe, L
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
+from facet.layers.weight import Inputs
 from facet.model_spec import AttentionKind, LayerSpec
 
 
@@ -21,6 +22,9 @@ class LayerReads:
     scale: float
     key_recipe: KeyRecipe | None
 
+
+# Parts of the packed projections.
+_QUERIES, _KEYS_AND_VALUES = slice(0, 1), slice(1, None)
 
 # Queries [rows, heads, head_dim] in, what they found out, likewise. It alone depends on which rows belong together.
 Attend = Callable[[Tensor, LayerReads], Tensor]
@@ -57,16 +61,16 @@ class Attention(nn.Module):
         self.layer = layer
         self.eps = eps
         self.arithmetic = placement.arithmetic
-        width = layer.query_width
+        widths = [layer.query_width]
         if layer.owns_kv:
-            width += layer.kv_width * (1 if layer.values_are_keys else 2)
+            widths += [layer.kv_width] * (1 if layer.values_are_keys else 2)
             self.key_norm = RMSNorm(layer.head_dim, eps, placement)
-        self.projections = Linear(hidden_size, width, placement)
+        self.projections = Linear(hidden_size, widths, placement)
         self.query_norm = RMSNorm(layer.head_dim, eps, placement)
         self.output = Linear(layer.query_width, hidden_size, placement)
 
     def forward(
-        self, x: Tensor, step: KindStep, cache: LayerCache, source: "Attention", *, is_stored: bool = False
+        self, x: Inputs, step: KindStep, cache: LayerCache, source: "Attention", *, is_stored: bool = False
     ) -> Tensor:
         """x: [rows, hidden]. `cache` and `source` are those of the layer whose keys are read, often this one.
 
@@ -75,7 +79,7 @@ class Attention(nn.Module):
         if self.layer.owns_kv and not is_stored:
             queries = self._prepare(self.projections(x), step.heads, step, cache)
         else:
-            queries = self._prepare(self.projections(x, slice(self.layer.query_width)), step.heads, step, None)
+            queries = self._prepare(self.projections(x, _QUERIES), step.heads, step, None)
         reads = LayerReads(
             kind=self.layer.attention,
             cache=cache,
@@ -86,9 +90,9 @@ class Attention(nn.Module):
         out: Tensor = self.output(attended.flatten(-2))
         return out
 
-    def store(self, x: Tensor, step: KindStep, cache: LayerCache) -> None:
+    def store(self, x: Inputs, step: KindStep, cache: LayerCache) -> None:
         """The keys and values of rows alone, without asking anything."""
-        projected = self.projections(x, slice(self.layer.query_width, None))
+        projected = self.projections(x, _KEYS_AND_VALUES)
         self._prepare(projected, replace(step.heads, num_heads=0), step, cache)
 
     def _prepare(self, projected: Tensor, heads: HeadShape, step: KindStep, cache: LayerCache | None) -> Tensor:

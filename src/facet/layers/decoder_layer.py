@@ -8,8 +8,8 @@ from facet.layers.mlp import MLP
 from facet.layers.moe import Experts
 from facet.layers.per_layer_input import PerLayerGate
 from facet.layers.placement import Placement
-from facet.layers.residual import Residual
-from facet.layers.rms_norm import RMSNorm
+from facet.layers.rms_norm import Residual, RMSNorm
+from facet.layers.weight import Inputs
 from facet.model_spec import LayerSpec, ModelSpec
 
 
@@ -22,9 +22,9 @@ class DecoderLayer(nn.Module):
         self.arithmetic = placement.arithmetic
         self.attention = Attention(layer, hidden, eps, placement)
         self.mlp = MLP(hidden, layer.mlp_width, layer.mlp_sparsity, placement)
-        self.input_norm = RMSNorm(hidden, eps, placement)
+        self.input_norm = RMSNorm(hidden, eps, placement, before=self.attention.projections)
         self.post_attention_norm = RMSNorm(hidden, eps, placement)
-        self.pre_mlp_norm = RMSNorm(hidden, eps, placement)
+        self.pre_mlp_norm = RMSNorm(hidden, eps, placement, before=self.mlp.gate_up)
         self.post_mlp_norm = RMSNorm(hidden, eps, placement)
         self.experts = self.per_layer_gate = self.layer_scalar = None
         if layer.moe is not None:
@@ -34,7 +34,7 @@ class DecoderLayer(nn.Module):
         if spec.per_layer_input is not None:
             self.per_layer_gate = PerLayerGate(hidden, spec.per_layer_input.width, eps, placement)
         if spec.has_layer_scalar:
-            self.layer_scalar = placement.matrix(1)
+            self.layer_scalar = placement.vector(1)
 
     def forward(
         self,
@@ -62,10 +62,10 @@ class DecoderLayer(nn.Module):
         """The keys and values of rows that go no further."""
         self.attention.store(self._normed(residual), step, cache)
 
-    def _normed(self, residual: Residual) -> Tensor:
+    def _normed(self, residual: Residual) -> Inputs:
         return self.input_norm(residual.stream) if residual.normed is None else residual.normed
 
-    def _feed_forward(self, x: Tensor, h: Tensor) -> Tensor:
+    def _feed_forward(self, x: Tensor, h: Inputs) -> Tensor:
         dense: Tensor = self.mlp(h)
         if self.experts is None:
             return dense

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
+from facet.layers.weight import Inputs
 
 
 class MLP(nn.Module):
@@ -13,16 +14,12 @@ class MLP(nn.Module):
 
     def __init__(self, hidden_size: int, width: int, sparsity: float, placement: Placement) -> None:
         super().__init__()
-        self.gate_up = Linear(hidden_size, 2 * width, placement)
+        self.gate_up = Linear(hidden_size, (width, width), placement)
         self.down = Linear(width, hidden_size, placement)
-        self.arithmetic = placement.arithmetic
         # How many deviations above the mean a normal variable exceeds with probability 1 - sparsity.
         self.cutoff = statistics.NormalDist().inv_cdf(sparsity) if sparsity > 0 else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.cutoff is None:
-            hidden = self.arithmetic.geglu_linear(x, self.gate_up.weight)
-        else:
-            hidden = self.arithmetic.sparse_geglu(self.gate_up(x), self.cutoff)
+    def forward(self, x: Inputs) -> Tensor:
+        hidden = self.gate_up.geglu(x) if self.cutoff is None else self.gate_up.sparse_geglu(x, self.cutoff)
         out: Tensor = self.down(hidden)
         return out

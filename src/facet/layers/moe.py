@@ -18,15 +18,14 @@ class Experts(nn.Module):
         self.eps = eps
         self.arithmetic = placement.arithmetic
         self.router_factor = hidden_size**-0.5
-        self.router_scale = placement.matrix(hidden_size)
+        self.router_scale = placement.vector(hidden_size)
+        self.expert_scale = placement.vector(spec.num_experts)
+        self.gate_up = Linear(hidden_size, (spec.width, spec.width), placement, num_experts=spec.num_experts)
+        self.down = Linear(spec.width, hidden_size, placement, num_experts=spec.num_experts)
         self.router = Linear(hidden_size, spec.num_experts, placement)
-        self.expert_scale = placement.matrix(spec.num_experts)
-        self.input_norm = RMSNorm(hidden_size, eps, placement)
-        self.gate_up = placement.matrix(spec.num_experts, 2 * spec.width, hidden_size)
-        self.down = placement.matrix(spec.num_experts, hidden_size, spec.width)
+        self.input_norm = RMSNorm(hidden_size, eps, placement, before=self.gate_up)
 
     def forward(self, residual: Tensor) -> Tensor:
         router_input = self.arithmetic.rms_norm(residual, None, self.eps) * self.router_scale * self.router_factor
         weights, chosen = route(self.router(router_input), self.spec.num_chosen, self.expert_scale)
-        x = self.input_norm(residual)
-        return self.arithmetic.run_experts(x, weights, chosen, self.gate_up, self.down)
+        return self.gate_up.run_experts(self.input_norm(residual), weights, chosen, self.down)

@@ -1,10 +1,8 @@
 """Per-layer inputs: a second embedding with a slice for every layer, and the gate through which a layer takes it."""
 
-import torch
 from torch import Tensor, nn
 
-from facet.kernels.per_layer_input import mix_looked_up_inputs
-from facet.layers.linear import Linear
+from facet.layers.linear import Embedding, Linear
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
 from facet.model_spec import ModelSpec, PerLayerInputSpec
@@ -17,24 +15,20 @@ class PerLayerInputs(nn.Module):
         super().__init__()
         self.spec = per_layer
         self.eps = spec.norm_eps
-        columns = spec.num_layers * per_layer.width
-        self.table = placement.matrix(per_layer.vocab_size, columns)
-        self.projection = Linear(spec.hidden_size, columns, placement)
+        widths = (per_layer.width,) * spec.num_layers
+        self.table = Embedding(per_layer.vocab_size, sum(widths), per_layer.width**0.5, placement)
+        self.projection = Linear(spec.hidden_size, widths, placement)
         self.norm = RMSNorm(per_layer.width, spec.norm_eps, placement)
-        self.token_scale = rounded(per_layer.width**0.5, placement.dtype)
         self.context_scale = spec.hidden_size**-0.5
 
     def forward(self, token_ids: Tensor, embedded: Tensor, layers: range) -> Tensor:
         """[rows, len(layers), width], for layers `layers` alone: the others' share is not computed."""
-        first, last = layers.start * self.spec.width, layers.stop * self.spec.width
-        context: Tensor = self.projection(embedded, slice(first, last))
-        return mix_looked_up_inputs(
+        context: Tensor = self.projection(embedded, slice(layers.start, layers.stop))
+        return self.table.mix(
             context.view(-1, len(layers), self.spec.width),
             token_ids,
-            self.table,
             self.norm.weight,
-            first_column=first,
-            token_scale=self.token_scale,
+            first_column=layers.start * self.spec.width,
             context_scale=self.context_scale,
             eps=self.eps,
         )
@@ -48,7 +42,6 @@ class PerLayerGate(nn.Module):
         self.gate = Linear(hidden_size, width, placement)
         self.projection = Linear(width, hidden_size, placement)
         self.norm = RMSNorm(hidden_size, eps, placement)
-        self.arithmetic = placement.arithmetic
 
     def forward(self, x: Tensor, per_layer_input: Tensor) -> Tensor:
         out: Tensor = self.norm(self.project(x, per_layer_input))
@@ -57,11 +50,5 @@ class PerLayerGate(nn.Module):
     def project(self, x: Tensor, per_layer_input: Tensor | None) -> Tensor:
         """As `forward`, before the norm: who adds the result to the stream may do both at once."""
         assert per_layer_input is not None, "a layer with a gate has an input for it"
-        gated = self.arithmetic.gated_input_linear(x, self.gate.weight, per_layer_input)
-        out: Tensor = self.projection(gated)
+        out: Tensor = self.projection(self.gate.gated(x, per_layer_input))
         return out
-
-
-def rounded(value: float, dtype: torch.dtype) -> float:
-    """`value` as a tensor of this type holds it: scales are rounded before they are applied, and that shows."""
-    return torch.tensor(value, dtype=dtype).item()

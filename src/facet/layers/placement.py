@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
+from facet.layers.weight import DenseWeight, Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The type of matrices and activations, and the device of everything. Norm weights are always float32."""
+    """The type of weights and activations, and the device of everything. Parameters come uninitialised."""
 
     dtype: torch.dtype
     device: torch.device
@@ -21,10 +22,16 @@ class Placement:
         """The bits of a row do not depend on the rows computed with it."""
         return self.arithmetic is BATCH_INVARIANT
 
-    def matrix(self, *shape: int) -> nn.Parameter:
-        """An uninitialised parameter of the model's type."""
-        return nn.Parameter(torch.empty(shape, dtype=self.dtype, device=self.device), requires_grad=False)
+    def weight(self, *shape: int) -> Weight:
+        return DenseWeight(self._parameter(self.dtype, *shape), self.arithmetic)
 
-    def norm_weight(self, *shape: int) -> nn.Parameter:
-        """An uninitialised float32 parameter: norms multiply by their weight before they round."""
-        return nn.Parameter(torch.empty(shape, dtype=torch.float32, device=self.device), requires_grad=False)
+    def vector(self, size: int) -> nn.Parameter:
+        """Scales and scalars of the model's type."""
+        return self._parameter(self.dtype, size)
+
+    def norm_weight(self, width: int) -> nn.Parameter:
+        """In float32: norms multiply by their weight before they round."""
+        return self._parameter(torch.float32, width)
+
+    def _parameter(self, dtype: torch.dtype, *shape: int) -> nn.Parameter:
+        return nn.Parameter(torch.empty(shape, dtype=dtype, device=self.device), requires_grad=False)

@@ -1,26 +1,46 @@
-"""The norm as a module: a float32 weight and an epsilon."""
+"""The norm as a module, and the residual stream that norms stand along."""
+
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from facet.kernels.arithmetic import Arithmetic
+from facet.layers.linear import Linear
 from facet.layers.placement import Placement
-from facet.layers.residual import Residual
+from facet.layers.weight import Inputs, Weight
+
+
+class Residual(NamedTuple):
+    """The stream, and the stream as the next layer's first norm leaves it, where the layer before has made that too:
+    adding to the stream and normalising the sum is one kernel."""
+
+    stream: Tensor
+    normed: Inputs | None
 
 
 class RMSNorm(nn.Module):
-    """A weighted norm over the last axis."""
+    """A weighted norm over the last axis. `before`: the product that takes the result, if one alone does."""
 
-    def __init__(self, width: int, eps: float, placement: Placement) -> None:
+    def __init__(self, width: int, eps: float, placement: Placement, *, before: Linear | None = None) -> None:
         super().__init__()
         self.weight = placement.norm_weight(width)
         self.eps = eps
         self.arithmetic = placement.arithmetic
+        # In a tuple: the product is no part of the norm, and is not registered as one.
+        self._before = () if before is None else (before,)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.arithmetic.rms_norm(x, self.weight, self.eps)
+    def forward(self, x: Tensor) -> Inputs:
+        return self._norms.rms_norm(x, self.weight, self.eps)
 
     def add(
         self, stream: Tensor, update: Tensor, *, then: "RMSNorm | None" = None, scale: Tensor | None = None
     ) -> Residual:
         """(stream + norm(update)) * scale, and that through the norm `then`."""
-        next_weight = None if then is None else then.weight
-        return Residual(*self.arithmetic.add_norm(stream, update, self.weight, next_weight, self.eps, scale))
+        if then is None:
+            return Residual(*self.arithmetic.add_norm(stream, update, self.weight, None, self.eps, scale))
+        return Residual(*then._norms.add_norm(stream, update, self.weight, then.weight, self.eps, scale))
+
+    @property
+    def _norms(self) -> Arithmetic | Weight:
+        """Who computes this norm: the weight that takes the result may round it on the way."""
+        return self._before[0].weight if self._before else self.arithmetic

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from facet.errors import CheckpointError
+from facet.layers.linear import Linear
 from facet.model.config_fields import shown
 from facet.model.gemma import Gemma
 from facet.model.weight_map import TensorTarget, is_unused, tensor_targets
@@ -137,8 +138,9 @@ def match_tensors(spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> dict[T
 
 
 def load_weights(model: Gemma, matched: Mapping[TensorTarget, StoredTensor], progress: Progress) -> None:
-    """Copy every tensor to its place, converting to the parameter's type."""
+    """Copy every tensor to its place, converting to the type it has there."""
     parameters = dict(model.named_parameters())
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
     by_file: dict[Path, list[tuple[TensorTarget, StoredTensor]]] = {}
     for target, tensor in matched.items():
         by_file.setdefault(tensor.file, []).append((target, tensor))
@@ -147,11 +149,13 @@ def load_weights(model: Gemma, matched: Mapping[TensorTarget, StoredTensor], pro
         for file, pairs in by_file.items():
             with _opened(file) as handle:
                 for target, tensor in pairs:
-                    rows = slice(target.first_row, target.first_row + target.shape[0])
                     values = handle.get_tensor(tensor.name)
                     if target.offset:
                         values = values.float() + target.offset
-                    parameters[target.parameter].data[rows].copy_(values)
+                    if target.place in linears:
+                        linears[target.place].fill(values, target.part)
+                    else:
+                        parameters[target.place].data.copy_(values)
                     advance(target.num_values)
 
 

@@ -5,18 +5,16 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from facet.forward_batch import AttentionRows, ForwardBatch
-from facet.kernels.embedding import embed
 from facet.kernels.logits import softcap
 from facet.kernels.paged_attention import row_places
 from facet.layers.altup import AltUpLayer, Streams
 from facet.layers.attention import Attend, KindStep, PlannedAttention, heads_of
 from facet.layers.decoder_layer import DecoderLayer
 from facet.layers.kv_arena import KVArena
-from facet.layers.linear import Linear
-from facet.layers.per_layer_input import PerLayerInputs, rounded
+from facet.layers.linear import Embedding, Linear
+from facet.layers.per_layer_input import PerLayerInputs
 from facet.layers.placement import Placement
-from facet.layers.residual import Residual
-from facet.layers.rms_norm import RMSNorm
+from facet.layers.rms_norm import Residual, RMSNorm
 from facet.layers.rotary import RotaryTables
 from facet.model_spec import AttentionKind, ModelSpec
 
@@ -33,8 +31,7 @@ class Gemma(nn.Module):
         self.spec = spec
         self.num_positions = num_positions
         self.placement = placement
-        self.embedding = placement.matrix(spec.vocab_size, spec.hidden_size)
-        self.embedding_scale = rounded(spec.hidden_size**0.5, placement.dtype)
+        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, spec.hidden_size**0.5, placement)
         self.per_layer_inputs = (
             PerLayerInputs(spec, spec.per_layer_input, placement) if spec.per_layer_input is not None else None
         )
@@ -72,7 +69,7 @@ class Gemma(nn.Module):
         attention itself passes `attend`; then nothing is planned, and the counts that `rows` has on the host are not
         looked at.
         """
-        embedded = embed(token_ids, self.embedding, self.embedding_scale)
+        embedded = self.embedding.look_up(token_ids)
         stream = embedded if self.streams is None else self.streams.expand(embedded)
         steps = self._kind_steps(rows, arena, attend or self.attention_of(rows, arena))
         indices = range(num_layers)
@@ -93,7 +90,7 @@ class Gemma(nn.Module):
         """
         if rows is not None:
             layers = range(first_layer, self.spec.num_layers)
-            embedded = embed(token_ids, self.embedding, self.embedding_scale)
+            embedded = self.embedding.look_up(token_ids)
             steps = self._kind_steps(rows, arena, self.attention_of(rows, arena))
             stream = self._run_layers(
                 stream, layers, token_ids, embedded, steps, arena, stored_layer=first_layer
@@ -104,9 +101,8 @@ class Gemma(nn.Module):
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """[rows, vocab] in float32. Apart from `forward`, since a caller may want them a few rows at a time."""
-        weight = self.embedding if self.head is None else self.head.weight
-        products = self.placement.arithmetic.linear(hidden, weight)
-        return softcap(products, self.spec.logit_softcap, out=out)
+        head = self.embedding if self.head is None else self.head
+        return softcap(head(hidden), self.spec.logit_softcap, out=out)
 
     def attention_of(self, rows: AttentionRows, arena: KVArena) -> PlannedAttention:
         """How these rows attend, in the layers of each kind."""

@@ -13,12 +13,12 @@ from facet.model_spec import LayerSpec, ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorTarget:
-    """One checkpoint tensor: what it is called, its shape, and the rows of the parameter it fills."""
+    """One checkpoint tensor: what it is called, its shape, and what it fills."""
 
     name: str
     shape: tuple[int, ...]
-    parameter: str
-    first_row: int = 0
+    place: str  # a parameter, or a `Linear`
+    part: int | None = None  # of the `Linear`; None: all of it
     offset: float = 0.0  # added to every value: Gemma 3 stores norm weights less one
 
     @property
@@ -55,15 +55,15 @@ def is_unused(spec: ModelSpec, name: str) -> bool:
 
 def _decoder_targets(spec: ModelSpec) -> Iterator[TensorTarget]:
     hidden, offset = spec.hidden_size, spec.norm_weights_offset
-    yield TensorTarget(name="embed_tokens.weight", shape=(spec.vocab_size, hidden), parameter="embedding")
+    yield TensorTarget(name="embed_tokens.weight", shape=(spec.vocab_size, hidden), place="embedding")
     if not spec.tied_embeddings:
-        yield TensorTarget(name="lm_head.weight", shape=(spec.vocab_size, hidden), parameter="head.weight")
+        yield TensorTarget(name="lm_head.weight", shape=(spec.vocab_size, hidden), place="head")
     if spec.per_layer_input is not None:
         columns, width = spec.num_layers * spec.per_layer_input.width, spec.per_layer_input.width
         yield TensorTarget(
             name="embed_tokens_per_layer.weight",
             shape=(spec.per_layer_input.vocab_size, columns),
-            parameter="per_layer_inputs.table",
+            place="per_layer_inputs.table",
         )
         yield _matrix("per_layer_model_projection", columns, hidden, "per_layer_inputs.projection")
         yield _norm("per_layer_projection_norm", width, "per_layer_inputs.norm", offset)
@@ -87,7 +87,7 @@ def _decoder_targets(spec: ModelSpec) -> Iterator[TensorTarget]:
             yield _matrix(f"{prefix}.per_layer_projection", hidden, width, f"{prefix}.per_layer_gate.projection")
             yield _norm(f"{prefix}.post_per_layer_input_norm", hidden, f"{prefix}.per_layer_gate.norm", offset)
         if spec.has_layer_scalar:
-            yield TensorTarget(name=f"{prefix}.layer_scalar", shape=(1,), parameter=f"{prefix}.layer_scalar")
+            yield TensorTarget(name=f"{prefix}.layer_scalar", shape=(1,), place=f"{prefix}.layer_scalar")
     yield _norm("norm", hidden, "norm", offset)
 
 
@@ -107,31 +107,29 @@ def _attention_targets(prefix: str, layer: LayerSpec, hidden: int, offset: float
         if not layer.values_are_keys:
             widths["v_proj"] = layer.kv_width
         yield _norm(f"{stored}.k_norm", layer.head_dim, f"{ours}.key_norm", offset)
-    first_row = 0
-    for name, width in widths.items():
-        yield _matrix(f"{stored}.{name}", width, hidden, f"{ours}.projections", first_row)
-        first_row += width
+    for part, (name, width) in enumerate(widths.items()):
+        yield _matrix(f"{stored}.{name}", width, hidden, f"{ours}.projections", part)
     yield _norm(f"{stored}.q_norm", layer.head_dim, f"{ours}.query_norm", offset)
     yield _matrix(f"{stored}.o_proj", hidden, layer.query_width, f"{ours}.output")
 
 
 def _mlp_targets(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[TensorTarget]:
     width = layer.mlp_width
-    yield _matrix(f"{prefix}.mlp.gate_proj", width, hidden, f"{prefix}.mlp.gate_up")
-    yield _matrix(f"{prefix}.mlp.up_proj", width, hidden, f"{prefix}.mlp.gate_up", width)
+    yield _matrix(f"{prefix}.mlp.gate_proj", width, hidden, f"{prefix}.mlp.gate_up", 0)
+    yield _matrix(f"{prefix}.mlp.up_proj", width, hidden, f"{prefix}.mlp.gate_up", 1)
     yield _matrix(f"{prefix}.mlp.down_proj", hidden, width, f"{prefix}.mlp.down")
 
 
 def _moe_targets(prefix: str, layer: LayerSpec, hidden: int, offset: float) -> Iterator[TensorTarget]:
     assert layer.moe is not None
     experts, width, ours = layer.moe.num_experts, layer.moe.width, f"{prefix}.experts"
-    yield TensorTarget(name=f"{prefix}.router.scale", shape=(hidden,), parameter=f"{ours}.router_scale")
-    yield TensorTarget(name=f"{prefix}.router.per_expert_scale", shape=(experts,), parameter=f"{ours}.expert_scale")
+    yield TensorTarget(name=f"{prefix}.router.scale", shape=(hidden,), place=f"{ours}.router_scale")
+    yield TensorTarget(name=f"{prefix}.router.per_expert_scale", shape=(experts,), place=f"{ours}.expert_scale")
     yield _matrix(f"{prefix}.router.proj", experts, hidden, f"{ours}.router")
     yield TensorTarget(
-        name=f"{prefix}.experts.gate_up_proj", shape=(experts, 2 * width, hidden), parameter=f"{ours}.gate_up"
+        name=f"{prefix}.experts.gate_up_proj", shape=(experts, 2 * width, hidden), place=f"{ours}.gate_up"
     )
-    yield TensorTarget(name=f"{prefix}.experts.down_proj", shape=(experts, hidden, width), parameter=f"{ours}.down")
+    yield TensorTarget(name=f"{prefix}.experts.down_proj", shape=(experts, hidden, width), place=f"{ours}.down")
     yield _norm(f"{prefix}.pre_feedforward_layernorm_2", hidden, f"{ours}.input_norm", offset)
     yield _norm(f"{prefix}.post_feedforward_layernorm_1", hidden, f"{prefix}.dense_branch_norm", offset)
     yield _norm(f"{prefix}.post_feedforward_layernorm_2", hidden, f"{prefix}.expert_branch_norm", offset)
@@ -139,7 +137,7 @@ def _moe_targets(prefix: str, layer: LayerSpec, hidden: int, offset: float) -> I
 
 def _altup_targets(prefix: str, num_streams: int, rank: int, hidden: int) -> Iterator[TensorTarget]:
     altup = f"{prefix}.altup"
-    yield TensorTarget(name=f"{altup}.correct_output_scale", shape=(hidden,), parameter=f"{prefix}.output_scale")
+    yield TensorTarget(name=f"{altup}.correct_output_scale", shape=(hidden,), place=f"{prefix}.output_scale")
     yield _matrix(f"{altup}.correction_coefs", num_streams, num_streams, f"{prefix}.correction")
     yield _matrix(f"{altup}.prediction_coefs", num_streams**2, num_streams, f"{prefix}.prediction")
     yield _matrix(f"{altup}.modality_router", num_streams, hidden, f"{prefix}.stream_router.router")
@@ -149,14 +147,9 @@ def _altup_targets(prefix: str, num_streams: int, rank: int, hidden: int) -> Ite
     yield _norm(f"{prefix}.laurel.post_laurel_norm", hidden, f"{prefix}.laurel.norm", 0.0)
 
 
-def _matrix(name: str, num_outputs: int, num_inputs: int, parameter: str, first_row: int = 0) -> TensorTarget:
-    return TensorTarget(
-        name=f"{name}.weight",
-        shape=(num_outputs, num_inputs),
-        parameter=f"{parameter}.weight",
-        first_row=first_row,
-    )
+def _matrix(name: str, num_outputs: int, num_inputs: int, place: str, part: int | None = None) -> TensorTarget:
+    return TensorTarget(name=f"{name}.weight", shape=(num_outputs, num_inputs), place=place, part=part)
 
 
-def _norm(name: str, width: int, parameter: str, offset: float) -> TensorTarget:
-    return TensorTarget(name=f"{name}.weight", shape=(width,), parameter=f"{parameter}.weight", offset=offset)
+def _norm(name: str, width: int, place: str, offset: float) -> TensorTarget:
+    return TensorTarget(name=f"{name}.weight", shape=(width,), place=f"{place}.weight", offset=offset)

@@ -3,23 +3,18 @@
 The Triton kernels serve tensors on a GPU, the reference everything else.
 """
 
+from typing import Unpack
+
 from torch import Tensor
 
 from facet.kernels.per_layer_input import reference
+from facet.kernels.per_layer_input.reference import MixArguments
 
-__all__ = ["gate_per_layer_input", "mix_looked_up_inputs"]
+__all__ = ["MixArguments", "gate_per_layer_input", "mix_looked_up_inputs"]
 
 
 def mix_looked_up_inputs(
-    context: Tensor,
-    token_ids: Tensor,
-    table: Tensor,
-    norm_weight: Tensor,
-    *,
-    first_column: int,
-    token_scale: float,
-    context_scale: float,
-    eps: float,
+    context: Tensor, token_ids: Tensor, table: Tensor, norm_weight: Tensor, **arguments: Unpack[MixArguments]
 ) -> Tensor:
     """(rms(context * context_scale) + token) / sqrt(2), all [rows, layers, width].
 
@@ -29,19 +24,8 @@ def mix_looked_up_inputs(
         # Imported here: machines without a GPU need no Triton.
         from facet.kernels.per_layer_input import triton
 
-        mix = triton.mix_looked_up_inputs
-    else:
-        mix = reference.mix_looked_up_inputs
-    return mix(
-        context,
-        token_ids,
-        table,
-        norm_weight,
-        first_column=first_column,
-        token_scale=token_scale,
-        context_scale=context_scale,
-        eps=eps,
-    )
+        return triton.mix_looked_up_inputs(context, token_ids, table, norm_weight, **arguments)
+    return reference.mix_looked_up_inputs(context, token_ids, table, norm_weight, **arguments)
 
 
 def gate_per_layer_input(gate: Tensor, per_layer_input: Tensor) -> Tensor:

@@ -1,10 +1,21 @@
 """The definition of per-layer inputs."""
 
+from typing import TypedDict
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.rms_norm.reference import rms_norm
+
+
+class MixArguments(TypedDict):
+    """What `mix_looked_up_inputs` takes by name."""
+
+    first_column: int
+    token_scale: float
+    context_scale: float
+    eps: float
 
 
 def mix_per_layer_inputs(

@@ -1,0 +1,109 @@
+"""Weights as values: how their numbers are kept, and which kernels compute with them.
+
+A weight is rows of numbers: a matrix [outputs, inputs], the matrices of experts [experts, outputs, inputs], or a table
+whose rows are looked up [ids, width]. A kind of weight is a class that answers every question below. Layers ask through
+`Linear` and never learn the kind, so that a quantized weight, one cut for a rank or one with an adapter is a new class
+here and no change to a layer.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, TypeAlias, Unpack
+
+from torch import Tensor, nn
+
+from facet.kernels.arithmetic import Arithmetic
+from facet.kernels.embedding import embed
+from facet.kernels.per_layer_input import MixArguments, mix_looked_up_inputs
+
+# What a product takes: a tensor [rows, inputs], or what the weight's own norms make of one, rounded rows for example.
+Inputs: TypeAlias = Any
+
+
+class Weight(nn.Module, ABC):
+    """One kind of weight. `rows` names some of the outputs; None: all of them. What each operation means is said where
+    the kernels define it."""
+
+    @abstractmethod
+    def fill(self, values: Tensor, rows: slice) -> None:
+        """Take the numbers of some rows, as an unquantized checkpoint holds them."""
+
+    # Products
+
+    @abstractmethod
+    def linear(self, x: Inputs, rows: slice | None = None) -> Tensor: ...
+
+    @abstractmethod
+    def geglu_linear(self, x: Inputs) -> Tensor: ...
+
+    @abstractmethod
+    def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor: ...
+
+    @abstractmethod
+    def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: "Weight") -> Tensor: ...
+
+    # Rows looked up
+
+    @abstractmethod
+    def embed(self, token_ids: Tensor, scale: float) -> Tensor: ...
+
+    @abstractmethod
+    def mix_looked_up_inputs(
+        self, context: Tensor, token_ids: Tensor, norm_weight: Tensor, **arguments: Unpack[MixArguments]
+    ) -> Tensor: ...
+
+    # Norms whose results this weight multiplies: a kind that rounds its inputs does both at once.
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Inputs: ...
+
+    @abstractmethod
+    def add_norm(
+        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
+    ) -> tuple[Tensor, Inputs]: ...
+
+
+class DenseWeight(Weight):
+    """Numbers of the activations' type."""
+
+    def __init__(self, values: nn.Parameter, arithmetic: Arithmetic) -> None:
+        super().__init__()
+        self.values = values
+        self.arithmetic = arithmetic
+
+    def fill(self, values: Tensor, rows: slice) -> None:
+        self.values.data[..., rows, :].copy_(values)
+
+    def linear(self, x: Inputs, rows: slice | None = None) -> Tensor:
+        return self.arithmetic.linear(x, self.values if rows is None else self.values[rows])
+
+    def geglu_linear(self, x: Inputs) -> Tensor:
+        return self.arithmetic.geglu_linear(x, self.values)
+
+    def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor:
+        return self.arithmetic.sparse_geglu(self.linear(x), cutoff_deviations)
+
+    def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
+        return self.arithmetic.gated_input_linear(x, self.values, per_layer_input)
+
+    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
+        assert isinstance(down, DenseWeight), "both matrices of an expert are of one kind"
+        return self.arithmetic.run_experts(x, weights, chosen, self.values, down.values)
+
+    def embed(self, token_ids: Tensor, scale: float) -> Tensor:
+        return embed(token_ids, self.values, scale)
+
+    def mix_looked_up_inputs(
+        self, context: Tensor, token_ids: Tensor, norm_weight: Tensor, **arguments: Unpack[MixArguments]
+    ) -> Tensor:
+        return mix_looked_up_inputs(context, token_ids, self.values, norm_weight, **arguments)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self.arithmetic.rms_norm(x, weight, eps)
+
+    def add_norm(
+        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
+    ) -> tuple[Tensor, Inputs]:
+        return self.arithmetic.add_norm(residual, update, update_weight, weight, eps, scale)
