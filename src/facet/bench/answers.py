@@ -79,7 +79,7 @@ class AnswerReader:
 
     def __init__(self) -> None:
         self.chunk_times: list[float] = []
-        self.pieces: list[str] = []
+        self.parts: list[str] = []
         self.token_ids: list[int] = []  # where the server sends them
         self.calls: list[tuple[str, str, str]] = []  # id, name and arguments of each tool call
         self.usage: Usage | None = None
@@ -88,7 +88,7 @@ class AnswerReader:
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        return "".join(self.parts)
 
     def on_body(self, body: bytes, now: float) -> None:
         for event in self._events.feed(body):
@@ -135,7 +135,7 @@ class CompletionReader(AnswerReader):
             finish_reason = choice.finish_reason
             self.chunk_times.append(now)  # also without text: a special token has none
             if choice.text:
-                self.pieces.append(choice.text)
+                self.parts.append(choice.text)
             if choice.token_ids:
                 self.token_ids += choice.token_ids
         if chunk.usage is not None or finish_reason is not None or chunk.error is not None:
@@ -156,7 +156,7 @@ class ChatReader(AnswerReader):
             if self.chunk_times or delta.content or thought or delta.tool_calls or delta.role is None:
                 self.chunk_times.append(now)
             if delta.content:
-                self.pieces.append(delta.content)
+                self.parts.append(delta.content)
             for call in delta.tool_calls or ():
                 self._add_call(call)
         if chunk.usage is not None or finish_reason is not None or chunk.error is not None:

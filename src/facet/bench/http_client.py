@@ -16,7 +16,7 @@ from typing import cast
 from facet.bench.http_response import BadResponseError, ResponseReader
 from facet.server_url import ServerUrl
 
-# A piece of a body and when it came.
+# A part of a body and when it arrived.
 OnBody = Callable[[bytes, float], None]
 _MOST_ERROR_BYTES = 1 << 16
 

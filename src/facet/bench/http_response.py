@@ -101,14 +101,14 @@ class ResponseReader:
         if self._rest:
             data = self._rest + data
             self._rest = b""
-        pieces = []
+        parts = []
         position, end_of_data = 0, len(data)
         while position < end_of_data:
             if self._num_left:
-                piece = data[position : position + self._num_left]
-                pieces.append(piece)
-                position += len(piece)
-                self._num_left -= len(piece)
+                part = data[position : position + self._num_left]
+                parts.append(part)
+                position += len(part)
+                self._num_left -= len(part)
                 continue
             end = data.find(b"\r\n", position)
             if end < 0:
@@ -125,7 +125,7 @@ class ResponseReader:
                     break
             elif line:  # an empty one is the end of the chunk before
                 self._start_chunk(line)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _start_chunk(self, line: bytes) -> None:
         try:

@@ -79,7 +79,7 @@ class StopScan:
     """The result of searching one part of the text."""
 
     text: str  # safe to hand out; never contains a stop string or the beginning of one
-    stop_string: str | None  # the one that ended the sequence; what followed it in this piece is dropped
+    stop_string: str | None  # the one that ended the sequence; what followed it in this part is dropped
 
 
 class StopStringFinder:
