@@ -105,6 +105,7 @@ class ModelSpec:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
+    media_token_ids: tuple[int, ...] = ()  # placeholders and boundaries of media; only a prompt has them
     checkpoint_dtype: str | None  # what config.json says the weights are; None: it does not say
 
     @property

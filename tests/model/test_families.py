@@ -169,11 +169,12 @@ class TestSpellings:
     @pytest.mark.parametrize("name", PUBLISHED)
     def test_with_and_without_towers(self, name: str) -> None:
         alone, inside = read_model_spec(text_only(name)), read_model_spec(wrapped(name))
-        # Only a model that is given images says how they attend.
+        # Only a model that is given images says how they attend, and what stands for them.
         like_alone = replace(
             inside,
             architecture=alone.architecture,
             bidirectional_image_layers=alone.bidirectional_image_layers,
+            media_token_ids=alone.media_token_ids,
         )
         assert like_alone == alone
         assert alone.architecture.endswith("ForCausalLM")
@@ -299,6 +300,16 @@ class TestDefaults:
         config = published("Gemma 3 4B")
         (config if level == "top" else config["text_config"])["tie_word_embeddings"] = False
         assert not read_model_spec(config).tied_embeddings
+
+
+@pytest.mark.parametrize("suffix", ["id", "index"])
+def test_tokens_of_media_are_known_where_the_vocabulary_has_them(suffix: str) -> None:
+    config = published("Gemma 4 E4B")
+    assert read_model_spec({**config, "image_token_id": None}).media_token_ids == ()
+    names = ("boi", "image", "eoi", "boa", "audio", "eoa", "video")
+    ids = {f"{name}_token_{suffix}": 258_880 - place for place, name in enumerate(names)}
+    found = read_model_spec({**config, "image_token_id": None, **ids, f"eoi_token_{suffix}": 10**6}).media_token_ids
+    assert found == tuple(sorted(token_id for token_id in ids.values() if token_id != 258_878))
 
 
 def test_every_spec_is_a_plain_value() -> None:

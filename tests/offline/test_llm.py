@@ -68,6 +68,20 @@ def test_what_an_output_holds(llm: LLM) -> None:
         assert token in position
 
 
+def test_tokens_of_media_are_never_sampled(llm: LLM, folder: Path, tmp_path: Path) -> None:
+    prompt = "The weather in Paris"
+    (usual,) = llm.generate(prompt, GREEDY)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    media = sorted(set(usual.outputs[0].token_ids))
+    config |= dict(zip(("image_token_id", "boi_token_index", "eoi_token_index", "audio_token_id"), media, strict=False))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    other = LLM(str(tmp_path), device="cpu", max_model_len=512, kv_cache_memory_bytes=8 << 20, show_progress=False)
+    (result,) = other.generate(prompt, replace(GREEDY, max_tokens=64))
+    other.close()
+    assert not set(media[:4]) & set(result.outputs[0].token_ids)
+
+
 def test_many_prompts_come_back_in_order_each_as_if_alone(llm: LLM) -> None:
     texts = [f"one two {'three ' * index}four" for index in range(12)]
     together = llm.generate(texts, GREEDY)

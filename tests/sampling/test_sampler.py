@@ -1,6 +1,7 @@
 """The features together: what a request gets depends on nothing but itself, and nothing broken becomes a token."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,29 @@ def test_without_features_the_choice_is_argmax(dtype: torch.dtype) -> None:
     assert bool(sampled.is_finite.all())
     assert sampled.logprobs is None
     assert torch.equal(logits, before), "nothing asked for a change"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("uses_kernels", [False, True])
+def test_what_is_never_sampled(dtype: torch.dtype, uses_kernels: bool) -> None:
+    """However likely it is, whatever a request asks for; log-probabilities stay those of the model."""
+    never = (5, 77, VOCAB_SIZE - 1)
+    seats = range(len(COMPANY))
+    logits = torch.stack([logits_of(request, 0) for request in seats]).to(dtype)
+    logits[:, list(never)] += 50
+    expected = logits.float().log_softmax(-1)
+    sampler = Sampler(
+        num_seats=len(COMPANY), vocab_size=VOCAB_SIZE, device=CPU, never_sampled=never, uses_kernels=uses_kernels
+    )
+    for seat in seats:
+        params = replace(COMPANY[seat], logprobs=2, logit_bias={5: 100.0})
+        sampler.add_request(seat, params, [1, 2, 3], eos_token_ids=[1])
+    host = sampler.sample(logits, seats).to_host()
+    assert not set(never) & set(host.token_ids)
+    for place, logprobs in enumerate(host.logprobs):
+        assert logprobs is not None
+        assert set(logprobs.token_ids[1:]) <= set(never), "the two best of the model's own logits"
+        assert logprobs.logprobs == pytest.approx(expected[place, logprobs.token_ids].tolist(), abs=2e-2)
 
 
 def test_both_ways_of_choosing_choose_the_same_tokens() -> None:

@@ -45,6 +45,9 @@ _ARCHITECTURES = {
     "Gemma4UnifiedForConditionalGeneration": "gemma4_unified_text",
 }
 
+# Placeholders, and the tokens before and after them: the beginning and end of an image, of audio.
+_MEDIA_TOKENS = ("image", "boi", "eoi", "audio", "boa", "eoa", "video")
+
 
 def supported_architectures() -> tuple[str, ...]:
     return tuple(_ARCHITECTURES)
@@ -101,6 +104,7 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
         bos_token_id=_first(text.token_ids("bos_token_id") or top.token_ids("bos_token_id"), 2),
         eos_token_ids=top.token_ids("eos_token_id") or text.token_ids("eos_token_id") or (1,),
         pad_token_id=_first(text.token_ids("pad_token_id") or top.token_ids("pad_token_id"), 0),
+        media_token_ids=_media_token_ids(top, vocab_size),
         checkpoint_dtype=_read_dtype(top, text),
     )
 
@@ -168,6 +172,12 @@ def _read_dtype(top: ConfigFields, text: ConfigFields) -> str | None:
             if name in fields:
                 return fields.text(name, "").removeprefix("torch.")
     return None
+
+
+def _media_token_ids(top: ConfigFields, vocab_size: int) -> tuple[int, ...]:
+    """What stands for media in a prompt, and what encloses it. Files say `..._id` or `..._index`."""
+    names = [f"{token}_token_{suffix}" for token in _MEDIA_TOKENS for suffix in ("id", "index")]
+    return tuple(sorted({token_id for name in names for token_id in top.token_ids(name) if token_id < vocab_size}))
 
 
 def _first(ids: tuple[int, ...], default: int) -> int:

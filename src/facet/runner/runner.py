@@ -93,7 +93,12 @@ class Runner:
         self._seats = SeatState(
             arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device
         )
-        self._sampler = Sampler(num_seats=max_num_seqs, vocab_size=model.spec.vocab_size, device=self._device)
+        self._sampler = Sampler(
+            num_seats=max_num_seqs,
+            vocab_size=model.spec.vocab_size,
+            device=self._device,
+            never_sampled=model.spec.media_token_ids,
+        )
         self._last_token_ids = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # by seat: how many, prompt length
         self._fast_prefill = fast_prefill

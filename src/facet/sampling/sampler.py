@@ -5,6 +5,7 @@ when none of a step's seats does. A new feature is a new file with the same verb
 `Sampler.__init__`. Knows nothing of requests' text, of the scheduler, or of how the logits came about.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from facet.sampling.penalties import Penalties
 from facet.sampling.result import SampledTokens
 from facet.sampling.seeds import Seeds
 from facet.sampling_params import SamplingParams
+from facet.transfer import indices_on_device
 
 
 class _PerRequest(Protocol):
@@ -42,11 +44,21 @@ class _LogitsFeature(_PerRequest, Protocol):
 
 class Sampler:
     def __init__(
-        self, *, num_seats: int, vocab_size: int, device: torch.device, uses_kernels: bool | None = None
+        self,
+        *,
+        num_seats: int,
+        vocab_size: int,
+        device: torch.device,
+        never_sampled: Sequence[int] = (),
+        uses_kernels: bool | None = None,
     ) -> None:
-        """`uses_kernels`: choose by `facet.kernels.token_choice`; None: on a GPU. Both ways choose the same tokens."""
+        """`never_sampled` are tokens that no request may choose.
+
+        `uses_kernels`: choose by `facet.kernels.token_choice`; None: on a GPU. Both ways choose the same tokens.
+        """
         self._vocab_size = vocab_size
         self._device = device
+        self._never_sampled = indices_on_device(never_sampled, device) if never_sampled else None
         self._occupied: set[int] = set()
         self._num_seats = num_seats
         self._batch = BatchSeats((), device)
@@ -113,8 +125,11 @@ class Sampler:
             return SampledTokens(nothing.to(torch.int64), nothing, nothing, None)
         active = [feature for feature in self._features if feature.is_active(batch)]
         will_change = bool(active) or grammar is not None
-        in_place = will_change and logits.dtype == torch.float32
+        in_place = self._never_sampled is not None or (will_change and logits.dtype == torch.float32)
         raw_logits = self._logprobs.raw_logits(logits, batch, will_change=in_place)
+        if self._never_sampled is not None:
+            # One small launch, where a mask of the whole vocabulary would read all logits again.
+            logits.index_fill_(-1, self._never_sampled, -math.inf)
         # A mask of ours could hide a NaN of the model's, so the raw logits are asked first.
         raw_max = logits.amax(-1) if will_change else None
         if will_change:
