@@ -156,7 +156,7 @@ def main() -> None:
     source = json.dumps({**json.loads(tokenizer.to_str()), "truncation": None, "padding": None})
     prompts = make_prompts(tokenizer, min(64, options.calls))
     prompts = (prompts * (options.calls // len(prompts) + 1))[: options.calls]
-    lengths = [len(ids) for ids in Tokenizer(tokenizer).encode_batch(prompts[:64])]
+    lengths = [len(Tokenizer(tokenizer).encode(prompt)) for prompt in prompts[:64]]
     size = tokenizer.get_vocab_size()
     table = Table(title=f"{options.calls} prompts of {statistics.mean(lengths):.0f} tokens, vocabulary {size}")
     for column in ("threads", "way", "mean ms", "wall s", "against one thread", "failures"):

@@ -51,20 +51,20 @@ class Assembled:
 
 
 def encode_reply(tokenizer: Tokenizer, reply: str | Sequence[Any], *, by_character: bool = False) -> list[int]:
-    """Control tokens in strings are tokens; a piece {"text": ...} is text whatever it looks like."""
-    pieces = [reply] if isinstance(reply, str) else reply
+    """Control tokens in strings are tokens; a part {"text": ...} is text whatever it looks like."""
+    parts = [reply] if isinstance(reply, str) else reply
     token_ids: list[int] = []
-    for piece in pieces:
-        if not isinstance(piece, str):
-            token_ids += encode_characters(tokenizer, piece["text"])
+    for part in parts:
+        if not isinstance(part, str):
+            token_ids += encode_characters(tokenizer, part["text"])
         elif by_character:
-            for token_id in tokenizer.encode(piece, add_special_tokens=False):
+            for token_id in tokenizer.encode(part, add_special_tokens=False):
                 is_control = token_id in tokenizer.special_ids
                 text = "" if is_control else tokenizer.decode_continuation([token_id])
                 whole = is_control or "\ufffd" in text
                 token_ids += [token_id] if whole else encode_characters(tokenizer, text)
         else:
-            token_ids += tokenizer.encode(piece, add_special_tokens=False)
+            token_ids += tokenizer.encode(part, add_special_tokens=False)
     return token_ids
 
 
@@ -76,7 +76,6 @@ def make_parser(
     tokenizer: Tokenizer,
     *,
     tools_enabled: bool = True,
-    reasoning_enabled: bool = True,
     starts_in_thought: bool = False,
     **sampling: Any,
 ) -> ReplyParser:
@@ -85,7 +84,6 @@ def make_parser(
         tokenizer,
         SamplingParams(max_tokens=None, **sampling),
         tools_enabled=tools_enabled,
-        reasoning_enabled=reasoning_enabled,
         starts_in_thought=starts_in_thought,
         new_call_id=lambda: f"call_{next(numbers)}",
     )

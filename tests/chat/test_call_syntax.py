@@ -40,11 +40,11 @@ def json_text(value: Any) -> str:
 
 def encode_call(name: str, arguments: dict[str, Any], *, by_character: bool) -> list[int]:
     """Text of the arguments is encoded apart from the delimiters, so that none of it can become a token of control."""
-    pieces: list[Any] = [f"<|tool_call>call:{name}"]
+    parts: list[Any] = [f"<|tool_call>call:{name}"]
     for i, text in enumerate(render_call_arguments(arguments).split(QUOTE)):
         looks_like_control = "<" in text or by_character
-        pieces += [*([QUOTE] if i else []), {"text": text} if looks_like_control else text]
-    return encode_reply(TOKENIZER, [*pieces, "<tool_call|>"])
+        parts += [*([QUOTE] if i else []), {"text": text} if looks_like_control else text]
+    return encode_reply(TOKENIZER, [*parts, "<tool_call|>"])
 
 
 @given(
@@ -111,14 +111,14 @@ SIGNS = [
 @settings(max_examples=400)
 @given(
     opening=st.sampled_from([[], ["<|tool_call>"], ["<|tool_call>", "call:f{"], ["<|tool_call>", "call:f{", "a", ":"]]),
-    pieces=st.lists(st.sampled_from([*MARKERS, *CALL_OPENING, *SIGNS]) | st.integers(0, 3), max_size=40),
+    parts=st.lists(st.sampled_from([*MARKERS, *CALL_OPENING, *SIGNS]) | st.integers(0, 3), max_size=40),
     data=st.data(),
 )
 def test_no_tokens_are_too_wild_and_no_word_is_lost(
-    opening: list[str], pieces: list[str | int], data: st.DataObject
+    opening: list[str], parts: list[str | int], data: st.DataObject
 ) -> None:
     words = iter(WORDS)
-    texts = opening + [next(words) if isinstance(piece, int) else piece for piece in pieces]
+    texts = opening + [next(words) if isinstance(part, int) else part for part in parts]
     token_ids: list[int] = []
     for text in texts:
         control_id = TOKENIZER.token_to_id(text)
@@ -126,7 +126,6 @@ def test_no_tokens_are_too_wild_and_no_word_is_lost(
         token_ids += [control_id] if is_control and control_id is not None else encode_characters(TOKENIZER, text)
     options = {
         "tools_enabled": data.draw(st.sampled_from([True, True, False])),
-        "reasoning_enabled": data.draw(st.sampled_from([True, True, False])),
         "starts_in_thought": data.draw(st.booleans()),
     }
     is_complete = data.draw(st.booleans())

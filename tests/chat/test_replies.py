@@ -49,7 +49,6 @@ def test_case(tokenizer: Tokenizer, case: dict[str, Any], by_character: bool) ->
     assert reply.content == case.get("content", "")
     assert reply.calls == case.get("calls", [])
     assert parser.stop_string == case.get("stop_string")
-    assert parser.has_tool_calls == bool(reply.calls)
     if not case.get("cut", False):
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in reply.calls)
 
@@ -84,7 +83,7 @@ def test_name_comes_before_long_arguments_do(tokenizer: Tokenizer) -> None:
 
 def test_call_ids_are_random_unless_given(tokenizer: Tokenizer) -> None:
     token_ids = encode_reply(tokenizer, "<|tool_call>call:f{}<tool_call|>" * 50)
-    parser = make_reply_parser(tokenizer, SamplingParams(), tools_enabled=True, reasoning_enabled=True)
+    parser = make_reply_parser(tokenizer, SamplingParams(), tools_enabled=True)
     starts = [delta for token_id in token_ids for delta in parser.push(token_id) if isinstance(delta, ToolCallStart)]
     assert len({start.call_id for start in starts}) == 50
 
@@ -142,7 +141,6 @@ def test_model_without_control_tokens_has_only_content() -> None:
         reply = read_reply(parser, encode_reply(tokenizer, text), is_complete=True)
         assert reply == Assembled(content="<|channel>thought\nhm<channel|>call:f{a:1} ")
         assert parser.stop_string == "STOP"
-        assert not parser.has_tool_calls
         assert parser.push(5) == []
     assert not ends_in_thought(tokenizer, encode_reply(tokenizer, text))
 

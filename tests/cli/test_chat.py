@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from facet.cli import main
-from facet.cli.answers import ChatAnswer, read_answer
+from facet.cli.answers import ChatAnswer
 from facet.cli.api_client import ApiClient, ServerFailedError
 from facet.cli.chat_commands import run_command
 from facet.cli.conversation import Conversation
@@ -213,8 +213,8 @@ class TestAnswersOfOtherServers:
             {"choices": [], "usage": {"total_tokens": 3}},
         ]
         answer = ChatAnswer()
-        list(read_answer(events, answer))
-        assert (answer.content, answer.reasoning, answer.finish_reason) == ("", "ab", "tool_calls")
+        list(answer.read(events))
+        assert (answer.reply.content, answer.reply.reasoning, answer.finish_reason) == (None, "ab", "tool_calls")
         calls = answer.message()["tool_calls"]
         assert [call["id"] for call in calls] == ["call_0", "z"]
         assert [call["function"] for call in calls] == [
@@ -225,8 +225,8 @@ class TestAnswersOfOtherServers:
     def test_a_call_that_was_cut_off_is_none(self) -> None:
         answer = ChatAnswer()
         event = {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}
-        list(read_answer([event, {"choices": [{"delta": {}, "finish_reason": "length"}]}], answer))
-        assert not answer.is_call
+        list(answer.read([event, {"choices": [{"delta": {}, "finish_reason": "length"}]}]))
+        assert not answer.calls_to_make
         assert "tool_calls" not in answer.message()
 
 

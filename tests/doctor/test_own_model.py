@@ -23,4 +23,4 @@ def test_it_has_every_part(tmp_path: Path) -> None:
     template = ChatTemplate.from_folder(tmp_path, tokenizer)
     assert template is not None
     rendered = template.render([{"role": "user", "content": "Hello"}])
-    assert tokenizer.encode_prompt(rendered)[0] == tokenizer.bos_id
+    assert tokenizer.encode_prompt(rendered)[0] == tokenizer.token_to_id("<bos>")

@@ -241,7 +241,7 @@ def test_a_slow_reader_holds_up_nobody(scripted: Scripted) -> None:
                 assert server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 5}).status_code == 200
             assert time.monotonic() - start < 20
             while not received.endswith(b"0\r\n\r\n"):
-                piece = slow.recv(1 << 16)
-                assert piece, "the stream ended early"
-                received += piece
+                part = slow.recv(1 << 16)
+                assert part, "the stream ended early"
+                received += part
     assert received.count(b"data: ") == 3001

@@ -1,4 +1,4 @@
-"""/v1/chat/completions with chosen replies: content, thoughts and calls, whole and in pieces."""
+"""/v1/chat/completions with chosen replies: content, thoughts and calls, whole and in parts."""
 
 import json
 from typing import Any
@@ -305,8 +305,8 @@ class TestOfficialClient:
                 model="tiny", messages=ASK, tools=[WEATHER_TOOL], stream=True, stream_options={"include_usage": True}
             ):
                 if chunk.choices:
-                    for piece in chunk.choices[0].delta.tool_calls or []:
-                        fragments += piece.function.arguments or ""
+                    for part in chunk.choices[0].delta.tool_calls or []:
+                        fragments += part.function.arguments or ""
                     reasons.append(chunk.choices[0].finish_reason)
             assert json.loads(fragments) == ARGUMENTS
             assert reasons[-1] == "tool_calls"
@@ -318,8 +318,8 @@ class TestOfficialClient:
             assert client.models.retrieve("tiny").id == "tiny"
             answer = client.completions.create(model="tiny", prompt="x", logprobs=1, extra_body={"top_k": 5})
             assert answer.choices[0].text == "one two"
-            pieces = client.completions.create(model="tiny", prompt="x", stream=True)
-            assert "".join(piece.choices[0].text for piece in pieces) == "one two"
+            parts = client.completions.create(model="tiny", prompt="x", stream=True)
+            assert "".join(part.choices[0].text for part in parts) == "one two"
 
     def test_errors_are_its_own(self, scripted: Scripted) -> None:
         with scripted("one two") as (server, _), self.client(server) as client:

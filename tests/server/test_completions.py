@@ -71,7 +71,7 @@ def test_several_answers_are_several_requests_with_their_own_seeds(scripted: Scr
     assert answer["usage"]["completion_tokens"] == 6 * len(engine.script(engine.submitted[0]))
 
 
-def test_a_stream_says_the_same_in_pieces(scripted: Scripted) -> None:
+def test_a_stream_says_the_same_in_parts(scripted: Scripted) -> None:
     body = {"prompt": ["one", "two"], "max_tokens": 64, "stream_options": {"include_usage": True}}
     with scripted(TEXT) as (server, _):
         *events, done = server.chunks("/v1/completions", body)

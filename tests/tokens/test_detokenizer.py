@@ -14,7 +14,7 @@ from tests.tokens.gemma_like import CORPUS, build_gemma_like
 NUM_IDS = 620  # a little past the end of the test vocabularies
 
 
-def pieces_of(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = True) -> list[str]:
+def parts_of(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special_tokens: bool = True) -> list[str]:
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.finish()]
 
@@ -66,8 +66,8 @@ def any_tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 def test_any_ids_add_up_to_the_whole_decode(
     any_tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool
 ) -> None:
-    pieces = pieces_of(any_tokenizer, ids, skip_special_tokens=skip_special_tokens)
-    assert "".join(pieces) == any_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    parts = parts_of(any_tokenizer, ids, skip_special_tokens=skip_special_tokens)
+    assert "".join(parts) == any_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
 @given(
@@ -82,17 +82,17 @@ def test_any_ids_add_up_to_the_whole_decode(
 )
 def test_runs_of_bytes_valid_or_not_add_up(tokenizer: Tokenizer, runs: list[bytes | int]) -> None:
     ids = [token_id for run in runs for token_id in (byte_ids(tokenizer, run) if isinstance(run, bytes) else [run])]
-    assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
+    assert "".join(parts_of(tokenizer, ids)) == tokenizer.decode(ids)
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="▁\ufffd")))
 def test_text_arrives_whole_and_never_in_half_characters(any_tokenizer: Tokenizer, text: str) -> None:
     ids = any_tokenizer.encode(text)
     whole = any_tokenizer.decode(ids)
-    pieces = pieces_of(any_tokenizer, ids)
-    assert "".join(pieces) == whole
+    parts = parts_of(any_tokenizer, ids)
+    assert "".join(parts) == whole
     if "\ufffd" not in whole:  # one decoder of the list has no notion of bytes at all
-        assert all("\ufffd" not in piece for piece in pieces)
+        assert all("\ufffd" not in part for part in parts)
 
 
 @given(
@@ -102,42 +102,42 @@ def test_text_arrives_whole_and_never_in_half_characters(any_tokenizer: Tokenize
 def test_spaces_that_open_a_text_add_up(any_tokenizer: Tokenizer, tokens: list[str], skip_special_tokens: bool) -> None:
     found = [any_tokenizer.token_to_id(token) for token in tokens]
     ids = [token_id for token_id in found if token_id is not None]
-    pieces = pieces_of(any_tokenizer, ids, skip_special_tokens=skip_special_tokens)
-    assert "".join(pieces) == any_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    parts = parts_of(any_tokenizer, ids, skip_special_tokens=skip_special_tokens)
+    assert "".join(parts) == any_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
 
 def test_a_joined_emoji_arrives_character_by_character(tokenizer: Tokenizer) -> None:
     text = "a 👩‍👩‍👧‍👦 b"
-    assert "".join(pieces_of(tokenizer, tokenizer.encode(text))) == text
+    assert "".join(parts_of(tokenizer, tokenizer.encode(text))) == text
 
 
 def test_ordinary_tokens_are_not_held_back(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("The weather in Paris is clear")
-    pieces = pieces_of(tokenizer, ids)
-    assert all(pieces[:-1])
-    assert pieces[-1] == ""
+    parts = parts_of(tokenizer, ids)
+    assert all(parts[:-1])
+    assert parts[-1] == ""
 
 
 def test_a_run_of_bytes_appears_with_the_token_that_ends_it(tokenizer: Tokenizer) -> None:
     space_id = tokenizer.token_to_id("▁")
     assert space_id is not None
     ids = [*byte_ids(tokenizer, "𒀀".encode()), space_id]
-    assert pieces_of(tokenizer, ids) == ["", "", "", "", "𒀀 ", ""]
+    assert parts_of(tokenizer, ids) == ["", "", "", "", "𒀀 ", ""]
 
 
 def test_an_unfinished_character_is_shown_at_the_end_only(tokenizer: Tokenizer) -> None:
     ids = [*tokenizer.encode("wind"), *byte_ids(tokenizer, "𒀀".encode()[:2])]
-    pieces = pieces_of(tokenizer, ids)
-    assert pieces[-3:] == ["", "", "\ufffd\ufffd"]
-    assert "".join(pieces) == tokenizer.decode(ids)
+    parts = parts_of(tokenizer, ids)
+    assert parts[-3:] == ["", "", "\ufffd\ufffd"]
+    assert "".join(parts) == tokenizer.decode(ids)
 
 
 def test_special_tokens_do_not_break_a_run_they_are_skipped_from(tokenizer: Tokenizer) -> None:
     first, second = byte_ids(tokenizer, "é".encode())
     eos_id = tokenizer.eos_id
     assert eos_id is not None
-    assert "".join(pieces_of(tokenizer, [first, eos_id, second])) == "é"
-    shown = pieces_of(tokenizer, [first, eos_id, second], skip_special_tokens=False)
+    assert "".join(parts_of(tokenizer, [first, eos_id, second])) == "é"
+    shown = parts_of(tokenizer, [first, eos_id, second], skip_special_tokens=False)
     assert "".join(shown) == "\ufffd<eos>\ufffd"
 
 
@@ -160,5 +160,5 @@ def test_no_token_is_decoded_more_than_twice(text: str) -> None:
     tokenizer = CountingTokenizer(build_gemma_like())
     ids = tokenizer.encode(text)
     tokenizer.num_decoded = 0
-    assert "".join(pieces_of(tokenizer, ids)) == text
+    assert "".join(parts_of(tokenizer, ids)) == text
     assert tokenizer.num_decoded <= 2 * len(ids)

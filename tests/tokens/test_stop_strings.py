@@ -22,11 +22,11 @@ def plain_search(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-def feed_all(stops: StopStrings, pieces: list[str]) -> tuple[list[str], str | None]:
+def feed_all(stops: StopStrings, parts: list[str]) -> tuple[list[str], str | None]:
     finder = StopStringFinder(stops)
     given_out: list[str] = []
-    for piece in pieces:
-        scan = finder.feed(piece)
+    for part in parts:
+        scan = finder.feed(part)
         given_out.append(scan.text)
         if scan.stop_string is not None:
             return given_out, scan.stop_string
@@ -34,22 +34,22 @@ def feed_all(stops: StopStrings, pieces: list[str]) -> tuple[list[str], str | No
 
 
 @settings(max_examples=300)
-@given(pieces=st.lists(FEW_LETTERS, max_size=6), stops=STOPS)
-def test_pieces_give_what_a_plain_search_of_the_whole_gives(pieces: list[str], stops: list[str]) -> None:
-    given_out, found = feed_all(StopStrings(stops), pieces)
-    assert ("".join(given_out), found) == plain_search("".join(pieces), stops)
+@given(parts=st.lists(FEW_LETTERS, max_size=6), stops=STOPS)
+def test_parts_give_what_a_plain_search_of_the_whole_gives(parts: list[str], stops: list[str]) -> None:
+    given_out, found = feed_all(StopStrings(stops), parts)
+    assert ("".join(given_out), found) == plain_search("".join(parts), stops)
 
 
 @settings(max_examples=300)
-@given(pieces=st.lists(FEW_LETTERS, max_size=6), stops=STOPS)
-def test_only_the_possible_beginning_of_a_stop_string_is_held(pieces: list[str], stops: list[str]) -> None:
+@given(parts=st.lists(FEW_LETTERS, max_size=6), stops=STOPS)
+def test_only_the_possible_beginning_of_a_stop_string_is_held(parts: list[str], stops: list[str]) -> None:
     finder = StopStringFinder(StopStrings(stops))
     seen = given_out = ""
-    for piece in pieces:
-        scan = finder.feed(piece)
+    for part in parts:
+        scan = finder.feed(part)
         if scan.stop_string is not None:
             return
-        seen += piece
+        seen += part
         given_out += scan.text
         beginnings = {stop[:length] for stop in stops for length in range(len(stop))}
         num_held = max((len(beginning) for beginning in beginnings if seen.endswith(beginning)), default=0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from facet.errors import CheckpointError, RequestError
 from facet.tokens import Tokenizer
+from facet.tokens.prompt_text import PromptText
 from tests.tokens.gemma_like import CORPUS, build_gemma_like, write_tokenizer_folder
 
 ZWJ_FAMILY = "👩‍👩‍👧‍👦"
@@ -33,24 +34,17 @@ def test_decoding_gives_back_any_text(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text.replace("▁", " ")
 
 
-@given(texts=st.lists(st.text(max_size=20), max_size=5), add_special_tokens=st.booleans())
-def test_a_batch_is_its_texts_one_by_one(
-    tokenizer_adding_bos: Tokenizer, texts: list[str], add_special_tokens: bool
-) -> None:
-    batch = tokenizer_adding_bos.encode_batch(texts, add_special_tokens=add_special_tokens)
-    assert batch == [tokenizer_adding_bos.encode(text, add_special_tokens=add_special_tokens) for text in texts]
-
-
 def test_special_tokens_are_added_only_on_request(tokenizer_adding_bos: Tokenizer) -> None:
     plain = tokenizer_adding_bos.encode("the wind", add_special_tokens=False)
-    assert tokenizer_adding_bos.encode("the wind") == [tokenizer_adding_bos.bos_id, *plain]
-    assert tokenizer_adding_bos.decode([tokenizer_adding_bos.bos_id, *plain]) == "the wind"
+    assert tokenizer_adding_bos.encode("the wind") == [2, *plain]
+    assert tokenizer_adding_bos.decode([2, *plain]) == "the wind"
     assert tokenizer_adding_bos.decode([2, *plain], skip_special_tokens=False) == "<bos>the wind"
 
 
 def test_special_ids_come_from_the_checkpoint(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(write_tokenizer_folder(tmp_path))
-    assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id, tokenizer.unk_id) == (0, 1, 2, 3)
+    assert tokenizer.eos_id == 1
+    assert tokenizer.special_tokens["bos_token"] == "<bos>"
     assert tokenizer.special_tokens["mask_token"] == "<mask>"
     assert tokenizer.token_to_id("<|turn>") in tokenizer.special_ids
     assert tokenizer.token_to_id("<0x0A>") not in tokenizer.special_ids
@@ -62,40 +56,41 @@ def test_special_ids_come_from_the_checkpoint(tmp_path: Path) -> None:
 def test_usual_names_serve_without_a_tokenizer_config(tmp_path: Path) -> None:
     build_gemma_like().save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer.from_folder(tmp_path)
-    assert (tokenizer.bos_id, tokenizer.eos_id) == (2, 1)
+    assert tokenizer.eos_id == 1
+    assert tokenizer.special_tokens["bos_token"] == "<bos>"
 
 
 def test_ids_past_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([tokenizer.vocab_size + 5, *tokenizer.encode("wind")]) == "wind"
 
 
+def cut(tokenizer: Tokenizer, text: str, max_tokens: int | None) -> list[int]:
+    return tokenizer.encode_prompt(PromptText(text), add_special_tokens=True, max_tokens=max_tokens)
+
+
 class TestCuttingToALength:
     @given(text=st.text(max_size=60), max_tokens=st.integers(1, 40))
-    def test_keeps_the_start_or_the_end_and_the_added_tokens(
+    def test_keeps_the_end_and_the_added_tokens(
         self, tokenizer_adding_bos: Tokenizer, text: str, max_tokens: int
     ) -> None:
         own = tokenizer_adding_bos.encode(text, add_special_tokens=False)
         num_kept = min(len(own), max_tokens - 1)
-        start = tokenizer_adding_bos.encode(text, max_tokens=max_tokens)
-        end = tokenizer_adding_bos.encode(text, max_tokens=max_tokens, keep="end")
-        assert start == [2, *own[:num_kept]]
-        assert end == [2, *own[len(own) - num_kept :]]
+        assert cut(tokenizer_adding_bos, text, max_tokens) == [2, *own[len(own) - num_kept :]]
 
     def test_a_special_token_written_in_the_text_is_cut_like_any_other(self, tokenizer_adding_bos: Tokenizer) -> None:
-        assert tokenizer_adding_bos.encode("<bos>one<eos>", max_tokens=2, keep="end") == [2, 1]
+        assert cut(tokenizer_adding_bos, "<bos>one<eos>", 2) == [2, 1]
 
-    @pytest.mark.parametrize(("keep", "side"), [("start", "right"), ("end", "left")])
-    def test_agrees_with_transformers(self, tmp_path: Path, keep: str, side: str) -> None:
+    def test_agrees_with_transformers(self, tmp_path: Path) -> None:
         folder = write_tokenizer_folder(tmp_path, adds_bos=True)
-        oracle = transformers.AutoTokenizer.from_pretrained(folder, truncation_side=side)
+        oracle = transformers.AutoTokenizer.from_pretrained(folder, truncation_side="left")
         tokenizer = Tokenizer.from_folder(folder)
         for text in CORPUS:
             expected = oracle(text, truncation=True, max_length=7)["input_ids"]
-            assert tokenizer.encode(text, max_tokens=7, keep=keep) == expected
+            assert cut(tokenizer, text, 7) == expected
 
     def test_no_room_for_the_added_tokens_is_refused(self, tokenizer_adding_bos: Tokenizer) -> None:
         with pytest.raises(RequestError, match="at least 1"):
-            tokenizer_adding_bos.encode("the wind", max_tokens=0)
+            cut(tokenizer_adding_bos, "the wind", 0)
 
     def test_settings_stored_in_the_file_do_not_cut_or_pad(self, tmp_path: Path) -> None:
         backend = build_gemma_like()
@@ -110,9 +105,7 @@ def test_threads_share_one_tokenizer_without_a_failure(tokenizer_adding_bos: Tok
     # Lengths differ from call to call: what breaks a shared tokenizer elsewhere is "cut to this length".
     texts = [text * repeats for text in (*CORPUS, *AWKWARD_TEXTS) for repeats in (1, 3)]
     lengths = (None, 3, 8, 21)
-    expected = {
-        (text, length): tokenizer_adding_bos.encode(text, max_tokens=length) for text in texts for length in lengths
-    }
+    expected = {(text, length): cut(tokenizer_adding_bos, text, length) for text in texts for length in lengths}
     start_together = threading.Barrier(8)
 
     def hammer(offset: int) -> int:
@@ -121,7 +114,7 @@ def test_threads_share_one_tokenizer_without_a_failure(tokenizer_adding_bos: Tok
         for repeat in range(5):
             for index, (text, length) in enumerate(expected):
                 length = lengths[(index + offset + repeat) % len(lengths)]
-                ids = tokenizer_adding_bos.encode(text, max_tokens=length)
+                ids = cut(tokenizer_adding_bos, text, length)
                 assert ids == expected[text, length]
                 assert tokenizer_adding_bos.decode(ids) == tokenizer_adding_bos.decode(list(ids))
                 num_calls += 1

@@ -38,7 +38,6 @@ def read_reply(
         tokenizer,
         SamplingParams(max_tokens=None),
         tools_enabled=has_tools,
-        reasoning_enabled=True,
         starts_in_thought=starts_in_thought,
     )
     deltas = [delta for token_id in token_ids[: -1 if is_complete else None] for delta in parser.push(token_id)]

@@ -16,7 +16,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More of the answer itself."""
+    """More of what the reply says, thoughts and calls aside."""
 
     text: str
 
@@ -59,9 +59,4 @@ class ReplyParser(Protocol):
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the content, if one did. The reply is over then."""
-        ...
-
-    @property
-    def has_tool_calls(self) -> bool:
-        """Whether a call has begun."""
         ...

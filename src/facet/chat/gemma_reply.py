@@ -12,7 +12,7 @@ something open, these rules apply:
   then the model forgot to close its thought. Otherwise it was only thinking about a call
 - a tool response that the model invents is dropped; the real one comes from the client
 - the string delimiter outside a call reads as a plain quote
-- a part that is not enabled (calls, thoughts) is content; stop strings are looked for in content alone
+- calls that are not enabled are content; stop strings are looked for in content alone
 """
 
 from collections.abc import Callable
@@ -37,7 +37,6 @@ class GemmaReplyParser:
         markers: ReplyMarkers,
         *,
         tools_enabled: bool,
-        reasoning_enabled: bool,
         starts_in_thought: bool,
         new_call_id: Callable[[], str],
     ) -> None:
@@ -46,7 +45,6 @@ class GemmaReplyParser:
         self._markers = markers
         self._structural = markers.structural
         self._tools_enabled = tools_enabled
-        self._reasoning_enabled = reasoning_enabled
         self._new_call_id = new_call_id
         # What the string delimiter is where it is only text: visible even if special tokens are not.
         self._delimiter_as_text = [markers.string_delimiter]
@@ -65,17 +63,13 @@ class GemmaReplyParser:
         self._thought = ThoughtText()
         self._call = CallReader()
         self._held_ids: list[int] = []  # of a call in a thought, or of a reply's first words
-        self._state: Callable[[int], None] = self._in_opening if reasoning_enabled else self._in_content
+        self._state: Callable[[int], None] = self._in_opening
         if starts_in_thought:
             self._open_channel(is_thought=True)
 
     @property
     def stop_string(self) -> str | None:
         return self._content.stop_string
-
-    @property
-    def has_tool_calls(self) -> bool:
-        return self._num_calls > 0
 
     def push(self, token_id: int) -> list[Delta]:
         if self.stop_string is None:
@@ -107,7 +101,7 @@ class GemmaReplyParser:
             self._open_header()
         elif token_id == markers.opens_call and self._tools_enabled:
             self._open_call()
-        elif token_id == markers.opens_response and self.has_tool_calls:
+        elif token_id == markers.opens_response and self._num_calls:
             self._end_text()
             self._state = self._in_response
         elif token_id == markers.closes_channel or (token_id == markers.closes_call and self._tools_enabled):
@@ -241,7 +235,7 @@ class GemmaReplyParser:
             self._add_content(self._content.add_text(self._header.rest))
 
     def _open_channel(self, *, is_thought: bool) -> None:
-        if is_thought and self._reasoning_enabled:
+        if is_thought:
             self._thought = ThoughtText(joins_another=self._has_thought)
             self._detokenizer = self._new_detokenizer()
             self._state = self._in_thought

@@ -84,7 +84,7 @@ def _assistant_fields(message: Mapping[Any, Any], where: str) -> dict[str, Any]:
         content = _optional_string(message, "refusal", where)
     if content is None and not fields:
         _refuse(where, "has neither content nor tool_calls. Leave the message out")
-    # Templates ask whether content is a string: None would be an answer few of them expect.
+    # Templates ask whether content is a string: None is a value few of them expect.
     fields["content"] = "" if content is None else _content(content, f"{where}.content")
     return fields
 

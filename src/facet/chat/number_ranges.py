@@ -26,9 +26,9 @@ def numbers_between(low: Decimal | None, high: Decimal | None, *, is_low_open: b
     needed = [_num_fraction_digits(bound) + 1 for bound in (low, high) if bound is not None]
     parts: list[str] = []
     for num_digits in range(max([MAX_FRACTION_DIGITS, *needed]) + 1):
-        unit = Decimal(10) ** num_digits
-        first = None if low is None else _first_integer(low * unit, is_open=is_low_open)
-        last = None if high is None else -_first_integer(-high * unit, is_open=is_high_open)
+        scale = Decimal(10) ** num_digits
+        first = None if low is None else _first_integer(low * scale, is_open=is_low_open)
+        last = None if high is None else -_first_integer(-high * scale, is_open=is_high_open)
         parts += _scaled_between(first, last, num_fraction_digits=num_digits)
     return "|".join(parts) if parts else None
 

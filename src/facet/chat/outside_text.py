@@ -8,7 +8,7 @@ been written by the template.
 
 A template must not notice. `OutsideText` is a `str` whose own characters are the shifted ones, and which answers every
 question (`==`, `in`, `startswith`, `<`, `hash`, ...) as the text that was sent. What it hands out are always shifted
-characters: pieces of itself, or, where a method computes new text (`zfill`), that text shifted as a whole. Code that
+characters: parts of itself, or, where a method computes new text (`zfill`), that text shifted as a whole. Code that
 knows nothing of it, such as `"".join`, copies the shifted characters. So no operation turns text from outside into
 unshifted text, and one that was forgotten here can only misread it, never make it look like the template's.
 
@@ -157,13 +157,13 @@ class OutsideText(str):
         return self[: len(self) - len(suffix)] if self.endswith(suffix) else self
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return self._pieces(self._as_sent.split(as_sent(sep), maxsplit), sep)
+        return self._parts(self._as_sent.split(as_sent(sep), maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        return self._pieces(self._as_sent.rsplit(as_sent(sep), maxsplit), sep)
+        return self._parts(self._as_sent.rsplit(as_sent(sep), maxsplit), sep)
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        lines = self._pieces(self._as_sent.splitlines(keepends=True), "")
+        lines = self._parts(self._as_sent.splitlines(keepends=True), "")
         return lines if keepends else [line[: len(as_sent(line).splitlines()[0])] for line in lines]
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
@@ -184,14 +184,14 @@ class OutsideText(str):
     def join(self, items: Iterable[str], /) -> str:
         return traced(super().join(items))
 
-    def _pieces(self, pieces: list[str], sep: str | None) -> list[str]:
-        """The parts of this text that read as `pieces`, which lie in it in this order with `sep` between them."""
+    def _parts(self, parts: list[str], sep: str | None) -> list[str]:
+        """The parts of this text that read as `parts`, which lie in it in this order with `sep` between them."""
         found, start = [], 0
-        for piece in pieces:
-            if sep is None:  # white space of any length; no piece but the first can begin with it
-                start = self._as_sent.index(piece, start)
-            found.append(self[start : start + len(piece)])
-            start += len(piece) + len(sep or "")
+        for part in parts:
+            if sep is None:  # white space of any length; no part but the first can begin with it
+                start = self._as_sent.index(part, start)
+            found.append(self[start : start + len(part)])
+            start += len(part) + len(sep or "")
         return found
 
 

@@ -25,14 +25,13 @@ def make_reply_parser(
     sampling: SamplingParams,
     *,
     tools_enabled: bool,
-    reasoning_enabled: bool,
     starts_in_thought: bool = False,
     new_call_id: Callable[[], str] = random_call_id,
 ) -> ReplyParser:
     """A parser for one reply.
 
-    `tools_enabled` and `reasoning_enabled` say whether calls and thoughts are separated; if not, their text
-    is content. `starts_in_thought` is for a prompt that ends inside a thought (`formats.ends_in_thought`).
+    `tools_enabled` says whether calls are separated; if not, their text is content. `starts_in_thought` is for a prompt
+    that ends inside a thought (`formats.ends_in_thought`).
     """
     markers = ReplyMarkers.find(tokenizer)
     if markers is None:
@@ -42,7 +41,6 @@ def make_reply_parser(
         sampling,
         markers,
         tools_enabled=tools_enabled,
-        reasoning_enabled=reasoning_enabled,
         starts_in_thought=starts_in_thought,
         new_call_id=new_call_id,
     )
@@ -57,10 +55,6 @@ class PlainReplyParser:
     @property
     def stop_string(self) -> str | None:
         return self._output.stop_string
-
-    @property
-    def has_tool_calls(self) -> bool:
-        return False
 
     def push(self, token_id: int) -> list[Delta]:
         return self._as_deltas(self._output.push(token_id)) if self.stop_string is None else []

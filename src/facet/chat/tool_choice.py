@@ -99,7 +99,7 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
         copied: dict[str, Any] = json.loads(json.dumps({"type": "function", "function": dict(function)}))
     except (TypeError, ValueError, RecursionError) as error:
         _refuse(where, f"cannot be written as JSON: {error}.")
-    # Templates ask whether these exist, and null would be an answer few of them expect.
+    # Templates ask whether these exist, and null is a value few of them expect.
     copied["function"] = {key: value for key, value in copied["function"].items() if value is not None}
     return copied
 

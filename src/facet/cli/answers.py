@@ -1,69 +1,45 @@
-"""Adds up the events of a streamed chat answer to a message, and passes on each part.
+"""Adds up the events of a streamed chat answer to a reply, and passes on each part.
 
 The counterpart of the server's streaming. Knows no connection and prints nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from facet.chat import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from facet.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from facet.chat.reply import Reply, ReplyBuilder, ToolCall
 
 
-@dataclass(slots=True)
-class Call:
-    """One tool call. `arguments` is the text of a JSON object."""
-
-    call_id: str
-    name: str
-    arguments: str = ""
-
-
-@dataclass(slots=True)
 class ChatAnswer:
     """An answer as far as it has arrived."""
 
-    content: str = ""
-    reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
-    finish_reason: str | None = None  # None: it was stopped
-
-    def add(self, delta: Delta) -> None:
-        if isinstance(delta, ContentDelta):
-            self.content += delta.text
-        elif isinstance(delta, ReasoningDelta):
-            self.reasoning += delta.text
-        elif isinstance(delta, ToolCallStart):
-            self.calls.append(Call(delta.call_id, delta.name))
-        else:
-            self.calls[delta.index].arguments += delta.fragment
+    def __init__(self) -> None:
+        self.finish_reason: str | None = None  # None: it was stopped
+        self._builder = ReplyBuilder()
 
     @property
-    def is_call(self) -> bool:
-        """Whether there are complete calls to carry out."""
-        return self.finish_reason in ("tool_calls", "stop") and bool(self.calls)
+    def reply(self) -> Reply:
+        return self._builder.reply()
+
+    @property
+    def calls_to_make(self) -> Sequence[ToolCall]:
+        """Without a call that was cut off."""
+        return self.reply.tool_calls if self.finish_reason in ("tool_calls", "stop") else ()
 
     def message(self) -> dict[str, Any]:
-        """For the history of the conversation."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.content}
-        if self.is_call:
-            if self.reasoning:  # a model that goes on after a result may look at why it asked
-                message["reasoning_content"] = self.reasoning
-            message["tool_calls"] = [
-                {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.calls
-            ]
-        return message
+        """For the conversation's history."""
+        reply = self.reply if self.calls_to_make else replace(self.reply, tool_calls=())
+        return reply.as_message()
 
-
-def read_answer(events: Iterable[Mapping[str, Any]], answer: ChatAnswer) -> Iterator[Delta]:
-    """Adds each event to `answer` and yields what it added."""
-    for event in events:
-        for choice in event.get("choices") or ():
-            for delta in _deltas(choice.get("delta") or {}, len(answer.calls)):
-                answer.add(delta)
-                yield delta
-            answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+    def read(self, events: Iterable[Mapping[str, Any]]) -> Iterator[Delta]:
+        """Adds each event and yields what it added."""
+        for event in events:
+            for choice in event.get("choices") or ():
+                for delta in _deltas(choice.get("delta") or {}, self._builder.num_calls):
+                    self._builder.add(delta)
+                    yield delta
+                self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
 
 def _deltas(fields: Mapping[str, Any], num_calls: int) -> Iterator[Delta]:

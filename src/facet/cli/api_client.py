@@ -144,11 +144,11 @@ class _SocketFileConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def _words(answer: Any) -> str | None:
+def _words(response: Any) -> str | None:
     """The error message in any of the formats that servers use."""
-    if not isinstance(answer, dict):
+    if not isinstance(response, dict):
         return None
-    error = answer.get("error", answer)
+    error = response.get("error", response)
     found = error.get("message", error.get("detail")) if isinstance(error, dict) else error
     return None if found is None else str(found)
 

@@ -4,7 +4,7 @@ import argparse
 import contextlib
 from dataclasses import dataclass
 
-from facet.cli.answers import ChatAnswer, read_answer
+from facet.cli.answers import ChatAnswer
 from facet.cli.asking import Answerer, AskConfig, ask_config_from, open_answerer, read_tools
 from facet.cli.chat_commands import LEAVE, run_command
 from facet.cli.conversation import Conversation
@@ -83,7 +83,7 @@ class Session:
         """Continues until the model answers without calling a tool."""
         while True:
             answer = self._answer()
-            if answer.finish_reason is None and not answer.content:
+            if answer.finish_reason is None and not answer.reply.content:
                 self.conversation.forget_from(
                     num_messages
                 )  # stopped before the first word: as if nothing had been sent
@@ -91,12 +91,13 @@ class Session:
             self.conversation.hear(answer)
             if answer.finish_reason == "length":
                 self.screen.note("(cut off at the maximum number of tokens)")
-            if not answer.is_call:
+            calls = answer.calls_to_make
+            if not calls:
                 return
-            self.screen.calls(answer.calls)
+            self.screen.calls(calls)
             try:
-                for call in answer.calls:
-                    self.conversation.give_result(call, self.screen.ask(f"result of {call.name}> "))
+                for call in calls:
+                    self.conversation.give_result(call, self.screen.ask(f"result of {call.function.name}> "))
             except KeyboardInterrupt:
                 self.conversation.forget_from(num_messages)  # a call without a result leads nowhere
                 self._interrupt("Your last message is withdrawn.")
@@ -108,7 +109,7 @@ class Session:
         events = self.answerer.client.stream("/v1/chat/completions", self.conversation.body())
         with contextlib.closing(events):  # on the server too
             try:
-                for delta in read_answer(events, answer):
+                for delta in answer.read(events):
                     self.screen.show(delta)
             except KeyboardInterrupt:
                 answer.finish_reason = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from facet.chat import ContentDelta, ReasoningDelta
-from facet.cli.answers import ChatAnswer, read_answer
+from facet.cli.answers import ChatAnswer
 from facet.cli.asking import Answerer, AskConfig, ask_config_from, open_answerer, read_json, read_tools
 from facet.cli.flags import add_common_flags, add_config_flags
 from facet.cli.screen import without_controls
@@ -109,15 +109,17 @@ def _print_chat(answerer: Answerer, body: dict[str, Any]) -> str | None:
     """Prints the content as it arrives, then a line of JSON per tool call. Thoughts appear only on a terminal."""
     answer = ChatAnswer()
     with contextlib.closing(answerer.client.stream(_CHAT, body)) as events:
-        for delta in read_answer(events, answer):
+        for delta in answer.read(events):
             if isinstance(delta, ContentDelta):
-                _print_piece(delta.text)
+                _print_part(delta.text)
             elif isinstance(delta, ReasoningDelta) and sys.stderr.isatty():
                 print(without_controls(delta.text), end="", file=sys.stderr, flush=True)
-    if answer.content and not answer.content.endswith("\n"):
+    content = answer.reply.content
+    if content and not content.endswith("\n"):
         print()
-    for call in answer.calls if answer.is_call else ():
-        print(json.dumps({"name": call.name, "arguments": _arguments(call.arguments)}, ensure_ascii=False))
+    for call in answer.calls_to_make:
+        function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+        print(json.dumps(function, ensure_ascii=False))
     return answer.finish_reason
 
 
@@ -127,7 +129,7 @@ def _print_raw(answerer: Answerer, body: dict[str, Any]) -> str | None:
         for event in events:
             for choice in event["choices"]:
                 if text := choice["text"]:
-                    _print_piece(text)
+                    _print_part(text)
                     last = text
                 finish_reason = choice["finish_reason"] or finish_reason
     if not last.endswith("\n"):
@@ -135,7 +137,7 @@ def _print_raw(answerer: Answerer, body: dict[str, Any]) -> str | None:
     return finish_reason
 
 
-def _print_piece(text: str) -> None:
+def _print_part(text: str) -> None:
     print(without_controls(text) if sys.stdout.isatty() else text, end="", flush=True)
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from facet.cli.answers import Call, ChatAnswer
+from facet.chat.reply import ToolCall
+from facet.cli.answers import ChatAnswer
 from facet.errors import ConfigError, RequestError
 from facet.sampling_params import SamplingParams
 
@@ -46,8 +47,8 @@ class Conversation:
     def hear(self, answer: ChatAnswer) -> None:
         self.messages.append(answer.message())
 
-    def give_result(self, call: Call, result: str) -> None:
-        self.messages.append({"role": "tool", "tool_call_id": call.call_id, "name": call.name, "content": result})
+    def give_result(self, call: ToolCall, result: str) -> None:
+        self.messages.append({"role": "tool", "tool_call_id": call.id, "name": call.function.name, "content": result})
 
     def forget_from(self, num_messages: int) -> None:
         """Keeps only the first messages."""

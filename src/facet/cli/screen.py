@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from facet.chat import ContentDelta, Delta, ReasoningDelta
-from facet.cli.answers import Call
+from facet.chat.reply import ToolCall
 
 # A model's text must not move the cursor or rename the window: of all that is not text, tabs and line ends are left.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -46,13 +46,13 @@ class Screen:
             print(flush=True)
         self._showing, self._ends_line = None, True
 
-    def calls(self, calls: Sequence[Call]) -> None:
-        for call in calls:
+    def calls(self, calls: Sequence[ToolCall]) -> None:
+        for called in (call.function for call in calls):
             if self._is_terminal:
-                arguments = Text(without_controls(_indented(call.arguments)))
-                Console(highlight=False).print(Panel.fit(arguments, title=Text(without_controls(call.name))))
+                arguments = Text(without_controls(_indented(called.arguments)))
+                Console(highlight=False).print(Panel.fit(arguments, title=Text(without_controls(called.name))))
             else:
-                print(f"{call.name} {call.arguments or '{}'}", flush=True)
+                print(f"{called.name} {called.arguments or '{}'}", flush=True)
 
     def note(self, text: str) -> None:
         """A note about the session, for an interactive user."""

@@ -107,7 +107,6 @@ def _parse(tokenizer: Tokenizer, replies: Sequence[Sequence[int]]) -> list[list[
             tokenizer,
             SamplingParams(max_tokens=None),
             tools_enabled=True,
-            reasoning_enabled=True,
             new_call_id=lambda: "call",
         )
         for _ in replies

@@ -122,7 +122,7 @@ def _encode(
         return tuple(prompt if limit is None else prompt[-limit:])
     return tuple(
         model.require_tokenizer().encode_prompt(
-            prompt, add_special_tokens=question.add_special_tokens, max_tokens=limit, keep="end"
+            prompt, add_special_tokens=question.add_special_tokens, max_tokens=limit
         )
     )
 

@@ -117,7 +117,6 @@ class ReplyReader:
             tokenizer,
             sampling,
             tools_enabled=reply_format.offers_tools,
-            reasoning_enabled=True,
             starts_in_thought=reply_format.starts_in_thought,
         )
         self._builder = ReplyBuilder()

@@ -16,7 +16,7 @@ from facet.engine.messages import EngineInfo, FromEngine, LiveView, Refused, Sta
 from facet.errors import EngineDeadError, EngineError, FacetError
 from facet.request import Request
 from facet.server.engine_process import ServedEngine
-from facet.server.questions import Question
+from facet.server.polls import Poll
 
 logger = logging.getLogger(__name__)
 
@@ -46,21 +46,21 @@ class Counters:
 
 @dataclass(eq=False, slots=True)
 class EngineCall:
-    """The answers to one HTTP request, in the order they came."""
+    """What the engine says about the requests of one HTTP request, in the order it came."""
 
     bridge: "EngineBridge"
     pending: dict[str, int]  # requests that have not ended, and the index of each in the call
     num_prompt_tokens: dict[str, int]
-    _answers: deque[Token | Refused] = field(default_factory=deque)
+    _messages: deque[Token | Refused] = field(default_factory=deque)
     _error: FacetError | None = None
     _waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> list[tuple[int, Token]]:
-        """What has come since the last time, at least one answer, with the index of the request each belongs to.
+        """What has come since the last time, with the index of the request each token belongs to.
 
         Raises what went wrong: a refusal of any of the requests, or the engine's death.
         """
-        while not self._answers:
+        while not self._messages:
             if self._error is not None:
                 raise self._error
             self._waiter = asyncio.get_running_loop().create_future()
@@ -69,19 +69,19 @@ class EngineCall:
             finally:
                 self._waiter = None
         batch: list[tuple[int, Token]] = []
-        while self._answers:
-            answer = self._answers.popleft()
-            index = self.pending.get(answer.request_id)
+        while self._messages:
+            message = self._messages.popleft()
+            index = self.pending.get(message.request_id)
             if index is None:
                 continue  # cancelled meanwhile
-            if isinstance(answer, Refused):
-                del self.pending[answer.request_id]
-                self._error = answer.as_error()
+            if isinstance(message, Refused):
+                del self.pending[message.request_id]
+                self._error = message.as_error()
                 self.close()  # if one is refused, the whole call is
                 raise self._error
-            if answer.finish_reason is not None:
-                del self.pending[answer.request_id]
-            batch.append((index, answer))
+            if message.finish_reason is not None:
+                del self.pending[message.request_id]
+            batch.append((index, message))
         return batch
 
     def cancel(self, index: int) -> None:
@@ -89,17 +89,17 @@ class EngineCall:
         for request_id, its_index in list(self.pending.items()):
             if its_index == index:
                 del self.pending[request_id]
-                self.bridge.forget(request_id, cancel=True)
+                self.bridge.cancel(request_id)
 
     def close(self) -> None:
         """Ends all requests that have not ended. Harmless if all have."""
         for request_id in self.pending:
-            self.bridge.forget(request_id, cancel=True)
+            self.bridge.cancel(request_id)
         self.pending.clear()
-        self._answers.clear()
+        self._messages.clear()
 
-    def deliver(self, answer: Token | Refused) -> None:
-        self._answers.append(answer)
+    def deliver(self, message: Token | Refused) -> None:
+        self._messages.append(message)
         self._wake()
 
     def fail(self, error: EngineError) -> None:
@@ -119,13 +119,13 @@ class EngineBridge:
         self.max_pending = max_pending
         self.death: EngineDeadError | None = None
         self._engine = engine
-        self._stats: Question[Stats] = Question(engine.ask_stats)
-        self._live_view: Question[LiveView] = Question(lambda: engine.ask_live_view(_MAX_CELLS))
+        self._stats: Poll[Stats] = Poll(engine.ask_stats)
+        self._live_view: Poll[LiveView] = Poll(lambda: engine.ask_live_view(_MAX_CELLS))
         self._calls: dict[str, EngineCall] = {}  # by request id, until the request has ended
         self._call_numbers = itertools.count()
         self._closing = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._receive, name="facet-answers", daemon=True)
+        self._thread = threading.Thread(target=self._receive, name="facet-messages", daemon=True)
 
     @property
     def info(self) -> EngineInfo:
@@ -170,8 +170,8 @@ class EngineBridge:
             raise
         return call
 
-    def forget(self, request_id: str, *, cancel: bool) -> None:
-        if self._calls.pop(request_id, None) is None or not cancel:
+    def cancel(self, request_id: str) -> None:
+        if self._calls.pop(request_id, None) is None:
             return
         try:
             self._engine.cancel(request_id)
@@ -221,24 +221,24 @@ class EngineBridge:
             if isinstance(message, Token | Refused):
                 self._distribute_one(message)
             elif isinstance(message, Stats):
-                self._stats.answer(message)
+                self._stats.deliver(message)
             elif isinstance(message, LiveView):
-                self._live_view.answer(message)
+                self._live_view.deliver(message)
 
-    def _distribute_one(self, answer: Token | Refused) -> None:
-        call = self._calls.get(answer.request_id)
+    def _distribute_one(self, message: Token | Refused) -> None:
+        call = self._calls.get(message.request_id)
         if call is None:
             return  # cancelled: what was already sent is dropped
-        if isinstance(answer, Token):
-            if answer.token_id is not None:
+        if isinstance(message, Token):
+            if message.token_id is not None:
                 self.counters.num_generation_tokens += 1
                 # Counted with the first token: until then the prompt was not computed.
-                self.counters.num_prompt_tokens += call.num_prompt_tokens.pop(answer.request_id, 0)
-            if answer.finish_reason is not None:
-                del self._calls[answer.request_id]
+                self.counters.num_prompt_tokens += call.num_prompt_tokens.pop(message.request_id, 0)
+            if message.finish_reason is not None:
+                del self._calls[message.request_id]
         else:
-            del self._calls[answer.request_id]
-        call.deliver(answer)
+            del self._calls[message.request_id]
+        call.deliver(message)
 
     def _die(self, error: EngineDeadError) -> None:
         logger.error("%s", error)

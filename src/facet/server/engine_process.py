@@ -13,7 +13,7 @@ class ServedEngine(EngineClient, Protocol):
     """What the server needs of an engine beyond what every front needs."""
 
     def ask_stats(self) -> None:
-        """Ask without waiting; a `Stats` comes with the other answers."""
+        """Ask without waiting; a `Stats` comes with the other messages."""
 
     def ask_live_view(self, max_cells: int) -> None:
         """Likewise; a `LiveView` comes."""

@@ -76,7 +76,7 @@ def request_id_of(request: Request) -> str:
 def guarded(endpoint: Endpoint) -> Endpoint:
     """Turns whatever goes wrong in an endpoint into an error response."""
 
-    async def answer(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         try:
             return await endpoint(request)
         except ClientGoneError:
@@ -84,4 +84,4 @@ def guarded(endpoint: Endpoint) -> Endpoint:
         except Exception as error:
             return error_response(error)
 
-    return answer
+    return respond

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from facet.engine.messages import LiveView
 from facet.server.errors import HttpError
 from facet.server.frontend import Frontend, json_response
-from facet.server.protocol.live import LiveAnswer, LiveArena, LiveModel, LivePages, LiveRequests, LiveWork
+from facet.server.protocol.live import LiveArena, LiveModel, LivePages, LiveRequests, LiveResponse, LiveWork
 from facet.server.served_model import ServedModel
 from facet.version import __version__
 
@@ -24,14 +24,14 @@ class LiveEndpoint:
         view = await self._frontend.bridge.live_view()
         if view is None:
             raise HttpError(503, "The engine has not answered yet, because a step is taking long. Try again.")
-        response = json_response(live_answer(view, self._frontend.model))
+        response = json_response(live_response(view, self._frontend.model))
         response.headers["cache-control"] = "no-store"
         return response
 
 
-def live_answer(view: LiveView, model: ServedModel) -> LiveAnswer:
+def live_response(view: LiveView, model: ServedModel) -> LiveResponse:
     stats, arena = view.stats, view.arena
-    return LiveAnswer(
+    return LiveResponse(
         seconds=view.seconds,
         model=LiveModel(model.name, model.max_model_len, dict(model.asked.sampling_defaults), __version__),
         requests=LiveRequests(stats.num_running, stats.num_waiting, stats.num_preemptions),

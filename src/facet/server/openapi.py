@@ -64,7 +64,7 @@ def openapi_document() -> dict[str, Any]:
                 "requestBody": {"required": True, "content": {"application/json": {"schema": by_type[request]}}},
                 "responses": {
                     "200": {
-                        "description": "The answer",
+                        "description": "The response",
                         "content": {"application/json": {"schema": by_type[response]}},
                     },
                     "default": failure,

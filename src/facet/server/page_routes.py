@@ -68,10 +68,10 @@ def page_routes() -> list[Route]:
 def _endpoint(file: PageFile) -> Endpoint:
     headers = file.headers()
 
-    async def answer(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
         if headers["etag"] in known:
             return Response(status_code=304, headers=headers)
         return Response(file.content, headers=headers)
 
-    return answer
+    return respond

@@ -28,9 +28,9 @@ class TokenizeEndpoint:
     async def __call__(self, request: Request) -> Response:
         fields: TokenizeRequest = await self._frontend.read(request, self._decoder)
         self._frontend.model.check_name(fields.model)
-        return json_response(await self._frontend.in_thread(partial(self._answer, fields)))
+        return json_response(await self._frontend.in_thread(partial(self._tokenize, fields)))
 
-    def _answer(self, fields: TokenizeRequest) -> TokenizeResponse:
+    def _tokenize(self, fields: TokenizeRequest) -> TokenizeResponse:
         model = self._frontend.model
         tokenizer = model.asked.require_tokenizer()
         if (fields.prompt is None) == (fields.messages is None):

@@ -4,7 +4,7 @@ Knows characters, tokens and stop strings; not messages (the room chat) and not 
 """
 
 from facet.tokens.detokenizer import Detokenizer
-from facet.tokens.stop_strings import StopScan, StopStringFinder, StopStrings
+from facet.tokens.stop_strings import StopStringFinder, StopStrings
 from facet.tokens.tokenizer import Tokenizer
 
-__all__ = ["Detokenizer", "StopScan", "StopStringFinder", "StopStrings", "Tokenizer"]
+__all__ = ["Detokenizer", "StopStringFinder", "StopStrings", "Tokenizer"]

@@ -1,6 +1,6 @@
 """Finds stop strings in text that arrives in parts of any size.
 
-Text is held back only while it could still be the beginning of a stop string, and the answer does not depend
+Text is held back only while it could still be the beginning of a stop string, and the result does not depend
 on how the text was cut into parts: the stop string that is complete first wins, and of several that end on
 the same character the longest.
 
@@ -32,7 +32,6 @@ class StopStrings:
             raise RequestError(
                 "A stop string is empty, which would stop before the first word. Remove it.", field="stop"
             )
-        self.strings = tuple(stop_strings)
         self._states = [_State(depth=0)]
         for stop_string in stop_strings:
             self._add(stop_string)

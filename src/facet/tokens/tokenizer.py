@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import tokenizers
 
@@ -49,10 +49,8 @@ class Tokenizer:
                 role: token for role, token in _USUAL_NAMES.items() if backend.token_to_id(token) is not None
             }
         self.special_tokens: Mapping[str, str] = MappingProxyType(dict(special_tokens))
-        self.bos_id = self._special_id("bos_token")
-        self.eos_id = self._special_id("eos_token")
-        self.pad_id = self._special_id("pad_token")
-        self.unk_id = self._special_id("unk_token")
+        eos_token = self.special_tokens.get("eos_token")
+        self.eos_id = None if eos_token is None else backend.token_to_id(eos_token)
         self.special_ids: frozenset[int] = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -79,48 +77,31 @@ class Tokenizer:
         except _EmptyVocabularyError as error:
             raise CheckpointError(f"{path} has no token with visible text. Download the file again.") from error
 
-    def encode(
-        self,
-        text: str,
-        *,
-        add_special_tokens: bool = True,
-        max_tokens: int | None = None,
-        keep: Literal["start", "end"] = "start",
-        split_special_tokens: bool = False,
-    ) -> list[int]:
-        """Token ids of `text`. Special tokens written out in it are recognised, or split as ordinary text.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Special tokens written out in it are recognised.
 
-        `add_special_tokens` adds what the checkpoint asks for around a text (for Gemma 3, <bos>). With
-        `max_tokens`, the start or the end of a longer text is kept and the added tokens count.
+        `add_special_tokens` adds what the checkpoint asks for around a text (for Gemma 3, <bos>).
         """
-        prompt = PromptText.from_outside(text) if split_special_tokens else PromptText(text)
-        return self.encode_prompt(prompt, add_special_tokens=add_special_tokens, max_tokens=max_tokens, keep=keep)
+        return self.encode_prompt(PromptText(text), add_special_tokens=add_special_tokens)
 
     def encode_prompt(
-        self,
-        prompt: PromptText,
-        *,
-        add_special_tokens: bool = False,
-        max_tokens: int | None = None,
-        keep: Literal["start", "end"] = "start",
+        self, prompt: PromptText, *, add_special_tokens: bool = False, max_tokens: int | None = None
     ) -> list[int]:
-        """Token ids of a prompt, of which only the template's own text is read for control tokens."""
-        token_ids = self._encode_own(prompt.text, prompt.own_text)
-        return self._framed(token_ids, add_special_tokens=add_special_tokens, max_tokens=max_tokens, keep=keep)
+        """Token ids of a prompt, of which only the template's own text is read for control tokens.
 
-    def encode_batch(
-        self,
-        texts: Sequence[str],
-        *,
-        add_special_tokens: bool = True,
-        max_tokens: int | None = None,
-        keep: Literal["start", "end"] = "start",
-    ) -> list[list[int]]:
-        """Token ids of each text; several texts are spread over the cores."""
-        return [
-            self._framed(token_ids, add_special_tokens=add_special_tokens, max_tokens=max_tokens, keep=keep)
-            for token_ids in encode_texts(self._backend, texts)
-        ]
+        Of a prompt longer than `max_tokens` the end is kept; the added tokens count.
+        """
+        token_ids = self._encode_own(prompt.text, prompt.own_text)
+        before, after = (self._before, self._after) if add_special_tokens else ([], [])
+        if max_tokens is not None:
+            room = max_tokens - len(before) - len(after)
+            if room < 0:
+                raise RequestError(
+                    f"Cutting to {max_tokens} tokens leaves no room for the {len(before) + len(after)} special tokens "
+                    f"added to every text. Allow at least {len(before) + len(after)}, or add no special tokens."
+                )
+            token_ids = token_ids[max(0, len(token_ids) - room) :]
+        return [*before, *token_ids, *after] if add_special_tokens else token_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids past the vocabulary stand for no text and are left out."""
@@ -161,32 +142,12 @@ class Tokenizer:
             token_ids += [control_id, *text_ids]
         return token_ids
 
-    def _framed(
-        self, token_ids: list[int], *, add_special_tokens: bool, max_tokens: int | None, keep: Literal["start", "end"]
-    ) -> list[int]:
-        """A text's tokens with those added around it, all within `max_tokens`."""
-        before, after = (self._before, self._after) if add_special_tokens else ([], [])
-        if max_tokens is None:
-            return [*before, *token_ids, *after] if add_special_tokens else token_ids
-        room = max_tokens - len(before) - len(after)
-        if room < 0:
-            raise RequestError(
-                f"Cutting to {max_tokens} tokens leaves no room for the {len(before) + len(after)} special tokens "
-                f"added to every text. Allow at least {len(before) + len(after)}, or add no special tokens."
-            )
-        kept = token_ids[:room] if keep == "start" else token_ids[max(0, len(token_ids) - room) :]
-        return [*before, *kept, *after]
-
     def _added_around(self) -> tuple[list[int], list[int]]:
         """The tokens a checkpoint adds before and after every text."""
         token_ids = self._backend.encode("a", add_special_tokens=False).ids
         framed = self._backend.encode("a", add_special_tokens=True)
         num_before = [*framed.special_tokens_mask, 0].index(0)
         return framed.ids[:num_before], framed.ids[num_before + len(token_ids) :]
-
-    def _special_id(self, role: str) -> int | None:
-        token = self.special_tokens.get(role)
-        return None if token is None else self._backend.token_to_id(token)
 
     def _find_anchor(self) -> int:
         """A token with plain, visible text, to stand before others in `decode_continuation`."""

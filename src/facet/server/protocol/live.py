@@ -46,7 +46,7 @@ class LiveArena(msgspec.Struct):
     kinds: list[LivePages]
 
 
-class LiveAnswer(msgspec.Struct):
+class LiveResponse(msgspec.Struct):
     seconds: float  # on a clock that only goes forward; the same number means the same moment
     model: LiveModel
     requests: LiveRequests
