@@ -210,7 +210,7 @@ def test_against_the_plain_layer(name: str, index: int, arithmetic: Arithmetic) 
 
 
 @pytest.mark.parametrize(("name", "index"), LAYERS)
-def test_a_prompt_in_pieces_and_a_norm_made_before(name: str, index: int) -> None:
+def test_a_prompt_in_chunks_and_a_norm_made_before(name: str, index: int) -> None:
     whole, parts = Scene(name, index), Scene(name, index)
     expected = whole.run(0, NUM_ROWS).stream
     first = parts.run(0, 9).stream

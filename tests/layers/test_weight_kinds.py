@@ -38,7 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def logits(model: Gemma) -> Tensor:
-    """Of a prompt in two pieces, the second of which skips layers where it can."""
+    """Of a prompt in two chunks, the second of which skips layers where it can."""
     sequence = PagedSequence(model, len(PROMPT))
     return torch.cat((sequence.run(PROMPT[:9]), sequence.run(PROMPT[9:], num_logit_rows=1, skip_upper=True)))
 
@@ -86,7 +86,7 @@ def test_a_norm_may_round_for_the_product_behind_it(name: str, folders: dict[str
     model = change_weights(load(folders[name]).model, Int8ProductsAfterNorms.of)
     assert torch.equal(logits(model), late)
     num_rounded, Int8Products.num_rounded_before = Int8Products.num_rounded_before, 0
-    # Of the two pieces, one stops in the last layer that owns keys: its rows that go on pass the rest by themselves.
+    # Of the two chunks, one stops in the last layer that owns keys: its rows that go on pass the rest by themselves.
     readers = ["gate_up"] if model.spec.altup else ["projections", "gate_up"]
     readers += ["experts"] * (model.spec.layers[0].moe is not None)
     assert num_rounded >= 2 * len(readers) * model.spec.num_layers

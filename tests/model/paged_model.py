@@ -18,7 +18,7 @@ def load(folder: Path, **settings: object) -> LoadedModel:
 
 
 class PagedSequence:
-    """One sequence with pages of its own, in scattered order, run piece by piece."""
+    """One sequence with pages of its own, in scattered order, run chunk by chunk."""
 
     def __init__(
         self,

@@ -94,9 +94,9 @@ def test_one_stored_vector_equals_two(name: str, tiny_model: TinyModels) -> None
     per_token = {sequence: sequence.layout.groups[-1].bytes_per_token for sequence in (merged, pair)}
     assert per_token[pair] == 2 * per_token[merged]
     # The cap squeezes logits of magnitude 25; 1e-5 of them is what one float32 rounding of the key amounts to.
-    pieces = [prompt[:5], prompt[5:40], *([token] for token in prompt[40:])]
-    for piece in pieces:
-        got, expected = merged.run(piece), pair.run(piece)
+    chunks = [prompt[:5], prompt[5:40], *([token] for token in prompt[40:])]
+    for chunk in chunks:
+        got, expected = merged.run(chunk), pair.run(chunk)
         assert largest_difference(got, expected) <= 1e-5 * float(expected.abs().max())
 
 

@@ -1,9 +1,9 @@
 """Weights as values: how their numbers are kept, and which kernels compute with them.
 
 A weight is rows of numbers: a matrix [outputs, inputs], the matrices of experts [experts, outputs, inputs], or a table
-whose rows are looked up [ids, width]. A kind of weight is a class that answers every question below. Layers ask through
-`Linear` and never learn the kind, so that a quantized weight, one cut for a rank or one with an adapter is a new class
-here and no change to a layer.
+whose rows are looked up [ids, width]. Each kind of weight is a subclass of `Weight`. Layers use weights through
+`Linear` and never learn the kind: a weight that is quantized, divided among ranks or adapted is another subclass, and
+no layer changes.
 """
 
 from abc import ABC, abstractmethod

@@ -18,9 +18,9 @@ def prepare_heads(projected: Tensor, heads: HeadShape, **arguments: Unpack[Argum
     """Normalised, rotated queries [rows, heads, head_dim]; this layer's keys and values go to `cache`.
 
     projected: [rows, queries (+ keys (+ values))], heads side by side. cos_sin: [rows, 2, pairs], the angles of these
-    rows. `cache` is None where the layer reads another's keys: then `projected` holds queries alone. A cache of single
-    vectors is given the value, from which attention derives the key. Without a values part, keys are the raw values.
-    Heads may have no queries: keys and values are then all that happens.
+    rows. `cache` is None where the layer reads another's keys: then `projected` holds queries alone. A cache of shared
+    vectors is given the value, from which attention computes the key. Without a values part, keys are the raw values.
+    With no query heads, only keys and values are written.
     """
     if projected.is_cuda:
         # Imported here and below: machines without a GPU need no Triton.

@@ -50,7 +50,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, in] @ weight^T, weight [out, in]. Sums are float32."""
     num_rows, num_in = x.shape
     num_out = weight.shape[0]
-    assert weight.is_contiguous(), "a weight lies in one piece"
+    assert weight.is_contiguous(), "a weight is contiguous"
     x = x.contiguous()
     if x.data_ptr() % _ALIGNMENT_BYTES:
         x = x.clone()

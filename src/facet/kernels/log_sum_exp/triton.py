@@ -11,7 +11,7 @@ BLOCK = 2048
 
 def log_sum_exp(logits: Tensor) -> Tensor:
     num_rows, vocab_size = logits.shape
-    assert logits.stride(1) == 1, "a row of logits lies in one piece"
+    assert logits.stride(1) == 1, "a row of logits is contiguous"
     sums = torch.empty(num_rows, 1, dtype=torch.float32, device=logits.device)
     if num_rows:
         _log_sum_exp_kernel[(num_rows,)](logits, sums, logits.stride(0), VOCAB=vocab_size, BLOCK=BLOCK, num_warps=8)

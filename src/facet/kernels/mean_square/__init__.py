@@ -1,6 +1,7 @@
 """Computes the mean square of each row of a tensor.
 
-On a GPU, PyTorch divides a sum by how many sums there are, so the invariant version there is a Triton kernel.
+On a GPU, PyTorch splits a sum in a way that depends on the number of rows, so the invariant version there is a Triton
+kernel.
 """
 
 from torch import Tensor
