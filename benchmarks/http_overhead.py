@@ -38,7 +38,7 @@ from tokenizer import made_up_tokenizer
 
 import facet.engine.client
 from facet.config import EngineConfig, ServerConfig
-from facet.engine.messages import AskStats, Cancel, EngineInfo, FromEngine, Stats, Submit, ToEngine, Token
+from facet.engine.messages import AskStats, Cancel, EngineInfo, FromEngine, NewTokens, Stats, Submit, ToEngine
 from facet.engine.process import _loop
 from facet.request import Request
 from facet.server.app import make_app
@@ -75,7 +75,7 @@ class EmptySteps:
     def step(self) -> list[FromEngine]:
         messages: list[FromEngine] = []
         for request_id, (request, num_left) in list(self._left.items()):
-            messages.append(Token(request_id, TOKEN_ID, "length" if num_left == 1 else None))
+            messages.append(NewTokens(request_id, (TOKEN_ID,), "length" if num_left == 1 else None))
             if num_left == 1:
                 del self._left[request_id]
             else:

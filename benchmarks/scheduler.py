@@ -73,7 +73,7 @@ def fill(scheduler: Scheduler, num_requests: int) -> None:
 
 
 def result_of(plan: StepPlan) -> StepResult:
-    return StepResult(token_ids=(5,) * int(plan.samples.sum()))
+    return StepResult(token_ids=((5,),) * int(plan.samples.sum()))
 
 
 def measure(scheduler: Scheduler, num_steps: int) -> tuple[dict[str, float], float, float]:

@@ -24,8 +24,10 @@ def test_a_plan_counts_the_tokens_of_all_entries() -> None:
         request_numbers=np.array([1, 2]),
         num_computed=np.array([9, 0], np.int32),
         num_scheduled=np.array([1, 7], np.int32),
+        num_drafts=np.zeros(2, np.int32),
         samples=np.array([True, False]),
         num_logit_rows=np.array([1, 0], np.int32),
+        draft_token_ids=np.zeros(0, np.int64),
     )
     assert plan.num_tokens == 8
     assert len(plan.new_blocks) == 0

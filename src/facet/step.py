@@ -66,7 +66,9 @@ class StepPlan:
     """Everything the runner must know to run one step.
 
     Arrays named per entry are parallel, one element per scheduled request; entries of one token come first. An entry
-    computes positions num_computed .. num_computed + num_scheduled - 1 of its request.
+    computes positions num_computed .. num_computed + num_scheduled - 1 of its request. The last num_drafts of these
+    are drafts, tokens that may turn out wrong: logits are wanted from the token before them on, and the result names
+    the longest run of sampled tokens whose every predecessor was drafted right. Positions behind it are computed again.
     """
 
     step: int
@@ -81,8 +83,11 @@ class StepPlan:
     request_numbers: NDArray[np.int64]  # which submission this is: ids may come again, numbers do not
     num_computed: NDArray[np.int32]
     num_scheduled: NDArray[np.int32]
-    samples: NDArray[np.bool_]  # its last scheduled token is its last token: logits there become the next one
-    num_logit_rows: NDArray[np.int32]  # of its scheduled tokens, the last so many want logits: 0, 1 or all
+    num_drafts: NDArray[np.int32]  # of the scheduled tokens
+    samples: NDArray[np.bool_]  # its last token is scheduled: logits there, and behind every draft, become the next one
+    num_logit_rows: NDArray[np.int32]  # of its scheduled tokens, the last so many want logits: 0, 1 + num_drafts or all
+
+    draft_token_ids: NDArray[np.int64]  # of all entries, one after the other
 
     @property
     def num_tokens(self) -> int:
@@ -93,9 +98,9 @@ class StepPlan:
 class StepResult:
     """What the runner brings back. The first three fields have one element per entry that samples, in plan order."""
 
-    token_ids: tuple[int | None, ...]  # None: its logits were not finite
-    faults: tuple[str | None, ...] | None = None  # why there is no token; None: nothing went wrong anywhere
-    logprobs: tuple[Any, ...] | None = None  # handed through unread
+    token_ids: tuple[tuple[int, ...], ...]  # that the entry goes on with, in order
+    faults: tuple[str | None, ...] | None = None  # why there are no more of them; None: nothing went wrong anywhere
+    logprobs: tuple[list[Any] | None, ...] | None = None  # one for each token; handed through unread
     # By position in the plan's entries, for entries whose prompt log-probabilities were computed; handed through.
     prompt_logprobs: tuple[tuple[int, Any], ...] = ()
 
@@ -104,10 +109,10 @@ class TokenEvent(NamedTuple):
     """What one step brought one request."""
 
     request_id: str
-    token_id: int | None  # None: no new token, only prompt log-probabilities or an end
+    token_ids: tuple[int, ...]  # empty: only prompt log-probabilities or an end
     finish_reason: FinishReason | None
     num_cached_tokens: int  # prompt tokens found in the prefix cache
-    logprobs: Any = None
+    logprobs: list[Any] | None = None  # one for each token
     prompt_logprobs: Any = None
     error: str | None = None  # why, where finish_reason is "error"
     queue_seconds: float = 0.0  # between submission and the first step

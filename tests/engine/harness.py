@@ -16,6 +16,7 @@ from facet.progress import Silent
 from facet.request import FinishReason, Request
 from facet.runner.runner import Runner
 from facet.sampling_params import SamplingParams
+from facet.scheduler.drafting import Draftable, Drafter
 from facet.token_logprobs import TokenLogprobs
 
 MAX_MODEL_LEN = 512
@@ -40,6 +41,7 @@ def make_engine(
     graph_sizes: tuple[int, ...] = (),
     piece_sizes: tuple[int, ...] = (),
     kv_dtype: str = "auto",
+    drafter: Drafter | None = None,
 ) -> Engine:
     settings = EngineSettings(
         layout=kv_layout(model, kv_dtype, min_tokens_per_block=min_tokens_per_block),
@@ -68,7 +70,7 @@ def make_engine(
     )
     runner.compile_kernels(Silent())
     runner.capture_graphs(Silent())
-    return Engine(runner, settings)
+    return Engine(runner, settings, drafter=drafter)
 
 
 @dataclass
@@ -105,12 +107,12 @@ def run(
             answer.num_cached_tokens = event.num_cached_tokens
             answer.error = event.error
             answer.prompt_logprobs += event.prompt_logprobs or []
-            if event.token_id is not None:
-                answer.token_ids.append(event.token_id)
-                if event.logprobs is not None:
-                    answer.logprobs.append(event.logprobs)
+            answer.token_ids += event.token_ids
+            answer.logprobs += event.logprobs or []
             answer.finish_reason = event.finish_reason
-            if event.finish_reason is None and len(answer.token_ids) == cancel_after.get(event.request_id):
+            if event.finish_reason is None and len(answer.token_ids) >= cancel_after.get(
+                event.request_id, MAX_MODEL_LEN
+            ):
                 cancelled = engine.cancel(event.request_id)
                 assert cancelled is not None
                 answer.finish_reason = cancelled.finish_reason
@@ -166,3 +168,37 @@ def _mixed_sampling(choose: random.Random, index: int) -> SamplingParams:
 def alone(request: Request) -> Request:
     """The same request, to be run by itself: whatever it stood in line for no longer matters."""
     return replace(request, priority=0, arrival_time=0.0)
+
+
+class Rememberer:
+    """Drafts from earlier answers to the same requests, with mistakes.
+
+    Right drafts come from `answers`, which an engine without drafts gave; every so often one is replaced, and what
+    follows it still fits the answer, as a drafter that lost its way would have it.
+    """
+
+    max_num_drafts = 5
+
+    def __init__(self, requests: Sequence[Request], answers: Mapping[str, Answer], vocab_size: int, seed: int) -> None:
+        self._known = [(request.prompt_token_ids, answers[request.request_id].token_ids) for request in requests]
+        self._vocab_size = vocab_size
+        self._random = random.Random(seed)
+        self.num_drafts = 0
+
+    def propose(self, requests: Sequence[Draftable]) -> dict[int, list[int]]:
+        drafts = {request.request_number: self._draft(request) for request in requests}
+        self.num_drafts += sum(map(len, drafts.values()))
+        return drafts
+
+    def _draft(self, request: Draftable) -> list[int]:
+        length = len(request.output_token_ids)
+        ways_on = [
+            token_ids[length : length + self._random.randint(0, request.max_num_drafts)]
+            for prompt, token_ids in self._known
+            if prompt == request.prompt_token_ids and token_ids[:length] == request.output_token_ids
+        ]
+        is_wrong = self._random.choice([0.0, 0.1, 0.6])
+        return [
+            self._random.randrange(self._vocab_size) if self._random.random() < is_wrong else token_id
+            for token_id in (self._random.choice(ways_on) if ways_on else ())
+        ]

@@ -33,8 +33,9 @@ from facet.kv_cache.accountant import need_of
 from facet.model.gemma import Gemma
 from facet.request import Request
 from facet.sampling_params import SamplingParams
+from facet.scheduler.drafting import Drafter
 from facet.tokens import Tokenizer
-from tests.engine.harness import make_engine, mixed_requests, run
+from tests.engine.harness import Rememberer, make_engine, mixed_requests, run
 from tests.engine.random_schemas import CallReader, random_parameters
 from tests.model.paged_model import load
 from tests.tiny_models import TinyModel
@@ -57,9 +58,9 @@ class World:
     tokenizer: Tokenizer
     markers: ReplyMarkers
 
-    def engine(self, **settings: Any) -> Engine:
+    def engine(self, drafter: Drafter | None = None, **settings: Any) -> Engine:
         engine = make_engine(self.model, **settings)
-        return Engine(engine.runner, engine.settings, self.folder)
+        return Engine(engine.runner, engine.settings, self.folder, drafter)
 
     def tools(self, choice: Any = "auto", **settings: Any) -> GrammarSpec:
         tools = [_tool("weather", WEATHER), _tool("clock", CLOCK)]
@@ -319,6 +320,33 @@ def test_a_preempted_request_goes_on_where_its_grammar_stood(world: World, overl
     }
 
 
+def test_drafts_change_no_bound_answer(world: World) -> None:
+    """Right drafts, wrong ones and ones that the grammar forbids; calls that begin and end inside a run of drafts."""
+    bias = {world.markers.opens_call: 3.0, world.markers.opens_channel: -20.0}
+    specs = {
+        "auto": world.tools(),
+        "once": world.tools(parallel=False),
+        "required": world.tools("required"),
+        "schema": json_schema_grammar(WEATHER),
+        "choice": choice_grammar(["yes", "no, never"]),
+    }
+    requests = [
+        request(f"{name}{index}", spec, logit_bias=bias, max_tokens=60)
+        for name, spec in specs.items()
+        for index in range(3)
+    ]
+    expected = run(world.engine(overlapped=False), requests)
+    assert any(answer.token_ids.count(world.markers.opens_call) > 1 for answer in expected.values())
+    for overlapped in (False, True):
+        drafter = Rememberer(requests, expected, world.model.spec.vocab_size, seed=4)
+        engine = world.engine(drafter, overlapped=overlapped)
+        answers = run(engine, requests)
+        assert {name: answer.token_ids for name, answer in answers.items()} == {
+            name: answer.token_ids for name, answer in expected.items()
+        }
+        assert engine.stats().work.num_sampled_rows < sum(len(answer.token_ids) for answer in expected.values())
+
+
 def test_what_cannot_be_compiled_is_refused_and_others_go_on(world: World) -> None:
     engine = world.engine()
     bad: dict[str, GrammarSpec] = {
@@ -331,7 +359,7 @@ def test_what_cannot_be_compiled_is_refused_and_others_go_on(world: World) -> No
     engine.submit(request("good", choice_grammar(["yes"])))
     said: list[int] = []
     while engine.has_work:
-        said += [event.token_id for event in engine.step() if event.token_id is not None]
+        said += [token for event in engine.step() for token in event.token_ids]
         for name, error in engine.take_refusals():
             spec = bad.pop(name)
             assert isinstance(error, RequestError)

@@ -126,7 +126,7 @@ def test_bad_requests_are_refused_by_field_and_nobody_notices(bad: Request, mess
     assert caught.value.field is not None
     tokens = []
     while engine.has_work:
-        tokens += [event.token_id for event in engine.step()]
+        tokens += [token for event in engine.step() for token in event.token_ids]
     assert len(tokens) == 8
 
 

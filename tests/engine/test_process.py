@@ -15,7 +15,7 @@ import pytest
 from facet.config import EngineConfig
 from facet.engine.client import EngineClient, RemoteEngine
 from facet.engine.local_engine import LocalEngine
-from facet.engine.messages import Refused, Token
+from facet.engine.messages import NewTokens, Refused
 from facet.errors import ConfigError, EngineDeadError, RequestError
 from facet.request import Request
 from facet.sampling_params import SamplingParams
@@ -40,11 +40,11 @@ def request(name: str, length: int, **sampling: object) -> Request:
     return Request(request_id=name, prompt_token_ids=tuple(range(3, 3 + length)), sampling=params)
 
 
-def collect(engine: EngineClient, names: set[str]) -> dict[str, list[Token]]:
-    answers: dict[str, list[Token]] = {name: [] for name in names}
+def collect(engine: EngineClient, names: set[str]) -> dict[str, list[NewTokens]]:
+    answers: dict[str, list[NewTokens]] = {name: [] for name in names}
     while names:
         for answer in engine.receive(timeout=60):
-            assert isinstance(answer, Token)
+            assert isinstance(answer, NewTokens)
             # How long it waited is the one thing that may differ.
             answers[answer.request_id].append(msgspec.structs.replace(answer, queue_seconds=0.0))
             if answer.finish_reason is not None:

@@ -223,8 +223,10 @@ class TestSeats:
             "request_numbers": np.array(list(seats.values()), np.int64),
             "num_computed": np.zeros(count, np.int32),
             "num_scheduled": np.ones(count, np.int32),
+            "num_drafts": np.zeros(count, np.int32),
             "samples": np.ones(count, np.bool_),
             "num_logit_rows": np.ones(count, np.int32),
+            "draft_token_ids": np.zeros(0, np.int64),
         }
         return StepPlan(**{**settings, **parts})
 
@@ -253,7 +255,7 @@ class TestSeats:
         mask = self.mask(grammars.start_masks(self.plan({0: 10, 1: 11, 2: 12}, admissions=admissions)))
         assert mask is not None
         assert tuple(mask.places) == (1,)
-        grammars.settle(self.plan({0: 10, 1: 11, 2: 12}), StepResult(token_ids=(5, letter("n"), TRIGGER)))
+        grammars.settle(self.plan({0: 10, 1: 11, 2: 12}), StepResult(token_ids=((5,), (letter("n"),), (TRIGGER,))))
         mask = self.mask(grammars.start_masks(self.plan({2: 12, 0: 10, 1: 11})))
         assert mask is not None
         assert tuple(mask.places) == (0, 2)
@@ -267,7 +269,7 @@ class TestSeats:
         before = self.mask(grammars.start_masks(self.plan({1: 11}, admissions=(admission,))))
         again = self.plan({1: 12}, released_seats=(1,), admissions=(self.admission(1, choice),))
         grammars.start_masks(again)
-        grammars.settle(self.plan({1: 11}), StepResult(token_ids=(letter("n"),)))
+        grammars.settle(self.plan({1: 11}), StepResult(token_ids=((letter("n"),),)))
         after = self.mask(grammars.start_masks(self.plan({1: 12})))
         assert before is not None
         assert after is not None
@@ -284,7 +286,7 @@ class TestSeats:
         assert list(mask.only_after) == [TRIGGER]
         expected = [None, True, None, None, None, False]
         for token, waits in zip([5, TRIGGER, letter("a"), letter("b"), END, 6], expected, strict=True):
-            grammars.settle(plan, StepResult(token_ids=(token,)))
+            grammars.settle(plan, StepResult(token_ids=((token,),)))
             assert grammars.take_waits() == ({} if waits is None else {10: waits})
             mask = self.mask(grammars.start_masks(plan))
             is_bound = waits is not False and token not in (5, END)
@@ -302,8 +304,8 @@ class TestSeats:
         self.mask(grammars.start_masks(plan))  # overlapped: launched before the first token is known
         may_walk = threading.Event()
         grammars._ask(may_walk.wait)  # the walking thread is late
-        grammars.settle(plan, StepResult(token_ids=(TRIGGER,)))
-        grammars.settle(plan, StepResult(token_ids=(letter("a"),)))
+        grammars.settle(plan, StepResult(token_ids=((TRIGGER,),)))
+        grammars.settle(plan, StepResult(token_ids=((letter("a"),),)))
         assert grammars.take_waits() == {10: True}
         may_walk.set()
         assert list(self.mask(grammars.start_masks(plan)).only_after) == [None]
@@ -340,5 +342,5 @@ def test_without_grammars_nothing_is_started() -> None:
     grammars = Grammars(VOCAB_SIZE)
     plan = TestSeats().plan({0: 1})
     assert grammars.start_masks(plan) is None
-    grammars.settle(plan, StepResult(token_ids=(3,)))
+    grammars.settle(plan, StepResult(token_ids=((3,),)))
     assert grammars._thread is None

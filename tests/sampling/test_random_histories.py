@@ -28,9 +28,9 @@ class Life:
         self.prompt = prompt
         self.output: list[int] = []
 
-    def logits(self) -> np.ndarray:
+    def logits(self, num_drafts: int = 0) -> np.ndarray:
         """Depends on the request and its position alone; quarter steps, so that there are ties."""
-        digest = hashlib.sha256(f"{self.number} {len(self.output)}".encode()).digest()
+        digest = hashlib.sha256(f"{self.number} {len(self.output) + num_drafts}".encode()).digest()
         generator = np.random.default_rng(list(digest))
         return np.round(generator.normal(scale=2.0, size=VOCAB_SIZE) * 4) / 4
 
@@ -41,6 +41,7 @@ class Histories(RuleBasedStateMachine):
         self.sampler = make_sampler(VOCAB_SIZE, NUM_SEATS)
         self.running: dict[int, Life] = {}
         self.preempted: list[Life] = []
+        self.uncounted: set[int] = set()
         self.num_requests = 0
 
     def _enter(self, life: Life, data: st.DataObject) -> None:
@@ -67,8 +68,8 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data(), comes_back=st.booleans())
     def leave(self, data: st.DataObject, comes_back: bool) -> None:
         seat = data.draw(st.sampled_from(sorted(self.running)))
-        self.sampler.remove_request(seat)
-        life = self.running.pop(seat)
+        life = self.running[seat]
+        self._remove(seat)
         if comes_back:
             self.preempted.append(life)
 
@@ -78,6 +79,7 @@ class Histories(RuleBasedStateMachine):
         seats = data.draw(st.permutations(sorted(self.running)))
         seats = seats if everyone else seats[: data.draw(st.integers(1, len(seats)))]
         lives = [self.running[seat] for seat in seats]
+        self._recount(seats)
         logits = torch.from_numpy(np.stack([life.logits() for life in lives])).float()
         sampled = self.sampler.sample(logits.clone(), seats)
         self.sampler.accept(seats, sampled.token_ids)
@@ -88,13 +90,74 @@ class Histories(RuleBasedStateMachine):
             token_id = host.token_ids[place]
             if not np.isfinite(expected.max()):
                 assert host.faults[place] is Fault.NOTHING_ALLOWED
-                self.sampler.remove_request(seat)
-                del self.running[seat]
+                self._remove(seat)
                 continue
             assert token_id in possible_choices(expected, life.params, position=len(life.output))
             assert token_id is not None
             self._check_logprobs(life, raw, token_id, host.logprobs[place])
             life.output.append(token_id)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def step_with_drafts(self, data: st.DataObject) -> None:
+        """Some drafts are what the reference would say, some are not; what holds is what no drafts would have given."""
+        seats = data.draw(st.permutations(sorted(self.running)))
+        seats = seats[: data.draw(st.integers(1, len(seats)))]
+        drafts = [self._draft(self.running[seat], data) for seat in seats]
+        self._recount(seats)
+        rows = [
+            self.running[seat].logits(offset)
+            for seat, own in zip(seats, drafts, strict=True)
+            for offset in range(len(own) + 1)
+        ]
+        logits = torch.from_numpy(np.stack(rows)).float()
+        num_drafts = [len(own) for own in drafts]
+        flat = [draft for own in drafts for draft in own]
+        sampled = self.sampler.sample_runs(logits.clone(), seats, np.array(num_drafts), np.array(flat, np.int64))
+        self.uncounted.update(seats)
+        runs = sampled.tokens.to_host().runs(num_drafts, flat)
+        last_token_ids = sampled.last_token_ids.tolist()
+        place = 0
+        for index, (seat, own) in enumerate(zip(seats, drafts, strict=True)):
+            life, token_ids = self.running[seat], runs.token_ids[index]
+            logprobs = None if runs.logprobs is None else runs.logprobs[index]
+            for offset, token_id in enumerate(token_ids):
+                raw = logits[place + offset].double().numpy()
+                expected = processed_logits(list(raw), life.params, life.prompt, life.output, EOS)
+                assert token_id in possible_choices(expected, life.params, position=len(life.output))
+                self._check_logprobs(life, raw, token_id, None if logprobs is None else logprobs[offset])
+                life.output.append(token_id)
+            fault = None if runs.faults is None else runs.faults[index]
+            assert list(token_ids[: len(token_ids) - (fault is None)]) == own[: len(token_ids) - (fault is None)]
+            if fault is not None:
+                assert fault == Fault.NOTHING_ALLOWED.value
+                self._remove(seat)
+            else:
+                assert last_token_ids[index] == token_ids[-1]
+                assert len(token_ids) == len(own) + 1 or token_ids[-1] != own[len(token_ids) - 1]
+            place += len(own) + 1
+
+    def _draft(self, life: Life, data: st.DataObject) -> list[int]:
+        drafts: list[int] = []
+        for is_right in data.draw(st.lists(st.sampled_from([True, True, False]), max_size=4)):
+            raw = list(np.float32(life.logits(len(drafts))).astype(np.float64))
+            expected = processed_logits(raw, life.params, life.prompt, [*life.output, *drafts], EOS)
+            if is_right and np.isfinite(expected.max()):
+                position = len(life.output) + len(drafts)
+                drafts.append(min(possible_choices(expected, life.params, position=position)))
+            else:
+                drafts.append(data.draw(st.integers(0, VOCAB_SIZE - 1)))
+        return drafts
+
+    def _recount(self, seats: list[int]) -> None:
+        for seat in self.uncounted & set(seats):
+            self.sampler.recount(seat, len(self.running[seat].output))
+        self.uncounted -= set(seats)
+
+    def _remove(self, seat: int) -> None:
+        self.sampler.remove_request(seat)
+        self.uncounted.discard(seat)
+        del self.running[seat]
 
     def _check_logprobs(self, life: Life, raw: np.ndarray, token_id: int, entry: object) -> None:
         if life.params.logprobs is None:

@@ -5,7 +5,7 @@ Each scheduled query must find, in every slot it can see, the right token at the
 of somebody else's block or of a slot not yet written fails at once.
 
 Tokens are "sampled" by a function of all tokens so far, so a request in company must end up with the tokens of a
-request alone.
+request alone, whatever was drafted on the way.
 """
 
 from collections import deque
@@ -15,6 +15,7 @@ import numpy as np
 
 from facet.kv_layout import KVLayout
 from facet.request import FinishReason, Request
+from facet.scheduler.drafting import NO_DRAFTS, Drafter
 from facet.scheduler.scheduler import Scheduler
 from facet.step import SCRATCH_BLOCK, StepPlan, StepResult, TokenEvent
 
@@ -52,6 +53,8 @@ class FakeRunner:
         self._launched: deque[tuple[StepPlan, StepResult | None]] = deque()
         self._last_step = 0
         self.num_tokens_computed = 0
+        self.num_drafts_computed = 0
+        self.num_drafts_accepted = 0
         self.max_num_requests_in_a_step = 0
 
     def launch(self, plan: StepPlan) -> None:
@@ -83,6 +86,7 @@ class FakeRunner:
             assert block != SCRATCH_BLOCK
             self._tables[group][seat, index] = block
         self._check_shape(plan)
+        drafts = self._append_drafts(plan)
         entries = list(zip(plan.seats.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True))
         for seat, computed, scheduled in entries:
             self._write(seat, computed, scheduled)
@@ -90,7 +94,7 @@ class FakeRunner:
             self._read(seat, computed, scheduled)
         self.num_tokens_computed += plan.num_tokens
         self.max_num_requests_in_a_step = max(self.max_num_requests_in_a_step, len(entries))
-        return self._sample_all(plan)
+        return self._sample_all(plan, drafts)
 
     def _set_up_seats(self, plan: StepPlan) -> None:
         for seat in plan.released_seats:
@@ -105,19 +109,40 @@ class FakeRunner:
             for table, (first, block_ids) in zip(self._tables, admission.tables, strict=True):
                 table[admission.seat, first : first + len(block_ids)] = block_ids
 
+    def _append_drafts(self, plan: StepPlan) -> dict[int, list[int]]:
+        """Until they are sampled, drafts are tokens like others."""
+        unread = plan.draft_token_ids.tolist()
+        drafts: dict[int, list[int]] = {}
+        for seat, count in zip(plan.seats.tolist(), plan.num_drafts.tolist(), strict=True):
+            drafts[seat], unread = unread[:count], unread[count:]
+            self._tokens[seat] += drafts[seat]
+        assert not unread, "a draft belongs to nobody"
+        self.num_drafts_computed += len(plan.draft_token_ids)
+        return drafts
+
     def _check_shape(self, plan: StepPlan) -> None:
         assert plan.num_tokens > 0
-        assert plan.num_scheduled[plan.num_scheduled > 1].sum() <= self._max_num_batched_tokens
+        beyond_one = plan.num_drafts + (plan.num_scheduled - plan.num_drafts) * (
+            plan.num_scheduled - plan.num_drafts > 1
+        )
+        assert beyond_one.sum() <= self._max_num_batched_tokens, "more than the budget"
         assert len(set(plan.seats.tolist())) == len(plan.seats)
         is_long = plan.num_scheduled > 1
         assert (np.sort(is_long) == is_long).all(), "entries of one token come first"
-        for seat, computed, scheduled, samples, num_logits in zip(
-            plan.seats.tolist(), plan.num_computed, plan.num_scheduled, plan.samples, plan.num_logit_rows, strict=True
+        for seat, computed, scheduled, drafted, samples, num_logits in zip(
+            plan.seats.tolist(),
+            plan.num_computed,
+            plan.num_scheduled,
+            plan.num_drafts,
+            plan.samples,
+            plan.num_logit_rows,
+            strict=True,
         ):
-            assert samples == (computed + scheduled == len(self._tokens[seat]))
-            assert num_logits in {int(samples), scheduled}
+            assert samples == (computed + scheduled - drafted == len(self._tokens[seat]))
+            assert samples or not drafted
+            assert num_logits in {samples + drafted, scheduled}
             if self._requests[seat].sampling.prompt_logprobs is None:
-                assert num_logits == samples
+                assert num_logits == samples + drafted
 
     def _copy_page(self, source: int, destination: int) -> None:
         assert self._group_of[source] != NO_GROUP, "copy of a dead page"
@@ -152,12 +177,15 @@ class FakeRunner:
             expected = self._tokens[seat][start : computed + scheduled]
             assert (self._token_at[index][blocks, slots] == expected).all(), "a read of another sequence"
 
-    def _sample_all(self, plan: StepPlan) -> StepResult:
-        token_ids: list[int | None] = []
+    def _sample_all(self, plan: StepPlan, drafts: dict[int, list[int]]) -> StepResult:
+        runs: list[tuple[int, ...]] = []
+        faults: list[str | None] = []
         for seat in plan.seats[plan.samples].tolist():
-            token_id = self._sample(self._requests[seat], self._tokens[seat])
-            token_ids.append(token_id)
-            self._tokens[seat].append(0 if token_id is None else token_id)
+            del self._tokens[seat][len(self._tokens[seat]) - len(drafts[seat]) :]
+            run, fault = self._sample_run(seat, drafts[seat])
+            runs.append(run)
+            faults.append(fault)
+            self.num_drafts_accepted += max(0, len(run) - 1)
         prompt_logprobs = []
         for entry, (seat, computed, scheduled, num_logits) in enumerate(
             zip(plan.seats.tolist(), plan.num_computed, plan.num_scheduled, plan.num_logit_rows, strict=True)
@@ -167,20 +195,45 @@ class FakeRunner:
             if request.sampling.prompt_logprobs is not None and num_logits == scheduled and computed < stop:
                 prompt_logprobs.append((entry, range(computed, stop)))
         return StepResult(
-            token_ids=tuple(token_ids),
-            logprobs=tuple(f"logprobs of {token_id}" for token_id in token_ids),
+            token_ids=tuple(runs),
+            faults=tuple(faults),
+            logprobs=tuple([f"logprobs of {token_id}" for token_id in run] for run in runs),
             prompt_logprobs=tuple(prompt_logprobs),
         )
+
+    def _sample_run(self, seat: int, drafts: Sequence[int]) -> tuple[tuple[int, ...], str | None]:
+        """One token, and one more for every draft that agrees with the token sampled in its place."""
+        tokens = self._tokens[seat]
+        run: list[int] = []
+        for draft in (*drafts, None):
+            token_id = self._sample(self._requests[seat], tokens)
+            if token_id is None:
+                tokens.append(0)  # a step launched on top of it needs some token
+                return tuple(run), "broken logits"
+            tokens.append(token_id)
+            run.append(token_id)
+            if token_id != draft:
+                break
+        return tuple(run), None
 
 
 class FakeEngine:
     """The loop in both orders, with an integrity check after every verb."""
 
-    def __init__(self, scheduler: Scheduler, runner: FakeRunner, *, max_in_flight: int, checks_integrity: bool) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: FakeRunner,
+        *,
+        max_in_flight: int,
+        checks_integrity: bool,
+        drafter: Drafter | None,
+    ) -> None:
         self.scheduler = scheduler
         self.runner = runner
         self._checks_integrity = checks_integrity
         self._max_in_flight = max_in_flight  # steps that are not yet settled when the next one is planned
+        self._drafter = drafter
         self.output_token_ids: dict[str, list[int]] = {}
         self.finish_reasons: dict[str, FinishReason] = {}
         self.num_cached_tokens: dict[str, int] = {}
@@ -200,7 +253,8 @@ class FakeEngine:
 
     def step(self, *, cancel_in_flight: str | None = None) -> None:
         """One turn of the loop; a request may be cancelled between a launch and the settling before it."""
-        schedule = self.scheduler.plan()
+        drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose(self.scheduler.draftable())
+        schedule = self.scheduler.plan(drafts)
         if not schedule.is_empty:
             plan = self.scheduler.commit(schedule)
             self._check()
@@ -229,9 +283,10 @@ class FakeEngine:
 
     def _hear(self, event: TokenEvent) -> None:
         assert event.request_id not in self.finish_reasons, "an event after the end"
-        if event.token_id is not None:
-            self.output_token_ids[event.request_id].append(event.token_id)
-            assert event.logprobs == f"logprobs of {event.token_id}"
+        self.output_token_ids[event.request_id] += event.token_ids
+        if event.token_ids:
+            assert event.logprobs == [f"logprobs of {token_id}" for token_id in event.token_ids]
+        assert (event.error is not None) == (event.finish_reason == "error")
         if event.prompt_logprobs is not None:
             self.prompt_logprobs[event.request_id].extend(event.prompt_logprobs)
         if event.finish_reason is not None:

@@ -1,13 +1,15 @@
 """Requests and engines for scheduler tests, and what a request must produce alone."""
 
+import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from facet.kv_cache.manager import KVCacheManager
 from facet.kv_layout import KVLayout
 from facet.request import FinishReason, Request
 from facet.sampling_params import SamplingParams
+from facet.scheduler.drafting import Draftable, Drafter
 from facet.scheduler.limits import Limits
 from facet.scheduler.scheduler import Scheduler
 from tests.scheduler.fake_runner import FakeEngine, FakeRunner, Sampler
@@ -78,6 +80,7 @@ def make_engine(
     enable_prefix_caching: bool = True,
     sample: Sampler = sample,
     checks_integrity: bool = True,
+    drafter: Drafter | None = None,
 ) -> FakeEngine:
     manager = KVCacheManager(
         layout,
@@ -88,7 +91,10 @@ def make_engine(
         ordered_on_one_stream=ordered_on_one_stream,
     )
     limits = Limits(
-        max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs, max_model_len=max_model_len
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        max_num_drafts=0 if drafter is None else drafter.max_num_drafts,
     )
     runner = FakeRunner(
         layout,
@@ -102,5 +108,33 @@ def make_engine(
     if max_in_flight is None:
         max_in_flight = 1 if overlapped else 0
     return FakeEngine(
-        Scheduler(manager, limits), runner, max_in_flight=max_in_flight, checks_integrity=checks_integrity
+        Scheduler(manager, limits),
+        runner,
+        max_in_flight=max_in_flight,
+        checks_integrity=checks_integrity,
+        drafter=drafter,
     )
+
+
+class Guesser:
+    """Drafts a random number of tokens, each right with a probability of its own.
+
+    `sample` says what is right; it is asked for the request as the drafter knows it, by its tokens alone.
+    """
+
+    def __init__(self, sample: Callable[[Sequence[int]], int], *, max_num_drafts: int, seed: int = 0) -> None:
+        self.max_num_drafts = max_num_drafts
+        self._sample = sample
+        self._random = random.Random(seed)
+
+    def propose(self, requests: Sequence[Draftable]) -> dict[int, list[int]]:
+        return {request.request_number: self._guess(request) for request in requests if self._random.random() < 0.9}
+
+    def _guess(self, request: Draftable) -> list[int]:
+        tokens = [*request.prompt_token_ids, *request.output_token_ids]
+        chance = self._random.choice([0.0, 0.5, 0.9, 1.0])
+        guesses: list[int] = []
+        for _ in range(self._random.randint(0, self.max_num_drafts + 1)):  # one too many is no harm
+            right = self._random.random() < chance
+            guesses.append(self._sample([*tokens, *guesses]) if right else self._random.randrange(VOCAB_SIZE))
+        return guesses

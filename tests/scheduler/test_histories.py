@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from facet.errors import CapacityError
 from facet.request import Request
 from tests.kv_cache.layouts import make_layout
-from tests.scheduler.requests import VOCAB_SIZE, alone, make_engine, make_request, sample
+from tests.scheduler.requests import VOCAB_SIZE, Guesser, alone, make_engine, make_request, sample
 
 LAYOUTS = {
     "as 31B": make_layout((8, 4), (None, 20)),
@@ -33,6 +33,10 @@ def sample_or_fail(request: Request, token_ids: Any) -> int | None:
     return sample(request, token_ids)
 
 
+def continuation(token_ids: Any) -> int:
+    return sample(make_request("any", [1]), token_ids)
+
+
 class History(RuleBasedStateMachine):
     @initialize(
         layout=st.sampled_from(sorted(LAYOUTS)),
@@ -42,9 +46,14 @@ class History(RuleBasedStateMachine):
         max_in_flight=st.sampled_from([0, 1, 1, 2]),
         ordered_on_one_stream=st.booleans(),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
+        max_num_drafts=st.sampled_from([0, 0, 1, 3, 9]),
+        seed=st.integers(0, 1000),
     )
-    def start(self, layout: str, **options: Any) -> None:
-        self.engine = make_engine(LAYOUTS[layout], max_model_len=MAX_MODEL_LEN, sample=sample_or_fail, **options)
+    def start(self, layout: str, max_num_drafts: int, seed: int, **options: Any) -> None:
+        drafter = Guesser(continuation, max_num_drafts=max_num_drafts, seed=seed) if max_num_drafts else None
+        self.engine = make_engine(
+            LAYOUTS[layout], max_model_len=MAX_MODEL_LEN, sample=sample_or_fail, drafter=drafter, **options
+        )
         self.requests: dict[str, Request] = {}
         self.caches_prefixes = options["enable_prefix_caching"]
 

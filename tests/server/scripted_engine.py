@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from facet.arena_picture import ArenaPicture, PagesOfAKind
-from facet.engine.messages import EngineInfo, FromEngine, LiveView, Refused, Stats, Token
+from facet.engine.messages import EngineInfo, FromEngine, LiveView, NewTokens, Refused, Stats
 from facet.errors import EngineDeadError
-from facet.request import Request
+from facet.request import FinishReason, Request
 from facet.token_logprobs import TokenLogprobs
 
 Script = Callable[[Request], Sequence[int]]
@@ -32,6 +32,7 @@ class ScriptedEngine:
     script: Script
     info: EngineInfo
     seconds_per_turn: float = 0.0
+    tokens_per_turn: int = 1  # of each request, in one message
     gate: threading.Event = field(default_factory=threading.Event)  # clear: nothing is said
     fail_after: int | None = None  # tokens of a request, after which its logits are said to be broken
     submitted: list[Request] = field(default_factory=list)
@@ -107,23 +108,30 @@ class ScriptedEngine:
             answers += [self._say(speaking) for speaking in list(self._speaking.values())]
         return answers
 
-    def _say(self, speaking: Speaking) -> Token:
+    def _say(self, speaking: Speaking) -> NewTokens:
+        """The next tokens, as many as a turn brings or fewer at the end."""
         request, sampling = speaking.request, speaking.request.sampling
-        if self.fail_after is not None and speaking.position == self.fail_after:
-            self._speaking.pop(request.request_id, None)
-            return Token(request.request_id, finish_reason="error", error="the model's logits held NaN")
-        token_id = speaking.token_ids[speaking.position]
-        speaking.position += 1
-        is_end = token_id in request.eos_token_ids or token_id in sampling.stop_token_ids
-        is_long = speaking.position in (sampling.max_tokens, len(speaking.token_ids))
-        if is_end or is_long:
+        prompt_logprobs = None
+        if sampling.prompt_logprobs is not None and speaking.position == 0:
+            prompt_logprobs = [TokenLogprobs([token], [-1.0], [1]) for token in request.prompt_token_ids[1:]]
+        token_ids: list[int] = []
+        finish: FinishReason | None = None
+        while finish is None and len(token_ids) < self.tokens_per_turn:
+            if self.fail_after is not None and speaking.position == self.fail_after:
+                self._speaking.pop(request.request_id, None)
+                return NewTokens(request.request_id, finish_reason="error", error="the model's logits held NaN")
+            token_ids.append(speaking.token_ids[speaking.position])
+            speaking.position += 1
+            if token_ids[-1] in request.eos_token_ids or token_ids[-1] in sampling.stop_token_ids:
+                finish = "stop"
+            elif speaking.position in (sampling.max_tokens, len(speaking.token_ids)):
+                finish = "length"
+        if finish is not None:
             self._speaking.pop(request.request_id, None)
         logprobs = None
         if sampling.logprobs is not None:
             others = range(300, 300 + sampling.logprobs)
-            logprobs = TokenLogprobs([token_id, *others], [-0.5 - i for i in range(1 + len(others))], [1, *range(1, 1 + len(others))])  # fmt: skip  # noqa: E501
-        prompt_logprobs = None
-        if sampling.prompt_logprobs is not None and speaking.position == 1:
-            prompt_logprobs = [TokenLogprobs([token], [-1.0], [1]) for token in request.prompt_token_ids[1:]]
-        finish = "stop" if is_end else "length" if is_long else None
-        return Token(request.request_id, token_id, finish, 4, logprobs, prompt_logprobs)
+            values = [-0.5 - place for place in range(1 + len(others))]
+            ranks = [1, *range(1, 1 + len(others))]
+            logprobs = [TokenLogprobs([token_id, *others], values, ranks) for token_id in token_ids]
+        return NewTokens(request.request_id, tuple(token_ids), finish, 4, logprobs, prompt_logprobs)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facet.engine.messages import EngineInfo, FromEngine, Refused, Stats, Token
+from facet.engine.messages import EngineInfo, FromEngine, NewTokens, Refused, Stats
 from facet.errors import EngineDeadError, FacetError
 from facet.request import Request
 from facet.sampling_params import SamplingParams
@@ -131,10 +131,10 @@ class History:
                 self.open.discard(name)
 
     async def token(self, number: int) -> None:
-        self.say(number, lambda name: Token(name, self.num_said), ends=False)
+        self.say(number, lambda name: NewTokens(name, (self.num_said,)), ends=False)
 
     async def end(self, number: int) -> None:
-        self.say(number, lambda name: Token(name, self.num_said, "length"), ends=True)
+        self.say(number, lambda name: NewTokens(name, (self.num_said,), "length"), ends=True)
 
     async def refuse(self, number: int) -> None:
         self.say(number, lambda name: Refused(name, "no", None, False), ends=True)
@@ -174,7 +174,7 @@ class History:
             self.unread[id(call)] = []
             self.open -= {name for name, (owner, _) in self.owner.items() if owner is call}  # cancelled with it
             return
-        assert [(index, token.token_id) for index, token in got] == expected
+        assert [(index, new.token_ids[0]) for index, new in got] == expected
         self.unread[id(call)] = []
 
     async def die(self, number: int) -> None:

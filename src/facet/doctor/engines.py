@@ -115,8 +115,7 @@ def run_together(engine: Engine, requests: Sequence[Request]) -> dict[str, Trans
         for event in engine.step():
             record = collected[event.request_id]
             record.prompt_logprobs += [entry.logprobs[0] for entry in event.prompt_logprobs or ()]
-            if event.token_id is not None:
-                record.tokens.append(_scored(event.token_id, event.logprobs))
+            record.tokens += map(_scored, event.token_ids, event.logprobs or ())
             if event.finish_reason == "error":
                 record.error = event.error or "no reason was given"
     engine.check_integrity()

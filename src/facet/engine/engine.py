@@ -24,6 +24,7 @@ from facet.request import Request
 from facet.runner.runner import LaunchedStep, Runner, WorkCounters
 from facet.sampling import GrammarCompiler, Grammars
 from facet.sampling_params import check_against_vocabulary
+from facet.scheduler.drafting import NO_DRAFTS, Drafter
 from facet.scheduler.limits import Limits, check_request
 from facet.scheduler.scheduler import Scheduler, SchedulerStats
 from facet.step import TokenEvent
@@ -44,7 +45,13 @@ class EngineStats:
 class Engine:
     """Requests in, token events out, one step at a time."""
 
-    def __init__(self, runner: Runner, settings: EngineSettings, tokenizer_folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        settings: EngineSettings,
+        tokenizer_folder: Path | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
         """`tokenizer_folder` is for grammars, which are matched against tokens; None: requests bring none."""
         self.settings = settings
         self.runner = runner
@@ -61,8 +68,10 @@ class Engine:
                 max_num_batched_tokens=settings.max_num_batched_tokens,
                 max_num_seqs=settings.max_num_seqs,
                 max_model_len=settings.max_model_len,
+                max_num_drafts=0 if drafter is None else drafter.max_num_drafts,
             ),
         )
+        self._drafter = drafter
         self._in_flight: LaunchedStep | None = None
         self._num_corrupted_requests = 0
         self._grammars = Grammars(self._vocab_size)
@@ -116,14 +125,15 @@ class Engine:
         """End a request now, whatever it is doing. None: it had already ended."""
         self._grammars.remove([request_id])
         if self._compiling.cancel(request_id):
-            return TokenEvent(request_id, None, "abort", 0)
+            return TokenEvent(request_id, (), "abort", 0)
         return self._scheduler.cancel(request_id)
 
     def step(self) -> list[TokenEvent]:
         """One turn of the loop. An empty list is normal: the first overlapped step has nothing to settle yet."""
         self._queue_compiled()
         launched = None
-        schedule = self._scheduler.plan()
+        drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose(self._scheduler.draftable())
+        schedule = self._scheduler.plan(drafts)
         if not schedule.is_empty:
             plan = self._scheduler.commit(schedule)
             masks = self._grammars.start_masks(plan)

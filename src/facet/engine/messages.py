@@ -50,17 +50,17 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     lines: tuple[str, ...]  # what to tell the user at start-up
 
 
-class Token(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):
-    """What a step brought one request: a token, prompt log-probabilities, an end, or several of these.
+class NewTokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):
+    """What a step brought one request: tokens, prompt log-probabilities, an end, or several of these.
 
     The fields are those of `TokenEvent`, in its order.
     """
 
     request_id: str
-    token_id: int | None = None
+    token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
-    logprobs: TokenLogprobs | None = None
+    logprobs: list[TokenLogprobs] | None = None  # one for each token
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None  # why, where finish_reason is "error"
     queue_seconds: float = 0.0  # between submission and the first step
@@ -122,4 +122,4 @@ class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 # A turn of the loop sends everything it has to say at once, as a list.
-FromEngine = EngineInfo | Token | Refused | Stats | LiveView | Died
+FromEngine = EngineInfo | NewTokens | Refused | Stats | LiveView | Died

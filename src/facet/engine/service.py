@@ -11,12 +11,12 @@ from facet.engine.messages import (
     EngineInfo,
     FromEngine,
     LiveView,
+    NewTokens,
     Refused,
     ResetPrefixCache,
     Stats,
     Submit,
     ToEngine,
-    Token,
 )
 from facet.errors import UserError
 
@@ -43,7 +43,7 @@ class EngineService:
         elif isinstance(message, Cancel):
             event = self._engine.cancel(message.request_id)
             if event is not None:
-                send(Token(*event))
+                send(NewTokens(*event))
         elif isinstance(message, AskStats):
             send(self.stats())
         elif isinstance(message, AskLiveView):
@@ -54,7 +54,7 @@ class EngineService:
 
     def step(self) -> list[FromEngine]:
         start = time.monotonic()
-        messages: list[FromEngine] = [Token(*event) for event in self._engine.step()]
+        messages: list[FromEngine] = [NewTokens(*event) for event in self._engine.step()]
         messages += [Refused.of(request_id, error) for request_id, error in self._engine.take_refusals()]
         self._busy_seconds += time.monotonic() - start
         return messages
@@ -68,7 +68,7 @@ class EngineService:
             num_preemptions=stats.scheduler.num_preemptions,
             num_steps=stats.work.num_steps,
             num_computed_tokens=stats.work.num_rows,
-            num_sampled_tokens=stats.work.num_sampled_rows,
+            num_sampled_tokens=stats.scheduler.num_output_tokens,
             num_corrupted_requests=stats.num_corrupted_requests,
             num_blocks=cache.num_blocks,
             num_blocks_in_tables=cache.num_blocks_in_tables,

@@ -3,6 +3,7 @@
     view()          what the scheduler may know while deciding
     commit(...)     allocates and frees blocks; the step may then be launched
     release(...)    a request left its seat
+    give_back(...)  drafts were refused
     retire(step)    a step's work is done
 
 Knows blocks and tokens; not why a request runs or ends.
@@ -102,7 +103,7 @@ class KVCacheManager:
         admissions = tuple(self._admission(entrant) for entrant in schedule.entrants)
         new_blocks = self._append(lacking, blocks[num_copies:])
         entries = schedule.entries
-        self._plant_due(entries.seats, entries.num_computed + entries.num_scheduled)
+        self._plant_due(entries.seats, entries.num_computed + entries.num_scheduled - entries.num_drafts)
         return StepPlan(
             step=schedule.step,
             released_seats=schedule.released_seats,
@@ -114,8 +115,10 @@ class KVCacheManager:
             request_numbers=entries.request_numbers,
             num_computed=entries.num_computed.astype(np.int32),
             num_scheduled=entries.num_scheduled.astype(np.int32),
+            num_drafts=entries.num_drafts.astype(np.int32),
             samples=entries.samples,
             num_logit_rows=entries.num_logit_rows.astype(np.int32),
+            draft_token_ids=schedule.draft_token_ids,
         )
 
     def release(self, seat: int, *, num_computed: int, is_sound: bool = True) -> None:
@@ -134,6 +137,15 @@ class KVCacheManager:
             else:
                 self._prefixes.discard(marked.chain)
         self._let_go(seat)
+
+    def give_back(self, seats: Seats, num_computed: NDArray[np.int64]) -> None:
+        """Only so many tokens of these seats hold: return the blocks behind them, which were taken for drafts."""
+        for index, group in enumerate(self.layout.groups):
+            _, end = block_span(group, num_computed, 0)
+            entries = entries_between(seats, end, self._tables.end[index][seats])
+            if len(entries.seats):
+                self._pool.release(self._tables.read(index, entries), fence=self._last_step)
+                self._tables.end[index][seats] = end
 
     def retire(self, step: int) -> None:
         """Everything that `step` reads or writes has been read and written."""
@@ -160,15 +172,21 @@ class KVCacheManager:
     def picture(self, *, max_cells: int) -> ArenaPicture:
         return draw(self.layout, self._pool, self._tables, max_cells=max_cells)
 
-    def check_integrity(self, seats: Sequence[int]) -> None:
-        """The tables of the occupied `seats` account for every block that is out."""
+    def check_integrity(self, seats: Seats, num_computed: NDArray[np.int64], max_num_drafts: NDArray[np.int64]) -> None:
+        """The tables of the occupied `seats` account for every block that is out, and hold what they must and no more:
+        the window before `num_computed`, the tokens up to there, and as many drafts as may be in flight."""
         self._pool.check_integrity()
         if self._prefixes is not None:
             self._prefixes.check_integrity()
         refs = np.zeros(self.num_blocks, np.int32)
-        for seat in seats:
+        for seat in seats.tolist():
             np.add.at(refs, self._tables.held_in_all_groups(seat), 1)
         assert (refs == self._pool.table_refs).all(), "tables and the pool disagree on who holds what"
+        for group, first, end in zip(self.layout.groups, self._tables.first, self._tables.end, strict=True):
+            needed_first, needed_end = block_span(group, num_computed, 0)
+            assert (first[seats] <= needed_first).all(), "a window has left behind what it still sees"
+            assert (needed_end <= end[seats]).all(), "computed tokens have no block"
+            assert (end[seats] <= block_span(group, num_computed, max_num_drafts)[1]).all(), "a block holds nothing"
 
     def _move_windows(self, seats: Seats, num_computed: NDArray[np.int64]) -> None:
         for index, group in enumerate(self.layout.groups):

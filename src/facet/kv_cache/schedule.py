@@ -39,6 +39,7 @@ class Entries(NamedTuple):
     request_numbers: NDArray[np.int64]
     num_computed: NDArray[np.int64]
     num_scheduled: NDArray[np.int64]
+    num_drafts: NDArray[np.int64]
     samples: NDArray[np.bool_]
     num_logit_rows: NDArray[np.int64]
 
@@ -52,6 +53,7 @@ class Schedule:
     preempted_seats: tuple[int, ...]  # of these, the ones this step preempts
     entrants: tuple[Entrant, ...]
     entries: Entries
+    draft_token_ids: NDArray[np.int64]  # of all entries, one after the other
     # The seats that go on running, scheduled or not: their windows stand at `running_computed` now.
     running_seats: NDArray[np.int64]
     running_computed: NDArray[np.int64]

@@ -1,6 +1,6 @@
 """Collects the engine's tokens into outputs, for one call of `generate` or `chat`."""
 
-from facet.engine.messages import Token
+from facet.engine.messages import NewTokens
 from facet.offline.outputs import CompletionOutput, RequestOutput, as_position
 from facet.prompts import AnswerTokens, PreparedQuestion, ReplyReader, TextReader
 from facet.request import Request
@@ -37,17 +37,17 @@ class Collector:
     def num_pending(self) -> int:
         return len(self._pending)
 
-    def feed(self, token: Token) -> bool:
+    def feed(self, new: NewTokens) -> bool:
         """Take what a step brought. Whether the request must now be cancelled: its text ended before it did."""
-        answer = self._pending.get(token.request_id)
+        answer = self._pending.get(new.request_id)
         if answer is None:
             return False
-        answer.reader.feed(token)
+        answer.reader.feed(new)
         if answer.reader.tokens.finish_reason is None:
             return False
-        del self._pending[token.request_id]
+        del self._pending[new.request_id]
         answer.complete()
-        return token.finish_reason is None
+        return new.finish_reason is None
 
 
 def _make_reader(request: Request, prepared: PreparedQuestion, tokenizer: Tokenizer | None) -> TextReader | ReplyReader:

@@ -9,7 +9,7 @@ from facet.bundled_model import find_bundled_model
 from facet.config import PromptConfig, engine_config
 from facet.engine.client import EngineClient, RemoteEngine
 from facet.engine.local_engine import LocalEngine
-from facet.engine.messages import Refused, Stats, Token
+from facet.engine.messages import NewTokens, Refused, Stats
 from facet.errors import EngineError, RequestError
 from facet.offline.collector import Collector
 from facet.offline.outputs import RequestOutput
@@ -169,7 +169,7 @@ class LLM:
                 for message in self._engine.receive():
                     if isinstance(message, Refused):
                         raise message.as_error()
-                    if isinstance(message, Token) and collector.feed(message):
+                    if isinstance(message, NewTokens) and collector.feed(message):
                         self._engine.cancel(message.request_id)
                 advance(num_pending - collector.num_pending)
         except EngineError:

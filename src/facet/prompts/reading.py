@@ -4,13 +4,14 @@ A reader belongs to one answer. If the text ends an answer, the engine does not 
 request.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from facet.chat.deltas import Delta, ReasoningDelta, ToolCallStart
 from facet.chat.replies import make_reply_parser
 from facet.chat.reply import Reply, ReplyBuilder
-from facet.engine.messages import Token
+from facet.engine.messages import NewTokens
 from facet.request import FinishReason
 from facet.sampling_params import SamplingParams
 from facet.token_logprobs import TokenLogprobs
@@ -47,24 +48,28 @@ class AnswerTokens:
         is_hidden = has_end and (self.stop_reason is None or not self.sampling.include_stop_str_in_output)
         return self.token_ids[:-1] if is_hidden else self.token_ids
 
-    def take(self, token: Token) -> int | None:
-        """Records what a step brought. Returns its token if its text counts."""
-        self.num_cached_tokens = token.num_cached_tokens
-        if token.prompt_logprobs is not None:
-            self.prompt_logprobs += token.prompt_logprobs
-        if token.token_id is not None:
-            self.token_ids.append(token.token_id)
-        if token.logprobs is not None:
-            self.logprobs.append(token.logprobs)
-        if token.finish_reason is None:
-            return token.token_id
-        self.finish_reason, self.error = token.finish_reason, token.error
-        if token.finish_reason == "stop":
-            if token.token_id in self.sampling.stop_token_ids:
-                self.stop_reason = token.token_id
-                return token.token_id if self.sampling.include_stop_str_in_output else None
-            return None
-        return token.token_id
+    def take(self, new: NewTokens) -> Iterator[int]:
+        """Records what a step brought, token by token, and yields each token whose text counts.
+
+        If that text ends the answer, that is, if `finish_reason` is set meanwhile, the tokens behind it are dropped.
+        """
+        self.num_cached_tokens = new.num_cached_tokens
+        if new.prompt_logprobs is not None:
+            self.prompt_logprobs += new.prompt_logprobs
+        last = len(new.token_ids) - 1
+        for index, token_id in enumerate(new.token_ids):
+            self.token_ids.append(token_id)
+            if new.logprobs is not None:
+                self.logprobs.append(new.logprobs[index])
+            has_text = index < last or new.finish_reason != "stop"
+            if not has_text and token_id in self.sampling.stop_token_ids:
+                self.stop_reason = token_id
+                has_text = self.sampling.include_stop_str_in_output
+            if has_text:
+                yield token_id
+                if self.finish_reason is not None:
+                    return
+        self.finish_reason, self.error = new.finish_reason, new.error
 
     def stop_at(self, stop_string: str) -> None:
         self.finish_reason, self.stop_reason = "stop", stop_string
@@ -77,20 +82,33 @@ class TextReader:
         self.tokens = AnswerTokens(sampling)
         self._output = None if tokenizer is None else OutputText(tokenizer, sampling)
         self._parts: list[str] = []
+        self._num_chars = 0
+        self.offsets: list[int] = []  # how much of the text stood before each token
 
-    def feed(self, token: Token) -> str:
+    def feed(self, new: NewTokens) -> str:
         """The text that became certain."""
-        token_id = self.tokens.take(token)
-        output = self._output
-        if output is None:
-            return ""
-        part = "" if token_id is None else output.push(token_id)
-        if output.stop_string is None and self.tokens.finish_reason is not None:
-            part += output.finish()
+        tokens, output = self.tokens, self._output
+        start = len(self._parts)
+        for token_id in tokens.take(new):
+            self.offsets.append(self._num_chars)
+            if output is not None:
+                self._add(output.push(token_id))
+                if output.stop_string is not None:
+                    tokens.stop_at(output.stop_string)
+        if len(self.offsets) < len(tokens.token_ids):
+            self.offsets.append(self._num_chars)  # of a token without text
+        if output is not None and tokens.finish_reason is not None and output.stop_string is None:
+            self._finish(output)
+        return "".join(self._parts[start:])
+
+    def _finish(self, output: OutputText) -> None:
+        self._add(output.finish())
         if output.stop_string is not None:
             self.tokens.stop_at(output.stop_string)
+
+    def _add(self, part: str) -> None:
         self._parts.append(part)
-        return part
+        self._num_chars += len(part)
 
     def text(self) -> str:
         """As far as it has come."""
@@ -123,15 +141,22 @@ class ReplyReader:
         self._ends_after_one_call = reply_format.ends_after_one_call
         self._keeps_thoughts = keeps_thoughts
 
-    def feed(self, token: Token) -> list[Delta]:
+    def feed(self, new: NewTokens) -> list[Delta]:
         """What became certain of the reply."""
-        token_id = self.tokens.take(token)
-        deltas = [] if token_id is None else self._parser.push(token_id)
-        if self._parser.stop_string is None and self.tokens.finish_reason is not None:
-            deltas += self._parser.finish(is_complete=self.tokens.finish_reason == "stop")
-        if self._parser.stop_string is not None:
-            self.tokens.stop_at(self._parser.stop_string)
-        return self._keep(deltas) if deltas else deltas
+        tokens, parser = self.tokens, self._parser
+        kept: list[Delta] = []
+        is_over = False
+        for token_id in tokens.take(new):
+            if deltas := parser.push(token_id):
+                kept += self._keep(deltas)
+            if parser.stop_string is not None:
+                tokens.stop_at(parser.stop_string)
+            is_over = tokens.finish_reason is not None
+        if tokens.finish_reason is not None and not is_over:
+            kept += self._keep(parser.finish(is_complete=tokens.finish_reason == "stop"))
+            if parser.stop_string is not None:
+                tokens.stop_at(parser.stop_string)
+        return kept
 
     def reply(self) -> Reply:
         """As far as it has come."""

@@ -29,10 +29,10 @@ def make_batch(
 ) -> ForwardBatch:
     """One pass over all the spans. With `skip_upper`, only rows that want logits go past their last keys."""
     context_lens = spans.num_computed + spans.num_scheduled
-    positions = _ranges(spans.num_computed, spans.num_scheduled)
+    positions = ranges(spans.num_computed, spans.num_scheduled)
     seats = np.repeat(spans.seats, spans.num_scheduled)
     ends = np.cumsum(spans.num_scheduled, dtype=np.int32)
-    logit_rows = _ranges(ends - spans.num_logit_rows, spans.num_logit_rows)
+    logit_rows = ranges(ends - spans.num_logit_rows, spans.num_logit_rows)
     device_positions, device_seats, device_logit_rows = arrays_on_device((positions, seats, logit_rows), device)
     upper_rows = None
     if skip_upper:
@@ -58,7 +58,7 @@ def make_batch(
     )
 
 
-def _ranges(firsts: Counts, lengths: Counts) -> Counts:
+def ranges(firsts: Counts, lengths: Counts) -> Counts:
     """first, first + 1, ... of each run, one run after the other."""
     starts = np.cumsum(lengths, dtype=np.int32) - lengths
     return np.repeat(firsts - starts, lengths) + np.arange(int(lengths.sum()), dtype=np.int32)

@@ -18,7 +18,7 @@ from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.progress import Progress
 from facet.runner import warm_up
-from facet.runner.batch import Spans, make_batch
+from facet.runner.batch import Spans, make_batch, ranges
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes
 from facet.runner.pieces import LowerPieces, PieceBuffers
@@ -52,11 +52,17 @@ class LaunchedStep:
     prompt_logprobs: tuple[tuple[int, tuple[LogprobTensors, ...]], ...]
 
     def wait(self) -> StepResult:
-        host = self.tokens.wait()
+        plan, host = self.plan, self.tokens.wait()
+        has_drafts = len(plan.draft_token_ids) > 0
+        runs = (
+            host.runs(plan.num_drafts[plan.samples].tolist(), plan.draft_token_ids.tolist())
+            if has_drafts
+            else host.runs()
+        )
         return StepResult(
-            token_ids=host.token_ids,
-            faults=tuple(None if fault is None else fault.value for fault in host.faults),
-            logprobs=host.logprobs,
+            token_ids=runs.token_ids,
+            faults=runs.faults,
+            logprobs=runs.logprobs,
             prompt_logprobs=tuple(
                 (entry, [logprob for part in parts for logprob in part.to_list()])
                 for entry, parts in self.prompt_logprobs
@@ -101,6 +107,7 @@ class Runner:
         )
         self._last_token_ids = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
         self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # by seat: how many, prompt length
+        self._uncounted: set[int] = set()  # seats that had drafts when they were last sampled
         self._fast_prefill = fast_prefill
         # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.
         # With fast prefill they also skip layers that own no keys, whose output nothing reads either.
@@ -227,6 +234,7 @@ class Runner:
         for seat in plan.released_seats:
             self._sampler.remove_request(seat)
             self._num_prompt_logprobs.pop(seat, None)
+            self._uncounted.discard(seat)
         for admission in plan.admissions:
             request, seat = admission.request, admission.seat
             self._seats.admit(admission)
@@ -257,6 +265,10 @@ class Runner:
 
     def _sample(self, plan: StepPlan, computed: _Computed, masks: MaskInTheMaking | None) -> TokensInFlight:
         """The last logit row of every entry that samples becomes its next token."""
+        if self._uncounted:
+            self._recount(plan)
+        if len(plan.draft_token_ids):
+            return self._sample_runs(plan, computed, masks)
         last_rows = (np.cumsum(plan.num_logit_rows)[plan.samples] - 1).astype(np.int64)
         seats: Sequence[int] = plan.seats[plan.samples].tolist()
         device_last_rows, device_seats = arrays_on_device((last_rows, np.array(seats, np.int64)), self._device)
@@ -271,6 +283,32 @@ class Runner:
         self._sampler.accept(seats, sampled.token_ids)
         self._last_token_ids[device_seats] = sampled.token_ids
         return sampled.start_copy()
+
+    def _sample_runs(self, plan: StepPlan, computed: _Computed, masks: MaskInTheMaking | None) -> TokensInFlight:
+        """As `_sample`, with the rows of drafts: the host learns later how many of an entry's tokens hold."""
+        assert computed.logits is None, "steps with drafts are not captured"
+        num_rows = 1 + plan.num_drafts[plan.samples]
+        ends = np.cumsum(plan.num_logit_rows, dtype=np.int32)[plan.samples]
+        rows = ranges(ends - num_rows, num_rows).astype(np.int64)
+        seats = plan.seats[plan.samples].astype(np.int64)
+        device_rows, device_seats, by_row = arrays_on_device((rows, seats, np.repeat(seats, num_rows)), self._device)
+        logits = self.model.logits(computed.hidden[device_rows])
+        grammar = None if masks is None else masks.result()
+        mask = None if grammar is None else grammar.on_device(self._device, self._last_token_ids[by_row])
+        sampled = self._sampler.sample_runs(
+            logits, seats.tolist(), plan.num_drafts[plan.samples], plan.draft_token_ids, grammar=mask
+        )
+        self._last_token_ids[device_seats] = sampled.last_token_ids
+        self._uncounted.update(seats.tolist())
+        return sampled.tokens.start_copy()
+
+    def _recount(self, plan: StepPlan) -> None:
+        """Where a request goes on says how many of its drafts were right."""
+        ends = plan.num_computed + plan.num_scheduled - plan.num_drafts
+        for seat, end, samples in zip(plan.seats.tolist(), ends.tolist(), plan.samples.tolist(), strict=True):
+            if samples and seat in self._uncounted:
+                self._uncounted.remove(seat)
+                self._sampler.recount(seat, end - int(self._seats.num_prompt[seat]))
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> tuple[tuple[int, tuple[LogprobTensors, ...]], ...]:
         """For entries whose every row has logits: how likely the model held the prompt token that follows each."""

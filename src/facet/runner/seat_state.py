@@ -32,6 +32,7 @@ class SeatState:
         self.scratch_seat = max_num_seqs
         self._given: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * max_num_seqs
         self._num_given = np.zeros(max_num_seqs, np.int32)
+        self.num_prompt = np.zeros(max_num_seqs, np.int32)
         self.block_tables = tuple(
             torch.full(
                 (max_num_seqs + 1, -(-max_model_len // group.tokens_per_block)),
@@ -45,6 +46,7 @@ class SeatState:
     def admit(self, admission: Admission) -> None:
         self._given[admission.seat] = np.array(admission.token_ids, np.int64)
         self._num_given[admission.seat] = len(admission.token_ids)
+        self.num_prompt[admission.seat] = len(admission.request.prompt_token_ids)
         for table, part in zip(self.block_tables, admission.tables, strict=True):
             table[admission.seat] = SCRATCH_BLOCK
             if len(part.block_ids):
@@ -65,22 +67,26 @@ class SeatState:
         return self._given[seat][first : first + count]
 
     def scheduled_tokens(self, plan: StepPlan) -> "ScheduledTokens":
-        """Token ids of all rows. A token that was sampled after admission is scheduled alone."""
+        """Token ids of all rows. A token that was sampled after admission is scheduled alone, or with drafts behind."""
         is_sampled = plan.num_computed >= self._num_given[plan.seats]
-        assert bool((plan.num_scheduled[is_sampled] == 1).all()), "sampled tokens are scheduled one at a time"
-        pieces = [
+        num_known = plan.num_scheduled - plan.num_drafts
+        assert bool((num_known[is_sampled] == 1).all()), "sampled tokens are scheduled one at a time"
+        known = [
             np.zeros(1, np.int64) if sampled else self.given_tokens(seat, first, count)
             for seat, first, count, sampled in zip(
                 plan.seats.tolist(),
                 plan.num_computed.tolist(),
-                plan.num_scheduled.tolist(),
+                num_known.tolist(),
                 is_sampled.tolist(),
                 strict=True,
             )
         ]
         starts = np.cumsum(plan.num_scheduled) - plan.num_scheduled
+        if len(plan.draft_token_ids):
+            drafts = np.split(plan.draft_token_ids, np.cumsum(plan.num_drafts)[:-1])
+            known = [part for pair in zip(known, drafts, strict=True) for part in pair]
         return ScheduledTokens(
-            token_ids=np.concatenate(pieces),
+            token_ids=np.concatenate(known),
             sampled_places=starts[is_sampled].astype(np.int64),
             sampled_seats=plan.seats[is_sampled].astype(np.int64),
         )

@@ -5,7 +5,7 @@ from facet.sampling.grammar_compiler import GrammarCompiler, as_request_error
 from facet.sampling.grammars import Grammars, MaskInTheMaking
 from facet.sampling.logprobs import LogprobTensors, prompt_logprobs
 from facet.sampling.memory import max_device_bytes
-from facet.sampling.result import Fault, HostTokens, SampledTokens, TokensInFlight
+from facet.sampling.result import Fault, HostTokens, SampledRuns, SampledTokens, TokensInFlight
 from facet.sampling.sampler import Sampler
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "HostTokens",
     "LogprobTensors",
     "MaskInTheMaking",
+    "SampledRuns",
     "SampledTokens",
     "Sampler",
     "TokensInFlight",

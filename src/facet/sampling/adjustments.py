@@ -4,6 +4,7 @@ A forbidden token gets -inf added, so that two rules forbidding the same token a
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,11 +51,13 @@ class SeatAdjustments:
 
     def gather(self, batch: BatchSeats) -> Adjustments:
         if self._gathered is None or self._gathered[0] is not batch:
-            self._gathered = (batch, self._gather(batch))
+            users = [place for place, seat in enumerate(batch.seats) if seat in self._by_seat]
+            self._gathered = (batch, self.gather_at(users, batch))
         return self._gathered[1]
 
-    def _gather(self, batch: BatchSeats) -> Adjustments:
-        entries = [(place, *self._by_seat[seat]) for place, seat in enumerate(batch.seats) if seat in self._by_seat]
+    def gather_at(self, users: Sequence[int], batch: BatchSeats) -> Adjustments:
+        """For these places alone."""
+        entries = [(place, *self._by_seat[batch.seats[place]]) for place in users]
         places = np.concatenate([np.full(len(ids), place, dtype=np.int64) for place, ids, _ in entries])
         indices = np.stack([places, np.concatenate([ids for _, ids, _ in entries])])
         place_indices, token_ids = array_on_device(indices, batch.device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from facet.sampling.adjustments import FORBIDDEN, Adjustments, add_to_logits
-from facet.sampling.batch_seats import Arrival, BatchSeats
+from facet.sampling.batch_seats import Arrival, BatchSeats, Runs
 from facet.transfer import array_on_device, indices_on_device
 
 _NO_TOKEN = -1  # in the history: the output is shorter than this
@@ -60,7 +60,11 @@ class BadWords:
 
     def apply(self, logits: Tensor, batch: BatchSeats) -> None:
         prepared = self._prepare(batch)
-        matches = (self._history[prepared.word_seats] == prepared.prefixes) | (prepared.prefixes == _ANY_TOKEN)
+        if batch.runs is None:
+            history = self._history[prepared.word_seats]
+        else:
+            history = self._history_by_place(batch.runs, batch.runs.following)[prepared.word_places]
+        matches = (history == prepared.prefixes) | (prepared.prefixes == _ANY_TOKEN)
         amounts = torch.zeros(len(matches), dtype=torch.float32, device=logits.device)
         amounts.masked_fill_(matches.all(-1), FORBIDDEN)
         add_to_logits(logits, Adjustments(prepared.word_places, prepared.last_tokens, amounts))
@@ -72,6 +76,26 @@ class BadWords:
         older = self._history[prepared.seats, 1:]
         newest = token_ids[prepared.places].unsqueeze(1)
         self._history.index_copy_(0, prepared.seats, torch.cat([older, newest], dim=1))
+
+    def accept_runs(self, batch: BatchSeats, token_ids: Tensor, num_emitted: Tensor) -> None:
+        """As `accept`, of each run the first so many of its tokens."""
+        runs = batch.runs
+        if runs is None or not self.is_active(batch) or not self._history.shape[1]:
+            return
+        last_places = runs.places.gather(1, num_emitted.unsqueeze(1) - 1).squeeze(1)
+        older = self._history_by_place(runs, token_ids)[last_places, 1:]
+        newest = token_ids[last_places].unsqueeze(1)
+        seats = indices_on_device(runs.seats, batch.device)
+        self._history.index_copy_(0, seats, torch.cat([older, newest], dim=1))
+
+    def _history_by_place(self, runs: Runs, behind: Tensor) -> Tensor:
+        """[places, history]: what stands in front of each place, if `behind` [places] stands behind it."""
+        history_len = self._history.shape[1]
+        of_run = self._history[indices_on_device(runs.seats, behind.device)]
+        whole = torch.cat([of_run, behind[runs.places[:, :-1]]], dim=1)
+        offsets = indices_on_device(runs.offsets, behind.device)
+        columns = offsets.unsqueeze(1) + torch.arange(history_len, device=behind.device)
+        return whole[runs.run_of.unsqueeze(1), columns]
 
     def _lengthen_history(self, num_tokens: int) -> None:
         """Requests already here keep what they have: their words need no more."""

@@ -2,15 +2,22 @@
 
 A request keeps one *seat* (0 .. num_seats - 1) for as long as it runs. A step's logits hold rows of some seats in some
 order; a *place* is an index into those logits. Features keep their state by seat and work by place.
+
+A seat has one place, or, with drafts, a run of them: what is sampled there holds as far as the drafts are right.
 """
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from facet.sampling_params import SamplingParams
+from facet.transfer import arrays_on_device
 
+NO_DRAFT = -1
 MAX_PART_ELEMENTS = 16 * 262_144
 _CPU_PART_ELEMENTS = 262_144
 
@@ -31,11 +38,60 @@ class BatchSeats:
     """The seats of steps with the same requests. Compared by identity: features remember what they prepared for
     this very value, and it is never used again once any request has come or gone."""
 
-    seats: tuple[int, ...]
+    seats: tuple[int, ...]  # by place
     device: torch.device
+    runs: "Runs | None" = None  # None: every seat has one place
 
     def __len__(self) -> int:
         return len(self.seats)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """The places of seats with drafts: a run of one more than there are drafts, each place behind one draft more.
+
+    seats        3 3 3 | 5 | 2 2
+    offsets      0 1 2 | 0 | 0 1      how many of the run's drafts stand in front of the place
+    following    7 4 - | - | 9 -      the draft that stands behind it
+    """
+
+    seats: tuple[int, ...]  # of each run
+    offsets: tuple[int, ...]  # by place
+    following: Tensor  # [places] int64; NO_DRAFT at the end of a run
+    places: Tensor  # [runs, longest] int64; a short run is filled up with its last place
+    run_of: Tensor  # [places] int64
+
+    @property
+    def longest(self) -> int:
+        return self.places.shape[1]
+
+    def at_offset(self, offset: int) -> list[int]:
+        """The places behind so many drafts."""
+        return [place for place, own in enumerate(self.offsets) if own == offset]
+
+    def has_next(self, place: int) -> bool:
+        """Whether the place behind belongs to the same run."""
+        return place + 1 < len(self.offsets) and self.offsets[place + 1] > 0
+
+    def num_emitted(self, token_ids: Tensor, is_token: Tensor) -> Tensor:
+        """[runs] int64: the tokens up to the first that is not the draft behind it. There is always one."""
+        agrees = (token_ids == self.following) & is_token
+        return 1 + agrees[self.places[:, :-1]].to(torch.int64).cumprod(1).sum(1)
+
+
+def make_runs(
+    seats: Sequence[int], num_drafts: NDArray[np.integer], drafts: NDArray[np.int64], device: torch.device
+) -> Runs:
+    """Of seats with so many drafts each; `drafts` holds them one seat after the other."""
+    lengths = 1 + num_drafts.astype(np.int64)
+    run_of = np.repeat(np.arange(len(lengths)), lengths)
+    firsts = np.cumsum(lengths) - lengths
+    offsets = np.arange(len(run_of)) - firsts[run_of]
+    following = np.full(len(run_of), NO_DRAFT, np.int64)
+    following[offsets < num_drafts[run_of]] = drafts
+    places = firsts[:, None] + np.minimum(np.arange(lengths.max()), num_drafts[:, None])
+    device_following, device_places, device_run_of = arrays_on_device((following, places, run_of), device)
+    return Runs(tuple(seats), tuple(offsets.tolist()), device_following, device_places, device_run_of)
 
 
 def row_slices(num_rows: int, vocab_size: int, device: torch.device) -> Iterator[slice]:

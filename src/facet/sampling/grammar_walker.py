@@ -9,6 +9,7 @@ the request ends with an error and not with an answer of the wrong shape.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,12 @@ class GrammarWalker:
         mask = self.mask()
         self.stage, self._matcher = here
         return mask
+
+    def fork(self) -> "GrammarWalker":
+        """Another one at the same point, that goes its own way."""
+        fork = copy(self)
+        fork._matcher = None if self._matcher is None else self._matcher.fork()
+        return fork
 
     def fail(self) -> None:
         self.stage = Stage.FAILED

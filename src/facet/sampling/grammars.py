@@ -10,10 +10,10 @@ From when the trigger is seen until its grammar has ended, the request waits.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -59,15 +59,19 @@ class Grammars:
         for admission in plan.admissions:
             if admission.request.grammar is not None:
                 self._admit(admission, numbers[admission.seat])
-        sampled = plan.seats[plan.samples].tolist()
-        held = {place: self._seats[seat] for place, seat in enumerate(sampled) if seat in self._seats}
-        if not held:
-            return None
-        making = self._ask(_collect, [(place, seat.state, seat.unseen_trigger) for place, seat in held.items()])
-        for holder in held.values():
-            holder.has_sampled = True
-            holder.was_waiting = holder.is_waiting
-        return making
+        asked = []
+        place, unread = 0, plan.draft_token_ids.tolist()
+        for seat, num_drafts in zip(
+            plan.seats[plan.samples].tolist(), plan.num_drafts[plan.samples].tolist(), strict=True
+        ):
+            drafts, unread = unread[:num_drafts], unread[num_drafts:]
+            if seat in self._seats:
+                held = self._seats[seat]
+                asked.append(_Asked(place, held.state, held.unseen_trigger, drafts))
+                held.has_sampled = True
+                held.was_waiting = held.is_waiting
+            place += 1 + num_drafts
+        return self._ask(_collect, asked) if asked else None
 
     def take_waits(self) -> dict[int, bool]:
         """Requests, by number, that must from now on wait for the host after every token, or need no longer."""
@@ -85,11 +89,11 @@ class Grammars:
             strict=True,
         )
         seen = []
-        for seat, number, token_id in entries:
+        for seat, number, token_ids in entries:
             held = self._seats.get(seat)
-            if held is not None and held.request_number == number and token_id is not None:
-                self._note_waiting(held, token_id)
-                seen.append((held.state, token_id))
+            if held is not None and held.request_number == number and token_ids:
+                self._note_waiting(held, token_ids)
+                seen.append((held.state, token_ids))
         if seen:
             self._ask(_walk_all, seen)
 
@@ -114,14 +118,14 @@ class Grammars:
             self._set_waiting(seat, True)  # it may be in the middle of what its trigger began
         self._ask(state.walk, admission.output_token_ids)
 
-    def _note_waiting(self, seat: "_Seat", token_id: int) -> None:
+    def _note_waiting(self, seat: "_Seat", token_ids: tuple[int, ...]) -> None:
         if seat.trigger_token_id is None:
             return
-        if token_id == seat.trigger_token_id:
+        if seat.trigger_token_id in token_ids:
             self._set_waiting(seat, True)
         elif seat.was_waiting and seat.state.mask is None:
-            # The mask is that of this token: while a request waits nobody walks between its mask and its token. Of one
-            # that did not wait it may be older, from before a trigger.
+            # The mask is that of these tokens: while a request waits nobody walks between its mask and its tokens. Of
+            # one that did not wait it may be older, from before a trigger.
             self._set_waiting(seat, False)
 
     def _set_waiting(self, seat: "_Seat", must_wait: bool) -> None:
@@ -148,6 +152,16 @@ class _WalkState:
         if self._after_trigger is None:
             self._after_trigger = self._walker.mask_after_trigger()
         return self._after_trigger
+
+    def masks_along(self, drafts: Sequence[int]) -> Iterator[Mask | None]:
+        """What may come next, and after each draft; where a draft may not come, nothing behind it matters."""
+        yield self.mask
+        walker = self._walker.fork()
+        for draft in drafts:
+            walker.accept(draft)
+            if walker.stage is Stage.FAILED:
+                return
+            yield walker.mask()
 
     def walk(self, token_ids: Iterable[int]) -> None:
         try:
@@ -176,22 +190,33 @@ class _Seat:
         return None if self.is_waiting or not self.has_sampled else self.trigger_token_id
 
 
-def _walk_all(seen: Iterable[tuple[_WalkState, int]]) -> None:
-    for state, token_id in seen:
-        state.walk((token_id,))
+def _walk_all(seen: Iterable[tuple[_WalkState, tuple[int, ...]]]) -> None:
+    for state, token_ids in seen:
+        state.walk(token_ids)
 
 
-def _collect(seats: Iterable[tuple[int, _WalkState, int | None]]) -> HostMask | None:
-    """The masks of those seats, by their place among the step's logits, that may forbid anything."""
+class _Asked(NamedTuple):
+    """The masks of one request."""
+
+    place: int  # its first among the step's logits
+    state: _WalkState
+    unseen_trigger: int | None
+    drafts: Sequence[int]  # each has a place of its own behind
+
+
+def _collect(requests: Iterable[_Asked]) -> HostMask | None:
+    """The masks that may forbid anything, by their place among the step's logits."""
     masks: list[Mask] = []
     places: list[int] = []
     only_after: list[int | None] = []
-    for place, state, unseen_trigger in seats:
-        mask, after = state.mask, None
-        if mask is None and unseen_trigger is not None:
-            mask, after = state.mask_after_trigger(), unseen_trigger
-        if mask is not None:
-            masks.append(mask)
-            places.append(place)
-            only_after.append(after)
+    for place, state, unseen_trigger, drafts in requests:
+        after = None
+        along = state.masks_along(drafts) if drafts else (state.mask,)
+        if state.mask is None and unseen_trigger is not None and not drafts:
+            along, after = (state.mask_after_trigger(),), unseen_trigger
+        for offset, mask in enumerate(along):
+            if mask is not None:
+                masks.append(mask)
+                places.append(place + offset)
+                only_after.append(after)
     return HostMask(np.stack(masks), places, only_after) if masks else None

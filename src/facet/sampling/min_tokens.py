@@ -12,6 +12,7 @@ from facet.sampling.batch_seats import Arrival, BatchSeats
 
 class MinTokens:
     def __init__(self) -> None:
+        self._min_tokens: dict[int, int] = {}
         self._num_missing: dict[int, int] = {}
         self._adjustments = SeatAdjustments()
 
@@ -19,11 +20,13 @@ class MinTokens:
         num_missing = arrival.params.min_tokens - len(arrival.output_token_ids)
         ending = sorted({*arrival.eos_token_ids, *arrival.params.stop_token_ids})
         if num_missing > 0 and ending:
+            self._min_tokens[arrival.seat] = arrival.params.min_tokens
             self._num_missing[arrival.seat] = num_missing
             amounts = np.full(len(ending), FORBIDDEN, dtype=np.float32)
             self._adjustments.set(arrival.seat, np.array(ending, dtype=np.int64), amounts)
 
     def remove_request(self, seat: int) -> None:
+        self._min_tokens.pop(seat, None)
         self._num_missing.pop(seat, None)
         self._adjustments.drop(seat)
 
@@ -31,10 +34,19 @@ class MinTokens:
         return self._adjustments.has_any(batch)
 
     def apply(self, logits: Tensor, batch: BatchSeats) -> None:
-        add_to_logits(logits, self._adjustments.gather(batch))
+        if batch.runs is None:
+            add_to_logits(logits, self._adjustments.gather(batch))
+            return
+        places = zip(batch.seats, batch.runs.offsets, strict=True)
+        users = [place for place, (seat, offset) in enumerate(places) if offset < self._num_missing.get(seat, 0)]
+        add_to_logits(logits, self._adjustments.gather_at(users, batch))
 
     def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
         for seat in self._num_missing.keys() & set(batch.seats):
-            self._num_missing[seat] -= 1
-            if self._num_missing[seat] == 0:
+            self.recount(seat, self._min_tokens[seat] - self._num_missing[seat] + 1)
+
+    def recount(self, seat: int, num_outputs: int) -> None:
+        if seat in self._num_missing:
+            self._num_missing[seat] = self._min_tokens[seat] - num_outputs
+            if self._num_missing[seat] <= 0:
                 self.remove_request(seat)

@@ -9,6 +9,7 @@ others: a slot holds 2 * (occurrences in the output) + (1 if in the prompt). Bes
 the ids that were seen, some of them several times, so that a step touches these and not the whole vocabulary.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from facet.sampling.batch_seats import Arrival, BatchSeats, row_slices
+from facet.sampling.batch_seats import Arrival, BatchSeats, Runs, row_slices
 from facet.sampling_params import SamplingParams
 from facet.transfer import array_on_device, indices_on_device
 
@@ -27,7 +28,6 @@ _FIRST_CAPACITY = 1024  # ids listed per slot before the lists are first enlarge
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    batch: BatchSeats
     places: Tensor  # [users]
     slots: Tensor  # [users]
     repetition: Tensor  # [users, 1] float32, and the next two
@@ -46,8 +46,10 @@ class Penalties:
         # A list is valid beyond its length too: penalizing any token again gives the same logit again.
         self._listed_ids = torch.zeros(0, _FIRST_CAPACITY, dtype=torch.int64, device=device)
         self._list_lengths = torch.zeros(0, dtype=torch.int64, device=device)
-        self._num_listed: dict[int, int] = {}  # by seat: the same lengths as the host knows them
-        self._prepared: _Prepared | None = None
+        # By seat: the same lengths as the host knows them, and by how much they differ from the number of outputs.
+        self._num_listed: dict[int, int] = {}
+        self._num_beside_outputs: dict[int, int] = {}
+        self._prepared: tuple[BatchSeats, _Prepared] | None = None
 
     def add_request(self, arrival: Arrival) -> None:
         seat, params = arrival.seat, arrival.params
@@ -66,6 +68,7 @@ class Penalties:
         seen.index_add_(0, array_on_device(in_output, device), array_on_device((2 * counts).astype(np.int32), device))
         listed = np.concatenate([in_prompt, in_output])
         self._num_listed[seat] = len(listed)
+        self._num_beside_outputs[seat] = len(listed) - len(arrival.output_token_ids)
         self._reserve(len(listed))
         self._listed_ids[slot, : len(listed)] = array_on_device(listed, device)
         self._list_lengths[slot].fill_(len(listed))
@@ -73,14 +76,31 @@ class Penalties:
     def remove_request(self, seat: int) -> None:
         if self._params.pop(seat, None) is not None:
             self._free_slots.append(self._slots.pop(seat))
-            del self._num_listed[seat]
+            del self._num_listed[seat], self._num_beside_outputs[seat]
 
     def is_active(self, batch: BatchSeats) -> bool:
         return bool(self._params) and any(seat in self._params for seat in batch.seats)
 
     def apply(self, logits: Tensor, batch: BatchSeats) -> None:
-        prepared = self._prepare(batch)
         num_listed = max(self._num_listed.get(seat, 0) for seat in batch.seats)
+        if batch.runs is None:
+            self._penalize(logits, self._prepare(batch), num_listed)
+            return
+        # Along the runs: each draft counts for the places behind it, and for nothing once they are done.
+        self._reserve(num_listed + batch.runs.longest)
+        counted = []
+        for offset, users in self._users_by_offset(batch, batch.runs):
+            self._penalize(logits, self._gather(users, batch), num_listed + offset)
+            drafted = [(place, seat) for place, seat in users if batch.runs.has_next(place)]
+            slots = indices_on_device([self._slots[seat] for _, seat in drafted], batch.device)
+            drafts = batch.runs.following[indices_on_device([place for place, _ in drafted], batch.device)]
+            self._listed_ids[slots, self._list_lengths[slots] + offset] = drafts
+            self._seen[slots, drafts] += 2
+            counted.append((slots, drafts))
+        for slots, drafts in counted:
+            self._seen[slots, drafts] -= 2
+
+    def _penalize(self, logits: Tensor, prepared: _Prepared, num_listed: int) -> None:
         for part in row_slices(len(prepared.places), max(num_listed, 1), logits.device):
             places, slots = prepared.places[part].unsqueeze(1), prepared.slots[part]
             token_ids = self._listed_ids[slots, :num_listed]
@@ -109,6 +129,24 @@ class Penalties:
         self._list_lengths[slots] = lengths + 1
         self._seen[slots, new_ids] += 2  # a seat takes part in a step once, so no slot comes twice
 
+    def accept_runs(self, batch: BatchSeats, token_ids: Tensor, num_emitted: Tensor) -> None:
+        """As `accept`, of each run the first so many of its tokens."""
+        if batch.runs is None or not self.is_active(batch):
+            return
+        for offset, users in self._users_by_offset(batch, batch.runs):
+            places = indices_on_device([place for place, _ in users], batch.device)
+            slots = indices_on_device([self._slots[seat] for _, seat in users], batch.device)
+            counts = (num_emitted[batch.runs.run_of[places]] > offset).to(torch.int32)
+            lengths = self._list_lengths[slots]
+            self._listed_ids[slots, lengths] = token_ids[places]  # behind the end of a list anything may stand
+            self._list_lengths[slots] = lengths + counts
+            self._seen[slots, token_ids[places]] += 2 * counts
+
+    def recount(self, seat: int, num_outputs: int) -> None:
+        if seat in self._num_listed:
+            self._num_listed[seat] = self._num_beside_outputs[seat] + num_outputs
+            self._reserve(self._num_listed[seat])
+
     def num_bytes(self) -> int:
         """What is kept on the device."""
         return self._seen.nbytes + self._listed_ids.nbytes + self._list_lengths.nbytes
@@ -132,12 +170,18 @@ class Penalties:
             self._listed_ids = pad(self._listed_ids, (0, wanted - capacity))
 
     def _prepare(self, batch: BatchSeats) -> _Prepared:
-        if self._prepared is None or self._prepared.batch is not batch:
-            self._prepared = self._gather(batch)
-        return self._prepared
+        if self._prepared is None or self._prepared[0] is not batch:
+            users = [(place, seat) for place, seat in enumerate(batch.seats) if seat in self._params]
+            self._prepared = (batch, self._gather(users, batch))
+        return self._prepared[1]
 
-    def _gather(self, batch: BatchSeats) -> _Prepared:
-        users = [(place, seat) for place, seat in enumerate(batch.seats) if seat in self._params]
+    def _users_by_offset(self, batch: BatchSeats, runs: Runs) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Places and seats behind no draft, behind one, and so on: of a seat there is one at a time."""
+        for offset in range(runs.longest):
+            places = [(place, batch.seats[place]) for place in runs.at_offset(offset)]
+            yield offset, [(place, seat) for place, seat in places if seat in self._params]
+
+    def _gather(self, users: Sequence[tuple[int, int]], batch: BatchSeats) -> _Prepared:
         params = [self._params[seat] for _, seat in users]
         repetition = np.clip(
             [request.repetition_penalty for request in params],
@@ -153,7 +197,6 @@ class Penalties:
         ).astype(np.float32)
         on_device = array_on_device(amounts, batch.device).unsqueeze(-1)
         return _Prepared(
-            batch=batch,
             places=indices_on_device([place for place, _ in users], batch.device),
             slots=indices_on_device([self._slots[seat] for _, seat in users], batch.device),
             repetition=on_device[0],

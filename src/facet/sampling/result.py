@@ -1,7 +1,9 @@
 """The result of sampling: tensors that feed the next step on the device, and host values a step later."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +27,47 @@ class HostTokens:
     token_ids: tuple[int | None, ...]  # None where there is a fault: there is no token to mistake for one
     faults: tuple[Fault | None, ...]
     logprobs: tuple[TokenLogprobs | None, ...]  # None where none were asked for, or there is a fault
+
+    def runs(self, num_drafts: Sequence[int] | None = None, drafts: Sequence[int] = ()) -> "HostRuns":
+        """The tokens that each seat goes on with; `num_drafts` None: every seat has one row."""
+        has_faults = self.faults.count(None) < len(self.faults)
+        has_logprobs = self.logprobs.count(None) < len(self.logprobs)
+        if num_drafts is None:
+            return HostRuns(
+                tuple([() if token_id is None else (token_id,) for token_id in self.token_ids]),
+                tuple([None if fault is None else fault.value for fault in self.faults]) if has_faults else None,
+                tuple([None if entry is None else [entry] for entry in self.logprobs]) if has_logprobs else None,
+            )
+        token_ids, faults, logprobs = [], [], []
+        first, unread = 0, list(drafts)
+        for count in num_drafts:
+            own, unread = unread[:count], unread[count:]
+            length = self._run_length(first, own)
+            run = self.token_ids[first : first + length]
+            fault = self.faults[first + length - 1]
+            token_ids.append(tuple(token_id for token_id in run if token_id is not None))
+            faults.append(None if fault is None else fault.value)
+            entries = [entry for entry in self.logprobs[first : first + length] if entry is not None]
+            logprobs.append(entries or None)
+            first += 1 + count
+        return HostRuns(
+            tuple(token_ids), tuple(faults) if has_faults else None, tuple(logprobs) if has_logprobs else None
+        )
+
+    def _run_length(self, first: int, drafts: Sequence[int]) -> int:
+        """Rows up to the first whose token is not the draft behind it: what follows was sampled for nothing."""
+        for offset, draft in enumerate(drafts):
+            if self.token_ids[first + offset] != draft:
+                return offset + 1
+        return len(drafts) + 1
+
+
+class HostRuns(NamedTuple):
+    """One step's tokens on the host, by seat: as the fields of `StepResult`."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    faults: tuple[str | None, ...] | None
+    logprobs: tuple[list[TokenLogprobs] | None, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +102,14 @@ class SampledTokens:
 
     def to_host(self) -> HostTokens:
         return self.start_copy().wait()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRuns:
+    """What `SampledTokens` are for seats with drafts."""
+
+    tokens: SampledTokens  # by place
+    last_token_ids: Tensor  # [seats] int64: of each, the last token that holds
 
 
 @dataclass(frozen=True, slots=True)

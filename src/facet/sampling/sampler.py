@@ -9,19 +9,21 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from facet.sampling.allowed_tokens import AllowedTokens
 from facet.sampling.bad_words import BadWords
-from facet.sampling.batch_seats import Arrival, BatchSeats
+from facet.sampling.batch_seats import Arrival, BatchSeats, make_runs
 from facet.sampling.choice import Choice
 from facet.sampling.grammar import GrammarMask
 from facet.sampling.logit_bias import LogitBias
 from facet.sampling.logprobs import Logprobs
 from facet.sampling.min_tokens import MinTokens
 from facet.sampling.penalties import Penalties
-from facet.sampling.result import SampledTokens
+from facet.sampling.result import SampledRuns, SampledTokens
 from facet.sampling.seeds import Seeds
 from facet.sampling_params import SamplingParams
 from facet.transfer import indices_on_device
@@ -32,6 +34,18 @@ class _PerRequest(Protocol):
 
     def add_request(self, arrival: Arrival) -> None: ...
     def remove_request(self, seat: int) -> None: ...
+
+
+class _Counting(Protocol):
+    """Something that counts tokens on the host."""
+
+    def recount(self, seat: int, num_outputs: int) -> None: ...
+
+
+class _WithHistory(Protocol):
+    """Something that keeps, on the device, what was said before."""
+
+    def accept_runs(self, batch: BatchSeats, token_ids: Tensor, num_emitted: Tensor) -> None: ...
 
 
 class _LogitsFeature(_PerRequest, Protocol):
@@ -68,13 +82,17 @@ class Sampler:
         self._choice = Choice(
             num_seats, vocab_size, device, uses_kernels=is_gpu if uses_kernels is None else uses_kernels
         )
+        bad_words, min_tokens = BadWords(num_seats, device), MinTokens()
+        penalties = Penalties(num_seats, vocab_size, device)
         self._features: tuple[_LogitsFeature, ...] = (  # applied in this order
             AllowedTokens(vocab_size, device),
-            BadWords(num_seats, device),
-            MinTokens(),
+            bad_words,
+            min_tokens,
             LogitBias(),
-            Penalties(num_seats, vocab_size, device),
+            penalties,
         )
+        self._counting: tuple[_Counting, ...] = (self._seeds, min_tokens, penalties)
+        self._histories: tuple[_WithHistory, ...] = (bad_words, penalties)
         self._parts: tuple[_PerRequest, ...] = (self._logprobs, self._seeds, self._choice, *self._features)
 
     def add_request(
@@ -119,7 +137,38 @@ class Sampler:
         assert logits.shape == (len(seats), self._vocab_size), (
             f"logits of shape {tuple(logits.shape)} for {len(seats)} rows of {self._vocab_size} tokens"
         )
-        batch = self._batch_of(seats)
+        return self._sample(logits, self._batch_of(seats), grammar)
+
+    def sample_runs(
+        self,
+        logits: Tensor,
+        seats: Sequence[int],
+        num_drafts: NDArray[np.integer],
+        drafts: NDArray[np.int64],
+        *,
+        grammar: GrammarMask | None = None,
+    ) -> SampledRuns:
+        """Samples seats with drafts at every place: seat i has 1 + num_drafts[i] rows of logits, one after the other.
+
+        The tokens that hold are remembered on the device, as by `accept`. How many they are the host does not know:
+        before the seats are sampled again, `recount` tells it.
+        """
+        self._check_seats(seats)
+        runs = make_runs(seats, num_drafts, drafts, self._device)
+        batch = BatchSeats(tuple(np.repeat(seats, 1 + num_drafts).tolist()), self._device, runs)
+        tokens = self._sample(logits, batch, grammar)
+        num_emitted = runs.num_emitted(tokens.token_ids, tokens.is_finite & tokens.has_choice)
+        for feature in self._histories:
+            feature.accept_runs(batch, tokens.token_ids, num_emitted)
+        last_places = runs.places.gather(1, num_emitted.unsqueeze(1) - 1).squeeze(1)
+        return SampledRuns(tokens, tokens.token_ids[last_places])
+
+    def recount(self, seat: int, num_outputs: int) -> None:
+        """So many tokens has the request in the seat by now."""
+        for feature in self._counting:
+            feature.recount(seat, num_outputs)
+
+    def _sample(self, logits: Tensor, batch: BatchSeats, grammar: GrammarMask | None) -> SampledTokens:
         if not len(batch):
             nothing = torch.zeros(0, dtype=torch.bool, device=logits.device)
             return SampledTokens(nothing.to(torch.int64), nothing, nothing, None)
@@ -154,7 +203,10 @@ class Sampler:
     def _batch_of(self, seats: Sequence[int]) -> BatchSeats:
         """The same value for the same requests, so that features prepare only when a batch changes."""
         if self._batch.seats != tuple(seats):
-            assert self._occupied.issuperset(seats), f"seats {sorted(set(seats) - self._occupied)} have no request"
-            assert len(set(seats)) == len(seats), "a seat may take part in a step once"
+            self._check_seats(seats)
             self._batch = BatchSeats(tuple(seats), self._device)
         return self._batch
+
+    def _check_seats(self, seats: Sequence[int]) -> None:
+        assert self._occupied.issuperset(seats), f"seats {sorted(set(seats) - self._occupied)} have no request"
+        assert len(set(seats)) == len(seats), "a seat may take part in a step once"

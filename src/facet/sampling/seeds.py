@@ -35,8 +35,16 @@ class Seeds:
     def remove_request(self, seat: int) -> None:
         self._positions[seat] = 0
 
+    def recount(self, seat: int, num_outputs: int) -> None:
+        if self._positions[seat] != num_outputs:
+            self._positions[seat] = num_outputs
+            self._batch = None
+
     def keys(self, batch: BatchSeats) -> Tensor:
         """The noise keys [rows, 2] of this step, on the device."""
+        if batch.runs is not None:
+            seats, offsets = list(batch.seats), np.array(batch.runs.offsets)
+            return array_on_device(noise_keys(self._states[seats], self._positions[seats] + offsets), batch.device)
         if self._batch is not batch or not self._next_keys:
             self._batch = batch
             self._next_keys = self._keys_ahead(batch)

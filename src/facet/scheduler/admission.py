@@ -31,6 +31,7 @@ class TurnEntry(NamedTuple):
     request_number: int
     num_computed: int
     num_scheduled: int
+    num_drafts: int
     samples: bool
     num_logit_rows: int
 
@@ -147,4 +148,4 @@ def _turn(state: RequestState, seat: int, hit: PrefixHit | None, num_tokens: int
         hit=hit,
     )
     num_logit_rows = num_tokens if every_logit else int(samples)
-    return Turn(entrant, TurnEntry(seat, state.number, num_computed, num_tokens, samples, num_logit_rows))
+    return Turn(entrant, TurnEntry(seat, state.number, num_computed, num_tokens, 0, samples, num_logit_rows))

@@ -13,6 +13,7 @@ class Limits:
     max_num_batched_tokens: int  # of prompts, computed in one step; each request that generates adds one
     max_num_seqs: int  # requests that run at once
     max_model_len: int  # prompt and output of one request
+    max_num_drafts: int = 0  # of one request in one step; out of the budget of max_num_batched_tokens
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):

@@ -8,6 +8,9 @@ catch up: a fresh prompt wants many tokens, a generating request wants the one i
     2. if memory does not suffice for that, some get less and the last in line
        are preempted                                                               make_do
     3. if budget and memory are left, waiting requests are admitted, head first    admit
+
+Drafts come second: they get what is left of the budget in 1, before anyone is admitted, and are dropped in 2 before
+anyone gives way.
 """
 
 import numpy as np
@@ -16,19 +19,30 @@ from numpy.typing import NDArray
 from facet.kv_cache.schedule import Entries, Schedule
 from facet.kv_cache.view import CacheView
 from facet.scheduler.admission import Turn, admit
+from facet.scheduler.drafting import NO_DRAFTS, Drafts, allot_drafts, draft_token_ids
 from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
 from facet.scheduler.running_seats import RunningSeats
 
 Counts = NDArray[np.int64]
+NO_TOKENS: Counts = np.zeros(0, np.int64)
 
 
-def plan_step(queues: QueuesView, cache: CacheView, limits: Limits) -> Schedule:
+def plan_step(queues: QueuesView, cache: CacheView, limits: Limits, drafts: Drafts = NO_DRAFTS) -> Schedule:
     seats, running = queues.order, queues.seats
     num_computed = running.num_computed[seats]
-    num_scheduled, budget = share_budget(tokens_wanted(running, seats), limits.max_num_batched_tokens)
+    num_scheduled, budget = share_budget(tokens_wanted(running, seats, limits), limits.max_num_batched_tokens)
+    num_drafts = np.zeros_like(num_scheduled)
+    num_returning = cache.num_available + cache.num_returning(seats, num_computed)
+    if drafts:
+        num_drafts = allot_drafts(
+            running, seats, num_scheduled, drafts, max_num_drafts=limits.max_num_drafts, budget=budget
+        )
+        if int(cache.num_new_blocks(seats, num_computed, num_scheduled + num_drafts).sum()) > num_returning:
+            num_drafts[:] = 0
+        num_scheduled, budget = num_scheduled + num_drafts, budget - int(num_drafts.sum())
     num_new = cache.num_new_blocks(seats, num_computed, num_scheduled)
-    num_left = cache.num_available + cache.num_returning(seats, num_computed) - int(num_new.sum())
+    num_left = num_returning - int(num_new.sum())
 
     turns: list[Turn] = []
     num_kept = len(seats)
@@ -38,26 +52,28 @@ def plan_step(queues: QueuesView, cache: CacheView, limits: Limits) -> Schedule:
         turns = admit(queues, cache, limits, num_scheduled, budget, num_left)
 
     preempted = tuple(seats[num_kept:].tolist())
-    seats, num_computed, num_scheduled = seats[:num_kept], num_computed[:num_kept], num_scheduled[:num_kept]
+    seats, num_computed = seats[:num_kept], num_computed[:num_kept]
+    entries = _entries(running, seats, num_computed, num_scheduled[:num_kept], num_drafts[:num_kept], turns)
     return Schedule(
         step=cache.step,
         released_seats=queues.released_seats + preempted,
         preempted_seats=preempted,
         entrants=tuple(turn.entrant for turn in turns),
-        entries=_entries(running, seats, num_computed, num_scheduled, turns),
+        entries=entries,
+        draft_token_ids=draft_token_ids(entries.request_numbers, entries.num_drafts, drafts) if drafts else NO_TOKENS,
         running_seats=seats,
         running_computed=num_computed,
     )
 
 
-def tokens_wanted(running: RunningSeats, seats: Counts) -> Counts:
+def tokens_wanted(running: RunningSeats, seats: Counts, limits: Limits) -> Counts:
     """Per seat, how many tokens it could compute now. Pending ones count: their ids are on the device."""
     num_tokens, num_computed = running.num_tokens[seats], running.num_computed[seats]
     wanted = num_tokens - num_computed
-    # A token at the very end is sampled but never computed; and where a grammar must see it first, it waits.
+    # A token at the very end is sampled but never computed; and one that a grammar or a drafter must see first waits.
     is_pending = num_tokens > running.num_known[seats]
     wanted[(num_tokens >= running.max_num_tokens[seats]) & (wanted <= 1)] = 0
-    wanted[running.waits_for_host[seats] & is_pending] = 0
+    wanted[is_pending if limits.max_num_drafts else running.waits_for_host[seats] & is_pending] = 0
     # Recomputing after a preemption stops where prompt logits were not delivered before, to start again from there.
     logits_from = running.logits_from[seats]
     again = num_computed < logits_from
@@ -112,21 +128,28 @@ def make_do(
 
 
 def _entries(
-    running: RunningSeats, seats: Counts, num_computed: Counts, num_scheduled: Counts, turns: list[Turn]
+    running: RunningSeats,
+    seats: Counts,
+    num_computed: Counts,
+    num_scheduled: Counts,
+    num_drafts: Counts,
+    turns: list[Turn],
 ) -> Entries:
     """The requests that compute something, those with a single token first."""
     some = num_scheduled > 0
     if not some.all():
         seats, num_computed, num_scheduled = seats[some], num_computed[some], num_scheduled[some]
-    samples = num_computed + num_scheduled == running.num_tokens[seats]
+        num_drafts = num_drafts[some]
+    samples = num_computed + num_scheduled - num_drafts == running.num_tokens[seats]
     every_logit = (num_computed >= running.logits_from[seats]) & (num_computed < running.logits_until[seats])
     entries = Entries(
         seats,
         running.request_number[seats],
         num_computed,
         num_scheduled,
+        num_drafts,
         samples,
-        np.where(every_logit, num_scheduled, samples),
+        np.where(every_logit, num_scheduled, samples + num_drafts),
     )
     if turns:
         entering = zip(*(turn.entry for turn in turns), strict=True)

@@ -3,7 +3,7 @@
     submit     a request joins the queue
     view       what the planner may know while deciding
     advance    a schedule was committed: requests change places, computed counts move on, sampled tokens are pending
-    settle     a step's results are here: pending tokens become known, requests end
+    settle     a step's results are here: pending tokens become known, accepted drafts count, requests end
     cancel     a request ends at once, also while a step that computes it is in flight
 
 Knows nothing of the cache: what must be released there is handed back as `Ended`.
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from facet.errors import RequestError
 from facet.kv_cache.schedule import Entrant, Schedule
 from facet.request import FinishReason
+from facet.scheduler.drafting import Draftable
 from facet.scheduler.request_state import RequestState
 from facet.scheduler.running_seats import RunningSeats
 from facet.step import StepPlan, StepResult, TokenEvent
@@ -59,6 +60,7 @@ class Queues:
         self._free_seats = list(range(max_num_seqs))
         self._released_seats: list[int] = []
         self.num_preemptions = 0
+        self.num_output_tokens = 0
 
     @property
     def num_running(self) -> int:
@@ -67,10 +69,6 @@ class Queues:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def occupied_seats(self) -> list[int]:
-        return self._order.tolist()
 
     def submit(self, state: RequestState) -> None:
         request_id = state.request.request_id
@@ -95,7 +93,7 @@ class Queues:
             self._set_order()
 
         entries = schedule.entries
-        seats, computed = entries.seats, entries.num_computed + entries.num_scheduled
+        seats, computed = entries.seats, entries.num_computed + entries.num_scheduled - entries.num_drafts
         self._seats.num_computed[seats] = computed
         self._seats.num_tokens[seats[entries.samples]] += 1
         until = self._seats.logits_until[seats]
@@ -112,11 +110,24 @@ class Queues:
         faults = result.faults or (None,) * len(numbers)
         events: list[TokenEvent] = []
         ended: list[Ended] = []
-        for number, token_id, logprob, fault in zip(numbers.tolist(), result.token_ids, logprobs, faults, strict=True):
+        num_tokens = 0
+        for number, token_ids, token_logprobs, fault in zip(
+            numbers.tolist(), result.token_ids, logprobs, faults, strict=True
+        ):
             state = self._by_number.get(number)
             if state is None:
                 continue
-            reason = "error" if token_id is None else state.append(token_id)
+            if len(token_ids) == 1:
+                reason = state.append(token_ids[0])
+            else:
+                num_kept, reason = state.append_run(token_ids)
+                token_ids = token_ids[:num_kept]
+                token_logprobs = None if token_logprobs is None else token_logprobs[:num_kept]
+                if num_kept > 1 and state.seat is not None:
+                    self._seats.accept_drafts(state.seat, num_kept - 1)
+            if fault is not None:
+                reason, fault = ("error", fault) if reason is None else (reason, None)
+            num_tokens += len(token_ids)
             if state.seat is None:  # preempted while the step was in flight
                 state.num_pending -= 1
             if reason is not None:
@@ -125,21 +136,38 @@ class Queues:
             events.append(
                 TokenEvent(
                     state.request.request_id,
-                    token_id,
+                    token_ids,
                     reason,
                     state.num_cached_tokens,
-                    logprob,
+                    token_logprobs,
                     prompt_part,
                     fault,
                     state.queue_seconds,
                 )
             )
+        self.num_output_tokens += num_tokens
         for number, payload in prompt_logprobs.items():
             state = self._by_number.get(number)
             if state is not None:
                 request_id, num_cached = state.request.request_id, state.num_cached_tokens
-                events.append(TokenEvent(request_id, None, None, num_cached, None, payload))
+                events.append(TokenEvent(request_id, (), None, num_cached, None, payload))
         return events, ended
+
+    def draftable(self, max_num_drafts: int) -> list[Draftable]:
+        """Running requests that could go on with drafts, and with how many."""
+        room = np.minimum(self._seats.room_for_drafts(self._order), max_num_drafts)
+        return [
+            Draftable(state.number, state.request.prompt_token_ids, state.output_token_ids, num_drafts)
+            for state, num_drafts in zip(self._running, room.tolist(), strict=True)
+            if num_drafts > 0
+        ]
+
+    def computed_in_place(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of the plan's requests with drafts those that still run: their seats, and how much is computed."""
+        has_drafts = plan.num_drafts > 0
+        seats = plan.seats[has_drafts]
+        seats = seats[self._seats.request_number[seats] == plan.request_numbers[has_drafts]].astype(np.int64)
+        return seats, self._seats.num_computed[seats]
 
     def set_waits_for_host(self, waits: Mapping[int, bool]) -> None:
         """By request number, whether from now on a sampled token must be known before the next may be computed."""

@@ -65,6 +65,14 @@ class RequestState:
             return "length"
         return None
 
+    def append_run(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
+        """Several became known at once. Says how many of them count: none behind the last one."""
+        for count, token_id in enumerate(token_ids, 1):
+            reason = self.append(token_id)
+            if reason is not None:
+                return count, reason
+        return len(token_ids), None
+
     def extend_chain(self) -> None:
         """Let the chain name the output too: the next turn of a chat begins with it."""
         if self.chain is not None:

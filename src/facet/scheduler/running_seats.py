@@ -5,6 +5,7 @@ computed tokens <= tokens     the difference is what the request still wants to 
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from facet.scheduler.request_state import RequestState
 
@@ -31,6 +32,21 @@ class RunningSeats:
         self.waits_for_host[seat] = state.request.needs_sampled_token_on_host
         self.logits_from[seat] = state.num_logits_done
         self.logits_until[seat] = state.num_logits_wanted
+
+    def room_for_drafts(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many drafts may follow the last token of each: none unless it is known and next to be computed.
+
+        If all are accepted one more token comes, so the last draft stands before the last token there can be.
+        """
+        num_tokens = self.num_tokens[seats]
+        is_ready = (num_tokens == self.num_known[seats]) & (num_tokens == self.num_computed[seats] + 1)
+        room: NDArray[np.int64] = is_ready * np.maximum(self.max_num_tokens[seats] - num_tokens - 1, 0)
+        return room
+
+    def accept_drafts(self, seat: int, count: int) -> None:
+        """Drafts turned out right: they are tokens, known, and computed already."""
+        for counts in (self.num_tokens, self.num_known, self.num_computed):
+            counts[seat] += count
 
     def vacate(self, seat: int) -> None:
         self.request_number[seat] = NO_REQUEST

@@ -13,6 +13,7 @@ from facet.kv_cache.manager import CacheStats, KVCacheManager
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.schedule import Schedule
 from facet.request import Request
+from facet.scheduler.drafting import NO_DRAFTS, Draftable, Drafts
 from facet.scheduler.limits import Limits, check_request, max_num_tokens
 from facet.scheduler.plan import plan_step
 from facet.scheduler.queues import Ended, Queues
@@ -25,6 +26,7 @@ class SchedulerStats:
     num_running: int
     num_waiting: int
     num_preemptions: int  # ever
+    num_output_tokens: int  # that requests got, ever
     cache: CacheStats
 
 
@@ -61,10 +63,15 @@ class Scheduler:
         if ended is None:
             return None
         self._release(ended)
-        return TokenEvent(request_id, None, "abort", ended.state.num_cached_tokens)
+        return TokenEvent(request_id, (), "abort", ended.state.num_cached_tokens)
 
-    def plan(self) -> Schedule:
-        return plan_step(self.queues.view(), self.kv_cache.view(), self.limits)
+    def draftable(self) -> list[Draftable]:
+        """The requests for which the next plan could take drafts."""
+        return self.queues.draftable(self.limits.max_num_drafts)
+
+    def plan(self, drafts: Drafts = NO_DRAFTS) -> Schedule:
+        assert not drafts or self.limits.max_num_drafts > 0, "drafts were not allowed for"
+        return plan_step(self.queues.view(), self.kv_cache.view(), self.limits, drafts)
 
     def commit(self, schedule: Schedule) -> StepPlan:
         plan = self.kv_cache.commit(schedule)
@@ -75,6 +82,8 @@ class Scheduler:
         events, ended = self.queues.settle(plan, result)
         for end in ended:
             self._release(end)
+        if len(plan.draft_token_ids):
+            self.kv_cache.give_back(*self.queues.computed_in_place(plan))
         self.kv_cache.retire(plan.step)
         return events
 
@@ -90,12 +99,16 @@ class Scheduler:
             num_running=self.queues.num_running,
             num_waiting=self.queues.num_waiting,
             num_preemptions=self.queues.num_preemptions,
+            num_output_tokens=self.queues.num_output_tokens,
             cache=self.kv_cache.stats(),
         )
 
     def check_integrity(self) -> None:
         self.queues.check_integrity()
-        self.kv_cache.check_integrity(self.queues.occupied_seats)
+        view = self.queues.view()
+        seats, running = view.order, view.seats
+        is_pending = running.num_tokens[seats] > running.num_known[seats]
+        self.kv_cache.check_integrity(seats, running.num_computed[seats], is_pending * self.limits.max_num_drafts)
 
     def _release(self, ended: Ended) -> None:
         if ended.seat is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from facet.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
-from facet.engine.messages import Token
+from facet.engine.messages import NewTokens
 from facet.prompts import PreparedQuestion, ReplyReader
 from facet.server.logprobs import LogprobShapes
 from facet.server.protocol.chat import (
@@ -82,9 +82,9 @@ class ChatExchange:
             chunks[0].prompt_token_ids = self._prompt_token_ids
         return [*chunks]
 
-    def chunks(self, answer: "ChatAnswer", token: Token) -> list[msgspec.Struct]:
+    def chunks(self, answer: "ChatAnswer", new: NewTokens) -> list[msgspec.Struct]:
         chunks: list[msgspec.Struct] = []
-        for choice in answer.chunks(answer.feed(token)):
+        for choice in answer.chunks(answer.feed(new)):
             chunk = self._chunk([choice], has_usage=self._always_has_usage)
             if self._fields.return_token_ids:
                 chunk.token_ids = answer.unsent_token_ids()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from facet.engine.messages import Token
+from facet.engine.messages import NewTokens
 from facet.prompts import TextReader
 from facet.request import Request
 from facet.server.logprobs import LogprobShapes
@@ -85,8 +85,8 @@ class CompletionExchange:
     def opening(self) -> list[msgspec.Struct]:
         return []
 
-    def chunks(self, answer: "CompletionAnswer", token: Token) -> list[msgspec.Struct]:
-        choice = answer.chunk(answer.feed(token))
+    def chunks(self, answer: "CompletionAnswer", new: NewTokens) -> list[msgspec.Struct]:
+        choice = answer.chunk(answer.feed(new))
         if choice is None:
             return []
         return [self._chunk([choice], has_usage=self._always_has_usage)]
@@ -116,23 +116,13 @@ class CompletionAnswer:
         # Where only the prompt is asked about, the text of the one token computed is not wanted.
         self._reader = TextReader(request.sampling, None if form.echo_only else tokenizer)
         self.tokens = self._reader.tokens
+        self.feed = self._reader.feed
         self.prompt_token_ids = list(request.prompt_token_ids)
         self._index = index
         self._form = form
         self._echoed = echoed
-        self._num_chars = len(echoed)
-        self._offsets: list[int] = []  # in the text, of each token; for its log-probabilities
         self._num_sent_tokens = 0
         self._has_begun = False
-
-    def feed(self, token: Token) -> str:
-        """The text that became certain."""
-        text = self._reader.feed(token)
-        if self._form.num_top is not None:
-            if token.token_id is not None:
-                self._offsets.append(self._num_chars)
-            self._num_chars += len(text)
-        return text
 
     def chunk(self, text: str) -> CompletionChunkChoice | None:
         """An event of the stream; None where there is nothing to say yet."""
@@ -195,5 +185,5 @@ class CompletionAnswer:
                 position += len(shapes.text(token_id))
         if not self._form.echo_only:
             entries += tokens.logprobs[start:]
-            offsets += self._offsets[start:]
+            offsets += [len(self._echoed) + offset for offset in self._reader.offsets[start:]]
         return shapes.completion(entries, offsets, num_top=num_top)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from facet.engine.messages import EngineInfo, FromEngine, LiveView, Refused, Stats, Token
+from facet.engine.messages import EngineInfo, FromEngine, LiveView, NewTokens, Refused, Stats
 from facet.errors import EngineDeadError, EngineError, FacetError
 from facet.request import Request
 from facet.server.engine_process import ServedEngine
@@ -51,12 +51,12 @@ class EngineCall:
     bridge: "EngineBridge"
     pending: dict[str, int]  # requests that have not ended, and the index of each in the call
     num_prompt_tokens: dict[str, int]
-    _messages: deque[Token | Refused] = field(default_factory=deque)
+    _messages: deque[NewTokens | Refused] = field(default_factory=deque)
     _error: FacetError | None = None
     _waiter: asyncio.Future[None] | None = None
 
-    async def next(self) -> list[tuple[int, Token]]:
-        """What has come since the last time, with the index of the request each token belongs to.
+    async def next(self) -> list[tuple[int, NewTokens]]:
+        """What has come since the last time, with the index of the request each message belongs to.
 
         Raises what went wrong: a refusal of any of the requests, or the engine's death.
         """
@@ -68,7 +68,7 @@ class EngineCall:
                 await self._waiter
             finally:
                 self._waiter = None
-        batch: list[tuple[int, Token]] = []
+        batch: list[tuple[int, NewTokens]] = []
         while self._messages:
             message = self._messages.popleft()
             index = self.pending.get(message.request_id)
@@ -98,7 +98,7 @@ class EngineCall:
         self.pending.clear()
         self._messages.clear()
 
-    def deliver(self, message: Token | Refused) -> None:
+    def deliver(self, message: NewTokens | Refused) -> None:
         self._messages.append(message)
         self._wake()
 
@@ -218,21 +218,21 @@ class EngineBridge:
 
     def _distribute(self, messages: Sequence[FromEngine]) -> None:
         for message in messages:
-            if isinstance(message, Token | Refused):
+            if isinstance(message, NewTokens | Refused):
                 self._distribute_one(message)
             elif isinstance(message, Stats):
                 self._stats.deliver(message)
             elif isinstance(message, LiveView):
                 self._live_view.deliver(message)
 
-    def _distribute_one(self, message: Token | Refused) -> None:
+    def _distribute_one(self, message: NewTokens | Refused) -> None:
         call = self._calls.get(message.request_id)
         if call is None:
             return  # cancelled: what was already sent is dropped
-        if isinstance(message, Token):
-            if message.token_id is not None:
-                self.counters.num_generation_tokens += 1
-                # Counted with the first token: until then the prompt was not computed.
+        if isinstance(message, NewTokens):
+            if message.token_ids:
+                self.counters.num_generation_tokens += len(message.token_ids)
+                # Counted with the first tokens: until then the prompt was not computed.
                 self.counters.num_prompt_tokens += call.num_prompt_tokens.pop(message.request_id, 0)
             if message.finish_reason is not None:
                 del self._calls[message.request_id]

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from facet.engine.messages import Token
+from facet.engine.messages import NewTokens
 from facet.event_stream import END_OF_STREAM, as_event
 from facet.prompts import AnswerTokens
 from facet.request import Request
@@ -27,7 +27,7 @@ class Answer(Protocol):
 
     tokens: AnswerTokens
 
-    def feed(self, token: Token) -> object:
+    def feed(self, new: NewTokens) -> object:
         """Take what a step brought."""
         ...
 
@@ -52,7 +52,7 @@ class Exchange(Protocol[AnswerType]):
         """The events that begin a stream, before there is a token."""
         ...
 
-    def chunks(self, answer: AnswerType, token: Token) -> list[msgspec.Struct]:
+    def chunks(self, answer: AnswerType, new: NewTokens) -> list[msgspec.Struct]:
         """Feed the answer, and return the events this leads to."""
         ...
 
@@ -85,8 +85,8 @@ async def carry_out(
             # The response starts after the first tokens, so that a refusal by the engine still has its own status.
             return EventStream(_events(exchange, call, await call.next(), timer), watched)
         while num_open:
-            for answer, token in _take(await call.next(), call, exchange.answers, timer):
-                answer.feed(token)
+            for answer, new in _take(await call.next(), call, exchange.answers, timer):
+                answer.feed(new)
                 num_open -= answer.tokens.finish_reason is not None
         watched.close()
     except BaseException:
@@ -96,9 +96,9 @@ async def carry_out(
 
 
 async def _events(
-    exchange: Exchange[AnswerType], call: EngineCall, batch: Sequence[tuple[int, Token]], timer: CallTimer
+    exchange: Exchange[AnswerType], call: EngineCall, batch: Sequence[tuple[int, NewTokens]], timer: CallTimer
 ) -> AsyncIterator[bytes]:
-    """A part of the body for each batch of tokens, with the events of each token of it."""
+    """A part of the body for each batch of messages, with the events of each message of it."""
     encode = msgspec.json.Encoder().encode
     if opening := exchange.opening():
         yield b"".join(as_event(encode(chunk)) for chunk in opening)
@@ -107,8 +107,8 @@ async def _events(
         events: list[bytes] = []
         failure: Exception | None = None
         try:
-            for answer, token in _take(batch, call, exchange.answers, timer):
-                events += [as_event(encode(chunk)) for chunk in exchange.chunks(answer, token)]
+            for answer, new in _take(batch, call, exchange.answers, timer):
+                events += [as_event(encode(chunk)) for chunk in exchange.chunks(answer, new)]
                 num_open -= answer.tokens.finish_reason is not None
         except Exception as error:
             failure = error  # after what came before it
@@ -123,21 +123,21 @@ async def _events(
 
 
 def _take(
-    batch: Sequence[tuple[int, Token]], call: EngineCall, answers: Sequence[AnswerType], timer: CallTimer
-) -> Iterator[tuple[AnswerType, Token]]:
-    """Each answer with the token to feed it. The caller feeds between turns; ends are settled on the next."""
+    batch: Sequence[tuple[int, NewTokens]], call: EngineCall, answers: Sequence[AnswerType], timer: CallTimer
+) -> Iterator[tuple[AnswerType, NewTokens]]:
+    """Each answer with what to feed it. The caller feeds between turns; ends are settled on the next."""
     now = time.monotonic()
-    for index, token in batch:
+    for index, new in batch:
         answer = answers[index]
         if answer.tokens.finish_reason is not None:
-            continue  # it ended by its text, and this token was on its way
-        if token.finish_reason in ("error", "abort"):
-            raise HttpError(500, f"The answer failed: {token.error or 'it was ended early by the engine'}.")
-        if token.token_id is not None:
-            timer.on_token(index, now, token.queue_seconds)
-        yield answer, token
+            continue  # it ended by its text, and this was on its way
+        if new.finish_reason in ("error", "abort"):
+            raise HttpError(500, f"The answer failed: {new.error or 'it was ended early by the engine'}.")
+        if new.token_ids:
+            timer.on_tokens(index, now, new.queue_seconds)
+        yield answer, new
         tokens = answer.tokens
         if tokens.finish_reason is not None:
-            if token.finish_reason is None:
+            if new.finish_reason is None:
                 call.cancel(index)
             timer.on_end(index, tokens.finish_reason, len(tokens.token_ids))

@@ -93,7 +93,7 @@ class CallTimer:
         if max_tokens is not None:
             metrics.asked_tokens.observe(max_tokens)
 
-    def on_token(self, index: int, now: float, queue_seconds: float) -> None:
+    def on_tokens(self, index: int, now: float, queue_seconds: float) -> None:
         """`queue_seconds` is what the engine says this answer waited for its first step."""
         last = self._last.get(index)
         if last is None:
