@@ -6,6 +6,9 @@ limit; a run that alone is too much is taken a few key heads at a time, and at l
 once per step, and copied to the device in one transfer that the host does not wait for.
 
     scratch of one head      |run 0 ......|zeros|run 1 ...|zeros|       every run starts at a multiple of KEYS_PER_COPY
+
+A run's first place is for a position that is such a multiple too. So keys are in the same tiles whatever the chunk that
+asks for them, and zeros stand for those that a window has left behind.
 """
 
 from collections.abc import Sequence
@@ -52,7 +55,8 @@ class RunPass:
 
     num_keys: int  # places for keys in scratch, of each head
     heads_per_slice: int  # key heads that are in scratch at the same time
-    copies: Tensor  # [num_keys / KEYS_PER_COPY, 3] int32: a row of the run, position of the first key, number of keys
+    copies: Tensor  # [num_keys / KEYS_PER_COPY, 4] int32: a row of the run, first position, and places of live keys:
+    # the first, and the one behind the last
     tiles: Tensor  # [tiles, 4] int32: first row, number of rows, the run's first place in scratch, that of row 0's key
 
 
@@ -110,17 +114,24 @@ def max_scratch_bytes(
     """The most scratch memory that the layers of a kind may take in a step: the limit, or one head of one run."""
     num_runs = max_num_batched_tokens // 2
     longest = max_context_len if window is None else min(max_context_len, window - 1 + max_num_batched_tokens)
-    if window is None:
-        num_keys = num_runs * (longest + KEYS_PER_COPY)
-    else:
+    # Either end of a run is rounded to a multiple.
+    rounding = KEYS_PER_COPY if window is None else 2 * KEYS_PER_COPY
+    num_keys = num_runs * longest
+    if window is not None:
         # Rows are shared out among the runs; each brings a window of its own.
-        num_keys = min(num_runs * longest, max_num_batched_tokens + num_runs * window) + num_runs * KEYS_PER_COPY
+        num_keys = min(num_keys, max_num_batched_tokens + num_runs * window)
+    num_keys += num_runs * rounding
     key_bytes = 2 * heads.head_dim * element_size
-    one_head = (longest + KEYS_PER_COPY) * key_bytes
+    one_head = (longest + rounding) * key_bytes
     return min(num_keys * heads.num_kv_heads * key_bytes, max(SCRATCH_LIMIT * element_size // _ELEMENT_SIZE, one_head))
 
 
 def _first_position(run: Run, window: int | None) -> int:
+    """The first position that is unpacked."""
+    return _first_visible(run, window) // KEYS_PER_COPY * KEYS_PER_COPY
+
+
+def _first_visible(run: Run, window: int | None) -> int:
     """The first position that a row of the run sees."""
     return 0 if window is None else max(0, run.context_len - run.num_rows - window + 1)
 
@@ -134,8 +145,9 @@ def _copies(runs: Sequence[Run], window: int | None) -> NDArray[np.int32]:
     parts = []
     for run in runs:
         positions = np.arange(_first_position(run, window), run.context_len, KEYS_PER_COPY)
-        num_keys = np.minimum(run.context_len - positions, KEYS_PER_COPY)
-        parts.append(np.stack((np.full_like(positions, run.first_row), positions, num_keys), axis=1))
+        first_live = np.maximum(_first_visible(run, window) - positions, 0)
+        end_live = np.minimum(run.context_len - positions, KEYS_PER_COPY)
+        parts.append(np.stack((np.full_like(positions, run.first_row), positions, first_live, end_live), axis=1))
     return np.concatenate(parts).astype(np.int32)
 
 

@@ -121,6 +121,8 @@ def _separate_kernel(
         query, total, greatest, weight_sum, full_end, end, keys, values, first_place, column, own_keys, scale,
         window, HAS_WINDOW, True, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
     )  # fmt: skip
+    # Rows that are none may have seen no key.
+    weight_sum = tl.where(is_row, weight_sum, 1.0)
     result = (total / weight_sum[:, None]).to(output.dtype.element_ty)
     out_dims = column + tl.arange(0, OUT_DIMS)
     tl.store(output + rows[:, None] * HEAD_DIM + out_dims[None, :], result, mask=is_row[:, None])

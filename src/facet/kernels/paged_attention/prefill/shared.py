@@ -211,6 +211,8 @@ def _shared_kernel(
         HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, SPLIT,
     )  # fmt: skip
     dtype = output.dtype.element_ty
+    # Rows that are none may have seen no key.
+    weight_sum = tl.where(tokens < num_tokens, weight_sum, 1.0)
     tl.debug_barrier()
     tl.store(output + rows + wide_dims, (wide_total / weight_sum[:, None]).to(dtype), mask=is_row)
     tl.store(output + rows + narrow_dims, (narrow_total / weight_sum[:, None]).to(dtype), mask=is_row)

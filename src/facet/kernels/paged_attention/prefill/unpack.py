@@ -59,13 +59,13 @@ def _unpack_kernel(
     KEYS_PER_COPY: tl.constexpr,
     KEYS_PER_PROGRAM: tl.constexpr,
 ):
-    """Some places of one head. Those behind a run's last key are filled with zeros: they meet a weight of zero."""
+    """Some places of one head. Those that no live key is for are filled with zeros: they meet a weight of zero."""
     program, head = tl.program_id(0), tl.program_id(1)
-    copy = copies + (program // (KEYS_PER_COPY // KEYS_PER_PROGRAM)) * 3
+    copy = copies + (program // (KEYS_PER_COPY // KEYS_PER_PROGRAM)) * 4
     inside = (program % (KEYS_PER_COPY // KEYS_PER_PROGRAM)) * KEYS_PER_PROGRAM + tl.arange(0, KEYS_PER_PROGRAM)
     seat = tl.load(seats + tl.load(copy)).to(tl.int64)
     positions = tl.load(copy + 1) + inside
-    is_live = inside < tl.load(copy + 2)
+    is_live = (inside >= tl.load(copy + 2)) & (inside < tl.load(copy + 3))
     blocks = tl.load(block_table + seat * table_stride + positions // TOKENS_PER_BLOCK, mask=is_live, other=0)
     blocks = blocks.to(tl.int64)
     sources = blocks * page_stride + (positions % TOKENS_PER_BLOCK) * token_stride + (first_head + head) * HEAD_DIM
