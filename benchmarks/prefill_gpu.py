@@ -5,7 +5,7 @@
 Every variant is checked against float32 on a few rows before it is timed. Times are of one replayed graph, so that
 launches do not count; *unpack* is timed apart and is not in the other lines, except in *as served*, which is all of
 what a layer does. Operations are those of visible pairs of a query and a key. Kernels are compiled beforehand, several
-at a time. With --quick only heads of 512 are timed, as they are chosen and with scores split.
+at a time. With --quick only the kernels are timed that are chosen, on a Hopper GPU and on others.
 """
 
 import argparse
@@ -27,9 +27,11 @@ from torch import Tensor
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.plan import plan_decode
-from facet.kernels.paged_attention.gpu import GpuPlan
+from facet.kernels.paged_attention.gpu import GpuPlan, choose_triton_kernel
 from facet.kernels.paged_attention.plan import PagedRows
+from facet.kernels.paged_attention.prefill.hopper import choose_hopper_kernel
 from facet.kernels.paged_attention.prefill.plan import ROWS_PER_TILE, PrefillPlan, Run, plan_runs
+from facet.kernels.paged_attention.prefill.runs import PrefillKernel
 from facet.kernels.paged_attention.prefill.separate import SeparateKernel
 from facet.kernels.paged_attention.prefill.shared import SharedKernel
 from facet.kernels.paged_attention.prefill.tuning import PrefillTuning
@@ -65,6 +67,8 @@ class Load:
 LOADS = (
     Load("E4B sliding, 8192 rows", 8, 2, 256, 512, 16, 8192, 8192),
     Load("31B sliding, 8192 rows", 32, 16, 256, 1024, 16, 8192, 8192),
+    Load("Gemma 3 12B global, 8192 rows, 8192 keys", 16, 8, 256, None, 16, 8192, 8192),
+    Load("Gemma 3 12B global, 8192 rows, 32768 keys", 16, 8, 256, None, 16, 8192, 32768),
     Load("E4B global, 8192 rows", 8, 2, 512, None, 40, 8192, 8192),
     Load("31B global, 8192 rows, 8192 keys", 32, 4, 512, None, 320, 8192, 8192, True),
     Load("31B global, 8192 rows, 65536 keys", 32, 4, 512, None, 320, 8192, 65536, True),
@@ -96,35 +100,39 @@ SHARED_HEADS_OF_512 = (
 
 @dataclass(frozen=True)
 class Variant:
-    kernel: SeparateKernel | SharedKernel
-    note: str = ""
-
-    @property
-    def name(self) -> str:
-        tuning = self.kernel.tuning
-        extras = [
-            "" if tuning.use_tma else "pointers",
-            f"{tuning.num_parts} parts" if tuning.num_parts > 1 else "",
-            "split" if tuning.split_scores else "",
-            self.note,
-        ]
-        core = f"{tuning.block_m}x{tuning.block_n} w{tuning.num_warps} s{tuning.num_stages}"
-        return " ".join([core, *filter(None, extras)])
+    name: str
+    kernel: PrefillKernel
+    rows_per_tile: int = ROWS_PER_TILE
 
 
-def quick_variants_of(load: Load) -> list[Variant]:
-    if load.is_shared:
-        return [Variant(SharedKernel(tuning=tuning)) for tuning in SHARED_HEADS_OF_512[1:]]
-    return [Variant(SeparateKernel(tuning=_PARTS))]
+def triton_variant(kernel: SeparateKernel | SharedKernel, note: str = "") -> Variant:
+    tuning = kernel.tuning
+    extras = [
+        "" if tuning.use_tma else "pointers",
+        f"{tuning.num_parts} parts" if tuning.num_parts > 1 else "",
+        "split" if tuning.split_scores else "",
+        note,
+    ]
+    core = f"{tuning.block_m}x{tuning.block_n} w{tuning.num_warps} s{tuning.num_stages}"
+    return Variant(" ".join([core, *filter(None, extras)]), kernel, tuning.block_m)
 
 
-def variants_of(load: Load) -> list[Variant]:
+def hopper_variants(prepared: "Prepared") -> list[Variant]:
+    kernel = choose_hopper_kernel(prepared.queries, prepared.paged_rows(), is_shared=prepared.load.is_shared)
+    return [] if kernel is None else [Variant("Hopper", kernel)]
+
+
+def quick_variants(load: Load) -> list[Variant]:
+    return [triton_variant(choose_triton_kernel(load.head_dim, 2, is_shared=load.is_shared))]
+
+
+def all_variants(load: Load) -> list[Variant]:
     if load.head_dim == 256:
-        return [Variant(SeparateKernel(tuning=tuning)) for tuning in HEADS_OF_256]
+        return [triton_variant(SeparateKernel(tuning=tuning)) for tuning in HEADS_OF_256]
     # A cache of shared vectors may also be unpacked into keys and values apart.
     note = "unpacked apart" if load.is_shared else ""
-    shared = [Variant(SharedKernel(tuning=tuning)) for tuning in SHARED_HEADS_OF_512] if load.is_shared else []
-    return [*shared, *(Variant(SeparateKernel(tuning=tuning), note) for tuning in APART_HEADS_OF_512)]
+    shared = [triton_variant(SharedKernel(tuning=tuning)) for tuning in SHARED_HEADS_OF_512] if load.is_shared else []
+    return [*shared, *(triton_variant(SeparateKernel(tuning=tuning), note) for tuning in APART_HEADS_OF_512)]
 
 
 class Prepared:
@@ -190,7 +198,7 @@ class Prepared:
         found = output[self.checked_rows].float()
         return float((found - self.expected).norm() / self.expected.norm())
 
-    def _paged_rows(self) -> PagedRows:
+    def paged_rows(self) -> PagedRows:
         load = self.load
         return PagedRows.of(
             self.rows, self.table, load.heads, window=load.window, tokens_per_block=load.tokens_per_block
@@ -198,7 +206,7 @@ class Prepared:
 
     def plan_row_by_row(self) -> GpuPlan:
         rows = np.arange(self.load.num_rows, dtype=np.int32)
-        decode = plan_decode(self._paged_rows(), rows, longest_context=self.load.context_len)
+        decode = plan_decode(self.paged_rows(), rows, longest_context=self.load.context_len)
         return GpuPlan(decode=decode, prefill=None)
 
     def plan_as_a_run(self) -> GpuPlan:
@@ -206,11 +214,11 @@ class Prepared:
 
     def _run_plan(self, rows_per_tile: int) -> PrefillPlan:
         run = Run(first_row=0, num_rows=self.load.num_rows, context_len=self.load.context_len)
-        return plan_runs(self._paged_rows(), [run], rows_per_tile=rows_per_tile)
+        return plan_runs(self.paged_rows(), [run], rows_per_tile=rows_per_tile)
 
-    def unpacked(self, kernel: SeparateKernel | SharedKernel) -> tuple[Callable[[], None], Callable[[Tensor], Any]]:
+    def unpacked(self, variant: Variant) -> tuple[Callable[[], None], Callable[[Tensor], Any]]:
         """What fills scratch, and what attends over it and returns the compiled kernel."""
-        plan = self._run_plan(kernel.tuning.block_m)
+        kernel, plan = variant.kernel, self._run_plan(variant.rows_per_tile)
         (run_pass,) = plan.passes
         # All heads at once, whatever the limit says: the kernel is timed here, not the slices.
         heads = range(self.load.num_kv_heads)
@@ -245,20 +253,24 @@ def milliseconds(call: Callable[[], object], budget_ms: float = 60.0) -> float:
     return statistics.median(times)
 
 
-def compile_variant(load: Load, variant: Variant) -> None:
-    """Leave the kernel in Triton's cache; a small load compiles to the same one."""
-    try:
-        prepared = Prepared(replace(load, num_rows=256, context_len=256))
-        fill, attend = prepared.unpacked(variant.kernel)
-        fill()
-        attend(torch.empty_like(prepared.queries))
-    except Exception:
-        return  # said when it is its turn to be timed
+def compile_for(load: Load, variants: list[Variant]) -> None:
+    """Leave kernels in Triton's cache; a small load compiles to the same ones."""
+    prepared = Prepared(replace(load, num_rows=256, context_len=256))
+    for variant in variants or hopper_variants(prepared):
+        try:
+            fill, attend = prepared.unpacked(variant)
+            fill()
+            attend(torch.empty_like(prepared.queries))
+        except Exception:
+            continue  # said when it is its turn to be timed
 
 
-def compile_all(jobs: list[tuple[Load, Variant]]) -> None:
+def compile_all(variants: dict[Load, list[Variant]]) -> None:
+    # Loads that differ in their keys alone share their kernels.
+    loads = {replace(load, name="", context_len=0): load for load in variants}.values()
     with ProcessPoolExecutor(12, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(compile_variant, *job) for job in jobs]
+        futures = [pool.submit(compile_for, load, [variant]) for load in loads for variant in variants[load]]
+        futures += [pool.submit(compile_for, load, []) for load in loads]
         for future in futures:
             try:
                 future.result(timeout=100)
@@ -267,7 +279,7 @@ def compile_all(jobs: list[tuple[Load, Variant]]) -> None:
 
 
 def time_variant(prepared: Prepared, variant: Variant) -> tuple[float, str, float]:
-    fill, attend = prepared.unpacked(variant.kernel)
+    fill, attend = prepared.unpacked(variant)
     fill()
     output = torch.full_like(prepared.queries, float("nan"))
     kernel = attend(output)
@@ -286,7 +298,7 @@ def time_as_served(prepared: Prepared, plan: GpuPlan) -> tuple[float, str, float
 
 def add_crossover(table: Table) -> None:
     """From how many rows on it pays to unpack a context of 8192 tokens."""
-    for load in LOADS[:4]:
+    for load in (load for load in LOADS if load.context_len == 8192):
         for num_rows in (4, 8, 16, 32, 64, 128):
             prepared = Prepared(replace(load, num_rows=num_rows))
             plans = (prepared.plan_as_a_run(), prepared.plan_row_by_row())
@@ -305,22 +317,21 @@ def product_rate() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="heads of 512 only, and few variants")
+    parser.add_argument("--quick", action="store_true", help="the kernels that are chosen, and no other variants")
     quick = parser.parse_args().quick
-    loads = (LOADS[2], LOADS[4]) if quick else LOADS
-    variants = {load: quick_variants_of(load) if quick else variants_of(load) for load in loads}
+    variants = {load: quick_variants(load) if quick else all_variants(load) for load in LOADS}
     began = time.monotonic()
-    # The last two loads share their kernels.
-    compile_all([(load, variant) for load in loads[: 2 if quick else 4] for variant in variants[load]])
+    compile_all(variants)
     compiled = time.monotonic()
     ceiling = product_rate()
     table = Table(title=f"{torch.cuda.get_device_name()}: a matrix product reaches {ceiling / 1e12:.0f} TFLOP/s")
     for column in ("load, variant", "µs", "TFLOP/s", "of ceiling", "registers / spills / shared", "error"):
         table.add_column(column, justify="left" if column == "load, variant" else "right", no_wrap=True)
-    for load in loads:
+    for load in LOADS:
         prepared = Prepared(load)
         runs: list[tuple[str, Callable[[], tuple[float, str, float]]]] = [
-            (variant.name, lambda p=prepared, v=variant: time_variant(p, v)) for variant in variants[load]
+            (variant.name, lambda p=prepared, v=variant: time_variant(p, v))
+            for variant in (*hopper_variants(prepared), *variants[load])
         ]
         if not quick:
             runs.append(("as served", lambda p=prepared: time_as_served(p, p.plan_as_a_run())))

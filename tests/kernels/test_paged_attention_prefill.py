@@ -23,7 +23,7 @@ from facet.kernels.paged_attention.reference import plan_reference
 from facet.kernels.rotary import apply_rotary
 
 pytest.importorskip("triton")
-from facet.kernels.paged_attention.gpu import choose_prefill_kernel, plan_on_gpu
+from facet.kernels.paged_attention.gpu import choose_triton_kernel, plan_on_gpu
 from facet.kernels.paged_attention.prefill.runs import attend_runs
 from facet.kernels.paged_attention.prefill.tuning import PrefillTuning
 from facet.kernels.paged_attention.prefill.unpack import make_scratch, unpack
@@ -85,7 +85,8 @@ def check(
     """The rows of runs are right, and no other row is written."""
     inputs = case.inputs(dtype, DEVICE)
     plan = planned(case, inputs, tuning.block_m * num_tiles, scratch_limit)
-    kernel = replace(choose_prefill_kernel(inputs.queries, inputs.cache, inputs.key_recipe), tuning=tuning)
+    is_shared = case.num_rotated_pairs is not None and case.num_rotated_pairs * 8 == case.head_dim
+    kernel = replace(choose_triton_kernel(case.head_dim, dtype.itemsize, is_shared=is_shared), tuning=tuning)
     output = torch.full_like(inputs.queries, float("nan"))
     attend_runs(inputs.queries, output, inputs.cache, plan, case.scale, inputs.key_recipe, kernel)
     lens = torch.tensor([num_rows for num_rows, _ in case.sequences], device=DEVICE)

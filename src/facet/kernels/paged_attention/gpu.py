@@ -16,6 +16,7 @@ from facet.kernels.paged_attention.decode.plan import DecodePlan, plan_decode
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
 from facet.kernels.paged_attention.decode.tuning import choose_decode_tuning
 from facet.kernels.paged_attention.plan import PagedRows
+from facet.kernels.paged_attention.prefill.hopper import choose_hopper_kernel
 from facet.kernels.paged_attention.prefill.plan import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, PrefillPlan, Run, plan_runs
 from facet.kernels.paged_attention.prefill.runs import PrefillKernel, attend_runs
 from facet.kernels.paged_attention.prefill.separate import SeparateKernel
@@ -49,7 +50,7 @@ class GpuPlan:
             tuning = choose_decode_tuning(reader, queries, cache, self.decode)
             attend_rows(queries, output, cache, self.decode, scale, key_recipe, reader, tuning)
         if self.prefill is not None:
-            kernel = choose_prefill_kernel(queries, cache, key_recipe)
+            kernel = choose_prefill_kernel(queries, cache, key_recipe, self.prefill.rows)
             attend_runs(queries, output, cache, self.prefill, scale, key_recipe, kernel)
         return output
 
@@ -88,9 +89,18 @@ def choose_reader(queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | No
     return SEPARATE
 
 
-def choose_prefill_kernel(queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | None) -> PrefillKernel:
+def choose_prefill_kernel(
+    queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | None, rows: PagedRows
+) -> PrefillKernel:
     """What attends over a layer's unpacked keys and values."""
     head_dim, num_rotated = queries.shape[2], 0 if key_recipe is None else 2 * key_recipe.cos_sin.shape[2]
-    if cache.is_shared and num_rotated * 4 == head_dim and num_rotated >= LEAST_TILE:
-        return SharedKernel(tuning=shared_tuning(head_dim, queries.element_size()))
-    return SeparateKernel(tuning=separate_tuning(head_dim, queries.element_size()))
+    is_shared = cache.is_shared and num_rotated * 4 == head_dim and num_rotated >= LEAST_TILE
+    on_hopper = choose_hopper_kernel(queries, rows, is_shared=is_shared)
+    return on_hopper or choose_triton_kernel(head_dim, queries.element_size(), is_shared=is_shared)
+
+
+def choose_triton_kernel(head_dim: int, element_size: int, *, is_shared: bool) -> SharedKernel | SeparateKernel:
+    """The kernels that run on any GPU."""
+    if is_shared:
+        return SharedKernel(tuning=shared_tuning(head_dim, element_size))
+    return SeparateKernel(tuning=separate_tuning(head_dim, element_size))

@@ -1,0 +1,67 @@
+"""Prefill attention on Hopper GPUs, in Gluon: Triton's lower language, which leaves warps, barriers and layouts to us.
+
+    heads          file               rows of a program    TFLOP/s on an H200 (the Triton kernel's), 8192 rows
+    512, shared    shared_512.py      64                   31B, 65536 keys: 613 (327)
+    512, separate  separate_512.py    64                   E4B, 8192 keys: 615 (304)
+    256, separate  separate_256.py    128, in turns        31B, window: 604 (431); Gemma 3 12B, 8192 keys: 638 (503)
+
+All three are built alike. One partition of warps copies tiles of 64 keys into shared memory and does nothing else.
+Two warpgroups multiply. Each tile's scores are started before the tile before it is summed, so that exponentials, which
+run on other hardware, are taken while products go on. A *ready* barrier says that a tile has landed, a *free* one that
+all who read it are done.
+
+Shared memory is the tightest resource: a product of 64 rows and 64 keys reads both operands from there as fast as it
+multiplies, and the copies that come in take a third as much again. Heads of 512 leave room for 64 rows only: the sums
+of more do not fit into registers.
+
+Rules that the kernels keep, because hardware or compiler would otherwise be wrong now and then:
+
+- Weights reach a product through shared memory. An asynchronous product whose left operand lies in registers can read
+  them too early or too late with Triton up to 3.7 (triton#9433, #11781).
+- A partition has one warpgroup, and synchronizes its warps before it arrives at a barrier: waiting for a product waits
+  for a warp's own part of it (triton#11047).
+- What threads stored is fenced before a product reads it.
+
+Keys are taken 64 at a time from fixed positions, and tiles that a row does not see change none of its bits. So a row's
+result does not depend on the chunk that it is prefilled in.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from facet.kernels.paged_attention.plan import PagedRows
+from facet.kernels.paged_attention.prefill.runs import PrefillKernel
+
+_GROUPS = (1, 2, 4, 8, 16, 32, 64)  # of query heads that share a key head: 64 rows are whole tokens
+
+
+def choose_hopper_kernel(queries: Tensor, rows: PagedRows, *, is_shared: bool) -> PrefillKernel | None:
+    """The kernel for such layers; None where another has to serve them."""
+    if queries.dtype != torch.bfloat16 or not _runs_on(queries.device):
+        return None
+    if rows.heads.num_heads // rows.heads.num_kv_heads not in _GROUPS:
+        return None
+    # Imported here: elsewhere Gluon need not be there.
+    from facet.kernels.paged_attention.prefill.hopper.separate_256 import Separate256Kernel
+    from facet.kernels.paged_attention.prefill.hopper.separate_512 import Separate512Kernel
+    from facet.kernels.paged_attention.prefill.hopper.shared_512 import Shared512Kernel
+
+    if rows.heads.head_dim == 512 and not rows.window:
+        return Shared512Kernel() if is_shared else Separate512Kernel()
+    if rows.heads.head_dim == 256 and not is_shared:
+        return Separate256Kernel()
+    return None
+
+
+@cache
+def _runs_on(device: torch.device) -> bool:
+    """Whether the card is a Hopper, and Triton has Gluon by names that are known."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
+        return False
+    try:
+        from facet.kernels.paged_attention.prefill.hopper import language  # noqa: F401
+    except (ImportError, AttributeError):
+        return False
+    return True

@@ -1,0 +1,100 @@
+"""Compiles one of the prefill kernels for Hopper, on any machine, and prints what it takes as JSON.
+
+    python -m tests.kernels.compile_for_hopper shared_512
+
+A process of its own, since the tests run Triton's interpreter and this needs its compiler.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import triton
+import triton.backends.nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import MockTensor, create_function_from_signature
+
+from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
+from facet.kernels.paged_attention.prefill.hopper.language import TensorDescriptor, gl
+from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
+
+TARGET = GPUTarget("cuda", 90, 32)
+
+
+def tensor(dtype: Any = gl.bfloat16) -> Any:
+    return MockTensor(dtype)
+
+
+def tiles(shape: tuple[int, ...], block: list[int]) -> Any:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
+    return TensorDescriptor(MockTensor(gl.bfloat16, shape), list(shape), strides, block, layout)
+
+
+def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """A launch of each: the kernel, its arguments, its constants."""
+    heads_of_31b = (tiles((8192, 32, 256), [32, 2, 256]), tensor(), tiles((9216, 256), [64, 256]))
+    heads_of_e4b = (tiles((8192, 8, 512), [16, 4, 512]), tensor(), tiles((8192, 512), [64, 128]))
+    vectors = tiles((8192, 512), [64, 256])
+    numbers, scale = tensor(gl.int32), 1.44
+    return {
+        "shared_512": (
+            shared_512.shared_512_kernel,
+            (
+                tensor(),
+                tensor(),
+                vectors,
+                tiles((8192, 128), [64, 128]),
+                tensor(gl.float32),
+                numbers,
+                scale,
+                8192,
+                32,
+                0,
+            ),
+            dict(PROGRAMS_PER_TILE=2, GROUP=8),
+        ),
+        "separate_512": (
+            separate_512.separate_512_kernel,
+            (*heads_of_e4b, vectors, numbers, scale, 8192, 8, 0),
+            dict(PROGRAMS_PER_TILE=2, GROUP=4),
+        ),
+        "separate_256": (
+            separate_256.separate_256_kernel,
+            (*heads_of_31b, tiles((9216, 256), [64, 256]), numbers, scale, 1024, 2048, 16, 9216, 32, 0),
+            dict(HAS_WINDOW=True, GROUP=2),
+        ),
+    }
+
+
+def compiled(name: str) -> Any:
+    kernel, args, constants = launches()[name]
+    backend = make_backend(TARGET)
+    options = {**LAUNCH, "sanitize_overflow": False}
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, parsed = bind(*args, **constants, **options)
+    parsed, signature, constexprs, attributes = kernel._pack_args(backend, options, bound, specialization, parsed)
+    source = GluonASTSource(kernel, signature, constexprs, attributes)
+    return triton.compile(source, target=TARGET, options=parsed.__dict__)
+
+
+def usage(kernel: Any) -> dict[str, int]:
+    tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = {name.lower(): int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
+    return {**found, "shared": kernel.metadata.shared, "products": kernel.asm["ptx"].count("wgmma.mma_async")}
+
+
+if __name__ == "__main__":
+    print(json.dumps(usage(compiled(sys.argv[1]))))
