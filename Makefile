@@ -5,10 +5,10 @@ ARGS ?=
 VENV := .venv
 CODE := src tests tools benchmarks
 BIN := $(VENV)/bin
-# Not compiled: most of what torch brings is never imported, and compiling all of it takes longer than the first start.
+# Not compiled to bytecode: most of torch is never imported, and compiling all of it takes longer than the first start.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
-# A stamp is newer than the files it was made from as long as there is nothing to install.
+# A stamp that is newer than its requirements means that there is nothing to install.
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_TESTS := $(VENV)/.installed-for-tests
 REQUIREMENTS := pyproject.toml constraints.txt
@@ -22,19 +22,19 @@ help: ## list the targets
 serve: $(INSTALLED) ## set up and start the server; options in ARGS="..."
 	$(BIN)/facet serve $(ARGS)
 
-test: $(INSTALLED_FOR_TESTS) static ## set up and run everything: checks and all tests
+test: $(INSTALLED_FOR_TESTS) static ## set up and run all checks and all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 300 --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: $(INSTALLED_FOR_TESTS) static ## format, lint, types, and the direction of imports; a minute at most
 	$(BIN)/python -m pytest tests/test_architecture.py
 
-format: $(INSTALLED_FOR_TESTS) ## put the code into the shape that `make check` asks for
+format: $(INSTALLED_FOR_TESTS) ## fix formatting and simple lint errors
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
-browser: ## install Chromium, in which the tests try the page; they are skipped without (Debian, as root)
+browser: ## install Chromium for the tests of the page, which are skipped without it (Debian, as root)
 	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then \
-		echo "Chromium is there."; \
+		echo "Chromium is already installed."; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver; \
@@ -62,8 +62,8 @@ $(INSTALLED_FOR_TESTS): $(REQUIREMENTS) | $(BIN)/python
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { \
-		echo "There is no $(PYTHON) on this machine. Name another: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
+		echo "There is no $(PYTHON) on this machine. Give another: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
 		echo "Facet needs Python 3.11 to 3.13, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
-		echo "Name another: make PYTHON=python3.12 ..." >&2; exit 1; }
+		echo "Give another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
