@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from facet.kernels.paged_attention import LayerCache, cases
+from facet.kernels.paged_attention import KeyRecipe, LayerCache, cases
 from facet.kernels.paged_attention.plan import PagedRows
 from facet.kernels.paged_attention.prefill.plan import SCRATCH_LIMIT, Run, plan_runs
 from facet.kernels.paged_attention.reference import plan_reference
@@ -112,6 +112,36 @@ def widened(inputs: cases.AttentionInputs) -> cases.AttentionInputs:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name} {case.window} {case.sequences}")
 def test_same_as_the_reference(case: cases.Case) -> None:
     check(case)
+
+
+@pytest.mark.parametrize("case", [*CASES[:1], *CASES[2:3], *CASES[4:6]], ids=lambda case: case.name)
+def test_not_a_term_is_lost_or_counted_twice(case: cases.Case) -> None:
+    """Keys are of eight kinds, rows of signs, and so are their values.
+
+    A row that asks for one kind weighs its keys with exactly one and all others with exactly nothing, and finds exactly
+    the value. Any other number is a fault.
+    """
+    case = replace(case, sequences=((100, 350),))
+    inputs = case.inputs(torch.bfloat16, DEVICE)
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, (2, 8, case.head_dim), generator=generator) * 2 - 1
+    keys, values = signs.to(DEVICE, torch.bfloat16)
+    kinds = torch.randint(0, 8, (350,), generator=generator).to(DEVICE)
+    live = torch.arange(case.first_live(100, 350), 350, device=DEVICE)
+    blocks = inputs.block_table[0, live // case.tokens_per_block].long()
+    slots = live % case.tokens_per_block
+    inputs.cache.keys[blocks, slots] = keys[kinds[live], None]
+    recipe = inputs.key_recipe
+    if inputs.cache.values is None:
+        assert recipe is not None
+        values = keys
+        angles = torch.stack((torch.ones_like(recipe.cos_sin[:, 0]), torch.zeros_like(recipe.cos_sin[:, 1])), dim=1)
+        recipe = KeyRecipe(weight=torch.ones_like(recipe.weight), cos_sin=angles)  # a key is its value
+    else:
+        inputs.cache.values[blocks, slots] = values[kinds[live], None]
+    asked = kinds[250:, None].expand(100, case.num_heads)  # a row's own key is always visible
+    inputs = replace(inputs, queries=keys[asked].contiguous(), key_recipe=recipe)
+    assert torch.equal(attended(case, inputs, runs_of(case)), values[asked])
 
 
 @pytest.mark.parametrize("case", [SHARED_512, SEPARATE_256], ids=lambda case: case.name)
