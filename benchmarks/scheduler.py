@@ -4,7 +4,8 @@
 
 Every request has 32K tokens and decodes one token a step in the cache of an E4B-shaped model (blocks of 16 sliding and
 40 global tokens), the overlapped loop's order of verbs. No model runs. Medians over steps, in microseconds;
-`worst` is the slowest hundredth of whole steps. The target is 300 µs for plan at 256 requests.
+`worst` is the slowest hundredth of whole steps. The target is 300 µs for plan at 256 requests. `encode` and `decode` are
+what it takes to send a plan to another process; they are no part of `all`.
 """
 
 import argparse
@@ -23,12 +24,14 @@ from facet.scheduler.limits import Limits
 from facet.scheduler.plan import plan_step
 from facet.scheduler.scheduler import Scheduler
 from facet.step import StepPlan, StepResult
+from facet.step_codec import decode_plan, encode_plan
 
 NUM_TOKENS = 32_768
 MAX_MODEL_LEN = 131_072
 MAX_NUM_BATCHED_TOKENS = 8_192
 PAGE_BYTES = 655_360
 VERBS = ("view", "plan", "cache.commit", "queues.advance", "settle")
+BYTES = ("encode", "decode")
 
 
 def make_layout() -> KVLayout:
@@ -77,7 +80,7 @@ def result_of(plan: StepPlan) -> StepResult:
 
 
 def measure(scheduler: Scheduler, num_steps: int) -> tuple[dict[str, float], float, float]:
-    times: dict[str, list[float]] = {verb: [] for verb in VERBS}
+    times: dict[str, list[float]] = {verb: [] for verb in (*VERBS, *BYTES)}
     totals: list[float] = []
     in_flight: StepPlan | None = None
     queues, cache, limits = scheduler.queues, scheduler.kv_cache, scheduler.limits
@@ -97,6 +100,13 @@ def measure(scheduler: Scheduler, num_steps: int) -> tuple[dict[str, float], flo
             scheduler.settle(in_flight, result)
         settle = time.perf_counter() - settle_start
         in_flight = plan
+        sent = [time.perf_counter()]
+        message = encode_plan(plan)
+        sent.append(time.perf_counter())
+        decode_plan(message)
+        sent.append(time.perf_counter())
+        for verb, (start, stop) in zip(BYTES, itertools.pairwise(sent), strict=True):
+            times[verb].append(1e6 * (stop - start))
         parts = [stop - start for start, stop in itertools.pairwise(clock)] + [settle]
         for verb, seconds in zip(VERBS, parts, strict=True):
             times[verb].append(1e6 * seconds)
@@ -109,12 +119,12 @@ def main() -> None:
     parser.add_argument("--num-requests", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--num-steps", type=int, default=1000)
     options = parser.parse_args()
-    print(f"{'requests':>8} " + " ".join(f"{verb:>14}" for verb in (*VERBS, "all", "worst")) + "   (µs)")
+    print(f"{'requests':>8} " + " ".join(f"{verb:>14}" for verb in (*VERBS, "all", "worst", *BYTES)) + "   (µs)")
     for num_requests in options.num_requests:
         scheduler = make_scheduler(num_requests)
         fill(scheduler, num_requests)
         medians, total, worst = measure(scheduler, options.num_steps)
-        columns = (*(medians[verb] for verb in VERBS), total, worst)
+        columns = (*(medians[verb] for verb in VERBS), total, worst, *(medians[verb] for verb in BYTES))
         print(f"{num_requests:>8} " + " ".join(f"{value:>14.0f}" for value in columns), flush=True)
 
 

@@ -94,6 +94,19 @@ class StepPlan:
         return int(self.num_scheduled.sum())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepMasks:
+    """What grammars allow in one step. It follows the plan: the forward pass does not wait for it.
+
+    Text that is free until some token comes is not waited for either: where that token turns out to have been the last
+    one sampled, which only the device knows, the mask of what follows it applies, and otherwise none.
+    """
+
+    bitmask: NDArray[np.int32]  # [masks, words]: bit i of word w allows token 32 * w + i
+    places: tuple[int, ...]  # of each mask: the row among those that sample, in plan order, drafts' rows included
+    only_after: tuple[int | None, ...]  # of each mask: that token; None: the mask applies whatever came last
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What the runner brings back. The first three fields have one element per entry that samples, in plan order."""

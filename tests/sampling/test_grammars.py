@@ -16,11 +16,11 @@ from facet.grammar_spec import GrammarSpec, ThoughtTokens
 from facet.request import Request
 from facet.sampling import GrammarCompiler, Grammars, as_request_error
 from facet.sampling import grammar_compiler as compiler_module
-from facet.sampling.grammar import HostMask
+from facet.sampling.grammar import grammar_mask
 from facet.sampling.grammar_walker import GrammarWalker, Stage
 from facet.sampling.token_bytes import read_token_bytes
 from facet.sampling_params import SamplingParams
-from facet.step import Admission, NewBlocks, StepPlan, StepResult
+from facet.step import Admission, NewBlocks, StepMasks, StepPlan, StepResult
 from tests.tokens.gemma_like import CONTROL_TOKENS, build_gemma_like, write_tokenizer_folder
 
 VOCAB_SIZE = 512
@@ -329,9 +329,9 @@ class TestSeats:
 def test_a_mask_may_depend_on_a_token_that_only_the_device_knows(device: str) -> None:
     words = np.zeros((3, 2), np.int32)
     words[:, 0] = [0b10, 0b100, 0b1000]
-    mask = HostMask(words, (0, 2, 3), (None, 7, 7))
+    masks = StepMasks(bitmask=words, places=(0, 2, 3), only_after=(None, 7, 7))
     last_token_ids = torch.tensor([7, 7, 7, 8], device=device)
-    on_device = mask.on_device(torch.device(device), last_token_ids)
+    on_device = grammar_mask(masks, last_token_ids)
     logits = torch.zeros(4, 40, device=device)
     on_device.apply(logits)
     finite = [torch.isfinite(row).nonzero().flatten().tolist() for row in logits.cpu()]

@@ -7,6 +7,7 @@ when a launched step is waited for differs.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from facet.arena_picture import ArenaPicture
 from facet.config import EngineConfig
@@ -21,13 +22,14 @@ from facet.layers.kv_arena import KVArena
 from facet.model.loader import load_model
 from facet.progress import Progress, Silent
 from facet.request import Request
-from facet.runner.runner import LaunchedStep, Runner, WorkCounters
+from facet.runner.runner import Runner, WorkCounters
+from facet.runner.step_sampling import SampledStep
 from facet.sampling import GrammarCompiler, Grammars
 from facet.sampling_params import check_against_vocabulary
 from facet.scheduler.drafting import NO_DRAFTS, Drafter
 from facet.scheduler.limits import Limits, check_request
 from facet.scheduler.scheduler import Scheduler, SchedulerStats
-from facet.step import TokenEvent
+from facet.step import StepPlan, TokenEvent
 
 # While nothing but a compiling grammar is there: how long a step may last before messages are looked at again.
 SECONDS_TO_WAIT_FOR_A_GRAMMAR = 0.01
@@ -40,6 +42,13 @@ class EngineStats:
     scheduler: SchedulerStats
     work: WorkCounters
     num_corrupted_requests: int  # ended because their logits were not finite, ever
+
+
+class _StartedStep(NamedTuple):
+    """A step that has been launched and sampled, and is to be settled."""
+
+    plan: StepPlan
+    sampled: SampledStep
 
 
 class Engine:
@@ -72,7 +81,7 @@ class Engine:
             ),
         )
         self._drafter = drafter
-        self._in_flight: LaunchedStep | None = None
+        self._in_flight: _StartedStep | None = None
         self._num_corrupted_requests = 0
         self._grammars = Grammars(self._vocab_size)
         eos_token_ids = runner.model.spec.eos_token_ids
@@ -131,23 +140,25 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """One turn of the loop. An empty list is normal: the first overlapped step has nothing to settle yet."""
         self._queue_compiled()
-        launched = None
+        started = None
         drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose(self._scheduler.draftable())
         schedule = self._scheduler.plan(drafts)
         if not schedule.is_empty:
             plan = self._scheduler.commit(schedule)
             masks = self._grammars.start_masks(plan)
             self._scheduler.set_waits_for_host(self._grammars.take_waits())
-            launched = self.runner.launch(plan, masks)
+            launched = self.runner.launch(plan)
+            sampled = self.runner.sample(launched, None if masks is None else masks.result())
+            started = _StartedStep(plan, sampled)
         if self.settings.overlapped:
-            launched, self._in_flight = self._in_flight, launched
-        return [] if launched is None else self._settle(launched)
+            started, self._in_flight = self._in_flight, started
+        return [] if started is None else self._settle(*started)
 
-    def _settle(self, launched: LaunchedStep) -> list[TokenEvent]:
-        result = launched.wait()
-        self._grammars.settle(launched.plan, result)
+    def _settle(self, plan: StepPlan, sampled: SampledStep) -> list[TokenEvent]:
+        result = sampled.wait()
+        self._grammars.settle(plan, result)
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
-        events = self._scheduler.settle(launched.plan, result)
+        events = self._scheduler.settle(plan, result)
         self._grammars.remove(event.request_id for event in events if event.finish_reason is not None)
         self._num_corrupted_requests += sum(event.finish_reason == "error" for event in events)
         return events

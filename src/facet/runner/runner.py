@@ -1,7 +1,11 @@
 """Runs plans: updates its seats, builds the batch, calls the model and samples.
 
-`launch` starts a step and `LaunchedStep.wait` fetches its outcome, so that a loop may plan and launch the next step in
-between. Sampled ids never visit the host on their way into the next step.
+    launch             a plan ─► the forward pass is on its way
+    sample             masks of grammars ─► so are the tokens, into the next step and to the host
+    SampledStep.wait   the outcome
+
+What goes in are frozen values that can be sent to another process (`step_codec.py`), and nothing of them comes back: a
+loop that drives several runners sends each the same. It may plan and launch the next step before it waits for this one.
 """
 
 from collections.abc import Sequence
@@ -18,19 +22,15 @@ from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.progress import Progress
 from facet.runner import warm_up
-from facet.runner.batch import Spans, make_batch, ranges
+from facet.runner.batch import Spans, make_batch
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes
 from facet.runner.pieces import LowerPieces, PieceBuffers
 from facet.runner.recording import recorder_for
 from facet.runner.seat_state import SeatState
-from facet.sampling import LogprobTensors, MaskInTheMaking, Sampler, TokensInFlight, prompt_logprobs
-from facet.sampling_params import SamplingParams
-from facet.step import StepPlan, StepResult
+from facet.runner.step_sampling import ComputedRows, SampledStep, StepSampling
+from facet.step import StepMasks, StepPlan
 from facet.transfer import arrays_on_device
-
-# Prompt log-probabilities look at every row's logits; a few rows at a time keeps a large vocabulary affordable.
-PROMPT_LOGITS_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -43,38 +43,11 @@ class WorkCounters:
     num_sampled_rows: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A step that has been launched."""
+class LaunchedStep(NamedTuple):
+    """A step whose forward pass has been launched, and which has yet to be sampled."""
 
     plan: StepPlan
-    tokens: TokensInFlight
-    prompt_logprobs: tuple[tuple[int, tuple[LogprobTensors, ...]], ...]
-
-    def wait(self) -> StepResult:
-        plan, host = self.plan, self.tokens.wait()
-        has_drafts = len(plan.draft_token_ids) > 0
-        runs = (
-            host.runs(plan.num_drafts[plan.samples].tolist(), plan.draft_token_ids.tolist())
-            if has_drafts
-            else host.runs()
-        )
-        return StepResult(
-            token_ids=runs.token_ids,
-            faults=runs.faults,
-            logprobs=runs.logprobs,
-            prompt_logprobs=tuple(
-                (entry, [logprob for part in parts for logprob in part.to_list()])
-                for entry, parts in self.prompt_logprobs
-            ),
-        )
-
-
-class _Computed(NamedTuple):
-    """The rows whose logits are wanted."""
-
-    hidden: Tensor  # [rows, hidden]
-    logits: Tensor | None  # [rows, vocab], where they were made along the way
+    computed: ComputedRows
 
 
 class Runner:
@@ -99,15 +72,7 @@ class Runner:
         self._seats = SeatState(
             arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device
         )
-        self._sampler = Sampler(
-            num_seats=max_num_seqs,
-            vocab_size=model.spec.vocab_size,
-            device=self._device,
-            never_sampled=model.spec.media_token_ids,
-        )
-        self._last_token_ids = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=self._device)
-        self._num_prompt_logprobs: dict[int, tuple[int, int]] = {}  # by seat: how many, prompt length
-        self._uncounted: set[int] = set()  # seats that had drafts when they were last sampled
+        self._sampling = StepSampling(model, self._seats)
         self._fast_prefill = fast_prefill
         # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.
         # With fast prefill they also skip layers that own no keys, whose output nothing reads either.
@@ -121,7 +86,7 @@ class Runner:
         buffers = DecodeBuffers.make(
             self.model,
             max(sizes),
-            last_token_ids=self._last_token_ids,
+            last_token_ids=self._sampling.last_token_ids,
             block_tables=self._seats.block_tables,
             scratch_seat=self._seats.scratch_seat,
         )
@@ -146,7 +111,7 @@ class Runner:
                 self._compute_on_scratch(query_lens)
                 advance(1)
             for params in warm_up.SAMPLING:
-                self._sample_nothing(params)
+                self._sampling.sample_nothing(params)
                 advance(1)
 
     @torch.inference_mode()
@@ -172,53 +137,52 @@ class Runner:
         batch = make_batch(token_ids, spans, self._seats.block_tables, self._device, skip_upper=True)
         self.model(batch, self.arena, self._num_lower_layers)
 
-    def _sample_nothing(self, params: SamplingParams) -> None:
-        logits = torch.zeros(1, self.model.spec.vocab_size, dtype=torch.float32, device=self._device)
-        self._sampler.add_request(0, params, (0,))
-        self._sampler.sample(logits, (0,))
-        self._sampler.remove_request(0)
-
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, masks: MaskInTheMaking | None = None) -> LaunchedStep:
-        """Start a step. `masks` of requests with a grammar are waited for as late as can be, before sampling."""
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start the forward pass of a step. `sample` must come next, before another step is launched."""
         self._update_seats(plan)
         computed = self._compute(plan)
         self._count(plan)
-        return LaunchedStep(plan, self._sample(plan, computed, masks), self._prompt_logprobs(plan, computed.hidden))
+        return LaunchedStep(plan, computed)
 
-    def _compute(self, plan: StepPlan) -> _Computed:
+    @torch.inference_mode()
+    def sample(self, step: LaunchedStep, masks: StepMasks | None = None) -> SampledStep:
+        """Start what is left of a step. The masks are what grammars allow, and may be made while the model computes."""
+        return self._sampling.sample(step.plan, step.computed, masks)
+
+    def _compute(self, plan: StepPlan) -> ComputedRows:
         graphs = self._graphs
         wanted = np.flatnonzero(plan.num_logit_rows)
         if graphs is None or len(wanted) > graphs.largest or int(plan.num_logit_rows.max()) > 1:
             batch = self._batch(plan, skip_upper=True)
-            return _Computed(self.model(batch, self.arena, self._num_lower_layers), None)
+            return ComputedRows(self.model(batch, self.arena, self._num_lower_layers), None)
         if plan.num_tokens == len(plan.seats) and len(plan.seats) <= graphs.largest:
             return self._replay(graphs, plan, wanted)
         batch = self._batch(plan, skip_upper=False)
         stream = self._lower(batch)
         if len(wanted) == 0:
-            return _Computed(stream.new_empty(0, self.model.spec.hidden_size), None)
+            return ComputedRows(stream.new_empty(0, self.model.spec.hidden_size), None)
         positions = (plan.num_computed + plan.num_scheduled - 1)[wanted]
         logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, plan.seats[wanted])
-        return _Computed(graphs.hidden(len(wanted)), logits)
+        return ComputedRows(graphs.hidden(len(wanted)), logits)
 
     def _lower(self, batch: ForwardBatch) -> Tensor:
         if self._pieces is not None and len(batch.token_ids) <= self._pieces.largest:
             return self._pieces.lower(batch.token_ids, batch.rows)
         return self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers)
 
-    def _replay(self, graphs: DecodeGraphs, plan: StepPlan, wanted: NDArray[np.int64]) -> _Computed:
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan, wanted: NDArray[np.int64]) -> ComputedRows:
         """Every entry computes one token."""
         seats, token_ids = self._seats.given_single_tokens(plan)
         if len(seats):
             device_seats, device_ids = arrays_on_device((seats, token_ids), self._device)
-            self._last_token_ids[device_seats] = device_ids
+            self._sampling.last_token_ids[device_seats] = device_ids
         logits = graphs.decode(plan.num_computed, plan.seats)
         hidden = graphs.hidden(len(plan.seats))
         if len(wanted) == len(plan.seats):
-            return _Computed(hidden, logits)
+            return ComputedRows(hidden, logits)
         chosen = self._on_device(wanted)
-        return _Computed(hidden[chosen], logits[chosen])
+        return ComputedRows(hidden[chosen], logits[chosen])
 
     def _batch(self, plan: StepPlan, *, skip_upper: bool) -> ForwardBatch:
         spans = Spans(
@@ -232,21 +196,10 @@ class Runner:
     def _update_seats(self, plan: StepPlan) -> None:
         """The order matters; `step.py` gives it."""
         for seat in plan.released_seats:
-            self._sampler.remove_request(seat)
-            self._num_prompt_logprobs.pop(seat, None)
-            self._uncounted.discard(seat)
+            self._sampling.release(seat)
         for admission in plan.admissions:
-            request, seat = admission.request, admission.seat
             self._seats.admit(admission)
-            self._sampler.add_request(
-                seat,
-                request.sampling,
-                request.prompt_token_ids,
-                admission.output_token_ids,
-                eos_token_ids=request.eos_token_ids,
-            )
-            if request.sampling.prompt_logprobs is not None:
-                self._num_prompt_logprobs[seat] = (request.sampling.prompt_logprobs, len(request.prompt_token_ids))
+            self._sampling.admit(admission)
         if self._poison_freed_blocks and len(plan.freed_blocks):
             self.arena.poison(self._on_device(plan.freed_blocks.astype(np.int64)))
         if len(plan.page_copies):
@@ -260,79 +213,8 @@ class Runner:
             (scheduled.token_ids, scheduled.sampled_places, scheduled.sampled_seats), self._device
         )
         if len(places):
-            token_ids[places] = self._last_token_ids[seats]
+            token_ids[places] = self._sampling.last_token_ids[seats]
         return token_ids
-
-    def _sample(self, plan: StepPlan, computed: _Computed, masks: MaskInTheMaking | None) -> TokensInFlight:
-        """The last logit row of every entry that samples becomes its next token."""
-        if self._uncounted:
-            self._recount(plan)
-        if len(plan.draft_token_ids):
-            return self._sample_runs(plan, computed, masks)
-        last_rows = (np.cumsum(plan.num_logit_rows)[plan.samples] - 1).astype(np.int64)
-        seats: Sequence[int] = plan.seats[plan.samples].tolist()
-        device_last_rows, device_seats = arrays_on_device((last_rows, np.array(seats, np.int64)), self._device)
-        if computed.logits is None:
-            logits = self.model.logits(computed.hidden[device_last_rows])
-        else:
-            is_all = len(seats) == len(computed.logits)
-            logits = computed.logits if is_all else computed.logits[device_last_rows]
-        grammar = None if masks is None else masks.result()
-        mask = None if grammar is None else grammar.on_device(self._device, self._last_token_ids[device_seats])
-        sampled = self._sampler.sample(logits, seats, grammar=mask)
-        self._sampler.accept(seats, sampled.token_ids)
-        self._last_token_ids[device_seats] = sampled.token_ids
-        return sampled.start_copy()
-
-    def _sample_runs(self, plan: StepPlan, computed: _Computed, masks: MaskInTheMaking | None) -> TokensInFlight:
-        """As `_sample`, with the rows of drafts: the host learns later how many of an entry's tokens hold."""
-        assert computed.logits is None, "steps with drafts are not captured"
-        num_rows = 1 + plan.num_drafts[plan.samples]
-        ends = np.cumsum(plan.num_logit_rows, dtype=np.int32)[plan.samples]
-        rows = ranges(ends - num_rows, num_rows).astype(np.int64)
-        seats = plan.seats[plan.samples].astype(np.int64)
-        device_rows, device_seats, by_row = arrays_on_device((rows, seats, np.repeat(seats, num_rows)), self._device)
-        logits = self.model.logits(computed.hidden[device_rows])
-        grammar = None if masks is None else masks.result()
-        mask = None if grammar is None else grammar.on_device(self._device, self._last_token_ids[by_row])
-        sampled = self._sampler.sample_runs(
-            logits, seats.tolist(), plan.num_drafts[plan.samples], plan.draft_token_ids, grammar=mask
-        )
-        self._last_token_ids[device_seats] = sampled.last_token_ids
-        self._uncounted.update(seats.tolist())
-        return sampled.tokens.start_copy()
-
-    def _recount(self, plan: StepPlan) -> None:
-        """Where a request goes on says how many of its drafts were right."""
-        ends = plan.num_computed + plan.num_scheduled - plan.num_drafts
-        for seat, end, samples in zip(plan.seats.tolist(), ends.tolist(), plan.samples.tolist(), strict=True):
-            if samples and seat in self._uncounted:
-                self._uncounted.remove(seat)
-                self._sampler.recount(seat, end - int(self._seats.num_prompt[seat]))
-
-    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> tuple[tuple[int, tuple[LogprobTensors, ...]], ...]:
-        """For entries whose every row has logits: how likely the model held the prompt token that follows each."""
-        wanted = []
-        ends = np.cumsum(plan.num_logit_rows)
-        for entry, (seat, num_logit_rows) in enumerate(
-            zip(plan.seats.tolist(), plan.num_logit_rows.tolist(), strict=True)
-        ):
-            if seat not in self._num_prompt_logprobs or num_logit_rows == 0:
-                continue
-            num_top, num_prompt = self._num_prompt_logprobs[seat]
-            first = int(plan.num_computed[entry] + plan.num_scheduled[entry]) - num_logit_rows
-            count = min(num_logit_rows, num_prompt - 1 - first)
-            if count <= 0:
-                continue
-            start = int(ends[entry]) - num_logit_rows
-            following = self._on_device(self._seats.given_tokens(seat, first + 1, count))
-            parts = []
-            for piece in range(0, count, PROMPT_LOGITS_AT_ONCE):
-                size = min(PROMPT_LOGITS_AT_ONCE, count - piece)
-                logits = self.model.logits(hidden[start + piece : start + piece + size])
-                parts.append(prompt_logprobs(logits, following[piece : piece + size], num_top))
-            wanted.append((entry, tuple(parts)))
-        return tuple(wanted)
 
     def _count(self, plan: StepPlan) -> None:
         self.counters.num_steps += 1

@@ -29,7 +29,7 @@ class SeatState:
 
     def __init__(self, layout: KVLayout, *, max_num_seqs: int, max_model_len: int, device: torch.device) -> None:
         self._device = device
-        self.scratch_seat = max_num_seqs
+        self.num_seats = self.scratch_seat = max_num_seqs
         self._given: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * max_num_seqs
         self._num_given = np.zeros(max_num_seqs, np.int32)
         self.num_prompt = np.zeros(max_num_seqs, np.int32)

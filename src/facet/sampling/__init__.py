@@ -1,8 +1,8 @@
 """Chooses token ids from logits. The runner uses `Sampler`; everything else here is one of its features."""
 
-from facet.sampling.grammar import GrammarMask
+from facet.sampling.grammar import GrammarMask, grammar_mask
 from facet.sampling.grammar_compiler import GrammarCompiler, as_request_error
-from facet.sampling.grammars import Grammars, MaskInTheMaking
+from facet.sampling.grammars import Grammars
 from facet.sampling.logprobs import LogprobTensors, prompt_logprobs
 from facet.sampling.memory import max_device_bytes
 from facet.sampling.result import Fault, HostTokens, SampledRuns, SampledTokens, TokensInFlight
@@ -15,12 +15,12 @@ __all__ = [
     "Grammars",
     "HostTokens",
     "LogprobTensors",
-    "MaskInTheMaking",
     "SampledRuns",
     "SampledTokens",
     "Sampler",
     "TokensInFlight",
     "as_request_error",
+    "grammar_mask",
     "max_device_bytes",
     "prompt_logprobs",
 ]

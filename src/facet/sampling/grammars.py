@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from facet.request import Request
-from facet.sampling.grammar import HostMask
 from facet.sampling.grammar_walker import GrammarWalker, Mask, Stage
-from facet.step import Admission, StepPlan, StepResult
+from facet.step import Admission, StepMasks, StepPlan, StepResult
 
 if TYPE_CHECKING:
     import xgrammar
 
 logger = logging.getLogger(__name__)
 
-MaskInTheMaking = Future[HostMask | None]
+MasksInTheMaking = Future[StepMasks | None]
 Answer = TypeVar("Answer")
 
 
@@ -49,7 +48,7 @@ class Grammars:
         for request_id in request_ids:
             self._compiled.pop(request_id, None)
 
-    def start_masks(self, plan: StepPlan) -> MaskInTheMaking | None:
+    def start_masks(self, plan: StepPlan) -> MasksInTheMaking | None:
         """What the plan's requests may sample. None: none of them has a grammar."""
         if not self._compiled and not self._seats:
             return None
@@ -204,7 +203,7 @@ class _Asked(NamedTuple):
     drafts: Sequence[int]  # each has a place of its own behind
 
 
-def _collect(requests: Iterable[_Asked]) -> HostMask | None:
+def _collect(requests: Iterable[_Asked]) -> StepMasks | None:
     """The masks that may forbid anything, by their place among the step's logits."""
     masks: list[Mask] = []
     places: list[int] = []
@@ -219,4 +218,6 @@ def _collect(requests: Iterable[_Asked]) -> HostMask | None:
                 masks.append(mask)
                 places.append(place + offset)
                 only_after.append(after)
-    return HostMask(np.stack(masks), places, only_after) if masks else None
+    if not masks:
+        return None
+    return StepMasks(bitmask=np.stack(masks), places=tuple(places), only_after=tuple(only_after))

@@ -1,0 +1,177 @@
+"""Turns what a step computed into tokens: logits of the wanted rows, sampling, log-probabilities of prompts.
+
+Sampled ids stay on the device, by seat, and feed the next step from there; the host is sent a copy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from facet.model.gemma import Gemma
+from facet.runner.batch import ranges
+from facet.runner.seat_state import SeatState
+from facet.sampling import GrammarMask, LogprobTensors, Sampler, TokensInFlight, grammar_mask, prompt_logprobs
+from facet.sampling_params import SamplingParams
+from facet.step import Admission, StepMasks, StepPlan, StepResult
+from facet.transfer import array_on_device, arrays_on_device
+
+# Prompt log-probabilities look at every row's logits; a few rows at a time keeps a large vocabulary affordable.
+PROMPT_LOGITS_AT_ONCE = 64
+
+
+class ComputedRows(NamedTuple):
+    """The rows of a step whose logits are wanted."""
+
+    hidden: Tensor  # [rows, hidden]
+    logits: Tensor | None  # [rows, vocab], where they were made along the way
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """A step all of whose work has been launched."""
+
+    plan: StepPlan
+    tokens: TokensInFlight
+    prompt_logprobs: tuple[tuple[int, tuple[LogprobTensors, ...]], ...]
+
+    def wait(self) -> StepResult:
+        """The outcome, once the device is done."""
+        plan, host = self.plan, self.tokens.wait()
+        num_drafts = plan.num_drafts[plan.samples].tolist() if len(plan.draft_token_ids) else None
+        runs = host.runs(num_drafts, plan.draft_token_ids.tolist())
+        return StepResult(
+            token_ids=runs.token_ids,
+            faults=runs.faults,
+            logprobs=runs.logprobs,
+            prompt_logprobs=tuple(
+                (entry, [logprob for part in parts for logprob in part.to_list()])
+                for entry, parts in self.prompt_logprobs
+            ),
+        )
+
+
+class StepSampling:
+    """Owns the sampler, and the last token of every seat."""
+
+    def __init__(self, model: Gemma, seats: SeatState) -> None:
+        self._model = model
+        self._seats = seats
+        self._device = model.placement.device
+        self._sampler = Sampler(
+            num_seats=seats.num_seats,
+            vocab_size=model.spec.vocab_size,
+            device=self._device,
+            never_sampled=model.spec.media_token_ids,
+        )
+        self.last_token_ids = torch.zeros(seats.num_seats + 1, dtype=torch.int64, device=self._device)
+        self._num_prompt_logprobs: dict[int, int] = {}  # by seat
+        self._uncounted: set[int] = set()  # seats that had drafts when they were last sampled
+
+    def release(self, seat: int) -> None:
+        self._sampler.remove_request(seat)
+        self._num_prompt_logprobs.pop(seat, None)
+        self._uncounted.discard(seat)
+
+    def admit(self, admission: Admission) -> None:
+        request = admission.request
+        self._sampler.add_request(
+            admission.seat,
+            request.sampling,
+            request.prompt_token_ids,
+            admission.output_token_ids,
+            eos_token_ids=request.eos_token_ids,
+        )
+        if request.sampling.prompt_logprobs is not None:
+            self._num_prompt_logprobs[admission.seat] = request.sampling.prompt_logprobs
+
+    def sample(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> SampledStep:
+        if self._uncounted:
+            self._recount(plan)
+        choose = self._choose_along_drafts if len(plan.draft_token_ids) else self._choose
+        tokens = choose(plan, computed, masks)
+        return SampledStep(plan, tokens, self._prompt_logprobs(plan, computed.hidden))
+
+    def sample_nothing(self, params: SamplingParams) -> None:
+        """For kernels to be compiled."""
+        logits = torch.zeros(1, self._model.spec.vocab_size, dtype=torch.float32, device=self._device)
+        self._sampler.add_request(0, params, (0,))
+        self._sampler.sample(logits, (0,))
+        self._sampler.remove_request(0)
+
+    def _choose(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> TokensInFlight:
+        """The last logit row of every entry that samples becomes its next token."""
+        last_rows = (np.cumsum(plan.num_logit_rows)[plan.samples] - 1).astype(np.int64)
+        seats: Sequence[int] = plan.seats[plan.samples].tolist()
+        device_last_rows, device_seats = arrays_on_device((last_rows, np.array(seats, np.int64)), self._device)
+        if computed.logits is None:
+            logits = self._model.logits(computed.hidden[device_last_rows])
+        else:
+            is_all = len(seats) == len(computed.logits)
+            logits = computed.logits if is_all else computed.logits[device_last_rows]
+        sampled = self._sampler.sample(logits, seats, grammar=self._mask(masks, device_seats))
+        self._sampler.accept(seats, sampled.token_ids)
+        self.last_token_ids[device_seats] = sampled.token_ids
+        return sampled.start_copy()
+
+    def _choose_along_drafts(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> TokensInFlight:
+        """As `_choose`, with a row for every draft: the host learns later how many of an entry's tokens hold."""
+        assert computed.logits is None, "steps with drafts are not captured"
+        num_drafts = plan.num_drafts[plan.samples]
+        ends = np.cumsum(plan.num_logit_rows, dtype=np.int32)[plan.samples]
+        rows = ranges(ends - num_drafts - 1, num_drafts + 1).astype(np.int64)
+        seats = plan.seats[plan.samples].astype(np.int64)
+        device_rows, device_seats, seats_of_rows = arrays_on_device(
+            (rows, seats, np.repeat(seats, num_drafts + 1)), self._device
+        )
+        sampled = self._sampler.sample_runs(
+            self._model.logits(computed.hidden[device_rows]),
+            seats.tolist(),
+            num_drafts,
+            plan.draft_token_ids,
+            grammar=self._mask(masks, seats_of_rows),
+        )
+        self.last_token_ids[device_seats] = sampled.last_token_ids
+        self._uncounted.update(seats.tolist())
+        return sampled.tokens.start_copy()
+
+    def _mask(self, masks: StepMasks | None, seats_of_rows: Tensor) -> GrammarMask | None:
+        return None if masks is None else grammar_mask(masks, self.last_token_ids[seats_of_rows])
+
+    def _recount(self, plan: StepPlan) -> None:
+        """Where a request goes on says how many of its drafts were right."""
+        ends = plan.num_computed + plan.num_scheduled - plan.num_drafts
+        for seat, end, samples in zip(plan.seats.tolist(), ends.tolist(), plan.samples.tolist(), strict=True):
+            if samples and seat in self._uncounted:
+                self._uncounted.remove(seat)
+                self._sampler.recount(seat, end - int(self._seats.num_prompt[seat]))
+
+    def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> tuple[tuple[int, tuple[LogprobTensors, ...]], ...]:
+        """For entries whose every row has logits: how likely the model held the prompt token that follows each."""
+        if not self._num_prompt_logprobs:
+            return ()
+        wanted = []
+        ends = np.cumsum(plan.num_logit_rows)
+        for entry, (seat, num_logit_rows) in enumerate(
+            zip(plan.seats.tolist(), plan.num_logit_rows.tolist(), strict=True)
+        ):
+            if seat not in self._num_prompt_logprobs or num_logit_rows == 0:
+                continue
+            first = int(plan.num_computed[entry] + plan.num_scheduled[entry]) - num_logit_rows
+            count = min(num_logit_rows, int(self._seats.num_prompt[seat]) - 1 - first)
+            if count <= 0:
+                continue
+            start = int(ends[entry]) - num_logit_rows
+            following = array_on_device(self._seats.given_tokens(seat, first + 1, count), self._device)
+            parts = []
+            for offset in range(0, count, PROMPT_LOGITS_AT_ONCE):
+                size = min(PROMPT_LOGITS_AT_ONCE, count - offset)
+                logits = self._model.logits(hidden[start + offset : start + offset + size])
+                parts.append(
+                    prompt_logprobs(logits, following[offset : offset + size], self._num_prompt_logprobs[seat])
+                )
+            wanted.append((entry, tuple(parts)))
+        return tuple(wanted)
