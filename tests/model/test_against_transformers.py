@@ -11,6 +11,9 @@ from tests.tiny_models import ALL_TEXT_NAMES, BASE_NAMES, MULTIMODAL_NAMES, Tiny
 # Logits have magnitude ~25; two float32 implementations that sum in different orders differ by about 1e-4, and each
 # is about 2e-4 from what float64 gives.
 LOGIT_TOLERANCE = 2e-4
+# Two streams divide by their own small magnitudes, which enlarges what sums in another order leave: 2.6e-4 was seen on
+# an x86_64 processor, 6.5e-4 on an aarch64 one.
+TOLERANCES = {"3n_two_streams": 1e-3}
 
 TinyModels = Callable[[str], TinyModel]
 
@@ -20,7 +23,7 @@ def assert_same_logits(ours: torch.Tensor, tiny: TinyModel, prompt: list[int]) -
     be that are both as close to float64 as the oracle is.
     """
     difference = largest_difference(ours, tiny.oracle_logits(prompt))
-    assert difference <= LOGIT_TOLERANCE or difference <= 2 * tiny.oracle_error(prompt)
+    assert difference <= TOLERANCES.get(tiny.name, LOGIT_TOLERANCE) or difference <= 2 * tiny.oracle_error(prompt)
 
 
 def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
