@@ -17,6 +17,7 @@ from facet.kv_cache.marks import PromptName, prompt_name
 from facet.kv_cache.prefix_index import PrefixHit
 from facet.kv_cache.schedule import Entrant
 from facet.kv_cache.view import CacheView, WhatIf
+from facet.media_span import largest_chunk, least_chunk, longest_length
 from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
 from facet.scheduler.request_state import RequestState
@@ -77,7 +78,7 @@ def admit(
             num_tokens = _try_enter(state, hit, budget, memory, limits, is_alone=is_alone)
         if num_tokens == 0:
             break
-        budget -= num_tokens
+        budget = max(0, budget - num_tokens)
         turns.append(_turn(state, seat, hit, num_tokens))
     return turns
 
@@ -100,16 +101,21 @@ def _try_enter(
     def num_needed(in_flight: int) -> int:
         return sum(peak_blocks(memory.layout, num_tokens=state.num_known, num_in_flight=in_flight)) - num_shared
 
-    in_flight = min(state.num_known - num_computed, limits.max_num_batched_tokens)
-    while is_alone and in_flight > 1 and num_needed(in_flight) > num_available:
-        in_flight //= 2  # no other request could make room: take smaller steps
-    if num_needed(in_flight) > num_available:
-        return 0
-    memory.claim(claim)
-    memory.num_available -= num_needed(in_flight)
+    least = longest_length(state.uncuttable)
+    in_flight = min(state.num_known - num_computed, max(limits.max_num_batched_tokens, least))
+    while is_alone and in_flight > least and num_needed(in_flight) > num_available:
+        in_flight = max(least, in_flight // 2)  # no other request could make room: take smaller steps
     num_tokens = min(in_flight, budget)
     if num_computed < state.num_logits_done:  # why: see tokens_wanted
         num_tokens = min(num_tokens, state.num_logits_done - num_computed)
+    if state.uncuttable:
+        num_tokens = largest_chunk(state.uncuttable, num_computed, num_tokens)
+        if num_tokens == 0 and budget == limits.max_num_batched_tokens:  # why: see share_budget_uncut
+            num_tokens = least_chunk(state.uncuttable, num_computed)
+    if num_tokens == 0 or num_needed(in_flight) > num_available:
+        return 0
+    memory.claim(claim)
+    memory.num_available -= num_needed(in_flight)
     return num_tokens
 
 
@@ -119,13 +125,15 @@ def still_to_allocate(queues: QueuesView, cache: CacheView, limits: Limits, num_
     num_computed = queues.seats.num_computed[queues.order]
     unfinished = num_tokens - num_computed - num_scheduled > 1
     lacking = 0
-    for tokens, computed, scheduled in zip(
+    for seat, tokens, computed, scheduled in zip(
+        queues.order[unfinished].tolist(),
         num_tokens[unfinished].tolist(),
         num_computed[unfinished].tolist(),
         num_scheduled[unfinished].tolist(),
         strict=True,
     ):
-        in_flight = min(tokens - computed, limits.max_num_batched_tokens)
+        largest = max(limits.max_num_batched_tokens, longest_length(queues.seats.uncuttable.get(seat, ())))
+        in_flight = min(tokens - computed, largest)
         peaks = peak_blocks(cache.layout, num_tokens=tokens, num_in_flight=in_flight)
         for group, peak in zip(cache.layout.groups, peaks, strict=True):
             first, end = block_span(group, computed, scheduled)

@@ -10,11 +10,14 @@ catch up: a fresh prompt wants many tokens, a generating request wants the one i
     3. if budget and memory are left, waiting requests are admitted, head first    admit
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from facet.kv_cache.schedule import Entries, Schedule
 from facet.kv_cache.view import CacheView
+from facet.media_span import MediaSpan, largest_chunk, least_chunk
 from facet.scheduler.admission import Turn, admit
 from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
@@ -26,14 +29,18 @@ Counts = NDArray[np.int64]
 def plan_step(queues: QueuesView, cache: CacheView, limits: Limits) -> Schedule:
     seats, running = queues.order, queues.seats
     num_computed = running.num_computed[seats]
-    num_scheduled, budget = share_budget(tokens_wanted(running, seats), limits.max_num_batched_tokens)
+    wanted, budget = tokens_wanted(running, seats), limits.max_num_batched_tokens
+    if running.uncuttable:
+        num_scheduled, budget = share_budget_uncut(wanted, budget, seats, running)
+    else:
+        num_scheduled, budget = share_budget(wanted, budget)
     num_new = cache.num_new_blocks(seats, num_computed, num_scheduled)
     num_left = cache.num_available + cache.num_returning(seats, num_computed) - int(num_new.sum())
 
     turns: list[Turn] = []
     num_kept = len(seats)
     if num_left < 0:
-        num_scheduled, num_kept = make_do(seats, num_computed, num_scheduled, num_new, cache)
+        num_scheduled, num_kept = make_do(seats, num_computed, num_scheduled, num_new, cache, running.uncuttable)
     elif queues.waiting:
         turns = admit(queues, cache, limits, num_scheduled, budget, num_left)
 
@@ -80,14 +87,37 @@ def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
     return shared + wants_one, budget - int(shared.sum())
 
 
+def share_budget_uncut(wanted: Counts, budget: int, seats: Counts, running: RunningSeats) -> tuple[Counts, int]:
+    """As `share_budget`, where some prompts have media that attend both ways, which no chunk may cut.
+
+    A span that does not fit into what is left waits for a step in which it is further in front. One that is longer than
+    the whole budget is computed all the same, alone, once nobody in front of it wants a share.
+    """
+    num_scheduled, left = np.minimum(wanted, 1), budget
+    for index in np.flatnonzero(wanted > 1).tolist():
+        seat = int(seats[index])
+        spans, start = running.uncuttable.get(seat, ()), int(running.num_computed[seat])
+        count = largest_chunk(spans, start, min(int(wanted[index]), left))
+        if count == 0 and left == budget:
+            count = least_chunk(spans, start)
+        num_scheduled[index] = count
+        left = max(0, left - count)
+    return num_scheduled, left
+
+
 def make_do(
-    seats: Counts, num_computed: Counts, num_scheduled: Counts, num_new: Counts, cache: CacheView
+    seats: Counts,
+    num_computed: Counts,
+    num_scheduled: Counts,
+    num_new: Counts,
+    cache: CacheView,
+    uncuttable: Mapping[int, Sequence[MediaSpan]],
 ) -> tuple[Counts, int]:
     """When memory is short: in order of the queue, each request gets as many of its tokens as fit.
 
-    Who cannot even compute one makes the last in line give way, and so on until it can, or until it is the last itself
-    and sits this step out. So a request is only ever preempted for one that stands before it, and the first in line
-    always goes on: alone it fits, or it would have been refused.
+    Who cannot even compute one token, or all of a span that must not be cut, makes the last in line give way, and so on
+    until it can, or until it is the last itself and sits this step out. So a request is only ever preempted for one
+    that stands before it, and the first in line always goes on: alone it fits, or it would have been refused.
 
     Returns the tokens per seat, and how many seats, from the front, go on running.
     """
@@ -102,10 +132,13 @@ def make_do(
         needed = int(num_new[index])
         if needed > memory.num_available:
             seat, computed = int(seats[index]), int(num_computed[index])
-            while not memory.will_fit(seat, computed, 1) and num_kept - 1 > index:
+            spans = uncuttable.get(seat, ())
+            least = least_chunk(spans, computed)
+            while not memory.will_fit(seat, computed, least) and num_kept - 1 > index:
                 num_kept -= 1
                 memory.let_go(int(seats[num_kept]))
-            num_scheduled[index] = memory.most_tokens_that_fit(seat, computed, int(num_scheduled[index]))
+            most = memory.most_tokens_that_fit(seat, computed, int(num_scheduled[index]))
+            num_scheduled[index] = largest_chunk(spans, computed, most)
             needed = memory.num_new_blocks(seat, computed, int(num_scheduled[index]))
         memory.num_available -= needed
     return num_scheduled, num_kept

@@ -6,6 +6,7 @@ computed tokens <= tokens     the difference is what the request still wants to 
 
 import numpy as np
 
+from facet.media_span import MediaSpan
 from facet.scheduler.request_state import RequestState
 
 NO_REQUEST = 0
@@ -22,6 +23,7 @@ class RunningSeats:
         # For prompt_logprobs, positions [logits_from, logits_until) still want their logits.
         self.logits_from = np.zeros(max_num_seqs, np.int64)
         self.logits_until = np.zeros(max_num_seqs, np.int64)
+        self.uncuttable: dict[int, tuple[MediaSpan, ...]] = {}  # by seat, of prompts that have such media
 
     def occupy(self, seat: int, state: RequestState, num_computed: int) -> None:
         self.request_number[seat] = state.number
@@ -31,6 +33,9 @@ class RunningSeats:
         self.waits_for_host[seat] = state.request.needs_sampled_token_on_host
         self.logits_from[seat] = state.num_logits_done
         self.logits_until[seat] = state.num_logits_wanted
+        if state.uncuttable:
+            self.uncuttable[seat] = state.uncuttable
 
     def vacate(self, seat: int) -> None:
         self.request_number[seat] = NO_REQUEST
+        self.uncuttable.pop(seat, None)
