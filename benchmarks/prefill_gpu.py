@@ -5,7 +5,7 @@
 Every variant is checked against float32 on a few rows before it is timed. Times are of one replayed graph, so that
 launches do not count; *unpack* is timed apart and is not in the other lines, except in *as served*, which is all of
 what a layer does. Operations are those of visible pairs of a query and a key. Kernels are compiled beforehand, several
-at a time. With --quick only heads of 512 are timed, as they are chosen and with scores split.
+at a time. With --quick only heads of 512 are timed, as they are chosen.
 """
 
 import argparse
@@ -70,14 +70,14 @@ LOADS = (
     Load("31B global, 8192 rows, 65536 keys", 32, 4, 512, None, 320, 8192, 65536, True),
 )
 
-_256 = PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=2)
+_256 = PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=2, use_tma=True)
 HEADS_OF_256 = (
     _256,
     replace(_256, use_tma=False),
     # Two programs fit on a multiprocessor: while one takes exponentials, the other multiplies.
     replace(_256, block_m=64, num_warps=4, num_stages=1),
 )
-_PARTS = PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=1, num_parts=2)
+_PARTS = PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=1, use_tma=True, num_parts=2)
 APART_HEADS_OF_512 = (
     _PARTS,
     replace(_PARTS, use_tma=False),
@@ -86,12 +86,7 @@ APART_HEADS_OF_512 = (
     replace(_PARTS, block_m=64, block_n=32, num_stages=2, num_parts=1),
 )
 _SHARED = PrefillTuning(block_m=64, block_n=64, num_warps=8, num_stages=2)
-SHARED_HEADS_OF_512 = (
-    _SHARED,
-    replace(_SHARED, use_tma=False),
-    replace(_SHARED, split_scores=True),
-    replace(_SHARED, use_tma=False, split_scores=True),
-)
+SHARED_HEADS_OF_512 = (_SHARED, replace(_SHARED, block_n=32), replace(_SHARED, num_stages=1))
 
 
 @dataclass(frozen=True)
@@ -103,9 +98,8 @@ class Variant:
     def name(self) -> str:
         tuning = self.kernel.tuning
         extras = [
-            "" if tuning.use_tma else "pointers",
+            "TMA" if tuning.use_tma else "",
             f"{tuning.num_parts} parts" if tuning.num_parts > 1 else "",
-            "split" if tuning.split_scores else "",
             self.note,
         ]
         core = f"{tuning.block_m}x{tuning.block_n} w{tuning.num_warps} s{tuning.num_stages}"
@@ -113,9 +107,7 @@ class Variant:
 
 
 def quick_variants_of(load: Load) -> list[Variant]:
-    if load.is_shared:
-        return [Variant(SharedKernel(tuning=tuning)) for tuning in SHARED_HEADS_OF_512[1:]]
-    return [Variant(SeparateKernel(tuning=_PARTS))]
+    return [Variant(SharedKernel(tuning=_SHARED) if load.is_shared else SeparateKernel(tuning=_PARTS))]
 
 
 def variants_of(load: Load) -> list[Variant]:
@@ -348,7 +340,7 @@ def main() -> None:
         print(f"compiled in {compiled - began:.0f} s, timed in {time.monotonic() - compiled:.0f} s")
         return
     crossover = Table(title="runs at the end of 8192 tokens, µs")
-    for column in ("run", "unpacked", "as single rows"):
+    for column in ("run", "unpacked", "row by row"):
         crossover.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
     add_crossover(crossover)
     Console(width=130).print(crossover, table)
