@@ -99,6 +99,9 @@ class PromptConfig(EngineConfig):
     override_generation_config: Mapping[str, Any] | None = setting(
         None, 'sampling defaults that override those, a JSON object such as {"temperature": 0.6}'
     )
+    structured_outputs_any_whitespace: bool = setting(
+        False, "let constrained JSON have blanks and line breaks anywhere; default: none between its tokens"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):
-    """Exactly one of these, which `StructuredOutputsParams` checks."""
+    """One constraint, which `StructuredOutputsParams` checks."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -54,6 +54,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
+    any_whitespace: bool | None = None
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
