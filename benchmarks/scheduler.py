@@ -4,8 +4,8 @@
 
 Every request has 32K tokens and decodes one token a step in the cache of an E4B-shaped model (blocks of 16 sliding and
 40 global tokens), the overlapped loop's order of verbs. No model runs. Medians over steps, in microseconds;
-`worst` is the slowest hundredth of whole steps. The target is 300 µs for plan at 256 requests. `encode` and `decode` are
-what it takes to send a plan to another process; they are no part of `all`.
+`worst` is the slowest hundredth of whole steps. The target is 300 µs for plan at 256 requests. `encode` and `decode`
+are what it takes to send a plan to another process; they are no part of `all`.
 """
 
 import argparse

@@ -15,7 +15,7 @@ Counts = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Spans:
+class RowRuns:
     """What each sequence contributes to a pass, as parallel arrays: a run of tokens on top of its computed ones."""
 
     num_computed: Counts
@@ -25,23 +25,23 @@ class Spans:
 
 
 def make_batch(
-    token_ids: Tensor, spans: Spans, block_tables: tuple[Tensor, ...], device: torch.device, *, skip_upper: bool
+    token_ids: Tensor, runs: RowRuns, block_tables: tuple[Tensor, ...], device: torch.device, *, skip_upper: bool
 ) -> ForwardBatch:
-    """One pass over all the spans. With `skip_upper`, only rows that want logits go past their last keys."""
-    context_lens = spans.num_computed + spans.num_scheduled
-    positions = ranges(spans.num_computed, spans.num_scheduled)
-    seats = np.repeat(spans.seats, spans.num_scheduled)
-    ends = np.cumsum(spans.num_scheduled, dtype=np.int32)
-    logit_rows = ranges(ends - spans.num_logit_rows, spans.num_logit_rows)
+    """One pass over all the runs. With `skip_upper`, only rows that want logits go past their last keys."""
+    context_lens = runs.num_computed + runs.num_scheduled
+    positions = ranges(runs.num_computed, runs.num_scheduled)
+    seats = np.repeat(runs.seats, runs.num_scheduled)
+    ends = np.cumsum(runs.num_scheduled, dtype=np.int32)
+    logit_rows = ranges(ends - runs.num_logit_rows, runs.num_logit_rows)
     device_positions, device_seats, device_logit_rows = arrays_on_device((positions, seats, logit_rows), device)
     upper_rows = None
     if skip_upper:
-        kept = np.flatnonzero(spans.num_logit_rows)
+        kept = np.flatnonzero(runs.num_logit_rows)
         upper_rows = AttentionRows(
             positions=device_positions[device_logit_rows],
             seats=device_seats[device_logit_rows],
             block_tables=block_tables,
-            host_query_lens=tuple(spans.num_logit_rows[kept].tolist()),
+            host_query_lens=tuple(runs.num_logit_rows[kept].tolist()),
             host_context_lens=tuple(context_lens[kept].tolist()),
         )
     return ForwardBatch(
@@ -50,7 +50,7 @@ def make_batch(
             positions=device_positions,
             seats=device_seats,
             block_tables=block_tables,
-            host_query_lens=tuple(spans.num_scheduled.tolist()),
+            host_query_lens=tuple(runs.num_scheduled.tolist()),
             host_context_lens=tuple(context_lens.tolist()),
         ),
         logit_rows=device_logit_rows.long(),
@@ -77,7 +77,7 @@ class SequenceRows:
 def make_batch_of(sequences: Sequence[SequenceRows], device: torch.device, *, skip_upper: bool) -> ForwardBatch:
     """`make_batch` for sequences given one by one."""
     num_groups = len(sequences[0].block_tables)
-    spans = Spans(
+    runs = RowRuns(
         num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
         num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
         num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
@@ -88,7 +88,7 @@ def make_batch_of(sequences: Sequence[SequenceRows], device: torch.device, *, sk
         for group in range(num_groups)
     )
     token_ids = torch.tensor([token for sequence in sequences for token in sequence.token_ids], device=device)
-    return make_batch(token_ids, spans, tables, device, skip_upper=skip_upper)
+    return make_batch(token_ids, runs, tables, device, skip_upper=skip_upper)
 
 
 def _rectangle(tables: Sequence[Sequence[int]]) -> Counts:
