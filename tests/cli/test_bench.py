@@ -81,7 +81,7 @@ def test_defaults_are_vllms() -> None:
         (("--header", "X=1\r\nY: 2"), "KEY=VALUE"),
         (("--api-key", "é"), "--api-key"),
         (("--extra-body", "{"), "not JSON"),
-        (("--base-url", "ftp://x"), "no URL"),
+        (("--base-url", "ftp://x"), "is not the URL of a server"),
         (("--tokenizer", "/nowhere"), "neither a folder nor"),
         (("--port", "1"), "No server answers at http://127.0.0.1:1"),
         (("--plot", "/nowhere/x.png"), "--plot"),

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -59,11 +60,11 @@ def test_both_sides_of_the_boundary_answer_alike(remote: RemoteEngine, config: E
         request("settings", 5, max_tokens=5, logit_bias={7: 3.0}, bad_words_token_ids=((9, 10),), stop_token_ids=(11,)),
     ]
     local = LocalEngine(config)
-    results = []
-    for engine in (local, remote):
-        for item in asked:
+    results: list[dict[str, Any]] = [{}, {}]
+    for engine, result in zip((local, remote), results, strict=True):
+        for item in asked:  # one by one: company may change the last bits, and who meets whom is a matter of time
             engine.submit(item)
-        results.append(collect(engine, {item.request_id for item in asked}))
+            result |= collect(engine, {item.request_id})
     assert results[0] == results[1]
     assert len(results[1]["plain"]) == 6
     assert remote.info == local.info

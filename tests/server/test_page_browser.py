@@ -410,6 +410,6 @@ def test_the_real_engine_answers_and_its_live_view_moves(browser: Browser, real_
     browser.wait(lambda: number("#running") == 0)
     browser.wait(lambda: number("[data-kind=cached] dd") > 0)
     assert re.fullmatch(
-        r"The \d+ pages of the cache: .*", browser.run("return document.getElementById('arena').ariaLabel")
+        r"The \d+ pages of the KV cache: .*", browser.run("return document.getElementById('arena').ariaLabel")
     )
     assert browser.console() == []
