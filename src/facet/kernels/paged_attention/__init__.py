@@ -1,4 +1,4 @@
-"""Attention over keys and values that lie in pages: plan once per step, run once per layer. README.md is the map.
+"""Attention over keys and values that lie in pages: plan once per step, run once per layer.
 
 The reference serves tensors on a CPU, Triton kernels those on a GPU.
 """

@@ -1,6 +1,6 @@
 """Attention of a step on a GPU: plans which rows are decoded and which are prefilled, and chooses the kernels.
 
-This is the only place that looks at what a layer's cache holds to choose a kernel; README.md shows the outcome.
+This is the only place that looks at what a layer's cache holds to choose a kernel.
 """
 
 from dataclasses import dataclass
