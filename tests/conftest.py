@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -30,6 +31,17 @@ for profile, is_repeatable in (("facet", True), ("explore", False)):
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "facet"))
+
+
+@pytest.fixture(autouse=True)
+def same_products_everywhere() -> Iterator[None]:
+    """On a processor without bfloat16 instructions, torch's first such product ends oneDNN for the whole process.
+
+    Products in float32 then differ in their last bits from those of a process that has not met one.
+    """
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"]._C._set_mkldnn_enabled(True)
 
 
 @pytest.fixture(scope="session")

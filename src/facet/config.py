@@ -22,7 +22,8 @@ class ModelConfig:
     revision: str | None = setting(None, "branch, tag or commit of the model on the hub")
     dtype: str = setting(
         "auto",
-        "data type of weights and activations; auto: the one that most of the checkpoint is stored in",
+        "data type of weights and activations; auto: the one that most of the checkpoint is stored in, but float32 for "
+        "bfloat16 on a processor that cannot multiply it",
         choices=("auto", "bfloat16", "float16", "float32", "half", "float"),
     )
     load_format: str = setting(

@@ -13,6 +13,7 @@ from facet.engine.engine import make_engine
 from facet.engine.settings import EngineSettings, resolve, resolve_kv_dtypes
 from facet.errors import ConfigError
 from facet.layers.placement import Placement
+from facet.model import loader
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
 from facet.model.loader import load_model
@@ -43,7 +44,8 @@ def test_pages_are_counted_with_their_scales(tmp_path: Path) -> None:
 
 def test_the_dtype_is_said_where_it_is_not_the_models(tmp_path: Path) -> None:
     assert not any("quantized" in line for line in settings_of(tmp_path).lines())
-    lines = settings_of(tmp_path, kv_cache_dtype="global=fp8", kv_cache_dtype_skip_layers=("5",)).lines()
+    settings = settings_of(tmp_path, dtype="bfloat16", kv_cache_dtype="global=fp8", kv_cache_dtype_skip_layers=("5",))
+    lines = settings.lines()
     (line,) = [line for line in lines if "quantized" in line]
     assert line == (
         "Keys and values are stored quantized: sliding layers as bfloat16; global layers as bfloat16, fp8_e4m3."
@@ -99,3 +101,9 @@ def test_how_many_requests_fit_is_said_in_words_that_are_true(tmp_path: Path) ->
     assert "64 tokens, one request fits alone, in steps of fewer than 64 tokens; --max-num-seqs allows 8" in said[0]
     assert "64 tokens, 1 request fits at once; --max-num-seqs allows 8" in said[1]
     assert "64 tokens, 2 requests fit at once; --max-num-seqs allows 8" in said[2]
+
+
+def test_weights_held_in_another_dtype_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "multiplies_bfloat16", lambda device: False)
+    assert any("weights are held in float32" in line for line in settings_of(tmp_path).lines())
+    assert not any("float32" in line for line in settings_of(tmp_path, dtype="float32").lines())

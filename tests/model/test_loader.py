@@ -7,6 +7,7 @@ import torch
 
 from facet.config import ModelConfig
 from facet.errors import CapacityError, ConfigError
+from facet.model import loader
 from facet.model.families import read_model_spec
 from facet.model.loader import (
     check_dtype,
@@ -21,6 +22,7 @@ from tests.model.paged_model import load
 from tests.published_configs import PUBLISHED
 from tests.tiny_checkpoints import SHRUNK, write_config
 
+CPU = torch.device("cpu")
 SPEC = read_model_spec(SHRUNK["Gemma 3 1B"])  # 64 positions
 
 
@@ -32,7 +34,17 @@ def test_a_model_must_be_named() -> None:
 @pytest.mark.parametrize("asked", ["int8", "fp16", "", "torch.float16"])
 def test_an_unknown_dtype_is_answered_with_the_known(asked: str) -> None:
     with pytest.raises(ConfigError, match="Known: auto, bfloat16, float16, half, float32, float"):
-        resolve_dtype(asked, torch.bfloat16)
+        resolve_dtype(asked, torch.bfloat16, CPU)
+
+
+@pytest.mark.parametrize("has_products", [False, True])
+def test_auto_computes_in_float32_where_bfloat16_has_no_products(
+    monkeypatch: pytest.MonkeyPatch, has_products: bool
+) -> None:
+    monkeypatch.setattr(loader, "multiplies_bfloat16", lambda device: has_products)
+    assert resolve_dtype("auto", torch.bfloat16, CPU) == (torch.bfloat16 if has_products else torch.float32)
+    assert resolve_dtype("auto", torch.float16, CPU) == torch.float16
+    assert resolve_dtype("bfloat16", torch.bfloat16, CPU) == torch.bfloat16  # asked for by name
 
 
 @pytest.mark.parametrize("asked", ["gpu", "", "cuda:x", "cuda:-1", "cpu:cuda", "tpu"])

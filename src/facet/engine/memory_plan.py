@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from facet.config import PlanConfig
 from facet.engine.capacity import Capacity, capacity_of
 from facet.engine.settings import check_numbers, shape_steps, usable_bytes
@@ -76,7 +78,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     weight_format = choose_weight_format(config.weight_format, config.weight_group_size, fields)
     spec = read_model_spec(without_quantization(fields))
     shard = shard_of(spec, num_gpus)
-    dtype = resolve_dtype(config.dtype, dtype_of_config(spec))
+    dtype = resolve_dtype(config.dtype, dtype_of_config(spec), torch.device("cuda"))
     model_dtype, value_bytes = str(dtype).removeprefix("torch."), dtype.itemsize
     max_model_len = resolve_context_length(config.max_model_len, spec)
     weights = weight_bytes(shard, weight_format, value_bytes=value_bytes)

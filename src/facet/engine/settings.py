@@ -10,6 +10,7 @@ from facet.errors import ConfigError
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.model.gemma import Gemma
+from facet.model.loader import dtype_of_config, resolve_dtype
 from facet.model_spec import ModelSpec
 from facet.runner.graphs import default_sizes
 from facet.runner.measuring import cpu_cache_bytes, measure_gpu_memory
@@ -17,6 +18,11 @@ from facet.runner.memory import GpuMemory, StepShape, divide_memory
 from facet.runner.pieces import sizes_up_to
 
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048  # where --max-num-batched-tokens does not say
+
+WIDENED = (
+    "This processor has no bfloat16 products: weights are held in float32. --dtype bfloat16 takes half the memory, but "
+    "is many times slower."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,7 @@ class EngineSettings:
     fast_prefill: bool
     overlapped: bool
     poison_freed_blocks: bool
+    is_widened: bool = False  # stored in bfloat16, computed in float32: the processor has no bfloat16 products
     is_batch_invariant: bool = False  # so is the model, which does the arithmetic
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
     piece_sizes: tuple[int, ...] = ()  # of steps with longer runs; empty: their lower layers are not captured
@@ -52,6 +59,7 @@ class EngineSettings:
         return [
             *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
             *self.capacity.lines(),
+            *([WIDENED] * self.is_widened),
             *(["Batch-invariant: answers do not depend on other requests."] * self.is_batch_invariant),
         ]
 
@@ -102,11 +110,18 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         fast_prefill=config.kv_sharing_fast_prefill,
         overlapped=config.async_scheduling,
         poison_freed_blocks=config.debug_poison_freed_blocks,
+        is_widened=_is_widened(config, model),
         is_batch_invariant=shape.is_batch_invariant,
         graph_sizes=shape.graph_sizes,
         piece_sizes=shape.piece_sizes,
         gpu_memory=gpu_memory,
     )
+
+
+def _is_widened(config: EngineConfig, model: Gemma) -> bool:
+    dtype, device = model.placement.dtype, model.placement.device
+    stored = dtype_of_config(model.spec)
+    return config.dtype == "auto" and dtype != stored and resolve_dtype("auto", stored, device) == dtype
 
 
 def shape_steps(

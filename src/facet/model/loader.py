@@ -55,12 +55,12 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
     context_length = resolve_context_length(config.max_model_len, spec)
     device = resolve_device(config.device)
     if config.load_format == "dummy":
-        dtype = resolve_dtype(config.dtype, dtype_of_config(spec))
+        dtype = resolve_dtype(config.dtype, dtype_of_config(spec), device)
         model = build_model(spec, context_length, dtype, device, arithmetic)
         fill_dummy_weights(model, config.seed, progress)
     else:
         matched = match_tensors(spec, read_headers(find_weight_files(folder)))
-        dtype = resolve_dtype(config.dtype, common_dtype(matched))
+        dtype = resolve_dtype(config.dtype, common_dtype(matched), device)
         model = build_model(spec, context_length, dtype, device, arithmetic)
         load_weights(model, matched, progress)
     return LoadedModel(model=model.eval(), spec=spec, folder=folder, context_length=context_length)
@@ -81,7 +81,8 @@ def build_model(
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > total:
             raise CapacityError(
-                f"{asked}, but this machine has {total / 2**30:,.1f} GiB of memory. Use a smaller model."
+                f"{asked}, but this machine has {total / 2**30:,.1f} GiB of memory. Use a smaller model"
+                f"{' or --dtype bfloat16, which is slow on this processor' * (not multiplies_bfloat16(device))}."
             )
     try:
         placement = Placement(dtype=dtype, device=device, arithmetic=arithmetic)
@@ -107,12 +108,17 @@ def table_bytes(spec: ModelSpec, context_length: int, dtype: torch.dtype) -> int
     return context_length * 2 * num_pairs * dtype.itemsize
 
 
-def resolve_dtype(asked: str, stored: torch.dtype) -> torch.dtype:
+def resolve_dtype(asked: str, stored: torch.dtype, device: torch.device) -> torch.dtype:
     if asked == "auto":
-        return stored
+        return torch.float32 if stored == torch.bfloat16 and not multiplies_bfloat16(device) else stored
     if asked not in _DTYPES:
         raise ConfigError(f"--dtype {asked} is not known. Known: auto, {', '.join(_DTYPES)}.")
     return _DTYPES[asked]
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """False on a processor without such instructions, where a product takes 40 to 190 times as long as in float32."""
+    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def dtype_of_config(spec: ModelSpec) -> torch.dtype:
