@@ -51,6 +51,21 @@ def uncuttable(spans: Sequence[MediaSpan]) -> tuple[MediaSpan, ...]:
     return tuple(span for span in spans if span.attends_both_ways and span.length > 1)
 
 
+def longest_length(spans: Sequence[MediaSpan]) -> int:
+    """How many tokens a step must be able to compute where these spans are uncuttable: one, if there are none."""
+    return max((span.length for span in spans), default=1)
+
+
+def least_chunk(spans: Sequence[MediaSpan], start: int) -> int:
+    """How few tokens may be computed from `start` on: one, or the span that begins there."""
+    return next((span.length for span in spans if span.first == start), 1)
+
+
+def largest_chunk(spans: Sequence[MediaSpan], start: int, most: int) -> int:
+    """How many tokens, up to `most`, may be computed from `start` on. 0: a longer span begins there."""
+    return end_before_cut(spans, start + most) - start
+
+
 def end_before_cut(spans: Sequence[MediaSpan], end: int) -> int:
     """The last place up to `end` where a chunk may end and cut none of these spans."""
     return next((span.first for span in spans if span.first < end < span.end), end)

@@ -8,6 +8,7 @@ Tokens are "sampled" by a function of all tokens so far, so a request in company
 request alone, whatever was drafted on the way.
 """
 
+import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -50,6 +51,7 @@ class FakeRunner:
         ]
         self._requests: dict[int, Request] = {}
         self._tokens: dict[int, list[int]] = {}
+        self._media: dict[int, dict[int, int]] = {}  # by seat and position: what is stored instead of the token
         self._launched: deque[tuple[StepPlan, StepResult | None]] = deque()
         self._last_step = 0
         self.num_tokens_computed = 0
@@ -98,7 +100,7 @@ class FakeRunner:
 
     def _set_up_seats(self, plan: StepPlan) -> None:
         for seat in plan.released_seats:
-            del self._tokens[seat], self._requests[seat]
+            del self._tokens[seat], self._requests[seat], self._media[seat]
             for table in self._tables:
                 table[seat] = SCRATCH_BLOCK
         for admission in plan.admissions:
@@ -106,6 +108,7 @@ class FakeRunner:
             assert admission.num_computed_tokens < len(admission.token_ids)
             self._tokens[admission.seat] = list(admission.token_ids)
             self._requests[admission.seat] = admission.request
+            self._media[admission.seat] = media_contents(admission.request)
             for table, (first, block_ids) in zip(self._tables, admission.tables, strict=True):
                 table[admission.seat, first : first + len(block_ids)] = block_ids
 
@@ -122,10 +125,7 @@ class FakeRunner:
 
     def _check_shape(self, plan: StepPlan) -> None:
         assert plan.num_tokens > 0
-        beyond_one = plan.num_drafts + (plan.num_scheduled - plan.num_drafts) * (
-            plan.num_scheduled - plan.num_drafts > 1
-        )
-        assert beyond_one.sum() <= self._max_num_batched_tokens, "more than the budget"
+        self._check_chunks(plan)
         assert len(set(plan.seats.tolist())) == len(plan.seats)
         is_long = plan.num_scheduled > 1
         assert (np.sort(is_long) == is_long).all(), "entries of one token come first"
@@ -144,6 +144,23 @@ class FakeRunner:
             if self._requests[seat].sampling.prompt_logprobs is None:
                 assert num_logits == samples + drafted
 
+    def _check_chunks(self, plan: StepPlan) -> None:
+        """Single tokens apart they keep to the budget, and no span that attends both ways is cut."""
+        num_tokens = plan.num_scheduled - plan.num_drafts
+        beyond_one = plan.num_drafts + num_tokens * (num_tokens > 1)
+        assert beyond_one.sum() <= self._max_num_batched_tokens, "more than the budget"
+        for seat, computed, scheduled in zip(
+            plan.seats.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True
+        ):
+            for span in self._requests[seat].media:
+                for end in (computed, computed + scheduled):
+                    is_cut = span.attends_both_ways and span.first < end < span.end
+                    assert not is_cut, "a span that attends both ways was cut"
+
+    def _contents(self, seat: int, start: int, stop: int) -> list[int]:
+        media = self._media[seat]
+        return [media.get(start + index, token) for index, token in enumerate(self._tokens[seat][start:stop])]
+
     def _copy_page(self, source: int, destination: int) -> None:
         assert self._group_of[source] != NO_GROUP, "copy of a dead page"
         self._group_of[destination] = self._group_of[source]
@@ -158,7 +175,7 @@ class FakeRunner:
         return positions, blocks, positions % tokens_per_block
 
     def _write(self, seat: int, computed: int, scheduled: int) -> None:
-        token_ids = self._tokens[seat][computed : computed + scheduled]
+        token_ids = self._contents(seat, computed, computed + scheduled)
         assert len(token_ids) == scheduled, "a token was scheduled that nobody has sampled"
         for group in range(len(self._layout.groups)):
             positions, blocks, slots = self._places(seat, group, computed, computed + scheduled)
@@ -174,7 +191,7 @@ class FakeRunner:
             positions, blocks, slots = self._places(seat, index, start, computed + scheduled)
             assert (self._group_of[blocks] == index).all(), "a read of dead or foreign memory"
             assert (self._position_at[index][blocks, slots] == positions).all(), "a read of another position"
-            expected = self._tokens[seat][start : computed + scheduled]
+            expected = self._contents(seat, start, computed + scheduled)
             assert (self._token_at[index][blocks, slots] == expected).all(), "a read of another sequence"
 
     def _sample_all(self, plan: StepPlan, drafts: dict[int, list[int]]) -> StepResult:
@@ -215,6 +232,15 @@ class FakeRunner:
             if token_id != draft:
                 break
         return tuple(run), None
+
+
+def media_contents(request: Request) -> dict[int, int]:
+    """What keys at positions that are media come from: a number for every content and offset in it, no token's id."""
+    return {
+        span.first + offset: 1000 + zlib.crc32(f"{span.content_key} {span.attends_both_ways} {offset}".encode())
+        for span in request.media
+        for offset in range(span.length)
+    }
 
 
 class FakeEngine:

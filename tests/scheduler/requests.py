@@ -49,6 +49,11 @@ def make_request(
     )
 
 
+def continuation(token_ids: Sequence[int]) -> int:
+    """What any request with these tokens goes on with."""
+    return sample(make_request("any", [1]), token_ids)
+
+
 def alone(request: Request, max_model_len: int, sample: Sampler = sample) -> tuple[list[int], FinishReason]:
     """What the request must produce whatever runs beside it, written without any of the engine's code."""
     tokens = list(request.prompt_token_ids)

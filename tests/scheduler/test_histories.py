@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from facet.errors import CapacityError
+from facet.media_span import MediaSpan
 from facet.request import Request
 from tests.kv_cache.layouts import make_layout
-from tests.scheduler.requests import VOCAB_SIZE, Guesser, alone, make_engine, make_request, sample
+from tests.scheduler.requests import VOCAB_SIZE, Guesser, alone, continuation, make_engine, make_request, sample
 
 LAYOUTS = {
     "as 31B": make_layout((8, 4), (None, 20)),
@@ -22,8 +23,19 @@ LAYOUTS = {
     "window larger than any request": make_layout((500, 4), (None, 8)),
 }
 MAX_MODEL_LEN = 90
-# Prompts begin with a piece of one of these, so that prefixes are shared.
+# Prompts begin with a part of one of these, so that prefixes are shared.
 DOCUMENTS = [[(7 * i + d * i * i) % VOCAB_SIZE for i in range(MAX_MODEL_LEN)] for d in range(3)]
+# Parts of them that may be media, of one content or another: (first, length, attends both ways).
+SPANS = [(0, 2, True), (5, 9, True), (14, 3, False), (17, 1, True), (20, 18, True), (40, 25, False), (65, 5, True)]
+
+
+def media_of(contents: str, num_tokens: int) -> tuple[MediaSpan, ...]:
+    """Where contents has a letter rather than a dash, the span of that place has it."""
+    return tuple(
+        MediaSpan(first=first, length=length, kind="image", content_key=letter, attends_both_ways=both_ways)
+        for letter, (first, length, both_ways) in zip(contents, SPANS, strict=True)
+        if letter != "-" and first + length <= num_tokens
+    )
 
 
 def sample_or_fail(request: Request, token_ids: Any) -> int | None:
@@ -31,10 +43,6 @@ def sample_or_fail(request: Request, token_ids: Any) -> int | None:
     if request.request_id.startswith("fails") and len(token_ids) % 5 == 0:
         return None
     return sample(request, token_ids)
-
-
-def continuation(token_ids: Any) -> int:
-    return sample(make_request("any", [1]), token_ids)
 
 
 class History(RuleBasedStateMachine):
@@ -71,27 +79,34 @@ class History(RuleBasedStateMachine):
         cache_salt=st.sampled_from([None, None, "salt"]),
         needs_sampled_token_on_host=st.sampled_from([False, False, True]),
         fails=st.sampled_from([False] * 9 + [True]),
+        contents=st.sampled_from(["-------", "-------", "aaaaaaa", "aaaabaa", "-a-a-a-", "-aa-ab-", "a---a--"]),
     )
-    def submit(self, document: list[int], num_shared: int, own: list[int], fails: bool, **fields: Any) -> None:
+    def submit(
+        self, document: list[int], num_shared: int, own: list[int], fails: bool, contents: str, **fields: Any
+    ) -> None:
         request_id = f"{'fails' if fails else 'request'} {len(self.requests)}"
-        request = make_request(request_id, document[:num_shared] + own, **fields)
+        prompt = document[:num_shared] + own
+        request = make_request(request_id, prompt, media=media_of(contents, len(prompt)), **fields)
+        self.try_to_submit(request)
+
+    def try_to_submit(self, request: Request) -> None:
         if request.sampling.max_tokens is not None:
             assert len(request.prompt_token_ids) + request.sampling.max_tokens > 0
         try:
             self.engine.submit(request)
         except (CapacityError, ValueError):
             return
-        self.requests[request_id] = request
+        self.requests[request.request_id] = request
 
     @precondition(lambda self: bool(self.requests))
     @rule(data=st.data())
     def continue_a_chat(self, data: st.DataObject) -> None:
         """The next turn: an earlier prompt, its reply, and something new."""
         earlier = data.draw(st.sampled_from(sorted(self.requests)))
-        reply = self.engine.output_token_ids[earlier]
-        prompt = [*self.requests[earlier].prompt_token_ids, *reply, 1, 2, 3]
-        if len(prompt) < MAX_MODEL_LEN - 5:
-            self.submit(prompt, len(prompt), [5], fails=False, max_tokens=4)
+        reply, media = self.engine.output_token_ids[earlier], self.requests[earlier].media
+        prompt = [*self.requests[earlier].prompt_token_ids, *reply, 1, 2, 3, 5]
+        if len(prompt) < MAX_MODEL_LEN - 4:
+            self.try_to_submit(make_request(f"turn {len(self.requests)}", prompt, max_tokens=4, media=media))
 
     @precondition(lambda self: bool(self.requests))
     @rule(data=st.data())

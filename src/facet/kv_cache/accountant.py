@@ -83,11 +83,14 @@ class Need:
         return self.num_blocks <= self.num_blocks_available
 
 
-def need_of(layout: KVLayout, num_blocks: int, *, num_tokens: int) -> Need:
-    """What a request of `num_tokens` needs to run at all: alone and, if memory is that tight, token by token."""
+def need_of(layout: KVLayout, num_blocks: int, *, num_tokens: int, num_in_flight: int = 1) -> Need:
+    """What a request of `num_tokens` needs to run at all: alone, and token by token where memory is that tight.
+
+    `num_in_flight` is more than one where so many of its tokens must be computed in one step.
+    """
     return Need(
         num_tokens=num_tokens,
-        blocks_per_group=peak_blocks(layout, num_tokens=num_tokens, num_in_flight=1),
+        blocks_per_group=peak_blocks(layout, num_tokens=num_tokens, num_in_flight=num_in_flight),
         num_blocks_available=num_blocks - 1,
     )
 

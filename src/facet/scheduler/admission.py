@@ -17,6 +17,7 @@ from facet.kv_cache.marks import PromptName, prompt_name
 from facet.kv_cache.prefix_index import PrefixHit
 from facet.kv_cache.schedule import Entrant
 from facet.kv_cache.view import CacheView, WhatIf
+from facet.media_span import largest_chunk, longest_length
 from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
 from facet.scheduler.request_state import RequestState
@@ -101,16 +102,18 @@ def _try_enter(
     def num_needed(in_flight: int) -> int:
         return sum(peak_blocks(memory.layout, num_tokens=state.num_known, num_in_flight=in_flight)) - num_shared
 
+    least = longest_length(state.uncuttable)
     in_flight = min(state.num_known - num_computed, limits.max_num_batched_tokens)
-    while is_alone and in_flight > 1 and num_needed(in_flight) > num_available:
-        in_flight //= 2  # no other request could make room: take smaller steps
-    if num_needed(in_flight) > num_available:
+    while is_alone and in_flight > least and num_needed(in_flight) > num_available:
+        in_flight = max(least, in_flight // 2)  # no other request could make room: take smaller steps
+    num_tokens = min(in_flight, budget)
+    if num_computed < state.num_logits_done < state.num_logits_wanted:  # why: see tokens_wanted
+        num_tokens = min(num_tokens, state.num_logits_done - num_computed)
+    num_tokens = largest_chunk(state.uncuttable, num_computed, num_tokens)
+    if num_tokens == 0 or num_needed(in_flight) > num_available:
         return 0
     memory.claim(claim)
     memory.num_available -= num_needed(in_flight)
-    num_tokens = min(in_flight, budget)
-    if num_computed < state.num_logits_done:  # why: see tokens_wanted
-        num_tokens = min(num_tokens, state.num_logits_done - num_computed)
     return num_tokens
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from facet.errors import CapacityError, ConfigError, RequestError
 from facet.kv_cache.accountant import longest_request, need_of
 from facet.kv_layout import KVLayout
+from facet.media_span import longest_length, uncuttable
 from facet.request import Request
 
 
@@ -40,11 +41,27 @@ def check_request(request: Request, limits: Limits, layout: KVLayout, num_blocks
             f"--max-model-len {num_prompt + (asked or 1)}.",
             field="prompt" if num_prompt >= limits.max_model_len else "max_tokens",
         )
-    # The last token that is sampled is never computed.
-    need = need_of(layout, num_blocks, num_tokens=max_num_tokens(request, limits) - 1)
+    num_tokens = max_num_tokens(request, limits) - 1  # the last token that is sampled is never computed
+    need = need_of(layout, num_blocks, num_tokens=num_tokens)
     if not need.fits:
         raise CapacityError(
             f"The request may grow to {need.num_tokens + 1} tokens and then needs {need.num_blocks} cache blocks, but "
             f"there are {need.num_blocks_available}, enough for {longest_request(layout, num_blocks)} tokens. Shorten "
             "the prompt, lower max_tokens, or give the cache more memory."
         )
+    if spans := uncuttable(request.media):
+        num_at_once = longest_length(spans)
+        if num_at_once > limits.max_num_batched_tokens:
+            raise RequestError(
+                f"The request has a picture of {num_at_once} tokens, which must be computed in one step, but a step "
+                f"computes {limits.max_num_batched_tokens}. Send a smaller picture, or start the server with "
+                f"--max-num-batched-tokens {num_at_once}.",
+                field="media",
+            )
+        need = need_of(layout, num_blocks, num_tokens=num_tokens, num_in_flight=num_at_once)
+        if not need.fits:
+            raise CapacityError(
+                f"The request has a picture of {num_at_once} tokens, which must be computed in one step, and then "
+                f"needs {need.num_blocks} cache blocks, but there are {need.num_blocks_available}. Send a smaller "
+                "picture, or give the cache more memory."
+            )

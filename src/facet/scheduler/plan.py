@@ -13,11 +13,14 @@ Drafts come second: they get what is left of the budget in 1, before anyone is a
 anyone gives way.
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from facet.kv_cache.schedule import Entries, Schedule
 from facet.kv_cache.view import CacheView
+from facet.media_span import MediaSpan, largest_chunk, least_chunk
 from facet.scheduler.admission import Turn, admit
 from facet.scheduler.drafting import NO_DRAFTS, Drafts, allot_drafts, draft_token_ids
 from facet.scheduler.limits import Limits
@@ -31,7 +34,11 @@ NO_TOKENS: Counts = np.zeros(0, np.int64)
 def plan_step(queues: QueuesView, cache: CacheView, limits: Limits, drafts: Drafts = NO_DRAFTS) -> Schedule:
     seats, running = queues.order, queues.seats
     num_computed = running.num_computed[seats]
-    num_scheduled, budget = share_budget(tokens_wanted(running, seats, limits), limits.max_num_batched_tokens)
+    wanted, budget = tokens_wanted(running, seats, limits), limits.max_num_batched_tokens
+    if running.uncuttable:
+        num_scheduled, budget = share_budget_uncut(wanted, budget, seats, running)
+    else:
+        num_scheduled, budget = share_budget(wanted, budget)
     num_drafts = np.zeros_like(num_scheduled)
     num_returning = cache.num_available + cache.num_returning(seats, num_computed)
     if drafts:
@@ -47,7 +54,7 @@ def plan_step(queues: QueuesView, cache: CacheView, limits: Limits, drafts: Draf
     turns: list[Turn] = []
     num_kept = len(seats)
     if num_left < 0:
-        num_scheduled, num_kept = make_do(seats, num_computed, num_scheduled, num_new, cache)
+        num_scheduled, num_kept = make_do(seats, num_computed, num_scheduled, num_new, cache, running.uncuttable)
     elif queues.waiting:
         turns = admit(queues, cache, limits, num_scheduled, budget, num_left)
 
@@ -76,7 +83,7 @@ def tokens_wanted(running: RunningSeats, seats: Counts, limits: Limits) -> Count
     wanted[is_pending if limits.max_num_drafts else running.waits_for_host[seats] & is_pending] = 0
     # Recomputing after a preemption stops where prompt logits were not delivered before, to start again from there.
     logits_from = running.logits_from[seats]
-    again = num_computed < logits_from
+    again = (num_computed < logits_from) & (logits_from < running.logits_until[seats])
     if again.any():
         wanted[again] = np.minimum(wanted, logits_from - num_computed)[again]
     return wanted
@@ -96,14 +103,34 @@ def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
     return shared + wants_one, budget - int(shared.sum())
 
 
+def share_budget_uncut(wanted: Counts, budget: int, seats: Counts, running: RunningSeats) -> tuple[Counts, int]:
+    """As `share_budget`, where some prompts have media that attend both ways, which no chunk may cut.
+
+    A span that does not fit into what is left waits for a step in which it is further in front; the whole budget has
+    room for it, or its request would have been refused.
+    """
+    num_scheduled, left = wanted.copy(), budget
+    for index in np.flatnonzero(wanted > 1).tolist():
+        seat = int(seats[index])
+        spans, start = running.uncuttable.get(seat, ()), int(running.num_computed[seat])
+        num_scheduled[index] = largest_chunk(spans, start, min(int(wanted[index]), left))
+        left -= int(num_scheduled[index])
+    return num_scheduled, left
+
+
 def make_do(
-    seats: Counts, num_computed: Counts, num_scheduled: Counts, num_new: Counts, cache: CacheView
+    seats: Counts,
+    num_computed: Counts,
+    num_scheduled: Counts,
+    num_new: Counts,
+    cache: CacheView,
+    uncuttable: Mapping[int, Sequence[MediaSpan]],
 ) -> tuple[Counts, int]:
     """When memory is short: in order of the queue, each request gets as many of its tokens as fit.
 
-    Who cannot even compute one makes the last in line give way, and so on until it can, or until it is the last itself
-    and sits this step out. So a request is only ever preempted for one that stands before it, and the first in line
-    always goes on: alone it fits, or it would have been refused.
+    Who cannot even compute one token, or all of a span that must not be cut, makes the last in line give way, and so on
+    until it can, or until it is the last itself and sits this step out. So a request is only ever preempted for one
+    that stands before it, and the first in line always goes on: alone it fits, or it would have been refused.
 
     Returns the tokens per seat, and how many seats, from the front, go on running.
     """
@@ -118,10 +145,13 @@ def make_do(
         needed = int(num_new[index])
         if needed > memory.num_available:
             seat, computed = int(seats[index]), int(num_computed[index])
-            while not memory.will_fit(seat, computed, 1) and num_kept - 1 > index:
+            spans = uncuttable.get(seat, ())
+            least = least_chunk(spans, computed)
+            while not memory.will_fit(seat, computed, least) and num_kept - 1 > index:
                 num_kept -= 1
                 memory.let_go(int(seats[num_kept]))
-            num_scheduled[index] = memory.most_tokens_that_fit(seat, computed, int(num_scheduled[index]))
+            most = memory.most_tokens_that_fit(seat, computed, int(num_scheduled[index]))
+            num_scheduled[index] = largest_chunk(spans, computed, most)
             needed = memory.num_new_blocks(seat, computed, int(num_scheduled[index]))
         memory.num_available -= needed
     return num_scheduled, num_kept

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from facet.kv_cache.prefix_chain import PrefixChain
+from facet.media_span import MediaSpan, uncuttable
 from facet.request import FinishReason, Request
 
 # Who comes first: lower priority number, then earlier arrival, then earlier submission. The same order decides who
@@ -30,6 +31,7 @@ class RequestState:
     stop_token_ids: frozenset[int] = field(init=False)
     num_tokens_before_stop: int = field(init=False)
     max_num_outputs: int = field(init=False)
+    uncuttable: tuple[MediaSpan, ...] = field(init=False)  # of the prompt's media, what is computed in one step
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
@@ -38,6 +40,7 @@ class RequestState:
         self.stop_token_ids = frozenset((*eos_token_ids, *sampling.stop_token_ids))
         self.num_tokens_before_stop = sampling.min_tokens
         self.max_num_outputs = self.max_num_tokens - len(self.request.prompt_token_ids)
+        self.uncuttable = uncuttable(self.request.media)
 
     @property
     def num_known(self) -> int:

@@ -7,6 +7,7 @@ computed tokens <= tokens     the difference is what the request still wants to 
 import numpy as np
 from numpy.typing import NDArray
 
+from facet.media_span import MediaSpan
 from facet.scheduler.request_state import RequestState
 
 NO_REQUEST = 0
@@ -23,6 +24,7 @@ class RunningSeats:
         # For prompt_logprobs, positions [logits_from, logits_until) still want their logits.
         self.logits_from = np.zeros(max_num_seqs, np.int64)
         self.logits_until = np.zeros(max_num_seqs, np.int64)
+        self.uncuttable: dict[int, tuple[MediaSpan, ...]] = {}  # by seat, of prompts that have such media
 
     def occupy(self, seat: int, state: RequestState, num_computed: int) -> None:
         self.request_number[seat] = state.number
@@ -32,6 +34,8 @@ class RunningSeats:
         self.waits_for_host[seat] = state.request.needs_sampled_token_on_host
         self.logits_from[seat] = state.num_logits_done
         self.logits_until[seat] = state.num_logits_wanted
+        if state.uncuttable:
+            self.uncuttable[seat] = state.uncuttable
 
     def room_for_drafts(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many drafts may follow the last token of each: none unless it is known and next to be computed.
@@ -50,3 +54,4 @@ class RunningSeats:
 
     def vacate(self, seat: int) -> None:
         self.request_number[seat] = NO_REQUEST
+        self.uncuttable.pop(seat, None)
