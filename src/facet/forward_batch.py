@@ -5,7 +5,7 @@ Counts that Python loops over are kept as host tuples; kernels read the device t
 captured graph does not know context lengths and gets the longest possible one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -24,6 +24,13 @@ class AttentionRows:
     block_tables: tuple[Tensor, ...]  # per group [seats, blocks] int32; entry i covers the i-th block of tokens
     host_query_lens: tuple[int, ...]
     host_context_lens: tuple[int, ...]
+    # Where media attend both ways, the last position that each row sees: [rows] int32. None: its own, for all of them.
+    last_visible: Tensor | None = None
+
+    @property
+    def causal(self) -> "AttentionRows":
+        """The same rows, for layers in which nothing attends both ways."""
+        return self if self.last_visible is None else replace(self, last_visible=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
-from facet.runner.batch import SequenceRows, Spans, make_batch, make_batch_of
+from facet.runner.batch import Chunks, SequenceRows, make_batch, make_batch_of
 from tests.model.paged_model import PagedSequence, load
 from tests.tiny_checkpoints import SHRUNK, write_config
 
@@ -108,14 +108,14 @@ def test_arrays_and_lists_give_the_same_batch(sequences: list[SequenceRows]) -> 
             own = sequence.block_tables[group]
             table[seat, : len(own)] = torch.tensor(own)
         tables.append(table)
-    spans = Spans(
+    chunks = Chunks(
         num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
         num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
         num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
         seats=seats,
     )
     token_ids = torch.tensor([token for sequence in sequences for token in sequence.token_ids])
-    check_batch(make_batch(token_ids, spans, tuple(tables), CPU, skip_upper=True), sequences, skip_upper=True)
+    check_batch(make_batch(token_ids, chunks, tuple(tables), CPU, skip_upper=True), sequences, skip_upper=True)
 
 
 # Logits are of size 1. Tiles of other shapes sum in other orders, and random weights with attention scores of size 10

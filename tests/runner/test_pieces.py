@@ -16,7 +16,7 @@ from facet.layers.attention import LayerReads
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.progress import Silent
-from facet.runner.batch import Spans, make_batch
+from facet.runner.batch import Chunks, make_batch
 from facet.runner.pieces import SIZES, LowerPieces, PieceBuffers, sizes_up_to
 from facet.runner.recording import NoRecorder, Pause, ReplayableInPieces
 from tests.model.paged_model import load
@@ -70,14 +70,14 @@ def test_pieces_equal_one_go(name: str, tmp_path: Path) -> None:
         num_computed = np.zeros(NUM_SEQUENCES, np.int32)
         for number, counts in enumerate(STEPS):
             lens = np.array(counts, np.int32)
-            spans = Spans(
+            chunks = Chunks(
                 num_computed=num_computed.copy(),
                 num_scheduled=lens,
                 num_logit_rows=np.ones_like(lens),
                 seats=np.arange(NUM_SEQUENCES, dtype=np.int32),
             )
             token_ids = torch.arange(int(lens.sum())) * 7 % 50 + number
-            batch = make_batch(token_ids, spans, tables, CPU, skip_upper=False)
+            batch = make_batch(token_ids, chunks, tables, CPU, skip_upper=False)
             for station in buffers.stations.values():  # whatever an earlier step may have left
                 station.attended.fill_(float("nan"))
             expected = model.lower(token_ids, batch.rows, plain, num_attending)

@@ -13,6 +13,7 @@ from facet.arena_picture import ArenaPicture
 from facet.config import EngineConfig
 from facet.engine.compiling import CompilingRequests
 from facet.engine.device_failures import device_failures_in_words
+from facet.engine.media_check import check_media
 from facet.engine.settings import EngineSettings, resolve
 from facet.errors import RequestError, UserError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
@@ -107,6 +108,7 @@ class Engine:
                 "Encode the text with this model's tokenizer.",
                 field="prompt_token_ids",
             )
+        check_media(request.media, self.runner.model)
         check_against_vocabulary(request.sampling, vocab_size=self._vocab_size, eos_token_ids=request.eos_token_ids)
         # A seed drawn now lets a preempted request go on with its own random numbers.
         request = replace(request, sampling=request.sampling.seeded())

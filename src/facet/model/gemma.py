@@ -109,7 +109,7 @@ class Gemma(nn.Module):
         return PlannedAttention(
             {
                 group.kind: self.placement.arithmetic.plan_attention(
-                    rows,
+                    rows if group.kind in self.spec.bidirectional_image_layers else rows.causal,
                     block_table,
                     heads_of(self.spec.layers[group.stores[0].layer]),
                     window=group.window,

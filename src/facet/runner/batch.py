@@ -1,6 +1,6 @@
 """Builds the tensors of one forward pass. Arithmetic on the CPU is vectorised over the batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows, ForwardBatch
+from facet.media_span import MediaSpan
 from facet.transfer import arrays_on_device
 
 Counts = NDArray[np.int32]
+NO_MEDIA: Mapping[int, Sequence[MediaSpan]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Spans:
-    """What each sequence contributes to a pass, as parallel arrays: a run of tokens on top of its computed ones."""
+class Chunks:
+    """What each sequence contributes to a pass, as parallel arrays: some tokens on top of its computed ones."""
 
     num_computed: Counts
     num_scheduled: Counts
@@ -25,24 +27,37 @@ class Spans:
 
 
 def make_batch(
-    token_ids: Tensor, spans: Spans, block_tables: tuple[Tensor, ...], device: torch.device, *, skip_upper: bool
+    token_ids: Tensor,
+    chunks: Chunks,
+    block_tables: tuple[Tensor, ...],
+    device: torch.device,
+    *,
+    skip_upper: bool,
+    media: Mapping[int, Sequence[MediaSpan]] = NO_MEDIA,
 ) -> ForwardBatch:
-    """One pass over all the spans. With `skip_upper`, only rows that want logits go past their last keys."""
-    context_lens = spans.num_computed + spans.num_scheduled
-    positions = ranges(spans.num_computed, spans.num_scheduled)
-    seats = np.repeat(spans.seats, spans.num_scheduled)
-    ends = np.cumsum(spans.num_scheduled, dtype=np.int32)
-    logit_rows = ranges(ends - spans.num_logit_rows, spans.num_logit_rows)
+    """One pass over all the chunks. With `skip_upper`, only rows that want logits go past their last keys.
+
+    `media` has, by seat, the spans of its prompt that attend both ways.
+    """
+    context_lens = chunks.num_computed + chunks.num_scheduled
+    positions = ranges(chunks.num_computed, chunks.num_scheduled)
+    seats = np.repeat(chunks.seats, chunks.num_scheduled)
+    ends = np.cumsum(chunks.num_scheduled, dtype=np.int32)
+    logit_rows = ranges(ends - chunks.num_logit_rows, chunks.num_logit_rows)
     device_positions, device_seats, device_logit_rows = arrays_on_device((positions, seats, logit_rows), device)
+    last_visible = None
+    if media and (visible := _last_visible(chunks, positions, media)) is not None:
+        (last_visible,) = arrays_on_device((visible,), device)
     upper_rows = None
     if skip_upper:
-        kept = np.flatnonzero(spans.num_logit_rows)
+        kept = np.flatnonzero(chunks.num_logit_rows)
         upper_rows = AttentionRows(
             positions=device_positions[device_logit_rows],
             seats=device_seats[device_logit_rows],
             block_tables=block_tables,
-            host_query_lens=tuple(spans.num_logit_rows[kept].tolist()),
+            host_query_lens=tuple(chunks.num_logit_rows[kept].tolist()),
             host_context_lens=tuple(context_lens[kept].tolist()),
+            last_visible=None if last_visible is None else last_visible[device_logit_rows],
         )
     return ForwardBatch(
         token_ids=token_ids,
@@ -50,12 +65,29 @@ def make_batch(
             positions=device_positions,
             seats=device_seats,
             block_tables=block_tables,
-            host_query_lens=tuple(spans.num_scheduled.tolist()),
+            host_query_lens=tuple(chunks.num_scheduled.tolist()),
             host_context_lens=tuple(context_lens.tolist()),
+            last_visible=last_visible,
         ),
         logit_rows=device_logit_rows.long(),
         upper_rows=upper_rows,
     )
+
+
+def _last_visible(chunks: Chunks, positions: Counts, media: Mapping[int, Sequence[MediaSpan]]) -> Counts | None:
+    """Per row, the last position that it sees where spans attend both ways. None: no chunk has such a span."""
+    found, start = None, 0
+    for seat, first, count in zip(
+        chunks.seats.tolist(), chunks.num_computed.tolist(), chunks.num_scheduled.tolist(), strict=True
+    ):
+        for span in media.get(seat, ()):
+            if first < span.end and span.first < first + count:
+                assert first <= span.first, "a span that attends both ways was cut"
+                assert span.end <= first + count, "a span that attends both ways was cut"
+                found = positions.copy() if found is None else found
+                found[start + span.first - first : start + span.end - first] = span.end - 1
+        start += count
+    return found
 
 
 def ranges(firsts: Counts, lengths: Counts) -> Counts:
@@ -77,7 +109,7 @@ class SequenceRows:
 def make_batch_of(sequences: Sequence[SequenceRows], device: torch.device, *, skip_upper: bool) -> ForwardBatch:
     """`make_batch` for sequences given one by one."""
     num_groups = len(sequences[0].block_tables)
-    spans = Spans(
+    chunks = Chunks(
         num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
         num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
         num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
@@ -88,7 +120,7 @@ def make_batch_of(sequences: Sequence[SequenceRows], device: torch.device, *, sk
         for group in range(num_groups)
     )
     token_ids = torch.tensor([token for sequence in sequences for token in sequence.token_ids], device=device)
-    return make_batch(token_ids, spans, tables, device, skip_upper=skip_upper)
+    return make_batch(token_ids, chunks, tables, device, skip_upper=skip_upper)
 
 
 def _rectangle(tables: Sequence[Sequence[int]]) -> Counts:

@@ -8,7 +8,7 @@ import torch
 
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
-from facet.runner.batch import Spans, make_batch
+from facet.runner.batch import Chunks, make_batch
 from facet.runner.memory import StepShape
 
 CPU_SHARE_OF_FREE_MEMORY = 0.25
@@ -56,7 +56,7 @@ def measure_activations(model: Gemma, shape: StepShape) -> int:
     arena = KVArena(shape.layout, 1, device)
     longest = min(shape.max_num_batched_tokens, model.num_positions)
     lens = np.array([1] * shape.max_num_seqs + [longest] * (shape.max_num_batched_tokens // longest), np.int32)
-    spans = Spans(
+    chunks = Chunks(
         num_computed=np.zeros_like(lens),
         num_scheduled=lens,
         num_logit_rows=(lens == 1).astype(np.int32),
@@ -70,7 +70,7 @@ def measure_activations(model: Gemma, shape: StepShape) -> int:
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    batch = make_batch(token_ids, spans, tables, device, skip_upper=False)
+    batch = make_batch(token_ids, chunks, tables, device, skip_upper=False)
     model.logits(model(batch, arena))
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before

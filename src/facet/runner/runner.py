@@ -22,7 +22,7 @@ from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.progress import Progress
 from facet.runner import warm_up
-from facet.runner.batch import Spans, make_batch
+from facet.runner.batch import Chunks, make_batch
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes
 from facet.runner.pieces import LowerPieces, PieceBuffers
@@ -127,14 +127,14 @@ class Runner:
     def _compute_on_scratch(self, query_lens: Sequence[int]) -> None:
         """A step of prompts of zeros in blocks of no request."""
         lens = np.minimum(np.array(query_lens, np.int32), self.model.num_positions)
-        spans = Spans(
+        chunks = Chunks(
             num_computed=np.zeros_like(lens),
             num_scheduled=lens,
             num_logit_rows=np.ones_like(lens),
             seats=np.full_like(lens, self._seats.scratch_seat),
         )
         token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=self._device)
-        batch = make_batch(token_ids, spans, self._seats.block_tables, self._device, skip_upper=True)
+        batch = make_batch(token_ids, chunks, self._seats.block_tables, self._device, skip_upper=True)
         self.model(batch, self.arena, self._num_lower_layers)
 
     @torch.inference_mode()
@@ -185,13 +185,20 @@ class Runner:
         return ComputedRows(hidden[chosen], logits[chosen])
 
     def _batch(self, plan: StepPlan, *, skip_upper: bool) -> ForwardBatch:
-        spans = Spans(
+        chunks = Chunks(
             num_computed=plan.num_computed,
             num_scheduled=plan.num_scheduled,
             num_logit_rows=plan.num_logit_rows,
             seats=plan.seats,
         )
-        return make_batch(self._token_ids(plan), spans, self._seats.block_tables, self._device, skip_upper=skip_upper)
+        return make_batch(
+            self._token_ids(plan),
+            chunks,
+            self._seats.block_tables,
+            self._device,
+            skip_upper=skip_upper,
+            media=self._seats.uncuttable,
+        )
 
     def _update_seats(self, plan: StepPlan) -> None:
         """The order matters; `step.py` gives it."""

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from facet.kv_layout import KVLayout
+from facet.media_span import MediaSpan, uncuttable
 from facet.step import SCRATCH_BLOCK, Admission, NewBlocks, StepPlan
 from facet.transfer import arrays_on_device
 
@@ -33,6 +34,7 @@ class SeatState:
         self._given: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * max_num_seqs
         self._num_given = np.zeros(max_num_seqs, np.int32)
         self.num_prompt = np.zeros(max_num_seqs, np.int32)
+        self.uncuttable: dict[int, tuple[MediaSpan, ...]] = {}  # by seat, of prompts that have such media
         self.block_tables = tuple(
             torch.full(
                 (max_num_seqs + 1, -(-max_model_len // group.tokens_per_block)),
@@ -47,6 +49,9 @@ class SeatState:
         self._given[admission.seat] = np.array(admission.token_ids, np.int64)
         self._num_given[admission.seat] = len(admission.token_ids)
         self.num_prompt[admission.seat] = len(admission.request.prompt_token_ids)
+        self.uncuttable.pop(admission.seat, None)
+        if spans := uncuttable(admission.request.media):
+            self.uncuttable[admission.seat] = spans
         for table, part in zip(self.block_tables, admission.tables, strict=True):
             table[admission.seat] = SCRATCH_BLOCK
             if len(part.block_ids):

@@ -43,6 +43,7 @@ class PagedRows:
     def of(
         cls, rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
     ) -> "PagedRows":
+        assert rows.last_visible is None, "kernels are causal: media that attend both ways are refused on a GPU"
         return cls(
             heads=heads,
             positions=rows.positions,

@@ -63,7 +63,8 @@ class ReferencePlan:
 def plan_reference(
     rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
 ) -> ReferencePlan:
-    """Cut the rows into tiles. A query at position p sees positions p - window + 1 to p, or 0 to p."""
+    """Cut the rows into tiles. A query at position p sees positions p - window + 1 to p, or 0 to p; where `rows` say
+    so, it sees further ahead, but no further back."""
     tiles, one_each, start = [], defaultdict(list), 0
     for num_rows, context_len in zip(rows.host_query_lens, rows.host_context_lens, strict=True):
         if num_rows == 1:
@@ -72,11 +73,12 @@ def plan_reference(
         else:
             for first in range(0, num_rows, ROWS_PER_GATHER):
                 last = min(first + ROWS_PER_GATHER, num_rows)
-                end = context_len - num_rows + last
+                query_rows = slice(start + first, start + last)
                 tiles.append(
                     _tile_of_one_sequence(
-                        slice(start + first, start + last),
-                        end,
+                        query_rows,
+                        context_len - num_rows + last,
+                        None if rows.last_visible is None else rows.last_visible[query_rows].long(),
                         block_table[rows.seats[start]],
                         window,
                         tokens_per_block,
@@ -89,14 +91,20 @@ def plan_reference(
 
 
 def _tile_of_one_sequence(
-    query_rows: slice, end: int, block_row: Tensor, window: int | None, tokens_per_block: int
+    query_rows: slice,
+    end: int,
+    last_visible: Tensor | None,
+    block_row: Tensor,
+    window: int | None,
+    tokens_per_block: int,
 ) -> Tile:
-    """Rows at positions end - len(rows) .. end - 1 of one sequence."""
-    device = block_row.device
-    queries = torch.arange(end - (query_rows.stop - query_rows.start), end, device=device)[:, None]
-    first = 0 if window is None else max(0, end - (query_rows.stop - query_rows.start) - window + 1)
-    keys = torch.arange(first, end, device=device)
-    visible = keys <= queries
+    """Rows at positions end - len(rows) .. end - 1 of one sequence. Without `last_visible` each sees up to its own."""
+    device, start = block_row.device, end - (query_rows.stop - query_rows.start)
+    queries = torch.arange(start, end, device=device)[:, None]
+    until = queries if last_visible is None else last_visible[:, None]
+    first = 0 if window is None else max(0, start - window + 1)
+    keys = torch.arange(first, end if last_visible is None else int(last_visible.max()) + 1, device=device)
+    visible = keys <= until
     if window is not None:
         visible &= keys > queries - window
     return Tile(

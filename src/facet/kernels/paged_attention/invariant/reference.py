@@ -73,22 +73,39 @@ def plan_invariant_reference(
             first = positions[row]
             count = min(end - row, NUM_PLACES - first % NUM_PLACES)
             block_row = block_table[rows.seats[row]]
-            tile = _whole_tiles(slice(row, row + count), first, block_row, window, tokens_per_block)
+            query_rows = slice(row, row + count)
+            last_visible = None if rows.last_visible is None else rows.last_visible[query_rows].long()
+            tile = _whole_tiles(query_rows, first, last_visible, block_row, window, tokens_per_block)
             placed.append(PlacedRows(tile=tile, first_place=first % NUM_PLACES))
             row += count
         start = end
     return InvariantReferencePlan(placed=tuple(placed))
 
 
-def _whole_tiles(query_rows: slice, first: int, block_row: Tensor, window: int | None, tokens_per_block: int) -> Tile:
-    """Whole tiles of keys for rows at positions first, first + 1, ... Places nobody sees repeat a live key."""
-    last = first + query_rows.stop - query_rows.start - 1
+def _whole_tiles(
+    query_rows: slice,
+    first: int,
+    last_visible: Tensor | None,
+    block_row: Tensor,
+    window: int | None,
+    tokens_per_block: int,
+) -> Tile:
+    """Whole tiles of keys for rows at positions first, first + 1, ..., each of which sees up to its own or further.
+
+    Places nobody sees repeat a live key.
+    """
+    num_rows = query_rows.stop - query_rows.start
+    last = first + num_rows - 1 if last_visible is None else int(last_visible.max())
     first_seen = 0 if window is None else max(0, first - window + 1)
     start, stop = first_seen // KEYS_PER_TILE * KEYS_PER_TILE, (last // KEYS_PER_TILE + 1) * KEYS_PER_TILE
     places = torch.arange(start, stop, device=block_row.device)
     first_query = first // NUM_PLACES * NUM_PLACES
     queries = torch.arange(first_query, first_query + NUM_PLACES, device=block_row.device)[:, None]
-    visible = places <= queries
+    until = queries
+    if last_visible is not None:
+        until = queries.clone()
+        until[first - first_query : first - first_query + num_rows, 0] = last_visible
+    visible = places <= until
     if window is not None:
         visible &= places > queries - window
     keys = places.clamp(first_seen, last)
