@@ -12,8 +12,9 @@ from typing import Protocol, Unpack
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows
-from facet.kernels import add_norm, geglu, head_inputs, linear, mean_square, moe, rms_norm, streams
+from facet.kernels import add_norm, geglu, head_inputs, linear, mean_square, moe, per_layer_input, rms_norm, streams
 from facet.kernels.paged_attention import AttentionPlan, HeadShape, plan_attention, plan_invariant_attention
+from facet.kernels.per_layer_input import invariant as invariant_per_layer_input
 
 
 class PrepareHeads(Protocol):
@@ -34,7 +35,9 @@ class Arithmetic:
     geglu_linear: Callable[[Tensor, Tensor], Tensor]
     gated_input_linear: Callable[[Tensor, Tensor, Tensor], Tensor]
     run_experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    geglu: Callable[[Tensor], Tensor]
     sparse_geglu: Callable[[Tensor, float], Tensor]
+    gate_per_layer_input: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, Tensor | None], tuple[Tensor, Tensor | None]]
     sum_of_norms: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
@@ -50,7 +53,9 @@ USUAL = Arithmetic(
     geglu_linear=linear.geglu_linear,
     gated_input_linear=linear.gated_input_linear,
     run_experts=moe.run_experts,
+    geglu=geglu.geglu,
     sparse_geglu=geglu.sparse_geglu,
+    gate_per_layer_input=per_layer_input.gate_per_layer_input,
     rms_norm=rms_norm.rms_norm,
     add_norm=add_norm.add_norm,
     sum_of_norms=add_norm.sum_of_norms,
@@ -66,7 +71,9 @@ BATCH_INVARIANT = Arithmetic(
     geglu_linear=linear.invariant_geglu_linear,
     gated_input_linear=linear.invariant_gated_input_linear,
     run_experts=moe.invariant_run_experts,
+    geglu=geglu.invariant_geglu,
     sparse_geglu=geglu.invariant_sparse_geglu,
+    gate_per_layer_input=invariant_per_layer_input.gate_per_layer_input,
     rms_norm=rms_norm.invariant_rms_norm,
     add_norm=add_norm.invariant_add_norm,
     sum_of_norms=add_norm.invariant_sum_of_norms,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from facet.layers.placement import Placement
-from facet.layers.weight import Inputs, Weight
+from facet.layers.weight import Inputs, Values, Weight
 
 
 class Linear(nn.Module):
@@ -51,8 +51,8 @@ class Linear(nn.Module):
         """Sum over a row's chosen experts of weight * down(geglu(x))."""
         return self.weight.run_experts(x, weights, chosen, down.weight)
 
-    def fill(self, values: Tensor, part: int | None = None) -> None:
-        """Take the numbers of one part, or of all."""
+    def fill(self, values: Values, part: int | None = None) -> None:
+        """Take what a checkpoint holds of one part, or of all."""
         self.weight.fill(values, self._rows(slice(None) if part is None else slice(part, part + 1)))
 
     def _rows(self, parts: slice) -> slice:

@@ -14,9 +14,13 @@ from torch import Tensor, nn
 from facet.kernels.arithmetic import Arithmetic
 from facet.kernels.embedding import embed
 from facet.kernels.per_layer_input import MixArguments, mix_looked_up_inputs
+from facet.kernels.quantized import QuantizedMatrix
 
 # What a product takes: a tensor [rows, inputs], or what the weight's own norms make of one, rounded rows for example.
 Inputs: TypeAlias = Any
+
+# What a checkpoint holds of a weight: numbers, or codes with their scales.
+Values: TypeAlias = Tensor | QuantizedMatrix
 
 
 class Weight(nn.Module, ABC):
@@ -24,8 +28,8 @@ class Weight(nn.Module, ABC):
     the kernels define it."""
 
     @abstractmethod
-    def fill(self, values: Tensor, rows: slice) -> None:
-        """Take the numbers of some rows, as an unquantized checkpoint holds them."""
+    def fill(self, values: Values, rows: slice) -> None:
+        """Take some rows, as a checkpoint holds them."""
 
     # Products
 
@@ -73,7 +77,8 @@ class DenseWeight(Weight):
         self.values = values
         self.arithmetic = arithmetic
 
-    def fill(self, values: Tensor, rows: slice) -> None:
+    def fill(self, values: Values, rows: slice) -> None:
+        assert isinstance(values, Tensor), "codes are for quantized weights"
         self.values.data[..., rows, :].copy_(values)
 
     def linear(self, x: Inputs, rows: slice | None = None) -> Tensor:

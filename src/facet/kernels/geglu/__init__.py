@@ -3,10 +3,11 @@
 from torch import Tensor
 
 from facet.kernels.geglu import reference
+from facet.kernels.geglu.invariant import geglu as invariant_geglu
 from facet.kernels.geglu.invariant import sparse_geglu as invariant_sparse_geglu
 from facet.kernels.geglu.reference import sparse_geglu
 
-__all__ = ["geglu", "invariant_sparse_geglu", "sparse_geglu"]
+__all__ = ["geglu", "invariant_geglu", "invariant_sparse_geglu", "sparse_geglu"]
 
 
 def geglu(gate_up: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.geglu import invariant as activations
-from facet.kernels.per_layer_input import gate_per_layer_input
+from facet.kernels.per_layer_input.invariant import gate_per_layer_input
 
 # More rows read a weight less often for a prompt, fewer waste less on a step of few requests.
 ROWS_PER_BLOCK = 16
@@ -41,6 +41,4 @@ def geglu_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 def gated_input_linear(x: Tensor, weight: Tensor, per_layer_input: Tensor) -> Tensor:
     """gelu_tanh(x @ weight^T) * per_layer_input, the latter [rows, width] for weight [width, in]."""
-    if x.is_cuda:
-        return gate_per_layer_input(linear(x, weight), per_layer_input)
-    return activations.gelu(linear(x, weight)) * per_layer_input
+    return gate_per_layer_input(linear(x, weight), per_layer_input)

@@ -1,0 +1,55 @@
+"""The definition of products with quantized matrices, and of rows looked up in one.
+
+A product brings tiles of a matrix to float32 and sums in float32; the whole matrix is never there at once.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from facet.kernels.quantized.matrix import QuantizedMatrix, decode
+from facet.kernels.quantized.rounding import round_inputs, round_outputs
+
+# Values of a tile. 256 rows of 2560: on an Arm processor, codes of four bits take 1.1 ns a value there, 1.6 in tiles of
+# 64 rows and 1.7 in one piece.
+TILE_VALUES = 1 << 19
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def linear(x: Tensor, matrix: QuantizedMatrix, product: Product = functional.linear) -> Tensor:
+    """round(x) [rows, inputs] @ values^T, in x's type. `product` multiplies by a tile."""
+    inputs = round_inputs(x, matrix).float()
+    if matrix.order is not None:
+        inputs = inputs[:, matrix.order.long()]
+    if matrix.format.code_bits == 4:
+        inputs = torch.cat((inputs[:, 0::2], inputs[:, 1::2]), dim=-1)
+    out = torch.empty(x.shape[0], matrix.num_rows, device=x.device)
+    for rows in tiles(matrix):
+        out[:, rows] = product(inputs, _tile(matrix.rows(rows)))
+    return round_outputs(out.to(x.dtype), matrix)
+
+
+def look_up(ids: Tensor, matrix: QuantizedMatrix) -> Tensor:
+    """Rows of a table in float32, [ids, width]."""
+    return matrix.rows(ids).values()
+
+
+def tiles(matrix: QuantizedMatrix) -> Iterator[slice]:
+    """Rows of each tile. They depend on the matrix alone: a product adds in the same order for any number of rows."""
+    num_rows = max(1, TILE_VALUES // matrix.num_inputs)
+    for start in range(0, matrix.num_rows, num_rows):
+        yield slice(start, start + num_rows)
+
+
+def _tile(matrix: QuantizedMatrix) -> Tensor:
+    """Values [outputs, inputs] in float32, in the order of the columns; where two codes share a byte, the even columns
+    before the odd ones: taking bytes apart in place costs five times less than interleaving what they hold."""
+    if matrix.format.code_bits == 8:
+        return matrix.scaled(matrix.codes.float(), matrix.format.scales.group)
+    group = matrix.format.scales.group
+    halves = torch.stack((matrix.codes & 15, matrix.codes >> 4), dim=1)  # [outputs, 2, inputs / 2]
+    values = matrix.scaled(decode(halves, matrix.format.codes).transpose(0, 1), None if group is None else group // 2)
+    return values.transpose(0, 1).flatten(1)

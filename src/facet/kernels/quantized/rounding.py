@@ -1,0 +1,69 @@
+"""Rounds the inputs (and outputs) of products as a checkpoint asks: every row by itself, whatever its company."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from facet.kernels.quantized.matrix import QuantizedMatrix
+from facet.matrix_format import ROUNDING_GROUP
+
+LARGEST_FP8 = 448.0
+# Half of the codes' range, as the scheme has it: the largest input may fall on -128 but not on 127.
+LARGEST_INT8 = 127.5
+
+
+class Int8Rows(NamedTuple):
+    """Rows of int8 codes, each with its scale [rows, 1]."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+def to_int8(x: Tensor, scale: Tensor | None = None) -> Int8Rows:
+    """By `scale`, or by one for each row, from its largest magnitude. Halves go to the even code."""
+    wide = x.float()
+    scales = wide.abs().amax(-1, keepdim=True) / LARGEST_INT8 if scale is None else scale.expand(*x.shape[:-1], 1)
+    return Int8Rows((wide / _divisors(scales)).round_().clamp_(-128, 127).to(torch.int8), scales)
+
+
+def round_inputs(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
+    """What the product takes instead of x, as numbers of x's type."""
+    rounding = matrix.format.rounding
+    if rounding is None:
+        return x
+    if rounding == "int8_token":
+        rounded = _numbers(to_int8(x))
+    elif rounding == "fp8_token":
+        rounded = _round_fp8(x.float(), x.float().abs().amax(-1, keepdim=True) / LARGEST_FP8)
+    elif rounding == "fp8_group":
+        wide = x.float()
+        groups = [wide[:, start : start + ROUNDING_GROUP] for start in range(0, x.shape[-1], ROUNDING_GROUP)]
+        rounded = torch.cat([_round_fp8(g, g.abs().amax(-1, keepdim=True) / LARGEST_FP8) for g in groups], dim=-1)
+    else:
+        assert matrix.input_scale is not None, "static scales are in the checkpoint"
+        scale = matrix.input_scale
+        rounded = _numbers(to_int8(x, scale)) if rounding == "int8_static" else _round_fp8(x.float(), scale)
+        rounded = torch.where(scale > 0, rounded, x.float())
+    return rounded.to(x.dtype)
+
+
+def round_outputs(y: Tensor, matrix: QuantizedMatrix) -> Tensor:
+    if not matrix.format.rounds_outputs:
+        return y
+    assert matrix.output_scale is not None, "scales of outputs are in the checkpoint"
+    return torch.where(matrix.output_scale > 0, _numbers(to_int8(y, matrix.output_scale)).to(y.dtype), y)
+
+
+def _numbers(rows: Int8Rows) -> Tensor:
+    return rows.codes.float() * rows.scales
+
+
+def _round_fp8(x: Tensor, scales: Tensor) -> Tensor:
+    codes = (x / _divisors(scales)).clamp_(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)
+    return codes.float() * scales
+
+
+def _divisors(scales: Tensor) -> Tensor:
+    """A row of zeros has the scale 0, by which nothing is divided."""
+    return torch.where(scales > 0, scales, torch.ones_like(scales))

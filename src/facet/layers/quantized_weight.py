@@ -1,0 +1,156 @@
+"""Weights in few bits, and weights made of several: everything follows from a product and from rows looked up."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from facet.kernels import quantized
+from facet.kernels.arithmetic import Arithmetic
+from facet.kernels.moe.reference import sum_of_chosen
+from facet.kernels.per_layer_input import MixArguments
+from facet.kernels.per_layer_input.reference import mix_per_layer_inputs
+from facet.kernels.quantized import QuantizedMatrix
+from facet.kernels.quantized.quantize import quantize
+from facet.layers.weight import DenseWeight, Inputs, Values, Weight
+from facet.matrix_format import MatrixFormat
+
+
+class ProductWeight(Weight):
+    """A weight that is known by its products and its rows."""
+
+    arithmetic: Arithmetic
+
+    @abstractmethod
+    def product(self, x: Tensor, rows: slice | None = None, expert: int | None = None) -> Tensor: ...
+
+    @abstractmethod
+    def look_up(self, ids: Tensor) -> Tensor:
+        """Rows of a table, in the type of activations; ids past its end take row 0."""
+
+    def linear(self, x: Inputs, rows: slice | None = None) -> Tensor:
+        return self.product(x, rows)
+
+    def geglu_linear(self, x: Inputs) -> Tensor:
+        return self.arithmetic.geglu(self.product(x))
+
+    def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor:
+        return self.arithmetic.sparse_geglu(self.product(x), cutoff_deviations)
+
+    def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
+        return self.arithmetic.gate_per_layer_input(self.product(x), per_layer_input)
+
+    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
+        def run_expert(rows: Tensor, expert: int) -> Tensor:
+            hidden = self.arithmetic.geglu(self.product(rows, expert=expert))
+            return _expert_product(down, hidden, expert)
+
+        return sum_of_chosen(x, weights, chosen, run_expert)
+
+    def embed(self, token_ids: Tensor, scale: float) -> Tensor:
+        return self.look_up(token_ids) * scale
+
+    def mix_looked_up_inputs(
+        self, context: Tensor, token_ids: Tensor, norm_weight: Tensor, **arguments: Unpack[MixArguments]
+    ) -> Tensor:
+        first = arguments["first_column"]
+        columns = slice(first, first + context[0].numel())
+        token = (self.look_up(token_ids)[:, columns] * arguments["token_scale"]).view(context.shape)
+        return mix_per_layer_inputs(
+            context, token, norm_weight, context_scale=arguments["context_scale"], eps=arguments["eps"]
+        )
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Inputs:
+        return self.arithmetic.rms_norm(x, weight, eps)
+
+    def add_norm(
+        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
+    ) -> tuple[Tensor, Inputs]:
+        return self.arithmetic.add_norm(residual, update, update_weight, weight, eps, scale)
+
+
+class QuantizedWeight(ProductWeight):
+    """Codes and scales of one format."""
+
+    def __init__(
+        self,
+        format: MatrixFormat,
+        shape: Sequence[int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        arithmetic: Arithmetic,
+    ) -> None:
+        super().__init__()
+        self.format = format
+        self.dtype = dtype  # of activations
+        self.arithmetic = arithmetic
+        for name, tensor in QuantizedMatrix.empty(format, shape, device).tensors().items():
+            self.register_buffer(name, tensor)
+
+    @property
+    def matrix(self) -> QuantizedMatrix:
+        return QuantizedMatrix(format=self.format, **dict(self.named_buffers()))
+
+    def fill(self, values: Values, rows: slice) -> None:
+        if isinstance(values, Tensor):
+            values = quantize(values.to(self.matrix.codes.device), self.format)
+        self.matrix.copy_rows(values, rows)
+
+    def product(self, x: Tensor, rows: slice | None = None, expert: int | None = None) -> Tensor:
+        matrix = self.matrix if expert is None else self.matrix.expert(expert)
+        return quantized.linear(x, matrix if rows is None else matrix.rows(rows), self.arithmetic.linear)
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        matrix = self.matrix
+        known = torch.where(ids < matrix.num_rows, ids, 0)
+        return quantized.look_up(known, matrix).to(self.dtype)
+
+
+class PartsWeight(ProductWeight):
+    """Weights of several kinds, one below the other. `sizes` are the numbers of rows of each."""
+
+    def __init__(self, parts: Sequence[Weight], sizes: Sequence[int], arithmetic: Arithmetic) -> None:
+        super().__init__()
+        assert len(parts) == len(sizes), "a size for each part"
+        self.parts = nn.ModuleList(parts)
+        self.sizes = tuple(sizes)
+        self.arithmetic = arithmetic
+
+    def fill(self, values: Values, rows: slice) -> None:
+        (part, inner), *others = self._inside(rows)
+        assert not others, "parts of several kinds are filled one by one"
+        part.fill(values, inner)
+
+    def product(self, x: Tensor, rows: slice | None = None, expert: int | None = None) -> Tensor:
+        return torch.cat(
+            [
+                part.linear(x, inner) if expert is None else _expert_product(part, x, expert)
+                for part, inner in self._inside(rows or slice(None))
+            ],
+            dim=-1,
+        )
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        raise AssertionError("a table is of one kind")
+
+    def _inside(self, rows: slice) -> list[tuple[Weight, slice]]:
+        """The parts that have some of these rows, with the rows inside each."""
+        first, end, _ = rows.indices(sum(self.sizes))
+        found, start = [], 0
+        for part, size in zip(self.parts, self.sizes, strict=True):
+            inner = slice(max(first - start, 0), min(end - start, size))
+            assert isinstance(part, Weight)
+            if inner.start < inner.stop:
+                found.append((part, inner))
+            start += size
+        return found
+
+
+def _expert_product(weight: Weight, x: Tensor, expert: int) -> Tensor:
+    if isinstance(weight, DenseWeight):
+        return weight.arithmetic.linear(x, weight.values[expert])
+    assert isinstance(weight, ProductWeight), "experts are dense, or known by their products"
+    return weight.product(x, expert=expert)
