@@ -68,7 +68,7 @@ def fill(scheduler: Scheduler, num_requests: int) -> None:
     rng = random.Random(0)
     for index in range(num_requests):
         prompt = tuple(rng.choices(range(1000), k=NUM_TOKENS - rng.randrange(640)))
-        sampling = SamplingParams(max_tokens=None, ignore_eos=True, seed=index)
+        sampling = SamplingParams(max_tokens=None, seed=index)
         scheduler.submit(Request(request_id=str(index), prompt_token_ids=prompt, sampling=sampling))
     while scheduler.stats().num_waiting:
         plan = scheduler.commit(scheduler.plan())
@@ -76,7 +76,9 @@ def fill(scheduler: Scheduler, num_requests: int) -> None:
 
 
 def result_of(plan: StepPlan) -> StepResult:
-    return StepResult(token_ids=((5,),) * int(plan.samples.sum()))
+    """Any tokens that do not repeat themselves, so that nobody ends."""
+    first = 13 * plan.step
+    return StepResult(token_ids=tuple((token_id,) for token_id in range(first, first + int(plan.samples.sum()))))
 
 
 def measure(scheduler: Scheduler, num_steps: int) -> tuple[dict[str, float], float, float]:

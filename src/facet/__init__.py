@@ -17,6 +17,7 @@ from facet.errors import (
     UnsupportedModelError,
     UserError,
 )
+from facet.repetition import RepetitionDetectionParams
 from facet.sampling_params import SamplingParams
 from facet.structured_outputs import StructuredOutputsParams
 from facet.version import __version__
@@ -35,6 +36,7 @@ __all__ = [
     "FacetError",
     "Logprob",
     "NonFiniteLogitsError",
+    "RepetitionDetectionParams",
     "Reply",
     "RequestError",
     "RequestOutput",

@@ -100,6 +100,9 @@ class PromptConfig(EngineConfig):
     override_generation_config: Mapping[str, Any] | None = setting(
         None, 'sampling defaults that override those, a JSON object such as {"temperature": 0.6}'
     )
+    loop_guard: bool = setting(
+        True, "end an answer that repeats the same few tokens without end; a request's loop_guard overrides this"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

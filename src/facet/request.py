@@ -7,7 +7,8 @@ from facet.grammar_spec import GrammarSpec
 from facet.media_span import MediaSpan, check_spans
 from facet.sampling_params import SamplingParams
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+# "repetition" is the engine's word for a loop that its guard ended; a client is told "stop".
+FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,13 @@ checked by `check_against_vocabulary`. Knows no tensor, no tokenizer and no batc
 their token ids are added with `dataclasses.replace` where the tokenizer is known.
 """
 
-import math
-import numbers
-import operator
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from facet.errors import RequestError
+from facet.field_values import as_biases, as_float, as_int, as_strings, as_token_ids
+from facet.repetition import LOOP_GUARD, LoopRule, RepetitionDetectionParams
 from facet.structured_outputs import StructuredOutputsParams
 
 # Below this a division by the temperature says nothing that argmax does not.
@@ -54,6 +53,8 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     truncate_prompt_tokens: int | None = None  # keep the last so many; -1: as many as the context holds
+    loop_guard: bool = True  # end an output that repeats itself without end; not with ignore_eos
+    repetition_detection: RepetitionDetectionParams | None = None  # a rule in place of the loop guard's
     structured_outputs: StructuredOutputsParams | None = None  # the engine is sent the grammar made of it instead
 
     def __post_init__(self) -> None:
@@ -72,6 +73,13 @@ class SamplingParams:
         if self.logit_bias is None:
             return ()
         return tuple(dict(self.logit_bias).items())
+
+    @property
+    def loop_rule(self) -> LoopRule | None:
+        """What counts as a loop, which ends the output. None: nothing does."""
+        if self.repetition_detection is not None:
+            return self.repetition_detection.rule
+        return LOOP_GUARD if self.loop_guard and not self.ignore_eos else None
 
     def seeded(self) -> "SamplingParams":
         """These settings with a seed: the given one, or a fresh random one.
@@ -135,26 +143,29 @@ def _normalize_numbers(params: SamplingParams) -> None:
         "frequency_penalty",
         "repetition_penalty",
     ):
-        _store(params, field, _as_float(getattr(params, field), field))
+        _store(params, field, as_float(getattr(params, field), field))
     for field in ("n", "top_k", "min_tokens"):
-        _store(params, field, _as_int(getattr(params, field), field))
+        _store(params, field, as_int(getattr(params, field), field))
     for field in ("max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
         value = getattr(params, field)
-        _store(params, field, None if value is None else _as_int(value, field))
+        _store(params, field, None if value is None else as_int(value, field))
     for field in (
         "ignore_eos",
         "include_stop_str_in_output",
         "skip_special_tokens",
         "spaces_between_special_tokens",
         "detokenize",
+        "loop_guard",
     ):
         if not isinstance(getattr(params, field), bool):
             raise RequestError(f"{field} must be true or false, not {getattr(params, field)!r}.", field=field)
-    wanted = params.structured_outputs
-    if wanted is not None and not isinstance(wanted, StructuredOutputsParams):
-        raise RequestError(
-            f"structured_outputs must be a StructuredOutputsParams, not {wanted!r}.", field="structured_outputs"
-        )
+    for field, kind in (
+        ("structured_outputs", StructuredOutputsParams),
+        ("repetition_detection", RepetitionDetectionParams),
+    ):
+        value = getattr(params, field)
+        if value is not None and not isinstance(value, kind):
+            raise RequestError(f"{field} must be a {kind.__name__}, not {value!r}.", field=field)
     if params.top_k == -1:
         _store(params, "top_k", 0)
     if params.seed == -1:
@@ -162,17 +173,17 @@ def _normalize_numbers(params: SamplingParams) -> None:
 
 
 def _normalize_collections(params: SamplingParams) -> None:
-    _store(params, "stop", _as_strings(params.stop, "stop"))
-    _store(params, "bad_words", _as_strings(params.bad_words, "bad_words"))
-    _store(params, "stop_token_ids", _as_token_ids(params.stop_token_ids, "stop_token_ids"))
+    _store(params, "stop", as_strings(params.stop, "stop"))
+    _store(params, "bad_words", as_strings(params.bad_words, "bad_words"))
+    _store(params, "stop_token_ids", as_token_ids(params.stop_token_ids, "stop_token_ids"))
     if params.allowed_token_ids is not None:
-        _store(params, "allowed_token_ids", _as_token_ids(params.allowed_token_ids, "allowed_token_ids"))
-    words = tuple(_as_token_ids(word, "bad_words") for word in params.bad_words_token_ids or ())
+        _store(params, "allowed_token_ids", as_token_ids(params.allowed_token_ids, "allowed_token_ids"))
+    words = tuple(as_token_ids(word, "bad_words") for word in params.bad_words_token_ids or ())
     if not all(words):
         raise RequestError("bad_words holds a word of no tokens. Remove it.", field="bad_words")
     _store(params, "bad_words_token_ids", words)
     if params.logit_bias is not None:
-        _store(params, "logit_bias", _as_biases(params.logit_bias))
+        _store(params, "logit_bias", as_biases(params.logit_bias))
 
 
 def _check_ranges(params: SamplingParams) -> None:
@@ -251,63 +262,6 @@ def _require(holds: bool, field: str, message: str) -> None:
 
 def _store(params: SamplingParams, field: str, value: object) -> None:
     object.__setattr__(params, field, value)  # the value is frozen for everyone but its own construction
-
-
-def _as_float(value: object, field: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise RequestError(f"{field} must be a number, not {value!r}.", field=field)
-    try:
-        number = float(value)
-    except OverflowError:  # an integer too large for a float
-        number = math.inf
-    if not math.isfinite(number):
-        raise RequestError(f"{field} is {number}, but must be a finite number.", field=field)
-    return number
-
-
-def _as_int(value: object, field: str) -> int:
-    if not isinstance(value, bool):
-        try:
-            return operator.index(value)  # type: ignore[arg-type]  # the TypeError is the test
-        except TypeError:
-            pass
-    raise RequestError(f"{field} must be an integer, not {value!r}.", field=field)
-
-
-def _as_strings(value: Iterable[object] | None, field: str) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else tuple(_iterate(value, field))
-    for string in strings:
-        if not isinstance(string, str):
-            raise RequestError(f"{field} must hold strings, not {string!r}.", field=field)
-    return tuple(str(string) for string in strings)
-
-
-def _as_token_ids(value: Iterable[object] | None, field: str) -> tuple[int, ...]:
-    token_ids = tuple(_as_int(token_id, field) for token_id in _iterate(value, field))
-    for token_id in token_ids:
-        if token_id < 0:
-            raise RequestError(f"{field} names token {token_id}, but token ids are 0 or more.", field=field)
-    return token_ids
-
-
-def _as_biases(
-    value: Mapping[int, float] | tuple[tuple[int, float], ...],
-) -> tuple[tuple[int, float], ...] | None:
-    try:
-        biases = dict(value)
-    except (TypeError, ValueError):
-        raise RequestError(f"logit_bias must map token ids to numbers, not {value!r}.", field="logit_bias") from None
-    ids = _as_token_ids(biases, "logit_bias")
-    values = (_as_float(bias, "logit_bias") for bias in biases.values())
-    return tuple(sorted(zip(ids, values, strict=True))) or None
-
-
-def _iterate(value: Iterable[object] | None, field: str) -> Iterable[object]:
-    if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise RequestError(f"{field} must be a list, not {value!r}.", field=field)
-    return value
 
 
 def _seed_of_output(seed: int, index: int) -> int:

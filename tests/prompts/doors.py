@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import facet.offline.llm
-from facet import LLM, RequestError, SamplingParams, StructuredOutputsParams
+from facet import LLM, RepetitionDetectionParams, RequestError, SamplingParams, StructuredOutputsParams
 from facet.config import ServerConfig
 from facet.engine.messages import EngineInfo
 from facet.request import Request
@@ -78,6 +78,8 @@ class Doors:
         given = dict(sampling)
         if "structured_outputs" in given:
             given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+        if "repetition_detection" in given:
+            given["repetition_detection"] = RepetitionDetectionParams(**given["repetition_detection"])
         return SamplingParams(**{"max_tokens": None if is_chat else DEFAULT_MAX_TOKENS, **self.defaults, **given})
 
 
@@ -92,6 +94,7 @@ def open_doors(folder: Path, **settings: Any) -> Iterator[Doors]:
     config = ServerConfig(model=str(folder), disable_log_stats=True, **settings)
     with running(make_app(config, engines[1], make_served_model(config, info))) as server:
         defaults = {} if settings.get("generation_config") == "vllm" else dict(MODEL_DEFAULTS)
+        defaults |= {"loop_guard": settings["loop_guard"]} if "loop_guard" in settings else {}
         overrides = dict(settings.get("override_generation_config") or {})
         max_new_tokens = overrides.pop("max_new_tokens", None)
         defaults |= overrides if max_new_tokens is None else {**overrides, "max_tokens": max_new_tokens}

@@ -34,6 +34,7 @@ class ScriptedEngine:
     seconds_per_turn: float = 0.0
     tokens_per_turn: int = 1  # of each request, in one message
     gate: threading.Event = field(default_factory=threading.Event)  # clear: nothing is said
+    last_reason: FinishReason = "length"  # why an answer ends whose script has run out
     fail_after: int | None = None  # tokens of a request, after which its logits are said to be broken
     submitted: list[Request] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -124,7 +125,9 @@ class ScriptedEngine:
             speaking.position += 1
             if token_ids[-1] in request.eos_token_ids or token_ids[-1] in sampling.stop_token_ids:
                 finish = "stop"
-            elif speaking.position in (sampling.max_tokens, len(speaking.token_ids)):
+            elif speaking.position == len(speaking.token_ids):
+                finish = self.last_reason
+            elif speaking.position == sampling.max_tokens:
                 finish = "length"
         if finish is not None:
             self._speaking.pop(request.request_id, None)

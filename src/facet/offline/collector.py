@@ -94,7 +94,7 @@ class _Answer:
 def _raw_text(tokens: AnswerTokens, tokenizer: Tokenizer) -> str:
     """What the model wrote, before it was parsed. It ends where the reply does."""
     text = tokenizer.decode(tokens.text_token_ids, skip_special_tokens=tokens.sampling.skip_special_tokens)
-    if not isinstance(tokens.stop_reason, str):
+    if tokens.stop_string is None:
         return text
-    end = text.rfind(tokens.stop_reason)
-    return text[: end + len(tokens.stop_reason) if tokens.sampling.include_stop_str_in_output else end]
+    end = text.rfind(tokens.stop_string)
+    return text[: end + len(tokens.stop_string) if tokens.sampling.include_stop_str_in_output else end]

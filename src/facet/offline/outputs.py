@@ -33,7 +33,8 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | Literal["tool_calls"] | None = None
     error: str | None = None  # why, where finish_reason is "error": this answer failed, its neighbours did not
-    stop_reason: int | str | None = None  # the stop string, or the stop token that is not an end of sequence
+    # The stop string, the stop token if it is not an end of sequence, or "repetition".
+    stop_reason: int | str | None = None
 
     @property
     def finished(self) -> bool:

@@ -66,6 +66,8 @@ def read_asked_model(
             f"--override-generation-config names {unknown[0]!r}. Known: {', '.join((*_OVERRIDABLE, 'max_new_tokens'))}."
         )
     defaults = {**generation.sampling_defaults(), **overrides}
+    if not config.loop_guard:
+        defaults["loop_guard"] = False
     try:
         SamplingParams(**defaults, max_tokens=max_tokens)
     except RequestError as error:

@@ -38,7 +38,10 @@ class AnswerTokens:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop string, or the stop token that is not an end of sequence
+    # The stop string, the stop token if it is not an end of sequence, or "repetition".
+    stop_reason: int | str | None = None
+    stop_string: str | None = None
+    is_loop: bool = False  # ended because it repeated itself
     error: str | None = None  # why, where finish_reason is "error"
 
     @property
@@ -70,9 +73,12 @@ class AnswerTokens:
                 if self.finish_reason is not None:
                     return
         self.finish_reason, self.error = new.finish_reason, new.error
+        if new.finish_reason == "repetition":
+            self.finish_reason, self.stop_reason, self.is_loop = "stop", "repetition", True
 
     def stop_at(self, stop_string: str) -> None:
-        self.finish_reason, self.stop_reason = "stop", stop_string
+        self.finish_reason, self.stop_reason, self.stop_string = "stop", stop_string, stop_string
+        self.is_loop = False
 
 
 class TextReader:
@@ -153,7 +159,7 @@ class ReplyReader:
                 tokens.stop_at(parser.stop_string)
             is_over = tokens.finish_reason is not None
         if tokens.finish_reason is not None and not is_over:
-            kept += self._keep(parser.finish(is_complete=tokens.finish_reason == "stop"))
+            kept += self._keep(parser.finish(is_complete=new.finish_reason == "stop"))
             if parser.stop_string is not None:
                 tokens.stop_at(parser.stop_string)
         return kept
@@ -165,8 +171,9 @@ class ReplyReader:
     @property
     def finish_reason(self) -> FinishReason | Literal["tool_calls"] | None:
         reason = self.tokens.finish_reason
-        # A call that was cut off by length is no call to carry out.
-        return "tool_calls" if reason == "stop" and self._builder.num_calls else reason
+        # A call that was cut off by length, or one of an endless row, is no call to carry out.
+        is_meant = reason == "stop" and not self.tokens.is_loop
+        return "tool_calls" if is_meant and self._builder.num_calls else reason
 
     def _keep(self, deltas: list[Delta]) -> list[Delta]:
         kept: list[Delta] = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.media_span import MediaSpan, uncuttable
 from facet.request import FinishReason, Request
+from facet.scheduler.loop_guard import LoopGuard
 
 # Who comes first: lower priority number, then earlier arrival, then earlier submission. The same order decides who
 # computes first, who is admitted first and, read from its end, who is preempted first. A preempted request keeps its
@@ -32,6 +33,8 @@ class RequestState:
     num_tokens_before_stop: int = field(init=False)
     max_num_outputs: int = field(init=False)
     uncuttable: tuple[MediaSpan, ...] = field(init=False)  # of the prompt's media, what is computed in one step
+    loop_guard: LoopGuard | None = field(init=False)
+    next_check: int = field(init=False)  # shorter outputs neither fill their room nor are looked at by the guard
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
@@ -41,6 +44,10 @@ class RequestState:
         self.num_tokens_before_stop = sampling.min_tokens
         self.max_num_outputs = self.max_num_tokens - len(self.request.prompt_token_ids)
         self.uncuttable = uncuttable(self.request.media)
+        self.loop_guard, self.next_check = None, self.max_num_outputs
+        if sampling.loop_rule is not None:
+            self.loop_guard = LoopGuard(sampling.loop_rule, min_outputs=sampling.min_tokens, phase=self.number)
+            self.next_check = min(self.max_num_outputs, self.loop_guard.due)
 
     @property
     def num_known(self) -> int:
@@ -64,8 +71,16 @@ class RequestState:
         outputs.append(token_id)
         if token_id in self.stop_token_ids and len(outputs) >= self.num_tokens_before_stop:
             return "stop"
-        if len(outputs) >= self.max_num_outputs:
+        return None if len(outputs) < self.next_check else self._check_length()
+
+    def _check_length(self) -> FinishReason | None:
+        """Whether the output is as long as it may be, or a loop; and at which length to ask again."""
+        if len(self.output_token_ids) >= self.max_num_outputs:
             return "length"
+        assert self.loop_guard is not None, "there is nothing to check before the end"
+        if self.loop_guard.sees_loop(self.output_token_ids):
+            return "repetition"
+        self.next_check = min(self.max_num_outputs, self.loop_guard.due)
         return None
 
     def append_run(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:

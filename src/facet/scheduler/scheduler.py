@@ -6,6 +6,7 @@ A loop calls `commit` right after `plan`, launches what it returns, and settles 
 empty schedule is not committed. `submit` and `cancel` may be called between any two of them except `plan` and `commit`.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from facet.scheduler.plan import plan_step
 from facet.scheduler.queues import Ended, Queues
 from facet.scheduler.request_state import RequestState
 from facet.step import StepPlan, StepResult, TokenEvent
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,3 +117,9 @@ class Scheduler:
         if ended.seat is not None:
             is_sound = ended.finish_reason != "error"
             self.kv_cache.release(ended.seat, num_computed=ended.num_computed, is_sound=is_sound)
+        guard = ended.state.loop_guard
+        if ended.finish_reason == "repetition" and guard is not None:
+            logger.warning(
+                "%s: ended after %d tokens, the last of which repeat a cycle of %d (--no-loop-guard lets it go on)",
+                ended.state.request.request_id, len(ended.state.output_token_ids), guard.cycle,
+            )  # fmt: skip

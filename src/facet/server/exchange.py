@@ -140,4 +140,4 @@ def _take(
         if tokens.finish_reason is not None:
             if new.finish_reason is None:
                 call.cancel(index)
-            timer.on_end(index, tokens.finish_reason, len(tokens.token_ids))
+            timer.on_end(index, tokens.finish_reason, len(tokens.token_ids), is_loop=tokens.is_loop)

@@ -60,6 +60,13 @@ class Metrics:
         )
         for reason in ("stop", "length", "abort"):
             self._ends.labels(**self._labels, finished_reason=reason)
+        loops = Counter(
+            "facet:loop_guard_stops",
+            "Answers ended because they repeated themselves.",
+            _LABELS,
+            registry=self._registry,
+        )
+        self.loops: Counter = loops.labels(**self._labels)
 
     def count_end(self, reason: str) -> None:
         self._ends.labels(**self._labels, finished_reason=reason).inc()
@@ -106,9 +113,11 @@ class CallTimer:
             self._metrics.between_tokens.observe(now - last)
         self._last[index] = now
 
-    def on_end(self, index: int, reason: str, num_tokens: int) -> None:
+    def on_end(self, index: int, reason: str, num_tokens: int, *, is_loop: bool) -> None:
         now, metrics = time.monotonic(), self._metrics
         metrics.count_end(reason)
+        if is_loop:
+            metrics.loops.inc()
         metrics.whole.observe(now - self.start)
         metrics.prompt_length.observe(self._num_prompt_tokens[index])
         metrics.answer_length.observe(num_tokens)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from facet.errors import RequestError
+from facet.repetition import RepetitionDetectionParams
 from facet.structured_outputs import StructuredOutputsParams
 
 # What a message to the engine can hold; JSON itself knows no limit.
@@ -37,6 +38,7 @@ _PLAIN_FIELDS = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "truncate_prompt_tokens",
+    "loop_guard",
 )
 
 
@@ -54,6 +56,14 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True):
+    """Checked by `RepetitionDetectionParams`."""
+
+    max_pattern_size: Int = 0
+    min_pattern_size: Int = 0
+    min_count: Int = 0
 
 
 class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +96,8 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Int | None = None
+    loop_guard: bool | None = None
+    repetition_detection: RepetitionDetection | None = None
 
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
@@ -148,6 +160,8 @@ def sampling_settings(fields: SamplingFields) -> dict[str, Any]:
         given["logit_bias"] = dict(_biases(fields.logit_bias.items()))
     if fields.structured_outputs is not None:
         given["structured_outputs"] = StructuredOutputsParams(**msgspec.structs.asdict(fields.structured_outputs))
+    if fields.repetition_detection is not None:
+        given["repetition_detection"] = RepetitionDetectionParams(**msgspec.structs.asdict(fields.repetition_detection))
     return given
 
 
