@@ -44,6 +44,14 @@ def same_products_everywhere() -> Iterator[None]:
         sys.modules["torch"]._C._set_mkldnn_enabled(True)
 
 
+@pytest.fixture
+def with_bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types are chosen as on a processor that multiplies bfloat16, whatever this one does."""
+    from facet.model import loader
+
+    monkeypatch.setattr(loader, "multiplies_bfloat16", lambda device: True)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str], TinyModel]":
     """A tiny checkpoint by name, with its oracle."""

@@ -52,7 +52,9 @@ class EngineConfig(ModelConfig):
         0.9, "share of the GPU's memory that weights, activations and KV cache may use"
     )
     kv_cache_memory_bytes: int | None = setting(
-        None, "size of the KV cache in bytes; default: what is left on a GPU, a quarter of the free memory on a CPU"
+        None,
+        "size of the KV cache in bytes; default: what is left on a GPU; on a CPU as much as the weights take, at least "
+        "512 MiB, at most a quarter of the free memory",
     )
     kv_cache_dtype: str = setting(
         "auto",

@@ -67,6 +67,7 @@ def test_files_are_checked_where_there_are_any(
     assert f"All tensors are present, in {counted}" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("with_bfloat16_products")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_family_loads_and_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_config(tmp_path, SHRUNK[name])
@@ -77,6 +78,7 @@ def test_every_family_loads_and_runs(name: str, tmp_path: Path, capsys: pytest.C
     assert captured.err == ""
 
 
+@pytest.mark.usefixtures("with_bfloat16_products")
 @pytest.mark.parametrize("dtype", ["auto", "float32", "float16", "bfloat16"])
 def test_dtypes(dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = SHRUNK["Gemma 3 1B"]

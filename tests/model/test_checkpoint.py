@@ -147,6 +147,7 @@ class TestTensorsNobodyReads:
             load(write_checkpoint(tmp_path, {**config, "tie_word_embeddings": False}, tensors))
 
 
+@pytest.mark.usefixtures("with_bfloat16_products")
 class TestDtypes:
     CONFIG = SHRUNK["Gemma 4 E4B"]
 

@@ -64,6 +64,7 @@ def test_no_parameter_is_left_unset(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert all(value.isfinite().all() for value in parameters(loaded).values()), name
 
 
+@pytest.mark.usefixtures("with_bfloat16_products")
 def test_the_config_names_the_type(tmp_path: Path) -> None:
     for written, expected in (
         ("bfloat16", torch.bfloat16),

@@ -15,7 +15,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -39,6 +39,8 @@ Message = Mapping[str, Any]
 # Names a list of templates may use: the one for conversations with tools, and the one for all others.
 _TOOL_TEMPLATE = "tool_use"
 _DEFAULT_TEMPLATE = "default"
+# In characters: from here on it is worth to render a text twice in order to learn sooner that it is too long.
+LONG_CONVERSATION = 1 << 16
 
 
 class ChatTemplate:
@@ -107,11 +109,13 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        check_text: Callable[[str], None] | None = None,
     ) -> PromptText:
         """The text of a conversation, ready for `Tokenizer.encode_prompt`.
 
         `add_generation_prompt` ends it with the opening of the model's reply. `variables` reach the template
-        as they are, for instance {"enable_thinking": True}.
+        as they are, for instance {"enable_thinking": True}. `check_text` may refuse a long text before it is rendered
+        the slow way.
         """
         arguments = {
             "messages": messages,
@@ -129,9 +133,14 @@ class ChatTemplate:
         name = _TOOL_TEMPLATE if tools is not None and _TOOL_TEMPLATE in self._templates else _DEFAULT_TEMPLATE
         values = {**variables, **arguments}
         if self._writes_whole_markers[name] and not self._has_start_of_marker(values):
-            return PromptText(_render(self._templates[name], {**self._special_tokens, **values}))
+            return PromptText(self._render_plainly(name, values))
+        if check_text is not None and sum(map(len, _strings(values))) > LONG_CONVERSATION:
+            check_text(self._render_plainly(name, values))
         rendered = _render(self._tracing_templates[name], {**self._special_tokens, **_from_outside(values)})
         return PromptText(unshifted(rendered), own_text=without_shifted(rendered))
+
+    def _render_plainly(self, name: str, values: Mapping[str, Any]) -> str:
+        return _render(self._templates[name], {**self._special_tokens, **values})
 
     @functools.cached_property
     def _tracing_templates(self) -> dict[str, jinja2.Template]:

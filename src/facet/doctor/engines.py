@@ -17,7 +17,7 @@ from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.progress import Silent
 from facet.request import Request
-from facet.runner.measuring import cpu_cache_bytes
+from facet.runner.measuring import cpu_cache_limit
 from facet.runner.runner import Runner
 from facet.token_logprobs import TokenLogprobs
 
@@ -86,7 +86,7 @@ def _num_blocks(layout: KVLayout, model: Gemma, setup: Setup, chunk: int) -> int
     if setup.is_short_of_memory:
         return least + least // 2
     wanted = blocks_for(layout, num_sequences=setup.max_num_seqs, num_tokens=longest, max_num_batched_tokens=chunk)
-    free = cpu_cache_bytes()
+    free = cpu_cache_limit()
     if device.type == "cuda":
         gc.collect()  # what earlier engines had counts as free
         torch.cuda.empty_cache()

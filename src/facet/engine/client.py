@@ -6,6 +6,7 @@ runs offline in one process is what serves in two. Nothing here imports torch: o
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import tempfile
 import threading
@@ -158,6 +159,8 @@ class RemoteEngine:
 
 def run_engine(config: EngineConfig, inbox_address: str, outbox_address: str, show_progress: bool) -> None:
     """What the new process runs."""
+    # Read when torch is loaded. Threads without work sleep: other processes, such as the front, need the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported there and not here: torch takes seconds and 150 MB that a front process has no use for.
     from facet.engine.process import run_engine_process
 

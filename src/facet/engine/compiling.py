@@ -38,6 +38,9 @@ class CompilingRequests:
             )
         self._requests[request.request_id] = (request, self._compiler.start(request.grammar))
 
+    def load_in_background(self) -> None:
+        self._compiler.load_in_background()
+
     def cancel(self, request_id: str) -> bool:
         """Whether the request was here. Its grammar is compiled all the same, for later requests."""
         return self._requests.pop(request_id, None) is not None

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from facet.arena_picture import ArenaPicture
 from facet.config import EngineConfig
 from facet.engine.compiling import CompilingRequests
@@ -142,19 +144,27 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """One turn of the loop. An empty list is normal: the first overlapped step has nothing to settle yet."""
         self._queue_compiled()
-        started = None
+        started = self._start()
+        if not self.settings.overlapped:
+            return [] if started is None else self._settle(*started)
+        before, self._in_flight = self._in_flight, started
+        events = [] if before is None else self._settle(*before)
+        if started is None and events:
+            # Everyone waited for these tokens. The device gets its next step before the clients get theirs.
+            self._in_flight = self._start()
+        return events
+
+    def _start(self) -> _StartedStep | None:
+        """Plans, launches and samples a step. None: no request can go on."""
         drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose(self._scheduler.draftable())
         schedule = self._scheduler.plan(drafts)
-        if not schedule.is_empty:
-            plan = self._scheduler.commit(schedule)
-            masks = self._grammars.start_masks(plan)
-            self._scheduler.set_waits_for_host(self._grammars.take_waits())
-            launched = self.runner.launch(plan)
-            sampled = self.runner.sample(launched, None if masks is None else masks.result())
-            started = _StartedStep(plan, sampled)
-        if self.settings.overlapped:
-            started, self._in_flight = self._in_flight, started
-        return [] if started is None else self._settle(*started)
+        if schedule.is_empty:
+            return None
+        plan = self._scheduler.commit(schedule)
+        masks = self._grammars.start_masks(plan)
+        self._scheduler.set_waits_for_host(self._grammars.take_waits())
+        launched = self.runner.launch(plan)
+        return _StartedStep(plan, self.runner.sample(launched, None if masks is None else masks.result()))
 
     def _settle(self, plan: StepPlan, sampled: SampledStep) -> list[TokenEvent]:
         result = sampled.wait()
@@ -193,6 +203,10 @@ class Engine:
         """Forget cached prefixes; blocks that running requests use are theirs and stay."""
         self._scheduler.reset_prefix_cache()
 
+    def load_grammars(self) -> None:
+        """Load what grammars need, in the background; otherwise the first request with one waits for it."""
+        self._compiling.load_in_background()
+
     def check_integrity(self) -> None:
         """For tests: checks that scheduler and cache agree."""
         self._scheduler.check_integrity()
@@ -209,6 +223,8 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
         loaded = load_model(config, progress, arithmetic=BATCH_INVARIANT if config.batch_invariant else USUAL)
         settings = resolve(config, loaded.model)
+        if settings.num_threads is not None:
+            torch.set_num_threads(settings.num_threads)
         runner = Runner(
             loaded.model,
             KVArena(settings.layout, settings.num_blocks, loaded.model.placement.device),

@@ -33,11 +33,15 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """Forget cached prefixes."""
 
 
+class LoadGrammars(msgspec.Struct, frozen=True, tag=True):
+    """Load what grammars need, in the background, before the first one comes."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the loop; requests still running are not finished."""
 
 
-ToEngine = Submit | Cancel | AskStats | AskLiveView | ResetPrefixCache | Shutdown
+ToEngine = Submit | Cancel | AskStats | AskLiveView | ResetPrefixCache | LoadGrammars | Shutdown
 
 
 class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):

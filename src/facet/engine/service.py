@@ -11,6 +11,7 @@ from facet.engine.messages import (
     EngineInfo,
     FromEngine,
     LiveView,
+    LoadGrammars,
     NewTokens,
     Refused,
     ResetPrefixCache,
@@ -51,6 +52,8 @@ class EngineService:
             send(LiveView(time.monotonic(), self._busy_seconds, self.stats(), picture))
         elif isinstance(message, ResetPrefixCache):
             self._engine.reset_prefix_cache()
+        elif isinstance(message, LoadGrammars):
+            self._engine.load_grammars()
 
     def step(self) -> list[FromEngine]:
         start = time.monotonic()

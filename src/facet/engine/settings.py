@@ -6,7 +6,9 @@ import torch
 
 from facet.config import EngineConfig
 from facet.engine.capacity import Capacity, capacity_of
+from facet.engine.cpu_threads import are_threads_given, choose_num_threads, usable_cores
 from facet.errors import ConfigError
+from facet.kv_cache.accountant import blocks_for
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.model.gemma import Gemma
@@ -42,6 +44,7 @@ class EngineSettings:
     is_batch_invariant: bool = False  # so is the model, which does the arithmetic
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
     piece_sizes: tuple[int, ...] = ()  # of steps with longer runs; empty: their lower layers are not captured
+    num_threads: int | None = None  # None: on a GPU, or as torch was told
     gpu_memory: GpuMemory | None = None  # None: on a CPU, or the cache was given its size
 
     @property
@@ -60,6 +63,7 @@ class EngineSettings:
             *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
             *self.capacity.lines(),
             *([WIDENED] * self.is_widened),
+            *([] if self.num_threads is None else [_threads_line(self.num_threads)]),
             *(["Batch-invariant: answers do not depend on other requests."] * self.is_batch_invariant),
         ]
 
@@ -91,7 +95,7 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         )
         num_bytes = gpu_memory.cache
     elif num_bytes is None:
-        num_bytes = cpu_cache_bytes()
+        num_bytes = cpu_cache_bytes(_weight_bytes(model), at_least=_one_request_bytes(shape))
     capacity = capacity_of(
         shape.layout,
         num_bytes,
@@ -108,14 +112,38 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         max_model_len=shape.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         fast_prefill=config.kv_sharing_fast_prefill,
-        overlapped=config.async_scheduling,
+        # A CPU computes a step while it is launched: to settle it later would only deliver its tokens later.
+        overlapped=config.async_scheduling and on_gpu,
         poison_freed_blocks=config.debug_poison_freed_blocks,
         is_widened=_is_widened(config, model),
         is_batch_invariant=shape.is_batch_invariant,
         graph_sizes=shape.graph_sizes,
         piece_sizes=shape.piece_sizes,
+        num_threads=(
+            None if on_gpu or are_threads_given() else choose_num_threads(_weight_bytes(model), usable_cores())
+        ),
         gpu_memory=gpu_memory,
     )
+
+
+def _weight_bytes(model: Gemma) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def _one_request_bytes(shape: StepShape) -> int:
+    """Of the pages that a request of the whole context needs."""
+    num_blocks = blocks_for(
+        shape.layout,
+        num_sequences=1,
+        num_tokens=shape.max_model_len,
+        max_num_batched_tokens=shape.max_num_batched_tokens,
+    )
+    return num_blocks * shape.layout.total_page_bytes
+
+
+def _threads_line(num_threads: int) -> str:
+    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+    return f"Computing with {threads}: one for every 32 MiB of weights, as far as cores go. OMP_NUM_THREADS changes it."
 
 
 def _is_widened(config: EngineConfig, model: Gemma) -> bool:

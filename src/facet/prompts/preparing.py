@@ -6,6 +6,7 @@ Rendering and encoding take time, so the server calls this in a thread.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from facet.chat.formats import ends_in_thought
@@ -15,6 +16,7 @@ from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
 from facet.prompts.asked_model import AskedModel
 from facet.prompts.grammars import answer_grammar, chat_grammar
+from facet.prompts.lengths import check_length
 from facet.prompts.questions import ChatQuestion, Question, TextQuestion
 from facet.prompts.reading import ReplyFormat
 from facet.request import Request
@@ -93,6 +95,7 @@ def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequen
         documents=question.documents,
         add_generation_prompt=question.add_generation_prompt,
         variables=variables,
+        check_text=None if _is_cut(question) else partial(check_length, model=model),
     )
     token_ids = _encode(prompt, model, question)
     starts_in_thought = ends_in_thought(tokenizer, token_ids)
@@ -110,6 +113,11 @@ def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequen
     )
 
 
+def _is_cut(question: Question) -> bool:
+    """Whether a prompt that is too long is cut instead of refused."""
+    return question.sampling.truncate_prompt_tokens is not None
+
+
 def _encode(
     prompt: PromptText | Sequence[int], model: AskedModel, question: TextQuestion | ChatQuestion
 ) -> tuple[int, ...]:
@@ -120,6 +128,8 @@ def _encode(
         limit = max(1, model.max_model_len - (sampling.max_tokens or 1))
     if not isinstance(prompt, PromptText):
         return tuple(prompt if limit is None else prompt[-limit:])
+    if limit is None:
+        check_length(prompt.text, model)
     return tuple(
         model.require_tokenizer().encode_prompt(
             prompt, add_special_tokens=question.add_special_tokens, max_tokens=limit

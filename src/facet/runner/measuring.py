@@ -12,6 +12,7 @@ from facet.runner.batch import Chunks, make_batch
 from facet.runner.memory import StepShape
 
 CPU_SHARE_OF_FREE_MEMORY = 0.25
+CPU_CACHE_BYTES = 512 << 20  # for models smaller than this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,15 @@ def free_gpu_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def cpu_cache_bytes() -> int:
+def cpu_cache_bytes(weight_bytes: int, *, at_least: int) -> int:
+    """As much for the cache as the weights take, within bounds: a machine that serves from its CPU does other work.
+
+    It is `at_least` enough for one request, and never more than a share of the free memory.
+    """
+    return min(max(weight_bytes, at_least, CPU_CACHE_BYTES), cpu_cache_limit())
+
+
+def cpu_cache_limit() -> int:
     return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE_OF_FREE_MEMORY)
 
 

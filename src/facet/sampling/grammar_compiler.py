@@ -1,9 +1,10 @@
 """Compiles grammars in threads of its own and keeps the most recent ones.
 
-Only this module and `grammar_walker.py` know the grammar library. It is loaded with the first grammar, because it
-brings large libraries along and most engines never need it.
+Only this module and `grammar_walker.py` know the grammar library. It brings large libraries along, so it is loaded with
+the first grammar, or, where a server asks for it, once that server is up.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -56,6 +57,17 @@ class GrammarCompiler:
             self._evict()
         self._cache.move_to_end(spec.key)
         return found.compiling
+
+    def load_in_background(self) -> None:
+        """Load the library now, without hurry, so that the first grammar need not wait for it."""
+        if self._folder is not None:
+            threading.Thread(target=self._load_without_hurry, name="facet-grammar-loader", daemon=True).start()
+
+    def _load_without_hurry(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # only Linux gives a thread a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        with contextlib.suppress(FacetError):  # said to those who send a grammar
+            self._load()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -17,25 +17,23 @@ Wire = TypeVar("Wire", bound=msgspec.Struct)
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 
 
-async def read_body(request: Request, *, max_bytes: int, timeout: float) -> bytes:
+async def read_body(request: Request, *, max_bytes: int, timeout: float) -> bytearray:
     """Reads all of it. A body that is too large is refused as early as its announced length or its size shows it."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
-    parts: list[bytes] = []
-    num_bytes = 0
+    body = bytearray()
     try:
         async with asyncio.timeout(timeout):
             async for part in request.stream():
-                num_bytes += len(part)
-                if num_bytes > max_bytes:
+                body += part
+                if len(body) > max_bytes:
                     raise _too_large(max_bytes)
-                parts.append(part)
     except TimeoutError:
-        raise HttpError(408, f"Only {num_bytes} bytes of the body arrived within {timeout:g} seconds.") from None
+        raise HttpError(408, f"Only {len(body)} bytes of the body arrived within {timeout:g} seconds.") from None
     except ClientDisconnect:
-        raise HttpError(400, f"The connection was closed after {num_bytes} bytes of the body.") from None
-    return b"".join(parts)
+        raise HttpError(400, f"The connection was closed after {len(body)} bytes of the body.") from None
+    return body
 
 
 class BodyDecoder:
@@ -46,7 +44,7 @@ class BodyDecoder:
         self._wire_type = wire_type
         self._known = frozenset(wire_type.__struct_encode_fields__)
 
-    def decode(self, body: bytes) -> msgspec.Struct:
+    def decode(self, body: bytes | bytearray) -> msgspec.Struct:
         try:
             decoded = self._decoder.decode(body)
             if logger.isEnabledFor(logging.DEBUG) and (unknown := self._unknown_fields(body)):
@@ -59,7 +57,7 @@ class BodyDecoder:
         except RecursionError:
             raise HttpError(400, "The body is nested too deeply to be read.") from None
 
-    def _unknown_fields(self, body: bytes) -> list[str]:
+    def _unknown_fields(self, body: bytes | bytearray) -> list[str]:
         return sorted(set(msgspec.json.decode(body, type=dict[str, msgspec.Raw])) - self._known)
 
 

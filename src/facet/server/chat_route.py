@@ -22,17 +22,18 @@ class ChatEndpoint:
 
     async def __call__(self, request: Request) -> Response:
         frontend, model = self._frontend, self._frontend.model
-        fields: ChatRequest = await frontend.read(request, self._decoder)
-        model.check_name(fields.model)
-        refuse_unsupported(fields)
-        refuse_unsupported(fields, UNSUPPORTED_IN_CHAT)
-        question = self._question(fields)
-        n = question.sampling.n
-        check_count(1, n, frontend.bridge.max_pending)
-        frontend.bridge.check_room(n)
-        response_id = f"chatcmpl-{fields.request_id or request_id_of(request)}"
-        request_ids = frontend.bridge.new_ids(response_id, n)
-        prepared = await frontend.in_thread(partial(prepare, question, model.asked, request_ids))
+        fields: ChatRequest
+        async with frontend.reading(request, self._decoder) as fields:
+            model.check_name(fields.model)
+            refuse_unsupported(fields)
+            refuse_unsupported(fields, UNSUPPORTED_IN_CHAT)
+            question = self._question(fields)
+            n = question.sampling.n
+            check_count(1, n, frontend.bridge.max_pending)
+            frontend.bridge.check_room(n)
+            response_id = f"chatcmpl-{fields.request_id or request_id_of(request)}"
+            request_ids = frontend.bridge.new_ids(response_id, n)
+            prepared = await frontend.in_thread(partial(prepare, question, model.asked, request_ids))
         exchange = ChatExchange(
             response_id, fields, prepared, model, always_ends_with_usage=frontend.config.enable_force_include_usage
         )

@@ -26,19 +26,20 @@ class CompletionsEndpoint:
 
     async def __call__(self, request: Request) -> Response:
         frontend, model = self._frontend, self._frontend.model
-        fields: CompletionRequest = await frontend.read(request, self._decoder)
-        model.check_name(fields.model)
-        refuse_unsupported(fields)
-        refuse_unsupported(fields, UNSUPPORTED_IN_COMPLETIONS)
-        if fields.best_of is not None and fields.best_of != (fields.n or 1):
-            raise RequestError("best_of is not supported. Leave it out, or set it to n.", field="best_of")
-        prompts, sampling = as_prompts(fields.prompt), self._sampling(fields)
-        n, num_answers = sampling.n, len(prompts) * sampling.n
-        check_count(len(prompts), n, frontend.bridge.max_pending)
-        frontend.bridge.check_room(num_answers)
-        response_id = f"cmpl-{fields.request_id or request_id_of(request)}"
-        request_ids = frontend.bridge.new_ids(response_id, num_answers)
-        prepared = await frontend.in_thread(partial(self._prepare, fields, prompts, sampling, request_ids))
+        fields: CompletionRequest
+        async with frontend.reading(request, self._decoder) as fields:
+            model.check_name(fields.model)
+            refuse_unsupported(fields)
+            refuse_unsupported(fields, UNSUPPORTED_IN_COMPLETIONS)
+            if fields.best_of is not None and fields.best_of != (fields.n or 1):
+                raise RequestError("best_of is not supported. Leave it out, or set it to n.", field="best_of")
+            prompts, sampling = as_prompts(fields.prompt), self._sampling(fields)
+            n, num_answers = sampling.n, len(prompts) * sampling.n
+            check_count(len(prompts), n, frontend.bridge.max_pending)
+            frontend.bridge.check_room(num_answers)
+            response_id = f"cmpl-{fields.request_id or request_id_of(request)}"
+            request_ids = frontend.bridge.new_ids(response_id, num_answers)
+            prepared = await frontend.in_thread(partial(self._prepare, fields, prompts, sampling, request_ids))
         requests = [request for one, _ in prepared for request in one.requests]
         exchange = CompletionExchange(
             response_id,

@@ -5,6 +5,7 @@ one queue, so that nothing has to wait on several. Knows no JSON and no text.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -27,6 +28,8 @@ _MAX_CELLS = 512
 # How old a live view may be: pages that are open at the same time share one.
 _LIVE_SECONDS = 0.5
 _ANSWER_TIMEOUT_SECONDS = 5.0
+# After the start: the first question, which often comes at once, is not to be disturbed.
+_SECONDS_BEFORE_GRAMMARS = 2.0
 
 
 class OverloadedError(EngineError):
@@ -138,6 +141,11 @@ class EngineBridge:
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
+        self._loop.call_later(_SECONDS_BEFORE_GRAMMARS, self._load_grammars)
+
+    def _load_grammars(self) -> None:
+        with contextlib.suppress(EngineError):  # of an engine that has died others will hear
+            self._engine.load_grammars()
 
     def stop(self) -> None:
         """End the thread and the engine; calls still open fail."""

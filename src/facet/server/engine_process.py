@@ -5,7 +5,7 @@ from typing import Protocol
 import zmq
 
 from facet.engine.client import EngineClient, RemoteEngine
-from facet.engine.messages import AskLiveView, AskStats, ResetPrefixCache, ToEngine
+from facet.engine.messages import AskLiveView, AskStats, LoadGrammars, ResetPrefixCache, ToEngine
 from facet.errors import EngineError
 
 
@@ -19,6 +19,8 @@ class ServedEngine(EngineClient, Protocol):
         """Likewise; a `LiveView` comes."""
 
     def reset_prefix_cache(self) -> None: ...
+
+    def load_grammars(self) -> None: ...
 
 
 class EngineProcess(RemoteEngine):
@@ -35,6 +37,9 @@ class EngineProcess(RemoteEngine):
 
     def reset_prefix_cache(self) -> None:
         self._send(ResetPrefixCache())
+
+    def load_grammars(self) -> None:
+        self._send(LoadGrammars())
 
     def _send(self, message: ToEngine) -> None:
         if self._death is not None:

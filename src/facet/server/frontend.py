@@ -1,12 +1,14 @@
 """What all endpoints share: reading a body, work in threads, request ids, responses and errors."""
 
 import asyncio
+import contextlib
 import logging
 import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,6 +30,7 @@ Result = TypeVar("Result")
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 _USABLE_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)
+LARGE_BODY_BYTES = 1 << 20
 _CLIENT_GONE = 499  # what proxies log for it; no client receives it
 
 
@@ -40,10 +43,19 @@ class Frontend:
     model: ServedModel
     metrics: Metrics
     pool: ThreadPoolExecutor
+    large_bodies: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
 
-    async def read(self, request: Request, decoder: BodyDecoder) -> Any:
+    @contextlib.asynccontextmanager
+    async def reading(self, request: Request, decoder: BodyDecoder) -> AsyncIterator[Any]:
+        """The decoded body, inside which its requests are to be prepared.
+
+        Large bodies take turns: each may need several times its size until it is prepared or refused.
+        """
         body = await read_body(request, max_bytes=self.config.max_request_bytes, timeout=self.config.request_timeout)
-        return decoder.decode(body)
+        async with self.large_bodies if len(body) > LARGE_BODY_BYTES else contextlib.nullcontext():
+            fields = decoder.decode(body)
+            del body
+            yield fields
 
     async def in_thread(self, function: Callable[[], Result]) -> Result:
         """Rendering and encoding take milliseconds for long prompts; the loop has other clients to serve."""

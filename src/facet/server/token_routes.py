@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from facet.errors import RequestError
+from facet.prompts.lengths import check_length
 from facet.prompts.preparing import render_messages
 from facet.server.body import BodyDecoder
 from facet.server.frontend import Frontend, json_response
@@ -19,6 +20,9 @@ from facet.server.protocol.tokenizing import (
 )
 from facet.tokens.prompt_text import PromptText
 
+# What may be counted though it fits in no prompt: texts of several contexts, to be cut by whoever asks.
+TOKENIZED_CONTEXTS = 8
+
 
 class TokenizeEndpoint:
     def __init__(self, frontend: Frontend) -> None:
@@ -26,9 +30,10 @@ class TokenizeEndpoint:
         self._decoder = BodyDecoder(TokenizeRequest)
 
     async def __call__(self, request: Request) -> Response:
-        fields: TokenizeRequest = await self._frontend.read(request, self._decoder)
-        self._frontend.model.check_name(fields.model)
-        return json_response(await self._frontend.in_thread(partial(self._tokenize, fields)))
+        fields: TokenizeRequest
+        async with self._frontend.reading(request, self._decoder) as fields:
+            self._frontend.model.check_name(fields.model)
+            return json_response(await self._frontend.in_thread(partial(self._tokenize, fields)))
 
     def _tokenize(self, fields: TokenizeRequest) -> TokenizeResponse:
         model = self._frontend.model
@@ -50,6 +55,7 @@ class TokenizeEndpoint:
             prompt = PromptText.from_outside(fields.prompt or "")
         else:
             prompt = PromptText(fields.prompt or "")
+        check_length(prompt.text, model.asked, num_contexts=TOKENIZED_CONTEXTS)
         ids = tokenizer.encode_prompt(prompt, add_special_tokens=adds_special_tokens)
         strings = [tokenizer.id_to_token(token_id) or "" for token_id in ids] if fields.return_token_strs else None
         return TokenizeResponse(len(ids), model.max_model_len, ids, strings)
@@ -61,16 +67,18 @@ class DetokenizeEndpoint:
         self._decoder = BodyDecoder(DetokenizeRequest)
 
     async def __call__(self, request: Request) -> Response:
-        fields: DetokenizeRequest = await self._frontend.read(request, self._decoder)
-        model = self._frontend.model
-        model.check_name(fields.model)
-        outside = next((token_id for token_id in fields.tokens if not 0 <= token_id < model.vocab_size), None)
-        if outside is not None:
-            raise RequestError(
-                f"tokens holds {outside}, but this model's ids run from 0 to {model.vocab_size - 1}.", field="tokens"
-            )
-        decode = partial(model.asked.require_tokenizer().decode, fields.tokens, skip_special_tokens=False)
-        return json_response(DetokenizeResponse(await self._frontend.in_thread(decode)))
+        fields: DetokenizeRequest
+        async with self._frontend.reading(request, self._decoder) as fields:
+            model = self._frontend.model
+            model.check_name(fields.model)
+            outside = next((token_id for token_id in fields.tokens if not 0 <= token_id < model.vocab_size), None)
+            if outside is not None:
+                raise RequestError(
+                    f"tokens holds {outside}, but this model's ids run from 0 to {model.vocab_size - 1}.",
+                    field="tokens",
+                )
+            decode = partial(model.asked.require_tokenizer().decode, fields.tokens, skip_special_tokens=False)
+            return json_response(DetokenizeResponse(await self._frontend.in_thread(decode)))
 
 
 class ModelsEndpoint:

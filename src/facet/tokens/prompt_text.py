@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
+_SEARCHED_CHARACTERS = 1 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
@@ -17,3 +19,10 @@ class PromptText:
     def from_outside(cls, text: str) -> Self:
         """A text without any control token, whatever is written in it."""
         return cls(text, own_text="\0" * len(text))
+
+    def last(self, num_characters: int) -> "PromptText":
+        """The end of it, from a white space on if there is one soon."""
+        start = max(0, len(self.text) - num_characters)
+        blank = self.text.find(" ", start, start + _SEARCHED_CHARACTERS)
+        start = start if blank < 0 else blank
+        return PromptText(self.text[start:], None if self.own_text is None else self.own_text[start:])

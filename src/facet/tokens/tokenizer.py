@@ -21,6 +21,7 @@ from facet.tokens.control_tokens import ControlTokens
 from facet.tokens.encoding import encode_texts
 from facet.tokens.files import one_line, read_tokenizer_config
 from facet.tokens.prompt_text import PromptText
+from facet.tokens.text_length import CHARACTERS_PER_TOKEN, TextLength
 
 # What Gemma calls its special tokens, for checkpoints without a tokenizer_config.json.
 _USUAL_NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
@@ -30,6 +31,9 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 # Text that no decoder changes, wherever it stands: visible ASCII, no space.
 _PLAIN_TEXT = re.compile(r"[!-~]+")
+
+# Where a text is cut its tokens may be others than in the whole; so many behind the cut are encoded and thrown away.
+_MARGIN_TOKENS = 256
 
 
 class Tokenizer:
@@ -56,6 +60,7 @@ class Tokenizer:
         )
         self.control_tokens = ControlTokens(backend, self.special_tokens.values())
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self._length = TextLength(backend)
         self._before, self._after = self._added_around()
         self._anchor_id = self._find_anchor()
         self._num_anchor_chars = len(self.decode([self._anchor_id], skip_special_tokens=False))
@@ -91,16 +96,17 @@ class Tokenizer:
 
         Of a prompt longer than `max_tokens` the end is kept; the added tokens count.
         """
-        token_ids = self._encode_own(prompt.text, prompt.own_text)
         before, after = (self._before, self._after) if add_special_tokens else ([], [])
-        if max_tokens is not None:
+        if max_tokens is None:
+            token_ids = self._encode_own(prompt)
+        else:
             room = max_tokens - len(before) - len(after)
             if room < 0:
                 raise RequestError(
                     f"Cutting to {max_tokens} tokens leaves no room for the {len(before) + len(after)} special tokens "
                     f"added to every text. Allow at least {len(before) + len(after)}, or add no special tokens."
                 )
-            token_ids = token_ids[max(0, len(token_ids) - room) :]
+            token_ids = self._encode_end(prompt, room)
         return [*before, *token_ids, *after] if add_special_tokens else token_ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -123,8 +129,28 @@ class Tokenizer:
         """A token's spelling in the vocabulary; None for an id past its end."""
         return self._backend.id_to_token(token_id)
 
-    def _encode_own(self, text: str, own_text: str | None) -> list[int]:
-        """Ids of a text in which the control tokens of `own_text` count and no others; see `PromptText`."""
+    def surely_exceeds(self, text: str, num_tokens: int) -> bool:
+        """Whether a text has more tokens than that, in a time that does not depend on its length.
+
+        False: it may fit, and `encode` takes no longer than the number of tokens makes reasonable.
+        """
+        return self._length.surely_exceeds(text, num_tokens)
+
+    def _encode_end(self, prompt: PromptText, max_tokens: int) -> list[int]:
+        """The last ids of a prompt. Of a long one only the end is encoded, with more before it than is kept."""
+        num_characters = CHARACTERS_PER_TOKEN * (max_tokens + _MARGIN_TOKENS)
+        while num_characters < len(prompt.text):
+            token_ids = self._encode_own(prompt.last(num_characters))
+            if len(token_ids) >= max_tokens + _MARGIN_TOKENS:
+                break
+            num_characters *= 4
+        else:
+            token_ids = self._encode_own(prompt)
+        return token_ids[max(0, len(token_ids) - max_tokens) :]
+
+    def _encode_own(self, prompt: PromptText) -> list[int]:
+        """Ids of a prompt in which the control tokens of its `own_text` count and no others; see `PromptText`."""
+        text, own_text = prompt.text, prompt.own_text
         if own_text is None:
             return encode_texts(self._backend, [text])[0]
         control = self.control_tokens
