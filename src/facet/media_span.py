@@ -3,6 +3,11 @@
 A span's content becomes as many rows as the span has tokens before the decoder sees them. In some models the tokens of
 an image see each other, not only those before them: such a span *attends both ways* and is computed in one step, since
 its first row already needs the keys of its last.
+
+    scheduler/    no chunk cuts such a span: it ends before it or contains it
+    kv_cache/     no prefix that is kept or found ends inside one
+    runner/       `AttentionRows.last_visible` says how far ahead each row of a step sees
+    model/        layers of the kinds in `ModelSpec.bidirectional_image_layers` listen to that; the others are causal
 """
 
 from collections.abc import Sequence
@@ -44,6 +49,16 @@ def check_spans(spans: Sequence[MediaSpan], num_prompt_tokens: int) -> None:
         if span.end > num_prompt_tokens:
             raise _refused(f"{name} ends behind the prompt, which has {num_prompt_tokens} tokens.")
         end = span.end
+
+
+def check_attention(spans: Sequence[MediaSpan], *, some_layers_see_ahead: bool) -> None:
+    """Refuse spans that attend both ways in a model whose layers are all causal."""
+    span = next((span for span in spans if span.attends_both_ways), None)
+    if span is not None and not some_layers_see_ahead:
+        raise _refused(
+            f"The {span.kind} at positions {span.first} to {span.end - 1} attends both ways, but every layer of this "
+            "model is causal. Send it with attends_both_ways = false."
+        )
 
 
 def uncuttable(spans: Sequence[MediaSpan]) -> tuple[MediaSpan, ...]:

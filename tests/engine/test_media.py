@@ -7,13 +7,12 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from facet.config import ModelConfig
-from facet.engine.media_check import check_media
 from facet.errors import RequestError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
 from facet.kv_cache.accountant import need_of
@@ -228,12 +227,3 @@ def test_what_a_model_cannot_attend_to_is_refused(tiny_model: TinyModels) -> Non
     words = "image at positions 3 to 8 attends both ways, but every layer of this model"
     with pytest.raises(RequestError, match=words):
         engine.submit(request_with(list(range(20)), spans_at((3, 9))))
-
-
-def test_on_a_gpu_what_attends_both_ways_is_refused_by_name(tiny_model: TinyModels) -> None:
-    model = load_with_media(tiny_model("gemma3_small"))
-    on_gpu = cast(Any, model)
-    on_gpu.placement = replace(model.placement, device=torch.device("cuda"))
-    check_media(spans_at((3, 9), both_ways=False), model)
-    with pytest.raises(RequestError, match="attends both ways, which the kernels for GPUs do not compute yet"):
-        check_media(spans_at((3, 9)), model)

@@ -52,9 +52,9 @@ def with_media(
         num_logit_rows=np.zeros_like(num_rows),
         seats=np.arange(len(num_rows), dtype=np.int32),
     )
-    token_ids = torch.zeros(int(num_rows.sum()), dtype=torch.int64)
-    cpu = torch.device("cpu")
-    batch = make_batch(token_ids, chunks, inputs.rows.block_tables, cpu, skip_upper=False, media=media)
+    device = inputs.queries.device
+    token_ids = torch.zeros(int(num_rows.sum()), dtype=torch.int64, device=device)
+    batch = make_batch(token_ids, chunks, inputs.rows.block_tables, device, skip_upper=False, media=media)
     return replace(inputs, rows=batch.rows)
 
 
@@ -81,7 +81,7 @@ def test_any_spans_against_a_dense_mask(plan: Callable[..., Any], drawn: Any, se
 
 
 @pytest.mark.parametrize("plan", PLANNERS)
-@pytest.mark.parametrize("case", [case for case in cases.CASES if max(rows for rows, _ in case.sequences) > 8], ids=str)
+@pytest.mark.parametrize("case", [cases.CASES[index] for index in (2, 3, 6)], ids=lambda case: case.name)
 def test_the_shapes_of_models(plan: Callable[..., Any], case: cases.Case) -> None:
     """A span in the middle of every longer chunk, past windows and tiles of rows."""
     media = {

@@ -245,7 +245,13 @@ def test_scratch_of_a_head_beyond_the_limit_is_accounted_for() -> None:
 def most_taken(runs: list[Run], heads: HeadShape, window: int | None, limit: int) -> int:
     nobody = torch.zeros(1, dtype=torch.int32)
     rows = PagedRows(
-        heads=heads, positions=nobody, seats=nobody, block_table=nobody, window=window or 0, tokens_per_block=16
+        heads=heads,
+        positions=nobody,
+        last_visible=nobody,
+        seats=nobody,
+        block_table=nobody,
+        window=window or 0,
+        tokens_per_block=16,
     )
     plan = plan_runs(rows, runs, scratch_limit=limit)
     return max(2 * part.heads_per_slice * part.num_keys * heads.head_dim * 2 for part in plan.passes)

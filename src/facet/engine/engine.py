@@ -15,13 +15,13 @@ from facet.arena_picture import ArenaPicture
 from facet.config import EngineConfig
 from facet.engine.compiling import CompilingRequests
 from facet.engine.device_failures import device_failures_in_words
-from facet.engine.media_check import check_media
 from facet.engine.settings import EngineSettings, resolve
 from facet.errors import RequestError, UserError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_cache.manager import KVCacheManager
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.layers.kv_arena import KVArena
+from facet.media_span import check_attention
 from facet.model.loader import load_model
 from facet.progress import Progress, Silent
 from facet.request import Request
@@ -110,7 +110,7 @@ class Engine:
                 "Encode the text with this model's tokenizer.",
                 field="prompt_token_ids",
             )
-        check_media(request.media, self.runner.model)
+        check_attention(request.media, some_layers_see_ahead=len(self.runner.model.spec.bidirectional_image_layers) > 0)
         check_against_vocabulary(request.sampling, vocab_size=self._vocab_size, eos_token_ids=request.eos_token_ids)
         # A seed drawn now lets a preempted request go on with its own random numbers.
         request = replace(request, sampling=request.sampling.seeded())

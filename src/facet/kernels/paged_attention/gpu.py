@@ -63,7 +63,8 @@ def plan_on_gpu(
     lens, contexts = np.array(rows.host_query_lens, np.int64), np.array(rows.host_context_lens, np.int64)
     starts = np.cumsum(lens) - lens
     is_short = lens < LEAST_RUN
-    if lens[is_short & (lens > 1)].sum() > MOST_ROWS_OF_SHORT_RUNS:
+    # A decoded row sees up to its own position. So does every single row: media that attend both ways are not cut.
+    if paged.sees_ahead or lens[is_short & (lens > 1)].sum() > MOST_ROWS_OF_SHORT_RUNS:
         is_short = lens == 1
     decoded = np.flatnonzero(np.repeat(is_short, lens)).astype(np.int32)
     runs = [
@@ -94,6 +95,8 @@ def choose_prefill_kernel(
 ) -> PrefillKernel:
     """What attends over a layer's unpacked keys and values."""
     head_dim, num_rotated = queries.shape[2], 0 if key_recipe is None else 2 * key_recipe.cos_sin.shape[2]
+    if rows.sees_ahead:  # only one kernel lets rows do so; pictures are few tokens of all that is computed
+        return choose_triton_kernel(head_dim, queries.element_size(), is_shared=False)
     is_shared = cache.is_shared and num_rotated * 4 == head_dim and num_rotated >= LEAST_TILE
     on_hopper = choose_hopper_kernel(queries, rows, is_shared=is_shared)
     return on_hopper or choose_triton_kernel(head_dim, queries.element_size(), is_shared=is_shared)

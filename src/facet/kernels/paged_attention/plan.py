@@ -34,6 +34,7 @@ class PagedRows:
 
     heads: HeadShape
     positions: Tensor  # [rows] int32
+    last_visible: Tensor  # [rows] int32: the last position that each row sees
     seats: Tensor  # [rows] int32
     block_table: Tensor  # [seats, blocks] int32
     window: int  # 0: none
@@ -43,15 +44,20 @@ class PagedRows:
     def of(
         cls, rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
     ) -> "PagedRows":
-        assert rows.last_visible is None, "kernels are causal: media that attend both ways are refused on a GPU"
         return cls(
             heads=heads,
             positions=rows.positions,
+            last_visible=rows.positions if rows.last_visible is None else rows.last_visible,
             seats=rows.seats,
             block_table=block_table,
             window=window or 0,
             tokens_per_block=tokens_per_block,
         )
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether some row sees further than its own position: those of media that attend both ways."""
+        return self.last_visible is not self.positions
 
 
 def rows_of_product(heads: HeadShape, at_least: int) -> int:

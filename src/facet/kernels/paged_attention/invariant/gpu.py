@@ -90,6 +90,7 @@ class InvariantPlan:
                 cache.keys if cache.values is None else cache.values,
                 rows.block_table,
                 rows.positions,
+                rows.last_visible,
                 rows.seats,
                 self.tiles,
                 weight,
@@ -118,7 +119,7 @@ class InvariantPlan:
                 merge_invariant_kernel[(len(tile_pass.rows), num_heads)](
                     partials,
                     levels,
-                    rows.positions,
+                    rows.last_visible,
                     output,
                     tile_pass.rows.start,
                     self.num_shares,

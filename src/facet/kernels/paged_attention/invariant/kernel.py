@@ -24,6 +24,7 @@ def invariant_kernel(
     values,
     block_table,
     positions,
+    last_visible,
     seats,
     tiles,
     key_weight,
@@ -68,7 +69,7 @@ def invariant_kernel(
     if num_tokens <= 0:
         return
     first_position = tl.load(positions + first_row)
-    context_len = first_position + num_tokens
+    context_len = tl.load(last_visible + first_row + num_tokens - 1) + 1  # no row sees less far than those before it
     first_seen = context_len * 0
     if HAS_WINDOW:
         # What lies before the window of the first row may be another's by now.
@@ -86,6 +87,7 @@ def invariant_kernel(
     is_row = tokens < num_tokens
     heads = kv_head * GROUP + places % GROUP
     query_positions = first_position + tokens
+    last_keys = tl.load(last_visible + first_row + tokens, mask=is_row, other=0)
     vectors = (first_row + tokens).to(tl.int64) * num_heads + heads
     query, low_queries, high_queries = load_queries(
         queries, vectors, is_row, key_weight, SHARED, NUM_PAIRS, PAIRS_PAD, HEAD_DIM
@@ -106,7 +108,7 @@ def invariant_kernel(
             value_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, key_weight, cos_sin,
             HAS_SCALES, False, SHARED, NUM_PAIRS, PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK,
         )  # fmt: skip
-        is_visible = is_live[None, :] & (key_positions[None, :] <= query_positions[:, None])
+        is_visible = is_live[None, :] & (key_positions[None, :] <= last_keys[:, None])
         if HAS_WINDOW:
             is_visible = is_visible & (key_positions[None, :] > query_positions[:, None] - window)
         scores = tl.where(is_visible, scores * scale, float("-inf"))
@@ -130,12 +132,12 @@ def invariant_kernel(
 
 @triton.jit(do_not_specialize=["pass_row", "num_shares"])
 def merge_invariant_kernel(
-    partials, levels, positions, output, pass_row, num_shares, HEAD_DIM: tl.constexpr, KEYS_PER_SHARE: tl.constexpr
+    partials, levels, last_visible, output, pass_row, num_shares, HEAD_DIM: tl.constexpr, KEYS_PER_SHARE: tl.constexpr
 ):
     """Put the shares of one row and head together, in their order."""
     local, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = pass_row + local
-    num_seen = tl.load(positions + row) // KEYS_PER_SHARE + 1
+    num_seen = tl.load(last_visible + row) // KEYS_PER_SHARE + 1
     first = (local.to(tl.int64) * num_heads + head) * num_shares
     greatest = float("-inf")
     for share in range(num_seen):

@@ -31,6 +31,7 @@ def _attend_separate_range(
     first_place,
     column,
     own_keys,
+    last_keys,
     scale,
     window,
     HAS_WINDOW: tl.constexpr,
@@ -45,7 +46,7 @@ def _attend_separate_range(
         key = load_tile(keys, first_place + offset, 0, HEAD_DIM, BLOCK_N, HEAD_DIM, USE_TMA)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if MASKED:
-            scores = mask_scores(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
+            scores = mask_scores(scores, offset, own_keys, last_keys, window, HAS_WINDOW, BLOCK_N)
         grown = tl.maximum(greatest, tl.max(scores, axis=1) * scale)
         shrink = tl.exp2(greatest - grown)
         weight_sum = weight_sum * shrink
@@ -65,6 +66,8 @@ def _separate_kernel(
     keys,
     values,
     tiles,
+    positions,
+    last_visible,
     scale,  # times log2(e)
     window,
     num_keys,
@@ -72,6 +75,7 @@ def _separate_kernel(
     first_head,
     GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    SEES_AHEAD: tl.constexpr,  # else positions and last_visible are not read
     HEAD_DIM: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     PROGRAMS_PER_TILE: tl.constexpr,
@@ -103,23 +107,31 @@ def _separate_kernel(
     dims = tl.arange(0, HEAD_DIM)
     query = tl.load(queries + rows[:, None] * HEAD_DIM + dims[None, :], mask=is_row[:, None], other=0.0)
     own_keys = first_own + tokens
+    last_keys = own_keys
+    first_last = first_own
+    end = first_own + num_tokens
+    if SEES_AHEAD:
+        first_position = tl.load(positions + first_row) - first_own  # of the keys in scratch
+        last_keys = tl.load(last_visible + first_row + tokens, mask=is_row, other=0) - first_position
+        first_last = tl.load(last_visible + first_row) - first_position
+        end = tl.load(last_visible + first_row + num_tokens - 1) - first_position + 1
 
-    start, full_start, full_end, end = visible_tiles(first_own, num_tokens, window, HAS_WINDOW, BLOCK_N)
+    start, full_start, full_end = visible_tiles(first_own, num_tokens, first_last, window, HAS_WINDOW, BLOCK_N)
     greatest = tl.full([BLOCK_M], HIDDEN, tl.float32)
     weight_sum = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, OUT_DIMS], tl.float32)
     if HAS_WINDOW:
         total, greatest, weight_sum = _attend_separate_range(
-            query, total, greatest, weight_sum, start, full_start, keys, values, first_place, column, own_keys, scale,
-            window, HAS_WINDOW, True, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
+            query, total, greatest, weight_sum, start, full_start, keys, values, first_place, column, own_keys,
+            last_keys, scale, window, HAS_WINDOW, True, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
         )  # fmt: skip
     total, greatest, weight_sum = _attend_separate_range(
-        query, total, greatest, weight_sum, full_start, full_end, keys, values, first_place, column, own_keys, scale,
-        window, HAS_WINDOW, False, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
+        query, total, greatest, weight_sum, full_start, full_end, keys, values, first_place, column, own_keys,
+        last_keys, scale, window, HAS_WINDOW, False, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
     )  # fmt: skip
     total, greatest, weight_sum = _attend_separate_range(
-        query, total, greatest, weight_sum, full_end, end, keys, values, first_place, column, own_keys, scale,
-        window, HAS_WINDOW, True, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
+        query, total, greatest, weight_sum, full_end, end, keys, values, first_place, column, own_keys,
+        last_keys, scale, window, HAS_WINDOW, True, HEAD_DIM, OUT_DIMS, BLOCK_N, USE_TMA,
     )  # fmt: skip
     # Rows that are none may have seen no key.
     weight_sum = tl.where(is_row, weight_sum, 1.0)
@@ -164,6 +176,8 @@ class SeparateKernel:
             output,
             *sources,
             run_pass.tiles,
+            plan.rows.positions,
+            plan.rows.last_visible,
             scale * LOG2_E,
             plan.rows.window,
             run_pass.num_keys,
@@ -171,6 +185,7 @@ class SeparateKernel:
             heads.start,
             GROUP=group,
             HAS_WINDOW=plan.rows.window > 0,
+            SEES_AHEAD=plan.rows.sees_ahead,
             HEAD_DIM=head_dim,
             NUM_PARTS=tuning.num_parts,
             PROGRAMS_PER_TILE=programs_per_tile,

@@ -89,7 +89,7 @@ def _attend_shared_range(
             rotated_scores = tl.dot(rotating_query, tl.trans(rotated), input_precision="ieee")
             scores = wide_scores * scale + (narrow_scores * scale + rotated_scores * scale)
             if MASKED:
-                scores = mask_scores(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
+                scores = mask_scores(scores, offset, own_keys, own_keys, window, HAS_WINDOW, BLOCK_N)
             rounded = tl.zeros_like(scores).to(wide.dtype)
             shrink = tl.zeros_like(greatest)
             if num_keys > 0:
@@ -109,7 +109,7 @@ def _attend_shared_range(
             scores = tl.dot(narrow_query, tl.trans(narrow), scores, input_precision="ieee")
             scores = tl.dot(rotating_query, tl.trans(rotated), scores, input_precision="ieee")
             if MASKED:
-                scores = mask_scores(scores, offset, own_keys, window, HAS_WINDOW, BLOCK_N)
+                scores = mask_scores(scores, offset, own_keys, own_keys, window, HAS_WINDOW, BLOCK_N)
             grown = tl.maximum(greatest, tl.max(scores, axis=1) * scale)
             shrink = tl.exp2(greatest - grown)
             weight_sum = weight_sum * shrink
@@ -188,7 +188,8 @@ def _shared_kernel(
     narrow_query = tl.load(output + rows + narrow_dims, mask=is_row, other=0.0)
     rotating_query = tl.load(queries + rows + rotates, mask=is_row, other=0.0)
 
-    start, full_start, full_end, end = visible_tiles(first_own, num_tokens, window, HAS_WINDOW, BLOCK_N)
+    start, full_start, full_end = visible_tiles(first_own, num_tokens, first_own, window, HAS_WINDOW, BLOCK_N)
+    end = first_own + num_tokens
     greatest = tl.full([BLOCK_M], HIDDEN, tl.float32)
     weight_sum = tl.zeros([BLOCK_M], tl.float32)
     wide_total = tl.zeros([BLOCK_M, HEAD_DIM // 2], tl.float32)
@@ -242,6 +243,7 @@ class SharedKernel:
     ) -> object:
         assert scale > 0, "the greatest score is found before scores are scaled"
         assert key_recipe is not None, "shared vectors need a recipe for their keys"
+        assert not plan.rows.sees_ahead, "a row's own key is the last that it sees"
         tuning, num_heads, head_dim = self.tuning, *queries.shape[1:]
         group = num_heads // plan.rows.heads.num_kv_heads
         programs_per_tile = -(-plan.tokens_per_tile // (tuning.block_m // group))

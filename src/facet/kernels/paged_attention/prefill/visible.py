@@ -2,7 +2,9 @@
 
 Most tiles of keys are visible to every row of a tile of queries: only those on the edges of what is visible are masked.
 
-    keys      |left edge: a window begins | visible to every row | diagonal: own keys |
+    keys      |left edge: a window begins | visible to every row | right edge: last keys |
+
+A row's last key is its own, or, in media that attend both ways, that of the last row of its span.
 
 Scores are kept in base 2.
 """
@@ -29,25 +31,25 @@ def load_tile(
 
 
 @triton.jit
-def visible_tiles(first_own, num_tokens, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(start, full_start, full_end, end): keys [start, end) are visible to some row, those between to every one.
+def visible_tiles(first_own, num_tokens, first_last, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(start, full_start, full_end), multiples of BLOCK_N: where keys begin that some row sees, and between which every
+    row sees all.
 
-    All but `end` are multiples of BLOCK_N. The first row sees the keys of its window up to its own, first_own.
+    The first row's own key is first_own, and the last that it sees first_last. No row behind it sees less far.
     """
-    end = first_own + num_tokens
     start = first_own * 0
     full_start = first_own * 0
     if HAS_WINDOW:
         start = tl.maximum(first_own - window + 1, 0) // BLOCK_N * BLOCK_N
-        full_start = tl.maximum(tl.cdiv(tl.maximum(end - window, 0), BLOCK_N) * BLOCK_N, start)
-    full_end = tl.maximum((first_own + 1) // BLOCK_N * BLOCK_N, full_start)
-    return start, full_start, full_end, end
+        full_start = tl.maximum(tl.cdiv(tl.maximum(first_own + num_tokens - window, 0), BLOCK_N) * BLOCK_N, start)
+    full_end = tl.maximum((first_last + 1) // BLOCK_N * BLOCK_N, full_start)
+    return start, full_start, full_end
 
 
 @triton.jit
-def mask_scores(scores, offset, own_keys, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+def mask_scores(scores, offset, own_keys, last_keys, window, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
     places = offset + tl.arange(0, BLOCK_N)
-    is_visible = places[None, :] <= own_keys[:, None]
+    is_visible = places[None, :] <= last_keys[:, None]
     if HAS_WINDOW:
         is_visible = is_visible & (places[None, :] > own_keys[:, None] - window)
     return tl.where(is_visible, scores, HIDDEN)

@@ -281,6 +281,7 @@ class Separate256Kernel:
         key_recipe: KeyRecipe | None,
     ) -> object:
         assert scale > 0, "the greatest score is found before scores are scaled"
+        assert not plan.rows.sees_ahead, "a row's own key is the last that it sees"
         num_heads = queries.shape[1]
         group = num_heads // plan.rows.heads.num_kv_heads
         assert plan.tokens_per_tile * group == 128, "a program has the rows of a tile of the plan"

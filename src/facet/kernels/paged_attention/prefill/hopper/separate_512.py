@@ -244,6 +244,7 @@ class Separate512Kernel:
         key_recipe: KeyRecipe | None,
     ) -> object:
         assert scale > 0, "the greatest score is found before scores are scaled"
+        assert not plan.rows.sees_ahead, "a row's own key is the last that it sees"
         num_heads = queries.shape[1]
         group = num_heads // plan.rows.heads.num_kv_heads
         programs_per_tile = -(-plan.tokens_per_tile * group // 64)

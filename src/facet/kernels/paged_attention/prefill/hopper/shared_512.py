@@ -272,6 +272,7 @@ class Shared512Kernel:
         key_recipe: KeyRecipe | None,
     ) -> object:
         assert scale > 0, "the greatest score is found before scores are scaled"
+        assert not plan.rows.sees_ahead, "a row's own key is the last that it sees"
         assert key_recipe is not None, "shared vectors need a recipe for their keys"
         num_heads = queries.shape[1]
         group = num_heads // plan.rows.heads.num_kv_heads
