@@ -7,6 +7,7 @@ import pytest
 from facet.cli import main
 from facet.cli.inspect import layer_table
 from facet.model.families import read_model_spec
+from tests.model.quantized_files import VARIANTS, write_variant
 from tests.published_configs import PUBLISHED
 from tests.tiny_checkpoints import SHRUNK, random_tensors, write_checkpoint, write_config
 
@@ -99,3 +100,15 @@ def test_a_context_shorter_than_a_block_runs(tmp_path: Path, capsys: pytest.Capt
     flags = ["--load", "--load-format", "dummy", "--device", "cpu", "--max-model-len", "3"]
     assert main(["inspect", str(folder), *flags]) == 0
     assert "One forward pass of 3 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flags", [(), ("--load", "--device", "cpu", "--dtype", "float32")], ids=str)
+def test_says_how_weights_are_quantized(
+    flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_variant(tmp_path, VARIANTS["nvfp4"])
+    assert main(["inspect", str(tmp_path / "quantized"), *flags]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "fp4, groups of 16 (" in words
+    assert "bits per quantized weight" in words
+    assert "activations in four bits; they stay as they are" in words

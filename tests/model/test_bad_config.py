@@ -153,12 +153,6 @@ CONTRADICTIONS: dict[str, tuple[str, Config, tuple[str, ...]]] = {
     ),
     "3n with merged values": ("Gemma 3n E4B", {"attention_k_eq_v": True}, ("attention_k_eq_v",)),
     "3n with experts": ("Gemma 3n E4B", {"enable_moe_block": True}, ("enable_moe_block",)),
-    "quantized": (
-        "Gemma 4 31B",
-        {"quantization_config": {"quant_method": "compressed-tensors"}},
-        ("compressed-tensors", "bf16"),
-    ),
-    "quantized somehow": ("Gemma 4 31B", {"quantization_config": 4}, ("quantization_config",)),
 }
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from facet.layers.quantized_weight import QuantizedWeight
 from facet.model.loader import LoadedModel
 from tests.model.paged_model import PagedSequence, load
+from tests.model.quantized_files import VARIANTS, config_of
 from tests.published_configs import PUBLISHED, pattern
 from tests.tiny_checkpoints import SHRUNK, write_config
 
@@ -75,6 +77,19 @@ def test_the_config_names_the_type(tmp_path: Path) -> None:
         assert dummy(folder).model.placement.dtype == expected
     silent = {field: value for field, value in SHRUNK["Gemma 3 1B"].items() if field != "torch_dtype"}
     assert dummy(write_config(tmp_path / "silent", silent)).model.placement.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["int4 zero points", "nvfp4", "gemma mobile", "int4 experts split"])
+def test_codes_are_random_where_the_config_says_quantized(name: str, tmp_path: Path) -> None:
+    variant = VARIANTS[name]
+    folder = write_config(tmp_path, config_of(variant) | {"quantization_config": variant.config})
+    loaded = dummy(folder, dtype="float32")
+    quantized = [module for module in loaded.model.modules() if isinstance(module, QuantizedWeight)]
+    assert len(quantized) >= 2 * loaded.spec.num_layers
+    for weight in quantized:
+        values = weight.matrix.values()
+        assert values.std().item() == pytest.approx(values.shape[-1] ** -0.5, rel=0.5)
+    assert PagedSequence(loaded.model, 4).run([2, 3, 4]).isfinite().all()
 
 
 def test_files_that_are_there_are_not_read(tmp_path: Path) -> None:

@@ -29,8 +29,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     # Imported here: not every command must wait for torch.
-    from facet.model.checkpoint import find_weight_files, match_tensors, read_headers
+    from facet.model.checkpoint import find_weight_files, formats_of, match_tensors, read_headers
+    from facet.model.config_fields import read_config_file
     from facet.model.loader import load_model, read_spec
+    from facet.model.quantized.choose import read_scheme
+    from facet.model.weight_formats import expected_formats, weight_bytes
     from facet.model.weight_map import tensor_targets
 
     config = model_config_from(options, ModelConfig)
@@ -39,13 +42,22 @@ def run(options: argparse.Namespace) -> int:
     console.print(layer_table(spec))
     num_values = sum(target.num_values for target in tensor_targets(spec))
     console.print(f"{num_values / 1e9:.3f} billion weights in {len(tensor_targets(spec))} tensors.")
+    scheme = read_scheme(read_config_file(folder / "config.json"), folder)
+    formats = expected_formats(spec, scheme)
     if config.load_format != "dummy" and (options.load or any(folder.glob("*.safetensors"))):
         files = find_weight_files(folder)
-        match_tensors(spec, read_headers(files))
+        formats = formats_of(match_tensors(spec, read_headers(files), scheme))
         console.print(f"All tensors are present, in {len(files)} file{'s' * (len(files) > 1)}.")
+    if scheme is not None and not options.load:
+        line = weight_bytes(spec, formats, value_bytes=2).line
+        console.print(f"Quantized by {scheme.name}: {line}." if line else f"{scheme.name}, but no matrix is quantized.")
+        for note in scheme.notes:
+            console.print(note)
     if options.load:
         start = time.perf_counter()
         loaded = load_model(config, Bars())
+        for line in loaded.lines():
+            console.print(line)
         console.print(
             f"Loaded as {str(loaded.model.placement.dtype).removeprefix('torch.')} on "
             f"{loaded.model.placement.device} in {time.perf_counter() - start:.1f} s."

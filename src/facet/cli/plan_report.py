@@ -25,10 +25,7 @@ def head_lines(plan: "MemoryPlan") -> list[str]:
 def memory_table(plan: "MemoryPlan") -> Table:
     table = _table("Memory per GPU", "use", "GiB", "source")
     table.columns[2].justify = "left"
-    if plan.weight_format is None:
-        how = f"counted: all in {plan.dtype}"
-    else:
-        how = f"counted; {_gib(plan.weights.unquantized)} GiB of it unquantized. {plan.weight_format.line}"
+    how = f"counted: {plan.weights.line}" if plan.weights.line else f"counted: all in {plan.dtype}"
     table.add_row("weights", _gib(plan.weights.total), how)
     table.add_row("rotary tables", _gib(plan.tables), f"counted: {plan.capacity.max_model_len:,} positions")
     memory = plan.gpu_memory
@@ -128,8 +125,8 @@ def as_json(plan: "MemoryPlan") -> dict[str, Any]:
             "quantized_bytes": plan.weights.quantized,
             "unquantized_bytes": plan.weights.unquantized,
             "rotary_table_bytes": plan.tables,
-            "format": None if plan.weight_format is None else plan.weight_format.name,
-            "group_size": None if plan.weight_format is None else plan.weight_format.group_size,
+            "format": None if plan.weights.main_format is None else plan.weights.main_format.codes,
+            "group_size": None if plan.weights.main_format is None else plan.weights.main_format.scales.group,
         },
         "gpu_memory": None
         if memory is None

@@ -222,7 +222,7 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     with device_failures_in_words():
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
         loaded = load_model(config, progress, arithmetic=BATCH_INVARIANT if config.batch_invariant else USUAL)
-        settings = resolve(config, loaded.model)
+        settings = resolve(config, loaded.model, loaded.lines())
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         runner = Runner(

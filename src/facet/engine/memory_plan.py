@@ -22,11 +22,12 @@ from facet.model.hub import CONFIG_ONLY, local_folder
 from facet.model.loader import dtype_of_config, resolve_context_length, resolve_dtype, table_bytes
 from facet.model.shard import shard_of
 from facet.model.weight_formats import (
+    Formats,
+    FormatSource,
     WeightBytes,
-    WeightFormat,
     choose_weight_format,
+    expected_formats,
     weight_bytes,
-    without_quantization,
 )
 from facet.model_spec import LayerSpec, ModelSpec
 from facet.runner.memory import GpuMemory, StepShape, divide_memory
@@ -48,7 +49,6 @@ class MemoryPlan:
     spec: ModelSpec  # of the whole model
     num_gpus: int
     dtype: str
-    weight_format: WeightFormat | None
     weights: WeightBytes
     tables: int  # bytes of the angles of every position
     gpu_memory: GpuMemory | None  # None: the cache was given its size
@@ -75,13 +75,13 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         raise ConfigError(f"--gpus is {num_gpus}, but must be 1 or more.")
     folder = local_folder(config.model, revision=config.revision, patterns=CONFIG_ONLY)
     fields = read_config_file(folder / "config.json")
-    weight_format = choose_weight_format(config.weight_format, config.weight_group_size, fields)
-    spec = read_model_spec(without_quantization(fields))
+    format_source = choose_weight_format(config.weight_format, config.weight_group_size, fields)
+    spec = read_model_spec(fields)
     shard = shard_of(spec, num_gpus)
     dtype = resolve_dtype(config.dtype, dtype_of_config(spec), torch.device("cuda"))
     model_dtype, value_bytes = str(dtype).removeprefix("torch."), dtype.itemsize
     max_model_len = resolve_context_length(config.max_model_len, spec)
-    weights = weight_bytes(shard, weight_format, value_bytes=value_bytes)
+    weights = weight_bytes(shard, _share_of_formats(spec, num_gpus, format_source), value_bytes=value_bytes)
     tables = table_bytes(shard, max_model_len, dtype)
 
     def shape_of(asked: str) -> StepShape:
@@ -142,7 +142,6 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         spec=spec,
         num_gpus=num_gpus,
         dtype=model_dtype,
-        weight_format=weight_format,
         weights=weights,
         tables=tables,
         gpu_memory=gpu_memory_of(shape_of(asked)),
@@ -151,6 +150,26 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         asked=asked,
         capacities=capacities,
     )
+
+
+def _share_of_formats(spec: ModelSpec, num_gpus: int, source: FormatSource | None) -> Formats:
+    """Formats of one GPU's share. Refused where groups of inputs would be cut, with the numbers that would do."""
+    try:
+        return expected_formats(shard_of(spec, num_gpus), source)
+    except ConfigError as error:
+        if num_gpus == 1:
+            raise
+        fitting = [str(count) for count in (1, 2, 4, 8) if count != num_gpus and _divides(spec, count, source)]
+        instead = f" --gpus {' or '.join(fitting)} would do." if fitting else ""
+        raise ConfigError(f"--gpus {num_gpus}: {error}{instead}") from None
+
+
+def _divides(spec: ModelSpec, num_gpus: int, source: FormatSource | None) -> bool:
+    try:
+        expected_formats(shard_of(spec, num_gpus), source)
+    except ConfigError:
+        return False
+    return True
 
 
 def estimate_activations(spec: ModelSpec, shape: StepShape) -> int:

@@ -40,6 +40,7 @@ class EngineSettings:
     fast_prefill: bool
     overlapped: bool
     poison_freed_blocks: bool
+    weight_lines: tuple[str, ...] = ()  # how weights are quantized, and what of the checkpoint is not used
     is_widened: bool = False  # stored in bfloat16, computed in float32: the processor has no bfloat16 products
     is_batch_invariant: bool = False  # so is the model, which does the arithmetic
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
@@ -60,6 +61,7 @@ class EngineSettings:
     def lines(self) -> list[str]:
         """The lines printed at start-up."""
         return [
+            *self.weight_lines,
             *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
             *self.capacity.lines(),
             *([WIDENED] * self.is_widened),
@@ -68,8 +70,8 @@ class EngineSettings:
         ]
 
 
-def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
-    """Fills in what the user left open, and refuses what is impossible."""
+def resolve(config: EngineConfig, model: Gemma, weight_lines: tuple[str, ...] = ()) -> EngineSettings:
+    """Fills in what the user left open, and refuses what is impossible. `weight_lines`: what to say of the weights."""
     check_numbers(config)
     on_gpu = model.placement.device.type == "cuda"
     shape = shape_steps(
@@ -115,6 +117,7 @@ def resolve(config: EngineConfig, model: Gemma) -> EngineSettings:
         # A CPU computes a step while it is launched: to settle it later would only deliver its tokens later.
         overlapped=config.async_scheduling and on_gpu,
         poison_freed_blocks=config.debug_poison_freed_blocks,
+        weight_lines=weight_lines,
         is_widened=_is_widened(config, model),
         is_batch_invariant=shape.is_batch_invariant,
         graph_sizes=shape.graph_sizes,

@@ -7,18 +7,23 @@ that does not fit its config is refused before any memory is spent on it.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from facet.errors import CheckpointError
 from facet.layers.linear import Linear
+from facet.layers.weight import Values
+from facet.matrix_format import MatrixFormat
 from facet.model.config_fields import shown
 from facet.model.gemma import Gemma
+from facet.model.quantized.matching import Source, find_source, format_of, tensors_of
+from facet.model.quantized.scheme import Scheme
+from facet.model.stored_tensor import StoredTensor
 from facet.model.weight_map import TensorTarget, is_unused, tensor_targets
 from facet.model_spec import ModelSpec
 from facet.progress import Progress
@@ -42,16 +47,6 @@ _OTHER_PARTS = (
     "vision_embedder.",
     "multi_modal_projector.",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """Where a tensor lies and what the file's header says of it."""
-
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 def find_weight_files(folder: Path) -> tuple[Path, ...]:
@@ -95,9 +90,13 @@ def read_headers(files: tuple[Path, ...]) -> dict[str, StoredTensor]:
     return tensors
 
 
-def match_tensors(spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> dict[TensorTarget, StoredTensor]:
-    """For every tensor the decoder needs, the one that is stored. Missing, unexpected or mis-shaped: an error."""
-    prefix = next((p for p in _DECODER_PREFIXES if f"{p}embed_tokens.weight" in stored), None)
+def match_tensors(
+    spec: ModelSpec, stored: Mapping[str, StoredTensor], scheme: Scheme | None = None
+) -> dict[TensorTarget, Source]:
+    """For every tensor the decoder needs, what it is read from. Missing, unexpected or mis-shaped: an error.
+
+    `scheme`: how the checkpoint is quantized."""
+    prefix = next((p for p in _DECODER_PREFIXES if any(name.startswith(f"{p}embed_tokens.") for name in stored)), None)
     if prefix is None:
         raise CheckpointError(
             f"None of the {len(stored)} tensors is a token embedding; looked for "
@@ -106,21 +105,28 @@ def match_tensors(spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> dict[T
         )
     inside = {_name_inside(name, prefix): tensor for name, tensor in stored.items()}
     targets = {target.name: target for target in tensor_targets(spec)}
-    missing = [name for name in targets if name not in inside]
+    found: dict[str, Source] = {}
+    for name, target in targets.items():
+        source = inside.get(name) if scheme is None else find_source(target, inside, scheme)
+        if source is not None:
+            found[name] = source
+    used = {tensor.name for source in found.values() for tensor in tensors_of(source)}
+    missing = [name for name in targets if name not in found]
     unexpected = [
         tensor.name
         for name, tensor in inside.items()
-        if name not in targets and not is_unused(spec, name) and not _is_other_part(tensor.name)
+        if tensor.name not in used and not is_unused(spec, name) and not _is_other_part(tensor.name)
     ]
+    plain = {name: source for name, source in found.items() if isinstance(source, StoredTensor)}
     misshapen = [
-        f"{name} {list(inside[name].shape)} instead of {list(target.shape)}"
-        for name, target in targets.items()
-        if name in inside and inside[name].shape != target.shape
+        f"{name} {list(tensor.shape)} instead of {list(targets[name].shape)}"
+        for name, tensor in plain.items()
+        if tensor.shape != targets[name].shape
     ]
     mistyped = [
-        f"{name} {inside[name].dtype} instead of {', '.join(_STORED_DTYPES)}"
-        for name in targets
-        if name in inside and inside[name].dtype not in _STORED_DTYPES
+        f"{name} {tensor.dtype} instead of {', '.join(_STORED_DTYPES)}"
+        for name, tensor in plain.items()
+        if tensor.dtype not in _STORED_DTYPES
     ]
     if missing or unexpected or misshapen or mistyped:
         findings = (
@@ -134,42 +140,66 @@ def match_tensors(spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> dict[T
             + "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in findings if names)
             + ". Nothing was loaded."
         )
-    return {target: inside[name] for name, target in targets.items()}
+    return {target: found[name] for name, target in targets.items()}
 
 
-def load_weights(model: Gemma, matched: Mapping[TensorTarget, StoredTensor], progress: Progress) -> None:
-    """Copy every tensor to its place, converting to the type it has there."""
+def load_weights(
+    model: Gemma, matched: Mapping[TensorTarget, Source], progress: Progress, scheme: Scheme | None = None
+) -> None:
+    """Bring every tensor to its place, one at a time, converting to the type it has there."""
     parameters = dict(model.named_parameters())
     linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
-    by_file: dict[Path, list[tuple[TensorTarget, StoredTensor]]] = {}
-    for target, tensor in matched.items():
-        by_file.setdefault(tensor.file, []).append((target, tensor))
+    # In the order of the files, so that a disk reads each from one end to the other.
+    in_order = sorted(matched.items(), key=lambda pair: next(tensors_of(pair[1])).file)
     total = sum(target.num_values for target in matched)
-    with progress.task("Loading weights", total) as advance:
-        for file, pairs in by_file.items():
-            with _opened(file) as handle:
-                for target, tensor in pairs:
-                    values = handle.get_tensor(tensor.name)
-                    if target.offset:
-                        values = values.float() + target.offset
-                    if target.place in linears:
-                        linears[target.place].fill(values, target.part)
-                    else:
-                        parameters[target.place].data.copy_(values)
-                    advance(target.num_values)
+    with progress.task("Loading weights", total) as advance, ExitStack() as files:
+        handles: dict[Path, Any] = {}
+
+        def read(tensor: StoredTensor, index: int | None) -> Tensor:
+            if tensor.file not in handles:
+                handles[tensor.file] = files.enter_context(_opened(tensor.file))
+            if index is None:
+                whole: Tensor = handles[tensor.file].get_tensor(tensor.name)
+                return whole
+            entry: Tensor = handles[tensor.file].get_slice(tensor.name)[index : index + 1][0]
+            return entry
+
+        for target, source in in_order:
+            if isinstance(source, StoredTensor):
+                tensor = read(source, None)
+                values: Values = tensor.float() + target.offset if target.offset else tensor
+            else:
+                assert scheme is not None, "quantized matrices are read by a scheme"
+                values = source.read(scheme, read)
+            if target.place in linears:
+                linears[target.place].fill(values, target.part)
+            else:
+                assert isinstance(values, Tensor), "only products have quantized weights"
+                parameters[target.place].data.copy_(values)
+            advance(target.num_values)
 
 
-def common_dtype(matched: Mapping[TensorTarget, StoredTensor]) -> torch.dtype:
-    """The type most of the weights are stored in."""
+def formats_of(matched: Mapping[TensorTarget, Source]) -> dict[str, MatrixFormat]:
+    """Of the matrices that are quantized."""
+    found = {target.name: format_of(source) for target, source in matched.items()}
+    return {name: format for name, format in found.items() if format is not None}
+
+
+def common_dtype(matched: Mapping[TensorTarget, Source]) -> torch.dtype:
+    """The type most of the unquantized weights are stored in."""
     sizes: dict[str, int] = {}
-    for target, tensor in matched.items():
-        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + target.num_values
-    return _STORED_DTYPES[max(sizes, key=lambda name: sizes[name])]
+    for target, source in matched.items():
+        if isinstance(source, StoredTensor):
+            sizes[source.dtype] = sizes.get(source.dtype, 0) + target.num_values
+    dtype = _STORED_DTYPES[max(sizes, key=lambda name: sizes[name])]
+    # Gemma's activations leave the range of float16, whatever the makers of quantized files took.
+    is_quantized = any(not isinstance(source, StoredTensor) for source in matched.values())
+    return torch.bfloat16 if is_quantized and dtype == torch.float16 else dtype
 
 
 def _name_inside(name: str, prefix: str) -> str:
-    if name.removeprefix("language_model.") == "lm_head.weight":
-        return "lm_head.weight"
+    if name.removeprefix("language_model.").startswith("lm_head."):
+        return name.removeprefix("language_model.")
     return name.removeprefix(prefix) if name.startswith(prefix) else f"/{name}"
 
 

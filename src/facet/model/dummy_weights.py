@@ -6,6 +6,8 @@ need: no overflow, no denormals, no constant logits.
 
 import torch
 
+from facet.kernels.quantized.random_codes import fill_random
+from facet.layers.quantized_weight import QuantizedWeight
 from facet.model.gemma import Gemma
 from facet.progress import Progress
 
@@ -14,10 +16,11 @@ _ONES = ("layer_scalar", "router_scale", "expert_scale", "output_scale")
 
 
 def fill_dummy_weights(model: Gemma, seed: int, progress: Progress) -> None:
-    """Fill every parameter in place; the same seed on the same device gives the same model."""
+    """Fill every parameter and code in place; the same seed on the same device gives the same model."""
     generator = torch.Generator(model.placement.device).manual_seed(seed)
     parameters = dict(model.named_parameters())
-    total = sum(parameter.numel() for parameter in parameters.values())
+    quantized = [module.matrix for module in model.modules() if isinstance(module, QuantizedWeight)]
+    total = sum(tensor.numel() for tensor in (*parameters.values(), *(matrix.codes for matrix in quantized)))
     with progress.task("Making random weights", total) as advance:
         for name, parameter in parameters.items():
             if "norm" in name or name.endswith(_ONES):
@@ -25,3 +28,6 @@ def fill_dummy_weights(model: Gemma, seed: int, progress: Progress) -> None:
             else:
                 parameter.data.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
             advance(parameter.numel())
+        for matrix in quantized:
+            fill_random(matrix, generator)
+            advance(matrix.codes.numel())

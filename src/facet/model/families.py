@@ -59,7 +59,7 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
     architecture, model_type = _identify(top)
     text = top.section("text_config") if "text_config" in top else top
     defaults = DEFAULTS[model_type]
-    _refuse_what_we_do_not_compute(top, text)
+    _refuse_what_we_do_not_compute(text)
     _refuse_what_the_family_has_not(text, defaults.family)
 
     bidirectional = text.raw("use_bidirectional_attention")
@@ -138,14 +138,7 @@ def _identify(top: ConfigFields) -> tuple[str, str]:
     return architecture, text_type
 
 
-def _refuse_what_we_do_not_compute(top: ConfigFields, text: ConfigFields) -> None:
-    for fields in (top, text):
-        if "quantization_config" in fields:
-            method = fields.section("quantization_config").raw("quant_method")
-            raise ConfigError(
-                f"The checkpoint is quantized ({shown(method)}), and this version of Facet reads unquantized weights "
-                "only. Use the bf16 checkpoint of the same model."
-            )
+def _refuse_what_we_do_not_compute(text: ConfigFields) -> None:
     if text.text("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
         raise text.wrong("hidden_activation", "gelu_pytorch_tanh, the only activation of the family")
     if text.boolean("attention_bias"):

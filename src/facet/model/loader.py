@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -10,13 +11,23 @@ from facet.config import ModelConfig
 from facet.errors import CapacityError, ConfigError
 from facet.kernels.arithmetic import USUAL, Arithmetic
 from facet.layers.placement import Placement
-from facet.model.checkpoint import common_dtype, find_weight_files, load_weights, match_tensors, read_headers
+from facet.model.checkpoint import (
+    common_dtype,
+    find_weight_files,
+    formats_of,
+    load_weights,
+    match_tensors,
+    read_headers,
+)
 from facet.model.config_fields import read_config_file
 from facet.model.dummy_weights import fill_dummy_weights
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
 from facet.model.hub import CONFIG_ONLY, TEXT_MODEL, local_folder
-from facet.model.weight_map import tensor_targets
+from facet.model.placing import WithoutMatrices, place_weights
+from facet.model.quantized.choose import read_scheme
+from facet.model.weight_formats import Formats, expected_formats, weight_bytes
+from facet.model.weight_map import is_cache_scale
 from facet.model_spec import ModelSpec
 from facet.progress import Progress, Silent
 
@@ -29,6 +40,12 @@ _DTYPES = {
 }
 
 
+CACHE_SCALES = (
+    "The checkpoint has scales for a KV cache of eight bits, which are not used: --kv-cache-dtype makes its own where "
+    "it needs them."
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A decoder with its weights, and the folder it came from."""
@@ -37,6 +54,13 @@ class LoadedModel:
     spec: ModelSpec
     folder: Path
     context_length: int
+    formats: Formats  # of the quantized matrices
+    notes: tuple[str, ...] = ()  # what the checkpoint has or asks for that is not used
+
+    def lines(self) -> tuple[str, ...]:
+        """What a user is told of quantized weights at start-up."""
+        weights = weight_bytes(self.spec, self.formats, value_bytes=self.model.placement.dtype.itemsize)
+        return (*([f"Weights: {weights.line}."] if weights.line else []), *self.notes)
 
 
 def read_spec(config: ModelConfig, *, config_only: bool = False) -> tuple[ModelSpec, Path]:
@@ -52,18 +76,27 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
     """Read, check, build, fill. Nothing is allocated before everything has been checked."""
     progress = progress or Silent()
     spec, folder = read_spec(config)
+    scheme = read_scheme(read_config_file(folder / "config.json"), folder)
     context_length = resolve_context_length(config.max_model_len, spec)
     device = resolve_device(config.device)
+    notes = () if scheme is None else scheme.notes
+    formats: Formats
     if config.load_format == "dummy":
         dtype = resolve_dtype(config.dtype, dtype_of_config(spec), device)
-        model = build_model(spec, context_length, dtype, device, arithmetic)
+        formats = expected_formats(spec, scheme)
+        model = build_model(spec, context_length, dtype, device, arithmetic, formats=formats)
         fill_dummy_weights(model, config.seed, progress)
     else:
-        matched = match_tensors(spec, read_headers(find_weight_files(folder)))
+        headers = read_headers(find_weight_files(folder))
+        matched = match_tensors(spec, headers, scheme)
         dtype = resolve_dtype(config.dtype, common_dtype(matched), device)
-        model = build_model(spec, context_length, dtype, device, arithmetic)
-        load_weights(model, matched, progress)
-    return LoadedModel(model=model.eval(), spec=spec, folder=folder, context_length=context_length)
+        formats = formats_of(matched)
+        model = build_model(spec, context_length, dtype, device, arithmetic, formats=formats)
+        load_weights(model, matched, progress, scheme)
+        notes += (CACHE_SCALES,) if any(is_cache_scale(name) for name in headers) else ()
+    return LoadedModel(
+        model=model.eval(), spec=spec, folder=folder, context_length=context_length, formats=formats, notes=notes
+    )
 
 
 def build_model(
@@ -72,9 +105,12 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     arithmetic: Arithmetic = USUAL,
+    *,
+    formats: Formats = MappingProxyType({}),
 ) -> Gemma:
+    """With uninitialised weights, those of `formats` quantized."""
     check_dtype(dtype, device)
-    needed = memory_needed(spec, context_length, dtype)
+    needed = memory_needed(spec, context_length, dtype, formats)
     asked = f"The weights take {needed / 2**30:,.1f} GiB as {str(dtype).removeprefix('torch.')}"
     if device.type == "cpu":
         # Asked beforehand: an operating system promises more than it has, and ends the process when that is used.
@@ -85,8 +121,12 @@ def build_model(
                 f"{' or --dtype bfloat16, which is slow on this processor' * (not multiplies_bfloat16(device))}."
             )
     try:
-        placement = Placement(dtype=dtype, device=device, arithmetic=arithmetic)
-        return Gemma(spec, context_length, placement)
+        if not formats:
+            return Gemma(spec, context_length, Placement(dtype=dtype, device=device, arithmetic=arithmetic))
+        placement = WithoutMatrices(dtype=dtype, device=device, arithmetic=arithmetic)
+        model = Gemma(spec, context_length, placement)
+        place_weights(model, formats)
+        return model
     except torch.OutOfMemoryError:
         free, total = torch.cuda.mem_get_info(device)
         raise CapacityError(
@@ -95,10 +135,13 @@ def build_model(
         ) from None
 
 
-def memory_needed(spec: ModelSpec, context_length: int, dtype: torch.dtype) -> int:
-    """Bytes of a model's weights and tables of angles, as if all were of one type: norm weights are a trifle."""
-    num_values = sum(target.num_values for target in tensor_targets(spec))
-    return num_values * dtype.itemsize + table_bytes(spec, context_length, dtype)
+def memory_needed(
+    spec: ModelSpec, context_length: int, dtype: torch.dtype, formats: Formats = MappingProxyType({})
+) -> int:
+    """Bytes of a model's weights and tables of angles, as if all that is not quantized were of one type: norm weights
+    are a trifle."""
+    weights = weight_bytes(spec, formats, value_bytes=dtype.itemsize)
+    return weights.total + table_bytes(spec, context_length, dtype)
 
 
 def table_bytes(spec: ModelSpec, context_length: int, dtype: torch.dtype) -> int:

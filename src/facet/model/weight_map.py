@@ -40,17 +40,24 @@ def is_unused(spec: ModelSpec, name: str) -> bool:
     Published files keep keys and values for layers that read another layer's, and some repeat a tied head.
     """
     parts = name.split(".")
-    if name == "lm_head.weight":
+    if parts[0] == "lm_head":
         return spec.tied_embeddings
     if parts[-1] == "inv_freq":
         return True  # angles that some exports store; they are computed here
     if len(parts) >= 4 and parts[0] == "layers" and parts[1].isdecimal() and int(parts[1]) < spec.num_layers:
         layer = spec.layers[int(parts[1])]
         return parts[2] == "self_attn" and (
-            (not layer.owns_kv and parts[3] in ("k_proj", "v_proj", "k_norm"))
-            or parts[3] in ("k_cache_scale", "v_cache_scale")
+            (not layer.owns_kv and parts[3] in ("k_proj", "v_proj", "k_norm")) or parts[-1] in _CACHE_SCALES
         )
     return False
+
+
+def is_cache_scale(name: str) -> bool:
+    """Whether this is a scale for keys or values in a cache of eight bits, as quantized checkpoints may have them."""
+    return ".self_attn." in name and name.rpartition(".")[2] in _CACHE_SCALES
+
+
+_CACHE_SCALES = ("k_cache_scale", "v_cache_scale", "q_scale", "k_scale", "v_scale")
 
 
 def _decoder_targets(spec: ModelSpec) -> Iterator[TensorTarget]:

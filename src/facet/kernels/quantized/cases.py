@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from facet.kernels.quantized.matrix import QuantizedMatrix
+from facet.kernels.quantized.random_codes import fill_random
 from facet.kernels.tolerance import Tolerance
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
@@ -55,24 +56,7 @@ class Case:
         stack = () if self.num_experts is None else (self.num_experts,)
         shape = (*stack, self.num_out, self.num_in)
         matrix = QuantizedMatrix.empty(self.format, shape, torch.device(device))
-        # E4M3 has its codes of order one in the middle of its range: 0x30 to 0x3F, and the same with a sign.
-        low, high = (0x30, 0x40) if self.format.codes == "fp8" else (0, 256)
-        codes = torch.randint(low, high, matrix.codes.shape, generator=generator, device=device)
-        if self.format.codes == "fp8":
-            codes += 128 * torch.randint(2, codes.shape, generator=generator, device=device)
-        matrix.codes.view(torch.uint8).copy_(codes)
-        size = {"int4": 4.0, "uint4": 4.0, "fp4": 3.0, "int8": 74.0, "fp8": 1.0}[self.format.codes] * self.num_in**0.5
-        for name, tensor in matrix.tensors().items():
-            if "scales" in name or "minimums" in name:
-                _fill_scales(tensor, size, generator, has_coarse=matrix.coarse_scales is not None)
-        if matrix.zeros is not None:
-            matrix.zeros.copy_(torch.randint(3, 12, matrix.zeros.shape, generator=generator, device=device))
-        if matrix.order is not None:
-            keys = torch.rand(matrix.order.shape, generator=generator, device=device)
-            matrix.order.copy_(keys.argsort(-1))
-        for scale in (matrix.input_scale, matrix.output_scale):
-            if scale is not None:
-                scale.fill_(0.03)
+        fill_random(matrix, generator)
         return matrix
 
     def inputs(self, num_rows: int, dtype: torch.dtype, device: str = "cpu", seed: int = 1) -> Tensor:
@@ -81,16 +65,3 @@ class Case:
         x = torch.randn(num_rows, self.num_in, generator=generator, device=device).to(dtype)
         x[0] = 0
         return x
-
-
-def _fill_scales(tensor: Tensor, size: float, generator: torch.Generator, *, has_coarse: bool) -> None:
-    """Near 1 / size, as a product where there are two levels."""
-    draws = torch.rand(tensor.shape, generator=generator, device=tensor.device) + 0.5
-    if tensor.dtype == torch.float8_e8m0fnu:
-        tensor.copy_(torch.exp2((draws / size).log2().round()))
-    elif not has_coarse:
-        tensor.copy_(draws / size)
-    elif tensor.dtype in (torch.float16, torch.float32):
-        tensor.copy_(draws / size / 16)
-    else:
-        tensor.copy_(draws * 16)
