@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from facet.errors import CapacityError
 from facet.kv_cache.accountant import (
-    block_span,
+    block_range,
     blocks_for,
     blocks_needed,
     longest_request,
@@ -39,7 +39,7 @@ def touched(window: int | None, tokens_per_block: int, num_computed: int, num_sc
 @given(layouts(), st.integers(0, 80), st.integers(1, 40))
 def test_a_step_needs_the_blocks_its_queries_see(layout: KVLayout, num_computed: int, num_scheduled: int) -> None:
     for group in layout.groups:
-        first, end = block_span(group, num_computed, num_scheduled)
+        first, end = block_range(group, num_computed, num_scheduled)
         assert set(range(first, end)) == touched(group.window, group.tokens_per_block, num_computed, num_scheduled)
 
 

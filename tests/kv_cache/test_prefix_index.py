@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from facet.kv_cache.accountant import block_span
+from facet.kv_cache.accountant import block_range
 from facet.kv_cache.block_pool import BlockPool
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import PrefixIndex
@@ -30,7 +30,7 @@ class Cache:
     def plant(self, chain: PrefixChain, position: int, tables: list[np.ndarray]) -> None:
         slices = []
         for group, table in zip(self.layout.groups, tables, strict=True):
-            first, end = block_span(group, position, 0)
+            first, end = block_range(group, position, 0)
             slices.append(TableSlice(first, table[first:end]))
         self.index.plant(chain, position, tuple(slices))
         self.index.check_integrity()
@@ -154,7 +154,7 @@ def test_a_checkpoint_between_two_others_becomes_the_fallback_of_the_longer() ->
     tables = cache.write(400)
     slices = []
     for group, table in zip(LAYOUT.groups, tables, strict=True):
-        first, end = block_span(group, 256, 0)
+        first, end = block_range(group, 256, 0)
         slices.append(TableSlice(first, table[first:end]))
     cache.index.plant(chain, 256, tuple(slices), passage)
     cache.end(tables)

@@ -28,7 +28,7 @@ from facet.kv_layout import KVGroup, KVLayout
 Count = TypeVar("Count", int, NDArray[np.int64])
 
 
-def block_span(group: KVGroup, num_computed: Count, num_scheduled: Count | int) -> tuple[Count, Count]:
+def block_range(group: KVGroup, num_computed: Count, num_scheduled: Count | int) -> tuple[Count, Count]:
     """The block indices [first, end) that a step touches."""
     end = -(-(num_computed + num_scheduled) // group.tokens_per_block)
     reach = num_computed * 0 if group.window is None else num_computed - (group.window - 1)
@@ -45,7 +45,7 @@ def blocks_needed(layout: KVLayout, *, num_tokens: int, num_computed: int, num_i
     needs = []
     for group in layout.groups:
         in_flight = num_in_flight if group.window is not None else max(num_tokens - num_computed, num_in_flight)
-        first, end = block_span(group, num_computed, in_flight)
+        first, end = block_range(group, num_computed, in_flight)
         needs.append(end - first)
     return tuple(needs)
 
@@ -53,7 +53,7 @@ def blocks_needed(layout: KVLayout, *, num_tokens: int, num_computed: int, num_i
 def peak_blocks(layout: KVLayout, *, num_tokens: int, num_in_flight: int) -> tuple[int, ...]:
     """The largest result of `blocks_needed` while `num_tokens` are computed, at most `num_in_flight` in a step.
 
-    A span of n tokens that starts anywhere touches one block more than n - 1 tokens fill.
+    A stretch of n tokens that starts anywhere touches one block more than n - 1 tokens fill.
     """
     peaks = []
     for group in layout.groups:
@@ -61,8 +61,8 @@ def peak_blocks(layout: KVLayout, *, num_tokens: int, num_in_flight: int) -> tup
         if group.window is None:
             peaks.append(whole)
         else:
-            span = min(group.window - 1 + num_in_flight, num_tokens)
-            peaks.append(min(whole, -(-(span - 1) // group.tokens_per_block) + 1))
+            length = min(group.window - 1 + num_in_flight, num_tokens)
+            peaks.append(min(whole, -(-(length - 1) // group.tokens_per_block) + 1))
     return tuple(peaks)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from facet.arena_picture import ArenaPicture
-from facet.kv_cache.accountant import block_span
+from facet.kv_cache.accountant import block_range
 from facet.kv_cache.block_pool import BlockPool, Blocks
 from facet.kv_cache.block_tables import BlockTables, Seats, TableEntries, entries_between
 from facet.kv_cache.marks import Marks
@@ -141,7 +141,7 @@ class KVCacheManager:
     def give_back(self, seats: Seats, num_computed: NDArray[np.int64]) -> None:
         """Only so many tokens of these seats hold: return the blocks behind them, which were taken for drafts."""
         for index, group in enumerate(self.layout.groups):
-            _, end = block_span(group, num_computed, 0)
+            _, end = block_range(group, num_computed, 0)
             entries = entries_between(seats, end, self._tables.end[index][seats])
             if len(entries.seats):
                 self._pool.release(self._tables.read(index, entries), fence=self._last_step)
@@ -183,15 +183,15 @@ class KVCacheManager:
             np.add.at(refs, self._tables.held_in_all_groups(seat), 1)
         assert (refs == self._pool.table_refs).all(), "tables and the pool disagree on who holds what"
         for group, first, end in zip(self.layout.groups, self._tables.first, self._tables.end, strict=True):
-            needed_first, needed_end = block_span(group, num_computed, 0)
+            needed_first, needed_end = block_range(group, num_computed, 0)
             assert (first[seats] <= needed_first).all(), "a window has left behind what it still sees"
             assert (needed_end <= end[seats]).all(), "computed tokens have no block"
-            assert (end[seats] <= block_span(group, num_computed, max_num_drafts)[1]).all(), "a block holds nothing"
+            assert (end[seats] <= block_range(group, num_computed, max_num_drafts)[1]).all(), "a block holds nothing"
 
     def _move_windows(self, seats: Seats, num_computed: NDArray[np.int64]) -> None:
         for index, group in enumerate(self.layout.groups):
             if group.window is not None:
-                first, _ = block_span(group, num_computed, 0)
+                first, _ = block_range(group, num_computed, 0)
                 entries = entries_between(seats, self._tables.first[index][seats], first)
                 if len(entries.seats):
                     self._pool.release(self._tables.read(index, entries), fence=self._last_step)
@@ -243,7 +243,7 @@ class KVCacheManager:
         """Per group, the table entries that this step's tokens need and that hold no block yet."""
         lacking = []
         for group, end in zip(self.layout.groups, self._tables.end, strict=True):
-            _, needed_end = block_span(group, entries.num_computed, entries.num_scheduled)
+            _, needed_end = block_range(group, entries.num_computed, entries.num_scheduled)
             lacking.append(entries_between(entries.seats, end[entries.seats], needed_end))
         return lacking
 
@@ -278,14 +278,14 @@ class KVCacheManager:
     def _window_is_held(self, seat: int, position: int) -> bool:
         """False if the window has moved past `position`, because steps were launched on tokens not yet known here."""
         return all(
-            block_span(group, position, 0)[0] >= first[seat]
+            block_range(group, position, 0)[0] >= first[seat]
             for group, first in zip(self.layout.groups, self._tables.first, strict=True)
         )
 
     def _plant(self, seat: int, chain: PrefixChain, position: int, passage: Passage) -> None:
         tables = []
         for index, group in enumerate(self.layout.groups):
-            first, end = block_span(group, position, 0)
+            first, end = block_range(group, position, 0)
             tables.append(TableSlice(first, self._tables.block_ids[index][seat, first:end].copy()))
         assert self._prefixes is not None
         self._prefixes.plant(chain, position, tuple(tables), passage)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from facet.kv_cache.accountant import block_span
+from facet.kv_cache.accountant import block_range
 from facet.kv_cache.block_pool import BlockPool, Blocks
 from facet.kv_cache.eviction import EvictionOrder
 from facet.kv_cache.prefix_chain import TOKENS_PER_LINK, PrefixChain
@@ -217,7 +217,7 @@ class PrefixIndex:
     def _hit(self, position: int, number: int) -> PrefixHit:
         blocks = []
         for group, table in zip(self._layout.groups, self._checkpoints[number].tables, strict=True):
-            first, end = block_span(group, position, 0)
+            first, end = block_range(group, position, 0)
             num_full = position // group.tokens_per_block
             shared = table.block_ids[first - table.first : max(first, num_full) - table.first]
             copied = table.block_ids[max(first, num_full) - table.first : end - table.first]

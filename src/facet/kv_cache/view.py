@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from facet.kv_cache.accountant import block_span
+from facet.kv_cache.accountant import block_range
 from facet.kv_cache.block_pool import BlockPool, Blocks
 from facet.kv_cache.block_tables import BlockTables, Seats, entries_between
 from facet.kv_cache.marks import Marks, PromptName
@@ -49,7 +49,7 @@ class CacheView:
         """Per seat, the blocks its table lacks for this step."""
         total = np.zeros(len(seats), np.int64)
         for group, end in zip(self.layout.groups, self._tables.end, strict=True):
-            _, needed_end = block_span(group, num_computed, num_scheduled)
+            _, needed_end = block_range(group, num_computed, num_scheduled)
             total += np.maximum(needed_end - end[seats], 0)
         return total
 
@@ -73,7 +73,7 @@ class CacheView:
     def _behind_windows(self, seats: Seats, num_computed: Counts) -> Iterator[Blocks]:
         for index, group in enumerate(self.layout.groups):
             if group.window is not None:
-                first, _ = block_span(group, num_computed, 0)
+                first, _ = block_range(group, num_computed, 0)
                 entries = entries_between(seats, self._tables.first[index][seats], first)
                 if len(entries.seats):
                     yield self._tables.read(index, entries)
@@ -112,11 +112,11 @@ class WhatIf:
         """All blocks that the seat still holds after its window was moved."""
         tables, num_computed = self._cache._tables, self._window_moved_to[seat]
         for index, group in enumerate(self._cache.layout.groups):
-            first, _ = block_span(group, num_computed, 0)
+            first, _ = block_range(group, num_computed, 0)
             self._release(tables.block_ids[index][seat, first : tables.end[index][seat]])
 
     def num_new_blocks(self, seat: int, num_computed: int, num_scheduled: int) -> int:
-        ends = (block_span(group, num_computed, num_scheduled)[1] for group in self._cache.layout.groups)
+        ends = (block_range(group, num_computed, num_scheduled)[1] for group in self._cache.layout.groups)
         held = (int(end[seat]) for end in self._cache._tables.end)
         return sum(max(0, end - held_end) for end, held_end in zip(ends, held, strict=True))
 

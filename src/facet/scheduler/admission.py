@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from facet.kv_cache.accountant import block_span, peak_blocks
+from facet.kv_cache.accountant import block_range, peak_blocks
 from facet.kv_cache.marks import PromptName, prompt_name
 from facet.kv_cache.prefix_index import PrefixHit
 from facet.kv_cache.schedule import Entrant
@@ -132,7 +132,7 @@ def still_to_allocate(queues: QueuesView, cache: CacheView, limits: Limits, num_
         in_flight = min(tokens - computed, limits.max_num_batched_tokens)
         peaks = peak_blocks(cache.layout, num_tokens=tokens, num_in_flight=in_flight)
         for group, peak in zip(cache.layout.groups, peaks, strict=True):
-            first, end = block_span(group, computed, scheduled)
+            first, end = block_range(group, computed, scheduled)
             lacking += max(0, peak - (end - first))
     return lacking
 
