@@ -113,7 +113,9 @@ class ServerConfig(PromptConfig):
 
     host: str = setting("0.0.0.0", "address to listen on")
     port: int = setting(8000, "port to listen on; 0: any free port")
-    api_key: tuple[str, ...] = setting((), "API keys; requests must carry one of them as a bearer token")
+    api_key: tuple[str, ...] = setting(
+        (), "API keys; requests must carry one of them as a bearer token; default: FACET_API_KEY or VLLM_API_KEY"
+    )
     served_model_name: tuple[str, ...] = setting(
         (), "names under which clients may ask for the model; responses carry the first; default: MODEL"
     )

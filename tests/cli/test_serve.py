@@ -18,6 +18,7 @@ import pytest
 from facet.cli import main, make_parser
 from facet.cli.flags import config_from
 from facet.config import ServerConfig
+from facet.server.run import is_loopback, with_key_of_environment
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
 
@@ -43,6 +44,29 @@ def test_a_command_line_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (config.model, config.port, config.max_model_len) == ("google/gemma-4-E4B-it", 9000, 8192)
     assert (config.api_key, config.served_model_name) == (("secret", "other"), ("a", "b"))
     assert (config.max_logprobs, config.enable_prefix_caching) == (5, False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "expected"),
+    [
+        ((), {}, ()),
+        ((), {"FACET_API_KEY": "", "VLLM_API_KEY": "theirs"}, ("theirs",)),
+        ((), {"FACET_API_KEY": "ours", "VLLM_API_KEY": "theirs"}, ("ours",)),
+        (("--api-key", "given"), {"FACET_API_KEY": "ours"}, ("given",)),
+    ],
+)
+def test_keys_of_the_environment(
+    flags: tuple[str, ...], environment: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    assert with_key_of_environment(parse("m", *flags), environment).api_key == expected
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False), ("box", False)],
+)
+def test_which_addresses_others_can_reach(host: str, expected: bool) -> None:
+    assert is_loopback(host) == expected
 
 
 def test_flags_with_json_and_lists() -> None:

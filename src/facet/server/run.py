@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
+import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,6 +22,7 @@ from facet.server.served_model import ServedModel, make_served_model
 
 logger = logging.getLogger(__name__)
 
+KEYS = ("FACET_API_KEY", "VLLM_API_KEY")
 _PARSERS = ("auto", "gemma4", "gemma3", "gemma", "functiongemma")
 
 
@@ -58,6 +62,7 @@ class DrainingServer(uvicorn.Server):
 def serve(config: ServerConfig) -> int:
     """Serve until told to stop."""
     check_accepted_flags(config)
+    config = with_key_of_environment(config, os.environ)
     signal.signal(signal.SIGTERM, _leave)  # while loading; the server has its own way once it listens
     listener = bind(config)  # before minutes are spent on loading a model that could not be reached
     with contextlib.closing(listener):
@@ -66,9 +71,27 @@ def serve(config: ServerConfig) -> int:
             logger.info("%s", line)
         scheme, port = "https" if config.ssl_certfile else "http", listener.getsockname()[1]
         greeting = f"Serving {', '.join(model.names)} on {scheme}://{config.host}:{port}"
+        if not config.api_key and not is_loopback(config.host):
+            logger.info(
+                "Anyone who can reach this address can use the model: no API key is set (--api-key, %s).", KEYS[0]
+            )
         server = DrainingServer(uvicorn_config(config, app), greeting)
         server.run(sockets=[listener])
     return 0 if server.started else 1
+
+
+def with_key_of_environment(config: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
+    """A key that stands in the environment, unless flags name some: a command line can be read by others."""
+    key = next((environment[name] for name in KEYS if environment.get(name)), None)
+    return config if config.api_key or key is None else replace(config, api_key=(key,))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def start_app(config: ServerConfig) -> tuple[EngineProcess, ServedModel, Starlette]:
