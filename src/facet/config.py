@@ -105,6 +105,9 @@ class PromptConfig(EngineConfig):
     loop_guard: bool = setting(
         True, "end an answer that repeats the same few tokens without end; a request's loop_guard overrides this"
     )
+    structured_outputs_any_whitespace: bool = setting(
+        False, "let constrained JSON have blanks and line breaks anywhere; default: none between its tokens"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

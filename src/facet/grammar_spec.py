@@ -43,6 +43,7 @@ class GrammarSpec:
     trigger_token_id: int | None = None  # part of the grammar: its first token
     may_trigger_again: bool = True  # after a triggered part has ended, another may come
     thought: ThoughtTokens | None = None  # None: the answer begins at once
+    any_whitespace: bool = False  # JSON alone: blanks and line breaks where the model likes them
     field: str = "structured_outputs"  # the part of the client's request that errors name
 
     def __post_init__(self) -> None:
@@ -62,6 +63,6 @@ class GrammarSpec:
             )
 
     @property
-    def key(self) -> tuple[GrammarKind, tuple[str, ...]]:
+    def key(self) -> tuple[GrammarKind, tuple[str, ...], bool]:
         """What the compiled grammar depends on."""
-        return self.kind, self.sources
+        return self.kind, self.sources, self.any_whitespace

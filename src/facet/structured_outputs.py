@@ -12,7 +12,7 @@ _FIELD = "structured_outputs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """Exactly one of these. A schema may be given as a mapping or as text; text is stored, so a value can be hashed."""
+    """One constraint. A schema may be given as a mapping or as text; text is stored, so a value can be hashed."""
 
     json: Mapping[str, Any] | str | None = None  # a JSON schema
     regex: str | None = None
@@ -20,6 +20,8 @@ class StructuredOutputsParams:
     grammar: str | None = None  # in GBNF or Lark's notation
     json_object: bool | None = None  # any JSON object
     structural_tag: str | None = None  # known, and refused
+    # Beside a constraint on JSON: whether blanks and line breaks may stand anywhere; None: as the engine is set up.
+    any_whitespace: bool | None = None
 
     def __post_init__(self) -> None:
         if self.structural_tag is not None:

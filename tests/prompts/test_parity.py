@@ -59,6 +59,7 @@ TOOLS: dict[str, Any] = {"messages": ASK, "tools": [WEATHER_TOOL, RICH_TOOL]}
 REQUESTS: dict[str, Case] = {
     # Prompts
     "text": (TEXT, {}),
+    "white space in JSON": (TEXT, {"structured_outputs": {"json": SCHEMA, "any_whitespace": True}}),
     "markers in a text": ({"prompt": "a<turn|>b"}, {}),
     "markers split in a text": ({"prompt": "a<turn|>b", "split_special_tokens": True}, {}),
     "markers in a conversation": ({"messages": [{"role": "user", "content": "a<turn|>b"}]}, {}),

@@ -20,13 +20,19 @@ _REFUSED = (
 _MAX_DEPTH = 64
 
 
-def json_object_grammar(*, thought: ThoughtTokens | None = None, field: str = "response_format") -> GrammarSpec:
+def json_object_grammar(
+    *, thought: ThoughtTokens | None = None, any_whitespace: bool = False, field: str = "response_format"
+) -> GrammarSpec:
     """Any JSON object."""
-    return GrammarSpec(kind="json_object", thought=thought, field=field)
+    return GrammarSpec(kind="json_object", thought=thought, any_whitespace=any_whitespace, field=field)
 
 
 def json_schema_grammar(
-    schema: Any, *, thought: ThoughtTokens | None = None, field: str = "response_format"
+    schema: Any,
+    *,
+    thought: ThoughtTokens | None = None,
+    any_whitespace: bool = False,
+    field: str = "response_format",
 ) -> GrammarSpec:
     """JSON that satisfies a schema, given as an object or as its text. Properties it does not name are not written."""
     if isinstance(schema, str):
@@ -38,7 +44,13 @@ def json_schema_grammar(
         raise RequestError(f"{field} has a schema that is {schema!r} and not an object.", field=field)
     for part in _schemas(schema, field, 0):
         _check_keywords(part, field)
-    return GrammarSpec(kind="json_schema", sources=(json.dumps(schema),), thought=thought, field=field)
+    return GrammarSpec(
+        kind="json_schema",
+        sources=(json.dumps(schema),),
+        thought=thought,
+        any_whitespace=any_whitespace,
+        field=field,
+    )
 
 
 def regex_grammar(

@@ -23,6 +23,7 @@ class AskedModel:
     template: ChatTemplate | None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    any_whitespace: bool = False  # in JSON that follows a schema, unless a question says otherwise
     max_tokens_default: int | None = None  # for questions that name no max_tokens
 
     def sampling(self, given: Mapping[str, Any], *, max_tokens: int | None) -> SamplingParams:
@@ -79,6 +80,7 @@ def read_asked_model(
         template=None if tokenizer is None else _template(config, folder, tokenizer),
         template_variables=config.default_chat_template_kwargs or {},
         sampling_defaults=defaults,
+        any_whitespace=config.structured_outputs_any_whitespace,
         max_tokens_default=max_tokens,
     )
 

@@ -23,9 +23,14 @@ from facet.tokens import Tokenizer
 logger = logging.getLogger(__name__)
 
 
-def answer_grammar(question: Question, thought: ThoughtTokens | None = None) -> GrammarSpec | None:
-    """The grammar of `structured_outputs` or `response_format`. With `thought`, a thought may come first."""
-    bound = _response_format_grammar(question.response_format, thought)
+def answer_grammar(
+    question: Question, thought: ThoughtTokens | None = None, *, any_whitespace: bool
+) -> GrammarSpec | None:
+    """The grammar of `structured_outputs` or `response_format`. With `thought`, a thought may come first.
+
+    `any_whitespace` says whether JSON may be spaced as the model likes, where the question does not say.
+    """
+    bound = _response_format_grammar(question.response_format, thought, any_whitespace)
     wanted = question.sampling.structured_outputs
     if wanted is None:
         return bound
@@ -34,16 +39,22 @@ def answer_grammar(question: Question, thought: ThoughtTokens | None = None) -> 
             "response_format and structured_outputs both constrain the answer. Send one of them.",
             field="structured_outputs",
         )
-    return _structured_outputs_grammar(wanted, thought)
+    return _structured_outputs_grammar(wanted, thought, any_whitespace)
 
 
 def chat_grammar(
-    question: ChatQuestion, use: ToolUse, tokenizer: Tokenizer, *, may_think: bool, starts_in_thought: bool
+    question: ChatQuestion,
+    use: ToolUse,
+    tokenizer: Tokenizer,
+    *,
+    may_think: bool,
+    starts_in_thought: bool,
+    any_whitespace: bool,
 ) -> GrammarSpec | None:
     """The grammar that constrains the reply of a chat: of its tools, or of the requested format."""
     markers = ReplyMarkers.find(tokenizer)
     thought = thought_tokens(markers, thinking=may_think, starts_in_thought=starts_in_thought)
-    bound = answer_grammar(question, thought)
+    bound = answer_grammar(question, thought, any_whitespace=any_whitespace)
     if use.choice.mode == "none":
         return bound
     if bound is not None:
@@ -74,7 +85,7 @@ def chat_grammar(
 
 
 def _response_format_grammar(
-    response_format: Mapping[str, Any] | None, thought: ThoughtTokens | None
+    response_format: Mapping[str, Any] | None, thought: ThoughtTokens | None, any_whitespace: bool
 ) -> GrammarSpec | None:
     if response_format is None:
         return None
@@ -87,7 +98,7 @@ def _response_format_grammar(
     if kind == "text":
         return None
     if kind == "json_object":
-        return json_object_grammar(thought=thought)
+        return json_object_grammar(thought=thought, any_whitespace=any_whitespace)
     if kind == "json_schema":
         described = response_format.get("json_schema")
         if not isinstance(described, Mapping) or "schema" not in described:
@@ -95,20 +106,24 @@ def _response_format_grammar(
                 'response_format of type json_schema needs {"json_schema": {"name": ..., "schema": {...}}}.',
                 field="response_format",
             )
-        return json_schema_grammar(described["schema"], thought=thought)
+        return json_schema_grammar(described["schema"], thought=thought, any_whitespace=any_whitespace)
     raise RequestError(
         f"response_format.type is {kind!r}, but must be text, json_object or json_schema.", field="response_format"
     )
 
 
-def _structured_outputs_grammar(wanted: StructuredOutputsParams, thought: ThoughtTokens | None) -> GrammarSpec:
+def _structured_outputs_grammar(
+    wanted: StructuredOutputsParams, thought: ThoughtTokens | None, any_whitespace: bool
+) -> GrammarSpec:
     field = "structured_outputs"
+    if wanted.any_whitespace is not None:
+        any_whitespace = wanted.any_whitespace
     if wanted.json is not None:
-        return json_schema_grammar(wanted.json, thought=thought, field=field)
+        return json_schema_grammar(wanted.json, thought=thought, any_whitespace=any_whitespace, field=field)
     if wanted.regex is not None:
         return regex_grammar(wanted.regex, thought=thought, field=field)
     if wanted.choice is not None:
         return choice_grammar(wanted.choice, thought=thought, field=field)
     if wanted.grammar is not None:
         return ebnf_grammar(wanted.grammar, thought=thought, field=field)
-    return json_object_grammar(thought=thought, field=field)
+    return json_object_grammar(thought=thought, any_whitespace=any_whitespace, field=field)

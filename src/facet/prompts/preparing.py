@@ -48,9 +48,10 @@ def prepare(question: TextQuestion | ChatQuestion, model: AskedModel, request_id
     else:
         prompt = PromptText(question.prompt)
     token_ids = _encode(prompt, model, question)
+    grammar = answer_grammar(question, any_whitespace=model.any_whitespace)
     return PreparedQuestion(
         prompt_text=question.prompt if isinstance(question.prompt, str) else None,
-        requests=_make_requests(question, token_ids, answer_grammar(question), model, request_ids),
+        requests=_make_requests(question, token_ids, grammar, model, request_ids),
         reply_format=None,
     )
 
@@ -100,7 +101,12 @@ def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequen
     token_ids = _encode(prompt, model, question)
     starts_in_thought = ends_in_thought(tokenizer, token_ids)
     grammar = chat_grammar(
-        question, use, tokenizer, may_think=variables["enable_thinking"], starts_in_thought=starts_in_thought
+        question,
+        use,
+        tokenizer,
+        may_think=variables["enable_thinking"],
+        starts_in_thought=starts_in_thought,
+        any_whitespace=model.any_whitespace,
     )
     return PreparedQuestion(
         prompt_text=prompt.text,

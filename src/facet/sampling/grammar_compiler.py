@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 NUM_COMPILING_THREADS = 2
 MAX_CACHED_BYTES = 256 << 20
 MAX_CACHED_GRAMMARS = 1024
-# Between two JSON tokens. Without a bound a model that has nothing to say goes on with blanks for ever.
+# Between two JSON tokens, where any white space may stand. Without a bound a model that has nothing to say goes on with
+# blanks for ever.
 MAX_JSON_WHITESPACE = 20
 
-Key = tuple[GrammarKind, tuple[str, ...]]
+Key = tuple[GrammarKind, tuple[str, ...], bool]
 
 
 class GrammarCompiler:
@@ -74,11 +75,11 @@ class GrammarCompiler:
 
     def _compile(self, spec: GrammarSpec) -> "xgrammar.CompiledGrammar":
         backend = self._load()
-        if spec.kind == "json_object":
-            anything = '{"type": "object", "additionalProperties": true}'
-            return backend.compile_json_schema(anything, max_whitespace_cnt=MAX_JSON_WHITESPACE)
-        if spec.kind == "json_schema":
-            return backend.compile_json_schema(spec.sources[0], max_whitespace_cnt=MAX_JSON_WHITESPACE)
+        if spec.kind in ("json_object", "json_schema"):
+            schema = spec.sources[0] if spec.sources else '{"type": "object", "additionalProperties": true}'
+            if spec.any_whitespace:
+                return backend.compile_json_schema(schema, max_whitespace_cnt=MAX_JSON_WHITESPACE)
+            return backend.compile_grammar(_compact_json(schema))
         if spec.kind == "regex":
             return backend.compile_regex(spec.sources[0])
         if spec.kind == "choice":
@@ -136,6 +137,18 @@ def _first_sentence(error: BaseException) -> str:
     """Without the library's clock and source positions, and without the grammar that it repeats."""
     text = re.sub(r"\[[\d:]+\] \S+:\d+: ", "", str(error))
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+def _compact_json(schema: str) -> str:
+    """The grammar of a schema's JSON without white space between its tokens.
+
+    A model that may write a blank or a line break at every gap can go on with them until it runs out of tokens.
+    """
+    import xgrammar
+
+    grammar = str(xgrammar.Grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":")))
+    # Inside values that a schema says nothing about, the library writes ", " whatever the separators.
+    return grammar.replace('((", " basic_', '(("," basic_')
 
 
 def _literal(text: str) -> str:

@@ -48,7 +48,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True):
-    """Exactly one of these, which `StructuredOutputsParams` checks."""
+    """One constraint, which `StructuredOutputsParams` checks."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -56,6 +56,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
+    any_whitespace: bool | None = None
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True):
