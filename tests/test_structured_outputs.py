@@ -40,6 +40,11 @@ def test_what_contradicts_itself_is_refused(form: dict[str, Any], words: str) ->
     assert caught.value.field == "structured_outputs"
 
 
+def test_white_space_is_no_constraint() -> None:
+    assert not StructuredOutputsParams(any_whitespace=True).is_constraint
+    assert StructuredOutputsParams(any_whitespace=False, json_object=True).is_constraint
+
+
 def test_nothing_else_may_stand_for_it() -> None:
     with pytest.raises(RequestError, match="must be a StructuredOutputsParams") as caught:
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]

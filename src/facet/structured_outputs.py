@@ -20,7 +20,8 @@ class StructuredOutputsParams:
     grammar: str | None = None  # in GBNF or Lark's notation
     json_object: bool | None = None  # any JSON object
     structural_tag: str | None = None  # known, and refused
-    # Beside a constraint on JSON: whether blanks and line breaks may stand anywhere; None: as the engine is set up.
+    # Whether JSON may have blanks and line breaks anywhere; None: as the engine is set up. Alone, it is about the JSON
+    # that `response_format` asks for.
     any_whitespace: bool | None = None
 
     def __post_init__(self) -> None:
@@ -28,9 +29,8 @@ class StructuredOutputsParams:
             raise RequestError(
                 "structured_outputs.structural_tag is not supported. Use json, regex, choice or grammar.", field=_FIELD
             )
-        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
-        given += ["json_object"] if self.json_object else []
-        if len(given) != 1:
+        given = self._constraints()
+        if len(given) > 1 or (not given and self.any_whitespace is None):
             named = f": {', '.join(given)}" if given else ""
             raise RequestError(
                 "structured_outputs needs one of json, regex, choice, grammar and json_object, not "
@@ -41,6 +41,15 @@ class StructuredOutputsParams:
             object.__setattr__(self, "json", _as_json(self.json))
         if isinstance(self.choice, Sequence) and not isinstance(self.choice, str):
             object.__setattr__(self, "choice", tuple(self.choice))
+
+    @property
+    def is_constraint(self) -> bool:
+        """Whether there is more than `any_whitespace`."""
+        return bool(self._constraints())
+
+    def _constraints(self) -> list[str]:
+        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        return [*given, "json_object"] if self.json_object else given
 
 
 def _as_json(schema: Mapping[str, Any]) -> str:

@@ -59,7 +59,6 @@ TOOLS: dict[str, Any] = {"messages": ASK, "tools": [WEATHER_TOOL, RICH_TOOL]}
 REQUESTS: dict[str, Case] = {
     # Prompts
     "text": (TEXT, {}),
-    "white space in JSON": (TEXT, {"structured_outputs": {"json": SCHEMA, "any_whitespace": True}}),
     "markers in a text": ({"prompt": "a<turn|>b"}, {}),
     "markers split in a text": ({"prompt": "a<turn|>b", "split_special_tokens": True}, {}),
     "markers in a conversation": ({"messages": [{"role": "user", "content": "a<turn|>b"}]}, {}),
@@ -146,6 +145,10 @@ REQUESTS: dict[str, Case] = {
     "structured: regex": (TEXT, {"structured_outputs": {"regex": "[a-z]+"}}),
     "structured: choice": (TEXT, {"structured_outputs": {"choice": ["yes", "no"]}}),
     "structured: grammar": (TEXT, {"structured_outputs": {"grammar": 'root ::= "a"+'}}),
+    "structured: schema, white space": (TEXT, {"structured_outputs": {"json": SCHEMA, "any_whitespace": True}}),
+    "format schema, white space": (
+        {**CHAT, "response_format": AS_SCHEMA}, {"structured_outputs": {"any_whitespace": True}}
+    ),
     "structured: JSON": (TEXT, {"structured_outputs": {"json_object": True}}),
     "structured: several answers": ({"prompt": ["a", "b"]}, {"n": 2, "structured_outputs": {"regex": "a+"}}),
     "structured: chat": (CHAT, {"structured_outputs": {"json": SCHEMA}}),
@@ -208,6 +211,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "no structure": (TEXT, {"structured_outputs": {}}, "structured_outputs"),
     "two structures": (TEXT, {"structured_outputs": {"regex": "a", "json_object": True}}, "structured_outputs"),
     "a structural tag": (TEXT, {"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs"),
+    "white space of no JSON": (TEXT, {"structured_outputs": {"any_whitespace": True}}, "structured_outputs"),
     "no choices": (TEXT, {"structured_outputs": {"choice": []}}, "structured_outputs"),
     "a schema that is no JSON": (TEXT, {"structured_outputs": {"json": "{"}}, "structured_outputs"),
     "a schema's keyword": (CHAT, {"structured_outputs": {"json": {"not": {}}}}, "structured_outputs"),
@@ -253,6 +257,7 @@ def test_the_same_refusals(doors: Doors, ask: dict[str, Any], sampling: dict[str
         {"override_generation_config": {"max_new_tokens": 9}},
         {"default_chat_template_kwargs": {"enable_thinking": True}},
         {"loop_guard": False},
+        {"structured_outputs_any_whitespace": True},
         {"chat_template": "{% for m in messages %}<|turn>{{ m.content }}{% endfor %}<|channel>thought\n"},
     ],
     ids=str,

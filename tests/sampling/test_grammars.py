@@ -1,6 +1,5 @@
 """Grammars beside a batch: what tokens spell, which grammars are kept, and how one walks with an answer."""
 
-import json
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -114,27 +113,6 @@ class TestCompiler:
         assert told.field == "structured_outputs.regex"
         assert "parenthesis is not closed" in str(told)
         assert ".cc" not in str(told)
-
-    @pytest.mark.parametrize(
-        ("text", "is_compact"),
-        [
-            ('{"name":"a b","more":{"x":[1,{"y":null}],"z":[]}}', True),
-            ('{"name": "a b","more":{}}', False),
-            ('{"name":"a b", "more":{}}', False),
-            ('{"name":"a b","more":{"x":[1, 2]}}', False),
-            ('{\n  "name": "a b",\n  "more": {\n    "x": 1\n  }\n}', False),
-        ],
-    )
-    def test_json_is_compact_unless_any_white_space_may_stand_in_it(
-        self, compiler: GrammarCompiler, text: str, is_compact: bool
-    ) -> None:
-        schema = {"type": "object", "properties": {"name": {"type": "string"}, "more": {}}, "required": ["name"]}
-        for kind, sources in (("json_schema", (json.dumps(schema),)), ("json_object", ())):
-            for any_whitespace in (False, True):
-                walker = walker_of(compiler, kind=kind, sources=sources, any_whitespace=any_whitespace)
-                for token_id in TOKENIZER.encode(text).ids:
-                    walker.accept(token_id)
-                assert (walker.stage is not Stage.FAILED) == (any_whitespace or is_compact)
 
     def test_without_a_tokenizer_grammars_are_refused(self, tmp_path: Path) -> None:
         spec = GrammarSpec(kind="choice", sources=("a",))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from facet.chat.json_schemas import schema_for_compiler
 from facet.chat.patterns import MAX_REPEAT, check_regex
 from facet.chat.schema_merge import exclude_each_other
 from facet.errors import RequestError
@@ -46,7 +47,7 @@ def json_schema_grammar(
         _check_keywords(part, field)
     return GrammarSpec(
         kind="json_schema",
-        sources=(json.dumps(schema),),
+        sources=(json.dumps(schema_for_compiler(schema, field)),),
         thought=thought,
         any_whitespace=any_whitespace,
         field=field,

@@ -20,7 +20,7 @@ _HOUR_AND_MINUTE = f"(?:[01]{_DIGIT}|2[0-3]):[0-5]{_DIGIT}"
 _TIME = f"{_HOUR_AND_MINUTE}:[0-5]{_DIGIT}(?:\\.{_DIGIT}{{1,6}})?(?:Z|[+-]{_HOUR_AND_MINUTE})"
 _BYTE = f"(?:25[0-5]|2[0-4]{_DIGIT}|1{_DIGIT}{{2}}|[1-9]?{_DIGIT})"
 # A format is an annotation; those that are simple are honoured all the same.
-_FORMATS = {
+FORMATS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
@@ -33,7 +33,7 @@ _FORMATS = {
 def string_pattern(schema: Schema, field: str, refuse: Refuse) -> tuple[str, int | None]:
     """A regular expression, and how many characters may match it at most."""
     low, high = bounds_of(schema, "minLength", "maxLength", refuse)
-    pattern, known = schema.get("pattern"), _FORMATS.get(str(schema.get("format")))
+    pattern, known = schema.get("pattern"), FORMATS.get(str(schema.get("format")))
     if high is not None and high < low:
         raise refuse(f"minLength {low} with maxLength {high}")
     if low > MAX_MIN_LENGTH:

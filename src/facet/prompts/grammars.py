@@ -30,9 +30,19 @@ def answer_grammar(
 
     `any_whitespace` says whether JSON may be spaced as the model likes, where the question does not say.
     """
-    bound = _response_format_grammar(question.response_format, thought, any_whitespace)
     wanted = question.sampling.structured_outputs
+    if wanted is not None and wanted.any_whitespace is not None:
+        any_whitespace = wanted.any_whitespace
+    bound = _response_format_grammar(question.response_format, thought, any_whitespace)
     if wanted is None:
+        return bound
+    if not wanted.is_constraint:
+        if bound is None:
+            raise RequestError(
+                "structured_outputs.any_whitespace is about JSON, and nothing asks for JSON. Add json, json_object or "
+                "response_format, or leave it out.",
+                field="structured_outputs",
+            )
         return bound
     if bound is not None:
         raise RequestError(
@@ -116,8 +126,6 @@ def _structured_outputs_grammar(
     wanted: StructuredOutputsParams, thought: ThoughtTokens | None, any_whitespace: bool
 ) -> GrammarSpec:
     field = "structured_outputs"
-    if wanted.any_whitespace is not None:
-        any_whitespace = wanted.any_whitespace
     if wanted.json is not None:
         return json_schema_grammar(wanted.json, thought=thought, any_whitespace=any_whitespace, field=field)
     if wanted.regex is not None:

@@ -1,7 +1,7 @@
 """Compiles grammars in threads of its own and keeps the most recent ones.
 
-Only this module and `grammar_walker.py` know the grammar library. It brings large libraries along, so it is loaded with
-the first grammar, or, where a server asks for it, once that server is up.
+Only this module, `json_grammar.py` and `grammar_walker.py` know the grammar library. It brings large libraries along,
+so it is loaded with the first grammar, or, where a server asks for it, once that server is up.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from facet.errors import FacetError, RequestError
 from facet.grammar_spec import GrammarKind, GrammarSpec
+from facet.sampling.json_grammar import ANY_OBJECT, json_grammar
 from facet.sampling.token_bytes import read_token_bytes
 
 if TYPE_CHECKING:
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 NUM_COMPILING_THREADS = 2
 MAX_CACHED_BYTES = 256 << 20
 MAX_CACHED_GRAMMARS = 1024
-# Between two JSON tokens, where any white space may stand. Without a bound a model that has nothing to say goes on with
-# blanks for ever.
-MAX_JSON_WHITESPACE = 20
 
 Key = tuple[GrammarKind, tuple[str, ...], bool]
 
@@ -76,10 +74,8 @@ class GrammarCompiler:
     def _compile(self, spec: GrammarSpec) -> "xgrammar.CompiledGrammar":
         backend = self._load()
         if spec.kind in ("json_object", "json_schema"):
-            schema = spec.sources[0] if spec.sources else '{"type": "object", "additionalProperties": true}'
-            if spec.any_whitespace:
-                return backend.compile_json_schema(schema, max_whitespace_cnt=MAX_JSON_WHITESPACE)
-            return backend.compile_grammar(_compact_json(schema))
+            schema = spec.sources[0] if spec.sources else ANY_OBJECT
+            return backend.compile_grammar(json_grammar(schema, any_whitespace=spec.any_whitespace))
         if spec.kind == "regex":
             return backend.compile_regex(spec.sources[0])
         if spec.kind == "choice":
@@ -137,18 +133,6 @@ def _first_sentence(error: BaseException) -> str:
     """Without the library's clock and source positions, and without the grammar that it repeats."""
     text = re.sub(r"\[[\d:]+\] \S+:\d+: ", "", str(error))
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-
-
-def _compact_json(schema: str) -> str:
-    """The grammar of a schema's JSON without white space between its tokens.
-
-    A model that may write a blank or a line break at every gap can go on with them until it runs out of tokens.
-    """
-    import xgrammar
-
-    grammar = str(xgrammar.Grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":")))
-    # Inside values that a schema says nothing about, the library writes ", " whatever the separators.
-    return grammar.replace('((", " basic_', '(("," basic_')
 
 
 def _literal(text: str) -> str:

@@ -1,0 +1,208 @@
+"""Constrained JSON: compact, free of raw control characters, and such that strict parsers take it."""
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pydantic_core
+import pytest
+
+from facet.chat.answer_grammar import json_object_grammar, json_schema_grammar
+from facet.chat.json_patterns import json_text_pattern
+from facet.errors import RequestError
+from facet.grammar_spec import GrammarSpec
+from facet.sampling import GrammarCompiler
+from facet.sampling.grammar_walker import GrammarWalker, Stage
+from facet.sampling.token_bytes import read_token_bytes
+from tests.tokens.gemma_like import build_gemma_like, write_tokenizer_folder
+
+VOCAB_SIZE = 512
+EOS = 1
+TOKENIZER = build_gemma_like()
+ENDS = (b'"', b"}", b"]", b"e", b"l", b"@", b".")  # of strings, objects, lists, constants and their parts
+CONTROL_CHARACTERS = frozenset(range(0x20))
+
+FORMATS = (
+    *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid"),
+    *("uri", "uri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
+)
+STRINGS: dict[str, dict[str, Any]] = {
+    "any": {},
+    "at most": {"maxLength": 4},
+    "at least": {"minLength": 2},
+    "between": {"minLength": 1, "maxLength": 3},
+    "constants": {"enum": ["a\tb", 'c"', "d, json_string=true)", "é"]},
+    "dots": {"pattern": "^.{1,5}$"},
+    "anything": {"pattern": r"^[\s\S]+$"},
+    "no x": {"pattern": "^[^x]+$"},
+    "ASCII": {"pattern": r"^[\x00-\x7f]{1,3}$"},
+    "tabs": {"pattern": r"^\t+$"},
+    "quotes": {"pattern": '^a"b$'},
+    "white space": {"pattern": r"^\s{1,3}$"},
+    "a pattern and a format": {"pattern": "^ab?$", "format": "email"},
+    "other letters": {"pattern": "^[一-龥é]+\n?$"},
+    **{name: {"format": name} for name in FORMATS},
+}
+OBJECTS: dict[str, dict[str, Any]] = {
+    "anything in it": {"additionalProperties": True},
+    "one of anything": {"properties": {"a": {}}, "required": ["a"]},
+    "lists": {"properties": {"a": {"type": "array", "items": {}, "minItems": 2}}, "required": ["a"]},
+    "pairs": {
+        "properties": {"a": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}]}},
+        "required": ["a"],
+    },
+    "numbers by name": {"additionalProperties": {"type": "integer"}, "minProperties": 2},
+    "short names": {"propertyNames": {"maxLength": 2}, "additionalProperties": {"type": "null"}, "minProperties": 1},
+    "names by pattern": {"patternProperties": {r"^a\t?.$": {"type": "boolean"}}, "minProperties": 1},
+    "a reference elsewhere": {"properties": {"a": {"$ref": "#/x"}}, "required": ["a"], "x": {"pattern": r"^\n$"}},
+    "awkward names": {"properties": {'a"\tb': {"const": {"x": [1, "\n"]}}, "pattern": {}}, "required": ['a"\tb']},
+}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    **{f"string: {name}": {"type": "string", **rest} for name, rest in STRINGS.items()},
+    **{f"object: {name}": {"type": "object", **rest} for name, rest in OBJECTS.items()},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def compiler(folder: Path) -> GrammarCompiler:
+    return GrammarCompiler(folder, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+
+
+@pytest.fixture(scope="module")
+def spelled(folder: Path) -> list[bytes]:
+    return read_token_bytes(folder, VOCAB_SIZE)
+
+
+def walker_of(compiler: GrammarCompiler, spec: GrammarSpec) -> GrammarWalker:
+    return GrammarWalker(spec, compiler.start(spec).result(), vocab_size=VOCAB_SIZE, stop_token_ids=[EOS])
+
+
+def allowed(walker: GrammarWalker) -> list[int]:
+    mask = walker.mask()
+    assert mask is not None
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def write(walker: GrammarWalker, spelled: list[bytes], seed: int, forbidden: frozenset[int]) -> str | None:
+    """An answer at random, in a hurry to end. None: it did not. Tokens with forbidden bytes must never be allowed."""
+    rng = random.Random(seed)
+    written = b""
+    for _ in range(200):
+        tokens = allowed(walker)
+        assert tokens, f"{written!r} leads nowhere"
+        wrong = [spelled[token] for token in tokens if forbidden & set(spelled[token])]
+        assert not wrong, f"{wrong!r} may follow {written!r}"
+        ends = [token for token in tokens if token == EOS or spelled[token] in ENDS]
+        token = rng.choice(ends) if ends and rng.random() < 0.6 else rng.choice(tokens)
+        walker.accept(token)
+        if token == EOS:
+            return written.decode()
+        written += spelled[token]
+    return None
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_what_is_written_is_compact_json_that_satisfies_its_schema(
+    compiler: GrammarCompiler, spelled: list[bytes], schema: dict[str, Any]
+) -> None:
+    spec = json_schema_grammar(schema)
+    texts = [write(walker_of(compiler, spec), spelled, seed, CONTROL_CHARACTERS) for seed in range(8)]
+    finished = [text for text in texts if text is not None]
+    assert finished
+    for text in finished:
+        value = pydantic_core.from_json(text)  # refuses what some parsers let pass, such as half a surrogate pair
+        jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+        assert not re.search(r"\s", re.sub(r'"(?:[^"\\]|\\.)*"', "", text)), "white space between tokens"
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_free_white_space_stays_outside_of_strings(
+    compiler: GrammarCompiler, spelled: list[bytes], schema: dict[str, Any]
+) -> None:
+    spec = json_schema_grammar(schema, any_whitespace=True)
+    texts = [write(walker_of(compiler, spec), spelled, seed, frozenset()) for seed in range(8)]
+    for text in texts:
+        if text is not None:
+            jsonschema.validate(pydantic_core.from_json(text), schema, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_compact"),
+    [
+        ('{"name":"a b","more":{"x":[1,{"y":null}],"z":[]}}', True),
+        ('{"name": "a b","more":{}}', False),
+        ('{"name":"a b", "more":{}}', False),
+        ('{"name":"a b","more":{"x":[1, 2]}}', False),
+        ('{\n  "name": "a b",\n  "more": {\n    "x": 1\n  }\n}', False),
+    ],
+)
+def test_json_is_compact_unless_white_space_is_free(compiler: GrammarCompiler, text: str, is_compact: bool) -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}, "more": {}}, "required": ["name"]}
+    for any_whitespace in (False, True):
+        for spec in (
+            json_schema_grammar(schema, any_whitespace=any_whitespace),
+            json_object_grammar(any_whitespace=any_whitespace),
+        ):
+            walker = walker_of(compiler, spec)
+            for token_id in TOKENIZER.encode(text).ids:
+                walker.accept(token_id)
+            assert (walker.stage is not Stage.FAILED) == (any_whitespace or is_compact)
+
+
+def test_halves_of_surrogate_pairs_are_written_in_pairs(compiler: GrammarCompiler) -> None:
+    for text, is_whole in [
+        (r'{"a":"\ud83d\ude42"}', True),
+        (r'{"a":"\u00e9\uD7FF\uE000"}', True),
+        (r'{"a":"\ud83d"}', False),
+        (r'{"a":"\ude42\ud83d"}', False),
+    ]:
+        walker = walker_of(compiler, json_object_grammar())
+        for token_id in TOKENIZER.encode(text).ids:
+            walker.accept(token_id)
+        assert (walker.stage is not Stage.FAILED) == is_whole, text
+
+
+PATTERNS = (
+    *(r"\d{3}-\d{4}", r"[^\s@]+", "[一-龥]+", "😀", ".*", ".{0,64}", r"[\s\S]*", r'["\t]', 'a"b', r"[\x00-\x7f]+"),
+    *(r"\\d", r"\\", "[^a]", r"[\w.-]+", r"[-a\]]", r"[\^b]", r"[\[\\]", r"\W", r"[^\W]", r"[\D]", r'(\t|b")', r"\x09"),
+    *(r"\u0009", r"\0", "a.b", r"\$a", '.+"', r"[^\]]", "[a-]", r"[\d-]", r"\S\s", "a|b", "(?:ab)?c{2}"),
+)
+TEXTS = (
+    *("", "a", 'b"', '"', "\\", "\t", "\n", "a\tb", "é", "一", "😀", "a.b", "x" * 70, "\x00", "\x7f", "-", "]", "^"),
+    *("abc", "123-4567", "a b", " ", "[", 'a"b', "\\d", "aé", "/", "$a", "ab", "abcc", "cc", "a\n", "_"),
+)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_means_in_json_what_it_means_in_a_string(pattern: str) -> None:
+    """Every text is written as JSON, and matches then exactly if it matched before; as it is, it never breaks JSON."""
+    inside_quotes = re.compile(json_text_pattern(pattern))
+    for text in TEXTS:
+        as_json = json.dumps(text, ensure_ascii=False)[1:-1]
+        is_match = re.fullmatch(pattern, text, re.ASCII) is not None
+        # Such as \u0000, which is written only where nothing else can be.
+        if "\\u" not in as_json or pattern == r"\0":
+            assert bool(inside_quotes.fullmatch(as_json)) == is_match, text
+        if as_json != text:
+            assert not inside_quotes.fullmatch(text) or ('"' not in text and json.loads(f'"{text}"') != text)
+
+
+def test_control_characters_by_letter() -> None:
+    assert json_text_pattern(r"\cI\cj") == r"(?:\\[t])(?:\\[n])"
+
+
+def test_a_schema_nested_too_deep_is_refused() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(400):
+        schema = {"unknown": schema}
+    with pytest.raises(RequestError, match="nested more than"):
+        json_schema_grammar(schema)
