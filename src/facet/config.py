@@ -31,6 +31,16 @@ class ModelConfig:
         "auto: read the safetensors files; dummy: random weights, for which config.json is enough",
         choices=("auto", "dummy"),
     )
+    quantization: str | None = setting(
+        None,
+        "quantize the matrices of attention, MLPs and experts while an unquantized checkpoint is loaded: fp8 or int8 "
+        "with a scale for each row, int4 in groups of 32; a quantized checkpoint needs no flag",
+        choices=("fp8", "int8", "int4"),
+    )
+    quantize_head: bool = setting(
+        False,
+        "keep the output head in eight bits, and the token embedding with it where the two are one table",
+    )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; auto: the first GPU, or the CPU if there is none")
     max_model_len: int | None = setting(
         None, "longest context, prompt and answer together, in tokens; default: the model's own limit"

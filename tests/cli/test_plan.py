@@ -133,3 +133,22 @@ def test_a_plot_is_drawn_or_its_absence_explained(
     else:
         assert code == 0
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_flags_that_quantize_are_counted(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--gpu-memory", "48GiB", "--max-model-len", "8192", "--quantization", "int4", "--quantize-head", "--json"]
+    assert main(["plan", model, *flags]) == 0
+    weights = json.loads(capsys.readouterr().out)["weights"]
+    assert (weights["format"], weights["group_size"]) == ("int4", 32)
+    assert weights["unquantized_bytes"] < 0.01 * weights["bytes"]  # norms
+
+
+def test_groups_that_gpus_would_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An MLP 2112 wide is 66 groups of 32: two GPUs can share them, four cannot."""
+    model = str(write_config(tmp_path, PUBLISHED["Gemma 4 26B-A4B"]))
+    flags = ["--gpu-memory", "24GiB", "--weight-format", "int4", "--max-model-len", "8192"]
+    assert main(["plan", model, *flags, "--gpus", "2"]) == 0
+    assert main(["plan", model, *flags, "--gpus", "4"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "--gpus 4: layers.0.mlp.down_proj.weight has 528 inputs, which groups of 32 do not divide" in error
+    assert "--gpus 1 or 2 would do" in error

@@ -1,6 +1,7 @@
 """Evaluates a checkpoint through Facet itself: greedy, unconstrained, on unseen tools.
 
 python -m tools.bundled_model.evaluate FOLDER [--num 500] [--device cpu|cuda] [--json FILE] [--show 5]
+    [--quantization fp8|int8|int4]
 """
 
 import argparse
@@ -169,11 +170,12 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=500, help="cases of each kind")
     parser.add_argument("--long-prompts", type=int, default=8, help="different long prompts; 0: none")
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
+    parser.add_argument("--quantization", help="as for facet serve: fp8, int8 or int4")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print the first N mistakes of each kind")
     arguments = parser.parse_args()
 
-    examiner = Examiner(arguments.folder, device=arguments.device)
+    examiner = Examiner(arguments.folder, device=arguments.device, quantization=arguments.quantization)
     answered = examiner.reply(make_cases(arguments.num, _SEED))
     results = measures(answered)
     if arguments.long_prompts:

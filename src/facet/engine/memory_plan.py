@@ -27,6 +27,7 @@ from facet.model.weight_formats import (
     WeightBytes,
     choose_weight_format,
     expected_formats,
+    online_formats,
     weight_bytes,
 )
 from facet.model_spec import LayerSpec, ModelSpec
@@ -81,7 +82,9 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     dtype = resolve_dtype(config.dtype, dtype_of_config(spec), torch.device("cuda"))
     model_dtype, value_bytes = str(dtype).removeprefix("torch."), dtype.itemsize
     max_model_len = resolve_context_length(config.max_model_len, spec)
-    weights = weight_bytes(shard, _share_of_formats(spec, num_gpus, format_source), value_bytes=value_bytes)
+    stored = _share_of_formats(spec, num_gpus, format_source)
+    formats = online_formats(shard, stored, config.quantization, config.quantize_head)
+    weights = weight_bytes(shard, formats, value_bytes=value_bytes)
     tables = table_bytes(shard, max_model_len, dtype)
 
     def shape_of(asked: str) -> StepShape:

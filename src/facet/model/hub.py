@@ -8,7 +8,7 @@ from pathlib import Path
 from facet.errors import CheckpointError
 from facet.model.config_fields import shown
 
-CONFIG_ONLY = ("config.json", "generation_config.json")
+CONFIG_ONLY = ("config.json", "generation_config.json", "hf_quant_config.json")
 TEXT_MODEL = (*CONFIG_ONLY, "*.safetensors", "model.safetensors.index.json", "tokenizer*", "*.jinja", "special_tokens*")
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96}")  # the hub itself is stricter yet
 

@@ -26,7 +26,7 @@ from facet.model.gemma import Gemma
 from facet.model.hub import CONFIG_ONLY, TEXT_MODEL, local_folder
 from facet.model.placing import WithoutMatrices, place_weights
 from facet.model.quantized.choose import read_scheme
-from facet.model.weight_formats import Formats, expected_formats, weight_bytes
+from facet.model.weight_formats import Formats, expected_formats, online_formats, weight_bytes
 from facet.model.weight_map import is_cache_scale
 from facet.model_spec import ModelSpec
 from facet.progress import Progress, Silent
@@ -83,14 +83,14 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
     formats: Formats
     if config.load_format == "dummy":
         dtype = resolve_dtype(config.dtype, dtype_of_config(spec), device)
-        formats = expected_formats(spec, scheme)
+        formats = online_formats(spec, expected_formats(spec, scheme), config.quantization, config.quantize_head)
         model = build_model(spec, context_length, dtype, device, arithmetic, formats=formats)
         fill_dummy_weights(model, config.seed, progress)
     else:
         headers = read_headers(find_weight_files(folder))
         matched = match_tensors(spec, headers, scheme)
         dtype = resolve_dtype(config.dtype, common_dtype(matched), device)
-        formats = formats_of(matched)
+        formats = online_formats(spec, formats_of(matched), config.quantization, config.quantize_head)
         model = build_model(spec, context_length, dtype, device, arithmetic, formats=formats)
         load_weights(model, matched, progress, scheme)
         notes += (CACHE_SCALES,) if any(is_cache_scale(name) for name in headers) else ()

@@ -23,10 +23,12 @@ _QUANTIZED_PARTS = (".self_attn.", ".mlp.", ".experts.")
 _PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
 
 _ROW = ScaleFormat(dtype="float32", group=None)
+# Products with eight-bit weights round their inputs too, token by token: prompts then run on eight-bit units. What that
+# costs is in docs/quantization.md.
 FLAGS: Mapping[str, MatrixFormat] = {
     "int4": MatrixFormat(codes="int4", scales=ScaleFormat(dtype="float16", group=32)),
-    "int8": MatrixFormat(codes="int8", scales=_ROW),
-    "fp8": MatrixFormat(codes="fp8", scales=_ROW),
+    "int8": MatrixFormat(codes="int8", scales=_ROW, rounding="int8_token"),
+    "fp8": MatrixFormat(codes="fp8", scales=_ROW, rounding="fp8_token"),
     "nvfp4": MatrixFormat(codes="fp4", scales=ScaleFormat(dtype="float8_e4m3fn", group=16), coarse_scales=_ROW),
 }
 
@@ -95,6 +97,23 @@ def expected_formats(spec: ModelSpec, source: FormatSource | None) -> dict[str, 
         if group is not None and format.code_bits == 4 and target.shape[-1] % group:
             raise ConfigError(f"{target.name} has {target.shape[-1]} inputs, which groups of {group} do not divide.")
         formats[target.name] = format
+    return formats
+
+
+def online_formats(spec: ModelSpec, stored: Formats, quantization: str | None, quantize_head: bool) -> Formats:
+    """The formats of a model whose checkpoint has `stored` ones, after what the flags ask for."""
+    if quantization is not None and stored:
+        raise ConfigError(
+            f"--quantization {quantization}: the checkpoint is quantized already, and its weights are not rounded "
+            "again. Leave the flag out."
+        )
+    formats = dict(stored)
+    if quantization is not None:
+        formats = expected_formats(spec, OneFormat(FLAGS[quantization]))
+    head = "embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
+    if quantize_head and head not in formats:
+        # Logits come of it directly, and few rows are multiplied by it: their inputs are not rounded.
+        formats[head] = MatrixFormat(codes="fp8" if quantization == "fp8" else "int8", scales=_ROW)
     return formats
 
 
