@@ -12,6 +12,7 @@ from facet.request import Request
 from facet.sampling_params import SamplingParams
 from facet.step import Admission, NewBlocks, StepMasks, StepPlan, TableSlice
 from facet.step_codec import decode_masks, decode_plan, encode_masks, encode_plan
+from facet.thoughts import ThoughtTokens
 from tests.media import spans_at
 
 NOTHING = np.zeros(0, np.int32)
@@ -49,6 +50,7 @@ def everything() -> StepPlan:
         eos_token_ids=(1, 106),
         cache_salt="salt",
         grammar=GrammarSpec(kind="choice", sources=("yes", "no")),
+        thought=ThoughtTokens(open_id=100, close_id=101, turn_end_ids=(1, 106), is_open=True),
         media=(*spans_at((3, 9), (9, 260)), *spans_at((270, 280), both_ways=False)),
     )
     tables = (TableSlice(3, np.array([5, 6], np.int32)), TableSlice(0, NOTHING))

@@ -112,6 +112,11 @@ class PromptConfig(EngineConfig):
     override_generation_config: Mapping[str, Any] | None = setting(
         None, 'sampling defaults that override those, a JSON object such as {"temperature": 0.6}'
     )
+    default_thinking_token_budget: int | None = setting(
+        None,
+        "maximum number of tokens of the thoughts in an answer, after which they are closed and the answer goes on; 0: "
+        "no thoughts; a request's thinking_token_budget overrides this; default: no limit",
+    )
     loop_guard: bool = setting(
         True, "end an answer that repeats the same few tokens without end; a request's loop_guard overrides this"
     )

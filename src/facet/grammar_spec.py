@@ -8,23 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from facet.errors import RequestError
+from facet.thoughts import ThoughtTokens
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "tool_calls"]
 
 # A source longer than this would occupy the compiler for seconds; a schema of a hundred tools has a tenth of it.
 MAX_SOURCE_CHARACTERS = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThoughtTokens:
-    """A thought before the answer, which no grammar binds."""
-
-    open_id: int
-    close_id: int
-    is_open: bool = False  # the prompt already ends inside a thought
-
-    def __post_init__(self) -> None:
-        assert self.open_id != self.close_id, "one token cannot both open and close a thought"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Literal
 from facet.grammar_spec import GrammarSpec
 from facet.media_span import MediaSpan, check_spans
 from facet.sampling_params import SamplingParams
+from facet.thoughts import ThoughtTokens
 
 # "repetition" is the engine's word for a loop that its guard ended; a client is told "stop".
 FinishReason = Literal["stop", "length", "repetition", "abort", "error"]
@@ -25,6 +26,7 @@ class Request:
     # The sampled id must be seen by the host before the next token may run (a grammar walks on it).
     needs_sampled_token_on_host: bool = False
     grammar: GrammarSpec | None = None  # the shape its answer must have
+    thought: ThoughtTokens | None = None  # how its thoughts are marked; None: the model has none
     media: tuple[MediaSpan, ...] = ()  # the parts of the prompt that are no text, in order
 
     def __post_init__(self) -> None:

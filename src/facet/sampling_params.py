@@ -53,6 +53,7 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     truncate_prompt_tokens: int | None = None  # keep the last so many; -1: as many as the context holds
+    thinking_token_budget: int | None = None  # tokens that thoughts may have in all; None: as many as they like
     loop_guard: bool = True  # end an output that repeats itself without end; not with ignore_eos
     repetition_detection: RepetitionDetectionParams | None = None  # a rule in place of the loop guard's
     structured_outputs: StructuredOutputsParams | None = None  # the engine is sent the grammar made of it instead
@@ -146,7 +147,14 @@ def _normalize_numbers(params: SamplingParams) -> None:
         _store(params, field, as_float(getattr(params, field), field))
     for field in ("n", "top_k", "min_tokens"):
         _store(params, field, as_int(getattr(params, field), field))
-    for field in ("max_tokens", "seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens"):
+    for field in (
+        "max_tokens",
+        "seed",
+        "logprobs",
+        "prompt_logprobs",
+        "truncate_prompt_tokens",
+        "thinking_token_budget",
+    ):
         value = getattr(params, field)
         _store(params, field, None if value is None else as_int(value, field))
     for field in (
@@ -189,6 +197,7 @@ def _normalize_collections(params: SamplingParams) -> None:
 def _check_ranges(params: SamplingParams) -> None:
     low, high = _SEED_RANGE
     seed, max_tokens, keep = params.seed, params.max_tokens, params.truncate_prompt_tokens
+    budget = params.thinking_token_budget
     for holds, field, rule in (
         (1 <= params.n <= MAX_NUM_OUTPUTS, "n", f"must be from 1 to {MAX_NUM_OUTPUTS}"),
         (params.temperature >= 0, "temperature", "must be 0 (greedy) or more"),
@@ -201,6 +210,11 @@ def _check_ranges(params: SamplingParams) -> None:
         (params.min_tokens >= 0, "min_tokens", "must be 0 or more"),
         (max_tokens is None or max_tokens >= 1, "max_tokens", "must be 1 or more; None fills the context"),
         (seed is None or low <= seed <= high, "seed", f"must be from {low} to {high}"),
+        (
+            budget is None or budget >= 0,
+            "thinking_token_budget",
+            "must be 0 (no thought) or more; leave it out to set no limit",
+        ),
         (
             keep is None or keep >= 1 or keep == MODEL_CONTEXT,
             "truncate_prompt_tokens",

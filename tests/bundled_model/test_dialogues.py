@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import tokenizers
 
-from facet.chat.formats import ends_in_thought
+from facet.chat.formats import find_thought
 from facet.chat.messages import normalize_messages
 from facet.chat.template import ChatTemplate
 from facet.chat.tool_choice import normalize_tools, template_variables
@@ -85,11 +85,9 @@ def check_reply(
     """Facet's reader finds in the reply what the dialogue means."""
     turn = dialogue.turns[turn_index]
     assert isinstance(turn, ReplyTurn)
-    parser = make_parser(
-        tokenizer,
-        tools_enabled=bool(dialogue.tools),
-        starts_in_thought=ends_in_thought(tokenizer, prompt_ids),
-    )
+    thought = find_thought(tokenizer, prompt_ids)
+    assert thought is not None
+    parser = make_parser(tokenizer, tools_enabled=bool(dialogue.tools), starts_in_thought=thought.is_open)
     reply = read_reply(parser, reply_ids[:-1], is_complete=True)
     assert reply.content == turn.text
     assert reply.reasoning == (turn.thought if dialogue.thinks else "")

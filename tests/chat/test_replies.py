@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from facet.chat.deltas import ToolCallStart
-from facet.chat.formats import ends_in_thought
+from facet.chat.formats import find_thought
 from facet.chat.replies import make_reply_parser
 from facet.sampling_params import SamplingParams
 from facet.tokens import Tokenizer
@@ -142,7 +142,7 @@ def test_model_without_control_tokens_has_only_content() -> None:
         assert reply == Assembled(content="<|channel>thought\nhm<channel|>call:f{a:1} ")
         assert parser.stop_string == "STOP"
         assert parser.push(5) == []
-    assert not ends_in_thought(tokenizer, encode_reply(tokenizer, text))
+    assert find_thought(tokenizer, encode_reply(tokenizer, text)) is None
 
 
 @pytest.mark.parametrize(
@@ -156,4 +156,6 @@ def test_model_without_control_tokens_has_only_content() -> None:
     ],
 )
 def test_prompt_that_ends_in_a_thought(tokenizer: Tokenizer, prompt: str, expected: bool) -> None:
-    assert ends_in_thought(tokenizer, encode_reply(tokenizer, prompt)) is expected
+    thought = find_thought(tokenizer, encode_reply(tokenizer, prompt))
+    assert thought is not None
+    assert thought.is_open is expected

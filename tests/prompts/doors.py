@@ -95,6 +95,8 @@ def open_doors(folder: Path, **settings: Any) -> Iterator[Doors]:
     with running(make_app(config, engines[1], make_served_model(config, info))) as server:
         defaults = {} if settings.get("generation_config") == "vllm" else dict(MODEL_DEFAULTS)
         defaults |= {"loop_guard": settings["loop_guard"]} if "loop_guard" in settings else {}
+        if "default_thinking_token_budget" in settings:
+            defaults["thinking_token_budget"] = settings["default_thinking_token_budget"]
         overrides = dict(settings.get("override_generation_config") or {})
         max_new_tokens = overrides.pop("max_new_tokens", None)
         defaults |= overrides if max_new_tokens is None else {**overrides, "max_tokens": max_new_tokens}

@@ -11,6 +11,7 @@ from facet.grammar_spec import GrammarSpec
 from facet.media_span import MediaSpan
 from facet.request import Request
 from facet.sampling_params import SamplingParams
+from facet.thoughts import ThoughtTokens
 from tests.chat.conversations import RICH_TOOL, WEATHER_TOOL
 from tests.prompts.doors import CONTEXT, Doors, Refusal, differences, open_doors, write_model_folder
 from tests.server.conftest import END
@@ -94,6 +95,11 @@ REQUESTS: dict[str, Case] = {
     "log-probabilities of a chat": (CHAT, {"logprobs": 3}),
     "prompt log-probabilities": (TEXT, {"prompt_logprobs": 1}),
     "prompt log-probabilities of the first of several": (TEXT, {"prompt_logprobs": 0, "n": 3}),
+    "a budget for thoughts": (CHAT, {"thinking_token_budget": 9}),
+    "a budget for thoughts in a text": (TEXT, {"thinking_token_budget": 9}),
+    "a budget in a thought that is open": ({"prompt": "<|channel>thought\nSo"}, {"thinking_token_budget": 0}),
+    "a budget as long as the context": (CHAT, {"thinking_token_budget": CONTEXT}),
+    "no thoughts": ({**CHAT, "chat_template_kwargs": THINKING}, {"thinking_token_budget": 0}),
     "loops go on": (CHAT, {"loop_guard": False}),
     "a rule for loops": (TEXT, {"repetition_detection": {"max_pattern_size": 9, "min_count": 3}}),
     "no rule for loops": (TEXT, {"repetition_detection": {"max_pattern_size": 0}}),
@@ -167,6 +173,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "an empty bad word": (TEXT, {"bad_words": [""]}, "bad_words"),
     "no id allowed": (TEXT, {"allowed_token_ids": []}, "allowed_token_ids"),
     "truncation": (TEXT, {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    "a budget below nothing": (CHAT, {"thinking_token_budget": -1}, "thinking_token_budget"),
+    "a budget beyond the context": (TEXT, {"thinking_token_budget": CONTEXT + 1}, "thinking_token_budget"),
     "a loop of one": (
         TEXT,
         {"repetition_detection": {"max_pattern_size": 9, "min_count": 1}},
@@ -258,6 +266,7 @@ def test_the_same_refusals(doors: Doors, ask: dict[str, Any], sampling: dict[str
         {"default_chat_template_kwargs": {"enable_thinking": True}},
         {"loop_guard": False},
         {"structured_outputs_any_whitespace": True},
+        {"default_thinking_token_budget": 11},
         {"chat_template": "{% for m in messages %}<|turn>{{ m.content }}{% endfor %}<|channel>thought\n"},
     ],
     ids=str,
@@ -301,6 +310,14 @@ ANSWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "one call of two": (CALL + CALL, {**TOOLS, "parallel_tool_calls": False}, {}),
     "a call cut by length": (CALL, TOOLS, {"max_tokens": 12}),
     "a call nobody offered": (CALL, CHAT, {}),
+    "a thought that opens twice": (THOUGHT + "one" + THOUGHT, CHAT, {}),
+    "a thought cut by length": (THOUGHT, CHAT, {"max_tokens": 4}),
+    "a text that thinks": (THOUGHT + "one", TEXT, {"max_tokens": 40}),
+    "a text that thinks on": (
+        "light.\n<channel|>one",
+        {"prompt": "<|channel>thought\nThe wind is"},
+        {"max_tokens": 40},
+    ),
     "content up to a stop string": (THOUGHT + "one two three", CHAT, {"stop": "two"}),
     "several": ("one two", CHAT, {"n": 2}),
 }
@@ -313,6 +330,9 @@ def test_the_same_answers(doors: Doors, said: str, ask: dict[str, Any], sampling
     (output,) = doors.ask_python(ask, sampling)
     response = doors.ask_http(ask, sampling)
     assert len(output.outputs) == len(response["choices"])
+    num_reasoning_tokens = sum(completion.num_reasoning_tokens for completion in output.outputs)
+    assert response["usage"]["completion_tokens_details"] == {"reasoning_tokens": num_reasoning_tokens}
+    assert (num_reasoning_tokens > 0) == ("channel" in said)
     for completion, choice in zip(output.outputs, response["choices"], strict=True):
         assert completion.finish_reason == choice["finish_reason"]
         assert completion.stop_reason == choice["stop_reason"]
@@ -351,6 +371,7 @@ def test_a_difference_in_any_field_is_seen() -> None:
         "cache_salt": "x",
         "needs_sampled_token_on_host": True,
         "grammar": GrammarSpec(kind="json_object"),
+        "thought": ThoughtTokens(open_id=1, close_id=2),
         "media": (MediaSpan(first=0, length=1, kind="image", content_key="a"),),
     }
     assert set(others) == {field.name for field in fields(Request)} - {"request_id", "arrival_time"}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from facet.errors import CheckpointError, RequestError
-from facet.grammar_spec import GrammarSpec, ThoughtTokens
+from facet.grammar_spec import GrammarSpec
 from facet.request import Request
 from facet.sampling import GrammarCompiler, Grammars, as_request_error
 from facet.sampling import grammar_compiler as compiler_module
@@ -21,6 +21,7 @@ from facet.sampling.grammar_walker import GrammarWalker, Stage
 from facet.sampling.token_bytes import read_token_bytes
 from facet.sampling_params import SamplingParams
 from facet.step import Admission, NewBlocks, StepMasks, StepPlan, StepResult
+from facet.thoughts import ThoughtTokens
 from tests.tokens.gemma_like import CONTROL_TOKENS, build_gemma_like, write_tokenizer_folder
 
 VOCAB_SIZE = 512

@@ -48,6 +48,7 @@ def test_an_answer_and_what_it_cost(scripted: Scripted, tokenizer: Tokenizer) ->
         "completion_tokens": num_answer,
         "total_tokens": num_prompt + num_answer,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert engine.submitted[0].prompt_token_ids == tuple(tokenizer.encode("one two"))
 

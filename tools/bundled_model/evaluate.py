@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from facet.chat.formats import ends_in_thought
+from facet.chat.formats import find_thought
 from facet.chat.messages import normalize_messages
 from facet.chat.template import ChatTemplate
 from facet.chat.tool_choice import normalize_tools, template_variables
@@ -75,7 +75,8 @@ class Examiner:
                     output.outputs[0].token_ids,
                     is_complete=output.outputs[0].finish_reason == "stop",
                     has_tools=bool(case.dialogue.tools),
-                    starts_in_thought=ends_in_thought(self._tokenizer, prompt),
+                    starts_in_thought=(thought := find_thought(self._tokenizer, prompt)) is not None
+                    and thought.is_open,
                 ),
             )
             for case, prompt, output in zip(cases, prompts, outputs, strict=True)

@@ -11,7 +11,8 @@ from facet.chat.json_schemas import schema_for_compiler
 from facet.chat.patterns import MAX_REPEAT, check_regex
 from facet.chat.schema_merge import exclude_each_other
 from facet.errors import RequestError
-from facet.grammar_spec import GrammarSpec, ThoughtTokens
+from facet.grammar_spec import GrammarSpec
+from facet.thoughts import ThoughtTokens
 
 # The compiler passes over these without a word, so that values could come out that the schema forbids.
 _REFUSED = (

@@ -4,10 +4,11 @@ Gemma 3 and 3n have none of them: their replies are plain text. gemma_reply.py e
 what the tokens mean.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from facet.thoughts import ThoughtTokens
 from facet.tokens import Tokenizer
 
 
@@ -58,10 +59,24 @@ class ReplyMarkers:
         )
 
 
-def ends_in_thought(tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> bool:
-    """Whether a prompt leaves a channel open, so that the reply begins in the middle of a thought."""
+def find_thought(
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], eos_token_ids: Collection[int] = ()
+) -> ThoughtTokens | None:
+    """How the thoughts of an answer to this prompt are marked. None: this model has none."""
     markers = ReplyMarkers.find(tokenizer)
     if markers is None:
+        return None
+    return ThoughtTokens(
+        open_id=markers.opens_channel,
+        close_id=markers.closes_channel,
+        turn_end_ids=tuple(sorted(markers.ends_turn.union(eos_token_ids))),
+        is_open=_ends_in_thought(markers, prompt_token_ids),
+    )
+
+
+def _ends_in_thought(markers: ReplyMarkers, prompt_token_ids: Sequence[int]) -> bool:
+    """Whether a prompt leaves a channel open, so that the reply begins in the middle of a thought."""
+    if markers.opens_channel not in prompt_token_ids:  # quicker than the loop, in a long prompt without turns
         return False
     for token_id in reversed(prompt_token_ids):
         if token_id == markers.opens_channel:

@@ -31,7 +31,7 @@ def make_reply_parser(
     """A parser for one reply.
 
     `tools_enabled` says whether calls are separated; if not, their text is content. `starts_in_thought` is for a prompt
-    that ends inside a thought (`formats.ends_in_thought`).
+    that ends inside a thought (`formats.find_thought`).
     """
     markers = ReplyMarkers.find(tokenizer)
     if markers is None:

@@ -15,7 +15,8 @@ from facet.chat.grammar_rules import GrammarRules, literal, one_of, token
 from facet.chat.schema_rules import SchemaRules
 from facet.chat.tool_choice import ToolUse
 from facet.errors import RequestError
-from facet.grammar_spec import GrammarSpec, ThoughtTokens
+from facet.grammar_spec import GrammarSpec
+from facet.thoughts import ThoughtTokens
 
 _TOOL_NAME = re.compile(r"[\w.:/-]+")
 # Of a tool that declares no parameters: it takes none.

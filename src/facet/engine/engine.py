@@ -112,6 +112,15 @@ class Engine:
             )
         check_attention(request.media, some_layers_see_ahead=len(self.runner.model.spec.bidirectional_image_layers) > 0)
         check_against_vocabulary(request.sampling, vocab_size=self._vocab_size, eos_token_ids=request.eos_token_ids)
+        thought = request.thought
+        if request.sampling.thinking_token_budget is not None and (
+            thought is None or max(thought.open_id, thought.close_id) >= self._vocab_size
+        ):
+            raise RequestError(
+                "thinking_token_budget is set, but this model cannot write the tokens that mark a thought. Leave it "
+                "out.",
+                field="thinking_token_budget",
+            )
         # A seed drawn now lets a preempted request go on with its own random numbers.
         request = replace(request, sampling=request.sampling.seeded())
         if request.request_id in self._compiling:

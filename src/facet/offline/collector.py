@@ -52,10 +52,10 @@ class Collector:
 
 def _make_reader(request: Request, prepared: PreparedQuestion, tokenizer: Tokenizer | None) -> TextReader | ReplyReader:
     if tokenizer is None or not request.sampling.detokenize:
-        return TextReader(request.sampling, None)
+        return TextReader(request, None)
     if prepared.reply_format is None:
-        return TextReader(request.sampling, tokenizer)
-    return ReplyReader(request.sampling, tokenizer, prepared.reply_format)
+        return TextReader(request, tokenizer)
+    return ReplyReader(request, tokenizer, prepared.reply_format)
 
 
 class _Answer:
@@ -76,6 +76,7 @@ class _Answer:
     def complete(self) -> None:
         reader, tokens, completion = self.reader, self.reader.tokens, self._completion
         completion.token_ids = tokens.token_ids
+        completion.num_reasoning_tokens = tokens.num_reasoning_tokens
         completion.finish_reason = reader.finish_reason
         completion.stop_reason, completion.error = tokens.stop_reason, tokens.error
         if isinstance(reader, TextReader):

@@ -29,6 +29,7 @@ class CompletionOutput:
     text: str = ""
     reply: Reply | None = None  # of `LLM.chat`: the text parsed into content, reasoning and tool calls
     token_ids: list[int] = field(default_factory=list)
+    num_reasoning_tokens: int = 0  # how many of them are thoughts
     logprobs: list[Position] | None = None
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | Literal["tool_calls"] | None = None

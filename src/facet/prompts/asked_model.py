@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from facet.chat.formats import ReplyMarkers
 from facet.chat.template import ChatTemplate
 from facet.config import PromptConfig
 from facet.errors import ConfigError, RequestError
@@ -51,6 +52,21 @@ class AskedModel:
         return self.template
 
 
+def check_thinking_token_budget(budget: int, *, has_thoughts: bool, max_model_len: int) -> None:
+    if not has_thoughts:
+        raise RequestError(
+            f"thinking_token_budget is {budget}, but this model marks no thoughts in its answers, so they cannot be "
+            "counted. Leave it out.",
+            field="thinking_token_budget",
+        )
+    if budget > max_model_len:
+        raise RequestError(
+            f"thinking_token_budget is {budget}, but the context has only {max_model_len} tokens, prompt and answer "
+            "together. Lower it, or leave it out to set no limit.",
+            field="thinking_token_budget",
+        )
+
+
 def read_asked_model(
     config: PromptConfig, folder: Path, *, max_model_len: int, eos_token_ids: tuple[int, ...]
 ) -> AskedModel:
@@ -69,8 +85,14 @@ def read_asked_model(
     defaults = {**generation.sampling_defaults(), **overrides}
     if not config.loop_guard:
         defaults["loop_guard"] = False
+    budget = config.default_thinking_token_budget
+    if budget is not None:
+        defaults["thinking_token_budget"] = budget
     try:
         SamplingParams(**defaults, max_tokens=max_tokens)
+        if budget is not None:
+            has_thoughts = tokenizer is not None and ReplyMarkers.find(tokenizer) is not None
+            check_thinking_token_budget(budget, has_thoughts=has_thoughts, max_model_len=max_model_len)
     except RequestError as error:
         raise ConfigError(f"The generation defaults cannot be used: {error}") from None
     return AskedModel(

@@ -15,9 +15,10 @@ from facet.chat.formats import ReplyMarkers
 from facet.chat.tool_choice import ToolUse
 from facet.chat.tool_grammar import thought_tokens, tool_call_grammar
 from facet.errors import RequestError
-from facet.grammar_spec import GrammarSpec, ThoughtTokens
+from facet.grammar_spec import GrammarSpec
 from facet.prompts.questions import ChatQuestion, Question
 from facet.structured_outputs import StructuredOutputsParams
+from facet.thoughts import ThoughtTokens
 from facet.tokens import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -9,18 +9,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from facet.chat.formats import ends_in_thought
+from facet.chat.formats import find_thought
 from facet.chat.messages import normalize_messages
 from facet.chat.tool_choice import normalize_tools, template_variables
 from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
-from facet.prompts.asked_model import AskedModel
+from facet.prompts.asked_model import AskedModel, check_thinking_token_budget
 from facet.prompts.grammars import answer_grammar, chat_grammar
 from facet.prompts.lengths import check_length
 from facet.prompts.questions import ChatQuestion, Question, TextQuestion
 from facet.prompts.reading import ReplyFormat
 from facet.request import Request
 from facet.sampling_params import MODEL_CONTEXT, SamplingParams
+from facet.thoughts import ThoughtTokens
 from facet.tokens.bad_words import bad_words_token_ids
 from facet.tokens.prompt_text import PromptText
 
@@ -51,7 +52,7 @@ def prepare(question: TextQuestion | ChatQuestion, model: AskedModel, request_id
     grammar = answer_grammar(question, any_whitespace=model.any_whitespace)
     return PreparedQuestion(
         prompt_text=question.prompt if isinstance(question.prompt, str) else None,
-        requests=_make_requests(question, token_ids, grammar, model, request_ids),
+        requests=_make_requests(question, token_ids, grammar, _thought(question, token_ids, model), model, request_ids),
         reply_format=None,
     )
 
@@ -85,6 +86,8 @@ def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequen
         chat_template_kwargs=question.chat_template_kwargs,
         default_chat_template_kwargs=model.template_variables,
     )
+    if question.sampling.thinking_token_budget == 0:
+        variables["enable_thinking"] = False
     if question.continue_final_message:
         raise RequestError(
             "continue_final_message is not supported. Send the whole prompt as text to be continued.",
@@ -99,7 +102,8 @@ def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequen
         check_text=None if _is_cut(question) else partial(check_length, model=model),
     )
     token_ids = _encode(prompt, model, question)
-    starts_in_thought = ends_in_thought(tokenizer, token_ids)
+    thought = _thought(question, token_ids, model)
+    starts_in_thought = thought is not None and thought.is_open
     grammar = chat_grammar(
         question,
         use,
@@ -110,7 +114,7 @@ def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequen
     )
     return PreparedQuestion(
         prompt_text=prompt.text,
-        requests=_make_requests(question, token_ids, grammar, model, request_ids),
+        requests=_make_requests(question, token_ids, grammar, thought, model, request_ids),
         reply_format=ReplyFormat(
             offers_tools=use.choice.mode != "none",
             starts_in_thought=starts_in_thought,
@@ -143,10 +147,20 @@ def _encode(
     )
 
 
+def _thought(question: Question, token_ids: Sequence[int], model: AskedModel) -> ThoughtTokens | None:
+    """How the answer's thoughts are marked; refuses a budget for them that makes no sense."""
+    thought = None if model.tokenizer is None else find_thought(model.tokenizer, token_ids, model.eos_token_ids)
+    budget = question.sampling.thinking_token_budget
+    if budget is not None:
+        check_thinking_token_budget(budget, has_thoughts=thought is not None, max_model_len=model.max_model_len)
+    return thought
+
+
 def _make_requests(
     question: Question,
     token_ids: tuple[int, ...],
     grammar: GrammarSpec | None,
+    thought: ThoughtTokens | None,
     model: AskedModel,
     request_ids: Sequence[str],
 ) -> tuple[Request, ...]:
@@ -168,6 +182,7 @@ def _make_requests(
                 arrival_time=arrival_time,
                 cache_salt=question.cache_salt,
                 grammar=grammar,
+                thought=thought,
             )
         )
     return tuple(requests)

@@ -12,8 +12,9 @@ from facet.chat.deltas import Delta, ReasoningDelta, ToolCallStart
 from facet.chat.replies import make_reply_parser
 from facet.chat.reply import Reply, ReplyBuilder
 from facet.engine.messages import NewTokens
-from facet.request import FinishReason
+from facet.request import FinishReason, Request
 from facet.sampling_params import SamplingParams
+from facet.thoughts import ThoughtCounter
 from facet.token_logprobs import TokenLogprobs
 from facet.tokens import Tokenizer
 from facet.tokens.output_text import OutputText
@@ -33,6 +34,7 @@ class AnswerTokens:
     """The tokens of one answer. Complete once `finish_reason` is set."""
 
     sampling: SamplingParams
+    thoughts: ThoughtCounter | None = None  # None: the model has none
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -45,11 +47,19 @@ class AnswerTokens:
     error: str | None = None  # why, where finish_reason is "error"
 
     @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self.thoughts is None else self.thoughts.count
+
+    @property
     def text_token_ids(self) -> list[int]:
         """The tokens whose text counts: the one that ends an answer has none, unless it was asked for."""
         has_end = self.finish_reason == "stop" and not isinstance(self.stop_reason, str)
         is_hidden = has_end and (self.stop_reason is None or not self.sampling.include_stop_str_in_output)
         return self.token_ids[:-1] if is_hidden else self.token_ids
+
+    @classmethod
+    def of(cls, request: Request) -> "AnswerTokens":
+        return cls(request.sampling, None if request.thought is None else ThoughtCounter(request.thought))
 
     def take(self, new: NewTokens) -> Iterator[int]:
         """Records what a step brought, token by token, and yields each token whose text counts.
@@ -62,6 +72,8 @@ class AnswerTokens:
         last = len(new.token_ids) - 1
         for index, token_id in enumerate(new.token_ids):
             self.token_ids.append(token_id)
+            if self.thoughts is not None:
+                self.thoughts.push(token_id)
             if new.logprobs is not None:
                 self.logprobs.append(new.logprobs[index])
             has_text = index < last or new.finish_reason != "stop"
@@ -84,8 +96,9 @@ class AnswerTokens:
 class TextReader:
     """An answer that is text, or token ids alone where there is no tokenizer."""
 
-    def __init__(self, sampling: SamplingParams, tokenizer: Tokenizer | None) -> None:
-        self.tokens = AnswerTokens(sampling)
+    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+        sampling = request.sampling
+        self.tokens = AnswerTokens.of(request)
         self._output = None if tokenizer is None else OutputText(tokenizer, sampling)
         self._parts: list[str] = []
         self._num_chars = 0
@@ -130,16 +143,16 @@ class ReplyReader:
 
     def __init__(
         self,
-        sampling: SamplingParams,
+        request: Request,
         tokenizer: Tokenizer,
         reply_format: ReplyFormat,
         *,
         keeps_thoughts: bool = True,
     ) -> None:
-        self.tokens = AnswerTokens(sampling)
+        self.tokens = AnswerTokens.of(request)
         self._parser = make_reply_parser(
             tokenizer,
-            sampling,
+            request.sampling,
             tools_enabled=reply_format.offers_tools,
             starts_in_thought=reply_format.starts_in_thought,
         )

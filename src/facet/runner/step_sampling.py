@@ -84,6 +84,7 @@ class StepSampling:
             request.prompt_token_ids,
             admission.output_token_ids,
             eos_token_ids=request.eos_token_ids,
+            thought=request.thought,
         )
         if request.sampling.prompt_logprobs is not None:
             self._num_prompt_logprobs[admission.seat] = request.sampling.prompt_logprobs

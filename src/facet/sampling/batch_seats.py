@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from facet.sampling_params import SamplingParams
+from facet.thoughts import ThoughtTokens
 from facet.transfer import arrays_on_device
 
 NO_DRAFT = -1
@@ -31,6 +32,7 @@ class Arrival:
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]  # what it had before a preemption
     eos_token_ids: Collection[int]
+    thought: ThoughtTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,9 @@ from facet.sampling.min_tokens import MinTokens
 from facet.sampling.penalties import Penalties
 from facet.sampling.result import SampledRuns, SampledTokens
 from facet.sampling.seeds import Seeds
+from facet.sampling.thought_budgets import ThoughtBudgets
 from facet.sampling_params import SamplingParams
+from facet.thoughts import ThoughtTokens
 from facet.transfer import indices_on_device
 
 
@@ -84,15 +86,17 @@ class Sampler:
         )
         bad_words, min_tokens = BadWords(num_seats, device), MinTokens()
         penalties = Penalties(num_seats, vocab_size, device)
+        self._thought_budgets = ThoughtBudgets(num_seats, device)
         self._features: tuple[_LogitsFeature, ...] = (  # applied in this order
             AllowedTokens(vocab_size, device),
             bad_words,
             min_tokens,
             LogitBias(),
             penalties,
+            self._thought_budgets,
         )
         self._counting: tuple[_Counting, ...] = (self._seeds, min_tokens, penalties)
-        self._histories: tuple[_WithHistory, ...] = (bad_words, penalties)
+        self._histories: tuple[_WithHistory, ...] = (bad_words, penalties, self._thought_budgets)
         self._parts: tuple[_PerRequest, ...] = (self._logprobs, self._seeds, self._choice, *self._features)
 
     def add_request(
@@ -103,6 +107,7 @@ class Sampler:
         output_token_ids: Sequence[int] = (),
         *,
         eos_token_ids: Collection[int] = (),
+        thought: ThoughtTokens | None = None,
     ) -> None:
         """Give a request its seat. `output_token_ids` are those it already has, when it resumes."""
         assert 0 <= seat < self._num_seats, f"seat {seat} of {self._num_seats}"
@@ -116,6 +121,7 @@ class Sampler:
             prompt_token_ids=prompt_token_ids,
             output_token_ids=output_token_ids,
             eos_token_ids=eos_token_ids,
+            thought=thought,
         )
         for part in self._parts:
             part.add_request(arrival)
@@ -189,6 +195,7 @@ class Sampler:
             feature.apply(logits, batch)
         keys = self._seeds.keys(batch) if self._choice.needs_noise(batch) else None
         chosen = self._choice.choose(logits, batch, keys, raw_max)
+        self._thought_budgets.force(chosen)
         logprobs = None if raw_logits is None else raw_logits.of_tokens(chosen.token_ids)
         return SampledTokens(chosen.token_ids, chosen.is_finite, chosen.has_choice, logprobs, chosen.storage)
 

@@ -55,7 +55,7 @@ class ChatExchange:
         self.answers: Sequence[ChatAnswer] = [
             ChatAnswer(
                 index,
-                ReplyReader(request.sampling, tokenizer, reply_format, keeps_thoughts=keeps_thoughts),
+                ReplyReader(request, tokenizer, reply_format, keeps_thoughts=keeps_thoughts),
                 self._shapes if fields.logprobs else None,
             )
             for index, request in enumerate(prepared.requests)
@@ -101,7 +101,12 @@ class ChatExchange:
     def _usage(self) -> Usage:
         tokens = [answer.tokens for answer in self.answers]
         num_completion_tokens = sum(len(answer.token_ids) for answer in tokens)
-        return make_usage(len(self._prompt_token_ids), num_completion_tokens, tokens[0].num_cached_tokens)
+        return make_usage(
+            len(self._prompt_token_ids),
+            num_completion_tokens,
+            tokens[0].num_cached_tokens,
+            sum(answer.num_reasoning_tokens for answer in tokens),
+        )
 
 
 class ChatAnswer:

@@ -11,7 +11,7 @@ from facet.server.body import BodyDecoder
 from facet.server.chat_answers import ChatExchange
 from facet.server.exchange import carry_out
 from facet.server.frontend import Frontend, check_count, request_id_of
-from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest
+from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest, reasoning_settings
 from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
 
 
@@ -49,7 +49,9 @@ class ChatEndpoint:
                 "tool.",
                 field="tool_choice",
             )
-        given = sampling_settings(fields)
+        given, reasoning = sampling_settings(fields), reasoning_settings(fields)
+        if reasoning.max_tokens is not None:
+            given["thinking_token_budget"] = reasoning.max_tokens
         if fields.max_completion_tokens is not None:
             given["max_tokens"] = fields.max_completion_tokens
         if fields.logprobs:
@@ -64,7 +66,7 @@ class ChatEndpoint:
             tools=fields.tools,
             tool_choice=fields.tool_choice,
             parallel_tool_calls=fields.parallel_tool_calls is not False,
-            reasoning_effort=fields.reasoning_effort,
+            reasoning_effort=reasoning.effort,
             chat_template_kwargs=fields.chat_template_kwargs,
             documents=fields.documents,
             add_generation_prompt=fields.add_generation_prompt is not False,

@@ -104,6 +104,7 @@ class CompletionExchange:
             sum(len(answer.prompt_token_ids) for answer in firsts),
             sum(answer.num_tokens for answer in self.answers),
             sum(answer.tokens.num_cached_tokens for answer in firsts),
+            sum(answer.num_reasoning_tokens for answer in self.answers),
         )
 
 
@@ -114,7 +115,7 @@ class CompletionAnswer:
         self, index: int, request: Request, echoed: str, form: CompletionForm, tokenizer: Tokenizer | None
     ) -> None:
         # Where only the prompt is asked about, the text of the one token computed is not wanted.
-        self._reader = TextReader(request.sampling, None if form.echo_only else tokenizer)
+        self._reader = TextReader(request, None if form.echo_only else tokenizer)
         self.tokens = self._reader.tokens
         self.feed = self._reader.feed
         self.prompt_token_ids = list(request.prompt_token_ids)
@@ -169,6 +170,10 @@ class CompletionAnswer:
     @property
     def num_tokens(self) -> int:
         return 0 if self._form.echo_only else len(self.tokens.token_ids)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._form.echo_only else self.tokens.num_reasoning_tokens
 
     def _shown_ids(self, start: int) -> list[int]:
         return [] if self._form.echo_only else self.tokens.token_ids[start:]

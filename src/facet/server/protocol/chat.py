@@ -4,8 +4,16 @@ from typing import Any, Literal
 
 import msgspec
 
+from facet.errors import RequestError
 from facet.server.protocol.sampling_fields import Int, SamplingFields
 from facet.server.protocol.shared import PromptLogprobs, Usage
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """The same as `thinking_token_budget` and `reasoning_effort`."""
+
+    max_tokens: Int | None = None
+    effort: str | None = None
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
@@ -19,6 +27,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     reasoning_effort: str | None = None
+    reasoning: Reasoning | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -47,6 +56,28 @@ UNSUPPORTED_IN_CHAT = {
     "mm_processor_kwargs": "Only text is supported.",
     "chat_template": "Start the server with --chat-template.",
 }
+
+
+def reasoning_settings(fields: ChatRequest) -> Reasoning:
+    """What was asked for under either name."""
+    short = fields.reasoning or Reasoning()
+    for name, value, other, its_value in (
+        ("reasoning.max_tokens", short.max_tokens, "thinking_token_budget", fields.thinking_token_budget),
+        ("reasoning.effort", short.effort, "reasoning_effort", fields.reasoning_effort),
+    ):
+        if value is not None and its_value is not None and value != its_value:
+            raise RequestError(
+                f"{name} is {value!r}, but {other} is {its_value!r}, and both mean the same. Send one of them.",
+                field=name,
+            )
+    if short.max_tokens is not None and short.max_tokens < 0:
+        raise RequestError(
+            f"reasoning.max_tokens is {short.max_tokens}, but must be 0 (no thought) or more; leave it out to set no "
+            "limit.",
+            field="reasoning.max_tokens",
+        )
+    budget = fields.thinking_token_budget if short.max_tokens is None else short.max_tokens
+    return Reasoning(budget, short.effort or fields.reasoning_effort)
 
 
 class FunctionCall(msgspec.Struct):

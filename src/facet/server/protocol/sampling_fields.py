@@ -38,6 +38,7 @@ _PLAIN_FIELDS = (
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "truncate_prompt_tokens",
+    "thinking_token_budget",
     "loop_guard",
 )
 
@@ -97,6 +98,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Int | None = None
+    thinking_token_budget: Int | None = None
     loop_guard: bool | None = None
     repetition_detection: RepetitionDetection | None = None
 

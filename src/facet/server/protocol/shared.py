@@ -7,11 +7,16 @@ class CachedTokens(msgspec.Struct):
     cached_tokens: int
 
 
+class ReasoningTokens(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
 
 
 class PositionLogprob(msgspec.Struct):
@@ -24,10 +29,13 @@ class PositionLogprob(msgspec.Struct):
 PromptLogprobs = list[dict[str, PositionLogprob] | None] | None
 
 
-def make_usage(num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int) -> Usage:
+def make_usage(
+    num_prompt_tokens: int, num_completion_tokens: int, num_cached_tokens: int, num_reasoning_tokens: int
+) -> Usage:
     return Usage(
         num_prompt_tokens,
         num_prompt_tokens + num_completion_tokens,
         num_completion_tokens,
         CachedTokens(num_cached_tokens),
+        ReasoningTokens(num_reasoning_tokens),
     )
