@@ -66,7 +66,7 @@ def small_cases(draw: st.DrawFn) -> cases.Case:
         sequences=tuple(
             draw(
                 st.lists(
-                    # Many single rows, as in decoding, among chunks and whole prompts.
+                    # Many sequences of one row, as in decoding, among chunks and whole prompts.
                     st.tuples(st.one_of(st.just(1), st.integers(1, 12)), st.integers(0, 40)).map(
                         lambda lens: (lens[0], lens[0] + lens[1])
                     ),

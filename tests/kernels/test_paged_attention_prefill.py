@@ -33,7 +33,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 # Triton's interpreter multiplies bfloat16 matrices wrongly, so there float16 stands for the half types.
 HALF = torch.bfloat16 if ON_GPU else torch.float16
 
-SMALL_TILES = PrefillTuning(block_m=32, block_n=16, num_warps=4, num_stages=1, use_tma=False)
+SMALL_TILES = PrefillTuning(block_m=32, block_n=16, num_warps=4, num_stages=1)
 PLAIN_CASE = cases.Case(
     name="global, two runs",
     num_heads=4,
@@ -113,34 +113,15 @@ def test_same_as_the_reference(case: cases.Case) -> None:
 )
 @pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=lambda case: case.name)
 def test_however_it_is_scheduled(case: cases.Case, changes: dict[str, int]) -> None:
-    tuning = PrefillTuning(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=False)
+    tuning = PrefillTuning(block_m=64, block_n=32, num_warps=4, num_stages=2)
     check(case, HALF, replace(tuning, **changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        dict(use_tma=True),
-        dict(num_stages=1),
-        dict(use_tma=True, block_m=16),
-        dict(split_scores=True),
-        dict(split_scores=True, use_tma=True),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [{}, dict(num_stages=1), dict(block_m=16)], ids=str)
 @pytest.mark.parametrize("window", [None, 40])
 def test_however_shared_vectors_are_scheduled(window: int | None, changes: dict[str, int]) -> None:
-    tuning = PrefillTuning(block_m=64, block_n=32, num_warps=4, num_stages=2, use_tma=False)
-    check(replace(CASES[8], window=window), HALF, replace(tuning, **changes))  # type: ignore[arg-type]
-
-
-@pytest.mark.skipif(not ON_GPU, reason="these shapes take minutes in the interpreter")
-@pytest.mark.parametrize("use_tma", [True, False])
-@pytest.mark.parametrize("case_index", [4, 5])
-def test_split_scores_on_real_shapes(case_index: int, use_tma: bool) -> None:
-    case = replace(cases.CASES[case_index], sequences=((300, 1500), (1, 9), (200, 200)))
-    tuning = PrefillTuning(block_m=64, block_n=64, num_warps=8, num_stages=2, use_tma=use_tma, split_scores=True)
-    check(case, torch.bfloat16, tuning)
+    tuning = PrefillTuning(block_m=64, block_n=32, num_warps=4, num_stages=2)
+    check(replace(CASES[8], window=window), HALF, replace(tuning, **changes))
 
 
 @pytest.mark.parametrize("is_shared", [True, False])

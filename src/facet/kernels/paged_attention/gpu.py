@@ -80,24 +80,24 @@ def plan_on_gpu(
 def choose_reader(queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | None) -> Reader:
     """What reads a layer's cache while decoding."""
     head_dim, num_pairs = queries.shape[2], 0 if key_recipe is None else key_recipe.cos_sin.shape[2]
-    if cache.is_quantized and queries.element_size() == 2 and head_dim >= 2 * LEAST_TILE:
+    if not cache.is_quantized:
+        return SHARED if cache.is_shared and _a_quarter_rotates(head_dim, num_pairs) else SEPARATE
+    if queries.element_size() == 2 and head_dim >= 2 * LEAST_TILE:
         if not cache.is_shared:
             return SEPARATE_8BIT
         if num_pairs >= 2 * LEAST_TILE and num_pairs & (num_pairs - 1) == 0:
             return SHARED_8BIT
-    if cache.is_shared and head_dim == 8 * num_pairs and num_pairs >= LEAST_TILE:
-        return SHARED
-    return SEPARATE
+    return SEPARATE  # slower, and reads any cache
 
 
 def choose_prefill_kernel(
     queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | None, rows: PagedRows
 ) -> PrefillKernel:
     """What attends over a layer's unpacked keys and values."""
-    head_dim, num_rotated = queries.shape[2], 0 if key_recipe is None else 2 * key_recipe.cos_sin.shape[2]
+    head_dim, num_pairs = queries.shape[2], 0 if key_recipe is None else key_recipe.cos_sin.shape[2]
     if rows.sees_ahead:  # only one kernel lets rows do so; pictures are few tokens of all that is computed
         return choose_triton_kernel(head_dim, queries.element_size(), is_shared=False)
-    is_shared = cache.is_shared and num_rotated * 4 == head_dim and num_rotated >= LEAST_TILE
+    is_shared = cache.is_shared and _a_quarter_rotates(head_dim, num_pairs)
     on_hopper = choose_hopper_kernel(queries, rows, is_shared=is_shared)
     return on_hopper or choose_triton_kernel(head_dim, queries.element_size(), is_shared=is_shared)
 
@@ -105,5 +105,10 @@ def choose_prefill_kernel(
 def choose_triton_kernel(head_dim: int, element_size: int, *, is_shared: bool) -> SharedKernel | SeparateKernel:
     """The kernels that run on any GPU."""
     if is_shared:
-        return SharedKernel(tuning=shared_tuning(head_dim, element_size))
+        return SharedKernel(tuning=shared_tuning(element_size))
     return SeparateKernel(tuning=separate_tuning(head_dim, element_size))
+
+
+def _a_quarter_rotates(head_dim: int, num_pairs: int) -> bool:
+    """What Gemma's shared vectors are like."""
+    return head_dim == 8 * num_pairs and num_pairs >= LEAST_TILE

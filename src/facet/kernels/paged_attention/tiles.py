@@ -19,33 +19,18 @@ from facet.kernels.paged_attention.plan import PagedRows
 # A matrix product on tensor cores takes at least this many rows and columns.
 LEAST_TILE = 16
 
-IN_INTERPRETER = tl.constexpr(triton.knobs.runtime.interpret)
-
 
 @triton.jit
 def widened(stored, dtype: tl.constexpr):
     """Stored numbers as `dtype`, exactly, where they are of one byte."""
     if stored.dtype == tl.int8:
         # Added to the bits of 2^23 + 128, an int8 x makes those of 2^23 + 128 + x. Two additions are done on all lanes,
-        # where a conversion from an integer waits for one of few units.
+        # where a conversion from an integer waits for one of few converters.
         bits = stored.to(tl.int32) + 0x4B000080
         return (bits.to(tl.float32, bitcast=True) - 8388736.0).to(dtype)
     if stored.dtype.primitive_bitwidth == 8:
         return stored.to(tl.float32).to(dtype)
     return stored.to(dtype)
-
-
-@triton.jit
-def settled(wide, stored, SETTLES: tl.constexpr):
-    """The same numbers, widened here and not later.
-
-    Left to itself the compiler moves the conversion from one byte to behind the exchange of numbers among threads. A
-    value is then fetched from shared memory byte by byte, and one that serves two products is not fetched ahead at all.
-    It cannot move an instruction that it does not understand.
-    """
-    if SETTLES and stored.dtype.primitive_bitwidth == 8 and wide.dtype.primitive_bitwidth == 16 and not IN_INTERPRETER:
-        wide = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [wide], dtype=wide.dtype, is_pure=False, pack=2)
-    return wide
 
 
 @triton.jit
@@ -111,7 +96,6 @@ def score_tile(
     key_weight,
     cos_sin,
     HAS_SCALES: tl.constexpr,
-    SETTLES: tl.constexpr,
     SHARED: tl.constexpr,
     NUM_PAIRS: tl.constexpr,
     PAIRS_PAD: tl.constexpr,
@@ -122,8 +106,8 @@ def score_tile(
     dims = tl.arange(0, HEAD_DIM)
     blocks = tl.load(block_row + positions // TOKENS_PER_BLOCK, mask=is_live, other=0).to(tl.int64)
     slots = positions % TOKENS_PER_BLOCK
-    stored = load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
-    value = settled(widened(stored, queries.dtype), stored, SETTLES)
+    value = load_vectors(values, blocks, slots, page_stride, token_stride, head_offset, dims, is_live)
+    value = widened(value, queries.dtype)
     if SHARED:
         scores = tl.dot(queries, tl.trans(value), input_precision="ieee")
         scores += rotated_scores(

@@ -7,7 +7,7 @@ memory as they are stored, read from there in the order of an operand, and widen
 import triton
 import triton.language as tl
 
-from facet.kernels.paged_attention.tiles import IN_INTERPRETER
+IN_INTERPRETER = tl.constexpr(triton.knobs.runtime.interpret)
 
 # Dimensions that are loaded at a time, a line of memory: a thread then copies much of few keys, and has few addresses
 # to compute.

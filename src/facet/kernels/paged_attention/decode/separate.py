@@ -51,7 +51,7 @@ def attend_separate(
         scores, value, value_scale = score_tile(
             query, low_queries, high_queries, positions, is_live, keys, values, block_row, page_stride, token_stride,
             head_offset, key_scales, value_scales, scale_page_stride, scale_token_stride, key_weight, cos_sin,
-            HAS_SCALES, True, SHARED, NUM_PAIRS, PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK,
+            HAS_SCALES, SHARED, NUM_PAIRS, PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK,
         )  # fmt: skip
         scores = tl.where(is_live[None, :], scores * scale, float("-inf"))
         weights, shrink, greatest, weight_sum = running_softmax(scores, greatest, weight_sum)

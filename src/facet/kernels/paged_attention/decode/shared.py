@@ -7,19 +7,18 @@ where rotated and still dimensions meet, in segments whose sizes are powers of t
                rotate  still  still    rotate  still  still
 
 Segments 0 and 3 are the two sides of the pairs: they are rotated in registers for the scores. The others meet w * q as
-they are. All six are values. A scale, where vectors have one, multiplies scores and weights: rotating is linear.
+they are. All six are values.
 """
 
 import triton
 import triton.language as tl
 
-from facet.kernels.paged_attention.tiles import running_softmax, settled, widened
+from facet.kernels.paged_attention.tiles import running_softmax
 
 
 @triton.jit
 def _load_segment(vectors, places, FIRST: tl.constexpr, SIZE: tl.constexpr, dtype: tl.constexpr):
-    stored = tl.load(vectors + places[:, None] + (FIRST + tl.arange(0, SIZE))[None, :])
-    return settled(widened(stored, dtype), stored, True)
+    return tl.load(vectors + places[:, None] + (FIRST + tl.arange(0, SIZE))[None, :]).to(dtype)
 
 
 @triton.jit
@@ -116,13 +115,8 @@ def attend_shared(
         scores = tl.dot(query_0, tl.trans(low_keys), scores, input_precision="ieee")
         scores = tl.dot(query_3, tl.trans(high_keys), scores, input_precision="ieee")
 
-        if HAS_SCALES:
-            vector_scale = tl.load(key_scales + blocks * scale_page_stride + slots * scale_token_stride)[None, :]
-            scores *= vector_scale
         scores = tl.where((positions < end)[None, :], scores * scale, float("-inf"))
         weights, shrink, greatest, weight_sum = running_softmax(scores, greatest, weight_sum)
-        if HAS_SCALES:
-            weights *= vector_scale
         weights = weights.to(dtype)
         shrink = shrink[:, None]
         total_0 = tl.dot(weights, value_0, total_0 * shrink, input_precision="ieee")

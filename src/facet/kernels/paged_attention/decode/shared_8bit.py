@@ -16,8 +16,7 @@ the second.
 import triton
 import triton.language as tl
 
-from facet.kernels.paged_attention.decode.bytes_as_half import SEGMENT, even_and_odd, put_together
-from facet.kernels.paged_attention.tiles import IN_INTERPRETER
+from facet.kernels.paged_attention.decode.bytes_as_half import IN_INTERPRETER, SEGMENT, even_and_odd, put_together
 
 
 @triton.jit

@@ -55,8 +55,6 @@ def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, pla
         # E4B global: 32 keys in 3 stages are 267 us, 16 in 5 are 282 at 32 x 8K; 90 and 110 at 100 x 768. One row has
         # the processors to itself: 8 warps and 5 stages are 21.5 us and not 24.7 at 8K.
         num_warps, num_stages = (8, 5) if fitting >= 128 else (4, 3)
-    elif cache.is_quantized and keys_per_tile * key_bytes == 2**15 and not cache.is_shared:
-        num_stages = 3  # E4B global, 8 x 64K: int8 488 us and not 503 in 4 stages, e4m3 the same in both
     elif fitting == 0 and not cache.is_shared:
         # More programs than fit: less memory each is better than more tiles on their way. 31B sliding, 32 rows:
         # 135 us and not 166. Where they fit it is the other way round: E4B sliding, 100 rows: 44 us and not 39.

@@ -4,7 +4,7 @@ other sequences but also how many rows of its own come with it, since company de
     keys of a sequence   |0 .. 1023|1024 .. 2047|...    *shares*, each by a program of its own, then put together
     of one share         |0 .. 63|64 .. 127|...         tiles, taken in turn with a running softmax
 
-Both are cut at positions that are the same for everybody. One kernel of one shape serves a single row and a tile of
+Both are cut at positions that are the same for everybody. One kernel of one shape serves a decoded row and a tile of
 rows of a prompt, so a row meets the same tiles in the same order, and the same instructions. A tile of which it sees
 nothing, which only its neighbours need, changes nothing: its weights are zero, and what was summed is multiplied by
 one. Layers with a window have one share: a window is short.
@@ -106,7 +106,7 @@ def invariant_kernel(
             query, low_queries, high_queries, key_positions, is_live, keys, values, block_row, page_stride,
             token_stride, kv_head * HEAD_DIM, key_scales + kv_head * scale_head_stride,
             value_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, key_weight, cos_sin,
-            HAS_SCALES, False, SHARED, NUM_PAIRS, PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK,
+            HAS_SCALES, SHARED, NUM_PAIRS, PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK,
         )  # fmt: skip
         is_visible = is_live[None, :] & (key_positions[None, :] <= last_keys[:, None])
         if HAS_WINDOW:

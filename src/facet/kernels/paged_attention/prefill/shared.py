@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from facet.kernels.paged_attention.cache import KeyRecipe
 from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
@@ -64,66 +63,43 @@ def _attend_shared_range(
     MASKED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    USE_TMA: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):
     """The running softmax over keys [start, end) of the run.
 
     The compiler places all warps along the rows of a product whose result leads to another product. Eight warps along
     64 rows are twice as many as there is room for: each half computes all the scores. What comes out of a branch does
-    not count as leading anywhere. So where scores are SPLIT among the warps, each of the three products has sums of its
-    own, and weights come out of a branch that is always taken, on a condition that the compiler cannot see through. The
-    products with values are a second branch, on another condition, or the two would be made one. The next tile's loads
-    are then issued ahead of the branches, and not behind them.
+    not count as leading anywhere. So each of the three products of scores has sums of its own, and weights come out of
+    a branch that is always taken, on a condition that the compiler cannot see through. The products with values are a
+    second branch, on another condition, or the two would be made one. The next tile's loads are then issued ahead of
+    the branches, and not behind them.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     QUARTER: tl.constexpr = HEAD_DIM // 4
     for offset in tl.range(start, end, BLOCK_N):
         place = first_place + offset
-        wide = load_tile(wide_values, place, 0, HEAD_DIM, BLOCK_N, HALF, USE_TMA)
-        narrow = load_tile(narrow_values, place, HALF, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
-        rotated = load_tile(rotated_keys, place, 0, QUARTER, BLOCK_N, QUARTER, USE_TMA)
-        if SPLIT:
-            wide_scores = tl.dot(wide_query, tl.trans(wide), input_precision="ieee")
-            narrow_scores = tl.dot(narrow_query, tl.trans(narrow), input_precision="ieee")
-            rotated_scores = tl.dot(rotating_query, tl.trans(rotated), input_precision="ieee")
-            scores = wide_scores * scale + (narrow_scores * scale + rotated_scores * scale)
-            if MASKED:
-                scores = mask_scores(scores, offset, own_keys, own_keys, window, HAS_WINDOW, BLOCK_N)
-            rounded = tl.zeros_like(scores).to(wide.dtype)
-            shrink = tl.zeros_like(greatest)
-            if num_keys > 0:
-                grown = tl.maximum(greatest, tl.max(scores, axis=1))
-                shrink = tl.exp2(greatest - grown)
-                weights = tl.exp2(scores - grown[:, None])
-                weight_sum = weight_sum * shrink + tl.sum(weights, axis=1)
-                rounded = weights.to(wide.dtype)
-                greatest = grown
-            if num_keys > 1:
-                rotating = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
-                wide_total = tl.dot(rounded, wide, wide_total * shrink[:, None], input_precision="ieee")
-                narrow_total = tl.dot(rounded, narrow, narrow_total * shrink[:, None], input_precision="ieee")
-                rotating_total = tl.dot(rounded, rotating, rotating_total * shrink[:, None], input_precision="ieee")
-        else:
-            scores = tl.dot(wide_query, tl.trans(wide), input_precision="ieee")
-            scores = tl.dot(narrow_query, tl.trans(narrow), scores, input_precision="ieee")
-            scores = tl.dot(rotating_query, tl.trans(rotated), scores, input_precision="ieee")
-            if MASKED:
-                scores = mask_scores(scores, offset, own_keys, own_keys, window, HAS_WINDOW, BLOCK_N)
-            grown = tl.maximum(greatest, tl.max(scores, axis=1) * scale)
+        wide = load_tile(wide_values, place, 0, HEAD_DIM, BLOCK_N, HALF)
+        narrow = load_tile(narrow_values, place, HALF, HEAD_DIM, BLOCK_N, QUARTER)
+        rotated = load_tile(rotated_keys, place, 0, QUARTER, BLOCK_N, QUARTER)
+        wide_scores = tl.dot(wide_query, tl.trans(wide), input_precision="ieee")
+        narrow_scores = tl.dot(narrow_query, tl.trans(narrow), input_precision="ieee")
+        rotated_scores = tl.dot(rotating_query, tl.trans(rotated), input_precision="ieee")
+        scores = wide_scores * scale + (narrow_scores * scale + rotated_scores * scale)
+        if MASKED:
+            scores = mask_scores(scores, offset, own_keys, own_keys, window, HAS_WINDOW, BLOCK_N)
+        rounded = tl.zeros_like(scores).to(wide.dtype)
+        shrink = tl.zeros_like(greatest)
+        if num_keys > 0:
+            grown = tl.maximum(greatest, tl.max(scores, axis=1))
             shrink = tl.exp2(greatest - grown)
-            weight_sum = weight_sum * shrink
-            wide_total = wide_total * shrink[:, None]
-            narrow_total = narrow_total * shrink[:, None]
-            rotating_total = rotating_total * shrink[:, None]
-            greatest = grown
-            weights = tl.exp2(scores * scale - greatest[:, None])
-            weight_sum += tl.sum(weights, axis=1)
+            weights = tl.exp2(scores - grown[:, None])
+            weight_sum = weight_sum * shrink + tl.sum(weights, axis=1)
             rounded = weights.to(wide.dtype)
-            rotating = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER, USE_TMA)
-            wide_total = tl.dot(rounded, wide, wide_total, input_precision="ieee")
-            narrow_total = tl.dot(rounded, narrow, narrow_total, input_precision="ieee")
-            rotating_total = tl.dot(rounded, rotating, rotating_total, input_precision="ieee")
+            greatest = grown
+        if num_keys > 1:
+            rotating = load_tile(narrow_values, place, HALF + QUARTER, HEAD_DIM, BLOCK_N, QUARTER)
+            wide_total = tl.dot(rounded, wide, wide_total * shrink[:, None], input_precision="ieee")
+            narrow_total = tl.dot(rounded, narrow, narrow_total * shrink[:, None], input_precision="ieee")
+            rotating_total = tl.dot(rounded, rotating, rotating_total * shrink[:, None], input_precision="ieee")
     return wide_total, narrow_total, rotating_total, greatest, weight_sum
 
 
@@ -147,8 +123,6 @@ def _shared_kernel(
     PROGRAMS_PER_TILE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    USE_TMA: tl.constexpr,
-    SPLIT: tl.constexpr,
 ):
     """Some consecutive rows of one run and all query heads of one key head: row m is token m // GROUP.
 
@@ -199,17 +173,17 @@ def _shared_kernel(
         wide_total, narrow_total, rotating_total, greatest, weight_sum = _attend_shared_range(
             wide_query, narrow_query, rotating_query, wide_total, narrow_total, rotating_total, greatest, weight_sum,
             start, full_start, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, window, num_keys,
-            HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, SPLIT,
+            HAS_WINDOW, True, HEAD_DIM, BLOCK_N,
         )  # fmt: skip
     wide_total, narrow_total, rotating_total, greatest, weight_sum = _attend_shared_range(
         wide_query, narrow_query, rotating_query, wide_total, narrow_total, rotating_total, greatest, weight_sum,
         full_start, full_end, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, window, num_keys,
-        HAS_WINDOW, False, HEAD_DIM, BLOCK_N, USE_TMA, SPLIT,
+        HAS_WINDOW, False, HEAD_DIM, BLOCK_N,
     )  # fmt: skip
     wide_total, narrow_total, rotating_total, greatest, weight_sum = _attend_shared_range(
         wide_query, narrow_query, rotating_query, wide_total, narrow_total, rotating_total, greatest, weight_sum,
         full_end, end, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, window, num_keys,
-        HAS_WINDOW, True, HEAD_DIM, BLOCK_N, USE_TMA, SPLIT,
+        HAS_WINDOW, True, HEAD_DIM, BLOCK_N,
     )  # fmt: skip
     dtype = output.dtype.element_ty
     # Rows that are none may have seen no key.
@@ -247,20 +221,12 @@ class SharedKernel:
         tuning, num_heads, head_dim = self.tuning, *queries.shape[1:]
         group = num_heads // plan.rows.heads.num_kv_heads
         programs_per_tile = -(-plan.tokens_per_tile // (tuning.block_m // group))
-        sources = [
-            TensorDescriptor.from_tensor(vectors.view(-1, vectors.shape[-1]), [tuning.block_n, num_dims])
-            if tuning.use_tma
-            else vectors
-            for vectors, num_dims in (
-                (scratch.values, head_dim // 2),
-                (scratch.values, head_dim // 4),
-                (scratch.keys, head_dim // 4),
-            )
-        ]
         return _shared_kernel[(len(run_pass.tiles) * programs_per_tile, len(heads))](
             queries,
             output,
-            *sources,
+            scratch.values,  # twice: of one pointer the compiler makes code that spills more
+            scratch.values,
+            scratch.keys,
             key_recipe.weight,
             run_pass.tiles,
             scale * LOG2_E,
@@ -274,8 +240,6 @@ class SharedKernel:
             PROGRAMS_PER_TILE=programs_per_tile,
             BLOCK_M=tuning.block_m,
             BLOCK_N=tuning.block_n,
-            USE_TMA=tuning.use_tma,
-            SPLIT=tuning.split_scores,
             num_warps=tuning.num_warps,
             num_stages=tuning.num_stages,
         )

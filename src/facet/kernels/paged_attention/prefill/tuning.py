@@ -21,13 +21,13 @@ class PrefillTuning:
     block_n: int  # keys of a tile
     num_warps: int
     num_stages: int
-    use_tma: bool = True  # tiles come through the tensor memory accelerator, or through plain loads
-    num_parts: int = 1  # of separate vectors: programs that share a head's output dimensions, each with all the scores
-    split_scores: bool = False  # of shared vectors: each half of the warps computes half of a tile's scores
+    # Of separate keys and values only:
+    use_tma: bool = False  # tiles come through the tensor memory accelerator, or through plain loads
+    num_parts: int = 1  # programs that share a head's output dimensions, each with all the scores
 
 
 # Products of float32 run on no tensor core and keep their operands in registers: correct, not fast.
-_FLOAT32 = PrefillTuning(block_m=16, block_n=16, num_warps=4, num_stages=1, use_tma=False)
+_FLOAT32 = PrefillTuning(block_m=16, block_n=16, num_warps=4, num_stages=1)
 
 
 def separate_tuning(head_dim: int, element_size: int) -> PrefillTuning:
@@ -36,15 +36,14 @@ def separate_tuning(head_dim: int, element_size: int) -> PrefillTuning:
         return _FLOAT32
     if head_dim > 256:
         # Scores computed twice are cheaper than keys loaded twice: 64 rows of all dimensions took 2,009 us, this 1,770.
-        return PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=1, num_parts=2)
-    return PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=2 if head_dim > 128 else 3)
+        return PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=1, use_tma=True, num_parts=2)
+    num_stages = 2 if head_dim > 128 else 3
+    return PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=num_stages, use_tma=True)
 
 
-def shared_tuning(head_dim: int, element_size: int) -> PrefillTuning:
+def shared_tuning(element_size: int) -> PrefillTuning:
     """The same, for shared vectors."""
     if element_size == 4:
         return _FLOAT32
-    if head_dim > 256:
-        # Over 65536 keys 99.7 ms; 104.2 with use_tma; 113.3 where both halves of the warps compute all scores.
-        return PrefillTuning(block_m=64, block_n=64, num_warps=8, num_stages=2, use_tma=False, split_scores=True)
-    return PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=2 if head_dim > 128 else 3)
+    # Over 65536 keys 99.7 ms; 104.2 with use_tma; 113.3 where both halves of the warps compute all scores.
+    return PrefillTuning(block_m=64, block_n=64, num_warps=8, num_stages=2)

@@ -18,16 +18,10 @@ HIDDEN = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def load_tile(
-    source, row, column, ROW_LEN: tl.constexpr, BLOCK_N: tl.constexpr, DIMS: tl.constexpr, USE_TMA: tl.constexpr
-):
+def load_tile(source, row, column, ROW_LEN: tl.constexpr, BLOCK_N: tl.constexpr, DIMS: tl.constexpr):
     """[BLOCK_N, DIMS]; scratch is whole tiles, so nothing is masked."""
-    if USE_TMA:
-        tile = source.load([row, column])
-    else:
-        rows, dims = tl.arange(0, BLOCK_N), tl.arange(0, DIMS)
-        tile = tl.load(source + row.to(tl.int64) * ROW_LEN + column + rows[:, None] * ROW_LEN + dims[None, :])
-    return tile
+    rows, dims = tl.arange(0, BLOCK_N), tl.arange(0, DIMS)
+    return tl.load(source + row.to(tl.int64) * ROW_LEN + column + rows[:, None] * ROW_LEN + dims[None, :])
 
 
 @triton.jit
