@@ -1,6 +1,6 @@
 """Prefill kernels for Hopper against the reference, emulated on a CPU and as they are on the card; compiled anywhere.
 
-On the card they are also what `test_paged_attention_prefill.py` tests on real shapes.
+On the card they are also what `test_paged_attention_prefill.py` and `test_paged_attention_exact.py` test on real shapes.
 """
 
 import importlib
@@ -16,10 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from facet.kernels.paged_attention import KeyRecipe, LayerCache, cases
+from facet.kernels.paged_attention import LayerCache, cases
 from facet.kernels.paged_attention.plan import PagedRows
 from facet.kernels.paged_attention.prefill.plan import SCRATCH_LIMIT, Run, plan_runs
 from facet.kernels.paged_attention.reference import plan_reference
+from tests.kernels.exact_attention import exact_batch, plant
 
 pytest.importorskip("triton")
 from facet.kernels.paged_attention.prefill.runs import PrefillKernel, attend_runs
@@ -115,33 +116,12 @@ def test_same_as_the_reference(case: cases.Case) -> None:
 
 
 @pytest.mark.parametrize("case", [*CASES[:1], *CASES[2:3], *CASES[4:6]], ids=lambda case: case.name)
-def test_not_a_term_is_lost_or_counted_twice(case: cases.Case) -> None:
-    """Keys are of eight kinds, rows of signs, and so are their values.
-
-    A row that asks for one kind weighs its keys with exactly one and all others with exactly nothing, and finds exactly
-    the value. Any other number is a fault.
-    """
-    case = replace(case, sequences=((100, 350),))
-    inputs = case.inputs(torch.bfloat16, DEVICE)
-    generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (2, 8, case.head_dim), generator=generator) * 2 - 1
-    keys, values = signs.to(DEVICE, torch.bfloat16)
-    kinds = torch.randint(0, 8, (350,), generator=generator).to(DEVICE)
-    live = torch.arange(case.first_live(100, 350), 350, device=DEVICE)
-    blocks = inputs.block_table[0, live // case.tokens_per_block].long()
-    slots = live % case.tokens_per_block
-    inputs.cache.keys[blocks, slots] = keys[kinds[live], None]
-    recipe = inputs.key_recipe
-    if inputs.cache.values is None:
-        assert recipe is not None
-        values = keys
-        angles = torch.stack((torch.ones_like(recipe.cos_sin[:, 0]), torch.zeros_like(recipe.cos_sin[:, 1])), dim=1)
-        recipe = KeyRecipe(weight=torch.ones_like(recipe.weight), cos_sin=angles)  # a key is its value
-    else:
-        inputs.cache.values[blocks, slots] = values[kinds[live], None]
-    asked = kinds[250:, None].expand(100, case.num_heads)  # a row's own key is always visible
-    inputs = replace(inputs, queries=keys[asked].contiguous(), key_recipe=recipe)
-    assert torch.equal(attended(case, inputs, runs_of(case)), values[asked])
+def test_no_term_is_lost_or_doubled(case: cases.Case) -> None:
+    """As in `test_paged_attention_exact.py`. One number of a value is then lost, which has to show."""
+    batch = exact_batch(replace(case, sequences=((40, 220),)), torch.bfloat16, DEVICE)
+    assert batch.is_exact(attended(batch.case, batch.inputs, runs_of(batch.case)))
+    plant(batch, 0, in_values=True, factor=0.0)
+    assert not batch.is_exact(attended(batch.case, batch.inputs, runs_of(batch.case)))
 
 
 @pytest.mark.parametrize("case", [SHARED_512, SEPARATE_256], ids=lambda case: case.name)
