@@ -1,4 +1,4 @@
-"""Attention over keys and values that lie in pages: plan once per step, run once per layer.
+"""Attention over keys and values in pages: planned once per step, run once per layer. README.md is the map.
 
 The reference serves tensors on a CPU, Triton kernels those on a GPU.
 """

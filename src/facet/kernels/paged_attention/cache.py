@@ -1,4 +1,4 @@
-"""What attention is told of a layer: its heads, and its keys and values as strided views of the arena."""
+"""Describes a layer to attention: its heads, and its keys and values as strided views of the arena."""
 
 from dataclasses import dataclass
 

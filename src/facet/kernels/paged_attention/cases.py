@@ -1,7 +1,7 @@
-"""Batches on which attention over pages is checked, and how close is close.
+"""Batches, inputs and tolerances for checking attention over pages.
 
 Pages are shuffled, lie in memory between those of other layers, and hold NaN wherever no live token of a sequence is:
-in other layers' places, in unused slots, in pages nobody owns, and in what a window has left behind.
+in other layers' places, in unused slots, in unused pages, and where a window has moved on.
 """
 
 from collections.abc import Callable

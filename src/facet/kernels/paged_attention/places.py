@@ -1,4 +1,4 @@
-"""Where each row's keys and values go, in one launch."""
+"""Computes where each row's keys and values are stored, in one launch."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""What a plan of attention is, and what the kernels of every plan are told about rows and pages."""
+"""Defines what a plan of attention is, and what every kernel is told about rows and pages."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""How vectors become stored numbers and back: the definition that every kernel follows.
+"""Defines how vectors become stored numbers and back; every kernel follows it.
 
 In, from activations x [..., head_dim] of any float type, all in float32:
 
@@ -7,7 +7,8 @@ In, from activations x [..., head_dim] of any float type, all in float32:
     otherwise            stored = round(x)              cut to the range of the stored type; nothing where types agree
 
 A scale below the smallest normal float32 (so that of a vector of zeros) is 1, and the vector is stored as zeros. NaN or
-infinity in x makes the scale NaN or infinity, and every number of the vector NaN when it is read: it stays loud.
+infinity in x makes the scale NaN or infinity, and every number of the vector NaN when it is read, so the fault stays
+visible.
 
 Out, to the type of the queries:
 

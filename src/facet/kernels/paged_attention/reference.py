@@ -1,4 +1,4 @@
-"""The definition of attention over paged keys and values; also what a CPU serves with.
+"""The definition of attention over paged keys and values; also what a CPU uses.
 
 A plan cuts the rows into *tiles* that one batched product can serve: a long run of rows of one sequence is cut into
 several, so that a sliding layer gathers a window and not a context; rows of sequences that have one each, as in

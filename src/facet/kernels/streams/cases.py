@@ -1,4 +1,4 @@
-"""Streams on which their sums are checked, and how close is close."""
+"""Inputs and tolerances for checking the sums over streams."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Sums over streams, term by term: a library would choose their order by the number of rows."""
+"""Sums over streams, term by term, because a library would choose their order by the number of rows."""
 
 from collections.abc import Sequence
 

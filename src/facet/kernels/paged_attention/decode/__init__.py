@@ -1,1 +1,1 @@
-"""Attention of rows taken one by one, as in decoding: each row's keys are split over several programs."""
+"""Attention of rows one by one, as in decoding: each row's keys are split over several programs."""

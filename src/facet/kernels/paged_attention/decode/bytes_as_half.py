@@ -1,4 +1,4 @@
-"""Stored numbers of one byte as float16, in the registers where a product takes them.
+"""Converts stored 8-bit numbers to float16 in the registers where a product uses them.
 
 Every number of one byte is exact in float16, and two of them take one instruction or two. They are copied to shared
 memory as they are stored, read from there in the order of an operand, and widened then: nothing goes back.

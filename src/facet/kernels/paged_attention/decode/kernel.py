@@ -1,4 +1,4 @@
-"""The attention of decoded rows: split over their keys, then put together.
+"""The kernel of decoded rows: each row is split over its keys, and the results are combined.
 
 The grid depends on shapes alone, so that a captured graph serves every context up to the longest it was made for. How
 many keys a share has is decided on the device, from the row's own position: shares beyond the last key are never run,

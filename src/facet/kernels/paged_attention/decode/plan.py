@@ -1,4 +1,4 @@
-"""Which rows of a step are decoded: attended to one by one, each split over its keys."""
+"""Plans which rows of a step are decoded: one by one, each split over its keys."""
 
 from dataclasses import dataclass
 

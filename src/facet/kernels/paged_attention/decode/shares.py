@@ -1,8 +1,8 @@
-"""How a row's keys are cut into shares, and how the shares' results become the row's again.
+"""Divides a row's keys into shares, and combines the results of the shares.
 
 A share leaves its mean of values, weighted by its own softmax, and its level: the logarithm of the sum that softmax
-divided by. The row's result is the mean of the shares' results, weighted by exp(level). Shares are added up in their
-order, whichever program does it: a result does not depend on who came last.
+divided by. The row's result is the mean of the shares' results, weighted by exp(level). Shares are added in their
+order, whichever program does it, so a result does not depend on which program finished last.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""How decoded rows are cut into programs: a function of shapes, with the times that decided."""
+"""Chooses how decoded rows are divided among programs: a function of shapes, with the times behind it."""
 
 from dataclasses import dataclass
 

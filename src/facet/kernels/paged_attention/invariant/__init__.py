@@ -1,1 +1,1 @@
-"""Attention whose rows come out the same, bit for bit, whatever else is computed in the step."""
+"""Attention whose rows are bit for bit the same whatever else is computed in the step."""

@@ -1,4 +1,4 @@
-"""Invariant attention of a step on a GPU: how its rows are planned, and how a layer is run."""
+"""Invariant attention of a step on a GPU: plans its rows and runs a layer."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,10 +1,10 @@
-"""Kernels whose every row comes out the same, bit for bit, whatever else is computed in the step: not only
-other sequences but also how many rows of its own come with it, since company decides where a prompt is cut into chunks.
+"""Kernels whose rows are bit for bit the same whatever else is computed in the step: not only other sequences, but also
+how many rows of the same sequence, since other requests decide where a prompt is split into chunks.
 
     keys of a sequence   |0 .. 1023|1024 .. 2047|...    *shares*, each by a program of its own, then put together
     of one share         |0 .. 63|64 .. 127|...         tiles, taken in turn with a running softmax
 
-Both are cut at positions that are the same for everybody. One kernel of one shape serves a decoded row and a tile of
+Both are cut at fixed positions, the same for all rows. One kernel of one shape serves a decoded row and a tile of
 rows of a prompt, so a row meets the same tiles in the same order, and the same instructions. A tile of which it sees
 nothing, which only its neighbours need, changes nothing: its weights are zero, and what was summed is multiplied by
 one. Layers with a window have one share: a window is short.

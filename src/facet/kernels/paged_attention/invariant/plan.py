@@ -1,6 +1,6 @@
-"""How a step's rows are cut for attention that does not depend on company: tiles of rows, and passes of tiles.
+"""Divides a step's rows for invariant attention: tiles of rows, and passes of tiles.
 
-Knows nothing of kernels; `kernel.py` says what is done with these.
+Knows nothing of kernels; `kernel.py` uses these.
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""Attention whose every row comes out the same, bit for bit, whatever else is computed in the step: not only other
-sequences but also how many rows of its own come with it, since company decides where a prompt is cut into chunks.
+"""Attention whose rows are bit for bit the same whatever else is computed in the step: not only other sequences, but
+also how many rows of the same sequence, since other requests decide where a prompt is split into chunks.
 
     positions of one sequence   |0 .. 7|8 .. 15|...      rows of a product: a row's place in it is its position's
     keys of that sequence       |0 .. 127|128 .. 255|... *tiles*, taken in turn with a running softmax

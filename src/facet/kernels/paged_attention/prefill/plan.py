@@ -1,4 +1,4 @@
-"""How runs of rows are prefilled in a step: over keys and values that are unpacked first.
+"""Plans how runs of rows are prefilled in a step, over keys and values that are unpacked first.
 
 A run's visible keys and values are copied out of their pages into scratch memory, [kv heads, keys, head_dim] each, and
 then read by a kernel that knows nothing of pages. Runs are taken together in *passes*, so that scratch stays within a

@@ -1,4 +1,4 @@
-"""Runs of a step, pass by pass: keys and values are unpacked, then attended to."""
+"""Runs the prefill of a step, pass by pass: unpacks keys and values, then attends to them."""
 
 from typing import Protocol
 

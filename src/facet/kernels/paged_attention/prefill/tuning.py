@@ -1,4 +1,4 @@
-"""How prefill is cut into programs: a function of shapes, with the times that decided.
+"""Chooses how prefill is divided among programs: a function of shapes, with the times behind it.
 
 On an H200, 8192 rows of bfloat16: heads of 256, sliding, 307 TFLOP/s for E4B and 437 for 31B; heads of 512, global, 311
 for E4B and 331 for 31B over 65536 keys. A large matrix product reaches 775.

@@ -1,4 +1,4 @@
-"""Keys and values of runs out of their pages, into memory that lies together.
+"""Copies the keys and values of runs from their pages into contiguous memory.
 
 Bound by memory. Keys of shared vectors are made here, once per layer and token, and rounded as the reference does. So
 is what quantized numbers stand for: the kernels that follow know nothing of scales.

@@ -1,4 +1,4 @@
-"""What the prefill kernels share: loading a tile of unpacked keys, and which tiles are visible to whom.
+"""What the prefill kernels share: loading a tile of unpacked keys, and which tiles are visible to which rows.
 
 Most tiles of keys are visible to every row of a tile of queries: only those on the edges of what is visible are masked.
 
