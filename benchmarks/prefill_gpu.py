@@ -27,9 +27,8 @@ from torch import Tensor
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.plan import plan_decode
-from facet.kernels.paged_attention.gpu import GpuPlan, choose_triton_kernel
+from facet.kernels.paged_attention.gpu import GpuPlan, choose_hopper_kernel, choose_triton_kernel
 from facet.kernels.paged_attention.plan import PagedRows
-from facet.kernels.paged_attention.prefill.hopper import choose_hopper_kernel
 from facet.kernels.paged_attention.prefill.plan import ROWS_PER_TILE, PrefillPlan, Run, plan_runs
 from facet.kernels.paged_attention.prefill.runs import PrefillKernel
 from facet.kernels.paged_attention.prefill.separate import SeparateKernel

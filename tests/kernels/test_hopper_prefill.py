@@ -1,6 +1,6 @@
 """Prefill kernels for Hopper against the reference, emulated on a CPU and as they are on the card; compiled anywhere.
 
-On the card they are also what `test_paged_attention_prefill.py` and `test_paged_attention_exact.py` test on real shapes.
+On the card, `test_paged_attention_prefill.py` and `test_paged_attention_exact.py` also test them on real shapes.
 """
 
 import importlib

@@ -1,5 +1,8 @@
 """Attention over pages against a loop over rows in float64. All memory outside live slots is NaN."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -162,3 +165,11 @@ def test_no_rows_is_no_work() -> None:
     inputs = case.inputs(torch.float32)
     empty = alone_with(inputs, len(case.sequences), slice(0, 0))
     assert case.attend(empty, plan_attention).shape == (0, case.num_heads, case.head_dim)
+
+
+def test_the_page_names_every_file_and_no_other() -> None:
+    room = Path(cases.__file__).parent
+    page = (room / "README.md").read_text()
+    named = {Path(name).name for name in re.findall(r"`([\w/]+\.py)`", page)}
+    outside = {"memory.py"}  # of the runner
+    assert named - outside == {path.name for path in room.rglob("*.py")}

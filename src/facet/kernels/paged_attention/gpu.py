@@ -1,6 +1,6 @@
 """Attention of a step on a GPU: plans which rows are decoded and which are prefilled, and chooses the kernels.
 
-This is the only place that looks at what a layer's cache holds to choose a kernel.
+This is the only place that looks at what a layer's cache holds to choose a kernel; README.md shows the outcome.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from facet.kernels.paged_attention.decode.plan import DecodePlan, plan_decode
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
 from facet.kernels.paged_attention.decode.tuning import choose_decode_tuning
 from facet.kernels.paged_attention.plan import PagedRows
-from facet.kernels.paged_attention.prefill.hopper import choose_hopper_kernel
+from facet.kernels.paged_attention.prefill.hopper import ROWS_PER_WARPGROUP, runs_on_hopper
 from facet.kernels.paged_attention.prefill.plan import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, PrefillPlan, Run, plan_runs
 from facet.kernels.paged_attention.prefill.runs import PrefillKernel, attend_runs
 from facet.kernels.paged_attention.prefill.separate import SeparateKernel
@@ -97,9 +97,27 @@ def choose_prefill_kernel(
     head_dim, num_pairs = queries.shape[2], 0 if key_recipe is None else key_recipe.cos_sin.shape[2]
     if rows.sees_ahead:  # only one kernel lets rows do so; pictures are few tokens of all that is computed
         return choose_triton_kernel(head_dim, queries.element_size(), is_shared=False)
-    is_shared = cache.is_shared and _a_quarter_rotates(head_dim, num_pairs)
+    is_shared = cache.is_shared and not rows.window and _a_quarter_rotates(head_dim, num_pairs)
     on_hopper = choose_hopper_kernel(queries, rows, is_shared=is_shared)
     return on_hopper or choose_triton_kernel(head_dim, queries.element_size(), is_shared=is_shared)
+
+
+def choose_hopper_kernel(queries: Tensor, rows: PagedRows, *, is_shared: bool) -> PrefillKernel | None:
+    """The kernel for a Hopper GPU; None where the card is another, or none of those kernels takes such layers."""
+    heads = rows.heads
+    group = heads.num_heads // heads.num_kv_heads
+    if queries.dtype != torch.bfloat16 or ROWS_PER_WARPGROUP % group or not runs_on_hopper(queries.device):
+        return None
+    # Imported here: elsewhere Gluon need not be there.
+    from facet.kernels.paged_attention.prefill.hopper.separate_256 import Separate256Kernel
+    from facet.kernels.paged_attention.prefill.hopper.separate_512 import Separate512Kernel
+    from facet.kernels.paged_attention.prefill.hopper.shared_512 import Shared512Kernel
+
+    if heads.head_dim == 512 and not rows.window:
+        return Shared512Kernel() if is_shared else Separate512Kernel()
+    if heads.head_dim == 256 and not is_shared:
+        return Separate256Kernel()
+    return None
 
 
 def choose_triton_kernel(head_dim: int, element_size: int, *, is_shared: bool) -> SharedKernel | SeparateKernel:

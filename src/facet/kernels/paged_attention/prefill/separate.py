@@ -19,7 +19,9 @@ from facet.kernels.paged_attention.prefill.visible import HIDDEN, LOG2_E, load_t
 
 
 @triton.jit
-def _load(source, row, column, ROW_LEN: tl.constexpr, BLOCK_N: tl.constexpr, DIMS: tl.constexpr, USE_TMA: tl.constexpr):
+def _load_columns(
+    source, row, column, ROW_LEN: tl.constexpr, BLOCK_N: tl.constexpr, DIMS: tl.constexpr, USE_TMA: tl.constexpr
+):
     return source.load([row, column]) if USE_TMA else load_tile(source, row, column, ROW_LEN, BLOCK_N, DIMS)
 
 
@@ -48,7 +50,7 @@ def _attend_separate_range(
 ):
     """The running softmax over keys [start, end) of the run."""
     for offset in tl.range(start, end, BLOCK_N):
-        key = _load(keys, first_place + offset, 0, HEAD_DIM, BLOCK_N, HEAD_DIM, USE_TMA)
+        key = _load_columns(keys, first_place + offset, 0, HEAD_DIM, BLOCK_N, HEAD_DIM, USE_TMA)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if MASKED:
             scores = mask_scores(scores, offset, own_keys, last_keys, window, HAS_WINDOW, BLOCK_N)
@@ -59,7 +61,7 @@ def _attend_separate_range(
         greatest = grown
         weights = tl.exp2(scores * scale - greatest[:, None])
         weight_sum += tl.sum(weights, axis=1)
-        value = _load(values, first_place + offset, column, HEAD_DIM, BLOCK_N, OUT_DIMS, USE_TMA)
+        value = _load_columns(values, first_place + offset, column, HEAD_DIM, BLOCK_N, OUT_DIMS, USE_TMA)
         total = tl.dot(weights.to(value.dtype), value, total, input_precision="ieee")
     return total, greatest, weight_sum
 

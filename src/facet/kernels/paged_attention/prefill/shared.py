@@ -57,9 +57,7 @@ def _attend_shared_range(
     first_place,
     own_keys,
     scale,
-    window,
     num_keys,
-    HAS_WINDOW: tl.constexpr,
     MASKED: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -85,7 +83,7 @@ def _attend_shared_range(
         rotated_scores = tl.dot(rotating_query, tl.trans(rotated), input_precision="ieee")
         scores = wide_scores * scale + (narrow_scores * scale + rotated_scores * scale)
         if MASKED:
-            scores = mask_scores(scores, offset, own_keys, own_keys, window, HAS_WINDOW, BLOCK_N)
+            scores = mask_scores(scores, offset, own_keys, own_keys, 0, False, BLOCK_N)
         rounded = tl.zeros_like(scores).to(wide.dtype)
         shrink = tl.zeros_like(greatest)
         if num_keys > 0:
@@ -113,12 +111,10 @@ def _shared_kernel(
     key_weight,
     tiles,
     scale,  # times log2(e)
-    window,
     num_keys,
     num_heads,
     first_head,
     GROUP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PROGRAMS_PER_TILE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -162,28 +158,22 @@ def _shared_kernel(
     narrow_query = tl.load(output + rows + narrow_dims, mask=is_row, other=0.0)
     rotating_query = tl.load(queries + rows + rotates, mask=is_row, other=0.0)
 
-    start, full_start, full_end = visible_tiles(first_own, num_tokens, first_own, window, HAS_WINDOW, BLOCK_N)
+    start, _, full_end = visible_tiles(first_own, num_tokens, first_own, 0, False, BLOCK_N)
     end = first_own + num_tokens
     greatest = tl.full([BLOCK_M], HIDDEN, tl.float32)
     weight_sum = tl.zeros([BLOCK_M], tl.float32)
     wide_total = tl.zeros([BLOCK_M, HEAD_DIM // 2], tl.float32)
     narrow_total = tl.zeros([BLOCK_M, HEAD_DIM // 4], tl.float32)
     rotating_total = tl.zeros([BLOCK_M, HEAD_DIM // 4], tl.float32)
-    if HAS_WINDOW:
-        wide_total, narrow_total, rotating_total, greatest, weight_sum = _attend_shared_range(
-            wide_query, narrow_query, rotating_query, wide_total, narrow_total, rotating_total, greatest, weight_sum,
-            start, full_start, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, window, num_keys,
-            HAS_WINDOW, True, HEAD_DIM, BLOCK_N,
-        )  # fmt: skip
     wide_total, narrow_total, rotating_total, greatest, weight_sum = _attend_shared_range(
         wide_query, narrow_query, rotating_query, wide_total, narrow_total, rotating_total, greatest, weight_sum,
-        full_start, full_end, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, window, num_keys,
-        HAS_WINDOW, False, HEAD_DIM, BLOCK_N,
+        start, full_end, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, num_keys,
+        False, HEAD_DIM, BLOCK_N,
     )  # fmt: skip
     wide_total, narrow_total, rotating_total, greatest, weight_sum = _attend_shared_range(
         wide_query, narrow_query, rotating_query, wide_total, narrow_total, rotating_total, greatest, weight_sum,
-        full_end, end, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, window, num_keys,
-        HAS_WINDOW, True, HEAD_DIM, BLOCK_N,
+        full_end, end, wide_values, narrow_values, rotated_keys, first_place, own_keys, scale, num_keys,
+        True, HEAD_DIM, BLOCK_N,
     )  # fmt: skip
     dtype = output.dtype.element_ty
     # Rows that are none may have seen no key.
@@ -196,7 +186,7 @@ def _shared_kernel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedKernel:
-    """A `PrefillKernel` over shared vectors, a quarter of whose dimensions rotates."""
+    """A `PrefillKernel` over shared vectors, a quarter of whose dimensions rotates; without a window."""
 
     tuning: PrefillTuning
 
@@ -230,12 +220,10 @@ class SharedKernel:
             key_recipe.weight,
             run_pass.tiles,
             scale * LOG2_E,
-            plan.rows.window,
             run_pass.num_keys,
             num_heads,
             heads.start,
             GROUP=group,
-            HAS_WINDOW=plan.rows.window > 0,
             HEAD_DIM=head_dim,
             PROGRAMS_PER_TILE=programs_per_tile,
             BLOCK_M=tuning.block_m,

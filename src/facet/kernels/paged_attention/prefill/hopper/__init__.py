@@ -5,10 +5,10 @@
     512, separate  separate_512.py    64                   E4B, 8192 keys: 615 (304)
     256, separate  separate_256.py    128, in turns        31B, window: 604 (431); Gemma 3 12B, 8192 keys: 638 (503)
 
-All three are built alike. One partition of warps copies tiles of 64 keys into shared memory and does nothing else.
-Two warpgroups multiply. Each tile's scores are started before the tile before it is summed, so that exponentials, which
-run on other hardware, are taken while products go on. A *ready* barrier says that a tile has landed, a *free* one that
-all who read it are done.
+All three are built alike, and their parts have the same names in each file. One partition of warps copies tiles of 64
+keys into shared memory and does nothing else. Two warpgroups multiply. Each tile's scores are started before the tile
+before it is summed, so that exponentials, which run on other hardware, are taken while products go on. A *ready*
+barrier says that a tile has landed, a *free* one that all who read it are done.
 
 Shared memory is the tightest resource: a product of 64 rows and 64 keys reads both operands from there as fast as it
 multiplies, and the copies that come in take a third as much again. Heads of 512 leave room for 64 rows only: the sums
@@ -29,34 +29,12 @@ result does not depend on the chunk that it is prefilled in.
 from functools import cache
 
 import torch
-from torch import Tensor
 
-from facet.kernels.paged_attention.plan import PagedRows
-from facet.kernels.paged_attention.prefill.runs import PrefillKernel
-
-_GROUPS = (1, 2, 4, 8, 16, 32, 64)  # of query heads that share a key head: 64 rows are whole tokens
-
-
-def choose_hopper_kernel(queries: Tensor, rows: PagedRows, *, is_shared: bool) -> PrefillKernel | None:
-    """The kernel for such layers; None where another has to serve them."""
-    if queries.dtype != torch.bfloat16 or not _runs_on(queries.device):
-        return None
-    if rows.heads.num_heads // rows.heads.num_kv_heads not in _GROUPS:
-        return None
-    # Imported here: elsewhere Gluon need not be there.
-    from facet.kernels.paged_attention.prefill.hopper.separate_256 import Separate256Kernel
-    from facet.kernels.paged_attention.prefill.hopper.separate_512 import Separate512Kernel
-    from facet.kernels.paged_attention.prefill.hopper.shared_512 import Shared512Kernel
-
-    if rows.heads.head_dim == 512 and not rows.window:
-        return Shared512Kernel() if is_shared else Separate512Kernel()
-    if rows.heads.head_dim == 256 and not is_shared:
-        return Separate256Kernel()
-    return None
+ROWS_PER_WARPGROUP = 64  # whole tokens: the query heads that share a key head divide it
 
 
 @cache
-def _runs_on(device: torch.device) -> bool:
+def runs_on_hopper(device: torch.device) -> bool:
     """Whether the card is a Hopper, and Triton has Gluon by names that are known."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False

@@ -28,6 +28,9 @@ SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, SCORES.value))
 SCORE_KEYS = gl.constexpr(gl.SliceLayout(0, SCORES.value))
 SUM_ROWS = gl.constexpr(gl.SliceLayout(1, SUMS.value))
+# As results are stored, 128 or 256 dimensions at a time.
+STORED_128 = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
+STORED_256 = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
 
 # Three partitions of four warps. A thread of those that multiply gets 240 registers, of which sums take 128, and one of
 # those that load what is left, 24: together as many as a launch with 168 for everybody has.

@@ -30,6 +30,7 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
     LAUNCH,
     SCORE_ROWS,
     SCORES,
+    STORED_128,
     SUMS,
     TILE_64,
     TILE_128,
@@ -46,9 +47,6 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
 from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
 from facet.kernels.paged_attention.prefill.unpack import Scratch
 from facet.kernels.paged_attention.prefill.visible import HIDDEN, LOG2_E
-
-# Results are stored 128 dimensions at a time, through the place of the weights.
-STORED = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 
 
 @gluon.jit
@@ -153,11 +151,12 @@ def _attend(
         numbers = scaled(sums, 1.0 / weight_sum).to(gl.bfloat16)
         halves = gl.split(gl.permute(gl.reshape(numbers, [64, 2, 128]), [0, 2, 1]))
         result = output + (first_row.to(gl.int64) * num_heads + (first_head + head) * GROUP) * 256
+        # Results go to memory through the place of the weights.
         stage = weight_tiles._reinterpret(gl.bfloat16, [64, 128], TILE_128)
         for half in gl.static_range(2):
-            dims = half * 128 + gl.arange(0, 128, gl.SliceLayout(0, STORED))
+            dims = half * 128 + gl.arange(0, 128, gl.SliceLayout(0, STORED_128))
             store_rows(
-                stage, halves[half], result, dims, FIRST_TOKEN, num_tokens, num_heads, 256, GROUP, STORED
+                stage, halves[half], result, dims, FIRST_TOKEN, num_tokens, num_heads, 256, GROUP, STORED_128
             )  # fmt: skip
             thread_barrier()
         first_row = next_row

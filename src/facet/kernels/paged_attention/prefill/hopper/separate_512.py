@@ -26,6 +26,7 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
     PLAIN,
     SCORE_ROWS,
     SCORES,
+    STORED_256,
     SUMS,
     TILE_128,
     TILE_256,
@@ -48,7 +49,6 @@ from facet.kernels.paged_attention.prefill.visible import HIDDEN, LOG2_E
 
 # Quarters of tiles of keys: as many as fit.
 SLOTS = gl.constexpr(5)
-STORED = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
 
 
 @gluon.jit
@@ -133,9 +133,9 @@ def _sum(queries, first, weights, totals, output, num_tiles, num_tokens, num_hea
 @gluon.jit
 def _store(rows, sums, weight_sum, output, num_tokens, num_heads, FIRST: gl.constexpr, GROUP: gl.constexpr):
     numbers = scaled(sums, 1.0 / weight_sum).to(gl.bfloat16)
-    dims = FIRST + gl.arange(0, 256, gl.SliceLayout(0, STORED))
+    dims = FIRST + gl.arange(0, 256, gl.SliceLayout(0, STORED_256))
     stage = rows.slice(FIRST, 256, dim=1)
-    store_rows(stage, numbers, output, dims, 0, num_tokens, num_heads, 512, GROUP, STORED)
+    store_rows(stage, numbers, output, dims, 0, num_tokens, num_heads, 512, GROUP, STORED_256)
 
 
 @gluon.jit

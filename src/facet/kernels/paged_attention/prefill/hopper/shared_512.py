@@ -32,6 +32,7 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
     PLAIN,
     SCORE_ROWS,
     SCORES,
+    STORED_256,
     SUMS,
     TILE_128,
     TILE_256,
@@ -51,9 +52,8 @@ from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
 from facet.kernels.paged_attention.prefill.unpack import Scratch
 from facet.kernels.paged_attention.prefill.visible import HIDDEN, LOG2_E
 
-# Queries are loaded 64 dimensions at a time, results stored 256.
+# Queries are loaded 64 dimensions at a time.
 LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-STORED = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
 
 
 @gluon.constexpr_function
@@ -150,7 +150,7 @@ def _score_and_sum(
     sums = scaled(sums, shrink)
     added = warpgroup_mma(weight_tiles.index(side), values.index(side), sums, is_async=True)
     sums = warpgroup_mma_wait(0, deps=(added,))
-    order = 256 + gl.arange(0, 256, gl.SliceLayout(0, STORED))
+    order = 256 + gl.arange(0, 256, gl.SliceLayout(0, STORED_256))
     dims = gl.where(order < 384, order + 128, gl.where(order < 448, order - 384, order - 192))
     _store(second_queries, sums, weight_sum, output, dims, num_tokens, num_heads, GROUP)
 
@@ -167,7 +167,7 @@ def _sum(
     sums = sum_values(first, weights, num_tiles, 2)
     # By then all scores are made, and the queries' place is free for results.
     mbarrier.wait(totals_ready, 0)
-    order = gl.arange(0, 256, gl.SliceLayout(0, STORED))
+    order = gl.arange(0, 256, gl.SliceLayout(0, STORED_256))
     dims = gl.where(order < 192, order + 64, order + 128)
     _store(first_queries, sums, total_weights.load(SCORE_ROWS), output, dims, num_tokens, num_heads, GROUP)
 
@@ -176,7 +176,7 @@ def _sum(
 def _store(stage, sums, weight_sum, output, dims, num_tokens, num_heads, GROUP: gl.constexpr):
     numbers = scaled(sums, 1.0 / weight_sum).to(gl.bfloat16)
     dims = gl.max_contiguous(gl.multiple_of(dims, 8), 8)
-    store_rows(stage, numbers, output, dims, 0, num_tokens, num_heads, 512, GROUP, STORED)
+    store_rows(stage, numbers, output, dims, 0, num_tokens, num_heads, 512, GROUP, STORED_256)
 
 
 @gluon.jit
