@@ -12,16 +12,17 @@ from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.model.families import read_model_spec
 from facet.model_spec import AttentionKind, LayerSpec, ModelSpec, RotarySpec
+from tests.model.paged_model import stored_separately
 from tests.published_configs import PUBLISHED
 
 KIB, MIB = 2**10, 2**20
 
 
-def layout_of(name: str, *, dtype: str = "bfloat16", merge_equal_values: bool = True) -> KVLayout:
-    return make_kv_layout(read_model_spec(PUBLISHED[name]), dtype=dtype, merge_equal_values=merge_equal_values)
+def layout_of(name: str, *, dtype: str = "bfloat16") -> KVLayout:
+    return make_kv_layout(read_model_spec(PUBLISHED[name]), dtype=dtype)
 
 
-def check_layout(layout: KVLayout, spec: ModelSpec, *, merge: bool, min_tokens: int) -> None:
+def check_layout(layout: KVLayout, spec: ModelSpec, *, min_tokens: int) -> None:
     """Everything a layout promises to the arena, the kernels and the accountant."""
     placed: list[int] = []
     for group in layout.groups:
@@ -31,7 +32,7 @@ def check_layout(layout: KVLayout, spec: ModelSpec, *, merge: bool, min_tokens: 
             assert layer.owns_kv
             assert (layer.attention, layer.window) == (group.kind, group.window)
             assert (store.num_kv_heads, store.head_dim) == (layer.num_kv_heads, layer.head_dim)
-            assert store.num_vectors == (1 if merge and layer.values_are_keys else 2)
+            assert store.num_vectors == (1 if layer.values_are_keys else 2)
             element = store.dtype.num_bytes
             vector_bytes = store.num_kv_heads * store.head_dim * element
             assert store.byte_offset >= end, "two layers share bytes"
@@ -60,9 +61,8 @@ def check_layout(layout: KVLayout, spec: ModelSpec, *, merge: bool, min_tokens: 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_every_published_model_keeps_the_promises(name: str, dtype: str) -> None:
     spec = read_model_spec(PUBLISHED[name])
-    for merge in (True, False):
-        layout = make_kv_layout(spec, dtype=dtype, merge_equal_values=merge)
-        check_layout(layout, spec, merge=merge, min_tokens=16)
+    for each in (spec, stored_separately(spec)):
+        check_layout(make_kv_layout(each, dtype=dtype), each, min_tokens=16)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_memory_of_a_window_and_of_a_global_token(
 ) -> None:
     """The fact sheet's table; global layers of the large models store one vector for keys and values."""
     sliding, once = layout_of(name).groups
-    twice = layout_of(name, merge_equal_values=False).groups[1]
+    twice = make_kv_layout(stored_separately(read_model_spec(PUBLISHED[name])), dtype="bfloat16").groups[1]
     assert sliding.window is not None
     assert sliding.window * sliding.bytes_per_token == window_mib * MIB
     assert twice.bytes_per_token == stored_twice_kib * KIB
@@ -221,13 +221,12 @@ def arbitrary_specs(draw: st.DrawFn) -> ModelSpec:
     return replace(BASE, layers=tuple(layers))
 
 
-@given(spec=arbitrary_specs(), merge=st.booleans(), min_tokens=st.integers(1, 64), data=st.data())
-def test_any_model_keeps_the_promises(spec: ModelSpec, merge: bool, min_tokens: int, data: st.DataObject) -> None:
+@given(spec=arbitrary_specs(), min_tokens=st.integers(1, 64), data=st.data())
+def test_any_model_keeps_the_promises(spec: ModelSpec, min_tokens: int, data: st.DataObject) -> None:
     dtypes = st.sampled_from(list(KV_DTYPES))
     each = {layer.index: data.draw(dtypes) for layer in spec.layers if layer.owns_kv}
     dtype = data.draw(dtypes | st.just(each))
-    layout = make_kv_layout(spec, dtype=dtype, merge_equal_values=merge, min_tokens_per_block=min_tokens)
-    check_layout(layout, spec, merge=merge, min_tokens=min_tokens)
+    check_layout(make_kv_layout(spec, dtype=dtype, min_tokens_per_block=min_tokens), spec, min_tokens=min_tokens)
 
 
 @given(spec=arbitrary_specs())

@@ -43,7 +43,7 @@ class LayerStore:
     dtype: KVDtype
     byte_offset: int  # from the start of the page
     scale_offset: int | None  # in bytes from the start of the scale page; None: no scales
-    num_vectors: int  # 2: keys, then values; 1: one vector serves as both
+    num_vectors: int  # 2: keys, then values; 1: shared vectors
     num_kv_heads: int
     head_dim: int
 
@@ -97,16 +97,15 @@ class KVLayout:
         return next(index for index, group in enumerate(self.groups) if group.kind == kind)
 
 
-def num_stored_vectors(layer: LayerSpec, *, merge_equal_values: bool = True) -> int:
-    """One vector where values are keys (the key is derived when it is read), two otherwise."""
-    return 1 if layer.values_are_keys and merge_equal_values else 2
+def num_stored_vectors(layer: LayerSpec) -> int:
+    """One shared vector where values are keys (the key is made when it is read), else two."""
+    return 1 if layer.values_are_keys else 2
 
 
 def make_kv_layout(
     spec: ModelSpec,
     *,
     dtype: str | Mapping[int, str],
-    merge_equal_values: bool = True,
     min_tokens_per_block: int = MIN_TOKENS_PER_BLOCK,
 ) -> KVLayout:
     """Choose the page so that every group fills it exactly, or wastes less than one part in a hundred.
@@ -122,8 +121,7 @@ def make_kv_layout(
         return KV_DTYPES[dtype if isinstance(dtype, str) else dtype[layer.index]]
 
     def bytes_per_token(layer: LayerSpec) -> int:
-        vectors = num_stored_vectors(layer, merge_equal_values=merge_equal_values)
-        return vectors * layer.kv_width * dtype_of(layer).num_bytes
+        return num_stored_vectors(layer) * layer.kv_width * dtype_of(layer).num_bytes
 
     group_bytes = {kind: sum(map(bytes_per_token, layers)) for kind, layers in owners.items()}
     vector_bytes = {layer.kv_width * dtype_of(layer).num_bytes for layers in owners.values() for layer in layers}
@@ -141,7 +139,7 @@ def make_kv_layout(
                 dtype=dtype_of(layer),
                 byte_offset=offset,
                 scale_offset=scale_offset if dtype_of(layer).has_scales else None,
-                num_vectors=num_stored_vectors(layer, merge_equal_values=merge_equal_values),
+                num_vectors=num_stored_vectors(layer),
                 num_kv_heads=layer.num_kv_heads,
                 head_dim=layer.head_dim,
             )

@@ -1,6 +1,7 @@
 """Runs a model over pages by hand: what the engine does, without an engine. Freed and unused memory is NaN."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.model.loader import LoadedModel, load_model
+from facet.model_spec import ModelSpec
 from facet.runner.batch import SequenceRows, make_batch_of
 
 
@@ -17,24 +19,27 @@ def load(folder: Path, **settings: object) -> LoadedModel:
     return load_model(ModelConfig(model=str(folder), device="cpu", **settings))  # type: ignore[arg-type]
 
 
+def stored_separately(spec: ModelSpec) -> ModelSpec:
+    """For layouts: every layer stores keys and values, also where one shared vector would do."""
+    return replace(spec, layers=tuple(replace(layer, values_are_keys=False) for layer in spec.layers))
+
+
 class PagedSequence:
-    """One sequence with pages of its own, in scattered order, run chunk by chunk."""
+    """One sequence with pages of its own, in scattered order, run chunk by chunk. `stores`: whose layout, if not its
+    model's."""
 
     def __init__(
         self,
         model: Gemma,
         max_tokens: int,
         *,
-        merge_equal_values: bool = True,
+        stores: ModelSpec | None = None,
         kv_dtype: str = "float32",
         min_tokens_per_block: int = 4,
     ) -> None:
         self.model = model
         self.layout: KVLayout = make_kv_layout(
-            model.spec,
-            dtype=kv_dtype,
-            merge_equal_values=merge_equal_values,
-            min_tokens_per_block=min_tokens_per_block,
+            stores or model.spec, dtype=kv_dtype, min_tokens_per_block=min_tokens_per_block
         )
         counts = [-(-max_tokens // group.tokens_per_block) for group in self.layout.groups]
         pages = list(range(1, 1 + sum(counts)))

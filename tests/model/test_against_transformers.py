@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.model.paged_model import PagedSequence, load
+from tests.model.paged_model import PagedSequence, load, stored_separately
 from tests.tiny_models import ALL_TEXT_NAMES, BASE_NAMES, MULTIMODAL_NAMES, TinyModel
 
 # Logits have magnitude ~25; two float32 implementations that sum in different orders differ by about 1e-4, and each
@@ -89,17 +89,18 @@ def test_rows_that_stop_at_shared_layers_change_nothing(name: str, tiny_model: T
 
 
 @pytest.mark.parametrize("name", ["gemma4_31b", "gemma4_26b_a4b", "gemma4_12b", "31b_one_head", "31b_default_heads"])
-def test_one_stored_vector_equals_two(name: str, tiny_model: TinyModels) -> None:
+def test_shared_vectors_serve_as_separate_ones_do(name: str, tiny_model: TinyModels) -> None:
     tiny = tiny_model(name)
     model = load(tiny.folder).model
     prompt = tiny.prompt(3 * tiny.window + 1)
-    merged, pair = (PagedSequence(model, len(prompt), merge_equal_values=merge) for merge in (True, False))
-    per_token = {sequence: sequence.layout.groups[-1].bytes_per_token for sequence in (merged, pair)}
-    assert per_token[pair] == 2 * per_token[merged]
+    shared = PagedSequence(model, len(prompt))
+    separate = PagedSequence(model, len(prompt), stores=stored_separately(model.spec))
+    per_token = [sequence.layout.groups[-1].bytes_per_token for sequence in (shared, separate)]
+    assert per_token[1] == 2 * per_token[0]
     # The cap squeezes logits of magnitude 25; 1e-5 of them is what one float32 rounding of the key amounts to.
     chunks = [prompt[:5], prompt[5:40], *([token] for token in prompt[40:])]
     for chunk in chunks:
-        got, expected = merged.run(chunk), pair.run(chunk)
+        got, expected = shared.run(chunk), separate.run(chunk)
         assert largest_difference(got, expected) <= 1e-5 * float(expected.abs().max())
 
 
