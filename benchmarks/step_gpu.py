@@ -123,10 +123,10 @@ def prefill(engine: Engine, num_tokens: int, console: Console) -> None:
     show(f"prefill of {num_tokens}", wall, profiler, 1, console)
 
 
-def covered(spans: list[tuple[float, float]]) -> float:
+def covered(intervals: list[tuple[float, float]]) -> float:
     """The time in which at least one of them runs."""
     total, last_end = 0.0, float("-inf")
-    for start, end in sorted(spans):
+    for start, end in sorted(intervals):
         total += max(0.0, end - max(start, last_end))
         last_end = max(last_end, end)
     return total
@@ -135,13 +135,13 @@ def covered(spans: list[tuple[float, float]]) -> float:
 def show(title: str, wall: float, profiler: profile, num_steps: int, console: Console) -> None:
     microseconds: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    spans = []
+    intervals = []
     for event in profiler.events():
         if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Memcpy HtoD"):
             microseconds[event.name] += event.device_time / num_steps
             counts[event.name] += 1
-            spans.append((event.time_range.start, event.time_range.end))
-    busy = covered(spans) / num_steps
+            intervals.append((event.time_range.start, event.time_range.end))
+    busy = covered(intervals) / num_steps
     total = sum(microseconds.values())
     table = Table(title=f"{title}: {wall * 1e3:.2f} ms a step, device busy {busy / 1e3:.2f} ms", title_justify="left")
     for column in ("kernel", "runs", "µs", "share"):

@@ -14,7 +14,7 @@ from facet.kernels.token_choice import triton as fast
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-VOCABULARIES = [40, 5003, *(cases.VOCABULARIES if ON_GPU else ())]  # within a span, beyond, real
+VOCABULARIES = [40, 5003, *(cases.VOCABULARIES if ON_GPU else ())]  # within a slice, beyond, real
 
 
 def check(logits: Tensor, settings: ChoiceSettings, keys: Tensor | None, raw_max: Tensor | None = None) -> list[int]:

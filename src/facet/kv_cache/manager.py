@@ -55,6 +55,8 @@ class KVCacheManager:
     ) -> None:
         self.layout = layout
         self.num_blocks = num_blocks
+        # Today one stream orders all work, so a block may be written by the step after its last reader. Copies on a
+        # stream of their own (to host memory, to another GPU) would have to retire first: False says so.
         self._ordered_on_one_stream = ordered_on_one_stream
         self._pool = BlockPool(num_blocks)
         self._tables = BlockTables(layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Pieces of the one buffer begin at multiples of this, so that kernels see the same alignment for any batch.
+# Fields of the one buffer begin at multiples of this, so that kernels see the same alignment for any batch.
 _ALIGNMENT = 16
 
 
@@ -42,7 +42,7 @@ class Outcome:
 
     @staticmethod
     def within(storage: Tensor, num_rows: int) -> "Outcome":
-        """The same pieces of a copy of the storage."""
+        """The same fields of a copy of the storage."""
         size = _padded(num_rows)
         return Outcome(
             storage,

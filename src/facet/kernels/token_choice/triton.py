@@ -1,8 +1,8 @@
 """Chooses tokens in Triton: one pass over the logits, then one program per row that decides.
 
-The pass cuts a row into spans. Of each span it keeps the best token, the winner of the span's own race where the row
+The pass cuts a row into slices. Of each slice it keeps the best token, the winner of the slice's own race where the row
 is open and nothing is to be cut, and the largest logit of each chunk where the row is narrow. The deciding program
-puts the spans together, or, for a narrow row, picks the k best chunks (the best k tokens lie in them), of their
+puts the slices together, or, for a narrow row, picks the k best chunks (the best k tokens lie in them), of their
 members the k best, and lets those race. Nothing is sorted: k are selected by bisecting a threshold, and a token's
 rank among k is a count. Rows that are cut by top_p or min_p without top_k race in a second pass (`triton_nucleus`).
 
@@ -31,14 +31,14 @@ from facet.kernels.token_choice.triton_order import (
     select_largest,
 )
 
-# A span is a program's share: 8 KB of float32, enough of them to fill a GPU from one row of a large vocabulary.
-SPAN = 2048
+# A slice is a program's share: 8 KB of float32, enough of them to fill a GPU from one row of a large vocabulary.
+SLICE = 2048
 # Chunks and members of chunks are ranked by one program each: this size balances the two for top_k 64 of 262,144.
 CHUNK = 64
 # Paddings of top_k; few, because each is one more kernel to compile.
 _PICKS = (64, 128)
 
-# A row's scratch, int32: for every span its best key, that token, the race's best score (float32 bits) and its
+# A row's scratch, int32: for every slice its best key, that token, the race's best score (float32 bits) and its
 # winner; the chunks' best keys; the picked chunks; the picked members' keys and ids; the cut's key and id.
 _MAX_PICKS = 128
 _CUT = 3 * _MAX_PICKS
@@ -49,26 +49,26 @@ def choose_tokens(
     logits: Tensor, settings: ChoiceSettings, noise_keys: Tensor | None, raw_max: Tensor | None = None
 ) -> Outcome:
     num_rows, vocab_size = logits.shape
-    assert logits.stride(1) == 1, "a row of logits lies in one piece"
+    assert logits.stride(1) == 1, "the logits of a row are contiguous"
     outcome = Outcome.empty(num_rows, logits.device)
     samples = not settings.is_greedy
     assert noise_keys is not None or not samples, "a row samples, so the step needs noise keys"
-    num_spans = triton.cdiv(vocab_size, SPAN)
-    row_scratch = num_spans * (4 + SPAN // CHUNK) + _AFTER_CHUNKS
+    num_slices = triton.cdiv(vocab_size, SLICE)
+    row_scratch = num_slices * (4 + SLICE // CHUNK) + _AFTER_CHUNKS
     scratch = torch.empty(num_rows, row_scratch, dtype=torch.int32, device=logits.device)
     keys = scratch if noise_keys is None else noise_keys
-    of_rows = (logits, logits.stride(0), vocab_size, settings.by_row, keys, scratch, scratch.stride(0), num_spans)
-    spans = (num_spans, num_rows)
-    _scan_kernel[spans](*of_rows, SAMPLES=samples, SPAN=SPAN, CHUNK=CHUNK, num_warps=4)
-    spans_pad = max(16, triton.next_power_of_2(num_spans))
+    of_rows = (logits, logits.stride(0), vocab_size, settings.by_row, keys, scratch, scratch.stride(0), num_slices)
+    slices = (num_slices, num_rows)
+    _scan_kernel[slices](*of_rows, SAMPLES=samples, SLICE=SLICE, CHUNK=CHUNK, num_warps=4)
+    slices_pad = max(16, triton.next_power_of_2(num_slices))
     if settings.has_top_p or settings.has_min_p:
-        cut_offset = num_spans * (4 + SPAN // CHUNK) + _CUT
+        cut_offset = num_slices * (4 + SLICE // CHUNK) + _CUT
         if settings.has_top_p:
-            masses = torch.empty(num_rows, num_spans, NUM_PIVOTS, dtype=torch.int64, device=logits.device)
-            shape = {"SPANS_PAD": spans_pad, "SPAN": SPAN}
-            weigh_kernel[spans](*of_rows, masses, **shape, num_warps=4)
+            masses = torch.empty(num_rows, num_slices, NUM_PIVOTS, dtype=torch.int64, device=logits.device)
+            shape = {"SLICES_PAD": slices_pad, "SLICE": SLICE}
+            weigh_kernel[slices](*of_rows, masses, **shape, num_warps=4)
             cut_kernel[(num_rows,)](*of_rows, masses, cut_offset, CHUNK=CHUNK, **shape, num_warps=16)
-        race_kernel[spans](*of_rows, cut_offset, SPANS_PAD=spans_pad, SPAN=SPAN, num_warps=4)
+        race_kernel[slices](*of_rows, cut_offset, SLICES_PAD=slices_pad, SLICE=SLICE, num_warps=4)
     narrow_k = settings.largest_narrow_k
     num_picks = 0 if narrow_k == 1 else min(picks for picks in _PICKS if picks >= narrow_k)
     _decide_kernel[(num_rows,)](
@@ -80,8 +80,8 @@ def choose_tokens(
         outcome.has_choice,
         SAMPLES=samples,
         PICKS=num_picks,
-        SPANS_PAD=spans_pad,
-        SPAN=SPAN,
+        SLICES_PAD=slices_pad,
+        SLICE=SLICE,
         CHUNK=CHUNK,
         num_warps=(16 if num_picks == _MAX_PICKS else 8) if samples else 1,
     )
@@ -97,36 +97,36 @@ def _scan_kernel(
     noise_keys,
     scratch,
     scratch_stride,
-    num_spans,
+    num_slices,
     SAMPLES: tl.constexpr,
-    SPAN: tl.constexpr,
+    SLICE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One span of one row."""
-    span, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """One slice of one row."""
+    slice, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     scratch += row * scratch_stride
-    ids = span * SPAN + tl.arange(0, SPAN)
+    ids = slice * SLICE + tl.arange(0, SLICE)
     is_live = ids < vocab_size
     values = tl.load(logits + row * row_stride + ids, mask=is_live, other=float("-inf")).to(tl.float32)
     keys = keys_of(values, is_live)
     best, best_id = first_best(keys, ids)
-    tl.store(scratch + span, best)
-    tl.store(scratch + num_spans + span, best_id)
+    tl.store(scratch + slice, best)
+    tl.store(scratch + num_slices + slice, best_id)
     if SAMPLES:
         temperature = tl.load(settings + row * 4).to(tl.float32)
         top_k = tl.load(settings + row * 4 + 1)
         is_cut = (tl.load(settings + row * 4 + 2) < 1) | (tl.load(settings + row * 4 + 3) > 0)
         races = (top_k >= vocab_size) & (is_cut == 0)
         if races:
-            # Relative to the span's best, which is near enough: `_decide_kernel` knows the row's.
+            # Relative to the slice's best, which is near enough: `_decide_kernel` knows the row's.
             weights = tl.exp((values - anchor_of(best)) / temperature)
             score, winner = first_best(weights / noise_of(ids, noise_keys, row), ids)
-            tl.store(scratch + 2 * num_spans + span, score.to(tl.int32, bitcast=True))
-            tl.store(scratch + 3 * num_spans + span, winner)
+            tl.store(scratch + 2 * num_slices + slice, score.to(tl.int32, bitcast=True))
+            tl.store(scratch + 3 * num_slices + slice, winner)
         if (top_k > 1) & (races == 0):
-            chunks = span * (SPAN // CHUNK) + tl.arange(0, SPAN // CHUNK)
-            largest = tl.max(tl.reshape(keys, [SPAN // CHUNK, CHUNK]), axis=1)
-            tl.store(scratch + 4 * num_spans + chunks, largest)
+            chunks = slice * (SLICE // CHUNK) + tl.arange(0, SLICE // CHUNK)
+            largest = tl.max(tl.reshape(keys, [SLICE // CHUNK, CHUNK]), axis=1)
+            tl.store(scratch + 4 * num_slices + chunks, largest)
 
 
 @triton.jit(do_not_specialize=["has_raw_max"])
@@ -138,7 +138,7 @@ def _decide_kernel(
     noise_keys,
     scratch,
     scratch_stride,
-    num_spans,
+    num_slices,
     raw_max,
     has_raw_max,
     token_ids,
@@ -146,17 +146,17 @@ def _decide_kernel(
     has_choice,
     SAMPLES: tl.constexpr,
     PICKS: tl.constexpr,
-    SPANS_PAD: tl.constexpr,
-    SPAN: tl.constexpr,
+    SLICES_PAD: tl.constexpr,
+    SLICE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """One row: its token and its flags."""
     row = tl.program_id(0).to(tl.int64)
     scratch += row * scratch_stride
-    spans = tl.arange(0, SPANS_PAD)
-    is_span = spans < num_spans
-    span_keys = tl.load(scratch + spans, mask=is_span, other=LACKING)
-    best, token_id = first_best(span_keys, tl.load(scratch + num_spans + spans, mask=is_span, other=NO_ID))
+    slices = tl.arange(0, SLICES_PAD)
+    is_slice = slices < num_slices
+    slice_keys = tl.load(scratch + slices, mask=is_slice, other=LACKING)
+    best, token_id = first_best(slice_keys, tl.load(scratch + num_slices + slices, mask=is_slice, other=NO_ID))
     can_choose = (best > MINUS_INFINITY_KEY) & (best < INFINITY_KEY)
     can_use = can_choose
     if has_raw_max:
@@ -167,17 +167,17 @@ def _decide_kernel(
         top_p = tl.load(settings + row * 4 + 2)
         min_p = tl.load(settings + row * 4 + 3).to(tl.float32)
         if top_k >= vocab_size:
-            scores = tl.load(scratch + 2 * num_spans + spans, mask=is_span, other=0).to(tl.float32, bitcast=True)
+            scores = tl.load(scratch + 2 * num_slices + slices, mask=is_slice, other=0).to(tl.float32, bitcast=True)
             # In a second pass scores are relative to the row's best already.
-            falls = (logits_of(tl.maximum(span_keys, MINUS_INFINITY_KEY)) - anchor_of(best)) / temperature
+            falls = (logits_of(tl.maximum(slice_keys, MINUS_INFINITY_KEY)) - anchor_of(best)) / temperature
             scores *= tl.exp(tl.where((top_p < 1) | (min_p > 0), 0.0, falls))
-            _, token_id = first_best(scores, tl.load(scratch + 3 * num_spans + spans, mask=is_span, other=NO_ID))
+            _, token_id = first_best(scores, tl.load(scratch + 3 * num_slices + slices, mask=is_slice, other=NO_ID))
         if PICKS:  # known when compiling, and the next is not  # noqa: SIM102
             if (top_k > 1) & (top_k <= PICKS) & (top_k < vocab_size) & can_choose:
                 token_id = _choose_among_best(
-                    logits + row * row_stride, vocab_size, noise_keys, row, scratch + 4 * num_spans,
-                    num_spans * (SPAN // CHUNK), anchor_of(best), temperature, top_k, top_p, min_p,
-                    PICKS, SPANS_PAD * (SPAN // CHUNK), CHUNK,
+                    logits + row * row_stride, vocab_size, noise_keys, row, scratch + 4 * num_slices,
+                    num_slices * (SLICE // CHUNK), anchor_of(best), temperature, top_k, top_p, min_p,
+                    PICKS, SLICES_PAD * (SLICE // CHUNK), CHUNK,
                 )  # fmt: skip
     is_token = can_choose & can_use
     tl.store(token_ids + row, tl.where(is_token, token_id, 0).to(tl.int64))

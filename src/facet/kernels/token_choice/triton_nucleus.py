@@ -55,9 +55,9 @@ def _masses(keys, best, temperature, min_p):
 
 
 @triton.jit
-def _row_best(scratch, num_spans, SPANS_PAD: tl.constexpr):
-    spans = tl.arange(0, SPANS_PAD)
-    return tl.max(tl.load(scratch + spans, mask=spans < num_spans, other=LACKING), axis=0)
+def _row_best(scratch, num_slices, SLICES_PAD: tl.constexpr):
+    slices = tl.arange(0, SLICES_PAD)
+    return tl.max(tl.load(scratch + slices, mask=slices < num_slices, other=LACKING), axis=0)
 
 
 @triton.jit
@@ -66,8 +66,8 @@ def _can_choose(best):
 
 
 @triton.jit
-def _span_keys(logits, vocab_size, span, SPAN: tl.constexpr):
-    ids = span * SPAN + tl.arange(0, SPAN)
+def _slice_keys(logits, vocab_size, slice, SLICE: tl.constexpr):
+    ids = slice * SLICE + tl.arange(0, SLICE)
     is_live = ids < vocab_size
     return ids, keys_of(tl.load(logits + ids, mask=is_live, other=float("-inf")).to(tl.float32), is_live)
 
@@ -81,28 +81,28 @@ def weigh_kernel(
     noise_keys,
     scratch,
     scratch_stride,
-    num_spans,
+    num_slices,
     masses,
-    SPANS_PAD: tl.constexpr,
-    SPAN: tl.constexpr,
+    SLICES_PAD: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
-    """One span of one row: its mass above each pivot, into masses [rows, spans, pivots]."""
-    span, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """One slice of one row: its mass above each pivot, into masses [rows, slices, pivots]."""
+    slice, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     is_nucleus = (tl.load(settings + row * 4 + 1) >= vocab_size) & (tl.load(settings + row * 4 + 2) < 1)
     if is_nucleus:
-        best = _row_best(scratch + row * scratch_stride, num_spans, SPANS_PAD)
+        best = _row_best(scratch + row * scratch_stride, num_slices, SLICES_PAD)
         if _can_choose(best):
             temperature = tl.load(settings + row * 4).to(tl.float32)
             min_p = tl.load(settings + row * 4 + 3).to(tl.float32)
-            _, keys = _span_keys(logits + row * row_stride, vocab_size, span, SPAN)
+            _, keys = _slice_keys(logits + row * row_stride, vocab_size, slice, SLICE)
             token_masses = _masses(keys, best, temperature, min_p)
-            span_best = tl.load(scratch + row * scratch_stride + span)
+            slice_best = tl.load(scratch + row * scratch_stride + slice)
             for pivot in tl.static_range(_NUM_PIVOTS):
                 pivot_key = _pivot_key(pivot, best, temperature)
                 mass = tl.full([], 0, tl.int64)
-                if span_best >= pivot_key:
+                if slice_best >= pivot_key:
                     mass = tl.sum(tl.where(keys >= pivot_key, token_masses, 0), axis=0)
-                tl.store(masses + (row * num_spans + span) * _NUM_PIVOTS + pivot, mass)
+                tl.store(masses + (row * num_slices + slice) * _NUM_PIVOTS + pivot, mass)
 
 
 @triton.jit
@@ -114,11 +114,11 @@ def cut_kernel(
     noise_keys,
     scratch,
     scratch_stride,
-    num_spans,
+    num_slices,
     masses,
     cut_offset,
-    SPANS_PAD: tl.constexpr,
-    SPAN: tl.constexpr,
+    SLICES_PAD: tl.constexpr,
+    SLICE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
     """One row: the last token of its nucleus, into the row's scratch."""
@@ -126,16 +126,16 @@ def cut_kernel(
     is_nucleus = (tl.load(settings + row * 4 + 1) >= vocab_size) & (tl.load(settings + row * 4 + 2) < 1)
     scratch += row * scratch_stride
     logits += row * row_stride
-    best = _row_best(scratch, num_spans, SPANS_PAD)
+    best = _row_best(scratch, num_slices, SLICES_PAD)
     if is_nucleus & _can_choose(best):
         temperature = tl.load(settings + row * 4).to(tl.float32)
         top_p = tl.load(settings + row * 4 + 2)
         min_p = tl.load(settings + row * 4 + 3).to(tl.float32)
-        spans = tl.arange(0, SPANS_PAD)[:, None]
+        slices = tl.arange(0, SLICES_PAD)[:, None]
         pivots = tl.arange(0, _NUM_PIVOTS)
-        of_row = masses + row * num_spans * _NUM_PIVOTS
+        of_row = masses + row * num_slices * _NUM_PIVOTS
         above_pivots = tl.sum(
-            tl.load(of_row + spans * _NUM_PIVOTS + pivots[None, :], mask=spans < num_spans, other=0), axis=0
+            tl.load(of_row + slices * _NUM_PIVOTS + pivots[None, :], mask=slices < num_slices, other=0), axis=0
         )
         total = tl.max(above_pivots, axis=0)  # the last pivot's, who has everything above it
         target = top_p * total.to(tl.float64)
@@ -143,13 +143,13 @@ def cut_kernel(
         # A hair below the pivot, lest two kernels round it differently: what matters is that enough lies above.
         lowest = tl.maximum(_pivot_key(pivot, best, temperature), MINUS_INFINITY_KEY + 4) - 4
 
-        num_chunks = num_spans * (SPAN // CHUNK)
-        chunks = tl.arange(0, SPANS_PAD * (SPAN // CHUNK))
-        chunk_keys = tl.load(scratch + 4 * num_spans + chunks, mask=chunks < num_chunks, other=LACKING)
+        num_chunks = num_slices * (SLICE // CHUNK)
+        chunks = tl.arange(0, SLICES_PAD * (SLICE // CHUNK))
+        chunk_keys = tl.load(scratch + 4 * num_slices + chunks, mask=chunks < num_chunks, other=LACKING)
         is_relevant = chunk_keys >= lowest
         num_relevant = tl.sum(is_relevant.to(tl.int32), axis=0)
         if num_relevant <= _HELD_CHUNKS:
-            picked = scratch + 4 * num_spans + num_chunks
+            picked = scratch + 4 * num_slices + num_chunks
             tl.store(picked + tl.cumsum(is_relevant.to(tl.int32), axis=0) - 1, chunks, mask=is_relevant)
             tl.debug_barrier()  # what some threads stored, others load
             cut_key, cut_id = _cut_among_held(
@@ -157,7 +157,7 @@ def cut_kernel(
             )
         else:
             cut_key, cut_id = _cut_among_all(
-                logits, vocab_size, scratch, num_spans, lowest, best, target, temperature, min_p, SPAN
+                logits, vocab_size, scratch, num_slices, lowest, best, target, temperature, min_p, SLICE
             )
         tl.store(scratch + cut_offset, cut_key)
         tl.store(scratch + cut_offset + 1, cut_id)
@@ -191,7 +191,7 @@ def _cut_among_held(
 
 @triton.jit
 def _cut_among_all(
-    logits, vocab_size, span_keys, num_spans, lowest, best, target, temperature, min_p, SPAN: tl.constexpr
+    logits, vocab_size, slice_keys, num_slices, lowest, best, target, temperature, min_p, SLICE: tl.constexpr
 ):
     low, high = lowest.to(tl.int64), best.to(tl.int64)
     while low < high:
@@ -213,9 +213,9 @@ def _cut_among_all(
     num_kept = _num_kept(above, _masses(low.to(tl.int32), best, temperature, min_p), target)
     num_seen = tl.full([], 0, tl.int32)
     cut_id = tl.full([], NO_ID, tl.int32)
-    for span in range(num_spans):
-        if tl.load(span_keys + span) >= low:
-            ids, keys = _span_keys(logits, vocab_size, span, SPAN)
+    for slice in range(num_slices):
+        if tl.load(slice_keys + slice) >= low:
+            ids, keys = _slice_keys(logits, vocab_size, slice, SLICE)
             is_equal = keys == low
             place = num_seen + tl.cumsum(is_equal.to(tl.int32), axis=0)
             cut_id = tl.minimum(cut_id, tl.min(tl.where(is_equal & (place >= num_kept), ids, NO_ID), axis=0))
@@ -230,7 +230,7 @@ def _masses_above(logits, vocab_size, first, second, third, best, temperature, m
     above_second = tl.zeros([_TILE], tl.int64)
     above_third = tl.zeros([_TILE], tl.int64)
     for tile in range(tl.cdiv(vocab_size, _TILE)):
-        _, keys = _span_keys(logits, vocab_size, tile, _TILE)
+        _, keys = _slice_keys(logits, vocab_size, tile, _TILE)
         masses = _masses(keys, best, temperature, min_p)
         above_first += tl.where(keys >= first, masses, 0)
         above_second += tl.where(keys >= second, masses, 0)
@@ -254,19 +254,19 @@ def race_kernel(
     noise_keys,
     scratch,
     scratch_stride,
-    num_spans,
+    num_slices,
     cut_offset,
-    SPANS_PAD: tl.constexpr,
-    SPAN: tl.constexpr,
+    SLICES_PAD: tl.constexpr,
+    SLICE: tl.constexpr,
 ):
-    """One span of one row: the race among what is left of it."""
-    span, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """One slice of one row: the race among what is left of it."""
+    slice, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     scratch += row * scratch_stride
     is_open = tl.load(settings + row * 4 + 1) >= vocab_size
     has_top_p = tl.load(settings + row * 4 + 2) < 1
     min_p = tl.load(settings + row * 4 + 3).to(tl.float32)
     if is_open & (has_top_p | (min_p > 0)):
-        best = _row_best(scratch, num_spans, SPANS_PAD)
+        best = _row_best(scratch, num_slices, SLICES_PAD)
         temperature = tl.load(settings + row * 4).to(tl.float32)
         cut_key = tl.full([], MINUS_INFINITY_KEY, tl.int32)
         cut_id = tl.full([], NO_ID, tl.int32)
@@ -275,12 +275,12 @@ def race_kernel(
             cut_id = tl.load(scratch + cut_offset + 1)
         score = tl.full([], 0.0, tl.float32)
         winner = tl.full([], NO_ID, tl.int32)
-        span_best = tl.load(scratch + span)
-        # A span without survivors, which is most of them, is not read again.
-        if (span_best >= cut_key) & (_weights(span_best, best, temperature, min_p) > 0):
-            ids, keys = _span_keys(logits + row * row_stride, vocab_size, span, SPAN)
+        slice_best = tl.load(scratch + slice)
+        # A slice without survivors, which is most of them, is not read again.
+        if (slice_best >= cut_key) & (_weights(slice_best, best, temperature, min_p) > 0):
+            ids, keys = _slice_keys(logits + row * row_stride, vocab_size, slice, SLICE)
             is_kept = (keys > cut_key) | ((keys == cut_key) & (ids <= cut_id))
             weights = tl.where(is_kept, _weights(keys, best, temperature, min_p), 0.0)
             score, winner = first_best(weights / noise_of(ids, noise_keys, row), ids)
-        tl.store(scratch + 2 * num_spans + span, score.to(tl.int32, bitcast=True))
-        tl.store(scratch + 3 * num_spans + span, winner)
+        tl.store(scratch + 2 * num_slices + slice, score.to(tl.int32, bitcast=True))
+        tl.store(scratch + 3 * num_slices + slice, winner)
