@@ -19,13 +19,13 @@ def cells(name: str) -> list[tuple[str, ...]]:
 
 def test_runs_of_equal_layers_share_a_line() -> None:
     rows = cells("Gemma 4 E2B")
-    assert rows[0] == ("0-3", "sliding", "512", "8", "1", "256", "own", "6144")
-    assert rows[1] == ("4", "global", "all", "8", "1", "512", "own", "6144")
+    assert rows[0] == ("0-3", "sliding", "512", "8", "1", "256", "separate", "6144")
+    assert rows[1] == ("4", "global", "all", "8", "1", "512", "separate", "6144")
     assert rows[-1] == ("34", "global", "all", "8", "1", "512", "of layer 14", "12288")
     assert [row[0] for row in rows[4:8]] == ["10-13", "14", "15-18", "19"]
 
 
-def test_experts_and_single_vectors_are_shown() -> None:
+def test_experts_and_shared_vectors_are_shown() -> None:
     assert cells("Gemma 4 26B-A4B")[1] == (
         "5",
         "global",
@@ -33,7 +33,7 @@ def test_experts_and_single_vectors_are_shown() -> None:
         "16",
         "2",
         "512",
-        "one vector",
+        "shared",
         "2112 + 8 of 128 x 704",
     )
 

@@ -25,10 +25,10 @@ SMALL = (
     small("one row", num_rows=1),
     small("a quarter of the pairs turn", num_pairs=4),
     small("values are raw keys, both stored", num_projected=2),
-    small("one vector stored", num_projected=2, num_stored=1, num_pairs=4),
+    small("shared", num_projected=2, num_stored=1, num_pairs=4),
     small("queries alone", num_projected=1, num_stored=0),
     small("keys and values alone", num_heads=0),
-    small("one vector alone", num_heads=0, num_projected=2, num_stored=1, num_pairs=4),
+    small("shared, alone", num_heads=0, num_projected=2, num_stored=1, num_pairs=4),
     small("values as they are projected", values_are_normed=False),
     small("one key head for three", num_heads=3, num_kv_heads=1),
 )

@@ -93,7 +93,7 @@ def _description(layer: LayerSpec) -> tuple[str, ...]:
     if layer.kv_from_layer is not None:
         keys = f"of layer {layer.kv_from_layer}"
     else:
-        keys = "one vector" if layer.values_are_keys else "own"
+        keys = "shared" if layer.values_are_keys else "separate"
     mlp = str(layer.mlp_width)
     if layer.moe is not None:
         mlp += f" + {layer.moe.num_chosen} of {layer.moe.num_experts} x {layer.moe.width}"

@@ -1,5 +1,5 @@
-"""Gemma 3n: a layer over several residual streams, of which one is computed and the others predicted (AltUp), with a
-low-rank path beside attention (LAuReL).
+"""The layer of Gemma 3n: it has several residual streams, computes one and predicts the others (AltUp), and has a
+low-rank path parallel to attention (LAuReL).
 
     streams [4, rows, hidden]    stream 0 is active: attention and MLP run on it alone
     predict   every stream from all of them, by coefficients a small router reads off the active one

@@ -1,6 +1,6 @@
-"""The memory that keys and values live in: one run of bytes, seen by each layer through its own views.
+"""The memory of keys and values: one tensor of bytes, which each layer sees through its own views.
 
-Scales of quantized vectors are a second run, with pages of the same numbers.
+Scales of quantized vectors are a second tensor, with the same page numbers.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Everything that reads a weight: products without bias, experts, and rows looked up in a table.
+"""The modules that compute with weights: products without bias, experts, and rows looked up in a table.
 
 What stands around a product is a step of its own: the norm before it (`RMSNorm` with `before`), and the addition to the
 stream with the norm after it (`RMSNorm.add`). Between a product and its addition, results of several devices can be

@@ -1,4 +1,4 @@
-"""A router and its experts, which run beside a layer's dense MLP."""
+"""A router and its experts, which run in parallel with a layer's dense MLP."""
 
 from torch import Tensor, nn
 

@@ -1,4 +1,4 @@
-"""Per-layer inputs: a second embedding with a slice for every layer, and the gate through which a layer takes it."""
+"""Per-layer inputs: a second embedding with a slice for every layer, and the gate that adds it to a layer."""
 
 from torch import Tensor, nn
 

@@ -1,4 +1,4 @@
-"""Where parameters are made, of what type, and how results are computed from them."""
+"""Says on which device and in which dtype parameters are created, and with which arithmetic they are used."""
 
 from dataclasses import dataclass
 

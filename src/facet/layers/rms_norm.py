@@ -1,4 +1,4 @@
-"""The norm as a module, and the residual stream that norms stand along."""
+"""The norm as a module, and the residual stream that passes from norm to norm."""
 
 from typing import NamedTuple
 

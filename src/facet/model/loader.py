@@ -1,4 +1,4 @@
-"""A model, ready to run, from what the user asked for."""
+"""Loads a model as a config asks for it, ready to run."""
 
 import os
 from dataclasses import dataclass

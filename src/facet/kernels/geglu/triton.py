@@ -1,4 +1,7 @@
-"""The gated activation in Triton. Same meaning as `reference.py`, whose `sparse_geglu` no fast version replaces yet."""
+"""The gated activation in Triton. Same meaning as `reference.py`.
+
+The sparse version is in `triton_sparse.py`; only batch-invariant arithmetic uses it.
+"""
 
 import torch
 import triton

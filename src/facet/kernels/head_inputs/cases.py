@@ -121,7 +121,7 @@ CASES = (
         num_stored=0,
     ),
     Case(
-        name="31B global, one vector stored",
+        name="31B global, shared",
         num_rows=131,
         num_heads=32,
         num_kv_heads=4,

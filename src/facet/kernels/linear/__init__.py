@@ -1,6 +1,7 @@
-"""Matrix products without bias. A step of few rows is bound by reading the weight: there Triton kernels do it wherever
-they are faster, with the activation that follows in the same kernel; for other shapes, and off the GPU, PyTorch's own
-product does.
+"""Matrix products without bias: Triton kernels for few rows, PyTorch's own product otherwise and on a CPU.
+
+A product of few rows is bound by reading the weight. There Triton kernels serve wherever they are faster, with the
+activation that follows in the same kernel.
 
 A weight must not be transposed: its rows are contiguous. A row's result may differ in its last bits with the number of
 rows that share the call: `choose_config` says where it does not. That of the invariant products never does.

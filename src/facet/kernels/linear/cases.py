@@ -1,4 +1,4 @@
-"""Shapes and inputs on which matrix products are checked and timed, and how close is close."""
+"""Shapes, inputs and tolerances for checking and timing matrix products."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""How a matrix product of few rows is cut into programs, or that cuBLAS does it as well: a pure function of its shape.
+"""Chooses how a matrix product of few rows is divided among programs, or leaves it to cuBLAS, by its shape alone.
 
 A program of the one kind multiplies its rows of the weight by x in plain float32 arithmetic; its threads lie side by
 side along `in`, so that a weight row is already split over all of them and no second pass over partial sums is needed,

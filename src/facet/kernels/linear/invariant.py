@@ -1,5 +1,5 @@
-"""Products whose every row comes out the same, bit for bit, whatever other rows share the call: on a GPU by a kernel of
-its own (`triton_invariant.py`), elsewhere by a library that is kept from choosing.
+"""Products whose rows are bit for bit the same whatever other rows share the call: on a GPU by a kernel of its own
+(`triton_invariant.py`), elsewhere by a library that always gets the same shape.
 
 A library picks its blocking, and with it the order of a sum, by the shapes it is given. So it is always given the same
 shape: rows go through in blocks of a fixed number, the last one filled up with zeros. Within a block a row meets the

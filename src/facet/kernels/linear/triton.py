@@ -1,6 +1,6 @@
 """Matrix products of few rows in Triton, with the activation that follows: bound by reading the weight once.
 
-Same meaning as `reference.py`, in any configuration; which one is worth it, `config.py` knows. Sums are float32. What
+Same meaning as `reference.py`, in any configuration; `config.py` chooses one. Sums are float32. What
 the reference rounds between a product and its activation is rounded here too, although it never leaves the registers.
 """
 

@@ -1,4 +1,4 @@
-"""Matrix products in Triton whose every row comes out the same, bit for bit, whatever other rows share the call.
+"""Matrix products in Triton whose rows are bit for bit the same whatever other rows share the call.
 
 A weight's shape alone decides how its product is cut into tiles: one compiled kernel serves one row and thousands. A
 row is then multiplied by the same instructions in the same order over `in`, wherever in a tile it stands; the rows

@@ -1,4 +1,4 @@
-"""A router that picks experts for each row, and the experts: in Triton on a GPU, elsewhere by the reference."""
+"""Chooses experts for each row and computes them. Triton on a GPU, elsewhere the reference."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Shapes and inputs on which routing and experts are checked, and how close is close."""
+"""Shapes, inputs and tolerances for checking routing and experts."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How the expert products are cut into programs: a pure function of their shapes."""
+"""Chooses how the products of experts are divided among programs: a pure function of their shapes."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Experts whose every row comes out the same, bit for bit, whichever other rows chose the same experts."""
+"""Experts whose rows are bit for bit the same whichever other rows chose the same experts."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Routing and experts in Triton. Same meaning as `reference.py`; nothing here waits for the GPU or asks it anything.
+"""Routing and experts in Triton. Same meaning as `reference.py`; the host never waits for the GPU.
 
 A pair is a row and one of its choices; pairs are numbered row by row. With few rows every pair reads its expert by
 itself, as here. With more, pairs of one expert share the reading of it: see triton_groups.

@@ -1,7 +1,7 @@
-"""Experts for many rows in Triton: pairs are put in order of their experts, and a program takes a tile of one expert's.
+"""Experts for many rows in Triton: pairs are sorted by expert, and a program computes a tile of one expert's pairs.
 
 A pair is a row and one of its choices; pairs are numbered row by row. There are as many programs as the worst division
-of pairs among experts needs, since nobody waits to learn the true one; those without a tile end at once.
+of pairs among experts needs, since the host does not wait to learn the actual one; those without a tile end at once.
 """
 
 # Kernels are written in Triton's language, whose values have no Python types.

@@ -1,4 +1,4 @@
-"""The narrow second embedding that feeds each layer: how it is mixed, and how a layer lets it in.
+"""Per-layer inputs: mixes the narrow second embedding that feeds each layer, and gates it into a layer.
 
 The Triton kernels serve tensors on a GPU, the reference everything else.
 """

@@ -1,4 +1,4 @@
-"""Shapes and inputs on which per-layer inputs are checked, and how close is close."""
+"""Shapes, inputs and tolerances for checking per-layer inputs."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Per-layer inputs in Triton. A row here is one layer's share of one token: short, so a program takes several.
+"""Per-layer inputs in Triton. A row here is one layer's input of one token: short, so a program takes several.
 
 Values are rounded to the activations' type wherever the reference, whose every operation writes a tensor, rounds them.
 """
