@@ -1,6 +1,7 @@
 """Attention over pages against a loop over rows in float64. All memory outside live slots is NaN."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,17 @@ def formula(case: cases.Case, inputs: cases.AttentionInputs) -> Tensor:
     return torch.stack(out)
 
 
+def of_few_heads(case: cases.Case) -> cases.Case:
+    """Many processors multiply bfloat16 numbers one by one; a few heads of a real size show as much."""
+    num_kv_heads = min(2, case.num_kv_heads)
+    group = min(2, case.num_heads // case.num_kv_heads)
+    return replace(case, num_heads=num_kv_heads * group, num_kv_heads=num_kv_heads)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 def test_cases(case: cases.Case, dtype: torch.dtype) -> None:
+    case = of_few_heads(case) if dtype == torch.bfloat16 else case
     inputs = case.inputs(dtype)
     got = case.attend(inputs, plan_attention)
     assert got.dtype == dtype
