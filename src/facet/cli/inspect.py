@@ -44,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
     console.print(f"{num_values / 1e9:.3f} billion weights in {len(tensor_targets(spec))} tensors.")
     scheme = read_scheme(read_config_file(folder / "config.json"), folder)
     formats = expected_formats(spec, scheme)
-    if config.load_format != "dummy" and (options.load or any(folder.glob("*.safetensors"))):
+    if config.load_format != "dummy" and (
+        options.load or any(path.suffix in (".safetensors", ".gguf") for path in folder.iterdir())
+    ):
         files = find_weight_files(folder)
         formats = formats_of(match_tensors(spec, read_headers(files), scheme))
         console.print(f"All tensors are present, in {len(files)} file{'s' * (len(files) > 1)}.")

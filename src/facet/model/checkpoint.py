@@ -1,4 +1,4 @@
-"""Finds the safetensors files of a checkpoint, checks every name and shape, and only then loads the weights.
+"""Finds the weight files of a checkpoint, checks every name and shape, and only then loads the weights.
 
 Files are memory-mapped; a tensor is read when it is copied to its place. Checking reads only headers, so a checkpoint
 that does not fit its config is refused before any memory is spent on it.
@@ -21,6 +21,8 @@ from facet.layers.weight import Values
 from facet.matrix_format import MatrixFormat
 from facet.model.config_fields import shown
 from facet.model.gemma import Gemma
+from facet.model.gguf.folder import SUFFIX as GGUF_SUFFIX
+from facet.model.gguf.scheme import GgufTensors
 from facet.model.quantized.matching import Source, find_source, format_of, tensors_of
 from facet.model.quantized.scheme import Scheme
 from facet.model.stored_tensor import StoredTensor
@@ -50,7 +52,7 @@ _OTHER_PARTS = (
 
 
 def find_weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint: those its index names, or the single one, or all there are."""
+    """The safetensors files of a checkpoint: those its index names, or the single one, or all there are; or GGUF."""
     index_path = folder / INDEX_FILE
     if index_path.exists():
         try:
@@ -72,6 +74,7 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
         return tuple(folder / name for name in names)
     single = folder / "model.safetensors"
     files = (single,) if single.exists() else tuple(sorted(folder.glob("*.safetensors")))
+    files = files or tuple(sorted(folder.glob(f"*{GGUF_SUFFIX}")))
     if not files:
         raise CheckpointError(f"{folder} holds no .safetensors file.")
     return files
@@ -81,6 +84,9 @@ def read_headers(files: tuple[Path, ...]) -> dict[str, StoredTensor]:
     """Every tensor in the files, by name."""
     tensors: dict[str, StoredTensor] = {}
     for file in files:
+        if file.suffix == GGUF_SUFFIX:
+            tensors |= {header.name: header for header in GgufTensors(file).headers()}
+            continue
         with _opened(file) as handle:
             for name in handle.keys():  # noqa: SIM118 - a file handle, not a mapping
                 header = handle.get_slice(name)
@@ -157,7 +163,13 @@ def load_weights(
 
         def read(tensor: StoredTensor, index: int | None) -> Tensor:
             if tensor.file not in handles:
-                handles[tensor.file] = files.enter_context(_opened(tensor.file))
+                is_gguf = tensor.file.suffix == GGUF_SUFFIX
+                handles[tensor.file] = (
+                    GgufTensors(tensor.file) if is_gguf else files.enter_context(_opened(tensor.file))
+                )
+            if isinstance(handles[tensor.file], GgufTensors):
+                view: Tensor = handles[tensor.file].read(tensor.name, index)
+                return view
             if index is None:
                 whole: Tensor = handles[tensor.file].get_tensor(tensor.name)
                 return whole

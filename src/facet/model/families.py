@@ -83,7 +83,10 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
         vocab_size=vocab_size,
         layers=read_layers(text, defaults),
         norm_eps=text.number("rms_norm_eps", 1e-6),
-        norm_weights_offset=1.0 if defaults.family == "gemma3" else 0.0,
+        # A GGUF file of Gemma 3 has them whole; the field is our own, for the config made of its metadata.
+        norm_weights_offset=1.0
+        if defaults.family == "gemma3" and not text.boolean("stores_whole_norm_weights")
+        else 0.0,
         has_layer_scalar=defaults.family == "gemma4",
         per_layer_input=PerLayerInputSpec(
             width=per_layer_width,

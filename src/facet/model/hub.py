@@ -1,4 +1,4 @@
-"""Finds the folder of a model: a local path, or a download from the Hugging Face hub."""
+"""Finds the folder of a model: a local path, what a GGUF file unfolds to, or a download from the Hugging Face hub."""
 
 import errno
 import os
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from facet.errors import CheckpointError
 from facet.model.config_fields import shown
+from facet.model.gguf.folder import SUFFIX, unfold
 
 CONFIG_ONLY = ("config.json", "generation_config.json", "hf_quant_config.json")
 TEXT_MODEL = (*CONFIG_ONLY, "*.safetensors", "model.safetensors.index.json", "tokenizer*", "*.jinja", "special_tokens*")
@@ -22,8 +23,10 @@ def local_folder(model: str, *, revision: str | None = None, patterns: tuple[str
     path = os.path.expanduser(model)
     if os.path.isdir(path):
         return Path(path)
+    if os.path.isfile(path) and path.endswith(SUFFIX):
+        return unfold(Path(path))
     if os.path.isfile(path):
-        raise CheckpointError(f"{model} is a file; give the folder that holds config.json.")
+        raise CheckpointError(f"{model} is a file; give the folder that holds config.json, or a .gguf file.")
     if not _HUB_NAME.fullmatch(model) or model.startswith(("./", "../")):
         raise _not_a_model(model)
     return _download(model, revision, patterns)

@@ -89,7 +89,9 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
     else:
         headers = read_headers(find_weight_files(folder))
         matched = match_tensors(spec, headers, scheme)
-        dtype = resolve_dtype(config.dtype, common_dtype(matched), device)
+        # A GGUF file keeps norms and routers in float32, whatever its matrices are: its config says what to compute in.
+        stored = dtype_of_config(spec) if scheme is not None and scheme.name == "gguf" else common_dtype(matched)
+        dtype = resolve_dtype(config.dtype, stored, device)
         formats = online_formats(spec, formats_of(matched), config.quantization, config.quantize_head)
         model = build_model(spec, context_length, dtype, device, arithmetic, formats=formats)
         load_weights(model, matched, progress, scheme)

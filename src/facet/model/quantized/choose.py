@@ -6,6 +6,7 @@ from typing import Any
 
 from facet.errors import ConfigError
 from facet.model.config_fields import ConfigFields, read_config_file, shown
+from facet.model.gguf.scheme import GgufScheme
 from facet.model.quantized.awq import Awq
 from facet.model.quantized.compressed_tensors import CompressedTensors
 from facet.model.quantized.fp8 import Fp8
@@ -21,6 +22,7 @@ _SCHEMES: dict[str, Callable[[ConfigFields], Scheme]] = {
     "fp8": Fp8,
     "modelopt": ModelOpt,
     "gemma": Gemma,
+    "gguf": GgufScheme,
 }
 _INSTEAD = "Use the unquantized checkpoint of the same model, with --quantization int4 or fp8 where memory is short."
 _REFUSED = {

@@ -1,0 +1,101 @@
+"""Makes the folder of a model of one GGUF file: config, tokenizer and template from its metadata, the weights linked.
+
+Folders are kept in the user's cache, named after the file's place, size and time of writing, so that this is done once.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from facet.errors import CheckpointError
+from facet.model.config_fields import shown
+from facet.model.gguf.config import architecture_of, make_config, make_generation_config
+from facet.model.gguf.container import Gguf
+from facet.model.gguf.tokenizer import make_tokenizer, special_tokens
+
+SUFFIX = ".gguf"
+_REVISION = 1  # of what is put into a folder; raise it when that changes
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def unfold(path: Path) -> Path:
+    """The folder of the model in this file, made if it is not there yet."""
+    files = _parts(path.resolve())
+    folder = _cache_folder() / f"{path.stem[:80]}-{_fingerprint(files)}"
+    if folder.is_dir():
+        return folder
+    contents = _contents([Gguf(file) for file in files])
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        for name, text in contents.items():
+            (made / name).write_text(text, encoding="utf-8")
+        for file in files:
+            (made / file.name).symlink_to(file)
+        try:
+            made.rename(folder)  # whole or not at all, whoever else is at it
+        except OSError:
+            shutil.rmtree(made)
+            if not folder.is_dir():
+                raise
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} was not unfolded: {error.filename or folder.parent} cannot be written "
+            f"({os.strerror(error.errno or 0)}). Name another folder for caches with XDG_CACHE_HOME."
+        ) from None
+    return folder
+
+
+def _contents(files: list[Gguf]) -> dict[str, str]:
+    """Small files, by name."""
+    first = files[0]
+    architecture_of(first)  # before anything else is looked for in it
+    tokenizer = make_tokenizer(first.metadata, first.path.name)
+    objects: dict[str, Any] = {
+        "config.json": make_config(files),
+        "generation_config.json": make_generation_config(first),
+        "tokenizer_config.json": special_tokens(first.metadata),
+        "tokenizer.json": tokenizer,
+    }
+    contents = {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
+        for name, value in objects.items()
+    }
+    template = first.metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        contents["chat_template.jinja"] = template
+    return contents
+
+
+def _parts(path: Path) -> list[Path]:
+    """The file, or all files that it was split into."""
+    named = _PART.fullmatch(path.name)
+    if named is None:
+        return [path]
+    count = int(named[3])
+    if not 1 <= count <= 1000 or int(named[2]) != 1:
+        raise CheckpointError(
+            f"{path} is one of {count} parts. Name the first one, {named[1]}-00001-of-{named[3]}.gguf."
+        )
+    parts = [path.with_name(f"{named[1]}-{index:05}-of-{named[3]}.gguf") for index in range(1, count + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise CheckpointError(f"{path.parent} lacks {shown(missing)} of the {count} parts. Download them too.")
+    return parts
+
+
+def _fingerprint(files: list[Path]) -> str:
+    """Changes with the files, and with what makes folders of them."""
+    stats = [file.stat() for file in files]
+    facts = [str(_REVISION), *map(str, files), *(f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats)]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def _cache_folder() -> Path:
+    given = os.environ.get("XDG_CACHE_HOME")
+    return (Path(given) if given else Path.home() / ".cache") / "facet" / "gguf"
