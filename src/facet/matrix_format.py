@@ -70,6 +70,11 @@ class MatrixFormat:
         return math.prod(stack) * (num_rows * per_row + per_matrix)
 
     @property
+    def has_row_scales(self) -> bool:
+        """One number multiplies a whole row, and nothing is added: products can be scaled instead of values."""
+        return self.scales.group is None and self.coarse_scales is None and not (self.has_zeros or self.has_minimums)
+
+    @property
     def has_input_scale(self) -> bool:
         return self.rounding in ("int8_static", "fp8_static")
 

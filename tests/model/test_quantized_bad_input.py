@@ -98,6 +98,7 @@ INT4 = "int4 groups of 32"
         (INT4, spoil("weight_scale", float("nan")), f"{LAYER} has scales that are negative or no numbers"),
         (INT4, spoil("weight_scale", -1.0), "negative or no numbers"),
         ("fp8 dynamic", spoil("weight_scale", float("inf")), "negative or no numbers"),
+        ("fp8 dynamic", spoil("weight", float("nan")), f"{LAYER} has weights that are no numbers"),
         ("nvfp4", spoil("weight_global_scale", 0.0), "negative or no numbers"),
         ("int4 g_idx", spoil("weight_g_idx", 17), "g_idx does not divide 192 inputs into 6 equal groups"),
         ("gptq v1", spoil("qzeros", 0), "has zero points of its own, but quantization_config says sym"),

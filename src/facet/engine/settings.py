@@ -1,6 +1,6 @@
 """Resolves an `EngineConfig` into settings with a definite value for every question, for one model on one device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,6 +11,7 @@ from facet.errors import ConfigError
 from facet.kv_cache.accountant import blocks_for
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
+from facet.layers.quantized_weight import ProductWeight
 from facet.model.gemma import Gemma
 from facet.model.loader import dtype_of_config, resolve_dtype
 from facet.model_spec import ModelSpec
@@ -24,6 +25,11 @@ GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048  # where --max-num-batched-t
 WIDENED = (
     "This processor has no bfloat16 products: weights are held in float32. --dtype bfloat16 takes half the memory, but "
     "is many times slower."
+)
+
+
+NO_KERNELS = (
+    "Quantized weights have no GPU kernels yet: they save memory, but steps are slow and not captured as graphs."
 )
 
 
@@ -74,6 +80,10 @@ def resolve(config: EngineConfig, model: Gemma, weight_lines: tuple[str, ...] = 
     """Fills in what the user left open, and refuses what is impossible. `weight_lines`: what to say of the weights."""
     check_numbers(config)
     on_gpu = model.placement.device.type == "cuda"
+    if on_gpu and any(isinstance(module, ProductWeight) for module in model.modules()):
+        # Their products are plain PyTorch so far, some of which a graph cannot hold.
+        config = replace(config, enforce_eager=True)
+        weight_lines += (NO_KERNELS,)
     shape = shape_steps(
         config,
         model.spec,

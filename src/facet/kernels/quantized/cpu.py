@@ -2,7 +2,8 @@
 
 Codes of eight bits with a scale for each row, whose inputs are rounded to eight bits too, are multiplied as integers
 where the processor has instructions for that (VNNI, AMX). Without them such a product takes 7 to 16 times as long as
-one in float32 (Arm without i8mm, 2048 x 2560), so there, and for every other format, tiles are brought to float32.
+one in float32 (Arm without i8mm, 2048 x 2560), so there, and for every other format, tiles are brought to float32. That
+adds 1.2 (int8), 5 (int4) and 7 ms (fp8) to the 1.2 to 148 that a product with 1 to 128 rows takes.
 """
 
 from functools import cache

@@ -1,6 +1,7 @@
 """The definition of products with quantized matrices, and of rows looked up in one.
 
-A product brings tiles of a matrix to float32 and sums in float32; the whole matrix is never there at once.
+A product brings tiles of a matrix to float32 and sums in float32; the whole matrix is never there at once. A scale that
+a whole row has is applied to the sums.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,8 +28,11 @@ def linear(x: Tensor, matrix: QuantizedMatrix, product: Product = functional.lin
     if matrix.format.code_bits == 4:
         inputs = torch.cat((inputs[:, 0::2], inputs[:, 1::2]), dim=-1)
     out = torch.empty(x.shape[0], matrix.num_rows, device=x.device)
+    has_row_scales = matrix.format.has_row_scales
     for rows in tiles(matrix):
-        out[:, rows] = product(inputs, _tile(matrix.rows(rows)))
+        tile = matrix.rows(rows)
+        products = product(inputs, _tile(tile, is_scaled=not has_row_scales))
+        out[:, rows] = products * tile.scales.float().t() if has_row_scales else products
     return round_outputs(out.to(x.dtype), matrix)
 
 
@@ -44,12 +48,16 @@ def tiles(matrix: QuantizedMatrix) -> Iterator[slice]:
         yield slice(start, start + num_rows)
 
 
-def _tile(matrix: QuantizedMatrix) -> Tensor:
-    """Values [outputs, inputs] in float32, in the order of the columns; where two codes share a byte, the even columns
-    before the odd ones: taking bytes apart in place costs five times less than interleaving what they hold."""
-    if matrix.format.code_bits == 8:
-        return matrix.scaled(matrix.codes.float(), matrix.format.scales.group)
+def _tile(matrix: QuantizedMatrix, *, is_scaled: bool) -> Tensor:
+    """Values [outputs, inputs] in float32, or codes alone, in the order of the columns; where two codes share a byte,
+    the even columns before the odd ones: taking bytes apart in place costs five times less than interleaving what they
+    hold."""
     group = matrix.format.scales.group
+    if matrix.format.code_bits == 8:
+        codes = matrix.codes.float()
+        return matrix.scaled(codes, group) if is_scaled else codes
     halves = torch.stack((matrix.codes & 15, matrix.codes >> 4), dim=1)  # [outputs, 2, inputs / 2]
-    values = matrix.scaled(decode(halves, matrix.format.codes).transpose(0, 1), None if group is None else group // 2)
-    return values.transpose(0, 1).flatten(1)
+    numbers = decode(halves, matrix.format.codes)
+    if is_scaled:
+        numbers = matrix.scaled(numbers.transpose(0, 1), None if group is None else group // 2).transpose(0, 1)
+    return numbers.flatten(1)

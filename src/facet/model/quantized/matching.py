@@ -36,7 +36,10 @@ class StoredMatrix:
 
     def read(self, scheme: Scheme, read: Read) -> QuantizedMatrix:
         tensors = {suffix: read(tensor, self.expert) for suffix, tensor in self.parts.items()}
-        return scheme.read(self.module, tensors, self.format)
+        matrix = scheme.read(self.module, tensors, self.format)
+        if matrix.format.codes == "fp8" and bool(matrix.codes.isnan().any()):
+            raise CheckpointError(f"{self.module} has weights that are no numbers: the file is damaged.")
+        return matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
