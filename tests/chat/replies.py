@@ -1,5 +1,6 @@
 """Replies for the parser tests: text with control tokens -> token ids, and deltas put together again."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,3 +95,21 @@ def read_reply(parser: ReplyParser, token_ids: Iterable[int], *, is_complete: bo
     for token_id in token_ids:
         assembled.add(parser.push(token_id))
     return assembled.add(parser.finish(is_complete=is_complete))
+
+
+def is_whole(arguments: str) -> bool:
+    """Whether a client would take the call for a finished one."""
+    try:
+        return isinstance(json.loads(arguments), dict)
+    except json.JSONDecodeError:
+        return False
+
+
+def is_half_a_string(arguments: str) -> bool:
+    """Whether arguments stop inside a string."""
+    try:
+        json.loads(arguments)
+    except json.JSONDecodeError as error:
+        # The second: for an escape that nothing follows.
+        return error.msg.startswith(("Unterminated string", "Invalid \\uXXXX escape"))
+    return False

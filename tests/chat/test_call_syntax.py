@@ -4,12 +4,20 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from facet.chat.call_syntax import QUOTE, NumberText, render_call_arguments
 from facet.tokens import Tokenizer
-from tests.chat.replies import Assembled, encode_characters, encode_reply, make_parser, read_reply
+from tests.chat.replies import (
+    Assembled,
+    encode_characters,
+    encode_reply,
+    is_half_a_string,
+    is_whole,
+    make_parser,
+    read_reply,
+)
 from tests.tokens.gemma_like import build_gemma_like
 
 TOKENIZER = Tokenizer(build_gemma_like())
@@ -70,15 +78,13 @@ def test_arguments_cut_off_anywhere_are_the_beginning_of_the_whole(
     token_ids = encode_call("f", arguments, by_character=False)
     brace = len(encode_reply(TOKENIZER, "<|tool_call>call:f{"))
     num_tokens = data.draw(st.integers(brace, len(token_ids)))
-    # Not in the middle of a character: its bytes would show as U+FFFD.
-    assume(not TOKENIZER.decode(token_ids[:num_tokens]).endswith("\ufffd"))
     cut = read_reply(make_parser(TOKENIZER), token_ids[:num_tokens], is_complete=False)
     [[name, beginning]] = cut.calls
     assert name == "f"
     assert json_text(arguments).startswith(beginning)
     assert not cut.content
     closed = read_reply(make_parser(TOKENIZER), token_ids[:num_tokens], is_complete=True)
-    assert all(isinstance(json.loads(text), dict) for _, text in closed.calls)
+    assert all(is_whole(text) or is_half_a_string(text) for _, text in closed.calls)
 
 
 WORDS = [f"{letter}Q{number:02d}" for letter in "KVXZ" for number in range(12)]
@@ -131,9 +137,12 @@ def test_no_tokens_are_too_wild_and_no_word_is_lost(
     is_complete = data.draw(st.booleans())
     reply = read_reply(make_parser(TOKENIZER, **options), token_ids, is_complete=is_complete)
     said = " ".join([reply.reasoning, reply.content, *(part for call in reply.calls for part in call)])
+    if options["tools_enabled"] and not is_complete and "<|tool_call>" in texts:
+        # A call that is cut off before it says what it calls says nothing.
+        texts = texts[: -texts[::-1].index("<|tool_call>")]
     assert [word for word in texts if word in WORDS and word not in said] == []
     finished = reply.calls if is_complete else reply.calls[:-1]
-    assert all(isinstance(json.loads(arguments), dict) for _, arguments in finished)
+    assert all(is_whole(arguments) or is_half_a_string(arguments) for _, arguments in finished)
 
 
 @given(token_ids=st.lists(st.integers(0, TOKENIZER.vocab_size + 3), max_size=80), is_complete=st.booleans())
@@ -142,7 +151,7 @@ def test_any_token_ids_are_read(token_ids: list[int], is_complete: bool) -> None
     for text in (reply.reasoning, reply.content, *(arguments for _, arguments in reply.calls)):
         text.encode("utf-8")
     if is_complete:
-        assert all(isinstance(json.loads(arguments), dict) for _, arguments in reply.calls)
+        assert all(is_whole(arguments) or is_half_a_string(arguments) for _, arguments in reply.calls)
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "no choices": (TEXT, {"structured_outputs": {"choice": []}}, "structured_outputs"),
     "a schema that is no JSON": (TEXT, {"structured_outputs": {"json": "{"}}, "structured_outputs"),
     "a schema's keyword": (CHAT, {"structured_outputs": {"json": {"not": {}}}}, "structured_outputs"),
+    "an empty choice of schemas": (TEXT, {"structured_outputs": {"json": {"anyOf": []}}}, "structured_outputs"),
     "a pattern": (TEXT, {"structured_outputs": {"regex": "(?=a)b"}}, "structured_outputs"),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Grammars beside a batch: what tokens spell, which grammars are kept, and how one walks with an answer."""
 
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from facet.grammar_spec import GrammarSpec
 from facet.request import Request
 from facet.sampling import GrammarCompiler, Grammars, as_request_error
 from facet.sampling import grammar_compiler as compiler_module
+from facet.sampling.dead_rules import find_dead_rule
 from facet.sampling.grammar import grammar_mask
 from facet.sampling.grammar_walker import GrammarWalker, Stage
 from facet.sampling.token_bytes import read_token_bytes
@@ -114,6 +116,55 @@ class TestCompiler:
         assert told.field == "structured_outputs.regex"
         assert "parenthesis is not closed" in str(told)
         assert ".cc" not in str(told)
+
+    @pytest.mark.parametrize(
+        ("kind", "source"),
+        [
+            ("json_schema", '{"$ref": "#"}'),
+            ("json_schema", '{"anyOf": [{"$ref": "#"}]}'),
+            ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}'),
+            ("json_schema", '{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}'),
+            ("ebnf", "root ::= root"),
+            ("ebnf", 'root ::= root "a"'),
+            ("ebnf", 'root ::= "a" root'),
+            ("ebnf", "root ::= x\nx ::= y\ny ::= x"),
+            ("ebnf", 'root ::= "b" | "a" x\nx ::= x'),
+            ("ebnf", "root ::= []"),
+            ("ebnf", "start: start"),
+            ("regex", r"[^\s\S]"),
+            ("tool_calls", f"start: <[{TRIGGER}]> rule_0 <[{END}]>\nrule_0: rule_0\n"),
+        ],
+    )
+    def test_what_no_text_satisfies_is_refused(self, compiler: GrammarCompiler, kind: Any, source: str) -> None:
+        spec = GrammarSpec(kind=kind, sources=(source,), thought=THOUGHT)
+        error = compiler.start(spec).exception(timeout=60)
+        assert error is not None
+        told = str(as_request_error(error, spec))
+        assert "can never be completed" in told or "no token of the model can begin" in told
+
+    @pytest.mark.parametrize(
+        ("kind", "source"),
+        [
+            ("json_schema", '{"type": "object", "properties": {"a": {"$ref": "#"}}}'),
+            ("json_schema", '{"type": "array", "items": {"$ref": "#"}}'),
+            ("ebnf", 'root ::= "(" root ")" | ""'),
+            ("ebnf", 'root ::= x{0,3} "[]::=|" y-1\nx ::= "\\"" | x x\ny-1 ::= [^a\\]] | "a"+'),
+            ("ebnf", 'root ::= TagDispatch(("<a>", x))\nx ::= "b"'),
+            ("ebnf", 'start: x y\nx[max_chars=6]: /[a-z]*/\ny: "a"{2,3}'),
+            ("regex", "a{2,200}(b|c)*"),
+        ],
+    )
+    def test_what_refers_to_itself_and_ends_is_no_mistake(
+        self, compiler: GrammarCompiler, kind: Any, source: str
+    ) -> None:
+        assert compiler.start(GrammarSpec(kind=kind, sources=(source,))).exception(timeout=60) is None
+
+    def test_long_chains_of_rules_are_followed_in_time(self) -> None:
+        lines = [f"r{number} ::= ((r{number} r{number + 1}) | (r{number + 1}))" for number in range(20_000)]
+        started = time.process_time()
+        assert find_dead_rule("\n".join(["root ::= ((r0))", *lines, 'r20000 ::= (("a"))'])) is None
+        assert find_dead_rule("\n".join(["root ::= ((r0))", *lines, "r20000 ::= ((root))"])) == "root"
+        assert time.process_time() - started < 20  # linear: about a second
 
     def test_without_a_tokenizer_grammars_are_refused(self, tmp_path: Path) -> None:
         spec = GrammarSpec(kind="choice", sources=("a",))

@@ -76,6 +76,8 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         (CHAT, {"messages": ASK, "functions": [{"name": "f"}]}, "functions", "Use tools"),
         (CHAT, {"messages": ASK, "audio": {"voice": "x"}}, "audio", "not supported"),
         (CHAT, {"messages": ASK, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
+        (CHAT, {"messages": ASK, "top_logprobs": 2}, "top_logprobs", "Set logprobs to true"),
+        (CHAT, {"messages": ASK, "logprobs": False, "top_logprobs": 0}, "top_logprobs", "Set logprobs to true"),
         (CHAT, {"messages": ASK, "logprobs": 3}, "logprobs", "expected bool"),
         (CHAT, {"messages": ASK, "continue_final_message": True}, "continue_final_message", "not supported"),
         (COMPLETIONS, {}, "prompt", "prompt is missing"),

@@ -150,6 +150,11 @@ def test_a_second_question_finds_its_prompt_cached(server: RunningServer) -> Non
         ({"prompt": "one", "max_tokens": 10**9}, ("1000000000 more", "context is")),
         ({"prompt": [1000]}, ("token id 1000", "0 to")),
         ({"prompt": "one", "structured_outputs": {"regex": "(["}}, ("structured_outputs",)),
+        (
+            {"prompt": "one", "structured_outputs": {"json": {"$ref": "#"}}},
+            ("structured_outputs", "never be completed"),
+        ),
+        ({"prompt": "one", "structured_outputs": {"grammar": "root ::= root"}}, ("its rule root can never",)),
         ({"prompt": "one", "stop_token_ids": [10**6]}, ("stop_token_ids", "1000000")),
     ],
     ids=lambda value: str(value)[:60],

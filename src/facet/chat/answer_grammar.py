@@ -109,6 +109,9 @@ def _schemas(schema: Any, field: str, depth: int) -> Iterator[Mapping[str, Any]]
 
 def _check_keywords(schema: Mapping[str, Any], field: str) -> None:
     unsupported = next((keyword for keyword in _REFUSED if schema.get(keyword, False) is not False), None)
+    if unsupported is None:
+        empty = (keyword for keyword in ("anyOf", "oneOf", "allOf") if schema.get(keyword) == [])
+        unsupported = next((f"an empty {keyword}" for keyword in empty), None)
     if unsupported is None and len(schema.get("allOf", ())) > 1:
         unsupported = "allOf of several schemas"
     if unsupported is None and "pattern" in schema and {"minLength", "maxLength"} & set(schema):

@@ -65,6 +65,13 @@ class ArgumentsReader:
             return ""
         return text
 
+    @property
+    def is_in_string(self) -> bool:
+        """Whether a string is open, and not one that has swallowed the brackets after a forgotten quote."""
+        if self._state != self._in_string:
+            return False
+        return not self._string.ends_in([frame.closer for frame in reversed(self._frames)])
+
     def take_json(self) -> str:
         """The JSON that became certain since the last call."""
         json_text = "".join(self._json)

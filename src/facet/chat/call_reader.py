@@ -21,7 +21,10 @@ from facet.chat.quoted_text import as_text
 _NAME = r"[\"'`]?(?P<name>\w[\w.:/-]*?)[\"'`]?\s*[:=]?\s*"
 # With "call:" in front any words may come before it; they are given back as text.
 _CALL = re.compile(rf"(?P<before>.*?)\b(?:tool_)?call\s*[:=]\s*{_NAME}", re.DOTALL)
-_NAME_ALONE = re.compile(rf"\s*(?P<before>)(?:call\s+)?{_NAME}")
+# Without it the name must come first, perhaps after another word for the same, or after what is left of the prefix.
+_NAME_ALONE = re.compile(rf"\s*(?P<before>)(?:call\s+|(?:tool|function|function_call)?\s*[:=]\s*)?{_NAME}")
+# What may still become the header of a call.
+_HEADER_BEGUN = re.compile(r"\s*(?:\w+\s*[:=]\s*)?[\"'`]?[\w.:/-]*[\"'`]?\s*[:=]?\s*")
 _NO_NAME = re.compile(r"\s*(?:call\s*[:=]\s*)?")
 # Brackets and commas left over between two calls, or after the last, mean nothing.
 _LEFT_OVER = re.compile(r"[\s,;)\]}]*")
@@ -98,8 +101,12 @@ class CallReader:
         return events
 
     def end(self) -> list[CallEvent]:
-        """The block is over; what is open is closed."""
-        if self._arguments is not None:
+        """The block is over; what is open is closed. Half a string is not: nobody must take it for the whole."""
+        if self._arguments is not None and self._arguments.is_in_string and self._name is not None:
+            return self.cut()
+        if self._arguments is not None and self._arguments.is_in_string:
+            self._give_back(self._raw)
+        elif self._arguments is not None:
             self._arguments.end()
             self._settle()
         elif (header := _CALL.fullmatch(self._raw[: _MAX_HEADER_CHARS + 1])) is not None:
@@ -111,10 +118,12 @@ class CallReader:
         return self.take_events()
 
     def cut(self) -> list[CallEvent]:
-        """The reply was cut off: arguments stay as far as they came; a call without a name is text."""
+        """The reply was cut off: arguments stay as far as they came; a call that has no name yet says nothing."""
         arguments = self._arguments
         if arguments is None or self._name is None or (arguments.unread and not arguments.has_pairs):
-            self._give_back(self._raw)
+            is_call_begun = arguments is not None or _HEADER_BEGUN.fullmatch(self._raw[: _MAX_HEADER_CHARS + 1])
+            if self._name is not None or not is_call_begun:
+                self._give_back(self._raw)
             return self.take_events()
         self._announce()
         arguments.cut()

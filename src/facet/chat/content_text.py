@@ -1,7 +1,5 @@
 """Decodes one stretch of a reply's content, up to a stop string and without the format's white space."""
 
-from dataclasses import replace
-
 from facet.sampling_params import SamplingParams
 from facet.tokens import Tokenizer
 from facet.tokens.output_text import OutputText
@@ -19,10 +17,7 @@ class ContentText:
         drops_newlines: bool = False,
     ) -> None:
         """`drops_newlines` at the start, as after a thought. `num_tokens_before` count towards min_tokens."""
-        self._tokenizer = tokenizer
-        if sampling.min_tokens and num_tokens_before:
-            sampling = replace(sampling, min_tokens=max(0, sampling.min_tokens - num_tokens_before))
-        self._output = OutputText(tokenizer, sampling)
+        self._output = OutputText(tokenizer, sampling, num_tokens_before=num_tokens_before)
         self._drops_newlines = drops_newlines
         self.leading_space: str | None = ""  # held back until there is text; None from then on
 
@@ -36,8 +31,7 @@ class ContentText:
 
     def add_text(self, text: str) -> str:
         """Text that was already decoded, as the rest of a token whose beginning belongs elsewhere."""
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False) if text else []
-        return "".join(self.push(token_id) for token_id in token_ids)
+        return self._trimmed(self._output.add_text(text))
 
     def finish(self) -> str:
         """What was held back, except white space that stands alone: that is `leading_space`."""

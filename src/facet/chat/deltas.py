@@ -32,7 +32,7 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """More of a call's arguments. The fragments of one index, put together, are one JSON object."""
+    """More of a call's arguments. The fragments of one index, put together, are one JSON object, or its beginning."""
 
     index: int
     fragment: str
@@ -52,11 +52,12 @@ class ReplyParser(Protocol):
         """The reply has ended: returns everything that was held back.
 
         `is_complete` says that the model ended it (an end token that was not pushed). Then a call whose
-        closing was forgotten is closed. Otherwise it was cut off, and the arguments stay as far as they came.
+        closing was forgotten is closed, unless it ends inside a string. Otherwise it was cut off, and the arguments
+        stay as far as they came.
         """
         ...
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the content, if one did. The reply is over then."""
+        """The stop string that ended the content or the thought, if one did. The reply is over then."""
         ...

@@ -12,7 +12,11 @@ something open, these rules apply:
   then the model forgot to close its thought. Otherwise it was only thinking about a call
 - a tool response that the model invents is dropped; the real one comes from the client
 - the string delimiter outside a call reads as a plain quote
-- calls that are not enabled are content; stop strings are looked for in content alone
+- calls that are not enabled are content
+- a marker inside a string of a call ends the call there, and what came of its arguments is not closed: half a string
+  must not pass for the whole
+- a call that is cut off before its bracket says nothing
+- a stop string ends the reply in content and in a thought alike; calls are not searched
 """
 
 from collections.abc import Callable
@@ -25,6 +29,7 @@ from facet.chat.formats import ReplyMarkers
 from facet.chat.reasoning import ChannelHeader, ThoughtText
 from facet.sampling_params import SamplingParams
 from facet.tokens import Detokenizer, Tokenizer
+from facet.tokens.output_text import OutputText
 
 
 class GemmaReplyParser:
@@ -60,7 +65,7 @@ class GemmaReplyParser:
         self._content = ContentText(tokenizer, sampling)
         self._detokenizer = self._new_detokenizer()  # of whatever is not content
         self._header = ChannelHeader()
-        self._thought = ThoughtText()
+        self._thought, self._thought_output = ThoughtText(), OutputText(tokenizer, sampling)
         self._call = CallReader()
         self._held_ids: list[int] = []  # of a call in a thought, or of a reply's first words
         self._state: Callable[[int], None] = self._in_opening
@@ -69,7 +74,7 @@ class GemmaReplyParser:
 
     @property
     def stop_string(self) -> str | None:
-        return self._content.stop_string
+        return self._content.stop_string or self._thought_output.stop_string
 
     def push(self, token_id: int) -> list[Delta]:
         if self.stop_string is None:
@@ -110,11 +115,8 @@ class GemmaReplyParser:
             self._push_content(token_id)
 
     def _push_content(self, token_id: int) -> None:
-        if token_id != self._markers.string_delimiter:
-            self._add_content(self._content.push(token_id))
-        else:
-            for text_id in self._delimiter_as_text:
-                self._add_content(self._content.push(text_id))
+        for text_id in self._as_text(token_id):
+            self._add_content(self._content.push(text_id))
 
     def _in_response(self, token_id: int) -> None:
         markers = self._markers
@@ -182,7 +184,7 @@ class GemmaReplyParser:
             self._held_ids = [token_id]
             self._state = self._in_call_in_thought
         else:
-            self._add_thought(self._decode(token_id))
+            self._think(token_id)
 
     def _in_call_in_thought(self, token_id: int) -> None:
         """Held until it is known whether the call was meant."""
@@ -216,7 +218,7 @@ class GemmaReplyParser:
         self._state = self._in_thought
         token_ids, self._held_ids = self._held_ids, []
         for token_id in token_ids:
-            self._add_thought(self._decode(token_id))
+            self._think(token_id)
 
     def _open_header(self) -> None:
         self._end_text()
@@ -230,17 +232,22 @@ class GemmaReplyParser:
             self._header.finish()
         self._open_channel(is_thought=self._header.is_thought)
         if self._state == self._in_thought:
-            self._add_thought(self._header.rest)
+            self._add_thought(self._thought_output.add_text(self._header.rest))
         else:
             self._add_content(self._content.add_text(self._header.rest))
 
     def _open_channel(self, *, is_thought: bool) -> None:
         if is_thought:
             self._thought = ThoughtText(joins_another=self._has_thought)
-            self._detokenizer = self._new_detokenizer()
+            self._thought_output = OutputText(self._tokenizer, self._sampling, num_tokens_before=self._num_tokens)
             self._state = self._in_thought
         else:
             self._open_content(drops_newlines=True)
+
+    def _think(self, token_id: int) -> None:
+        for text_id in self._as_text(token_id):
+            if self.stop_string is None:
+                self._add_thought(self._thought_output.push(text_id))
 
     def _add_thought(self, text: str) -> None:
         if certain := self._thought.take(text):
@@ -293,13 +300,14 @@ class GemmaReplyParser:
             self._think_call()
         if self._state == self._in_content and self.stop_string is None:
             self._add_content(self._content.finish())
-        elif self._state == self._in_thought:
-            self._add_thought(self._detokenizer.finish())
+        elif self._state == self._in_thought and self.stop_string is None:
+            self._add_thought(self._thought_output.finish())
 
     def _decode(self, token_id: int) -> str:
-        if token_id != self._markers.string_delimiter:
-            return self._detokenizer.push(token_id)
-        return "".join(self._detokenizer.push(text_id) for text_id in self._delimiter_as_text)
+        return "".join(self._detokenizer.push(text_id) for text_id in self._as_text(token_id))
+
+    def _as_text(self, token_id: int) -> list[int]:
+        return self._delimiter_as_text if token_id == self._markers.string_delimiter else [token_id]
 
     def _new_detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer, skip_special_tokens=self._sampling.skip_special_tokens)

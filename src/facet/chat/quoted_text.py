@@ -56,6 +56,10 @@ class QuotedText:
         self._held = text[len(certain) :]
         return escape(certain)
 
+    def ends_in(self, closers: Sequence[str]) -> bool:
+        """Whether the text so far ends in some of these brackets, innermost first."""
+        return _num_closers_at_end(self._held, "".join(closers)) > 0
+
     def finish(self, *, closers: Sequence[str]) -> str:
         """The JSON of what was held back, less the brackets in it that close `closers`, innermost first."""
         escaped, self._escape = escape(self._escape), ""

@@ -1,5 +1,6 @@
 """Builds the whole reply, in OpenAI's shape, from its deltas."""
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,6 +56,11 @@ class ReplyBuilder:
     def num_calls(self) -> int:
         return len(self._calls)
 
+    @property
+    def has_whole_call(self) -> bool:
+        """Whether there is a call to carry out: one whose arguments are JSON, and not the beginning of it."""
+        return any(_is_json("".join(parts)) for _, _, parts in self._calls)
+
     def add(self, delta: Delta) -> None:
         if isinstance(delta, ContentDelta):
             self._content.append(delta.text)
@@ -71,3 +77,13 @@ class ReplyBuilder:
         return Reply(
             content=None if not content and (calls or reasoning) else content, reasoning=reasoning, tool_calls=calls
         )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    except RecursionError:  # Python's reader gives up on arguments nested a thousand deep
+        return True
+    return True

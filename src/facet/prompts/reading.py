@@ -184,9 +184,9 @@ class ReplyReader:
     @property
     def finish_reason(self) -> FinishReason | Literal["tool_calls"] | None:
         reason = self.tokens.finish_reason
-        # A call that was cut off by length, or one of an endless row, is no call to carry out.
+        # A call that was cut off, by length or inside a string, or one of an endless row, is no call to carry out.
         is_meant = reason == "stop" and not self.tokens.is_loop
-        return "tool_calls" if is_meant and self._builder.num_calls else reason
+        return "tool_calls" if is_meant and self._builder.has_whole_call else reason
 
     def _keep(self, deltas: list[Delta]) -> list[Delta]:
         kept: list[Delta] = []

@@ -12,11 +12,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from facet.errors import FacetError, RequestError
 from facet.grammar_spec import GrammarKind, GrammarSpec
+from facet.sampling.dead_rules import find_dead_rule
+from facet.sampling.grammar_walker import GrammarWalker
 from facet.sampling.json_grammar import ANY_OBJECT, json_grammar
 from facet.sampling.token_bytes import read_token_bytes
 
@@ -72,6 +75,23 @@ class GrammarCompiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, spec: GrammarSpec) -> "xgrammar.CompiledGrammar":
+        compiled = self._compile_source(spec)
+        if (dead := find_dead_rule(str(compiled.grammar))) is not None:
+            rule = f", such as its rule {dead}" if spec.kind == "ebnf" else ""
+            raise RequestError(f"part of it{rule} can never be completed, because it always needs itself.")
+        walker = GrammarWalker(
+            replace(spec, thought=None, trigger_token_id=None),
+            compiled,
+            vocab_size=self._vocab_size,
+            stop_token_ids=self._eos_token_ids,
+        )
+        mask = walker.mask()
+        assert mask is not None, "a grammar without a trigger binds from the start"
+        if not mask.any():
+            raise RequestError("no token of the model can begin what it describes.")
+        return compiled
+
+    def _compile_source(self, spec: GrammarSpec) -> "xgrammar.CompiledGrammar":
         backend = self._load()
         if spec.kind in ("json_object", "json_schema"):
             schema = spec.sources[0] if spec.sources else ANY_OBJECT

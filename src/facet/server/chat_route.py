@@ -42,6 +42,8 @@ class ChatEndpoint:
     def _question(self, fields: ChatRequest) -> ChatQuestion:
         model = self._frontend.model
         model.check_logprobs(fields.top_logprobs, "top_logprobs")
+        if fields.top_logprobs is not None and not fields.logprobs:
+            raise RequestError("top_logprobs needs logprobs. Set logprobs to true.", field="top_logprobs")
         model.check_logprobs(fields.prompt_logprobs, "prompt_logprobs")
         if fields.tools and fields.tool_choice in (None, "auto") and not self._frontend.config.enable_auto_tool_choice:
             raise RequestError(
