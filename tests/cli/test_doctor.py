@@ -80,5 +80,5 @@ def test_flags_that_cannot_be(doctor: Doctor, tmp_path: Path) -> None:
 
 
 def test_no_memory_for_keys(doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("facet.doctor.engines.cpu_cache_bytes", lambda: 1000)
+    monkeypatch.setattr("facet.doctor.engines.cpu_cache_limit", lambda: 1000)
     assert "Use a smaller model" in refusal(doctor, write_config(tmp_path, CONFIG), *FLAGS)

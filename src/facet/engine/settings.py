@@ -140,7 +140,9 @@ def resolve(config: EngineConfig, model: Gemma, weight_lines: tuple[str, ...] = 
 
 
 def _weight_bytes(model: Gemma) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters())
+    quantized = (module for module in model.modules() if isinstance(module, ProductWeight))
+    codes = (buffer for module in quantized for buffer in module.buffers(recurse=False))
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *codes))
 
 
 def _one_request_bytes(shape: StepShape) -> int:
