@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 # A thread for so many bytes of weights: with less to do, handing work over takes longer than the work.
-BYTES_PER_THREAD = 32 << 20
+BYTES_PER_THREAD = 16 << 20
 
 
 def choose_num_threads(weight_bytes: int, num_usable: int) -> int:

@@ -158,7 +158,7 @@ def _one_request_bytes(shape: StepShape) -> int:
 
 def _threads_line(num_threads: int) -> str:
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
-    return f"Computing with {threads}: one for every 32 MiB of weights, as far as cores go. OMP_NUM_THREADS changes it."
+    return f"Computing with {threads}: one for every 16 MiB of weights, as far as cores go. OMP_NUM_THREADS changes it."
 
 
 def _is_widened(config: EngineConfig, model: Gemma) -> bool:
