@@ -44,6 +44,7 @@ def test_refused_before_they_are_encoded(server: RunningServer, num_encoded: lis
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
         ("/v1/completions", {"prompt": long}),
         ("/tokenize", {"prompt": long}),
+        ("/tokenize", {"messages": [{"role": "user", "content": long}]}),
     ):
         response = server.post(path, fields)
         assert response.status_code == 400, path

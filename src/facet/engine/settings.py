@@ -6,7 +6,7 @@ import torch
 
 from facet.config import EngineConfig
 from facet.engine.capacity import Capacity, capacity_of
-from facet.engine.cpu_threads import are_threads_given, choose_num_threads, usable_cores
+from facet.engine.cpu_threads import BYTES_PER_THREAD, are_threads_given, choose_num_threads, usable_cores
 from facet.errors import ConfigError
 from facet.kv_cache.accountant import blocks_for
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
@@ -158,7 +158,8 @@ def _one_request_bytes(shape: StepShape) -> int:
 
 def _threads_line(num_threads: int) -> str:
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
-    return f"Computing with {threads}: one for every 16 MiB of weights, as far as cores go. OMP_NUM_THREADS changes it."
+    rule = f"one for every {BYTES_PER_THREAD >> 20} MiB of weights, as far as cores go"
+    return f"Computing with {threads}: {rule}. OMP_NUM_THREADS changes it."
 
 
 def _is_widened(config: EngineConfig, model: Gemma) -> bool:

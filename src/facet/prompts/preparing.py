@@ -64,8 +64,9 @@ def render_messages(
     tools: object,
     add_generation_prompt: bool,
     chat_template_kwargs: object,
+    num_contexts: int = 1,
 ) -> PromptText:
-    """The text of a conversation, for callers that only want its tokens."""
+    """The text of a conversation, for callers that only want its tokens; refused beyond so many contexts."""
     variables = template_variables(
         chat_template_kwargs=chat_template_kwargs, default_chat_template_kwargs=model.template_variables
     )
@@ -74,6 +75,7 @@ def render_messages(
         tools=normalize_tools(tools).for_template,
         add_generation_prompt=add_generation_prompt,
         variables=variables,
+        check_text=partial(check_length, model=model, num_contexts=num_contexts),
     )
 
 

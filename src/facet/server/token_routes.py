@@ -50,6 +50,7 @@ class TokenizeEndpoint:
                 tools=fields.tools,
                 add_generation_prompt=fields.add_generation_prompt,
                 chat_template_kwargs=fields.chat_template_kwargs,
+                num_contexts=TOKENIZED_CONTEXTS,
             )
         elif fields.split_special_tokens:
             prompt = PromptText.from_outside(fields.prompt or "")
