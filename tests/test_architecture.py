@@ -39,6 +39,7 @@ ROOMS = {
     "kv_cache": "tracks where keys and values are stored",
     "runner": "executes a step's plan on the device",
     "sampling": "logits to token ids",
+    "media": "pictures, sound and video to arrays",
     "model": "token ids to logits",
     "layers": "the torch modules of a model",
     "kernels": "tensor operations, each with a plain reference",
@@ -46,7 +47,7 @@ ROOMS = {
 # What serves HTTP, text and the command line, and what plans, needs no tensors: it starts quickly, stays small and is
 # tested without them. So do two modules of the engine, by which a front process talks to it.
 WITHOUT_TORCH = {
-    *("cli", "bench", "server", "prompts", "chat", "tokens", "scheduler", "kv_cache"),
+    *("cli", "bench", "server", "prompts", "chat", "tokens", "scheduler", "kv_cache", "media"),
     *("engine.client", "engine.messages"),
 }
 VOCABULARY_WITH_TORCH = {"forward_batch", "transfer"}
