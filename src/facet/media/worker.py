@@ -1,0 +1,85 @@
+"""The process that decodes media: does one job after another, within limits that the operating system enforces.
+
+Decoders are C code that reads files from strangers. In here a crash, a hang or a hunger for memory costs one request
+and one process. `workers.py` starts it, with `python -m facet.media.worker`, and talks to it through its standard
+streams. It is told what to do by pickle, since it trusts who started it; it answers in messages with fixed types, since
+nobody has to trust it.
+"""
+
+import importlib
+import os
+import pickle
+import resource
+import signal
+import sys
+from typing import Any, BinaryIO
+
+import msgspec
+
+from facet.errors import RequestError
+from facet.media.prepared import PreparedMedia
+
+MEMORY_BYTES = 3 << 30  # of addresses: libraries reserve some that they never use
+_LENGTH_BYTES = 8
+
+# The dotted name of a function that returns prepared media, and what to call it with. By name, so that who asks for it
+# does not have to import it, and the libraries it needs.
+Job = tuple[str, tuple[Any, ...]]
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What became of a job: what it prepared, or why it could not."""
+
+    media: tuple[PreparedMedia, ...] = ()
+    refusal: str | None = None  # what a client did wrong
+    field: str | None = None  # and where
+    fault: str | None = None  # what we did wrong
+
+
+def write_frame(stream: BinaryIO, frame: bytes) -> None:
+    stream.write(len(frame).to_bytes(_LENGTH_BYTES, "little"))
+    stream.write(frame)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """The next frame; None at the end of the stream, even amid a frame."""
+    head = stream.read(_LENGTH_BYTES)
+    if len(head) < _LENGTH_BYTES:
+        return None
+    length = int.from_bytes(head, "little")
+    frame = stream.read(length)
+    return frame if len(frame) == length else None
+
+
+def do_job(job: Job) -> Done:
+    name, arguments = job
+    module, _, function = name.rpartition(".")
+    try:
+        return Done(media=tuple(getattr(importlib.import_module(module), function)(*arguments)))
+    except RequestError as error:
+        return Done(refusal=str(error), field=error.field)
+    except MemoryError:
+        return Done(refusal="The file needs more memory than media may take. Send a smaller one.", field="messages")
+    except Exception as error:
+        return Done(fault=f"{type(error).__name__}: {error}")
+
+
+def main() -> None:
+    jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get among the answers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process sees to that
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    for limit, value in (
+        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, 0),  # nothing to be written to any file
+    ):
+        resource.setrlimit(limit, (value, value))
+    encoder = msgspec.msgpack.Encoder()
+    while (frame := read_frame(jobs)) is not None:
+        write_frame(answers, encoder.encode(do_job(pickle.loads(frame))))
+
+
+if __name__ == "__main__":
+    main()

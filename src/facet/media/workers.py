@@ -1,0 +1,116 @@
+"""Runs jobs on media in a few processes of their own, each of which may die without anybody else noticing."""
+
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import msgspec
+
+from facet.errors import EngineError, RequestError
+from facet.media.limits import refused
+from facet.media.prepared import PreparedMedia
+from facet.media.worker import Done, Job, read_frame, write_frame
+
+
+class MediaWorkers:
+    """A bounded number of processes, started when they are first needed. Threads may share it."""
+
+    def __init__(self, num_workers: int = 2, *, max_seconds: float = 30.0) -> None:
+        self._max_seconds = max_seconds
+        self._decoder = msgspec.msgpack.Decoder(Done)
+        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()  # the one used last is in the caches
+        self._all = [_Worker() for _ in range(num_workers)]
+        for worker in self._all:
+            self._idle.put(worker)
+
+    def run(self, function: str, *arguments: Any, where: str) -> tuple[PreparedMedia, ...]:
+        """Calls a function by its dotted name; blocks until a process is free and has done it.
+
+        `where` names the item in error messages.
+        """
+        job: Job = (function, arguments)
+        worker = self._idle.get()
+        try:
+            answer, timed_out = worker.do(pickle.dumps(job), self._max_seconds)
+        finally:
+            self._idle.put(worker)
+        if answer is None:
+            what = f"took longer than {self._max_seconds:g} seconds to decode" if timed_out else "could not be decoded"
+            raise refused(f"{where} {what}. Send a smaller or simpler file.")
+        done = self._decoder.decode(answer)
+        if done.fault is not None:
+            raise EngineError(f"{where} could not be prepared: {done.fault}")
+        if done.refusal is not None:
+            raise RequestError(done.refusal, field=done.field)
+        return done.media
+
+    def close(self) -> None:
+        """Ends all processes, whatever they are doing."""
+        for worker in self._all:
+            worker.stop()
+
+
+class _Worker:
+    """One process at a time; used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def do(self, job: bytes, max_seconds: float) -> tuple[bytes | None, bool]:
+        """The answer to a job, or None and whether time ran out. Without an answer the process is gone."""
+        process = self._running()
+        assert process.stdin is not None, "it was started with a pipe"
+        assert process.stdout is not None, "it was started with a pipe"
+        timed_out = threading.Event()
+
+        def end() -> None:
+            timed_out.set()
+            process.kill()
+
+        timer = threading.Timer(max_seconds, end)
+        timer.start()
+        try:
+            write_frame(process.stdin, job)  # type: ignore[arg-type]
+            answer = read_frame(process.stdout)  # type: ignore[arg-type]
+        except OSError:  # it ended before it had read everything
+            answer = None
+        finally:
+            timer.cancel()
+        if answer is None:
+            self.stop()
+        return answer, timed_out.is_set()
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None, "it was started with pipes"
+            try:
+                stream.close()
+            except OSError:  # what was left to be written has nowhere to go
+                continue
+        process.wait()
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._process is None or self._process.poll() is not None:
+            self.stop()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "facet.media.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={
+                    **{name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "OMP_NUM_THREADS": "1",  # the processes are what runs in parallel
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
+            )
+        return self._process
