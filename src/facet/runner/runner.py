@@ -106,9 +106,9 @@ class Runner:
         """All that steps may need, before there is one. Left out, each is compiled by the first step that needs it."""
         if self._device.type != "cuda":
             return
-        with progress.task("Compiling kernels", len(warm_up.QUERY_LENS) + len(warm_up.SAMPLING)) as advance:
-            for query_lens in warm_up.QUERY_LENS:
-                self._compute_on_scratch(query_lens)
+        with progress.task("Compiling kernels", len(warm_up.STEPS) + len(warm_up.SAMPLING)) as advance:
+            for step in warm_up.STEPS:
+                self._compute_on_scratch(step)
                 advance(1)
             for params in warm_up.SAMPLING:
                 self._sampling.sample_nothing(params)
@@ -124,11 +124,11 @@ class Runner:
                 captured.capture(recorder, progress)
         return free - free_gpu_bytes(self._device)
 
-    def _compute_on_scratch(self, query_lens: Sequence[int]) -> None:
-        """A step of prompts of zeros in blocks of no request."""
-        lens = np.minimum(np.array(query_lens, np.int32), self.model.num_positions)
+    def _compute_on_scratch(self, step: warm_up.WarmUpStep) -> None:
+        """A step of prompts of zeros in blocks of no request, as long as the model can tell positions apart."""
+        lens = np.minimum(np.array(step.query_lens, np.int32), self.model.num_positions)
         chunks = Chunks(
-            num_computed=np.zeros_like(lens),
+            num_computed=np.minimum(step.num_computed, self.model.num_positions - lens),
             num_scheduled=lens,
             num_logit_rows=np.ones_like(lens),
             seats=np.full_like(lens, self._seats.scratch_seat),

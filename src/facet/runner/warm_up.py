@@ -4,19 +4,37 @@ Kernels differ by the number of rows they are made for and by whether single row
 by what requests ask for. Compiled kernels are kept on disk: only the first start on a machine takes long over this.
 """
 
+from dataclasses import dataclass
+
 from facet.sampling_params import SamplingParams
 
-# Rows of the sequences of a step: prompts of a few tokens, of some and of many, beside single rows and short runs that
-# lie before and behind them.
-QUERY_LENS: tuple[tuple[int, ...], ...] = (
-    (1,),
-    (2,),
-    (7,),
-    (14,),
-    (40,),
-    (300,),
-    (1, 1, 20),
-    (1, 40, 20),
+
+@dataclass(frozen=True, slots=True)
+class WarmUpStep:
+    """A step of made-up sequences."""
+
+    query_lens: tuple[int, ...]  # rows of each sequence
+    num_computed: int = 0  # tokens before them, of each
+
+
+# A context that attention cuts into as many shares as it ever does.
+_LONG = 16_384
+
+STEPS = (
+    # Prompts of a few tokens, of some and of many, beside single rows and short runs that lie before and behind them.
+    WarmUpStep((1,)),
+    WarmUpStep((2,)),
+    WarmUpStep((7,)),
+    WarmUpStep((14,)),
+    WarmUpStep((40,)),
+    WarmUpStep((300,)),
+    WarmUpStep((1, 1, 20)),
+    WarmUpStep((1, 40, 20)),
+    # Answers with long contexts beside a prompt: the more of them, the fewer shares each is cut into.
+    WarmUpStep((1, 20), _LONG),
+    WarmUpStep((*(8 * (1,)), 20), _LONG),
+    WarmUpStep((*(32 * (1,)), 20), _LONG),
+    WarmUpStep((*(100 * (1,)), 20), _LONG),
 )
 
 SAMPLING = (

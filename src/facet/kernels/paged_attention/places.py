@@ -34,7 +34,9 @@ def _row_places_kernel(
 def row_places(rows: AttentionRows, block_table: Tensor, *, tokens_per_block: int) -> tuple[Tensor, Tensor]:
     """See `reference.py`."""
     num_rows = rows.positions.shape[0]
-    blocks, slots = torch.empty(2, num_rows, dtype=torch.int64, device=block_table.device)
+    # Padded to an even number, so that both begin aligned: a kernel is compiled again for a pointer that is not.
+    padded = torch.empty(2, num_rows + num_rows % 2, dtype=torch.int64, device=block_table.device)
+    blocks, slots = padded[:, :num_rows]
     _row_places_kernel[(triton.cdiv(num_rows, _ROWS_PER_PROGRAM),)](
         rows.positions,
         rows.seats,
