@@ -17,6 +17,21 @@ def pattern(num_sliding: int, num_layers: int) -> list[str]:
     return [FULL if (index + 1) % (num_sliding + 1) == 0 else SLIDING for index in range(num_layers)]
 
 
+# By whether images attend both ways, which those of the small models do not.
+_VISION: dict[bool, Config] = {
+    False: {"hidden_size": 768, "num_hidden_layers": 16, "use_clipped_linears": True},
+    True: {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 72,
+        "standardize": True,
+    },
+}
+
+
 def _gemma4(architecture: str, num_sliding: int, **text: Any) -> Config:
     unified = "Unified" in architecture
     model_type = "gemma4_unified" if unified else "gemma4"
@@ -49,7 +64,10 @@ def _gemma4(architecture: str, num_sliding: int, **text: Any) -> Config:
         "dtype": "bfloat16",
         "tie_word_embeddings": True,
         "text_config": config,
-        "vision_config": {"model_type": f"{model_type}_vision", "hidden_size": 768, "num_hidden_layers": 16},
+        "vision_config": {
+            "model_type": f"{model_type}_vision",
+            **({} if unified else _VISION[text["use_bidirectional_attention"] == "vision"]),
+        },
     }
 
 
@@ -122,7 +140,15 @@ def _gemma3_with_vision(**text: Any) -> Config:
             "sliding_window": 1024,
             **text,
         },
-        "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 1152, "num_hidden_layers": 27},
+        "vision_config": {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "image_size": 896,
+            "patch_size": 14,
+        },
     }
 
 

@@ -96,10 +96,26 @@ VARIANTS |= {
         }.items()
     )
 }
+# Towers of other shapes: heads that are no multiple of 16, cells of four patches, one layer.
+VARIANTS |= {
+    "e2b_mm_other": ("gemma4_e2b_mm", 51, {"vision_config": dict(num_attention_heads=2, num_key_value_heads=2)}),
+    "31b_mm_other": (
+        "gemma4_31b_mm",
+        52,
+        {"vision_config": dict(head_dim=12, hidden_size=40, num_hidden_layers=1, pooling_kernel_size=2)},
+    ),
+    "12b_mm_other": ("gemma4_12b_mm", 53, {"vision_config": dict(patch_size=2, mm_embed_dim=56, output_proj_dims=56)}),
+    "gemma3_mm_other": (
+        "gemma3_mm",
+        54,
+        {"mm_tokens_per_image": 9, "vision_config": dict(image_size=84, num_attention_heads=3)},
+    ),
+}
 SMALL_WINDOW_NAMES = tuple(name for name in VARIANTS if name.endswith("_small"))
 BASE_NAMES = ("gemma4_e2b", "gemma4_e4b", "gemma4_31b", "gemma4_26b_a4b", "gemma4_12b", "gemma3", "gemma3n")
 MULTIMODAL_NAMES = ("gemma4_e2b_mm", "gemma4_31b_mm", "gemma4_12b_mm")
-ALL_TEXT_NAMES = (*BASE_NAMES, *(name for name in VARIANTS if name not in SMALL_WINDOW_NAMES))
+VISION_NAMES = (*MULTIMODAL_NAMES, "gemma3_mm", "e2b_mm_other", "31b_mm_other", "12b_mm_other", "gemma3_mm_other")
+ALL_TEXT_NAMES = (*BASE_NAMES, *(name for name in VARIANTS if name not in (*SMALL_WINDOW_NAMES, *VISION_NAMES)))
 
 
 @dataclass(frozen=True)
@@ -140,16 +156,44 @@ class TinyModel:
         return ids[len(token_ids) :]
 
 
+def _gemma3_with_vision(script: ModuleType) -> dict[str, tuple[str, dict[str, Any]]]:
+    """What the script has not: Gemma 3 with its tower."""
+    vision = dict(
+        model_type="siglip_vision_model",
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        image_size=112,
+        patch_size=14,
+        layer_norm_eps=1e-6,
+        hidden_act="gelu_pytorch_tanh",
+        vision_use_head=False,
+    )
+    config = dict(
+        model_type="gemma3",
+        text_config=script.GEMMA3,
+        vision_config=vision,
+        mm_tokens_per_image=16,
+        boi_token_index=500,
+        image_token_index=501,
+        eoi_token_index=502,
+        tie_word_embeddings=True,
+    )
+    return {"gemma3_mm": ("Gemma3ForConditionalGeneration", config)}
+
+
 def make_tiny_model(name: str, folder: Path) -> TinyModel:
     """Write the checkpoint of `name` into `folder` and return it with its oracle, re-read from disk."""
     import transformers
 
     script = spec_script()
     base, seed, changes = VARIANTS.get(name, (name, 1234, {}))
-    architecture, config = {**script.MODELS, **script.MM_MODELS}[base]
-    config = {**config, **changes}
+    architecture, config = {**script.MODELS, **script.MM_MODELS, **_gemma3_with_vision(script)}[base]
+    sections = {field: {**config[field], **value} for field, value in changes.items() if isinstance(value, dict)}
+    config = {**config, **changes, **sections}
     oracle_class = getattr(transformers, architecture)
-    model = oracle_class(script.build_config(architecture, config)).float()
+    model = oracle_class(oracle_class.config_class.from_dict(copy.deepcopy(config))).float()
     script.fill_weights(model, seed, config["model_type"].startswith("gemma3_"))
     transformers.utils.logging.disable_progress_bar()
     model.save_pretrained(folder)

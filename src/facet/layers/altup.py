@@ -67,7 +67,7 @@ class AltUpLayer(nn.Module):
         self.stream_router = StreamRouter(hidden, altup.num_streams, eps, placement)
         self.prediction = Linear(altup.num_streams, altup.num_streams**2, placement)
         self.correction = Linear(altup.num_streams, altup.num_streams, placement)
-        self.output_scale = placement.vector(hidden)
+        self.output_scale = placement.values(hidden)
         self.per_layer_gate = PerLayerGate(hidden, spec.per_layer_input.width, eps, placement)
 
     def forward(

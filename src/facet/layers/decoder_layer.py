@@ -34,7 +34,7 @@ class DecoderLayer(nn.Module):
         if spec.per_layer_input is not None:
             self.per_layer_gate = PerLayerGate(hidden, spec.per_layer_input.width, eps, placement)
         if spec.has_layer_scalar:
-            self.layer_scalar = placement.vector(1)
+            self.layer_scalar = placement.values(1)
 
     def forward(
         self,

@@ -18,8 +18,8 @@ class Experts(nn.Module):
         self.eps = eps
         self.arithmetic = placement.arithmetic
         self.router_factor = hidden_size**-0.5
-        self.router_scale = placement.vector(hidden_size)
-        self.expert_scale = placement.vector(spec.num_experts)
+        self.router_scale = placement.values(hidden_size)
+        self.expert_scale = placement.values(spec.num_experts)
         self.gate_up = Linear(hidden_size, (spec.width, spec.width), placement, num_experts=spec.num_experts)
         self.down = Linear(spec.width, hidden_size, placement, num_experts=spec.num_experts)
         self.router = Linear(hidden_size, spec.num_experts, placement)

@@ -25,9 +25,9 @@ class Placement:
     def weight(self, *shape: int) -> Weight:
         return DenseWeight(self._parameter(self.dtype, *shape), self.arithmetic)
 
-    def vector(self, size: int) -> nn.Parameter:
-        """Scales and scalars of the model's type."""
-        return self._parameter(self.dtype, size)
+    def values(self, *shape: int) -> nn.Parameter:
+        """Numbers of the model's type that are no product's: scales, biases, tables of positions."""
+        return self._parameter(self.dtype, *shape)
 
     def norm_weight(self, width: int) -> nn.Parameter:
         """In float32: norms multiply by their weight before they round."""

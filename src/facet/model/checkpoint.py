@@ -6,21 +6,20 @@ that does not fit its config is refused before any memory is spent on it.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from facet.errors import CheckpointError
 from facet.layers.linear import Linear
 from facet.layers.weight import Values
 from facet.matrix_format import MatrixFormat
 from facet.model.config_fields import shown
-from facet.model.gemma import Gemma
 from facet.model.gguf.folder import SUFFIX as GGUF_SUFFIX
 from facet.model.gguf.scheme import GgufTensors
 from facet.model.quantized.matching import Source, find_source, format_of, tensors_of
@@ -117,12 +116,30 @@ def match_tensors(
         if source is not None:
             found[name] = source
     used = {tensor.name for source in found.values() for tensor in tensors_of(source)}
-    missing = [name for name in targets if name not in found]
     unexpected = [
         tensor.name
         for name, tensor in inside.items()
         if tensor.name not in used and not is_unused(spec, name) and not _is_other_part(tensor.name)
     ]
+    _refuse_misfits(targets, found, unexpected)
+    return {target: found[name] for name, target in targets.items()}
+
+
+def match_tower(targets: Iterable[TensorTarget], stored: Mapping[str, StoredTensor]) -> dict[TensorTarget, Source]:
+    """As `match_tensors`, for what a checkpoint has beside the decoder. Tensors of other towers are left alone."""
+    inside = {_name_beside(name): tensor for name, tensor in stored.items()}
+    by_name = {target.name: target for target in targets}
+    found: dict[str, Source] = {name: inside[name] for name in by_name if name in inside}
+    towers = {name.partition(".")[0] for name in by_name}
+    unexpected = [
+        tensor.name for name, tensor in inside.items() if name.partition(".")[0] in towers and name not in by_name
+    ]
+    _refuse_misfits(by_name, found, unexpected)
+    return {target: found[name] for name, target in by_name.items()}
+
+
+def _refuse_misfits(targets: Mapping[str, TensorTarget], found: Mapping[str, Source], unexpected: list[str]) -> None:
+    missing = [name for name in targets if name not in found]
     plain = {name: source for name, source in found.items() if isinstance(source, StoredTensor)}
     misshapen = [
         f"{name} {list(tensor.shape)} instead of {list(targets[name].shape)}"
@@ -146,13 +163,12 @@ def match_tensors(
             + "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in findings if names)
             + ". Nothing was loaded."
         )
-    return {target: found[name] for name, target in targets.items()}
 
 
 def load_weights(
-    model: Gemma, matched: Mapping[TensorTarget, Source], progress: Progress, scheme: Scheme | None = None
+    model: nn.Module, matched: Mapping[TensorTarget, Source], progress: Progress, scheme: Scheme | None = None
 ) -> None:
-    """Bring every tensor to its place, one at a time, converting to the type it has there."""
+    """Bring every tensor to its place in the module, one at a time, converting to the type it has there."""
     parameters = dict(model.named_parameters())
     linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
     # In the order of the files, so that a disk reads each from one end to the other.
@@ -179,7 +195,7 @@ def load_weights(
         for target, source in in_order:
             if isinstance(source, StoredTensor):
                 tensor = read(source, None)
-                values: Values = tensor.float() + target.offset if target.offset else tensor
+                values: Values = _as_placed(tensor.float() + target.offset if target.offset else tensor, target)
             else:
                 assert scheme is not None, "quantized matrices are read by a scheme"
                 values = source.read(scheme, read)
@@ -213,6 +229,17 @@ def _name_inside(name: str, prefix: str) -> str:
     if name.removeprefix("language_model.").startswith("lm_head."):
         return name.removeprefix("language_model.")
     return name.removeprefix(prefix) if name.startswith(prefix) else f"/{name}"
+
+
+def _name_beside(name: str) -> str:
+    """Without what only some files put before or into the names of towers."""
+    return name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
+
+
+def _as_placed(values: Tensor, target: TensorTarget) -> Tensor:
+    if target.layout == "transposed":
+        return values.T
+    return values.flatten(1) if target.layout == "kernel" else values
 
 
 def _is_other_part(name: str) -> bool:

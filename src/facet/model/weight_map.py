@@ -7,6 +7,7 @@ text-only and multimodal checkpoints and is found by `checkpoint.py`.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from facet.model_spec import LayerSpec, ModelSpec
 
@@ -20,6 +21,8 @@ class TensorTarget:
     place: str  # a parameter, or a `Linear`
     part: int | None = None  # of the `Linear`; None: all of it
     offset: float = 0.0  # added to every value: Gemma 3 stores norm weights less one
+    # As the place holds it; a matrix [inputs, outputs]; or the kernel of a convolution, each of its outputs a row.
+    layout: Literal["as placed", "transposed", "kernel"] = "as placed"
 
     @property
     def num_values(self) -> int:
@@ -72,30 +75,32 @@ def _decoder_targets(spec: ModelSpec) -> Iterator[TensorTarget]:
             shape=(spec.per_layer_input.vocab_size, columns),
             place="per_layer_inputs.table",
         )
-        yield _matrix("per_layer_model_projection", columns, hidden, "per_layer_inputs.projection")
-        yield _norm("per_layer_projection_norm", width, "per_layer_inputs.norm", offset)
+        yield matrix_target("per_layer_model_projection", columns, hidden, "per_layer_inputs.projection")
+        yield norm_target("per_layer_projection_norm", width, "per_layer_inputs.norm", offset)
     if spec.altup is not None:
         for stream in range(spec.altup.num_streams - 1):
-            yield _matrix(f"altup_projections.{stream}", hidden, hidden, f"streams.expand_projections.{stream}")
-            yield _matrix(f"altup_unembed_projections.{stream}", hidden, hidden, f"streams.merge_projections.{stream}")
+            yield matrix_target(f"altup_projections.{stream}", hidden, hidden, f"streams.expand_projections.{stream}")
+            yield matrix_target(
+                f"altup_unembed_projections.{stream}", hidden, hidden, f"streams.merge_projections.{stream}"
+            )
     for layer in spec.layers:
         prefix = f"layers.{layer.index}"
         yield from _attention_targets(prefix, layer, hidden, offset)
         yield from _mlp_targets(prefix, layer, hidden)
         for stored, ours in _LAYER_NORMS:
-            yield _norm(f"{prefix}.{stored}", hidden, f"{prefix}.{ours}", offset)
+            yield norm_target(f"{prefix}.{stored}", hidden, f"{prefix}.{ours}", offset)
         if layer.moe is not None:
             yield from _moe_targets(prefix, layer, hidden, offset)
         if spec.altup is not None:
             yield from _altup_targets(prefix, spec.altup.num_streams, spec.altup.laurel_rank, hidden)
         if spec.per_layer_input is not None:
             width = spec.per_layer_input.width
-            yield _matrix(f"{prefix}.per_layer_input_gate", width, hidden, f"{prefix}.per_layer_gate.gate")
-            yield _matrix(f"{prefix}.per_layer_projection", hidden, width, f"{prefix}.per_layer_gate.projection")
-            yield _norm(f"{prefix}.post_per_layer_input_norm", hidden, f"{prefix}.per_layer_gate.norm", offset)
+            yield matrix_target(f"{prefix}.per_layer_input_gate", width, hidden, f"{prefix}.per_layer_gate.gate")
+            yield matrix_target(f"{prefix}.per_layer_projection", hidden, width, f"{prefix}.per_layer_gate.projection")
+            yield norm_target(f"{prefix}.post_per_layer_input_norm", hidden, f"{prefix}.per_layer_gate.norm", offset)
         if spec.has_layer_scalar:
             yield TensorTarget(name=f"{prefix}.layer_scalar", shape=(1,), place=f"{prefix}.layer_scalar")
-    yield _norm("norm", hidden, "norm", offset)
+    yield norm_target("norm", hidden, "norm", offset)
 
 
 _LAYER_NORMS = (
@@ -113,18 +118,18 @@ def _attention_targets(prefix: str, layer: LayerSpec, hidden: int, offset: float
         widths["k_proj"] = layer.kv_width
         if not layer.values_are_keys:
             widths["v_proj"] = layer.kv_width
-        yield _norm(f"{stored}.k_norm", layer.head_dim, f"{ours}.key_norm", offset)
+        yield norm_target(f"{stored}.k_norm", layer.head_dim, f"{ours}.key_norm", offset)
     for part, (name, width) in enumerate(widths.items()):
-        yield _matrix(f"{stored}.{name}", width, hidden, f"{ours}.projections", part)
-    yield _norm(f"{stored}.q_norm", layer.head_dim, f"{ours}.query_norm", offset)
-    yield _matrix(f"{stored}.o_proj", hidden, layer.query_width, f"{ours}.output")
+        yield matrix_target(f"{stored}.{name}", width, hidden, f"{ours}.projections", part)
+    yield norm_target(f"{stored}.q_norm", layer.head_dim, f"{ours}.query_norm", offset)
+    yield matrix_target(f"{stored}.o_proj", hidden, layer.query_width, f"{ours}.output")
 
 
 def _mlp_targets(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[TensorTarget]:
     width = layer.mlp_width
-    yield _matrix(f"{prefix}.mlp.gate_proj", width, hidden, f"{prefix}.mlp.gate_up", 0)
-    yield _matrix(f"{prefix}.mlp.up_proj", width, hidden, f"{prefix}.mlp.gate_up", 1)
-    yield _matrix(f"{prefix}.mlp.down_proj", hidden, width, f"{prefix}.mlp.down")
+    yield matrix_target(f"{prefix}.mlp.gate_proj", width, hidden, f"{prefix}.mlp.gate_up", 0)
+    yield matrix_target(f"{prefix}.mlp.up_proj", width, hidden, f"{prefix}.mlp.gate_up", 1)
+    yield matrix_target(f"{prefix}.mlp.down_proj", hidden, width, f"{prefix}.mlp.down")
 
 
 def _moe_targets(prefix: str, layer: LayerSpec, hidden: int, offset: float) -> Iterator[TensorTarget]:
@@ -132,31 +137,31 @@ def _moe_targets(prefix: str, layer: LayerSpec, hidden: int, offset: float) -> I
     experts, width, ours = layer.moe.num_experts, layer.moe.width, f"{prefix}.experts"
     yield TensorTarget(name=f"{prefix}.router.scale", shape=(hidden,), place=f"{ours}.router_scale")
     yield TensorTarget(name=f"{prefix}.router.per_expert_scale", shape=(experts,), place=f"{ours}.expert_scale")
-    yield _matrix(f"{prefix}.router.proj", experts, hidden, f"{ours}.router")
+    yield matrix_target(f"{prefix}.router.proj", experts, hidden, f"{ours}.router")
     yield TensorTarget(
         name=f"{prefix}.experts.gate_up_proj", shape=(experts, 2 * width, hidden), place=f"{ours}.gate_up"
     )
     yield TensorTarget(name=f"{prefix}.experts.down_proj", shape=(experts, hidden, width), place=f"{ours}.down")
-    yield _norm(f"{prefix}.pre_feedforward_layernorm_2", hidden, f"{ours}.input_norm", offset)
-    yield _norm(f"{prefix}.post_feedforward_layernorm_1", hidden, f"{prefix}.dense_branch_norm", offset)
-    yield _norm(f"{prefix}.post_feedforward_layernorm_2", hidden, f"{prefix}.expert_branch_norm", offset)
+    yield norm_target(f"{prefix}.pre_feedforward_layernorm_2", hidden, f"{ours}.input_norm", offset)
+    yield norm_target(f"{prefix}.post_feedforward_layernorm_1", hidden, f"{prefix}.dense_branch_norm", offset)
+    yield norm_target(f"{prefix}.post_feedforward_layernorm_2", hidden, f"{prefix}.expert_branch_norm", offset)
 
 
 def _altup_targets(prefix: str, num_streams: int, rank: int, hidden: int) -> Iterator[TensorTarget]:
     altup = f"{prefix}.altup"
     yield TensorTarget(name=f"{altup}.correct_output_scale", shape=(hidden,), place=f"{prefix}.output_scale")
-    yield _matrix(f"{altup}.correction_coefs", num_streams, num_streams, f"{prefix}.correction")
-    yield _matrix(f"{altup}.prediction_coefs", num_streams**2, num_streams, f"{prefix}.prediction")
-    yield _matrix(f"{altup}.modality_router", num_streams, hidden, f"{prefix}.stream_router.router")
-    yield _norm(f"{altup}.router_norm", hidden, f"{prefix}.stream_router.norm", 0.0)
-    yield _matrix(f"{prefix}.laurel.linear_left", rank, hidden, f"{prefix}.laurel.left")
-    yield _matrix(f"{prefix}.laurel.linear_right", hidden, rank, f"{prefix}.laurel.right")
-    yield _norm(f"{prefix}.laurel.post_laurel_norm", hidden, f"{prefix}.laurel.norm", 0.0)
+    yield matrix_target(f"{altup}.correction_coefs", num_streams, num_streams, f"{prefix}.correction")
+    yield matrix_target(f"{altup}.prediction_coefs", num_streams**2, num_streams, f"{prefix}.prediction")
+    yield matrix_target(f"{altup}.modality_router", num_streams, hidden, f"{prefix}.stream_router.router")
+    yield norm_target(f"{altup}.router_norm", hidden, f"{prefix}.stream_router.norm", 0.0)
+    yield matrix_target(f"{prefix}.laurel.linear_left", rank, hidden, f"{prefix}.laurel.left")
+    yield matrix_target(f"{prefix}.laurel.linear_right", hidden, rank, f"{prefix}.laurel.right")
+    yield norm_target(f"{prefix}.laurel.post_laurel_norm", hidden, f"{prefix}.laurel.norm", 0.0)
 
 
-def _matrix(name: str, num_outputs: int, num_inputs: int, place: str, part: int | None = None) -> TensorTarget:
+def matrix_target(name: str, num_outputs: int, num_inputs: int, place: str, part: int | None = None) -> TensorTarget:
     return TensorTarget(name=f"{name}.weight", shape=(num_outputs, num_inputs), place=place, part=part)
 
 
-def _norm(name: str, width: int, place: str, offset: float) -> TensorTarget:
+def norm_target(name: str, width: int, place: str, offset: float = 0.0) -> TensorTarget:
     return TensorTarget(name=f"{name}.weight", shape=(width,), place=f"{place}.weight", offset=offset)

@@ -1,0 +1,1 @@
+"""The torch modules that turn pictures into rows of a decoder."""

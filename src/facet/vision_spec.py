@@ -1,0 +1,71 @@
+"""Describes what turns pictures into rows of a decoder, as data: one class for each kind there is.
+
+Every kind ends in rows as wide as the decoder's stream (`output_size`), one for each placeholder of a picture.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchTowerSpec:
+    """Gemma 4: a transformer over the patches of a picture of any shape. Cells of the grid are averaged at the end."""
+
+    hidden_size: int
+    num_layers: int
+    mlp_width: int
+    num_heads: int
+    head_dim: int
+    patch_size: int  # pixels on a side
+    cell_size: int  # patches on a side of a cell, which becomes one row
+    num_positions: int  # the most patches on a side of a picture
+    rotary_theta: float
+    norm_eps: float
+    is_clipped: bool  # products bound what goes in and out
+    is_standardized: bool  # averages are shifted and scaled by stored vectors
+    output_size: int
+
+    @property
+    def patch_width(self) -> int:
+        return 3 * self.patch_size**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchEmbedderSpec:
+    """Gemma 4 12B: no tower. A large patch is projected and becomes a row."""
+
+    patch_size: int  # pixels on a side
+    hidden_size: int
+    num_positions: int  # the most patches on a side of a picture
+    norm_eps: float
+    output_size: int
+
+    @property
+    def patch_width(self) -> int:
+        return 3 * self.patch_size**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SquareTowerSpec:
+    """Gemma 3: a transformer (SigLIP) over the patches of a square picture of one size."""
+
+    hidden_size: int
+    num_layers: int
+    mlp_width: int
+    num_heads: int
+    image_size: int  # pixels on a side
+    patch_size: int  # pixels on a side
+    rows_per_side: int  # patches are averaged to so many rows on a side
+    norm_eps: float
+    output_size: int
+
+    @property
+    def patches_per_side(self) -> int:
+        return self.image_size // self.patch_size
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+VisionSpec: TypeAlias = PatchTowerSpec | PatchEmbedderSpec | SquareTowerSpec

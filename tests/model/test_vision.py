@@ -1,0 +1,153 @@
+"""Towers make of pictures what transformers makes of them, alone and several at once, from the published layouts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from facet.errors import CheckpointError, ConfigError
+from facet.layers.placement import Placement
+from facet.model.checkpoint import find_weight_files, read_headers
+from facet.model.config_fields import read_config_file
+from facet.model.families import read_model_spec
+from facet.model.towers import build_vision_tower, load_vision_tower
+from facet.model.vision_config import read_vision_spec
+from facet.model.vision_weights import vision_targets
+from facet.progress import Silent
+from facet.vision_spec import PatchTowerSpec, VisionSpec
+from tests.published_configs import PUBLISHED
+from tests.tiny_models import VISION_NAMES, TinyModel
+from tests.vision import Picture, oracle_rows, random_pictures
+
+FLOAT32 = Placement(dtype=torch.float32, device=torch.device("cpu"))
+RELATIVE_TOLERANCE = 2e-4
+
+TinyModels = Callable[[str], TinyModel]
+
+
+def spec_of(config: Mapping[str, Any]) -> VisionSpec:
+    spec = read_vision_spec(config, read_model_spec(config).hidden_size)
+    assert spec is not None
+    return spec
+
+
+def load(folder: Path) -> nn.Module:
+    spec = spec_of(read_config_file(folder / "config.json"))
+    return load_vision_tower(spec, FLOAT32, read_headers(find_weight_files(folder)), Silent())
+
+
+@torch.no_grad()
+def rows_of(tower: nn.Module, pictures: list[Picture]) -> list[Tensor]:
+    rows: list[Tensor] = tower(pictures)
+    return rows
+
+
+def relative_difference(ours: Tensor, theirs: Tensor) -> float:
+    assert ours.shape == theirs.shape
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+@pytest.mark.parametrize("name", VISION_NAMES)
+def test_rows_are_those_of_transformers_alone_and_together(name: str, tiny_model: TinyModels) -> None:
+    tiny = tiny_model(name)
+    tower = load(tiny.folder)
+    pictures = random_pictures(spec_of(tiny.config))
+    alone = [rows_of(tower, [picture])[0] for picture in pictures]
+    for ours, picture in zip(alone, pictures, strict=True):
+        assert relative_difference(ours, oracle_rows(tiny.oracle, picture)) <= RELATIVE_TOLERANCE
+    for ours, one in zip(rows_of(tower, pictures), alone, strict=True):
+        assert relative_difference(ours, one) <= 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_stay_near(dtype: torch.dtype, tiny_model: TinyModels) -> None:
+    tiny = tiny_model("gemma4_31b_mm")
+    tower = load(tiny.folder)
+    spec = spec_of(tiny.config)
+    headers = read_headers(find_weight_files(tiny.folder))
+    small = load_vision_tower(spec, replace(FLOAT32, dtype=dtype), headers, Silent())
+    pictures = random_pictures(spec)
+    for ours, exact in zip(rows_of(small, pictures), rows_of(tower, pictures), strict=True):
+        assert ours.dtype == dtype
+        assert (ours.float() - exact).abs().mean() <= 0.05 * exact.abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tensors", "millions"),
+    # What is said of the published files: 355 tensors beside the projection, and these sizes.
+    [("Gemma 4 E2B", None, 167.4), ("Gemma 4 31B", 356, 569.6), ("Gemma 4 26B-A4B", 356, 569.6)],
+)
+def test_published_towers_have_their_size(name: str, num_tensors: int | None, millions: float) -> None:
+    targets = vision_targets(spec_of(PUBLISHED[name]))
+    towers = [target for target in targets if target.name.startswith("vision_tower.")]
+    assert num_tensors is None or len(targets) == num_tensors
+    assert round(sum(target.num_values for target in towers) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "3n" not in name])
+def test_every_parameter_of_a_tower_has_a_tensor(name: str) -> None:
+    spec = read_vision_spec(PUBLISHED[name], read_model_spec(PUBLISHED[name]).hidden_size)
+    if spec is None:
+        assert "text_config" not in PUBLISHED[name]
+        return
+    tower = build_vision_tower(spec, replace(FLOAT32, device=torch.device("meta")))
+    places = {target.place for target in vision_targets(spec)}
+    assert {name.removesuffix(".weight.values") for name, _ in tower.named_parameters()} == places
+
+
+def test_gemma_3_files_are_read_with_the_published_names(tiny_model: TinyModels, tmp_path: Path) -> None:
+    tiny = tiny_model("gemma3_mm")
+    stored = load_file(tiny.folder / "model.safetensors")
+    names = {name: name.removeprefix("model.") for name in stored}
+    inner = {
+        name: new.replace("vision_tower.", "vision_tower.vision_model.")
+        for name, new in names.items()
+        if "vision_model." not in new
+    }
+    save_file({{**names, **inner}[name]: tensor for name, tensor in stored.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((tiny.folder / "config.json").read_bytes())
+    pictures = random_pictures(spec_of(tiny.config))
+    for ours, expected in zip(rows_of(load(tmp_path), pictures), rows_of(load(tiny.folder), pictures), strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_tensors_that_do_not_fit_are_named(tiny_model: TinyModels) -> None:
+    tiny = tiny_model("gemma4_e2b_mm")
+    spec = spec_of(tiny.config)
+    assert isinstance(spec, PatchTowerSpec)
+    headers = read_headers(find_weight_files(tiny.folder))
+    cases = {
+        "missing: vision_tower.std_bias": replace(spec, is_standardized=True),
+        "unexpected: .*down_proj.input_max": replace(spec, is_clipped=False),
+        "of another shape: .*position_embedding_table": replace(spec, num_positions=65),
+    }
+    for message, wrong in cases.items():
+        with pytest.raises(CheckpointError, match=message):
+            load_vision_tower(wrong, FLOAT32, headers, Silent())
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "changes", "message"),
+    [
+        ("Gemma 4 31B", "vision_config", {"num_key_value_heads": 4}, "num_key_value_heads is 4, but must be"),
+        ("Gemma 4 31B", "vision_config", {"head_dim": 70}, "head_dim is 70, but must be a multiple of 4"),
+        ("Gemma 4 E2B", "vision_config", {"hidden_activation": "relu"}, "hidden_activation is 'relu'"),
+        ("Gemma 4 12B", "vision_config", {"mm_posemb_size": 0}, "mm_posemb_size is 0"),
+        ("Gemma 4 12B", "vision_config", {"output_proj_dims": 8}, "output_proj_dims is 8, but must be mm_embed_dim"),
+        ("Gemma 3 4B", "vision_config", {"image_size": 900}, "image_size is 900, but must be a multiple"),
+        ("Gemma 3 4B", "vision_config", {"hidden_size": 1000}, "hidden_size is 1000, but must be a multiple"),
+        ("Gemma 3 4B", None, {"mm_tokens_per_image": 255}, "mm_tokens_per_image is 255, but must be the square"),
+    ],
+)
+def test_configs_that_make_no_tower_are_refused(
+    name: str, section: str | None, changes: dict[str, Any], message: str
+) -> None:
+    config = PUBLISHED[name]
+    config = {**config, **changes} if section is None else {**config, section: {**config[section], **changes}}
+    with pytest.raises(ConfigError, match=message):
+        spec_of(config)
