@@ -8,7 +8,7 @@ from facet.errors import RequestError
 from facet.media_span import MediaSpan, end_before_cut, uncuttable
 from facet.request import Request
 from facet.sampling_params import SamplingParams
-from tests.media import spans_at
+from tests.media_spans import spans_at
 
 
 def request_with(*spans: MediaSpan, num_tokens: int = 20) -> Request:

@@ -13,7 +13,7 @@ from facet.sampling_params import SamplingParams
 from facet.step import Admission, NewBlocks, StepMasks, StepPlan, TableSlice
 from facet.step_codec import decode_masks, decode_plan, encode_masks, encode_plan
 from facet.thoughts import ThoughtTokens
-from tests.media import spans_at
+from tests.media_spans import spans_at
 
 NOTHING = np.zeros(0, np.int32)
 

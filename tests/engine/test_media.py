@@ -24,7 +24,7 @@ from facet.sampling_params import WHOLE_VOCABULARY, SamplingParams
 from facet.token_logprobs import TokenLogprobs
 from tests.engine.harness import Answer, Rememberer, alone, kv_layout, make_engine, mixed_requests, run
 from tests.engine.test_alone_equals_together import assert_all_same
-from tests.media import spans_at
+from tests.media_spans import spans_at
 from tests.tiny_models import TinyModel
 
 TinyModels = Callable[[str], TinyModel]

@@ -15,7 +15,7 @@ from facet.kernels.paged_attention import cases, plan_attention, plan_invariant_
 from facet.media_span import MediaSpan
 from facet.runner.batch import Chunks, make_batch
 from tests.kernels.test_paged_attention import small_cases
-from tests.media import spans_at
+from tests.media_spans import spans_at
 
 PLANNERS = [plan_attention, plan_invariant_attention]
 

@@ -17,7 +17,7 @@ from facet.kernels.paged_attention.prefill.plan import Run, plan_runs
 from facet.kernels.paged_attention.reference import plan_reference
 from facet.media_span import MediaSpan
 from tests.kernels.test_attention_both_ways import with_media
-from tests.media import spans_at
+from tests.media_spans import spans_at
 
 pytest.importorskip("triton")
 from facet.kernels.paged_attention import gpu

@@ -4,7 +4,7 @@ from facet.kv_cache.marks import Marks, mark_positions, prompt_name
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import NEW_GROUND, Passage
 from tests.kv_cache.layouts import make_layout
-from tests.media import spans_at
+from tests.media_spans import spans_at
 
 
 def test_long_prompts_are_marked_sparsely() -> None:

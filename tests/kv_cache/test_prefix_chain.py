@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from facet.kv_cache.prefix_chain import TOKENS_PER_LINK, PrefixChain
-from tests.media import contents, prompt_of, segments
+from tests.media_spans import contents, prompt_of, segments
 
 tokens = st.lists(st.integers(0, 2**18 - 1), max_size=5 * TOKENS_PER_LINK)
 

@@ -11,7 +11,7 @@ from facet.kv_layout import KVLayout
 from facet.media_span import MediaSpan
 from facet.step import TableSlice
 from tests.kv_cache.layouts import make_layout
-from tests.media import spans_at
+from tests.media_spans import spans_at
 
 LAYOUT = make_layout((32, 16), (None, 40))
 

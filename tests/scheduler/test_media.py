@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from facet.errors import CapacityError, RequestError
 from facet.media_span import MediaSpan
 from tests.kv_cache.layouts import make_layout
-from tests.media import prompt_of, segments, spans_at
+from tests.media_spans import prompt_of, segments, spans_at
 from tests.scheduler.fake_runner import FakeEngine
 from tests.scheduler.requests import Guesser, alone, continuation, make_engine, make_request
 

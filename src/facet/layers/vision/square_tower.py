@@ -30,23 +30,23 @@ class SquareTower(nn.Module):
     def forward(self, pictures: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """The rows of each picture."""
         pixels = torch.stack([picture["pixels"] for picture in pictures])
-        stream = self.input(self._patches(pixels)) + self.positions
+        stream = self.input(self._patches(pixels)) + self.positions.repeat(len(pictures), 1)
         for layer in self.layers:
             stream = layer(stream)
         rows: Tensor = self.output(self.output_norm(self._averages(self.norm(stream))))
-        return list(torch.unbind(rows))
+        return list(torch.split(rows, self.spec.rows_per_side**2))
 
     def _patches(self, pixels: Tensor) -> Tensor:
-        """[pictures, patches, 3 * size^2], each flattened by colour, row and column, from -1 to 1."""
+        """[pictures * patches, 3 * size^2], each flattened by colour, row and column, from -1 to 1."""
         side, size = self.spec.patches_per_side, self.spec.patch_size
         scaled = (pixels.float() * (2 / 255) - 1).to(self.placement.dtype)
         grid = scaled.view(-1, 3, side, size, side, size).permute(0, 2, 4, 1, 3, 5)
-        return grid.reshape(len(pixels), side**2, 3 * size**2)
+        return grid.reshape(-1, 3 * size**2)
 
     def _averages(self, stream: Tensor) -> Tensor:
         side, count = self.spec.patches_per_side, self.spec.rows_per_side
         cells = stream.view(-1, count, side // count, count, side // count, self.spec.hidden_size)
-        return cells.float().mean(dim=(2, 4)).to(stream.dtype).flatten(1, 2)
+        return cells.float().mean(dim=(2, 4)).to(stream.dtype).flatten(0, 2)
 
 
 class SquareLayer(nn.Module):
@@ -62,14 +62,14 @@ class SquareLayer(nn.Module):
         self.narrow = BiasedLinear(spec.mlp_width, hidden, placement)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """[pictures, patches, hidden]."""
+        """[pictures * patches, hidden]"""
         normed = self.attention_norm(stream)
         queries, keys, values = (self._heads(project(normed)) for project in (self.query, self.key, self.value))
         attended = functional.scaled_dot_product_attention(queries, keys, values)
-        stream = stream + self.output(attended.transpose(1, 2).flatten(2))
+        stream = stream + self.output(attended.transpose(1, 2).flatten(2).flatten(0, 1))
         widened = functional.gelu(self.widen(self.mlp_norm(stream)), approximate="tanh")
         narrowed: Tensor = self.narrow(widened)
         return stream + narrowed
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], self.spec.num_heads, self.spec.head_dim).transpose(1, 2)
+        return x.view(-1, self.spec.patches_per_side**2, self.spec.num_heads, self.spec.head_dim).transpose(1, 2)
