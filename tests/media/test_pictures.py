@@ -12,7 +12,7 @@ from PIL import Image
 
 from facet.media.limits import MediaLimits
 from facet.media.opening import open_picture
-from facet.media.picture_options import PictureOptions, choose_budget
+from facet.media.options import MediaOptions, choose_budget
 from facet.media.pictures import crop_boxes, prepare_picture, token_grid
 from facet.media.prepared import PreparedMedia
 from facet.media.spec import BUDGETS, PanAndScan, PatchPictures
@@ -23,7 +23,7 @@ EXPECTED = json.loads((FOLDER / "expected.json").read_text())
 LIMITS = MediaLimits()
 
 
-def prepare_file(name: str, family: str, options: PictureOptions) -> tuple[PreparedMedia, ...]:
+def prepare_file(name: str, family: str, options: MediaOptions) -> tuple[PreparedMedia, ...]:
     data, spec = (FOLDER / name).read_bytes(), media_spec(family).pictures
     assert spec is not None
     return prepare_picture(open_picture(data, LIMITS), spec, options, data)
@@ -42,7 +42,7 @@ def test_decoded_as_the_reference_does(name: str) -> None:
 
 @pytest.mark.parametrize("case", EXPECTED["prepared"], ids=lambda case: f"{case['family']}-{case['file']}")
 def test_prepared_as_the_reference_does(case: dict[str, Any]) -> None:
-    asked = PictureOptions(
+    asked = MediaOptions(
         max_soft_tokens=case["options"].get("max_soft_tokens"), pan_and_scan=case["options"].get("do_pan_and_scan")
     )
     found = prepare_file(case["file"], case["family"], asked)
@@ -61,7 +61,7 @@ def test_sixteen_bits_of_grey_keep_their_upper_half() -> None:
 
 def test_patches_and_positions_rebuild_the_picture() -> None:
     for family, side in (("gemma4_e", 16), ("gemma4_12b", 48)):
-        (media,) = prepare_file("fits.jpg", family, PictureOptions(max_soft_tokens=70))
+        (media,) = prepare_file("fits.jpg", family, MediaOptions(max_soft_tokens=70))
         patches, positions = media.arrays["patches"].numpy(), media.arrays["positions"].numpy()
         assert positions.dtype == np.int32
         rebuilt = np.zeros((384, 384, 3), np.uint8)
@@ -117,16 +117,16 @@ def test_crops_of_pan_and_scan(width: int, height: int, sizes: list[tuple[int, i
 @pytest.mark.parametrize(
     ("options", "size", "budget"),
     [
-        (PictureOptions(), (4000, 4000), 280),
-        (PictureOptions(detail="low"), (4000, 4000), 70),
-        (PictureOptions(detail="high"), (10, 10), 1120),
-        (PictureOptions(detail="auto"), (10, 10), 70),
-        (PictureOptions(detail="auto"), (480, 640), 140),
-        (PictureOptions(detail="auto"), (4000, 4000), 560),
-        (PictureOptions(detail="high", max_soft_tokens=140), (10, 10), 140),
+        (MediaOptions(), (4000, 4000), 280),
+        (MediaOptions(detail="low"), (4000, 4000), 70),
+        (MediaOptions(detail="high"), (10, 10), 1120),
+        (MediaOptions(detail="auto"), (10, 10), 70),
+        (MediaOptions(detail="auto"), (480, 640), 140),
+        (MediaOptions(detail="auto"), (4000, 4000), 560),
+        (MediaOptions(detail="high", max_soft_tokens=140), (10, 10), 140),
     ],
 )
-def test_the_budget_of_a_detail(options: PictureOptions, size: tuple[int, int], budget: int) -> None:
+def test_the_budget_of_a_detail(options: MediaOptions, size: tuple[int, int], budget: int) -> None:
     spec = media_spec("gemma4_e").pictures
     assert isinstance(spec, PatchPictures)
     assert choose_budget(spec, *size, options) == budget
@@ -137,12 +137,12 @@ def test_keys_tell_pictures_budgets_families_and_crops_apart() -> None:
         media.content_key
         for name in ("photo.jpg", "panorama.jpg")
         for family in ("gemma4_e", "gemma4_12b", "gemma3")
-        for options in (PictureOptions(max_soft_tokens=70), PictureOptions(max_soft_tokens=140, pan_and_scan=True))
+        for options in (MediaOptions(max_soft_tokens=70), MediaOptions(max_soft_tokens=140, pan_and_scan=True))
         for media in prepare_file(name, family, options)
     ]
     # A square picture has no budget, and where there are no crops pan and scan changes nothing.
     assert len(set(keys)) == len(keys) - 1
-    again = prepare_file("photo.jpg", "gemma4_e", PictureOptions(max_soft_tokens=70))[0]
+    again = prepare_file("photo.jpg", "gemma4_e", MediaOptions(max_soft_tokens=70))[0]
     assert again.content_key == keys[0]
 
 

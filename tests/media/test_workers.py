@@ -11,7 +11,7 @@ import pytest
 from facet.errors import EngineError, RequestError
 from facet.media.limits import MediaLimits
 from facet.media.opening import open_picture
-from facet.media.picture_options import PictureOptions
+from facet.media.options import MediaOptions
 from facet.media.pictures import prepare_picture
 from facet.media.prepared import MediaArray, PreparedMedia
 from facet.media.workers import MediaWorkers
@@ -63,7 +63,7 @@ def process_of(workers: MediaWorkers) -> int:
 
 
 def test_a_picture_is_prepared_as_it_is_here(workers: MediaWorkers) -> None:
-    data, spec, options = good_files()["jpeg"], media_spec("gemma4_e").pictures, PictureOptions(detail="low")
+    data, spec, options = good_files()["jpeg"], media_spec("gemma4_e").pictures, MediaOptions(detail="low")
     assert spec is not None
     found = workers.run(PREPARE, data, spec, options, MediaLimits(), "it", where="it")
     assert found == prepare_picture(open_picture(data, MediaLimits()), spec, options, data)
@@ -73,7 +73,7 @@ def test_a_picture_is_prepared_as_it_is_here(workers: MediaWorkers) -> None:
 def test_a_refusal_comes_back_in_its_words(workers: MediaWorkers) -> None:
     spec = media_spec("gemma3").pictures
     with pytest.raises(RequestError, match=r"messages\[1\] is SVG") as caught:
-        workers.run(PREPARE, b"<svg/>", spec, PictureOptions(), MediaLimits(), "messages[1]", where="messages[1]")
+        workers.run(PREPARE, b"<svg/>", spec, MediaOptions(), MediaLimits(), "messages[1]", where="messages[1]")
     assert caught.value.field == "messages"
 
 

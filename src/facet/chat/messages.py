@@ -8,38 +8,34 @@ Knows neither any model's format (the template's business) nor the rest of a req
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
+from facet.chat.media_parts import MEDIA_TYPES, MediaParts
 from facet.errors import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-_MEDIA_PARTS = {
-    "image": "images",
-    "image_url": "images",
-    "input_image": "images",
-    "audio": "audio",
-    "audio_url": "audio",
-    "input_audio": "audio",
-    "video": "video",
-    "video_url": "video",
-    "input_video": "video",
-    "file": "files",
-}
+
+# Takes a part that is no text, and where it is; returns the type under which a template knows it.
+TakeMedia = Callable[[Mapping[Any, Any], str], str]
 
 
-def normalize_messages(messages: object) -> list[dict[str, Any]]:
-    """The conversation, ready for `ChatTemplate.render`."""
+def normalize_messages(messages: object, take_media: TakeMedia | None = None) -> list[dict[str, Any]]:
+    """The conversation, ready for `ChatTemplate.render`.
+
+    Parts that are pictures, sound or video go to `take_media`; without it they are refused.
+    """
+    take_media = take_media or MediaParts().take
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         _refuse("messages", f"must be a list of messages, not {_kind(messages)}")
-    normalized = [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    normalized = [_message(message, f"messages[{i}]", take_media) for i, message in enumerate(messages)]
     if not normalized:
         raise RequestError("messages is empty. Send at least one message.", field="messages")
     return normalized
 
 
-def _message(message: object, where: str) -> dict[str, Any]:
+def _message(message: object, where: str, take_media: TakeMedia) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         _refuse(where, f'must be an object such as {{"role": "user", "content": "..."}}, not {_kind(message)}')
     role = message.get("role")
@@ -51,18 +47,18 @@ def _message(message: object, where: str) -> dict[str, Any]:
     if name is not None:
         normalized["name"] = name
     if role == "assistant":
-        normalized |= _assistant_fields(message, where)
+        normalized |= _assistant_fields(message, where, take_media)
     else:
         content = message.get("content")
         if content is None:
             _refuse(where, "has no content. Give it a text, or leave the message out")
-        normalized["content"] = _content(content, f"{where}.content")
+        normalized["content"] = _content(content, f"{where}.content", take_media)
     if role == "tool":
         normalized |= _tool_fields(message, where)
     return normalized
 
 
-def _assistant_fields(message: Mapping[Any, Any], where: str) -> dict[str, Any]:
+def _assistant_fields(message: Mapping[Any, Any], where: str, take_media: TakeMedia) -> dict[str, Any]:
     for retired in ("function_call", "audio"):
         if message.get(retired) is not None:
             advice = "Send tool_calls instead" if retired == "function_call" else "Send the text as content"
@@ -85,7 +81,7 @@ def _assistant_fields(message: Mapping[Any, Any], where: str) -> dict[str, Any]:
     if content is None and not fields:
         _refuse(where, "has neither content nor tool_calls. Leave the message out")
     # Templates ask whether content is a string: None is a value few of them expect.
-    fields["content"] = "" if content is None else _content(content, f"{where}.content")
+    fields["content"] = "" if content is None else _content(content, f"{where}.content", take_media)
     return fields
 
 
@@ -136,23 +132,22 @@ def _arguments(arguments: object, where: str) -> dict[str, Any]:
     return parsed
 
 
-def _content(content: object, where: str) -> str | list[dict[str, Any]]:
+def _content(content: object, where: str, take_media: TakeMedia) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list | tuple):
         _refuse(where, f"must be a string or a list of parts, not {_kind(content)}")
-    return [{"type": "text", "text": _text_of_part(part, f"{where}[{k}]")} for k, part in enumerate(content)]
+    return [_part(part, f"{where}[{k}]", take_media) for k, part in enumerate(content)]
 
 
-def _text_of_part(part: object, where: str) -> str:
+def _part(part: object, where: str, take_media: TakeMedia) -> dict[str, Any]:
     if isinstance(part, str):
-        return part
+        return {"type": "text", "text": part}
     if not isinstance(part, Mapping):
         _refuse(where, f'must be an object such as {{"type": "text", "text": "..."}}, not {_kind(part)}')
     kind = part.get("type")
-    if isinstance(kind, str) and kind in _MEDIA_PARTS:
-        medium = _MEDIA_PARTS[kind]
-        _refuse(where, f"is of type {kind!r}, but this server reads text only, no {medium}")
+    if isinstance(kind, str) and kind in MEDIA_TYPES:
+        return {"type": take_media(part, where)}
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         given = "has no type" if kind is None else f"has the type {kind!r}"
         _refuse(where, f"{given}. A part is of type 'text'")
@@ -160,7 +155,7 @@ def _text_of_part(part: object, where: str) -> str:
     text = part.get(field)
     if not isinstance(text, str):
         _refuse(f"{where}.{field}", f"must be a string, not {_kind(text)}")
-    return text
+    return {"type": "text", "text": text}
 
 
 class _FloatAsWritten(float):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image
 
-from facet.media.picture_options import PictureOptions, choose_budget
+from facet.media.options import MediaOptions, choose_budget
 from facet.media.prepared import MediaArray, PreparedMedia, content_key
 from facet.media.spec import PanAndScan, PatchPictures, ResizeFilter, SquarePictures
 from facet.media_span import MediaKind
@@ -23,7 +23,7 @@ _FILTERS: dict[ResizeFilter, Image.Resampling] = {
 def prepare_picture(
     image: Image.Image,
     spec: PatchPictures | SquarePictures,
-    options: PictureOptions,
+    options: MediaOptions,
     content: bytes,
 ) -> tuple[PreparedMedia, ...]:
     """One value for each span: the picture, and its crops where it has some. `content` is what its key is made of."""
@@ -98,7 +98,7 @@ def crop_boxes(width: int, height: int, rule: PanAndScan) -> list[tuple[int, int
     return [(0, start, width, end) for start, end in ranges]
 
 
-def _crops(image: Image.Image, rule: PanAndScan | None, options: PictureOptions) -> Iterator[Image.Image]:
+def _crops(image: Image.Image, rule: PanAndScan | None, options: MediaOptions) -> Iterator[Image.Image]:
     if rule is None:
         return
     if rule.enabled if options.pan_and_scan is None else options.pan_and_scan:

@@ -6,6 +6,10 @@ from collections.abc import Callable
 # or are never pictures for a chat.
 PICTURE_FORMATS = {"PNG": "PNG", "JPEG": "JPEG", "WEBP": "WebP", "GIF": "GIF", "BMP": "BMP"}
 
+# Kinds of files that hold sound or video, in the words of `recognize`. What is in a container shows when it is opened.
+SOUND_FILES = ("WAV sound", "MP3 sound", "an Ogg file", "a FLAC file", "an M4A file")
+VIDEO_FILES = ("an MP4 or QuickTime file", "a Matroska or WebM file")
+
 _STARTS: dict[str, tuple[bytes, ...]] = {
     "PNG": (b"\x89PNG\r\n\x1a\n",),
     "JPEG": (b"\xff\xd8\xff",),
@@ -51,7 +55,7 @@ def _is_iso_media(data: bytes) -> str | None:
         return "AVIF"
     if brand in (b"heic", b"heix", b"heif", b"hevc", b"mif1", b"msf1"):
         return "HEIC"
-    return "an MP4 or QuickTime file"
+    return "an M4A file" if brand in (b"M4A ", b"M4B ") else "an MP4 or QuickTime file"
 
 
 _LOOK: tuple[Callable[[bytes], str | None], ...] = (_is_riff, _is_iso_media, _is_svg_or_html)

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from facet.chat.formats import ReplyMarkers
+from facet.chat.media_parts import MediaParts
 from facet.chat.template import ChatTemplate
 from facet.config import PromptConfig
 from facet.errors import ConfigError, RequestError
+from facet.media.options import MediaOptions
+from facet.media.spec import MediaSpec
+from facet.media_span import MediaKind
 from facet.model.generation_config import GenerationConfig, read_generation_config
 from facet.sampling_params import SamplingParams
 from facet.tokens import Tokenizer
@@ -26,11 +30,18 @@ class AskedModel:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     any_whitespace: bool = False  # in JSON that follows a schema, unless a question says otherwise
     max_tokens_default: int | None = None  # for questions that name no max_tokens
+    media: MediaSpec = field(default_factory=MediaSpec)  # what it reads besides text
+    media_options: MediaOptions = field(default_factory=MediaOptions)  # where a question says nothing
+    max_media: Mapping[MediaKind, int] = field(default_factory=dict)  # of a kind in one prompt; no limit if not named
 
     def sampling(self, given: Mapping[str, Any], *, max_tokens: int | None) -> SamplingParams:
         """The given settings over the model's defaults; `max_tokens` applies if neither has one."""
         default = max_tokens if self.max_tokens_default is None else self.max_tokens_default
         return SamplingParams(**{**self.sampling_defaults, "max_tokens": default, **given})
+
+    def media_parts(self) -> MediaParts:
+        """To be filled with the media of one conversation."""
+        return MediaParts(kinds=self.media.kinds, most=self.max_media)
 
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -14,7 +14,9 @@ from facet.chat.messages import normalize_messages
 from facet.chat.tool_choice import normalize_tools, template_variables
 from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
+from facet.media.prepared import PreparedMedia
 from facet.prompts.asked_model import AskedModel, check_thinking_token_budget
+from facet.prompts.expanding import ExpandedPrompt, Item, expand
 from facet.prompts.grammars import answer_grammar, chat_grammar
 from facet.prompts.lengths import check_length
 from facet.prompts.questions import ChatQuestion, Question, TextQuestion
@@ -31,16 +33,22 @@ class PreparedQuestion:
     prompt_text: str | None  # as it was given or rendered; None where token ids were given
     requests: tuple[Request, ...]  # one for each of the n answers
     reply_format: ReplyFormat | None  # None: an answer is text and nothing else
+    media: tuple[PreparedMedia, ...] = ()  # in the order of the requests' spans, which are the same for all
 
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         return self.requests[0].prompt_token_ids
 
 
-def prepare(question: TextQuestion | ChatQuestion, model: AskedModel, request_ids: Sequence[str]) -> PreparedQuestion:
-    """Check, render, encode. `request_ids` are for the n answers."""
+def prepare(
+    question: TextQuestion | ChatQuestion,
+    model: AskedModel,
+    request_ids: Sequence[str],
+    media: Sequence[tuple[PreparedMedia, ...]] = (),
+) -> PreparedQuestion:
+    """Check, render, encode. `request_ids` are for the n answers; `media` is what `find_media` found, prepared."""
     if isinstance(question, ChatQuestion):
-        return _prepare_chat(question, model, request_ids)
+        return _prepare_chat(question, model, request_ids, media)
     prompt: PromptText | Sequence[int]
     if not isinstance(question.prompt, str):
         prompt = question.prompt
@@ -48,11 +56,12 @@ def prepare(question: TextQuestion | ChatQuestion, model: AskedModel, request_id
         prompt = PromptText.from_outside(question.prompt)
     else:
         prompt = PromptText(question.prompt)
-    token_ids = _encode(prompt, model, question)
+    encoded = ExpandedPrompt(token_ids=_encode(prompt, model, question))
     grammar = answer_grammar(question, any_whitespace=model.any_whitespace)
+    thought = _thought(question, encoded.token_ids, model)
     return PreparedQuestion(
         prompt_text=question.prompt if isinstance(question.prompt, str) else None,
-        requests=_make_requests(question, token_ids, grammar, _thought(question, token_ids, model), model, request_ids),
+        requests=_make_requests(question, encoded, grammar, thought, model, request_ids),
         reply_format=None,
     )
 
@@ -79,9 +88,16 @@ def render_messages(
     )
 
 
-def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequence[str]) -> PreparedQuestion:
+def _prepare_chat(
+    question: ChatQuestion,
+    model: AskedModel,
+    request_ids: Sequence[str],
+    media: Sequence[tuple[PreparedMedia, ...]],
+) -> PreparedQuestion:
     template, tokenizer = model.require_template(), model.require_tokenizer()
-    messages = normalize_messages(question.messages)
+    parts = model.media_parts()
+    messages = normalize_messages(question.messages, parts.take)
+    items = [Item(part.kind, prepared) for part, prepared in zip(parts.found, media, strict=True)]
     use = normalize_tools(question.tools, question.tool_choice)
     variables = template_variables(
         reasoning_effort=question.reasoning_effort,
@@ -103,8 +119,8 @@ def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequen
         variables=variables,
         check_text=None if _is_cut(question) else partial(check_length, model=model),
     )
-    token_ids = _encode(prompt, model, question)
-    thought = _thought(question, token_ids, model)
+    expanded = _expand(prompt, items, model, question)
+    thought = _thought(question, expanded.token_ids, model)
     starts_in_thought = thought is not None and thought.is_open
     grammar = chat_grammar(
         question,
@@ -116,12 +132,13 @@ def _prepare_chat(question: ChatQuestion, model: AskedModel, request_ids: Sequen
     )
     return PreparedQuestion(
         prompt_text=prompt.text,
-        requests=_make_requests(question, token_ids, grammar, thought, model, request_ids),
+        requests=_make_requests(question, expanded, grammar, thought, model, request_ids),
         reply_format=ReplyFormat(
             offers_tools=use.choice.mode != "none",
             starts_in_thought=starts_in_thought,
             ends_after_one_call=not question.parallel_tool_calls,
         ),
+        media=expanded.media,
     )
 
 
@@ -149,6 +166,20 @@ def _encode(
     )
 
 
+def _expand(prompt: PromptText, items: Sequence[Item], model: AskedModel, question: ChatQuestion) -> ExpandedPrompt:
+    """Token ids of a rendered conversation, with media in their places."""
+    if not items:
+        return ExpandedPrompt(token_ids=_encode(prompt, model, question))
+    if _is_cut(question):
+        raise RequestError(
+            "truncate_prompt_tokens is given, but a prompt with pictures, sound or video is not cut. Leave it out.",
+            field="truncate_prompt_tokens",
+        )
+    check_length(prompt.text, model)
+    tokenizer = model.require_tokenizer()
+    return expand(prompt, items, model.media, tokenizer, adds_special_tokens=question.add_special_tokens)
+
+
 def _thought(question: Question, token_ids: Sequence[int], model: AskedModel) -> ThoughtTokens | None:
     """How the answer's thoughts are marked; refuses a budget for them that makes no sense."""
     thought = None if model.tokenizer is None else find_thought(model.tokenizer, token_ids, model.eos_token_ids)
@@ -160,13 +191,13 @@ def _thought(question: Question, token_ids: Sequence[int], model: AskedModel) ->
 
 def _make_requests(
     question: Question,
-    token_ids: tuple[int, ...],
+    prompt: ExpandedPrompt,
     grammar: GrammarSpec | None,
     thought: ThoughtTokens | None,
     model: AskedModel,
     request_ids: Sequence[str],
 ) -> tuple[Request, ...]:
-    sampling = _settled(question, len(token_ids), model)
+    sampling = _settled(question, len(prompt.token_ids), model)
     arrival_time = time.monotonic()
     every_answer = isinstance(question, TextQuestion) and question.has_prompt_logprobs_in_every_answer
     requests = []
@@ -177,7 +208,7 @@ def _make_requests(
         requests.append(
             Request(
                 request_id=request_id,
-                prompt_token_ids=token_ids,
+                prompt_token_ids=prompt.token_ids,
                 sampling=settings,
                 eos_token_ids=model.eos_token_ids,
                 priority=question.priority,
@@ -185,6 +216,7 @@ def _make_requests(
                 cache_salt=question.cache_salt,
                 grammar=grammar,
                 thought=thought,
+                media=prompt.spans,
             )
         )
     return tuple(requests)

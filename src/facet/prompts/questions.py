@@ -40,6 +40,7 @@ class ChatQuestion(Question):
     reasoning_effort: object = None
     chat_template_kwargs: object = None
     documents: Sequence[Mapping[str, Any]] | None = None
+    mm_processor_kwargs: Mapping[str, Any] | None = None  # how media are prepared
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False  # templates write them

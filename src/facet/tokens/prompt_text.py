@@ -1,5 +1,6 @@
 """The text of a prompt, with the parts of it that may become control tokens."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,9 +21,21 @@ class PromptText:
         """A text without any control token, whatever is written in it."""
         return cls(text, own_text="\0" * len(text))
 
+    @classmethod
+    def joined(cls, parts: Iterable["PromptText"]) -> Self:
+        """Several texts as one."""
+        parts = list(parts)
+        text = "".join(part.text for part in parts)
+        if all(part.own_text is None for part in parts):
+            return cls(text)
+        return cls(text, "".join(part.text if part.own_text is None else part.own_text for part in parts))
+
+    def part(self, start: int, end: int) -> "PromptText":
+        return PromptText(self.text[start:end], None if self.own_text is None else self.own_text[start:end])
+
     def last(self, num_characters: int) -> "PromptText":
         """The end of it, from a white space on if there is one soon."""
         start = max(0, len(self.text) - num_characters)
         blank = self.text.find(" ", start, start + _SEARCHED_CHARACTERS)
         start = start if blank < 0 else blank
-        return PromptText(self.text[start:], None if self.own_text is None else self.own_text[start:])
+        return self.part(start, len(self.text))

@@ -61,7 +61,7 @@ class Tokenizer:
         self.control_tokens = ControlTokens(backend, self.special_tokens.values())
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._length = TextLength(backend)
-        self._before, self._after = self._added_around()
+        self.added_before, self.added_after = self._added_around()
         self._anchor_id = self._find_anchor()
         self._num_anchor_chars = len(self.decode([self._anchor_id], skip_special_tokens=False))
 
@@ -96,7 +96,7 @@ class Tokenizer:
 
         Of a prompt longer than `max_tokens` the end is kept; the added tokens count.
         """
-        before, after = (self._before, self._after) if add_special_tokens else ([], [])
+        before, after = (self.added_before, self.added_after) if add_special_tokens else ([], [])
         if max_tokens is None:
             token_ids = self._encode_own(prompt)
         else:

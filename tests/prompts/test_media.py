@@ -1,0 +1,383 @@
+"""From parts of messages to token ids and spans: what is read, what is refused, and that text never becomes media."""
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from facet.chat import ChatTemplate
+from facet.chat.media_parts import MediaPart, MediaParts
+from facet.errors import RequestError
+from facet.media.options import MediaOptions
+from facet.media.prepared import PreparedMedia
+from facet.media.sources import MediaSources
+from facet.media.spec import MediaSpec, MediaTokens, PanAndScan, PatchPictures, Sounds, SquarePictures, Videos
+from facet.media.workers import MediaWorkers
+from facet.media_span import MediaKind
+from facet.prompts import AskedModel, ChatQuestion, PreparedQuestion, prepare
+from facet.prompts.media_reading import MediaReader, find_media
+from facet.sampling_params import SamplingParams
+from facet.tokens import Tokenizer
+from tests.media.hostile_pictures import good_files
+from tests.tokens.gemma_like import GEMMA3_TOKENS, GEMMA4_TOKENS, TEXT_TOKENS, build_gemma_like
+
+TEMPLATES = Path(__file__).parent.parent / "chat"
+PNG = "data:image/png;base64," + base64.b64encode(good_files()["png"]).decode()
+PICTURE = {"type": "image_url", "image_url": {"url": PNG}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+CLIP = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+
+
+def model_of(tokens: Sequence[str], template: str, media: Any) -> AskedModel:
+    tokenizer = Tokenizer(build_gemma_like(control_tokens=tokens, text_tokens=TEXT_TOKENS))
+
+    control = tokenizer.control_tokens.id_of
+
+    def ids(placeholder: str, begin: str, soft: str, end: str, text_around: str = "") -> MediaTokens:
+        found = [control[token] for token in (placeholder, begin, soft, end)]
+        return MediaTokens(placeholder=found[0], begin=found[1], soft=found[2], end=found[3], text_around=text_around)
+
+    return AskedModel(
+        max_model_len=4096,
+        eos_token_ids=(1,),
+        tokenizer=tokenizer,
+        template=ChatTemplate(
+            (TEMPLATES / template).read_text(),
+            special_tokens=tokenizer.special_tokens,
+            control_texts=tokenizer.control_tokens.id_of,
+        ),
+        media=media(ids),
+    )
+
+
+def gemma4_media(ids: Any) -> MediaSpec:
+    pictures = PatchPictures(
+        tokens=ids("<|image|>", "<|image>", "<|image|>", "<image|>"),
+        patch_size=16,
+        token_size=48,
+        budget=280,
+        filter="bicubic",
+        attends_both_ways=True,
+    )
+    return MediaSpec(
+        pictures=pictures,
+        videos=Videos(
+            frames=replace(pictures, tokens=ids("<|video|>", "<|image>", "<|video|>", "<image|>"), budget=70),
+            num_frames=32,
+        ),
+        sounds=Sounds(
+            tokens=ids("<|audio|>", "<|audio>", "<|audio|>", "<audio|>"),
+            sampling_rate=16_000,
+            log_mel=None,
+            samples_per_token=640,
+            num_tokens=None,
+            max_samples=None,
+        ),
+    )
+
+
+def gemma3_media(ids: Any) -> MediaSpec:
+    return MediaSpec(
+        pictures=SquarePictures(
+            tokens=ids("<start_of_image>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "\n\n"),
+            side=112,
+            num_tokens=4,
+            filter="bilinear",
+            attends_both_ways=True,
+            pan_and_scan=PanAndScan(enabled=False, min_crop_size=256, max_num_crops=4, min_ratio=1.2),
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def gemma4() -> AskedModel:
+    return model_of(GEMMA4_TOKENS, "gemma4_like.jinja", gemma4_media)
+
+
+@pytest.fixture(scope="module")
+def gemma3() -> AskedModel:
+    return model_of(GEMMA3_TOKENS, "gemma3_like.jinja", gemma3_media)
+
+
+@pytest.fixture(scope="module")
+def reader(gemma4: AskedModel) -> Iterator[MediaReader]:
+    workers = MediaWorkers(1)
+    yield MediaReader(spec=gemma4.media, sources=MediaSources(), workers=workers)
+    workers.close()
+
+
+def ask(*content: Any, **fields: Any) -> ChatQuestion:
+    messages = [{"role": "user", "content": list(content)}]
+    return ChatQuestion(**{"messages": messages, "sampling": SamplingParams(max_tokens=5), **fields})
+
+
+def item(kind: MediaKind, *num_tokens: int, times: Sequence[float] | None = None) -> tuple[PreparedMedia, ...]:
+    return tuple(
+        PreparedMedia(
+            kind=kind,
+            content_key=f"{kind} {index}",
+            num_tokens=count,
+            arrays={},
+            attends_both_ways=kind == "image",
+            timestamp=None if times is None else times[index],
+        )
+        for index, count in enumerate(num_tokens)
+    )
+
+
+def shown(model: AskedModel, prepared: PreparedQuestion) -> str:
+    """The prompt as text, with runs of soft tokens as numbers."""
+    tokenizer, soft = model.require_tokenizer(), {tokens.soft for tokens in model.media.tokens.values()}
+    text, run = "", 0
+    for token_id in (*prepared.prompt_token_ids, -1):
+        if token_id in soft:
+            run += 1
+            continue
+        text += f"[{run}]" if run else ""
+        run = 0
+        text += tokenizer.decode([token_id], skip_special_tokens=False) if token_id >= 0 else ""
+    return text
+
+
+def body(model: AskedModel, prepared: PreparedQuestion) -> str:
+    """What stands in the first turn of the user."""
+    text = shown(model, prepared)
+    return text.partition("user\n")[2].partition("<turn|>" if "<turn|>" in text else "<end_of_turn>")[0]
+
+
+def check_spans(model: AskedModel, prepared: PreparedQuestion) -> None:
+    """Spans are where soft tokens are, between boundaries, and nowhere else."""
+    (request,) = prepared.requests
+    ids = request.prompt_token_ids
+    by_kind = model.media.tokens
+    covered = set()
+    for span, media in zip(request.media, prepared.media, strict=True):
+        tokens = by_kind[span.kind]
+        assert (span.kind, span.content_key, span.length) == (media.kind, media.content_key, media.num_tokens)
+        assert span.attends_both_ways == media.attends_both_ways
+        assert (ids[span.first - 1], ids[span.end]) == (tokens.begin, tokens.end)
+        assert set(ids[span.first : span.end]) == {tokens.soft}
+        covered |= set(range(span.first, span.end))
+    soft = {tokens.soft for tokens in by_kind.values()}
+    assert covered == {place for place, token_id in enumerate(ids) if token_id in soft}
+
+
+class TestExpansion:
+    def test_gemma_4(self, gemma4: AskedModel) -> None:
+        question = ask({"type": "text", "text": "one "}, PICTURE, "two", SOUND, PICTURE)
+        prepared = prepare(question, gemma4, ["a"], [item("image", 7), item("audio", 3), item("image", 2)])
+        assert body(gemma4, prepared) == "one<|image>[7]<image|>two<|audio>[3]<audio|><|image>[2]<image|>"
+        check_spans(gemma4, prepared)
+        assert [span.kind for span in prepared.requests[0].media] == ["image", "audio", "image"]
+
+    def test_a_video_has_the_time_before_each_frame(self, gemma4: AskedModel) -> None:
+        frames = item("video", 4, 4, 4, times=[0.0, 9.96, 3600.5])
+        prepared = prepare(ask("look:", CLIP, "well?"), gemma4, ["a"], [frames])
+        assert body(gemma4, prepared) == (
+            "look:00:00 <|image>[4]<image|> 00:09 <|image>[4]<image|> 60:00 <|image>[4]<image|>well?"
+        )
+        check_spans(gemma4, prepared)
+
+    def test_gemma_3_has_blank_lines_that_melt_with_their_neighbours(self, gemma3: AskedModel) -> None:
+        prepared = prepare(ask(PICTURE, "one", PICTURE, PICTURE), gemma3, ["a"], [item("image", 4)] * 3)
+        picture = "<start_of_image>[4]<end_of_image>"
+        assert body(gemma3, prepared) == f"\n\n{picture}\n\none\n\n{picture}\n\n\n\n{picture}\n\n"
+        check_spans(gemma3, prepared)
+        # The newline behind the role and the blank line are one token.
+        ids, three = prepared.prompt_token_ids, gemma3.require_tokenizer().token_to_id("\n\n\n")
+        assert ids[prepared.requests[0].media[0].first - 2] == three
+
+    def test_crops_are_introduced_in_words(self, gemma3: AskedModel) -> None:
+        prepared = prepare(ask("a", PICTURE, "b"), gemma3, ["a"], [item("image", 4, 4, 4)])
+        picture = "\n\n<start_of_image>[4]<end_of_image>\n\n"
+        assert body(gemma3, prepared) == (
+            f"aHere is the original image {picture} and here are some crops to help you see better {picture} {picture}b"
+        )
+        check_spans(gemma3, prepared)
+
+    def test_every_answer_has_the_spans(self, gemma4: AskedModel) -> None:
+        question = ask(PICTURE, sampling=SamplingParams(max_tokens=5, n=2))
+        prepared = prepare(question, gemma4, ["a", "b"], [item("image", 7)])
+        assert prepared.requests[0].media == prepared.requests[1].media != ()
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "<|image|>",
+            "<|image>",
+            "<image|>",
+            "<|audio|>",
+            "<|video|>",
+            "a <|image|> b <|image|>",
+            "<|ima",
+            "ge|>",
+            "<|turn>user\n<|image|>",
+            "<|image><|image|><image|>",
+        ],
+    )
+    def test_text_never_becomes_media(self, gemma4: AskedModel, text: str) -> None:
+        """Neither beside a picture nor in place of one, whole or around one."""
+        prepared = prepare(ask(text, PICTURE, text), gemma4, ["a"], [item("image", 7)])
+        check_spans(gemma4, prepared)
+        assert body(gemma4, prepared).replace(" ", "") == f"{text}<|image>[7]<image|>{text}".replace(" ", "")
+        control = gemma4.require_tokenizer().control_tokens.ids
+        harmless = prepare(ask("x", PICTURE, "x"), gemma4, ["a"], [item("image", 7)])
+        assert [i for i in prepared.prompt_token_ids if i in control] == [
+            i for i in harmless.prompt_token_ids if i in control
+        ]
+        alone = prepare(ask(text), gemma4, ["a"])
+        assert not {tokens.soft for tokens in gemma4.media.tokens.values()} & set(alone.prompt_token_ids)
+
+    def test_a_template_without_a_place_for_it_is_an_error(self, gemma4: AskedModel) -> None:
+        deaf = replace(gemma4, template=ChatTemplate("{{ bos_token }}{% for m in messages %}hi{% endfor %}"))
+        with pytest.raises(RequestError, match="hold 1 of kind image, but the model's chat template has places for 0"):
+            prepare(ask(PICTURE), deaf, ["a"], [item("image", 7)])
+
+    def test_a_prompt_with_media_is_not_cut(self, gemma4: AskedModel) -> None:
+        question = ask(PICTURE, sampling=SamplingParams(max_tokens=5, truncate_prompt_tokens=10))
+        with pytest.raises(RequestError, match="truncate_prompt_tokens"):
+            prepare(question, gemma4, ["a"], [item("image", 7)])
+
+    def test_pictures_in_a_tools_result(self, gemma4: AskedModel) -> None:
+        call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        messages = [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": [{"type": "text", "text": "seen"}, PICTURE]},
+        ]
+        prepared = prepare(ask(messages=messages), gemma4, ["a"], [item("image", 7)])
+        check_spans(gemma4, prepared)
+        assert len(prepared.media) == 1
+
+
+def read(part: Any, **settings: Any) -> MediaPart:
+    parts = MediaParts(**{"kinds": ("image", "audio", "video"), **settings})
+    assert parts.take(part, "messages[0].content[1]") == parts.found[0].kind
+    return parts.found[0]
+
+
+class TestParts:
+    @pytest.mark.parametrize(
+        ("part", "kind"),
+        [
+            (PICTURE, "image"),
+            ({"type": "image_url", "image_url": PNG}, "image"),
+            ({"type": "input_image", "image_url": PNG}, "image"),
+            ({"type": "image", "image": PNG}, "image"),
+            ({"type": "image", "url": PNG}, "image"),
+            ({"type": "audio_url", "audio_url": {"url": PNG}}, "audio"),
+            ({"type": "video_url", "video_url": {"url": PNG}}, "video"),
+            ({"type": "file", "file": {"file_data": PNG, "filename": "a.pdf"}}, "image"),
+            ({"type": "input_file", "file_data": PNG}, "image"),
+        ],
+    )
+    def test_where_the_url_is(self, part: Any, kind: str) -> None:
+        found = read(part)
+        assert (found.kind, found.url, found.data) == (kind, PNG, None)
+
+    def test_base64_without_a_url(self) -> None:
+        assert read(SOUND).data == "UklGRg=="
+        wave = base64.b64encode(b"RIFF\0\0\0\0WAVEfmt ").decode()
+        assert read({"type": "file", "file": {"file_data": wave}}).kind == "audio"
+        clip = base64.b64encode(b"\0\0\0\x18ftypisom").decode()
+        assert read({"type": "file", "file": {"file_data": clip}}).kind == "video"
+
+    def test_options(self) -> None:
+        part = {"type": "image_url", "image_url": {"url": PNG, "detail": "high"}, "max_soft_tokens": 560}
+        assert read(part).options == MediaOptions(detail="high", max_soft_tokens=560)
+        assert read({**CLIP, "num_frames": 8}).options == MediaOptions(num_frames=8)
+
+    @pytest.mark.parametrize(
+        ("part", "words"),
+        [
+            ({"type": "image_url"}, "has no image_url"),
+            ({"type": "image_url", "image_url": {}}, "image_url has no url"),
+            ({"type": "image_url", "image_url": 5}, "must be a string, not int"),
+            ({"type": "image_url", "image_url": {"url": ["a"]}}, "must be a string, not list"),
+            ({"type": "image_url", "image_url": {"url": PNG, "detail": "huge"}}, "low, auto or high"),
+            ({"type": "image_url", "image_url": {"url": PNG, "max_soft_tokens": 300}}, "one of 70, 140, 280"),
+            ({"type": "image_url", "image_url": {"url": PNG, "max_soft_tokens": "70"}}, "one of 70, 140, 280"),
+            ({"type": "image_url", "image_url": {"url": PNG, "max_soft_tokens": True}}, "one of 70, 140, 280"),
+            ({**CLIP, "num_frames": 0}, "from 1 to 256"),
+            ({"type": "input_audio", "input_audio": {"format": "wav"}}, "has no data"),
+            ({"type": "file", "file": {"file_id": "file-1"}}, "no files are kept here"),
+            ({"type": "file", "file": {"file_data": base64.b64encode(b"%PDF-1.7").decode()}}, "is a PDF"),
+            ({"type": "file", "file": {"file_data": base64.b64encode(b"hello").decode()}}, "unknown type"),
+            ({"type": "file", "file": {"file_data": "é"}}, "base64"),
+            ({"type": "input_file", "file_url": "http://a/b"}, "is a URL"),
+            ({"type": "image_pil", "image_pil": object()}, "must be a string"),
+        ],
+    )
+    def test_refused(self, part: Any, words: str) -> None:
+        with pytest.raises(RequestError) as caught:
+            read(part)
+        assert words in str(caught.value)
+        assert caught.value.field == "messages"
+
+    def test_kinds_the_model_has_not(self) -> None:
+        with pytest.raises(RequestError, match=r"content\[1\] is of type 'image_url', but this server reads text only"):
+            read(PICTURE, kinds=())
+        with pytest.raises(RequestError, match="reads text and images, no audio"):
+            read(SOUND, kinds=("image",))
+
+    def test_too_many(self) -> None:
+        parts = MediaParts(kinds=("image", "audio"), most={"image": 2})
+        for index in range(2):
+            parts.take(PICTURE, str(index))
+            parts.take(SOUND, str(index))
+        with pytest.raises(RequestError, match=r"a prompt may hold 2 of kind image \(--limit-mm-per-prompt\)"):
+            parts.take(PICTURE, "2")
+
+    def test_python_values_only_where_a_program_asks(self) -> None:
+        value = object()
+        assert read({"type": "image_pil", "image_pil": value}, takes_values=True).value is value
+        assert read({"type": "image", "image": "/a/b.png"}, takes_values=True).value == "/a/b.png"
+        assert read({"type": "image", "image": "/a/b.png"}).url == "/a/b.png"
+        assert read({"type": "image", "image": PNG}, takes_values=True).url == PNG
+
+
+class TestReading:
+    def test_from_messages_to_a_request(self, gemma4: AskedModel, reader: MediaReader) -> None:
+        small = {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}
+        question = ask("a", small, PICTURE, mm_processor_kwargs={"max_soft_tokens": 140})
+        parts = find_media(question, gemma4)
+        prepared = prepare(question, gemma4, ["a"], [reader.read(part) for part in parts])
+        check_spans(gemma4, prepared)
+        # 43 x 61 pixels, with 70 and 140 soft tokens at most.
+        assert [media.num_tokens for media in prepared.media] == [63, 126]
+        assert len({media.content_key for media in prepared.media}) == 2
+        assert prepared.requests[0].media[0].attends_both_ways
+
+    def test_a_broken_picture_says_which_one(self, gemma4: AskedModel, reader: MediaReader) -> None:
+        broken = {"type": "image_url", "image_url": {"url": PNG[: len("data:image/png;base64,") + 120]}}
+        (part,) = find_media(ask("a", broken), gemma4)
+        with pytest.raises(
+            RequestError, match=r"messages\[0\]\.content\[1\]\.image_url\.url is a PNG file that is cut"
+        ):
+            reader.read(part)
+
+    def test_text_has_no_media(self, gemma4: AskedModel) -> None:
+        assert find_media(ask("a", {"type": "text", "text": "b"}), gemma4) == []
+        assert find_media(ask(messages="nonsense"), gemma4) == []
+
+    def test_options_of_a_request(self, gemma4: AskedModel, gemma3: AskedModel) -> None:
+        flagged = replace(gemma4, media_options=MediaOptions(max_soft_tokens=560, num_frames=4))
+        (part,) = find_media(ask(PICTURE), flagged)
+        assert part.options == MediaOptions(max_soft_tokens=560, num_frames=4)
+        (part,) = find_media(ask(PICTURE, mm_processor_kwargs={"max_soft_tokens": 70}), flagged)
+        assert part.options == MediaOptions(max_soft_tokens=70, num_frames=4)
+        for model, kwargs in (
+            (gemma4, {"size": 3}),
+            (gemma4, {"max_soft_tokens": 71}),
+            (gemma4, {"do_pan_and_scan": True}),
+            (gemma4, {"do_pan_and_scan": 1}),
+            (gemma4, {"num_frames": -1}),
+            (gemma3, {"max_soft_tokens": 70}),
+        ):
+            with pytest.raises(RequestError) as caught:
+                find_media(ask(PICTURE, mm_processor_kwargs=kwargs), model)
+            assert caught.value.field == "mm_processor_kwargs", json.dumps(kwargs)
