@@ -16,6 +16,7 @@ from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
 from facet.media.prepared import PreparedMedia
 from facet.prompts.asked_model import AskedModel, check_thinking_token_budget
+from facet.prompts.continuing import cut_at, mark_end
 from facet.prompts.expanding import ExpandedPrompt, Item, expand
 from facet.prompts.grammars import answer_grammar, chat_grammar
 from facet.prompts.lengths import check_length
@@ -106,19 +107,17 @@ def _prepare_chat(
     )
     if question.sampling.thinking_token_budget == 0:
         variables["enable_thinking"] = False
-    if question.continue_final_message:
-        raise RequestError(
-            "continue_final_message is not supported. Send the whole prompt as text to be continued.",
-            field="continue_final_message",
-        )
+    seam = mark_end(messages) if question.continue_final_message else None
     prompt = template.render(
         messages,
         tools=use.for_template,
         documents=question.documents,
-        add_generation_prompt=question.add_generation_prompt,
+        add_generation_prompt=question.add_generation_prompt and seam is None,
         variables=variables,
         check_text=None if _is_cut(question) else partial(check_length, model=model),
     )
+    if seam is not None:
+        prompt = cut_at(seam, prompt)
     expanded = _expand(prompt, items, model, question)
     thought = _thought(question, expanded.token_ids, model)
     starts_in_thought = thought is not None and thought.is_open

@@ -14,17 +14,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from facet.config import ServerConfig
+from facet.server.anthropic.dialect import ANTHROPIC
+from facet.server.anthropic.routes import MessagesEndpoint, TokenCountEndpoint
 from facet.server.chat_route import ChatEndpoint
 from facet.server.completions_route import CompletionsEndpoint
+from facet.server.dialect import OPENAI, Dialect
 from facet.server.engine_bridge import EngineBridge
 from facet.server.engine_process import ServedEngine
-from facet.server.errors import HttpError, error_response
+from facet.server.errors import HttpError
 from facet.server.frontend import Frontend, guarded
 from facet.server.live_route import LiveEndpoint
 from facet.server.metrics import Metrics
 from facet.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from facet.server.operations_routes import OperationsEndpoints
 from facet.server.page_routes import page_files, page_routes
+from facet.server.responses.dialect import RESPONSES
+from facet.server.responses.routes import ResponsesEndpoints
 from facet.server.served_model import ServedModel
 from facet.server.stats_log import log_stats
 from facet.server.token_routes import DetokenizeEndpoint, ModelsEndpoint, TokenizeEndpoint
@@ -58,11 +63,18 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
 
 def _routes(frontend: Frontend) -> list[Route]:
     operations, models = OperationsEndpoints(frontend), ModelsEndpoint(frontend)
+    responses = ResponsesEndpoints(frontend)
     return [
         *page_routes(),
         Route("/engine/live", guarded(LiveEndpoint(frontend)), methods=["GET"]),
         Route("/v1/chat/completions", guarded(ChatEndpoint(frontend)), methods=["POST"]),
         Route("/v1/completions", guarded(CompletionsEndpoint(frontend)), methods=["POST"]),
+        Route("/v1/messages", guarded(MessagesEndpoint(frontend), ANTHROPIC), methods=["POST"]),
+        Route("/v1/messages/count_tokens", guarded(TokenCountEndpoint(frontend), ANTHROPIC), methods=["POST"]),
+        Route("/v1/responses", guarded(responses.create, RESPONSES), methods=["POST"]),
+        Route("/v1/responses/{response_id}", guarded(responses.retrieve, RESPONSES), methods=["GET"]),
+        Route("/v1/responses/{response_id}", guarded(responses.delete, RESPONSES), methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/cancel", guarded(responses.cancel, RESPONSES), methods=["POST"]),
         Route("/v1/models", guarded(models), methods=["GET"]),
         Route("/v1/models/{name:path}", guarded(models), methods=["GET"]),
         Route("/tokenize", guarded(TokenizeEndpoint(frontend)), methods=["POST"]),
@@ -93,16 +105,23 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
     if config.api_key:
         # The page itself reveals nothing, and asks the user for a key.
         page_paths = [file.path for file in page_files()]
-        stack.append(Middleware(ApiKeyMiddleware, keys=config.api_key, more_public_paths=page_paths))
+        stack.append(
+            Middleware(ApiKeyMiddleware, keys=config.api_key, dialect_of=_dialect_of, more_public_paths=page_paths)
+        )
     return stack
+
+
+def _dialect_of(path: str) -> Dialect:
+    """How errors are written of paths that lead to no endpoint, or not without a key."""
+    return ANTHROPIC if path.startswith("/v1/messages") else OPENAI
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, with the same error format as everything else."""
     assert isinstance(error, HTTPException), "registered for these alone"
+    path, message = request.url.path, error.detail
     if error.status_code == 404:
-        return error_response(HttpError(404, f"There is no {request.url.path} on this server. /docs lists the paths."))
-    if error.status_code == 405:
-        message = f"{request.url.path} does not support {request.method}. /docs lists the paths."
-        return error_response(HttpError(405, message), dict(error.headers or {}))
-    return error_response(HttpError(error.status_code, error.detail))
+        message = f"There is no {path} on this server. /docs lists the paths."
+    elif error.status_code == 405:
+        message = f"{path} does not support {request.method}. /docs lists the paths."
+    return _dialect_of(path).error_response(HttpError(error.status_code, message), error.headers)

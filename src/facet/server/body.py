@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -61,14 +61,22 @@ class BodyDecoder:
         return sorted(set(msgspec.json.decode(body, type=dict[str, msgspec.Raw])) - self._known)
 
 
+def convert(value: object, wire_type: Any, where: str) -> Any:
+    """A value that was decoded already, as a type of its own; errors name its place in the body."""
+    try:
+        return msgspec.convert(value, wire_type)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), where) from None
+
+
 def _too_large(max_bytes: int) -> HttpError:
     return HttpError(413, f"The body is larger than {max_bytes} bytes, the limit of this server (--max-request-bytes).")
 
 
-def _explain(message: str) -> HttpError:
+def _explain(message: str, where: str = "") -> HttpError:
     """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in our format."""
     found = _PATH.search(message)
-    path = found["path"] if found else ""
+    path = ".".join(filter(None, (where, found["path"] if found else "")))
     words = message[: found.start()] if found else message
     words = words.replace("`", "")
     if missing := re.search(r"missing required field (\w+)", words):

@@ -8,6 +8,8 @@ import msgspec
 from facet.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from facet.engine.messages import NewTokens
 from facet.prompts import PreparedQuestion, ReplyReader
+from facet.server.dialect import OPENAI
+from facet.server.errors import Fault
 from facet.server.logprobs import LogprobShapes
 from facet.server.protocol.chat import (
     ChatChoice,
@@ -42,6 +44,7 @@ class ChatExchange:
         *,
         always_ends_with_usage: bool,
     ) -> None:
+        self.dialect = OPENAI
         self.response_id = response_id
         self._fields = fields
         self._prompt_token_ids = list(prepared.prompt_token_ids)
@@ -93,6 +96,9 @@ class ChatExchange:
 
     def closing(self) -> list[msgspec.Struct]:
         return [self._chunk([], has_usage=True)] if self._ends_with_usage else []
+
+    def failure(self, fault: Fault) -> list[msgspec.Struct]:
+        return [self.dialect.error_body(fault)]
 
     def _chunk(self, choices: list[ChatChunkChoice], *, has_usage: bool) -> ChatChunk:
         usage = self._usage() if has_usage else None

@@ -1,16 +1,14 @@
 """/v1/chat/completions: answers a conversation, with thoughts and tool calls separated from the content."""
 
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from facet.errors import RequestError
-from facet.prompts import ChatQuestion, prepare
+from facet.prompts import ChatQuestion
 from facet.server.body import BodyDecoder
 from facet.server.chat_answers import ChatExchange
 from facet.server.exchange import carry_out
-from facet.server.frontend import Frontend, check_count, request_id_of
+from facet.server.frontend import Frontend, request_id_of
 from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest, reasoning_settings
 from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
 
@@ -28,16 +26,15 @@ class ChatEndpoint:
             refuse_unsupported(fields)
             refuse_unsupported(fields, UNSUPPORTED_IN_CHAT)
             question = self._question(fields)
-            n = question.sampling.n
-            check_count(1, n, frontend.bridge.max_pending)
-            frontend.bridge.check_room(n)
+            frontend.check_tool_choice(question)
             response_id = f"chatcmpl-{fields.request_id or request_id_of(request)}"
-            request_ids = frontend.bridge.new_ids(response_id, n)
-            prepared = await frontend.in_thread(partial(prepare, question, model.asked, request_ids))
+            prepared = await frontend.prepare(question, response_id)
         exchange = ChatExchange(
             response_id, fields, prepared, model, always_ends_with_usage=frontend.config.enable_force_include_usage
         )
-        return await carry_out(exchange, prepared.requests, frontend, request, n=n, stream=bool(fields.stream))
+        return await carry_out(
+            exchange, prepared.requests, frontend, request, n=len(prepared.requests), stream=bool(fields.stream)
+        )
 
     def _question(self, fields: ChatRequest) -> ChatQuestion:
         model = self._frontend.model
@@ -45,11 +42,11 @@ class ChatEndpoint:
         if fields.top_logprobs is not None and not fields.logprobs:
             raise RequestError("top_logprobs needs logprobs. Set logprobs to true.", field="top_logprobs")
         model.check_logprobs(fields.prompt_logprobs, "prompt_logprobs")
-        if fields.tools and fields.tool_choice in (None, "auto") and not self._frontend.config.enable_auto_tool_choice:
+        if fields.continue_final_message and fields.add_generation_prompt:
             raise RequestError(
-                "This server was started with --no-enable-auto-tool-choice. Set tool_choice to none, required, or a "
-                "tool.",
-                field="tool_choice",
+                "continue_final_message goes on with the last message and add_generation_prompt begins a new one. Set "
+                "one of them.",
+                field="continue_final_message",
             )
         given, reasoning = sampling_settings(fields), reasoning_settings(fields)
         if reasoning.max_tokens is not None:

@@ -9,6 +9,8 @@ import msgspec
 from facet.engine.messages import NewTokens
 from facet.prompts import TextReader
 from facet.request import Request
+from facet.server.dialect import OPENAI
+from facet.server.errors import Fault
 from facet.server.logprobs import LogprobShapes
 from facet.server.protocol.completions import (
     CompletionChoice,
@@ -62,6 +64,7 @@ class CompletionExchange:
         always_ends_with_usage: bool,
     ) -> None:
         """`echoed` is the text of each request's prompt, where that is to be repeated."""
+        self.dialect = OPENAI
         self.response_id = response_id
         self._fields = fields
         self._n = n
@@ -93,6 +96,9 @@ class CompletionExchange:
 
     def closing(self) -> list[msgspec.Struct]:
         return [self._chunk([], has_usage=True)] if self._ends_with_usage else []
+
+    def failure(self, fault: Fault) -> list[msgspec.Struct]:
+        return [self.dialect.error_body(fault)]
 
     def _chunk(self, choices: list[CompletionChunkChoice], *, has_usage: bool) -> CompletionChunk:
         usage = self._usage() if has_usage else None

@@ -12,14 +12,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from facet.engine.messages import NewTokens
-from facet.event_stream import END_OF_STREAM, as_event
 from facet.prompts import AnswerTokens
 from facet.request import Request
+from facet.server.dialect import Dialect
 from facet.server.engine_bridge import EngineCall
-from facet.server.errors import HttpError
+from facet.server.errors import Fault, HttpError
 from facet.server.frontend import Frontend, json_response
 from facet.server.metrics import CallTimer
-from facet.server.streaming import EventStream, WatchedCall
+from facet.server.streaming import ClientGoneError, EventStream, WatchedCall
 
 
 class Answer(Protocol):
@@ -37,6 +37,9 @@ AnswerType = TypeVar("AnswerType", bound=Answer)
 
 class Exchange(Protocol[AnswerType]):
     """The answers to one HTTP request, one for each engine request, and what they are sent as."""
+
+    @property
+    def dialect(self) -> Dialect: ...
 
     @property
     def response_id(self) -> str: ...
@@ -60,6 +63,10 @@ class Exchange(Protocol[AnswerType]):
         """The events that end a stream, once every answer has ended."""
         ...
 
+    def failure(self, fault: Fault) -> list[msgspec.Struct]:
+        """The events that end a stream that went wrong."""
+        ...
+
 
 async def carry_out(
     exchange: Exchange[AnswerType],
@@ -71,23 +78,15 @@ async def carry_out(
     stream: bool,
 ) -> Response:
     """Submit the requests and answer. The engine stops working on them when the client leaves."""
-    timer = CallTimer(
-        frontend.metrics,
-        [len(request.prompt_token_ids) for request in requests],
-        n=n,
-        max_tokens=requests[0].sampling.max_tokens,
-        log_as=exchange.response_id if frontend.config.enable_log_requests else None,
-    )
+    timer = make_timer(exchange, requests, frontend, n=n)
     watched = WatchedCall(frontend.bridge.submit(requests), http_request.receive, timer)
-    call, num_open = watched.call, len(requests)
+    call = watched.call
     try:
         if stream:
             # The response starts after the first tokens, so that a refusal by the engine still has its own status.
-            return EventStream(_events(exchange, call, await call.next(), timer), watched)
-        while num_open:
-            for answer, new in _take(await call.next(), call, exchange.answers, timer):
-                answer.feed(new)
-                num_open -= answer.tokens.finish_reason is not None
+            events = _events(exchange, call, await call.next(), timer)
+            return EventStream(events, watched, exchange.dialect.media_type)
+        await collect(exchange, call, timer)
         watched.close()
     except BaseException:
         watched.close()
@@ -95,31 +94,51 @@ async def carry_out(
     return json_response(exchange.response())
 
 
+def make_timer(exchange: Exchange[AnswerType], requests: Sequence[Request], frontend: Frontend, *, n: int) -> CallTimer:
+    return CallTimer(
+        frontend.metrics,
+        [len(request.prompt_token_ids) for request in requests],
+        n=n,
+        max_tokens=requests[0].sampling.max_tokens,
+        log_as=exchange.response_id if frontend.config.enable_log_requests else None,
+    )
+
+
+async def collect(exchange: Exchange[AnswerType], call: EngineCall, timer: CallTimer) -> None:
+    """Feeds the answers until all have ended."""
+    num_open = len(exchange.answers)
+    while num_open:
+        for answer, new in _take(await call.next(), call, exchange.answers, timer):
+            answer.feed(new)
+            num_open -= answer.tokens.finish_reason is not None
+
+
 async def _events(
     exchange: Exchange[AnswerType], call: EngineCall, batch: Sequence[tuple[int, NewTokens]], timer: CallTimer
 ) -> AsyncIterator[bytes]:
     """A part of the body for each batch of messages, with the events of each message of it."""
-    encode = msgspec.json.Encoder().encode
+    as_bytes = exchange.dialect.event
     if opening := exchange.opening():
-        yield b"".join(as_event(encode(chunk)) for chunk in opening)
+        yield b"".join(map(as_bytes, opening))
     num_open = len(exchange.answers)
-    while True:
+    failure: Exception | None = None
+    while num_open and failure is None:
         events: list[bytes] = []
-        failure: Exception | None = None
         try:
-            for answer, new in _take(batch, call, exchange.answers, timer):
-                events += [as_event(encode(chunk)) for chunk in exchange.chunks(answer, new)]
+            for answer, new in _take(batch or await call.next(), call, exchange.answers, timer):
+                events += map(as_bytes, exchange.chunks(answer, new))
                 num_open -= answer.tokens.finish_reason is not None
+        except ClientGoneError:
+            raise
         except Exception as error:
-            failure = error  # after what came before it
+            failure = error  # told after what came before it
         if events:
             yield b"".join(events)
-        if failure is not None:
-            raise failure
-        if num_open == 0:
-            break
-        batch = await call.next()
-    yield b"".join(as_event(encode(chunk)) for chunk in exchange.closing()) + as_event(END_OF_STREAM)
+        batch = ()
+    if failure is not None:
+        yield b"".join(map(as_bytes, exchange.failure(exchange.dialect.fault(failure))))
+    else:
+        yield b"".join(map(as_bytes, exchange.closing())) + exchange.dialect.end
 
 
 def _take(

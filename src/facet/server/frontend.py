@@ -17,9 +17,10 @@ from starlette.responses import Response
 
 from facet.config import ServerConfig
 from facet.errors import RequestError
+from facet.prompts import ChatQuestion, PreparedQuestion, prepare
 from facet.server.body import BodyDecoder, read_body
+from facet.server.dialect import OPENAI, Dialect
 from facet.server.engine_bridge import EngineBridge
-from facet.server.errors import error_response
 from facet.server.metrics import Metrics
 from facet.server.served_model import ServedModel
 from facet.server.streaming import ClientGoneError
@@ -61,6 +62,24 @@ class Frontend:
         """Rendering and encoding take milliseconds for long prompts; the loop has other clients to serve."""
         return await asyncio.get_running_loop().run_in_executor(self.pool, function)
 
+    def check_tool_choice(self, question: ChatQuestion) -> None:
+        """Whether the model may choose to call is the server's to say."""
+        is_free = question.tools and question.tool_choice in (None, "auto")
+        if is_free and not self.config.enable_auto_tool_choice:
+            raise RequestError(
+                "This server was started with --no-enable-auto-tool-choice. Set tool_choice to none, required, or a "
+                "tool.",
+                field="tool_choice",
+            )
+
+    async def prepare(self, question: ChatQuestion, response_id: str) -> PreparedQuestion:
+        """Makes the requests of a conversation, unless there is no room for them."""
+        n = question.sampling.n
+        check_count(1, n, self.bridge.max_pending)
+        self.bridge.check_room(n)
+        request_ids = self.bridge.new_ids(response_id, n)
+        return await self.in_thread(partial(prepare, question, self.model.asked, request_ids))
+
 
 def check_count(num_prompts: int, n: int, limit: int) -> None:
     """Refuses more answers than the server can ever have, which would otherwise be told to retry for ever."""
@@ -85,8 +104,8 @@ def request_id_of(request: Request) -> str:
     return given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def guarded(endpoint: Endpoint) -> Endpoint:
-    """Turns whatever goes wrong in an endpoint into an error response."""
+def guarded(endpoint: Endpoint, dialect: Dialect = OPENAI) -> Endpoint:
+    """Turns whatever goes wrong in an endpoint into an error response of its API."""
 
     async def respond(request: Request) -> Response:
         try:
@@ -94,6 +113,6 @@ def guarded(endpoint: Endpoint) -> Endpoint:
         except ClientGoneError:
             return Response(status_code=_CLIENT_GONE)
         except Exception as error:
-            return error_response(error)
+            return dialect.error_response(error)
 
     return respond

@@ -2,13 +2,14 @@
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from facet.server.errors import HttpError, error_response
+from facet.server.dialect import Dialect
+from facet.server.errors import HttpError
 from facet.server.frontend import request_id_of
 
 # Paths for operators and their tools need no key. Everything else does, even paths that do not exist.
@@ -18,22 +19,44 @@ _PUBLIC_PATHS = frozenset({"/health", "/ping", "/version", "/load", "/metrics", 
 class ApiKeyMiddleware:
     """Refuses requests without one of the keys. Digests of equal length are compared in constant time."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], more_public_paths: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        dialect_of: Callable[[str], Dialect],
+        more_public_paths: Iterable[str] = (),
+    ) -> None:
+        """`dialect_of` says how errors of a path are written."""
         self._app = app
+        self._dialect_of = dialect_of
         self._public_paths = _PUBLIC_PATHS.union(more_public_paths)
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] == "OPTIONS" or _path(scope) in self._public_paths:
             return await self._app(scope, receive, send)
-        scheme, _, given = Request(scope).headers.get("authorization", "").partition(" ")
-        digest = _digest(given.strip())
+        digest = _digest(_given_key(Request(scope)))
         # Always all of them: the time it takes must not reveal which key was nearly right.
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() == "bearer" and any(matches):
+        if any(matches):
+            scope["facet_key_digest"] = digest
             return await self._app(scope, receive, send)
-        error = HttpError(401, "The API key is missing or wrong. Send it as: Authorization: Bearer KEY.")
-        await error_response(error)(scope, receive, send)
+        error = HttpError(
+            401, "The API key is missing or wrong. Send it as Authorization: Bearer KEY, or as x-api-key: KEY."
+        )
+        await self._dialect_of(_path(scope)).error_response(error)(scope, receive, send)
+
+
+def key_digest_of(request: Request) -> bytes:
+    """Tells the holders of different keys apart; the same for everyone where no key is needed."""
+    digest: bytes = request.scope.get("facet_key_digest", b"")
+    return digest
+
+
+def _given_key(request: Request) -> str:
+    """OpenAI's clients send a bearer token, Anthropic's either that or a header of their own."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
 
 class RequestIdMiddleware:

@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from facet.server.errors import ErrorBody
+from facet.server.anthropic.wire import CountTokensRequest, Message, MessagesRequest, TokenCount
+from facet.server.dialect import ErrorBody
 from facet.server.protocol.chat import ChatRequest, ChatResponse
 from facet.server.protocol.completions import CompletionRequest, CompletionResponse
 from facet.server.protocol.tokenizing import (
@@ -14,11 +15,15 @@ from facet.server.protocol.tokenizing import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from facet.server.responses.wire import ResponseObject, ResponsesRequest
 from facet.version import __version__
 
 _POSTS: tuple[tuple[str, str, type[Any], type[Any]], ...] = (
     ("/v1/chat/completions", "Answer a conversation", ChatRequest, ChatResponse),
     ("/v1/completions", "Continue a prompt", CompletionRequest, CompletionResponse),
+    ("/v1/responses", "Answer a conversation, of which parts may be stored here", ResponsesRequest, ResponseObject),
+    ("/v1/messages", "Answer a conversation, as Anthropic's API does", MessagesRequest, Message),
+    ("/v1/messages/count_tokens", "Count the tokens of a conversation", CountTokensRequest, TokenCount),
     ("/tokenize", "Text or messages to token ids", TokenizeRequest, TokenizeResponse),
     ("/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeResponse),
 )

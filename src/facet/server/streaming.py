@@ -1,20 +1,14 @@
-"""Streams answers as server-sent events, and notices clients that disconnect."""
+"""Sends an answer part by part as it is made, and notices clients that disconnect."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 
-import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from facet.errors import EngineError
-from facet.event_stream import as_event
 from facet.server.engine_bridge import EngineCall
-from facet.server.errors import error_body
 from facet.server.metrics import CallTimer
-
-logger = logging.getLogger(__name__)
 
 
 class ClientGoneError(EngineError):
@@ -42,16 +36,14 @@ class WatchedCall:
 
 
 class EventStream(Response):
-    """Sends events as they are made. A failure on the way becomes a last event.
+    """Sends events as they are made.
 
     Flow control is the connection's: a client that reads slowly holds back its own stream and no other, and what waits
     meanwhile is token ids.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[bytes], watched: WatchedCall) -> None:
-        super().__init__()
+    def __init__(self, events: AsyncIterator[bytes], watched: WatchedCall, media_type: str) -> None:
+        super().__init__(media_type=media_type)
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"  # proxies that collect answers would undo the streaming
@@ -61,14 +53,10 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            try:
-                async for data in self._events:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
-            except (ClientGoneError, OSError):
-                return
-            except Exception as error:
-                data = as_event(msgspec.json.encode(error_body(error)))
+            async for data in self._events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (ClientGoneError, OSError):
+            return
         finally:
             self._watched.close()

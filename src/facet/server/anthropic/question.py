@@ -1,0 +1,154 @@
+"""Translates a request of the Messages API into a question."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from facet.errors import RequestError
+from facet.prompts import AskedModel, ChatQuestion
+from facet.server.anthropic.wire import (
+    UNSUPPORTED_FIELDS,
+    CountTokensRequest,
+    DocumentBlock,
+    ImageBlock,
+    InputMessage,
+    MessagesRequest,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from facet.server.conversation import Conversation, text_part
+from facet.server.protocol.sampling_fields import refuse_unsupported
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def make_question(fields: CountTokensRequest, model: AskedModel) -> ChatQuestion:
+    refuse_unsupported(fields, UNSUPPORTED_FIELDS)
+    given = _sampling(fields) if isinstance(fields, MessagesRequest) else {}
+    thinking, choice = fields.thinking, fields.tool_choice
+    if thinking is not None and thinking.type == "enabled":
+        if thinking.budget_tokens is None or thinking.budget_tokens < 1:
+            raise RequestError(
+                "thinking.budget_tokens is missing or less than 1. Say how many tokens a thought may have, or set "
+                "thinking.type to adaptive or disabled.",
+                field="thinking",
+            )
+        given["thinking_token_budget"] = thinking.budget_tokens
+    output_format = None if fields.output_config is None else fields.output_config.format
+    return ChatQuestion(
+        messages=_messages(fields),
+        sampling=model.sampling(given, max_tokens=None),
+        is_max_tokens_default=not isinstance(fields, MessagesRequest),
+        response_format=None
+        if output_format is None
+        else {"type": "json_schema", "json_schema": {"schema": output_format.schema}},
+        tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or ())],
+        tool_choice=None if choice is None else _tool_choice(choice),
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+        chat_template_kwargs=None if thinking is None else {"enable_thinking": thinking.type != "disabled"},
+        continue_final_message=bool(fields.messages) and fields.messages[-1].role == "assistant",
+    )
+
+
+def _sampling(fields: MessagesRequest) -> dict[str, Any]:
+    given = {name: getattr(fields, name) for name in ("max_tokens", "temperature", "top_k", "top_p")}
+    given["stop"] = fields.stop_sequences
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _messages(fields: CountTokensRequest) -> list[dict[str, Any]]:
+    conversation = Conversation()
+    if fields.system:
+        # One text: some templates read only the first part of a system message.
+        parts = [fields.system] if isinstance(fields.system, str) else [block.text for block in fields.system]
+        conversation.say("system", "\n\n".join(parts))
+    numbered = ((f"messages[{index}]", message) for index, message in enumerate(fields.messages))
+    # Messages of one role in a row are one turn.
+    for role, turn in itertools.groupby(numbered, key=lambda item: item[1].role):
+        if role == "assistant":
+            for where, message in turn:
+                _add_reply(message, where, conversation)
+        else:
+            _add_turn(role, list(turn), conversation)
+    return conversation.messages
+
+
+def _add_turn(role: str, turn: Sequence[tuple[str, InputMessage]], conversation: Conversation) -> None:
+    """Results of tools come first, whatever their place among the blocks."""
+    texts = []
+    for where, message in turn:
+        for index, block in enumerate(message.blocks):
+            if isinstance(block, TextBlock):
+                texts.append(text_part(block.text))
+            elif isinstance(block, ToolResultBlock) and role == "user":
+                conversation.result(block.tool_use_id, _result(block, f"{where}.content[{index}]"))
+            else:
+                _refuse(block, f"{where}.content[{index}]", role)
+    if len(texts) == 1:
+        conversation.say(role, texts[0]["text"])
+    elif texts:
+        conversation.say(role, texts)
+
+
+def _add_reply(message: InputMessage, where: str, conversation: Conversation) -> None:
+    for index, block in enumerate(message.blocks):
+        if isinstance(block, TextBlock):
+            conversation.reply(block.text)
+        elif isinstance(block, ThinkingBlock):
+            conversation.think(block.thinking)
+        elif isinstance(block, ToolUseBlock):
+            arguments = bytes(block.input).decode()
+            if not arguments.startswith("{"):
+                raise RequestError(f"{where}.content[{index}].input must be an object.", field="messages")
+            conversation.call(block.id, block.name, arguments)
+        else:
+            _refuse(block, f"{where}.content[{index}]", "assistant")
+
+
+def _result(block: ToolResultBlock, where: str) -> str:
+    content = block.content or ""
+    if not isinstance(content, str):
+        texts = []
+        for index, part in enumerate(content):
+            if not isinstance(part, TextBlock):
+                _refuse(part, f"{where}.content[{index}]", "tool")
+            else:
+                texts.append(part.text)
+        content = "\n".join(texts)
+    return f"Error: {content}" if block.is_error else content
+
+
+def _refuse(block: object, where: str, role: str) -> None:
+    match block:
+        case ImageBlock():
+            fault = "is an image, but this server reads text only"
+        case DocumentBlock():
+            fault = "is a document, but this server reads text only. Send its text"
+        case RedactedThinkingBlock():
+            fault = "is a thought that only another server can read. Leave it out"
+        case _:
+            fault = f"has a type that a message of the role {role} cannot have"
+    raise RequestError(f"{where} {fault}.", field="messages")
+
+
+def _tool(tool: Tool, where: str) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise RequestError(
+            f"{where} has the type {tool.type!r}, which this server cannot run. Offer tools of your own.", field="tools"
+        )
+    for name in ("input_examples", "defer_loading"):
+        if getattr(tool, name):
+            raise RequestError(f"{where}.{name} is not supported. Leave it out.", field="tools")
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": {**function, "strict": tool.strict}}
+
+
+def _tool_choice(choice: ToolChoice) -> object:
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    return _CHOICES[choice.type]

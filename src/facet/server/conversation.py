@@ -1,0 +1,56 @@
+"""Builds the messages of a conversation from the smaller items in which other APIs send it.
+
+The result is in the form of chat completions, which the room `chat` checks and renders. What the model thought, said
+and called in one turn comes as separate items and becomes one message.
+"""
+
+from typing import Any
+
+
+class Conversation:
+    def __init__(self, messages: list[dict[str, Any]] | None = None) -> None:
+        """`messages` came before."""
+        self.messages: list[dict[str, Any]] = messages or []
+
+    def say(self, role: str, content: str | list[dict[str, Any]]) -> None:
+        """A message of anyone but the model."""
+        self.messages.append({"role": role, "content": content})
+
+    def open_turn(self) -> dict[str, Any]:
+        """The model's turn begins, even if it had the last word."""
+        turn: dict[str, Any] = {"role": "assistant", "content": ""}
+        self.messages.append(turn)
+        return turn
+
+    def think(self, text: str) -> None:
+        """A thought of the model. It opens a turn if the model has said or called something before."""
+        turn = self._turn()
+        if turn["content"] or "tool_calls" in turn:
+            turn = self.open_turn()
+        turn["reasoning"] = f"{turn['reasoning']}\n{text}" if "reasoning" in turn else text
+
+    def reply(self, text: str) -> None:
+        """Words of the model. After a call they open a turn."""
+        turn = self._turn()
+        if "tool_calls" in turn:
+            turn = self.open_turn()
+        turn["content"] += text
+
+    def call(self, call_id: str, name: str, arguments: object) -> None:
+        """A call by the model. Arguments are an object or its JSON."""
+        function = {"name": name, "arguments": arguments}
+        self._turn().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+
+    def result(self, call_id: str | None, content: str | list[dict[str, Any]], name: str | None = None) -> None:
+        """What a tool returned."""
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": content})
+
+    def _turn(self) -> dict[str, Any]:
+        """The turn of the model that is open."""
+        if self.messages and self.messages[-1]["role"] == "assistant":
+            return self.messages[-1]
+        return self.open_turn()
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}

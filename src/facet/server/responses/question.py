@@ -1,0 +1,150 @@
+"""Translates a request of the Responses API into a question."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from facet.errors import RequestError
+from facet.prompts import AskedModel, ChatQuestion
+from facet.server.body import convert
+from facet.server.conversation import Conversation, text_part
+from facet.server.protocol.sampling_fields import refuse_unsupported
+from facet.server.responses.wire import (
+    UNSUPPORTED_FIELDS,
+    Content,
+    FunctionCall,
+    FunctionCallOutput,
+    InputAudio,
+    InputFile,
+    InputImage,
+    InputItem,
+    InputMessage,
+    ItemReference,
+    ReasoningItem,
+    Refusal,
+    ResponsesRequest,
+    TextFormat,
+)
+
+# By the id of an item of an earlier response: the item, or None where there is no such item.
+FindItem = Callable[[str], dict[str, Any] | None]
+
+
+def make_question(fields: ResponsesRequest, messages: list[dict[str, Any]], model: AskedModel) -> ChatQuestion:
+    """`messages` are those of the conversation; the instructions come before them."""
+    refuse_unsupported(fields, UNSUPPORTED_FIELDS)
+    _refuse_settings(fields)
+    given: dict[str, Any] = {
+        "max_tokens": fields.max_output_tokens,
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "thinking_token_budget": None if fields.reasoning is None else fields.reasoning.max_tokens,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    if fields.instructions is not None:
+        messages = [{"role": "system", "content": fields.instructions}, *messages]
+    text_format = None if fields.text is None else fields.text.format
+    return ChatQuestion(
+        messages=messages,
+        sampling=model.sampling(given, max_tokens=None),
+        is_max_tokens_default="max_tokens" not in given,
+        response_format=None if text_format is None else _response_format(text_format),
+        tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or ())],
+        tool_choice=fields.tool_choice,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+        reasoning_effort=None if fields.reasoning is None else fields.reasoning.effort,
+    )
+
+
+def read_input(fields: ResponsesRequest, conversation: Conversation, find_item: FindItem) -> None:
+    """Adds the input to the conversation so far."""
+    if isinstance(fields.input, str):
+        conversation.say("user", fields.input)
+        return
+    for index, item in enumerate(fields.input):
+        _add(_decode(item, f"input[{index}]"), f"input[{index}]", conversation, find_item)
+
+
+def _refuse_settings(fields: ResponsesRequest) -> None:
+    """Values of fields that are known otherwise."""
+    if fields.truncation == "auto":
+        raise RequestError("truncation is not supported. Shorten the input yourself.", field="truncation")
+    if fields.text is not None and fields.text.verbosity not in (None, "medium"):
+        raise RequestError("text.verbosity is not supported. Ask for it in the instructions.", field="text.verbosity")
+    if "message.output_text.logprobs" in (fields.include or ()):
+        raise RequestError(
+            "include names message.output_text.logprobs, which is not supported. Ask /v1/chat/completions for "
+            "log-probabilities.",
+            field="include",
+        )
+
+
+def _decode(item: dict[str, Any], where: str) -> InputItem:
+    decoded: InputItem = convert({"type": "message", **item}, InputItem, where)
+    return decoded
+
+
+def _add(item: InputItem, where: str, conversation: Conversation, find_item: FindItem) -> None:
+    match item:
+        case InputMessage(role="assistant"):
+            conversation.reply(_text(item.content, f"{where}.content"))
+        case InputMessage():
+            conversation.say(item.role, _content(item.content, f"{where}.content"))
+        case FunctionCall():
+            conversation.call(item.call_id, item.name, item.arguments)
+        case FunctionCallOutput():
+            conversation.result(item.call_id, _text(item.output, f"{where}.output"))
+        case ReasoningItem():
+            _add_thought(item, where, conversation)
+        case ItemReference():
+            found = find_item(item.id)
+            if found is None:
+                raise RequestError(
+                    f"{where} refers to {item.id!r}, which this server does not have, or no longer has. Send the item "
+                    "itself.",
+                    field="input",
+                )
+            _add(_decode(found, where), where, conversation, find_item)
+
+
+def _add_thought(item: ReasoningItem, where: str, conversation: Conversation) -> None:
+    text = "\n".join(part.text for part in item.content or item.summary)
+    if not text and item.encrypted_content:
+        raise RequestError(f"{where} is a thought that only another server can read. Leave it out.", field="input")
+    if text:
+        conversation.think(text)
+
+
+def _content(content: str | list[Content], where: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    return [text_part(_part_text(part, f"{where}[{index}]")) for index, part in enumerate(content)]
+
+
+def _text(content: str | list[Any], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
+
+
+def _part_text(part: Content, where: str) -> str:
+    if isinstance(part, InputImage | InputFile | InputAudio):
+        kind = {InputImage: "an image", InputFile: "a file", InputAudio: "audio"}[type(part)]
+        raise RequestError(f"{where} is {kind}, but this server reads text only.", field="input")
+    return part.refusal if isinstance(part, Refusal) else part.text
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind != "function":
+        raise RequestError(
+            f"{where} has the type {kind!r}, which this server cannot run. Offer functions of your own.", field="tools"
+        )
+    fields = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in fields if name in tool}}
+
+
+def _response_format(text_format: TextFormat) -> dict[str, Any]:
+    if text_format.type != "json_schema":
+        return {"type": text_format.type}
+    described = {} if text_format.schema is None else {"schema": text_format.schema}
+    return {"type": "json_schema", "json_schema": described}

@@ -1,0 +1,83 @@
+"""Clients of the other APIs with the bundled model: each makes a tool round trip and reads a stream."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pydantic
+import pytest
+
+from facet.bundled_model import find_bundled_model
+from facet.config import ServerConfig, engine_config
+from facet.server.app import make_app
+from facet.server.engine_process import EngineProcess
+from facet.server.served_model import make_served_model
+from tests.server.running import RunningServer, running
+
+KEY = "secret"
+QUESTION = "What is the weather in Lisbon?"
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+DESCRIPTION = "The weather in a city."
+RESULT = json.dumps({"weather": "rain", "degrees": 12})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    config = ServerConfig(
+        model=str(find_bundled_model()),
+        served_model_name=("bundled",),
+        api_key=(KEY,),
+        disable_log_stats=True,
+        device="cpu",
+        kv_cache_memory_bytes=16 << 20,
+        max_model_len=1024,
+    )
+    engine = EngineProcess(engine_config(config))
+    with running(make_app(config, engine, make_served_model(config, engine.info))) as server:
+        yield server
+
+
+def test_openai_responses(server: RunningServer) -> None:
+    class City(pydantic.BaseModel):
+        name: str
+        is_capital: bool
+
+    tools: Any = [{"type": "function", "name": "get_weather", "description": DESCRIPTION, "parameters": SCHEMA}]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
+        settings: Any = {"model": "bundled", "tools": tools, "temperature": 0, "max_output_tokens": 64}
+        asked = client.responses.create(**settings, input=QUESTION)
+        (call,) = asked.output
+        assert call.type == "function_call"
+        assert json.loads(call.arguments) == {"city": "Lisbon"}
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
+        told = client.responses.create(**settings, input=[result], previous_response_id=asked.id)
+        assert "12" in told.output_text
+        with client.responses.stream(**settings, input=[result], previous_response_id=asked.id) as stream:
+            text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+            assert text == stream.get_final_response().output_text == told.output_text
+        parsed = client.responses.parse(
+            model="bundled", input="Tell me about Lisbon.", text_format=City, temperature=0, max_output_tokens=100
+        )
+        assert isinstance(parsed.output_parsed, City)
+
+
+def test_anthropic(server: RunningServer) -> None:
+    tools: Any = [{"name": "get_weather", "description": DESCRIPTION, "input_schema": SCHEMA}]
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0) as client:
+        # The package has no argument for the temperature any more; the API has it.
+        settings: Any = {"model": "bundled", "tools": tools, "max_tokens": 64, "extra_body": {"temperature": 0}}
+        asked = client.messages.create(**settings, messages=messages)
+        (use,) = asked.content
+        assert isinstance(use, anthropic.types.ToolUseBlock)
+        assert (use.input, asked.stop_reason) == ({"city": "Lisbon"}, "tool_use")
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": RESULT}
+        messages += [asked.to_param(), {"role": "user", "content": [result]}]
+        told = client.messages.create(**settings, messages=messages)
+        with client.messages.stream(**settings, messages=messages) as stream:
+            text = "".join(stream.text_stream)
+        assert [block.type for block in told.content] == ["text"]
+        assert told.content[0].text == text  # type: ignore[union-attr]
+        assert "12" in text
