@@ -80,8 +80,8 @@ def resolve(config: EngineConfig, model: Gemma, weight_lines: tuple[str, ...] = 
     """Fills in what the user left open, and refuses what is impossible. `weight_lines`: what to say of the weights."""
     check_numbers(config)
     on_gpu = model.placement.device.type == "cuda"
-    if on_gpu and any(isinstance(module, ProductWeight) for module in model.modules()):
-        # Their products are plain PyTorch so far, some of which a graph cannot hold.
+    if on_gpu and any(isinstance(module, ProductWeight) and not module.has_kernels for module in model.modules()):
+        # Their products are plain PyTorch, some of which a graph cannot hold.
         config = replace(config, enforce_eager=True)
         weight_lines += (NO_KERNELS,)
     shape = shape_steps(

@@ -15,6 +15,8 @@ from facet.forward_batch import AttentionRows
 from facet.kernels import add_norm, geglu, head_inputs, linear, mean_square, moe, per_layer_input, rms_norm, streams
 from facet.kernels.paged_attention import AttentionPlan, HeadShape, plan_attention, plan_invariant_attention
 from facet.kernels.per_layer_input import invariant as invariant_per_layer_input
+from facet.kernels.quantized import eight_bits
+from facet.kernels.rounded_rows import RoundedRows, RowCodes
 
 
 class PrepareHeads(Protocol):
@@ -40,12 +42,17 @@ class Arithmetic:
     gate_per_layer_input: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, Tensor | None], tuple[Tensor, Tensor | None]]
+    rounded_rms_norm: Callable[[Tensor, Tensor, float, RowCodes], RoundedRows]
+    rounded_add_norm: Callable[
+        [Tensor, Tensor, Tensor, Tensor, float, Tensor | None, RowCodes], tuple[Tensor, RoundedRows]
+    ]
     sum_of_norms: Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
     mean_square: Callable[[Tensor], Tensor]
     mix_streams: Callable[[Tensor, Tensor], Tensor]
     mean_of_streams: Callable[[Sequence[Tensor]], Tensor]
     prepare_heads: PrepareHeads
     plan_attention: PlanAttention
+    choose_eight_bits: eight_bits.ChooseConfig  # how programs divide products with matrices of eight bits
 
 
 USUAL = Arithmetic(
@@ -58,12 +65,15 @@ USUAL = Arithmetic(
     gate_per_layer_input=per_layer_input.gate_per_layer_input,
     rms_norm=rms_norm.rms_norm,
     add_norm=add_norm.add_norm,
+    rounded_rms_norm=rms_norm.rounded_rms_norm,
+    rounded_add_norm=add_norm.rounded_add_norm,
     sum_of_norms=add_norm.sum_of_norms,
     mean_square=mean_square.mean_square,
     mix_streams=streams.mix_streams,
     mean_of_streams=streams.mean_of_streams,
     prepare_heads=head_inputs.prepare_heads,
     plan_attention=plan_attention,
+    choose_eight_bits=eight_bits.choose_config,
 )
 # The bits of a row depend neither on the rows computed with it nor on their number.
 BATCH_INVARIANT = Arithmetic(
@@ -76,10 +86,13 @@ BATCH_INVARIANT = Arithmetic(
     gate_per_layer_input=invariant_per_layer_input.gate_per_layer_input,
     rms_norm=rms_norm.invariant_rms_norm,
     add_norm=add_norm.invariant_add_norm,
+    rounded_rms_norm=rms_norm.invariant_rounded_rms_norm,
+    rounded_add_norm=add_norm.invariant_rounded_add_norm,
     sum_of_norms=add_norm.invariant_sum_of_norms,
     mean_square=mean_square.invariant_mean_square,
     mix_streams=streams.invariant_mix_streams,
     mean_of_streams=streams.invariant_mean_of_streams,
     prepare_heads=head_inputs.invariant_prepare_heads,
     plan_attention=plan_invariant_attention,
+    choose_eight_bits=eight_bits.choose_one_config,
 )

@@ -12,7 +12,8 @@ from facet.kernels.arithmetic import Arithmetic
 from facet.kernels.moe.reference import sum_of_chosen
 from facet.kernels.per_layer_input import MixArguments
 from facet.kernels.per_layer_input.reference import mix_per_layer_inputs
-from facet.kernels.quantized import QuantizedMatrix
+from facet.kernels.quantized import QuantizedMatrix, eight_bits
+from facet.kernels.quantized.eight_bits import row_codes
 from facet.kernels.quantized.quantize import quantize
 from facet.layers.weight import DenseWeight, Inputs, Values, Weight
 from facet.matrix_format import MatrixFormat
@@ -23,8 +24,13 @@ class ProductWeight(Weight):
 
     arithmetic: Arithmetic
 
+    @property
     @abstractmethod
-    def product(self, x: Tensor, rows: slice | None = None, expert: int | None = None) -> Tensor: ...
+    def has_kernels(self) -> bool:
+        """Whether kernels of a GPU compute all of its products, rather than plain PyTorch, which no graph can hold."""
+
+    @abstractmethod
+    def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor: ...
 
     @abstractmethod
     def look_up(self, ids: Tensor) -> Tensor:
@@ -89,6 +95,15 @@ class QuantizedWeight(ProductWeight):
         self.arithmetic = arithmetic
         for name, tensor in QuantizedMatrix.empty(format, shape, device).tensors().items():
             self.register_buffer(name, tensor)
+        is_half = device.type == "cuda" and dtype.itemsize == 2
+        self._is_of_eight_bits = is_half and eight_bits.serves(format, shape[-1])
+        self._is_of_experts = len(shape) > 2
+        # How inputs are rounded. A norm does it, so that several products of its result need not.
+        self._row_codes = row_codes(format) if self._is_of_eight_bits and format.rounding is not None else None
+
+    @property
+    def has_kernels(self) -> bool:
+        return self._is_of_eight_bits and not self._is_of_experts
 
     @property
     def matrix(self) -> QuantizedMatrix:
@@ -99,9 +114,35 @@ class QuantizedWeight(ProductWeight):
             values = quantize(values.to(self.matrix.codes.device), self.format)
         self.matrix.copy_rows(values, rows)
 
-    def product(self, x: Tensor, rows: slice | None = None, expert: int | None = None) -> Tensor:
+    def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
         matrix = self.matrix if expert is None else self.matrix.expert(expert)
-        return quantized.linear(x, matrix if rows is None else matrix.rows(rows), self.arithmetic.linear)
+        if rows is not None:
+            matrix = matrix.rows(rows)
+        if self._is_of_eight_bits:
+            return eight_bits.linear(x, matrix, self.arithmetic.choose_eight_bits)
+        return quantized.linear(x, matrix, self.arithmetic.linear)
+
+    def geglu_linear(self, x: Inputs) -> Tensor:
+        if self._is_of_eight_bits:
+            return eight_bits.geglu_linear(x, self.matrix, self.arithmetic.choose_eight_bits)
+        return super().geglu_linear(x)
+
+    def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
+        if self._is_of_eight_bits:
+            return eight_bits.gated_input_linear(x, self.matrix, per_layer_input, self.arithmetic.choose_eight_bits)
+        return super().gated_input_linear(x, per_layer_input)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Inputs:
+        if self._row_codes is None:
+            return super().rms_norm(x, weight, eps)
+        return self.arithmetic.rounded_rms_norm(x, weight, eps, self._row_codes)
+
+    def add_norm(
+        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
+    ) -> tuple[Tensor, Inputs]:
+        if self._row_codes is None:
+            return super().add_norm(residual, update, update_weight, weight, eps, scale)
+        return self.arithmetic.rounded_add_norm(residual, update, update_weight, weight, eps, scale, self._row_codes)
 
     def look_up(self, ids: Tensor) -> Tensor:
         matrix = self.matrix
@@ -118,6 +159,10 @@ class PartsWeight(ProductWeight):
         self.parts = nn.ModuleList(parts)
         self.sizes = tuple(sizes)
         self.arithmetic = arithmetic
+
+    @property
+    def has_kernels(self) -> bool:
+        return all(not isinstance(part, ProductWeight) or part.has_kernels for part in self.parts)
 
     def fill(self, values: Values, rows: slice) -> None:
         (part, inner), *others = self._inside(rows)

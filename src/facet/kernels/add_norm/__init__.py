@@ -7,8 +7,16 @@ In the invariant versions a row's bits do not depend on the number of rows; in t
 from torch import Tensor
 
 from facet.kernels.add_norm import reference
+from facet.kernels.rounded_rows import RoundedRows, RowCodes
 
-__all__ = ["add_norm", "invariant_add_norm", "invariant_sum_of_norms", "sum_of_norms"]
+__all__ = [
+    "add_norm",
+    "invariant_add_norm",
+    "invariant_rounded_add_norm",
+    "invariant_sum_of_norms",
+    "rounded_add_norm",
+    "sum_of_norms",
+]
 
 
 def add_norm(
@@ -44,6 +52,38 @@ def invariant_add_norm(
         tile = tile_of_few_rows(residual.shape[-1])
         return triton.add_norm(residual, update, update_weight, next_weight, eps, scale, tile)
     return reference.add_norm(residual, update, update_weight, next_weight, eps, scale)
+
+
+def rounded_add_norm(
+    residual: Tensor,
+    update: Tensor,
+    update_weight: Tensor,
+    next_weight: Tensor,
+    eps: float,
+    scale: Tensor | None,
+    codes: RowCodes,
+) -> tuple[Tensor, RoundedRows]:
+    """As `add_norm`, on a GPU, and the second result is rounded to eight bits."""
+    from facet.kernels.add_norm import triton
+
+    return triton.rounded_add_norm(residual, update, update_weight, next_weight, eps, scale, codes)
+
+
+def invariant_rounded_add_norm(
+    residual: Tensor,
+    update: Tensor,
+    update_weight: Tensor,
+    next_weight: Tensor,
+    eps: float,
+    scale: Tensor | None,
+    codes: RowCodes,
+) -> tuple[Tensor, RoundedRows]:
+    """As `rounded_add_norm`."""
+    from facet.kernels.add_norm import triton
+    from facet.kernels.rms_norm.triton import tile_of_few_rows
+
+    tile = tile_of_few_rows(residual.shape[-1])
+    return triton.rounded_add_norm(residual, update, update_weight, next_weight, eps, scale, codes, tile)
 
 
 def sum_of_norms(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: float) -> Tensor:

@@ -3,13 +3,16 @@
 Values are rounded to the activations' type wherever the reference, whose every operation writes a tensor, rounds them.
 """
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
-from facet.kernels.rms_norm.triton import RowTile, load_weight, normalised, rounded, row_tile
+from facet.kernels.rms_norm.triton import NO_CODES, RowTile, load_weight, normalised, rounded, row_tile, store_rows
+from facet.kernels.rounded_rows import RoundedRows, RowCodes
 
 
 def add_norm(
@@ -22,18 +25,50 @@ def add_norm(
     tile: RowTile | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """`tile`, here and below: None: chosen by the number of rows."""
+    normed = None if next_weight is None else torch.empty_like(residual, memory_format=torch.contiguous_format)
+    new = _run(residual, update, update_weight, next_weight, eps, scale, tile, normed, None, NO_CODES)
+    return new, normed
+
+
+def rounded_add_norm(
+    residual: Tensor,
+    update: Tensor,
+    update_weight: Tensor,
+    next_weight: Tensor,
+    eps: float,
+    scale: Tensor | None,
+    codes: RowCodes,
+    tile: RowTile | None = None,
+) -> tuple[Tensor, RoundedRows]:
+    """As `add_norm`, and the second result is rounded to eight bits."""
+    rows = codes.empty(residual)
+    new = _run(residual, update, update_weight, next_weight, eps, scale, tile, rows.codes, rows.scales, codes.constants)
+    return new, rows
+
+
+def _run(
+    residual: Tensor,
+    update: Tensor,
+    update_weight: Tensor,
+    next_weight: Tensor | None,
+    eps: float,
+    scale: Tensor | None,
+    tile: RowTile | None,
+    normed: Tensor | None,
+    scales: Tensor | None,
+    constants: Mapping[str, float],
+) -> Tensor:
     residual, update = residual.contiguous(), update.contiguous()
     width = residual.shape[-1]
     num_rows = residual.numel() // width
     tile = tile or row_tile(width, num_rows)
     new = torch.empty_like(residual)
-    normed = None if next_weight is None else torch.empty_like(residual)
     _add_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
-        residual, update, update_weight, next_weight, scale, new, normed, num_rows, eps,
+        residual, update, update_weight, next_weight, scale, new, normed, scales, num_rows, eps,
         WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
-        num_warps=tile.num_warps, **launch_options(residual.device),
+        **constants, num_warps=tile.num_warps, **launch_options(residual.device),
     )  # fmt: skip
-    return new, normed
+    return new
 
 
 def sum_of_norms(
@@ -54,9 +89,9 @@ def sum_of_norms(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_norm_kernel(
-    residual, update, update_weight, next_weight, scale, new, normed, num_rows, eps,
+    residual, update, update_weight, next_weight, scale, new, normed, scales, num_rows, eps,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
+    DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
@@ -82,8 +117,8 @@ def _add_norm_kernel(
         stream = normalised(stream, eps, WIDTH)
         if not WEIGHTS_AHEAD:
             next_factor = load_weight(next_weight, columns, mask)
-        stream = stream * next_factor
-        tl.store(normed + places, stream.to(new.dtype.element_ty), mask=mask)
+        stream = (stream * next_factor).to(new.dtype.element_ty)
+        store_rows(stream, normed + places, mask, scales, rows, rows < num_rows, DIVISOR, LEAST, GREATEST)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -13,6 +13,7 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.paged_attention.cache import HeadShape, LayerCache
 from facet.kernels.paged_attention.quantization import SMALLEST_SCALE, largest_stored
+from facet.kernels.to_eight_bits import to_stored
 
 # Up to this many vectors every one is a program of its own: nothing then waits but for its own few loads.
 _MOST_SINGLE_VECTORS = 2048
@@ -42,34 +43,6 @@ def _store_halves(low, high, target, places, is_vector, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def _on_grid(x, dtype: tl.constexpr):
-    """Float32 numbers within the range of `dtype`, rounded to numbers it has: to the nearest, ties to even.
-
-    Adding a number so large that float32 has no finer step than `dtype` has at x rounds; taking it away again is exact.
-    The conversion that follows then has nothing left to round, on whatever it runs.
-    """
-    if dtype == tl.int8:
-        large = 12582912.0  # 1.5 * 2^23: steps of 1
-        x = tl.where(x == x, x, 0.0)  # an int8 has no NaN; the scale is one
-    else:
-        power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)  # the power of two below |x|
-        if dtype == tl.float8e4nv:
-            large = tl.where(power < 2.0**-6, 2.0**-6, power) * (1.5 * 2.0**20)  # 3 bits after the first
-        else:
-            large = tl.where(power < 2.0**-14, 2.0**-14, power) * (1.5 * 2.0**21)  # 2 bits
-    return (x + large) - large
-
-
-@triton.jit
-def _to_stored(scaled, dtype: tl.constexpr, LIMIT: tl.constexpr):
-    # Comparisons with a NaN are false: it stays.
-    cut = tl.where(scaled > LIMIT, LIMIT, tl.where(scaled < -LIMIT, -LIMIT, scaled))
-    if dtype.primitive_bitwidth == 8:
-        cut = _on_grid(cut, dtype)
-    return cut.to(dtype)
-
-
-@triton.jit
 def _store_in_pages(
     low, high, target, places, scales, scale_places, is_vector,
     HAS_SCALES: tl.constexpr, LIMIT: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -87,7 +60,7 @@ def _store_in_pages(
             tl.store(scales + scale_places, scale, mask=is_vector)
             divisors = tl.broadcast_to(scale[:, None], wide_low.shape)
             wide_low, wide_high = tl.div_rn(wide_low, divisors), tl.div_rn(wide_high, divisors)
-        low, high = _to_stored(wide_low, dtype, LIMIT), _to_stored(wide_high, dtype, LIMIT)
+        low, high = to_stored(wide_low, dtype, -LIMIT, LIMIT), to_stored(wide_high, dtype, -LIMIT, LIMIT)
     _store_halves(low, high, target, places, is_vector, HEAD_DIM)
 
 

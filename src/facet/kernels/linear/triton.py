@@ -104,7 +104,7 @@ def load_weight_tile(weight_rows, places, is_live):
 
 
 @triton.jit
-def _finish(
+def finish(
     sums,  # [rows, BLOCK_OUT]
     rows,
     is_row,
@@ -193,7 +193,7 @@ def _few_rows_kernel(
             )
             totals = tl.dot(weight_tile, x_tile, totals, input_precision="ieee")
         sums = tl.trans(totals)
-        _finish(sums, rows, is_row, first_column, gated, gated_stride, output, num_out, ACTIVATION, BLOCK_OUT)
+        finish(sums, rows, is_row, first_column, gated, gated_stride, output, num_out, ACTIVATION, BLOCK_OUT)
     else:
         totals_0 = tl.zeros([BLOCK_OUT, BLOCK_IN // VECTOR], tl.float32)
         totals_1 = totals_0
@@ -223,6 +223,6 @@ def _few_rows_kernel(
             totals = totals_0 if row == 0 else totals_1 if row == 1 else totals_2 if row == 2 else totals_3
             sums = tl.sum(totals, 1)[None, :]
             rows = first_row + row + tl.arange(0, 1)
-            _finish(
+            finish(
                 sums, rows, rows < num_rows, first_column, gated, gated_stride, output, num_out, ACTIVATION, BLOCK_OUT
             )

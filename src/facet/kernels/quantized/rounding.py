@@ -6,11 +6,8 @@ import torch
 from torch import Tensor
 
 from facet.kernels.quantized.matrix import QuantizedMatrix
+from facet.kernels.rounded_rows import LARGEST_FP8, LARGEST_INT8
 from facet.matrix_format import ROUNDING_GROUP
-
-LARGEST_FP8 = 448.0
-# Half of the codes' range, as the scheme has it: the largest input may fall on -128 but not on 127.
-LARGEST_INT8 = 127.5
 
 
 class Int8Rows(NamedTuple):

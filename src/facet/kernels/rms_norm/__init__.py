@@ -4,8 +4,9 @@ else."""
 from torch import Tensor
 
 from facet.kernels.rms_norm import reference
+from facet.kernels.rounded_rows import RoundedRows, RowCodes
 
-__all__ = ["invariant_rms_norm", "rms_norm"]
+__all__ = ["invariant_rms_norm", "invariant_rounded_rms_norm", "rms_norm", "rounded_rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -25,3 +26,17 @@ def invariant_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
         return triton.rms_norm(x, weight, eps, triton.tile_of_few_rows(x.shape[-1]))
     return reference.rms_norm(x, weight, eps)
+
+
+def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, codes: RowCodes) -> RoundedRows:
+    """As `rms_norm`, on a GPU, and rounded to eight bits."""
+    from facet.kernels.rms_norm import triton
+
+    return triton.rounded_rms_norm(x, weight, eps, codes)
+
+
+def invariant_rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, codes: RowCodes) -> RoundedRows:
+    """As `rounded_rms_norm`. A row's bits do not depend on how many rows there are."""
+    from facet.kernels.rms_norm import triton
+
+    return triton.rounded_rms_norm(x, weight, eps, codes, triton.tile_of_few_rows(x.shape[-1]))

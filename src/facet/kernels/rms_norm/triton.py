@@ -4,6 +4,8 @@ A program holds whole rows in registers, padded to a power of two, and reads eac
 ones.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -12,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.rounded_rows import RoundedRows, RowCodes
+from facet.kernels.to_eight_bits import scale_of, to_codes
 
 # Elements of one program when rows are short: eight, which is one wide load, for each thread of four warps.
 ELEMENTS_OF_SHORT_ROWS = 1024
@@ -19,6 +23,10 @@ ELEMENTS_OF_SHORT_ROWS = 1024
 FEW_ROWS = 256
 # The longest row a program may hold in its registers: 32 elements for each thread of sixteen warps.
 LONGEST_ROW = 16384
+
+
+# Of rows that are not rounded to eight bits.
+NO_CODES: Mapping[str, float] = MappingProxyType({"DIVISOR": 1.0, "LEAST": 0.0, "GREATEST": 0.0})
 
 
 class RowTile(NamedTuple):
@@ -61,17 +69,38 @@ def rows_in_runs(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, tile: RowTile | None = None) -> Tensor:
-    """`tile`: None: chosen by the number of rows."""
+    """`tile`, here and below: None: chosen by the number of rows."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _run(x, weight, eps, tile, out, None, NO_CODES)
+    return out
+
+
+def rounded_rms_norm(
+    x: Tensor, weight: Tensor | None, eps: float, codes: RowCodes, tile: RowTile | None = None
+) -> RoundedRows:
+    """Rows [rows, width], rounded to eight bits after they were rounded to the activations' type."""
+    rows = codes.empty(x)
+    _run(x, weight, eps, tile, rows.codes, rows.scales, codes.constants)
+    return rows
+
+
+def _run(
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    tile: RowTile | None,
+    out: Tensor,
+    scales: Tensor | None,
+    constants: Mapping[str, float],
+) -> None:
     rows = rows_in_runs(x)
     num_rows = rows.shape[0] * rows.shape[1]
     tile = tile or row_tile(x.shape[-1], num_rows)
     _rms_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
-        rows, weight, out, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps,
+        rows, weight, out, scales, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps,
         WIDTH=x.shape[-1], ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
-        num_warps=tile.num_warps, **launch_options(x.device),
+        **constants, num_warps=tile.num_warps, **launch_options(x.device),
     )  # fmt: skip
-    return out
 
 
 @triton.jit
@@ -98,11 +127,25 @@ def place_in_runs(rows, rows_per_run, run_stride, row_stride):
     return (rows // rows_per_run).to(tl.int64) * run_stride + (rows % rows_per_run).to(tl.int64) * row_stride
 
 
+@triton.jit
+def store_rows(
+    value, places, mask, scales, rows, is_row, DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr
+):
+    """Whole rows, zeros where nothing is, as they are; or where there are `scales`, rounded to codes of eight bits."""
+    if scales is None:
+        tl.store(places, value, mask=mask)
+    else:
+        wide = value.to(tl.float32)
+        scale = scale_of(tl.max(tl.abs(wide), axis=1), DIVISOR)[:, None]
+        tl.store(scales + rows, scale, mask=is_row)
+        tl.store(places, to_codes(wide, scale, places.dtype.element_ty, LEAST, GREATEST), mask=mask)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
-    x, weight, out, num_rows, rows_per_run, run_stride, row_stride, eps,
+    x, weight, out, scales, num_rows, rows_per_run, run_stride, row_stride, eps,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
+    DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
@@ -117,4 +160,7 @@ def _rms_norm_kernel(
         factor = load_weight(weight, columns, mask)
     if weight is not None:
         value = value * factor
-    tl.store(out + rows.to(tl.int64) * WIDTH + columns, value.to(out.dtype.element_ty), mask=mask)
+    store_rows(
+        value.to(x.dtype.element_ty), out + rows.to(tl.int64) * WIDTH + columns, mask, scales, rows, rows < num_rows,
+        DIVISOR, LEAST, GREATEST,
+    )  # fmt: skip

@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.arrivals import arrives_last
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import Reader
 from facet.kernels.paged_attention.decode.shares import (
-    arrives_last,
     keys_per_share,
     merge_group,
     merge_shares_kernel,

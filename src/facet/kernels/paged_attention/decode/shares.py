@@ -29,22 +29,6 @@ def keys_per_share(num_keys, num_splits, least_keys, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def arrives_last(arrivals, place, num_shares):
-    """Whether all other shares of a row and key head have stored their results, and these can be read.
-
-    Safe in any order of arrival. The barrier puts the stores of all threads before the one that counts; counting
-    releases them to whoever counts later, and acquires what was released before. So the one program that finds all
-    others counted sees all they stored. Nobody waits for anybody: programs that never run together do no harm. And
-    nobody else comes after the last one, so it can leave a zero for the next launch.
-    """
-    tl.debug_barrier()
-    is_last = tl.atomic_add(arrivals + place, 1, sem="acq_rel", scope="gpu") == num_shares - 1
-    if is_last:
-        tl.store(arrivals + place, 0)
-    return is_last
-
-
-@triton.jit
 def merge_group(
     partial_results,
     partial_levels,

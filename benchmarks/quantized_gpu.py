@@ -1,0 +1,189 @@
+"""Times products with matrices of eight bits on a GPU, by configuration, against bfloat16 and the bytes they read.
+
+    python benchmarks/quantized_gpu.py                  # what the engine would use
+    python benchmarks/quantized_gpu.py --tune           # every configuration; the three best of each are printed
+
+Every result is first checked against the definition. Times are of launches inside a CUDA graph that walks over copies
+of a matrix, more of them than the second-level cache holds. Inputs are rounded beforehand; `--rounding` times that.
+"""
+
+import argparse
+import math
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.linear_gpu import CACHE_BYTES, microseconds
+from facet.kernels.linear import cases
+from facet.kernels.linear.reference import gated_input_linear, geglu_linear
+from facet.kernels.quantized import QuantizedMatrix, eight_bits
+from facet.kernels.quantized.cases import FORMATS, Case
+from facet.kernels.quantized.eight_bits import Config, choose_config
+from facet.kernels.rounded_rows import RoundedRows
+
+BANDWIDTH = 4.3e6  # bytes a microsecond, of an H200's memory as far as a kernel gets
+ROWS = (1, 16, 32, 64, 128, 256, 2048)
+FORMAT_NAMES = {"fp8": "fp8 token", "int8": "int8 token", "fp8-weights": "fp8 rows", "int8-weights": "int8 rows"}
+SHAPES = (*cases.LARGE, *cases.E4B)
+
+FEW = (
+    Config(0, 64, 128, 4, 6),
+    Config(0, 64, 256, 4, 4),
+    Config(0, 128, 256, 8, 4),
+)
+SHARES = (1, 2, 3, 4, 6, 8)
+MANY = (
+    Config(64, 128, 128, 4, 4),
+    Config(128, 64, 128, 4, 4),
+    Config(128, 128, 128, 4, 3),
+    Config(128, 128, 128, 8, 4),
+    Config(256, 128, 128, 8, 3),
+    Config(128, 256, 128, 8, 3),
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    shape: cases.Shape
+    format: str
+    num_rows: int
+    config: Config | None  # None: PyTorch's product
+
+
+def candidates(shape: cases.Shape, format: str, num_rows: int, tune: bool) -> list[Config | None]:
+    is_fp8 = format == "fp8"
+    if not tune:
+        return [choose_config(num_rows, shape.num_out, shape.num_in, is_fp8)]
+    if num_rows > 64:
+        return [*MANY, *([None] if is_fp8 else [])]
+    found: list[Config | None] = []
+    for config in FEW:
+        num_tiles = math.ceil(shape.num_out / config.block_out)
+        for shares in SHARES:
+            if shares == 1 or (num_tiles * shares <= 800 and shape.num_in >= shares * 2 * config.block_in):
+                found.append(replace(config, rows=max(16, num_rows), shares=shares))
+    return found
+
+
+def run(
+    shape: cases.Shape, x: Tensor | RoundedRows, matrix: QuantizedMatrix, given: Tensor, config: Config | None
+) -> Tensor:
+    def choose(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Config | None:
+        return config
+
+    if shape.operation == "gated_input_linear":
+        return eight_bits.gated_input_linear(x, matrix, given, choose)
+    if shape.operation == "geglu_linear":
+        return eight_bits.geglu_linear(x, matrix, choose)
+    return eight_bits.linear(x, matrix, choose)
+
+
+def inputs(
+    shape: cases.Shape, format: str, num_rows: int, num_out: int
+) -> tuple[Tensor | RoundedRows, Tensor, QuantizedMatrix, Tensor]:
+    case = Case(format=FORMATS[FORMAT_NAMES[format]], num_out=num_out, num_in=shape.num_in)
+    matrix = case.matrix("cuda")
+    x = torch.randn(num_rows, shape.num_in, device="cuda", dtype=torch.bfloat16)
+    given = torch.randn(num_rows, num_out, device="cuda", dtype=torch.bfloat16)
+    torch.cuda.synchronize()
+    rounded = x if matrix.format.rounding is None else eight_bits.round_rows(x, matrix.format)
+    plain = x.float() if isinstance(rounded, Tensor) else rounded.codes.float() * rounded.scales
+    return rounded, plain, matrix, given
+
+
+def compile_for(job: Job) -> None:
+    x, _, matrix, given = inputs(job.shape, job.format, job.num_rows, 256)
+    try:
+        run(job.shape, x, matrix, given, job.config)
+    except Exception as error:
+        print(f"{job}: {str(error)[:300]}", flush=True)
+
+
+def jobs(shapes: list[cases.Shape], formats: list[str], rows: list[int], tune: bool) -> list[Job]:
+    found = {}
+    for shape in shapes:
+        for format in formats:
+            for num_rows in rows:
+                for config in candidates(shape, format, num_rows, tune):
+                    if config is not None:
+                        found[shape.num_in, shape.operation, format, config] = Job(shape, format, num_rows, config)
+    return list(found.values())
+
+
+def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool) -> None:
+    num_bytes = shape.num_out * shape.num_in
+    num_copies = max(1, math.ceil(CACHE_BYTES / num_bytes))
+    for num_rows in rows:
+        x, plain, matrix, given = inputs(shape, format, num_rows, shape.num_out)
+        num_launches = max(num_copies, min(32, math.ceil(2e9 / num_bytes / max(1, num_rows / 128))))
+        copies = [matrix, *(replace(matrix, codes=matrix.codes.clone()) for _ in range(num_copies - 1))]
+        values = matrix.values()
+        if shape.operation == "gated_input_linear":
+            expected = gated_input_linear(plain, values, given.float())
+        else:
+            expected = (
+                geglu_linear(plain, values) if shape.operation == "geglu_linear" else functional.linear(plain, values)
+            )
+        wide = values.to(torch.bfloat16)
+        wides = [wide, *(wide.clone() for _ in range(max(0, math.ceil(num_copies / 2) - 1)))]
+        x16 = plain.to(torch.bfloat16)
+        del values
+        library = microseconds([partial(functional.linear, x16, wides[n % len(wides)]) for n in range(num_launches)])
+        floor = max(num_bytes / BANDWIDTH, 2 * num_rows * num_bytes / 1.35e9 if "weights" not in format else 0)
+        found = []
+        for config in candidates(shape, format, num_rows, tune):
+            try:
+                got = run(shape, x, matrix, given, config)
+            except Exception as error:
+                print(f"{shape.name} {config}: {str(error)[:200]}", flush=True)
+                continue
+            distance = float((got.float() - expected).norm() / expected.norm())
+            if not distance < 1e-2:
+                print(f"WRONG: {shape.name}, {format}, {num_rows} rows, {config}: error {distance}", flush=True)
+                continue
+            launches = [partial(run, shape, x, copies[n % num_copies], given, config) for n in range(num_launches)]
+            found.append((microseconds(launches), config, distance))
+        for time, config, distance in sorted(found, key=lambda each: each[0])[:3]:
+            name = "PyTorch" if config is None else " ".join(str(n) for n in asdict(config).values())
+            print(
+                f"{shape.name:25} {format:12} {num_rows:5} rows: {time:7.1f} us, floor {floor:6.1f}, bfloat16 "
+                f"{library:7.1f} ({library / time:4.2f}x)  error {distance:.1e}  {name}",
+                flush=True,
+            )
+        torch.cuda.empty_cache()
+
+
+def measure_rounding() -> None:
+    for width in (2560, 5376, 10240, 21504):
+        for num_rows in (1, 16, 2048):
+            x = torch.randn(num_rows, width, device="cuda", dtype=torch.bfloat16)
+            time = microseconds([partial(eight_bits.round_rows, x, FORMATS["fp8 token"])] * 64)
+            print(f"round {num_rows} x {width}: {time:.1f} us", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tune", action="store_true", help="try every configuration")
+    parser.add_argument("--formats", nargs="+", choices=list(FORMAT_NAMES), default=["fp8", "int8"])
+    parser.add_argument("--shapes", nargs="+", default=[""], help="those whose names contain one of these")
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--rounding", action="store_true", help="time the rounding of inputs, too")
+    parser.add_argument("--workers", type=int, default=12, help="processes that compile")
+    options = parser.parse_args()
+    shapes = [shape for shape in SHAPES if any(part in shape.name for part in options.shapes)]
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_for, jobs(shapes, options.formats, options.rows, options.tune)))
+    if options.rounding:
+        measure_rounding()
+    for shape in shapes:
+        for format in options.formats:
+            measure(shape, format, options.rows, options.tune)
+
+
+if __name__ == "__main__":
+    main()

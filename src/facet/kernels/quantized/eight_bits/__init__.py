@@ -1,0 +1,111 @@
+"""Products on a GPU with matrices of eight bits and one scale for each row.
+
+Where a format rounds inputs too, codes are multiplied by codes, on tensor cores made for them, and both scales are
+applied to the sums: `round_rows` is what such a product takes, and the norms before a product can give it. Where inputs
+are not rounded, codes are widened on their way to the tensor cores. The activation that follows is in the same kernel.
+
+Sums of integers are exact. Those of fp8 are of another order in another configuration: `ChooseConfig` is how a model
+says whether that may depend on the number of rows.
+"""
+
+import torch
+from torch import Tensor
+
+from facet.kernels.geglu import geglu
+from facet.kernels.per_layer_input import gate_per_layer_input
+from facet.kernels.quantized.eight_bits.config import ChooseConfig, Config, choose_config, choose_one_config
+from facet.kernels.quantized.matrix import QuantizedMatrix
+from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES, RoundedRows, RowCodes
+from facet.matrix_format import MatrixFormat
+
+__all__ = [
+    "ChooseConfig",
+    "Config",
+    "choose_config",
+    "choose_one_config",
+    "gated_input_linear",
+    "geglu_linear",
+    "linear",
+    "round_rows",
+    "row_codes",
+    "serves",
+]
+
+# Rows of codes start at multiples of this many bytes, as the widest loads want them.
+_ALIGNMENT = 16
+
+
+def serves(format: MatrixFormat, num_inputs: int) -> bool:
+    """Whether these kernels multiply such matrices."""
+    is_known = format.rounding in (None, "int8_token", "fp8_token")
+    is_plain = format.has_row_scales and not (format.is_reordered or format.rounds_outputs)
+    return format.code_bits == 8 and is_known and is_plain and num_inputs % _ALIGNMENT == 0
+
+
+def row_codes(format: MatrixFormat) -> RowCodes:
+    """How this format rounds inputs."""
+    assert format.rounding in ("int8_token", "fp8_token"), "rows are rounded by their own scales"
+    return INT8_CODES if format.rounding == "int8_token" else FP8_CODES
+
+
+def round_rows(x: Tensor, format: MatrixFormat) -> RoundedRows:
+    """Each row of codes by its largest magnitude, as `rounding.py` says."""
+    from facet.kernels.quantized.eight_bits import triton  # imported here and below: no Triton without a GPU
+
+    return triton.round_rows(x, row_codes(format))
+
+
+def linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
+    x = _inputs(x, matrix)
+    config = _choose(x, matrix, choose)
+    if config is None:
+        assert isinstance(x, RoundedRows)
+        return _scaled_mm(x, matrix)
+    from facet.kernels.quantized.eight_bits import triton
+
+    return triton.linear(x, matrix, config)
+
+
+def geglu_linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
+    """gelu_tanh(gate) * up, the first and the second half of the matrix's outputs."""
+    x = _inputs(x, matrix)
+    config = _choose(x, matrix, choose)
+    if config is None:
+        assert isinstance(x, RoundedRows)
+        return geglu(_scaled_mm(x, matrix))
+    from facet.kernels.quantized.eight_bits import triton
+
+    return triton.geglu_linear(x, matrix, config)
+
+
+def gated_input_linear(
+    x: Tensor | RoundedRows, matrix: QuantizedMatrix, per_layer_input: Tensor, choose: ChooseConfig
+) -> Tensor:
+    """gelu_tanh(x @ values^T) * per_layer_input."""
+    x = _inputs(x, matrix)
+    config = _choose(x, matrix, choose)
+    if config is None:
+        assert isinstance(x, RoundedRows)
+        return gate_per_layer_input(_scaled_mm(x, matrix), per_layer_input)
+    from facet.kernels.quantized.eight_bits import triton
+
+    return triton.gated_input_linear(x, matrix, per_layer_input, config)
+
+
+def _inputs(x: Tensor | RoundedRows, matrix: QuantizedMatrix) -> Tensor | RoundedRows:
+    if isinstance(x, RoundedRows) or matrix.format.rounding is None:
+        return x
+    return round_rows(x, matrix.format)
+
+
+def _choose(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Config | None:
+    num_rows = (x.codes if isinstance(x, RoundedRows) else x).shape[0]
+    is_fp8 = matrix.format.codes == "fp8" and isinstance(x, RoundedRows)
+    return choose(num_rows, matrix.num_rows, matrix.num_inputs, is_fp8)
+
+
+def _scaled_mm(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:
+    """By PyTorch's product of fp8 rows, each with its scale."""
+    return torch._scaled_mm(
+        x.codes, matrix.codes.t(), scale_a=x.scales, scale_b=matrix.scales.float().t(), out_dtype=x.dtype
+    )

@@ -1,0 +1,53 @@
+"""Chooses how a product with a matrix of eight bits is divided among programs, by its shape alone."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A program owns `block_out` rows of the matrix and `rows` rows of x, and walks along them `block_in` columns at a
+    time."""
+
+    rows: int
+    block_out: int
+    block_in: int
+    num_warps: int
+    num_stages: int  # tiles on their way to shared memory at a time
+    shares: int = 1  # into which a row of the matrix is cut: a program takes one
+
+
+class ChooseConfig(Protocol):
+    def __call__(self, num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Config | None:
+        """`is_fp8`: both sides are. Then None is an answer: PyTorch's own product."""
+
+
+# The most rows of a program that has the matrix's tile to itself.
+MOST_ROWS_AT_ONCE = 64
+# A row of the matrix is cut into shares until there are this many programs, and no share is shorter than this.
+_ENOUGH_PROGRAMS, _LEAST_INPUTS = 160, 512
+
+
+def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Config | None:
+    """Times are microseconds on an H200, the matrix read from memory (benchmarks/quantized_gpu.py)."""
+    if num_rows <= MOST_ROWS_AT_ONCE:
+        # Rows of 31B gate_up: 1 55.2, 16 56.4, 64 62.9, in bfloat16 108 to 115, bytes alone 53.8.
+        block_in, num_stages = (256, 4) if num_rows <= 16 and num_in % 256 == 0 else (128, 6)
+        rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else MOST_ROWS_AT_ONCE
+        return Config(rows, 64, block_in, num_warps=4, num_stages=num_stages, shares=_shares(num_out, num_in))
+    if is_fp8:
+        # 31B gate_up: 256 rows 118, in this room's tiles 138; 2048 rows 746 and 904.
+        return None
+    return Config(128, 128, 128, num_warps=4, num_stages=3)
+
+
+def _shares(num_out: int, num_in: int) -> int:
+    shares = 1
+    while -(-num_out // 64) * shares < _ENOUGH_PROGRAMS and num_in >= 2 * shares * _LEAST_INPUTS:
+        shares *= 2
+    return shares
+
+
+def choose_one_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Config:
+    """The same for any number of rows: sums are always added in the same order."""
+    return Config(64, 64, 128, num_warps=4, num_stages=4)

@@ -1,0 +1,262 @@
+"""Rows rounded, and products with matrices of eight bits, in Triton. Same meaning as the references of this room.
+
+A product of few rows is bound by reading the matrix: it lies on the left of the tensor cores' product, with many
+outputs for few rows. Where outputs are too few to occupy all multiprocessors, a row of the matrix is cut into shares,
+whose sums the last program adds in their order.
+"""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from facet.kernels.arrivals import arrives_last
+from facet.kernels.dependent_launch import launch_options, let_next_start, start_after_previous, wait_for_previous
+from facet.kernels.linear.triton import GATED_INPUT, GEGLU, PLAIN, finish
+from facet.kernels.quantized.eight_bits.config import MOST_ROWS_AT_ONCE, Config
+from facet.kernels.quantized.matrix import QuantizedMatrix
+from facet.kernels.rounded_rows import RoundedRows, RowCodes
+from facet.kernels.to_eight_bits import scale_of, to_codes
+
+# Columns that a program rounds at a time.
+_FEW_ROWS_BLOCK, _MANY_ROWS_BLOCK, _LEAST_BLOCK = 2048, 4096, 256
+# Up to this many rows, several programs share one: each looks for the largest magnitude itself.
+_MOST_SHARED_ROWS = 64
+
+
+def round_rows(x: Tensor, codes: RowCodes) -> RoundedRows:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    rounded = codes.empty(x)
+    num_rows, width = x.shape
+    is_shared = num_rows <= _MOST_SHARED_ROWS
+    block = _block_of(width, _FEW_ROWS_BLOCK if is_shared else _MANY_ROWS_BLOCK)
+    parts = triton.cdiv(width, block) if is_shared else 1
+    _round_rows_kernel[(num_rows, parts)](
+        x,
+        rounded.codes,
+        rounded.scales,
+        x.stride(0),
+        WIDTH=width,
+        BLOCK=block,
+        PARTS=parts,
+        **codes.constants,
+        num_warps=max(1, min(8, block // 512)),
+        **launch_options(x.device),
+    )
+    return rounded
+
+
+def _block_of(width: int, most: int) -> int:
+    """A power of two that divides the width, if a large one does: masked loads take half as long again."""
+    whole = min(most, width & -width)
+    return whole if whole >= _LEAST_BLOCK else min(most, triton.next_power_of_2(width))
+
+
+@triton.jit
+def _round_rows_kernel(
+    x,
+    codes,
+    scales,
+    x_stride,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    LEAST: tl.constexpr,
+    GREATEST: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    x += row * x_stride
+    codes += row * WIDTH
+    columns = tl.arange(0, BLOCK)
+    start_after_previous(IS_DEPENDENT)
+    greatest = tl.zeros([BLOCK], tl.float32)
+    for start in tl.static_range(0, WIDTH, BLOCK):
+        value = _load_part(x, start + columns, WIDTH, BLOCK).to(tl.float32)
+        greatest = tl.maximum(greatest, tl.abs(value), propagate_nan=tl.PropagateNan.ALL)
+    scale = scale_of(tl.max(greatest, axis=0), DIVISOR)
+    if part == 0:
+        tl.store(scales + row, scale)
+    for start in tl.range(part * BLOCK, WIDTH, PARTS * BLOCK):
+        value = _load_part(x, start + columns, WIDTH, BLOCK).to(tl.float32)
+        code = to_codes(value, scale, codes.dtype.element_ty, LEAST, GREATEST)
+        if WIDTH % BLOCK == 0:
+            tl.store(codes + start + columns, code)
+        else:
+            tl.store(codes + start + columns, code, mask=start + columns < WIDTH)
+
+
+@triton.jit
+def _load_part(x, columns, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    if WIDTH % BLOCK == 0:
+        return tl.load(x + columns)
+    else:
+        return tl.load(x + columns, mask=columns < WIDTH, other=0.0)
+
+
+# Tiles that may be cut into shares.
+MOST_TILES = 4096
+
+
+@cache
+def arrivals_on(device: torch.device) -> Tensor:
+    """Counts shares of tiles that are done: zero between products, which follow each other on one stream."""
+    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
+
+
+def linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, config: Config) -> Tensor:
+    return _run(x, matrix, None, PLAIN, config)
+
+
+def geglu_linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, config: Config) -> Tensor:
+    return _run(x, matrix, None, GEGLU, config)
+
+
+def gated_input_linear(
+    x: Tensor | RoundedRows, matrix: QuantizedMatrix, per_layer_input: Tensor, config: Config
+) -> Tensor:
+    return _run(x, matrix, per_layer_input, GATED_INPUT, config)
+
+
+def _run(
+    x: Tensor | RoundedRows, matrix: QuantizedMatrix, gated: Tensor | None, activation: tl.constexpr, config: Config
+) -> Tensor:
+    is_rounded = isinstance(x, RoundedRows)
+    inputs = x.codes if isinstance(x, RoundedRows) else x
+    num_rows, num_in = inputs.shape
+    num_out = matrix.num_rows // 2 if activation is GEGLU else matrix.num_rows
+    codes, scales = matrix.codes, matrix.scales
+    assert codes.stride(1) == 1, "the codes of a row are contiguous"
+    inputs = inputs if inputs.stride(1) == 1 else inputs.contiguous()
+    if gated is not None and gated.stride(1) != 1:
+        gated = gated.contiguous()
+    output = torch.empty(num_rows, num_out, dtype=x.dtype, device=codes.device)
+    columns_per_program = config.block_out // 2 if activation is GEGLU else config.block_out
+    num_tiles = triton.cdiv(num_rows, config.rows) * triton.cdiv(num_out, columns_per_program)
+    partial_sums = output
+    if config.shares > 1:
+        assert num_tiles <= MOST_TILES, "there is a counter for each tile"
+        sum_type = torch.int32 if inputs.dtype == torch.int8 else torch.float32
+        sizes = (num_tiles, config.shares, config.block_out, config.rows)
+        partial_sums = torch.empty(sizes, dtype=sum_type, device=codes.device)
+    grid = (num_tiles * config.shares,)
+    _product_kernel[grid](
+        inputs,
+        x.scales if isinstance(x, RoundedRows) else scales,
+        codes,
+        scales,
+        output if gated is None else gated,
+        output,
+        inputs.stride(0),
+        codes.stride(0),
+        scales.stride(0),
+        0 if gated is None else gated.stride(0),
+        num_rows,
+        num_out,
+        partial_sums,
+        arrivals_on(codes.device) if config.shares > 1 else scales,
+        NUM_IN=num_in,
+        ROWS=config.rows,
+        SHARES=config.shares,
+        IS_ROUNDED=is_rounded,
+        IS_SHARED=config.rows > MOST_ROWS_AT_ONCE,
+        ACTIVATION=activation.value,
+        BLOCK_OUT=config.block_out,
+        BLOCK_IN=config.block_in,
+        NUM_STAGES=config.num_stages,
+        num_warps=config.num_warps,
+        **launch_options(codes.device),
+    )
+    return output
+
+
+# One compilation serves all row counts of a configuration.
+@triton.jit(do_not_specialize=["num_rows"])
+def _product_kernel(
+    x,
+    x_scales,
+    codes,
+    scales,
+    gated,
+    output,
+    x_stride,
+    code_stride,
+    scale_stride,
+    gated_stride,
+    num_rows,
+    num_out,
+    partial_sums,
+    arrivals,
+    NUM_IN: tl.constexpr,
+    ROWS: tl.constexpr,
+    SHARES: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
+    IS_SHARED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    let_next_start(IS_DEPENDENT)
+    # Programs that share a tile of the matrix run side by side: one reads it from memory, the others from the cache.
+    num_row_groups = tl.cdiv(num_rows, ROWS)
+    share, place = tl.program_id(0) % SHARES, tl.program_id(0) // SHARES
+    first_row = place % num_row_groups * ROWS
+    tile_number = place // num_row_groups
+    local = tl.arange(0, BLOCK_OUT)
+    if ACTIVATION == GEGLU:
+        # Gate and up rows of a column are neighbours in the tile, so that they can be split apart again.
+        first_column = tile_number * (BLOCK_OUT // 2)
+        matrix_row = tl.minimum(first_column + local // 2, num_out - 1) + local % 2 * num_out
+    else:
+        first_column = tile_number * BLOCK_OUT
+        matrix_row = tl.minimum(first_column + local, num_out - 1)
+    # Beyond the last column a tile reads that column again, which needs no mask; the store drops the result.
+    code_rows = codes + matrix_row.to(tl.int64) * code_stride
+    factors = tl.load(scales + matrix_row.to(tl.int64) * scale_stride).to(tl.float32)
+    wait_for_previous(IS_DEPENDENT)
+    rows = first_row + tl.arange(0, ROWS)
+    is_row = rows < num_rows
+    x_rows = x + rows.to(tl.int64) * x_stride
+    is_integer: tl.constexpr = IS_ROUNDED and codes.dtype.element_ty == tl.int8
+    totals = tl.zeros([BLOCK_OUT, ROWS], tl.int32 if is_integer else tl.float32)
+    # Shares of whole tiles: those of the matrix, whatever the number of rows.
+    per_share: tl.constexpr = (NUM_IN + BLOCK_IN * SHARES - 1) // (BLOCK_IN * SHARES) * BLOCK_IN
+    first = share * per_share
+    for start in tl.range(first, tl.minimum(first + per_share, NUM_IN), BLOCK_IN, num_stages=NUM_STAGES):
+        columns = start + tl.arange(0, BLOCK_IN)
+        if NUM_IN % BLOCK_IN == 0:
+            tile = tl.load(code_rows[:, None] + columns[None, :], eviction_policy="" if IS_SHARED else "evict_first")
+            x_tile = tl.load(x_rows[None, :] + columns[:, None], mask=is_row[None, :], other=0.0)
+        else:
+            is_live = columns < NUM_IN
+            tile = tl.load(code_rows[:, None] + columns[None, :], mask=is_live[None, :], other=0.0)
+            x_tile = tl.load(x_rows[None, :] + columns[:, None], mask=is_live[:, None] & is_row[None, :], other=0.0)
+        if is_integer:
+            totals = tl.dot(tile, x_tile, totals, out_dtype=tl.int32)
+        elif IS_ROUNDED:
+            # Tensor cores add products of fp8 with few bits: a tile's sum is added to the others in float32.
+            totals = tl.dot(tile, x_tile, totals, max_num_imprecise_acc=BLOCK_IN)
+        else:
+            totals = tl.dot(tile.to(x.dtype.element_ty), x_tile, totals, input_precision="ieee")
+    is_last = True
+    if SHARES > 1:
+        within = local[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+        sums_of_tile = partial_sums + place.to(tl.int64) * (SHARES * BLOCK_OUT * ROWS) + within
+        tl.store(sums_of_tile + share * (BLOCK_OUT * ROWS), totals)
+        is_last = arrives_last(arrivals, place, SHARES)
+        if is_last:
+            # In their order, whoever is last. Past the first-level cache, which is not told of others' stores.
+            totals = tl.zeros([BLOCK_OUT, ROWS], totals.dtype)
+            for each in tl.static_range(SHARES):
+                totals += tl.load(sums_of_tile + each * (BLOCK_OUT * ROWS), cache_modifier=".cg")
+    if is_last:
+        sums = tl.trans(totals.to(tl.float32))
+        if IS_ROUNDED:
+            sums *= tl.load(x_scales + rows, mask=is_row, other=0.0)[:, None]
+        sums *= factors[None, :]
+        finish(sums, rows, is_row, first_column, gated, gated_stride, output, num_out, ACTIVATION, BLOCK_OUT)

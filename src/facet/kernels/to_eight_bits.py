@@ -1,0 +1,49 @@
+"""Rounds float32 numbers to types of eight bits, inside Triton kernels."""
+
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# mypy: disallow-untyped-calls=False
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale_of(greatest, DIVISOR: tl.constexpr):
+    """The scale of a row, by its largest magnitude."""
+    return tl.div_rn(greatest, tl.zeros_like(greatest) + DIVISOR)
+
+
+@triton.jit
+def to_codes(x, scale, dtype: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr):
+    """x in steps of `scale`, which broadcasts over x. A row of zeros has the scale 0, by which nothing is divided."""
+    divisors = tl.broadcast_to(tl.where(scale > 0.0, scale, 1.0), x.shape)
+    return to_stored(tl.div_rn(x, divisors), dtype, LEAST, GREATEST)
+
+
+@triton.jit
+def to_stored(x, dtype: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr):
+    """x as `dtype` holds it, after cutting off what lies outside the range."""
+    # Comparisons with a NaN are false: it stays.
+    cut = tl.where(x > GREATEST, GREATEST, tl.where(x < LEAST, LEAST, x))
+    if dtype.primitive_bitwidth == 8:
+        cut = _on_grid(cut, dtype)
+    return cut.to(dtype)
+
+
+@triton.jit
+def _on_grid(x, dtype: tl.constexpr):
+    """Float32 numbers within the range of `dtype`, rounded to numbers it has: to the nearest, ties to even.
+
+    Adding a number so large that float32 has no finer step than `dtype` has at x rounds; taking it away again is exact.
+    The conversion that follows then has nothing left to round, on whatever it runs.
+    """
+    if dtype == tl.int8:
+        large = 12582912.0  # 1.5 * 2^23: steps of 1
+        x = tl.where(x == x, x, 0.0)  # an int8 has no NaN; the scale is one
+    else:
+        power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)  # the power of two below |x|
+        if dtype == tl.float8e4nv:
+            large = tl.where(power < 2.0**-6, 2.0**-6, power) * (1.5 * 2.0**20)  # 3 bits after the first
+        else:
+            large = tl.where(power < 2.0**-14, 2.0**-14, power) * (1.5 * 2.0**21)  # 2 bits
+    return (x + large) - large

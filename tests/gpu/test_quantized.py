@@ -1,0 +1,59 @@
+"""Quantized weights on a GPU: the kernels against the definition, and answers that do not depend on company."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from facet.config import ModelConfig
+from facet.kernels.arithmetic import BATCH_INVARIANT
+from facet.layers.quantized_weight import ProductWeight, QuantizedWeight
+from facet.model.loader import load_model
+from tests.engine.harness import make_engine
+from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
+from tests.tiny_models import TinyModel
+
+GRAPH_SIZES = (1, 2, 4, 8)
+PIECE_SIZES = (16, 48)
+FAMILIES = ("gemma4_31b_small", "gemma4_e4b_small")
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_company_changes_no_bit(name: str, quantization: str, tiny_model: Callable[[str], TinyModel]) -> None:
+    tiny = tiny_model(name)
+    config = ModelConfig(
+        model=str(tiny.folder), device="cuda", max_model_len=512, dtype="bfloat16", quantization=quantization
+    )
+    model = load_model(config, arithmetic=BATCH_INVARIANT).model
+    weights = [module for module in model.modules() if isinstance(module, ProductWeight)]
+    assert weights
+    assert all(weight.has_kernels for weight in weights)
+    requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
+    solo = make_engine(model, enable_prefix_caching=False, overlapped=False, fast_prefill=False, kv_dtype="bfloat16")
+    expected = answers_alone(solo, requests)
+    company = Company(16, num_batches=6)
+    engine = make_engine(
+        model, max_num_batched_tokens=16, graph_sizes=GRAPH_SIZES, piece_sizes=PIECE_SIZES, kv_dtype="bfloat16"
+    )
+    check_batches(engine, company, requests, expected, seed=name)
+
+
+@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+def test_products_are_those_of_the_definition(quantization: str, tiny_model: Callable[[str], TinyModel]) -> None:
+    """Every matrix of a model, by kernels and by the reference of a processor, for one row, some and many."""
+    config = ModelConfig(
+        model=str(tiny_model(FAMILIES[1]).folder), device="cuda", dtype="bfloat16", quantization=quantization
+    )
+    model = load_model(config).model
+    plain = load_model(replace(config, device="cpu", dtype="float32")).model
+    matrices = [module for module in model.modules() if isinstance(module, QuantizedWeight)]
+    references = [module for module in plain.modules() if isinstance(module, QuantizedWeight)]
+    assert len(matrices) == len(references) > 4
+    for weight, reference in zip(matrices, references, strict=True):
+        for num_rows in (1, 7, 40, 200):
+            x = torch.randn(num_rows, weight.matrix.num_inputs).to(torch.bfloat16)
+            expected = reference.linear(x.float())
+            got = weight.linear(x.cuda()).cpu().float()
+            assert (got - expected).norm() <= 0.01 * expected.norm()

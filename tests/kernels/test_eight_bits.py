@@ -1,0 +1,115 @@
+"""Products with matrices of eight bits, and rows rounded, as Triton computes them: against the references."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from facet.kernels.geglu.reference import geglu
+from facet.kernels.per_layer_input.reference import gate_per_layer_input
+from facet.kernels.quantized import eight_bits, reference
+from facet.kernels.quantized.cases import FORMATS, Case
+from facet.kernels.quantized.eight_bits import Config, row_codes
+from facet.kernels.quantized.matrix import QuantizedMatrix
+from facet.kernels.quantized.rounding import round_inputs
+from facet.kernels.rounded_rows import RoundedRows
+from facet.kernels.tolerance import Tolerance
+
+ROUNDED = ("int8 token", "fp8 token")
+NAMES = ("int8 rows", "int8 token", "fp8 rows", "fp8 token")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CONFIG = Config(16, 32, 128, num_warps=4, num_stages=2)
+IN_SHARES = replace(CONFIG, shares=3)
+SUMS = Tolerance(absolute=2e-3, relative=2e-3, why="float16 results of float32 sums in another order")
+
+
+def product(
+    x: Tensor, matrix: QuantizedMatrix, name: str, given: Tensor | None = None, config: Config = CONFIG
+) -> Tensor:
+    """On whatever runs kernels here; all tensors are those of the host."""
+    from facet.kernels.quantized.eight_bits import triton
+
+    there = QuantizedMatrix(
+        format=matrix.format, **{name: tensor.to(DEVICE) for name, tensor in matrix.tensors().items()}
+    )
+    inputs = x.to(DEVICE)
+    rows = inputs if matrix.format.rounding is None else triton.round_rows(inputs, row_codes(matrix.format))
+    if name == "gated_input_linear":
+        assert given is not None
+        return triton.gated_input_linear(rows, there, given.to(DEVICE), config).cpu()
+    run = triton.geglu_linear if name == "geglu_linear" else triton.linear
+    return run(rows, there, config).cpu()
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize(("num_rows", "width"), [(1, 320), (5, 2400), (66, 320)])
+def test_rows_are_rounded_as_the_definition_says(name: str, num_rows: int, width: int) -> None:
+    case = Case(format=FORMATS[name], num_in=width)
+    x = case.inputs(num_rows, torch.float16)
+    x[-1] *= 100
+    check_rows(eight_bits.round_rows(x.to(DEVICE), case.format), x, case)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_norms_round_what_they_return(name: str) -> None:
+    from facet.kernels.add_norm import triton as add_norm
+    from facet.kernels.rms_norm import triton as rms_norm
+
+    case = Case(format=FORMATS[name], num_in=320)
+    x, update = case.inputs(5, torch.float16), case.inputs(5, torch.float16, seed=2)
+    weight, factor = torch.rand(320) + 0.5, torch.tensor(0.5, dtype=torch.float16)
+    codes = row_codes(case.format)
+    there = [tensor.to(DEVICE) for tensor in (x, update, weight, factor)]
+    plain = rms_norm.rms_norm(there[0], there[2], 1e-6)
+    check_rows(rms_norm.rounded_rms_norm(there[0], there[2], 1e-6, codes), plain.cpu(), case)
+    arguments = (there[0], there[1], there[2], there[2], 1e-6, there[3])
+    new, normed = add_norm.add_norm(*arguments)
+    same, rounded = add_norm.rounded_add_norm(*arguments, codes)
+    assert torch.equal(new, same)
+    assert normed is not None
+    check_rows(rounded, normed.cpu(), case)
+
+
+def check_rows(rows: RoundedRows, x: Tensor, case: Case) -> None:
+    numbers = (rows.codes.cpu().float() * rows.scales.cpu()).to(x.dtype)
+    assert torch.equal(numbers, round_inputs(x, case.matrix()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("num_in", "num_rows", "num_out", "config"), [(512, 1, 96, IN_SHARES), (336, 5, 70, CONFIG), (512, 20, 34, CONFIG)]
+)
+def test_products_and_activations(name: str, num_in: int, num_rows: int, num_out: int, config: Config) -> None:
+    case = Case(format=FORMATS[name], num_in=num_in, num_out=num_out)
+    matrix, x = case.matrix(), case.inputs(num_rows, torch.float16)
+    x[0, :7] = 1
+    given = torch.randn(num_rows, num_out).to(x.dtype)
+    expected = reference.linear(x, matrix)
+    SUMS.check(product(x, matrix, "linear", config=config), expected)
+    SUMS.check(product(x, matrix, "geglu_linear", config=config), geglu(expected))
+    SUMS.check(product(x, matrix, "gated_input_linear", given, config), gate_per_layer_input(expected, given))
+    some = matrix.rows(slice(16, 34))
+    SUMS.check(product(x, some, "linear", config=config), expected[:, 16:34])
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_row_is_the_same_in_company(name: str) -> None:
+    case = Case(format=FORMATS[name])
+    matrix, x = case.matrix(), case.inputs(21, torch.float16)
+    together = product(x, matrix, "linear", config=IN_SHARES)
+    for row in (0, 1, 20):
+        assert torch.equal(product(x[row : row + 1], matrix, "linear", config=IN_SHARES)[0], together[row])
+
+
+def test_which_formats_are_served() -> None:
+    served = {name for name, format in FORMATS.items() if eight_bits.serves(format, 512)}
+    assert served == set(NAMES)
+    assert not eight_bits.serves(FORMATS["fp8 token"], 520)
+
+
+def test_rounded_rows_say_what_they_stand_for() -> None:
+    x = torch.zeros(3, 32, dtype=torch.bfloat16)
+    rows = row_codes(FORMATS["fp8 token"]).empty(x)
+    assert isinstance(rows, RoundedRows)
+    assert (rows.codes.dtype, rows.scales.shape, rows.dtype) == (torch.float8_e4m3fn, (3, 1), torch.bfloat16)
