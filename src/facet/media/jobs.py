@@ -1,14 +1,57 @@
 """Jobs for the processes that decode: from the bytes of a file to prepared media."""
 
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from PIL import Image
+
+from facet.media.decoder import decode_frames, decode_sound
+from facet.media.decoder_containers import sound_container, video_container
 from facet.media.limits import MediaLimits
-from facet.media.opening import open_picture
+from facet.media.opening import check_size, open_picture
 from facet.media.options import MediaOptions
-from facet.media.pictures import prepare_picture
-from facet.media.prepared import PreparedMedia
-from facet.media.spec import PatchPictures, SquarePictures
+from facet.media.pictures import prepare_patches, prepare_picture
+from facet.media.prepared import PreparedMedia, content_key
+from facet.media.sound import prepare_sound
+from facet.media.sound_wav import is_wav, read_wav
+from facet.media.sound_waveform import Waveform, check_sound
+from facet.media.spec import PatchPictures, Sounds, SquarePictures, Videos
 
 
 def prepare_picture_file(
     data: bytes, spec: PatchPictures | SquarePictures, options: MediaOptions, limits: MediaLimits, where: str
 ) -> tuple[PreparedMedia, ...]:
     return prepare_picture(open_picture(data, limits, where), spec, options, data)
+
+
+def prepare_sound_file(data: bytes, spec: Sounds, limits: MediaLimits, where: str) -> tuple[PreparedMedia, ...]:
+    check_size(data, limits, where)
+    if spec.max_samples is not None:
+        heard = spec.max_samples / spec.sampling_rate
+        limits = replace(limits, max_sound_seconds=min(limits.max_sound_seconds, heard))
+    waveform = _open_sound(data, limits, where)
+    return (prepare_sound(waveform, spec, content_key(data, "audio", spec), where),)
+
+
+def prepare_video_file(
+    data: bytes, spec: Videos, options: MediaOptions, limits: MediaLimits, where: str
+) -> Iterator[PreparedMedia]:
+    """One value for each frame."""
+    check_size(data, limits, where)
+    budget = options.max_soft_tokens or spec.frames.budget
+    num_frames = options.num_frames or spec.num_frames
+    content = hashlib.sha256(data).digest()  # once, since every frame's key is made of it
+    for frame in decode_frames(data, video_container(data, where), num_frames, limits, where):
+        key = content_key(content, "video", spec.frames, budget, frame.timestamp)
+        picture = Image.fromarray(frame.pixels)
+        yield prepare_patches(picture, spec.frames, budget, key, kind="video", timestamp=frame.timestamp)
+
+
+def _open_sound(data: bytes, limits: MediaLimits, where: str) -> Waveform:
+    """PCM in a WAV file needs no decoder."""
+    wav = read_wav(data, where) if is_wav(data) else None
+    if wav is None:
+        return decode_sound(data, sound_container(data, where), limits, where)
+    check_sound(wav.rate, wav.num_channels, wav.num_samples / wav.rate, limits, where)
+    return wav.waveform()

@@ -9,15 +9,13 @@ byte / 127.5 - 1; towers do that, since bytes are a quarter of the size.
     Gemma 4        image, video  patches    uint8 [rows * columns, 768]   16 x 16 pixels, flattened as row, column,
                                                                           channel; patches in raster order
                                  positions  int32 [rows * columns, 2]     (column, row) of each patch
-                   audio         features   float32 [frames, 128]         log-mel; 0 where the mask is False
-                                 mask       bool [frames]                 whether a frame holds sound, not padding
+                   audio         features   float32 [frames, 128]         log-mel
     Gemma 4 12B    image, video  patches    uint8 [soft tokens, 6912]     48 x 48 pixels, flattened in the same way
                                  positions  int32 [soft tokens, 2]        (column, row), in units of 48 pixels
                    audio         features   float32 [soft tokens, 640]    samples
     Gemma 3        image         pixels     uint8 [3, side, side]         channel, row, column
     Gemma 3n       image         pixels     uint8 [3, side, side]         channel, row, column
                    audio         features   float32 [frames, 128]         log-mel
-                                 mask       bool [frames]                 whether a frame holds sound, not padding
 """
 
 import hashlib

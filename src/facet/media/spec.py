@@ -82,6 +82,7 @@ class LogMel:
     floor: float  # keeps the logarithm finite
     adds_floor: bool  # to every bin; otherwise the floor is a bin's least value
     left_padding: int  # zeros before the first sample
+    right_multiple: int  # behind the last sample, zeros fill a clip up to a multiple of this many samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ class Sounds:
     log_mel: LogMel | None  # None: frames of raw samples, as in the 12B
     samples_per_token: int
     num_tokens: int | None  # the same for every clip, as in Gemma 3n; None: by length
-    max_samples: int | None  # what is longer is cut by the reference; None: any length
+    max_samples: int | None  # what is longer is refused, where the reference cuts it without a word; None: any length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,7 @@ def _gemma4_sounds(config: ConfigFields, block: ConfigFields, is_unified: bool) 
         floor=0.001,
         adds_floor=True,
         left_padding=160,
+        right_multiple=1,  # the processor pads, but masks every frame that reaches into its padding
     ))  # fmt: skip
     return Sounds(
         tokens=_tokens(config, "gemma4", "boa", "audio", "eoa", placeholder="audio"),
@@ -163,6 +164,7 @@ def _gemma3n_sounds(config: ConfigFields, block: ConfigFields) -> Sounds:
         floor=1e-5,
         adds_floor=False,
         left_padding=0,
+        right_multiple=128,
     ))  # fmt: skip
     return Sounds(
         tokens=_tokens(config, "gemma3n", "boa", "audio", "eoa", placeholder="audio", text_around=_BLANK_LINE),
@@ -187,6 +189,7 @@ def _log_mel(block: ConfigFields, usual: LogMel) -> LogMel:
         floor=block.number("mel_floor", usual.floor),
         adds_floor=usual.adds_floor,
         left_padding=usual.left_padding,
+        right_multiple=usual.right_multiple,
     )
 
 
