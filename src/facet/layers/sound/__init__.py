@@ -1,0 +1,1 @@
+"""The torch modules that turn sound into rows of a decoder."""
