@@ -19,7 +19,7 @@ PIECE_SIZES = (16, 48)
 FAMILIES = ("gemma4_31b_small", "gemma4_e4b_small")
 
 
-@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_company_changes_no_bit(name: str, quantization: str, tiny_model: Callable[[str], TinyModel]) -> None:
     tiny = tiny_model(name)
@@ -40,7 +40,7 @@ def test_company_changes_no_bit(name: str, quantization: str, tiny_model: Callab
     check_batches(engine, company, requests, expected, seed=name)
 
 
-@pytest.mark.parametrize("quantization", ["fp8", "int8"])
+@pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
 def test_products_are_those_of_the_definition(quantization: str, tiny_model: Callable[[str], TinyModel]) -> None:
     """Every matrix of a model, by kernels and by the reference of a processor, for one row, some and many."""
     config = ModelConfig(
@@ -54,6 +54,8 @@ def test_products_are_those_of_the_definition(quantization: str, tiny_model: Cal
     for weight, reference in zip(matrices, references, strict=True):
         for num_rows in (1, 7, 40, 200):
             x = torch.randn(num_rows, weight.matrix.num_inputs).to(torch.bfloat16)
-            expected = reference.linear(x.float())
-            got = weight.linear(x.cuda()).cpu().float()
+            # Four bits of a gate and what it opens lie in an order that has no other product.
+            is_gated = weight.is_gated
+            expected = (reference.geglu_linear if is_gated else reference.linear)(x.float())
+            got = (weight.geglu_linear if is_gated else weight.linear)(x.cuda()).cpu().float()
             assert (got - expected).norm() <= 0.01 * expected.norm()

@@ -13,10 +13,10 @@ at random at every barrier, copy and product. What a GPU would only do wrong now
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -56,8 +56,12 @@ class Pointer:
     def __add__(self, offset: Any) -> "Pointer":
         return Pointer(self.numbers, self.offset + offset)
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.offset.shape  # type: ignore[no-any-return]
 
-def _load(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Any:
+
+def _load(pointer: Pointer, mask: Any = None, other: float = 0.0, eviction_policy: str = "") -> Any:
     if not isinstance(pointer.offset, Tensor):
         return Int(pointer.numbers[pointer.offset].item())
     offsets = pointer.offset
@@ -111,7 +115,7 @@ class Kernel:
         return self.function(*args, **kwargs)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*args: Any, num_warps: int, maxnreg: int, **kwargs: Any) -> None:
+        def launch(*args: Any, num_warps: int, maxnreg: int | None = None, **kwargs: Any) -> None:
             sizes = (*grid, 1)[:2]
             given = [Pointer(arg.view(-1)) if isinstance(arg, Tensor) else arg for arg in args]
             for first in range(sizes[0]):
@@ -144,13 +148,15 @@ def _language() -> ModuleType:
         bfloat16=torch.bfloat16,
         cdiv=lambda a, b: Int(-(-a // b)),
         constexpr=Constant,
-        convert_layout=lambda tensor, _layout: tensor,
+        convert_layout=lambda tensor, _layout, assert_trivial=False: tensor,
+        exp=torch.exp,
         exp2=torch.exp2,
         expand_dims=lambda tensor, dim: tensor.unsqueeze(dim),
+        float16=torch.float16,
         float32=torch.float32,
         full=lambda shape, value, dtype, _layout: torch.full(tuple(shape), _plain(value), dtype=dtype),
         int32=torch.int32,
-        int64="barrier",
+        int64=torch.int64,
         load=_load,
         max=lambda tensor, dim: tensor.amax(dim),
         max_contiguous=lambda tensor, _count: tensor,
@@ -190,9 +196,14 @@ def _language() -> ModuleType:
 
 
 def emulated(
-    names: Sequence[str], language: str, *, seed: int = 0, change: tuple[str, str] | None = None
+    names: Sequence[str],
+    language: str,
+    *,
+    seed: int = 0,
+    change: tuple[str, str] | None = None,
+    own: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModuleType:
-    """The last of some modules, executed with the names here in place of those of the module `language`.
+    """The last of some modules, executed with the names here, and `own`, in place of those of the module `language`.
 
     They are executed in the order given, each with those before it. A `change` is made to their source, which has to
     be there: a fault that ought to be found.
@@ -200,6 +211,7 @@ def emulated(
     machine.PARTITIONS.begin(seed=seed)
     real = {name: sys.modules.get(name) for name in (*names, language)}
     sys.modules[language] = _language()
+    vars(sys.modules[language]).update(own)
     is_changed = change is None
     try:
         for name in names:

@@ -29,7 +29,7 @@ WIDENED = (
 
 
 NO_KERNELS = (
-    "Quantized weights have no GPU kernels yet: they save memory, but steps are slow and not captured as graphs."
+    "Some quantized weights have no GPU kernels: they save memory, but steps are slow and not captured as graphs."
 )
 
 

@@ -5,6 +5,7 @@ The choice is made once, when a model is loaded, and passed down as a value. Ope
 single implementation, in which rows never affect each other.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Unpack
@@ -15,7 +16,7 @@ from facet.forward_batch import AttentionRows
 from facet.kernels import add_norm, geglu, head_inputs, linear, mean_square, moe, per_layer_input, rms_norm, streams
 from facet.kernels.paged_attention import AttentionPlan, HeadShape, plan_attention, plan_invariant_attention
 from facet.kernels.per_layer_input import invariant as invariant_per_layer_input
-from facet.kernels.quantized import eight_bits
+from facet.kernels.quantized import eight_bits, int4
 from facet.kernels.rounded_rows import RoundedRows, RowCodes
 
 
@@ -53,6 +54,7 @@ class Arithmetic:
     prepare_heads: PrepareHeads
     plan_attention: PlanAttention
     choose_eight_bits: eight_bits.ChooseConfig  # how programs divide products with matrices of eight bits
+    most_rows_of_int4: float  # that are multiplied by 4-bit codes as they are, and not by values made of them
 
 
 USUAL = Arithmetic(
@@ -74,6 +76,7 @@ USUAL = Arithmetic(
     prepare_heads=head_inputs.prepare_heads,
     plan_attention=plan_attention,
     choose_eight_bits=eight_bits.choose_config,
+    most_rows_of_int4=int4.MAX_FEW_ROWS,
 )
 # The bits of a row depend neither on the rows computed with it nor on their number.
 BATCH_INVARIANT = Arithmetic(
@@ -95,4 +98,5 @@ BATCH_INVARIANT = Arithmetic(
     prepare_heads=head_inputs.invariant_prepare_heads,
     plan_attention=plan_invariant_attention,
     choose_eight_bits=eight_bits.choose_one_config,
+    most_rows_of_int4=math.inf,
 )

@@ -25,9 +25,16 @@ class Linear(nn.Module):
     weight: Weight
 
     def __init__(
-        self, num_inputs: int, parts: int | Sequence[int], placement: Placement, *, num_experts: int | None = None
+        self,
+        num_inputs: int,
+        parts: int | Sequence[int],
+        placement: Placement,
+        *,
+        num_experts: int | None = None,
+        is_gated: bool = False,  # the parts are a gate and what it opens: `geglu` is what is asked for
     ) -> None:
         super().__init__()
+        self._is_gated = is_gated
         self._starts = (0, *accumulate((parts,) if isinstance(parts, int) else parts))  # of each part, and the end
         matrix = (self._starts[-1], num_inputs)
         self.weight = placement.weight(*(matrix if num_experts is None else (num_experts, *matrix)))
@@ -55,6 +62,10 @@ class Linear(nn.Module):
         """Take what a checkpoint holds of one part, or of all."""
         self.weight.fill(values, self._rows(slice(None) if part is None else slice(part, part + 1)))
 
+    def prepare(self) -> None:
+        """Once everything is filled, before the first product."""
+        self.weight.prepare(is_gated=self._is_gated)
+
     def _rows(self, parts: slice) -> slice:
         first, end, _ = parts.indices(len(self._starts) - 1)
         return slice(self._starts[first], self._starts[end])
@@ -67,6 +78,9 @@ class Embedding(Linear):
         super().__init__(width, num_ids, placement)
         # As a tensor of the model's type holds it: scales are rounded before they are applied, and that shows.
         self.scale = torch.tensor(scale, dtype=placement.dtype).item()
+
+    def prepare(self) -> None:
+        """Rows stay where they can be looked up."""
 
     def look_up(self, token_ids: Tensor) -> Tensor:
         return self.weight.embed(token_ids, self.scale)

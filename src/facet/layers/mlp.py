@@ -14,7 +14,7 @@ class MLP(nn.Module):
 
     def __init__(self, hidden_size: int, width: int, sparsity: float, placement: Placement) -> None:
         super().__init__()
-        self.gate_up = Linear(hidden_size, (width, width), placement)
+        self.gate_up = Linear(hidden_size, (width, width), placement, is_gated=sparsity == 0)
         self.down = Linear(width, hidden_size, placement)
         # How many deviations above the mean a normal variable exceeds with probability 1 - sparsity.
         self.cutoff = statistics.NormalDist().inv_cdf(sparsity) if sparsity > 0 else None

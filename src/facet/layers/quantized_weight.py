@@ -12,7 +12,7 @@ from facet.kernels.arithmetic import Arithmetic
 from facet.kernels.moe.reference import sum_of_chosen
 from facet.kernels.per_layer_input import MixArguments
 from facet.kernels.per_layer_input.reference import mix_per_layer_inputs
-from facet.kernels.quantized import QuantizedMatrix, eight_bits
+from facet.kernels.quantized import QuantizedMatrix, eight_bits, int4
 from facet.kernels.quantized.eight_bits import row_codes
 from facet.kernels.quantized.quantize import quantize
 from facet.layers.weight import DenseWeight, Inputs, Values, Weight
@@ -80,6 +80,9 @@ class ProductWeight(Weight):
 class QuantizedWeight(ProductWeight):
     """Codes and scales of one format."""
 
+    codes: Tensor
+    scales: Tensor
+
     def __init__(
         self,
         format: MatrixFormat,
@@ -95,19 +98,34 @@ class QuantizedWeight(ProductWeight):
         self.arithmetic = arithmetic
         for name, tensor in QuantizedMatrix.empty(format, shape, device).tensors().items():
             self.register_buffer(name, tensor)
-        is_half = device.type == "cuda" and dtype.itemsize == 2
-        self._is_of_eight_bits = is_half and eight_bits.serves(format, shape[-1])
         self._is_of_experts = len(shape) > 2
+        self._is_of_eight_bits = dtype.itemsize == 2 and eight_bits.serves(format, shape[-1])
+        self._is_of_eight_bits &= eight_bits.runs_on(device, format)
+        self._is_of_four_bits = dtype == torch.bfloat16 and int4.can_shuffle(format, shape[-2])
+        self._is_of_four_bits &= device.type == "cuda" and not self._is_of_experts
+        self._shuffled: int4.ShuffledInt4 | None = None  # has the buffers, once they are in its order
         # How inputs are rounded. A norm does it, so that several products of its result need not.
         self._row_codes = row_codes(format) if self._is_of_eight_bits and format.rounding is not None else None
 
     @property
     def has_kernels(self) -> bool:
-        return self._is_of_eight_bits and not self._is_of_experts
+        return self._is_of_four_bits or (self._is_of_eight_bits and not self._is_of_experts)
 
     @property
     def matrix(self) -> QuantizedMatrix:
+        if self._shuffled is not None:
+            return int4.unshuffle(self._shuffled)
         return QuantizedMatrix(format=self.format, **dict(self.named_buffers()))
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether its rows lie in an order in which only a GeGLU can be computed."""
+        return self._shuffled is not None and self._shuffled.is_gated
+
+    def prepare(self, *, is_gated: bool) -> None:
+        if self._is_of_four_bits:
+            self._shuffled = int4.shuffle(self.matrix, is_gated=is_gated)
+            self.codes, self.scales = self._shuffled.codes, self._shuffled.scales
 
     def fill(self, values: Values, rows: slice) -> None:
         if isinstance(values, Tensor):
@@ -115,6 +133,9 @@ class QuantizedWeight(ProductWeight):
         self.matrix.copy_rows(values, rows)
 
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
+        if self._shuffled is not None:
+            shuffled = self._shuffled if rows is None else self._shuffled.rows(rows)
+            return int4.linear(x, shuffled, self.arithmetic.most_rows_of_int4)
         matrix = self.matrix if expert is None else self.matrix.expert(expert)
         if rows is not None:
             matrix = matrix.rows(rows)
@@ -123,11 +144,15 @@ class QuantizedWeight(ProductWeight):
         return quantized.linear(x, matrix, self.arithmetic.linear)
 
     def geglu_linear(self, x: Inputs) -> Tensor:
+        if self._shuffled is not None:
+            return int4.geglu_linear(x, self._shuffled, self.arithmetic.most_rows_of_int4)
         if self._is_of_eight_bits:
             return eight_bits.geglu_linear(x, self.matrix, self.arithmetic.choose_eight_bits)
         return super().geglu_linear(x)
 
     def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
+        if self._shuffled is not None:
+            return int4.gated_input_linear(x, self._shuffled, per_layer_input, self.arithmetic.most_rows_of_int4)
         if self._is_of_eight_bits:
             return eight_bits.gated_input_linear(x, self.matrix, per_layer_input, self.arithmetic.choose_eight_bits)
         return super().gated_input_linear(x, per_layer_input)
@@ -168,6 +193,12 @@ class PartsWeight(ProductWeight):
         (part, inner), *others = self._inside(rows)
         assert not others, "parts of several kinds are filled one by one"
         part.fill(values, inner)
+
+    def prepare(self, *, is_gated: bool) -> None:
+        """Each by itself: an activation has the results of all parts before it."""
+        for part in self.parts:
+            assert isinstance(part, Weight)
+            part.prepare(is_gated=False)
 
     def product(self, x: Tensor, rows: slice | None = None, expert: int | None = None) -> Tensor:
         return torch.cat(

@@ -31,6 +31,9 @@ class Weight(nn.Module, ABC):
     def fill(self, values: Values, rows: slice) -> None:
         """Take some rows, as a checkpoint holds them."""
 
+    def prepare(self, *, is_gated: bool) -> None:
+        """Once it is filled: take the order that its kernels want. `is_gated`: its products are those of a GeGLU."""
+
     # Products
 
     @abstractmethod

@@ -10,6 +10,7 @@ import torch
 from facet.config import ModelConfig
 from facet.errors import CapacityError, ConfigError
 from facet.kernels.arithmetic import USUAL, Arithmetic
+from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.model.checkpoint import (
     common_dtype,
@@ -96,6 +97,9 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
         model = build_model(spec, context_length, dtype, device, arithmetic, formats=formats)
         load_weights(model, matched, progress, scheme)
         notes += (CACHE_SCALES,) if any(is_cache_scale(name) for name in headers) else ()
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.prepare()
     return LoadedModel(
         model=model.eval(), spec=spec, folder=folder, context_length=context_length, formats=formats, notes=notes
     )

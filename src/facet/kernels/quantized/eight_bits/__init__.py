@@ -28,11 +28,20 @@ __all__ = [
     "linear",
     "round_rows",
     "row_codes",
+    "runs_on",
     "serves",
 ]
 
+HOPPER = (9, 0)
 # Rows of codes start at multiples of this many bytes, as the widest loads want them.
 _ALIGNMENT = 16
+
+
+def runs_on(device: torch.device, format: MatrixFormat) -> bool:
+    """Whether this is a GPU that multiplies such codes. FP8 needs Hopper: earlier ones have no such product by rows."""
+    if device.type != "cuda":
+        return False
+    return format.codes != "fp8" or torch.cuda.get_device_capability(device) >= HOPPER
 
 
 def serves(format: MatrixFormat, num_inputs: int) -> bool:

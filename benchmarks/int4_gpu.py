@@ -1,0 +1,221 @@
+"""Times products with 4-bit codes on a GPU at the shapes of E4B and 31B, against the bytes they read and cuBLAS.
+
+    python benchmarks/int4_gpu.py                    # what the engine would use, under a minute
+    python benchmarks/int4_gpu.py --tune             # a handful of tunings for each shape; the best four lines of each
+    python benchmarks/int4_gpu.py --only gate_up --rows 1 8 16
+
+Every kernel is first checked against the reference. Times are of launches inside a CUDA graph that walks over copies of
+the matrix, more of them than the second-level cache holds. cuBLAS multiplies by bfloat16 weights, without activation.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from facet.kernels.geglu.reference import geglu
+from facet.kernels.per_layer_input.reference import gate_per_layer_input
+from facet.kernels.quantized import int4, reference
+from facet.kernels.quantized.cases import Case
+from facet.kernels.quantized.int4.tuning import MAX_FEW_ROWS, ROW_KINDS, Tuning, choose_tuning, rows_of_program
+from facet.matrix_format import MatrixFormat, ScaleFormat
+
+ROWS = (1, 4, 8, 16, 32, 64)
+BANDWIDTH = 4.3e12  # bytes a second that an H200 reads at best
+CACHE_BYTES = 160e6  # what the copies of a matrix amount to at least: three times an H200's second-level cache
+TUNINGS = tuple(
+    Tuning(tiles=tiles, num_out_warps=num_out_warps, num_in_warps=num_in_warps)
+    for tiles, num_out_warps, num_in_warps in (
+        (1, 4, 1),
+        (2, 4, 1),
+        (1, 2, 2),
+        (2, 2, 2),
+        (1, 4, 2),
+        (1, 1, 4),
+        (2, 1, 4),
+        (1, 2, 4),
+        (1, 1, 8),
+        (2, 1, 8),
+        (1, 1, 16),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    num_out: int
+    num_in: int
+    operation: str = "linear"
+
+    @property
+    def num_tiles(self) -> int:
+        return self.num_out // 16
+
+    def case(self, group: int) -> Case:
+        format = MatrixFormat(codes="int4", scales=ScaleFormat(dtype="bfloat16", group=group))
+        return Case(format=format, num_out=self.num_out, num_in=self.num_in)
+
+
+SHAPES = (
+    Shape("31B gate_up", 43008, 5376, "geglu_linear"),
+    Shape("31B down", 5376, 21504),
+    Shape("31B qkv", 16384, 5376),
+    Shape("31B o", 5376, 8192),
+    Shape("E4B gate_up", 20480, 2560, "geglu_linear"),
+    Shape("E4B down", 2560, 10240),
+    Shape("E4B qkv", 3072, 2560),
+    Shape("E4B o", 2560, 2048),
+    Shape("E4B per-layer gate", 256, 2560, "gated_input_linear"),
+)
+
+
+def run(shape: Shape, x: Tensor, matrix: int4.ShuffledInt4, given: Tensor, tuning: Tuning | None) -> Tensor:
+    """A tuning is for few rows; without one as the engine does it."""
+    from facet.kernels.quantized.int4 import few_rows
+
+    more = (given,) if shape.operation == "gated_input_linear" else ()
+    if tuning is None:
+        chosen: Tensor = getattr(int4, shape.operation)(x, matrix, *more)
+        return chosen
+    tuned: Tensor = getattr(few_rows, shape.operation)(x, matrix, *more, tuning=tuning)
+    return tuned
+
+
+def expected_output(shape: Shape, products: Tensor, given: Tensor) -> Tensor:
+    if shape.operation == "gated_input_linear":
+        return gate_per_layer_input(products, given)
+    return geglu(products) if shape.operation == "geglu_linear" else products
+
+
+def tunings_for(shape: Shape, num_rows: int) -> list[Tuning]:
+    """Those with half to four times the warps that keep memory busy, and registers for their sums."""
+    found = []
+    for tuning in TUNINGS:
+        num_warps = shape.num_tiles * tuning.num_in_warps // tuning.tiles
+        fits = tuning.tiles * rows_of_program(num_rows) <= 64
+        if fits and tuning.num_in_warps * 2 <= shape.num_in // 128 and 800 <= num_warps <= 8000:
+            found.append(tuning)
+    return found or [choose_tuning(shape.num_tiles, -(-shape.num_in // 128))]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A kernel to compile: shapes of few outputs stand for those of many."""
+
+    shape: Shape
+    num_rows: int
+    group: int
+    tuning: Tuning
+
+
+def compile_for(job: Job) -> None:
+    """Into Triton's cache on disk."""
+    shape = replace(job.shape, num_out=256)
+    matrix = int4.shuffle(shape.case(job.group).matrix("cuda"), is_gated=shape.operation == "geglu_linear")
+    x = torch.zeros(job.num_rows, shape.num_in, device="cuda", dtype=torch.bfloat16)
+    given = torch.zeros(job.num_rows, 256, device="cuda", dtype=torch.bfloat16)
+    try:
+        run(shape, x, matrix, given, job.tuning)
+    except Exception as error:
+        print(f"{job}: {error}")
+
+
+def microseconds(launches: Sequence[Callable[[], object]], num_replays: int = 5) -> float:
+    """Of one launch: the median of some replays of a graph of them all."""
+    launches[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for launch in launches:
+            launch()
+    graph.replay()
+    times: list[float] = []
+    for _ in range(num_replays):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[num_replays // 2] * 1e3 / len(launches)
+
+
+def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool) -> None:
+    case = shape.case(group)
+    plain = case.matrix("cuda")
+    matrix = int4.shuffle(plain, is_gated=shape.operation == "geglu_linear")
+    num_bytes = case.format.num_bytes((shape.num_out, shape.num_in))
+    num_copies = max(1, math.ceil(CACHE_BYTES / num_bytes))
+    num_launches = max(num_copies, min(64, math.ceil(4e9 / num_bytes)))
+    copies = [matrix] + [
+        replace(matrix, codes=matrix.codes.clone(), scales=matrix.scales.clone()) for _ in range(num_copies - 1)
+    ]
+    values = plain.values().bfloat16()
+    weights = [values, *(values.clone() for _ in range(min(7, math.ceil(CACHE_BYTES / values.nbytes)) - 1))]
+    floor = num_bytes / BANDWIDTH * 1e6
+    for num_rows in rows:
+        x = torch.randn(num_rows, shape.num_in, device="cuda", dtype=torch.bfloat16)
+        given = torch.randn(num_rows, shape.num_out, device="cuda", dtype=torch.bfloat16)
+        expected = expected_output(shape, reference.linear(x.float(), plain).bfloat16(), given).float()
+        library = microseconds([partial(functional.linear, x, weights[i % len(weights)]) for i in range(num_launches)])
+        tunings: list[Tuning | None] = [None]
+        if is_tuned and num_rows <= MAX_FEW_ROWS:
+            tunings += tunings_for(shape, num_rows)
+        lines: list[tuple[float, str]] = []
+        for tuning in tunings:
+            try:
+                got = run(shape, x, matrix, given, tuning)
+            except Exception as error:
+                print(f"FAILED: {shape.name}, {num_rows} rows, {tuning}: {error}")
+                continue
+            distance = float((got.float() - expected).norm() / expected.norm())
+            if not distance < 6e-3:
+                print(f"WRONG: {shape.name}, {num_rows} rows, {tuning}: relative error {distance}")
+                continue
+            time = microseconds(
+                [partial(run, shape, x, copies[i % num_copies], given, tuning) for i in range(num_launches)]
+            )
+            shown = tuning or choose_tuning(matrix.num_tiles, matrix.num_blocks)
+            how = f"{shown.tiles} tiles, {shown.num_out_warps} x {shown.num_in_warps} warps"
+            how += " (chosen)" if tuning is None else ""
+            lines.append((time, f"{time:7.1f} us {num_bytes / time / 1e6:5.2f} TB/s  {distance:.1e}  {how}"))
+        for _, line in [*lines[:1], *sorted(lines[1:])[:4]]:
+            head = f"{shape.name:18} {num_rows:4} rows  floor {floor:5.1f}  cuBLAS {library:6.1f} "
+            print(head, line, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tune", action="store_true", help="also time other tunings")
+    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--group", type=int, default=32, choices=(32, 64, 128))
+    parser.add_argument("--workers", type=int, default=12, help="processes that compile; 0: compile when first timed")
+    options = parser.parse_args()
+    shapes = [shape for shape in SHAPES if options.only in shape.name]
+    if options.workers:
+        jobs = {}
+        for shape in shapes:
+            for kind in {rows_of_program(num_rows) for num_rows in options.rows if num_rows <= ROW_KINDS[-1]}:
+                chosen = choose_tuning(shape.num_tiles, -(-shape.num_in // 128))
+                for tuning in {chosen, *(tunings_for(shape, kind) if options.tune else ())}:
+                    is_ragged = -(-shape.num_in // 128) % (2 * tuning.num_in_warps) != 0
+                    jobs[shape.operation, kind, tuning, is_ragged] = Job(shape, kind, options.group, tuning)
+        with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+            list(pool.map(compile_for, jobs.values()))
+    print(f"{torch.cuda.get_device_name()}, int4 in groups of {options.group}, relative error against float32 sums")
+    for shape in shapes:
+        measure(shape, options.rows, options.group, options.tune)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

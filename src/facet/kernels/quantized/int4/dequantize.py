@@ -1,0 +1,64 @@
+"""Brings matrices of shuffled 4-bit codes to bfloat16, for products of so many rows that bytes hardly count."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from facet.kernels.quantized.int4.shuffled import BLOCK_IN, TILE_OUT, ShuffledInt4
+
+_BLOCKS = 4  # of a program
+
+
+def dequantize(matrix: ShuffledInt4, dtype: torch.dtype) -> Tensor:
+    """[outputs, inputs]; of a gated matrix gates, then ups. Values are rounded to `dtype` once."""
+    values = torch.empty(matrix.num_rows, matrix.num_inputs, dtype=dtype, device=matrix.codes.device)
+    _dequantize_kernel[(matrix.num_tiles, triton.cdiv(matrix.num_blocks, _BLOCKS))](
+        matrix.codes,
+        matrix.scales,
+        values,
+        matrix.num_tiles,
+        matrix.num_blocks,
+        matrix.num_inputs,
+        GROUPS=matrix.scales.shape[3],
+        IS_GATED=matrix.is_gated,
+        BLOCKS=_BLOCKS,
+        WORDS=BLOCK_IN // 8,
+        OUTPUTS=TILE_OUT,
+        num_warps=8,
+    )
+    return values
+
+
+@triton.jit(do_not_specialize=["num_tiles", "num_blocks"])
+def _dequantize_kernel(
+    codes,
+    scales,
+    values,
+    num_tiles,
+    num_blocks,
+    num_in,
+    GROUPS: tl.constexpr,  # of a block
+    IS_GATED: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WORDS: tl.constexpr,  # of an output in a block
+    OUTPUTS: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    half = tl.arange(0, OUTPUTS)[:, None, None] // 8
+    member = tl.arange(0, OUTPUTS)[:, None, None] % 8
+    word = tl.arange(0, BLOCKS * WORDS)[None, :, None]
+    pair = tl.arange(0, 8)[None, None, :]
+    block = tl.program_id(1) * BLOCKS + word // WORDS
+    chunk, quarter = word % WORDS // 4, word % 4
+    is_block = block < num_blocks
+    first = (tile * num_blocks + block).to(tl.int64)
+    eight = tl.load(codes + first * 256 + half * 128 + (member * 4 + quarter) * 4 + chunk, mask=is_block, other=0)
+    scale_place = first * (16 * GROUPS) + member * (2 * GROUPS) + chunk * GROUPS // 4 * 2 + half
+    scale = tl.load(scales + scale_place, mask=is_block, other=0.0).to(tl.float32)
+    # Neighbours lie 16 bits apart.
+    code = (eight >> (pair // 2 * 4 + pair % 2 * 16)) & 15
+    column = block * (WORDS * 8) + word % WORDS * 8 + pair
+    row = half * (num_tiles * 8) + tile * 8 + member if IS_GATED else tile * 16 + half * 8 + member
+    result = (code - 8).to(tl.float32) * scale
+    tl.store(values + row.to(tl.int64) * num_in + column, result.to(values.dtype.element_ty), mask=column < num_in)

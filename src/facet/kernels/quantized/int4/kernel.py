@@ -1,0 +1,262 @@
+"""Products of few rows with matrices of shuffled 4-bit codes, in Gluon: bound by reading the codes once.
+
+Tensor cores multiply 16 outputs x 16 inputs by 16 inputs x 8 rows (`mma.sync`). What they take from a thread lies in
+memory as that thread loads it (`shuffled.py`), so codes never pass through shared memory, and a word of eight codes
+becomes four registers of two bfloat16 numbers each in eleven instructions. All of that is exact. Sums are float32; a
+group's sum is multiplied by its scale in float32.
+
+Tensors are [threads, tiles, row tiles]: every thread of the program, the tiles of 16 outputs that its warp multiplies,
+and the tiles of 8 rows that it multiplies them by. Thread 4 g + t of a warp holds outputs g and g + 8 of a tile. The
+warps of a program are NUM_OUT_WARPS x NUM_IN_WARPS: each of the latter takes every so-manieth block of 128 inputs, and
+their sums are added at the end, in a fixed order.
+
+Which sums are added in which order depends on the matrix alone. So a row's result is the same bits in any company.
+"""
+
+from facet.kernels.quantized.int4.language import (
+    add_products,
+    gl,
+    gluon,
+    let_next_start,
+    stay_in_order,
+    unpack_codes,
+    unpack_scales,
+    wait_for_previous,
+)
+
+BLOCK_IN = gl.constexpr(128)  # inputs of a block of codes
+WORDS = gl.constexpr(256)  # of four bytes, in a block
+# Inputs of a block that a word of codes from each of four threads covers.
+CHUNK = gl.constexpr(32)
+
+
+@gluon.jit
+def axis(LENGTH: gl.constexpr, DIM: gl.constexpr, LAYOUT: gl.constexpr):
+    """0, 1, ... along a dimension of tensors with four."""
+    if DIM == 0:
+        numbers = gl.arange(0, LENGTH, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))
+        return gl.expand_dims(gl.expand_dims(gl.expand_dims(numbers, 1), 2), 3)
+    elif DIM == 1:
+        numbers = gl.arange(0, LENGTH, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))
+        return gl.expand_dims(gl.expand_dims(gl.expand_dims(numbers, 0), 2), 3)
+    elif DIM == 2:
+        numbers = gl.arange(0, LENGTH, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, LAYOUT))))
+        return gl.expand_dims(gl.expand_dims(gl.expand_dims(numbers, 0), 1), 3)
+    else:
+        numbers = gl.arange(0, LENGTH, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))))
+        return gl.expand_dims(gl.expand_dims(gl.expand_dims(numbers, 0), 1), 2)
+
+
+@gluon.jit
+def words_of(vectors, LAYOUT: gl.constexpr):
+    """The four words of each thread's vector, apart."""
+    halves = gl.reshape(vectors, [vectors.shape[0], vectors.shape[1], vectors.shape[2], 2, 2])
+    even, odd = gl.split(halves)
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    return (
+        gl.convert_layout(first, LAYOUT, assert_trivial=True),
+        gl.convert_layout(second, LAYOUT, assert_trivial=True),
+        gl.convert_layout(third, LAYOUT, assert_trivial=True),
+        gl.convert_layout(fourth, LAYOUT, assert_trivial=True),
+    )
+
+
+@gluon.jit
+def scale_words(scales, LAYOUT: gl.constexpr):
+    """A word of two scales for each of the four chunks of a block, whose groups may be wider than a chunk."""
+    if scales.shape[3] == 4:
+        words = words_of(scales, LAYOUT)
+    elif scales.shape[3] == 2:
+        first, second = gl.split(scales)
+        first = gl.convert_layout(first, LAYOUT, assert_trivial=True)
+        second = gl.convert_layout(second, LAYOUT, assert_trivial=True)
+        words = (first, first, second, second)
+    else:
+        only = gl.reshape(scales, [scales.shape[0], scales.shape[1], scales.shape[2]])
+        only = gl.convert_layout(only, LAYOUT, assert_trivial=True)
+        words = (only, only, only, only)
+    return words
+
+
+@gluon.jit
+def load_block(places, num_blocks, turn, NUM_IN_WARPS: gl.constexpr, IS_RAGGED: gl.constexpr):
+    """(codes of outputs g, of outputs g + 8, scales of both): the block of each tile that a warp multiplies in a turn.
+
+    After the last the last is loaded again, with scales of zero.
+    """
+    code_places, code_warp, scale_places, scale_warp = places
+    GROUPS: gl.constexpr = scale_places.shape[3]
+    if IS_RAGGED:
+        code_block = gl.minimum(turn * NUM_IN_WARPS + code_warp, num_blocks - 1)
+        scale_block = gl.minimum(turn * NUM_IN_WARPS + scale_warp, num_blocks - 1)
+    else:
+        last = num_blocks - NUM_IN_WARPS
+        code_block = gl.minimum(turn * NUM_IN_WARPS, last) + code_warp
+        scale_block = gl.minimum(turn * NUM_IN_WARPS, last) + scale_warp
+    upper = gl.load(code_places + code_block * WORDS, eviction_policy="evict_first")
+    lower = gl.load(code_places + (code_block * WORDS + WORDS // 2), eviction_policy="evict_first")
+    scales = gl.load(scale_places + scale_block * (8 * GROUPS), eviction_policy="evict_first")
+    return upper, lower, scales
+
+
+@gluon.jit
+def add_block(
+    sums, block, inputs, turn, num_blocks, scale_warp, num_in,
+    SCALE_DTYPE: gl.constexpr, NUM_IN_WARPS: gl.constexpr, IS_RAGGED: gl.constexpr, HAS_TAIL: gl.constexpr,
+    SINGLES: gl.constexpr,
+):  # fmt: skip
+    """Sums plus the products of a block."""
+    upper, lower, scales = block
+    x_places, is_row, place = inputs
+    if IS_RAGGED:
+        scales = gl.where(turn * NUM_IN_WARPS + scale_warp < num_blocks, scales, 0)
+    upper_words, lower_words, words = words_of(upper, SINGLES), words_of(lower, SINGLES), scale_words(scales, SINGLES)
+    for chunk in gl.static_range(4):
+        first = turn * (NUM_IN_WARPS * BLOCK_IN) + chunk * CHUNK
+        is_live = is_row
+        if IS_RAGGED or HAS_TAIL:
+            is_live = is_live & (first + place < num_in)
+        if chunk > 0 and sums[0].shape[2] > 1:
+            stay_in_order()  # registers cannot take the inputs of all chunks at once
+        b = words_of(gl.load(x_places + first // 2, mask=is_live, other=0), SINGLES)
+        scale_g, scale_h = unpack_scales(words[chunk], SCALE_DTYPE)
+        sums = add_products(
+            sums, unpack_codes(upper_words[chunk]), unpack_codes(lower_words[chunk]), b, scale_g, scale_h
+        )
+    return sums
+
+
+@gluon.jit
+def gelu(gate):
+    """The tanh form: gate * (1 + tanh(u)) / 2 is gate * sigmoid(2 * u)."""
+    return gate / (1.0 + gl.exp(-1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)))
+
+
+@gluon.jit
+def opened(gate, up):
+    """gelu(gate) * up, rounded where the reference rounds."""
+    return (gelu(gate.to(gl.float32)).to(gl.bfloat16).to(gl.float32) * up.to(gl.float32)).to(gl.bfloat16)
+
+
+@gluon.jit
+def sum_warps(sums, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Of the warps that share outputs, rounded: [threads of NUM_OUT_WARPS, tiles, row tiles]."""
+    if NUM_IN_WARPS > 1:
+        sums = gl.sum(gl.reshape(sums, [NUM_IN_WARPS, 32 * NUM_OUT_WARPS, sums.shape[1], sums.shape[2]]), 0)
+        sums = gl.convert_layout(sums, LAYOUT, assert_trivial=True)
+    return sums.to(gl.bfloat16)
+
+
+# One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.
+@gluon.jit(do_not_specialize=["gated_stride", "num_rows", "num_tiles", "num_blocks", "num_in"])
+def few_rows_kernel(
+    x,  # int32: two bfloat16 numbers each
+    codes,
+    scales,
+    gated,
+    output,
+    x_stride,
+    gated_stride,
+    num_rows,
+    num_tiles,
+    num_blocks,
+    num_in,
+    IS_GATED: gl.constexpr,  # GeGLU
+    HAS_GATED_INPUT: gl.constexpr,  # gelu, times `gated`
+    SCALE_DTYPE: gl.constexpr,
+    GROUPS: gl.constexpr,  # of a block
+    TILES: gl.constexpr,
+    ROW_TILES: gl.constexpr,
+    NUM_OUT_WARPS: gl.constexpr,
+    NUM_IN_WARPS: gl.constexpr,
+    IS_RAGGED: gl.constexpr,  # blocks do not go evenly into warps
+    HAS_TAIL: gl.constexpr,  # inputs do not go evenly into blocks
+    IS_DEPENDENT: gl.constexpr,
+):
+    let_next_start(IS_DEPENDENT)
+    NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
+    THREADS: gl.constexpr = 32 * NUM_WARPS
+    SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [32, 1, 1], [NUM_WARPS, 1, 1], [2, 1, 0])
+    VECTORS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
+    SCALES: gl.constexpr = gl.BlockedLayout([1, 1, 1, GROUPS], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
+
+    # Programs that share tiles run side by side: one reads them from memory, the others from the cache.
+    num_row_groups = gl.cdiv(num_rows, 8 * ROW_TILES)
+    first_row = gl.program_id(0) % num_row_groups * (8 * ROW_TILES)
+    first_tile = gl.program_id(0) // num_row_groups * (TILES * NUM_OUT_WARPS)
+
+    thread = axis(THREADS, 0, VECTORS)
+    lane = thread % 32
+    warp = thread // (32 * NUM_OUT_WARPS)
+    tile = first_tile + thread // 32 % NUM_OUT_WARPS * TILES + axis(TILES, 1, VECTORS)
+    # Beyond the last tile that one is read again, which needs no mask; the store drops the result.
+    first_block = gl.minimum(tile, num_tiles - 1).to(gl.int64) * num_blocks
+    code_places = codes + first_block * WORDS + lane * 4 + axis(4, 3, VECTORS)
+
+    scale_thread = axis(THREADS, 0, SCALES)
+    scale_warp = scale_thread // (32 * NUM_OUT_WARPS)
+    scale_tile = first_tile + scale_thread // 32 % NUM_OUT_WARPS * TILES + axis(TILES, 1, SCALES)
+    first_scale = gl.minimum(scale_tile, num_tiles - 1).to(gl.int64) * num_blocks * (8 * GROUPS)
+    scale_places = scales + first_scale + scale_thread % 32 // 4 * GROUPS + axis(GROUPS, 3, SCALES)
+
+    # Codes and scales are on their way while x is still being computed.
+    places = (code_places, warp, scale_places, scale_warp)
+    even_block = load_block(places, num_blocks, 0, NUM_IN_WARPS, IS_RAGGED)
+    wait_for_previous(IS_DEPENDENT)
+    row = first_row + lane // 4 + 8 * axis(ROW_TILES, 2, VECTORS)
+    place = warp * BLOCK_IN + lane % 4 * 8  # of the first of a thread's eight inputs
+    inputs = (x + row * x_stride + place // 2 + axis(4, 3, VECTORS), row < num_rows, place)
+
+    zeros = gl.zeros([THREADS, TILES, ROW_TILES], gl.float32, SINGLES)
+    sums = (zeros, zeros, zeros, zeros)
+    for turn in range(0, gl.cdiv(num_blocks, NUM_IN_WARPS), 2):
+        # Two turns, so that a block stays in the registers into which it was loaded.
+        odd_block = load_block(places, num_blocks, turn + 1, NUM_IN_WARPS, IS_RAGGED)
+        stay_in_order()
+        sums = add_block(
+            sums, even_block, inputs, turn, num_blocks, scale_warp, num_in,
+            SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, SINGLES,
+        )  # fmt: skip
+        even_block = load_block(places, num_blocks, turn + 2, NUM_IN_WARPS, IS_RAGGED)
+        stay_in_order()
+        sums = add_block(
+            sums, odd_block, inputs, turn + 1, num_blocks, scale_warp, num_in,
+            SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, SINGLES,
+        )  # fmt: skip
+
+    # Thread 4 g + t now has rows 2 t and 2 t + 1 of output g, then those of output g + 8.
+    sum_0 = sum_warps(sums[0], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
+    sum_1 = sum_warps(sums[1], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
+    sum_2 = sum_warps(sums[2], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
+    sum_3 = sum_warps(sums[3], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
+    out_thread = gl.expand_dims(
+        gl.expand_dims(gl.arange(0, 32 * NUM_OUT_WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SINGLES))), 1), 2
+    )
+    out_tiles = gl.expand_dims(gl.expand_dims(gl.arange(0, TILES, gl.SliceLayout(0, gl.SliceLayout(2, SINGLES))), 0), 2)
+    row_tiles = gl.expand_dims(
+        gl.expand_dims(gl.arange(0, ROW_TILES, gl.SliceLayout(0, gl.SliceLayout(1, SINGLES))), 0), 1
+    )
+    tile_o = first_tile + out_thread // 32 * TILES + out_tiles
+    row_o = first_row + 8 * row_tiles + out_thread % 4 * 2
+    is_first = (row_o < num_rows) & (tile_o < num_tiles)
+    is_second = (row_o + 1 < num_rows) & (tile_o < num_tiles)
+    if IS_GATED:
+        num_out = num_tiles * 8
+        place_o = output + row_o * num_out + tile_o * 8 + out_thread % 32 // 4
+        gl.store(place_o, opened(sum_0, sum_2), mask=is_first)
+        gl.store(place_o + num_out, opened(sum_1, sum_3), mask=is_second)
+    else:
+        num_out = num_tiles * 16
+        column = tile_o * 16 + out_thread % 32 // 4
+        if HAS_GATED_INPUT:
+            gated_o = gated + row_o * gated_stride + column
+            sum_0 = opened(sum_0, gl.load(gated_o, mask=is_first, other=0.0))
+            sum_1 = opened(sum_1, gl.load(gated_o + gated_stride, mask=is_second, other=0.0))
+            sum_2 = opened(sum_2, gl.load(gated_o + 8, mask=is_first, other=0.0))
+            sum_3 = opened(sum_3, gl.load(gated_o + (gated_stride + 8), mask=is_second, other=0.0))
+        place_o = output + row_o * num_out + column
+        gl.store(place_o, sum_0, mask=is_first)
+        gl.store(place_o + num_out, sum_1, mask=is_second)
+        gl.store(place_o + 8, sum_2, mask=is_first)
+        gl.store(place_o + (num_out + 8), sum_3, mask=is_second)

@@ -1,0 +1,108 @@
+"""The names of Gluon that the kernel uses, and the short sequences of instructions that it is made of.
+
+Gluon cannot say that two bfloat16 numbers share a register, nor name the instruction that multiplies them, so these are
+written in PTX. A tensor's element is then what one thread holds.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from facet.kernels.dependent_launch import let_next_start, wait_for_previous
+
+__all__ = [
+    "add_products",
+    "gl",
+    "gluon",
+    "let_next_start",
+    "stay_in_order",
+    "unpack_codes",
+    "unpack_scales",
+    "wait_for_previous",
+]
+
+
+@gluon.jit
+def unpack_codes(word):
+    """Four words of two bfloat16 numbers u - 8, from one of eight codes u: pair i has bits from 4 i and 16 + 4 i on.
+
+    A code under the exponent of 128 is 128 + u; 136 less is exact.
+    """
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 one, offset, shifted;
+            mov.b32 one, 0x3f803f80;
+            mov.b32 offset, 0xc308c308;
+            lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
+            shr.u32 shifted, $4, 4;
+            lop3.b32 $1, shifted, 0x000f000f, 0x43004300, 0xea;
+            shr.u32 shifted, $4, 8;
+            lop3.b32 $2, shifted, 0x000f000f, 0x43004300, 0xea;
+            shr.u32 shifted, $4, 12;
+            lop3.b32 $3, shifted, 0x000f000f, 0x43004300, 0xea;
+            fma.rn.bf16x2 $0, $0, one, offset;
+            fma.rn.bf16x2 $1, $1, one, offset;
+            fma.rn.bf16x2 $2, $2, one, offset;
+            fma.rn.bf16x2 $3, $3, one, offset;
+        }
+        """,
+        "=&r,=&r,=&r,=&r,r",
+        [word],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def unpack_scales(word, DTYPE: gl.constexpr):
+    """The two scales of a word in float32, the lower first."""
+    if gl.bfloat16 == DTYPE:
+        low = (word << 16).to(gl.float32, bitcast=True)
+        high = (word & -65536).to(gl.float32, bitcast=True)
+    else:
+        low = word.to(gl.int16).to(DTYPE, bitcast=True).to(gl.float32)
+        high = (word >> 16).to(gl.int16).to(DTYPE, bitcast=True).to(gl.float32)
+    return low, high
+
+
+@gluon.jit
+def add_products(sums, upper, lower, x, upper_scale, lower_scale):
+    """Sums of a tile of 16 outputs x 8 rows, plus the products of 32 inputs times the scale of each output.
+
+    Two products of tensor cores, of 16 inputs each: a thread has four words of codes of its upper and of its lower
+    output, four of inputs, and sums of two rows of the upper, then of the lower output. All in one, so that the
+    compiler keeps the order: with a tile's products before the next tile's it takes half the registers.
+    """
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .f32 zero, part<4>;
+            mov.f32 zero, 0f00000000;
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+                {part0, part1, part2, part3}, {$8, $12, $9, $13}, {$16, $17}, {zero, zero, zero, zero};
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+                {part0, part1, part2, part3}, {$10, $14, $11, $15}, {$18, $19}, {part0, part1, part2, part3};
+            fma.rn.f32 $0, part0, $20, $4;
+            fma.rn.f32 $1, part1, $20, $5;
+            fma.rn.f32 $2, part2, $21, $6;
+            fma.rn.f32 $3, part3, $21, $7;
+        }
+        """,
+        "=f,=f,=f,=f,f,f,f,f,r,r,r,r,r,r,r,r,r,r,r,r,f,f",
+        [
+            sums[0], sums[1], sums[2], sums[3],
+            upper[0], upper[1], upper[2], upper[3], lower[0], lower[1], lower[2], lower[3],
+            x[0], x[1], x[2], x[3], upper_scale, lower_scale,
+        ],
+        dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def stay_in_order():
+    """Keep the compiler from moving loads across: those ahead of time to where their results are needed, or others
+    ahead of where registers are free for them."""
+    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)

@@ -1,0 +1,131 @@
+"""Matrices of 4-bit codes in the order in which the threads of a GPU load them.
+
+A *tile* is 16 outputs, a *block* 128 inputs of a tile. Thread 4 g + t of a warp multiplies outputs g and g + 8 of a
+tile by inputs 32 j + 8 t .. 32 j + 8 t + 7 of a block, j = 0 .. 3:
+
+- Eight codes are a word, in which neighbours lie 16 bits apart: pair i has bits from 4 i and from 16 + 4 i on.
+- A block is 1024 bytes: the four words of outputs g of all threads, then those of outputs g + 8.
+- Of scales, those of outputs g and g + 8 for one group of inputs are neighbours, and the groups of a block too.
+
+Inputs are filled up to whole blocks with scales of zero. The rows of a gated matrix are gate, then up: its tiles have
+eight of either, so that a thread holds both of a column.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from facet.kernels.quantized.matrix import QuantizedMatrix
+from facet.matrix_format import MatrixFormat
+
+TILE_OUT = 16
+BLOCK_IN = 128
+_GROUPS = (None, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShuffledInt4:
+    """A matrix in this order. A scale that a whole row has is there once for every block."""
+
+    format: MatrixFormat
+    codes: Tensor  # int32 [tiles, blocks, 256]
+    scales: Tensor  # [tiles, blocks, 8, groups of a block, 2]
+    num_inputs: int
+    is_gated: bool
+
+    @property
+    def num_tiles(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def num_blocks(self) -> int:
+        return self.codes.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_tiles * TILE_OUT
+
+    def rows(self, rows: slice) -> "ShuffledInt4":
+        """Some of the outputs, in whole tiles: a view. Of a gated matrix, both gates and ups of some columns."""
+        start, stop, step = rows.indices(self.num_rows)
+        assert (step, start % TILE_OUT, stop % TILE_OUT) == (1, 0, 0), "outputs are taken in tiles of 16"
+        tiles = slice(start // TILE_OUT, stop // TILE_OUT)
+        return replace(self, codes=self.codes[tiles], scales=self.scales[tiles])
+
+
+def can_shuffle(format: MatrixFormat, num_rows: int) -> bool:
+    """Whether the kernels here multiply by such a matrix."""
+    is_plain = not (format.has_zeros or format.has_minimums or format.is_reordered or format.rounds_outputs)
+    has_known_scales = format.scales.dtype in ("bfloat16", "float16") and format.scales.group in _GROUPS
+    is_fine = format.coarse_scales is None and format.rounding is None
+    return format.codes == "int4" and is_plain and has_known_scales and is_fine and num_rows % TILE_OUT == 0
+
+
+def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt4:
+    """The same codes and scales in this order, in tensors of their own."""
+    assert can_shuffle(matrix.format, matrix.num_rows), f"no kernel here multiplies by {matrix.format.line}"
+    num_blocks = -(-matrix.num_inputs // BLOCK_IN)
+    octets = functional.pad(matrix.codes, (0, num_blocks * BLOCK_IN // 2 - matrix.codes.shape[1]))
+    words = _spread(octets.contiguous().view(torch.int32)).view(-1, num_blocks, 4, 4)  # [.., j, t]
+    codes = _in_tiles(words, is_gated=is_gated).permute(0, 3, 1, 2, 5, 4)  # [tiles, blocks, halves, g, t, j]
+    group = matrix.format.scales.group
+    if group is None:
+        scales = matrix.scales.expand(-1, num_blocks)
+    else:
+        scales = functional.pad(matrix.scales, (0, num_blocks * BLOCK_IN // group - matrix.scales.shape[1]))
+    scales = scales.reshape(matrix.num_rows, num_blocks, -1)
+    return ShuffledInt4(
+        format=matrix.format,
+        codes=codes.flatten(2).contiguous(),
+        scales=_in_tiles(scales, is_gated=is_gated).permute(0, 3, 2, 4, 1).contiguous(),
+        num_inputs=matrix.num_inputs,
+        is_gated=is_gated,
+    )
+
+
+def unshuffle(shuffled: ShuffledInt4) -> QuantizedMatrix:
+    """The matrix as it was."""
+    tiles, blocks = shuffled.num_tiles, shuffled.num_blocks
+    words = shuffled.codes.view(tiles, blocks, 2, 8, 4, 4).permute(0, 2, 3, 1, 5, 4)
+    octets = _gathered(_in_rows(words, is_gated=shuffled.is_gated)).flatten(1).contiguous().view(torch.uint8)
+    scales = _in_rows(shuffled.scales.permute(0, 4, 2, 1, 3), is_gated=shuffled.is_gated).flatten(1)
+    return QuantizedMatrix(
+        format=shuffled.format,
+        codes=octets[:, : shuffled.num_inputs // 2].contiguous(),
+        scales=scales[:, : shuffled.format.scales.count(shuffled.num_inputs)].contiguous(),
+    )
+
+
+def _in_tiles(rows: Tensor, *, is_gated: bool) -> Tensor:
+    """[rows, ...] as [tiles, halves, 8, ...]."""
+    if is_gated:
+        return rows.view(2, -1, 8, *rows.shape[1:]).transpose(0, 1)
+    return rows.view(-1, 2, 8, *rows.shape[1:])
+
+
+def _in_rows(tiles: Tensor, *, is_gated: bool) -> Tensor:
+    return (tiles.transpose(0, 1) if is_gated else tiles).flatten(0, 2)
+
+
+def _spread(words: Tensor) -> Tensor:
+    """Words of eight codes in the order of inputs, from the lowest bits on: even codes to the lower half, odd ones to
+    the upper."""
+    return _packed(words & 0x0F0F0F0F) | (_packed(words >> 4 & 0x0F0F0F0F) << 16)
+
+
+def _packed(words: Tensor) -> Tensor:
+    """The lower four bits of every byte, together."""
+    pairs = (words | words >> 4) & 0x00FF00FF
+    return (pairs | pairs >> 8) & 0xFFFF
+
+
+def _gathered(words: Tensor) -> Tensor:
+    """What `_spread` took apart."""
+    return _unpacked(words & 0xFFFF) | _unpacked(words >> 16 & 0xFFFF) << 4
+
+
+def _unpacked(words: Tensor) -> Tensor:
+    pairs = (words | words << 8) & 0x00FF00FF
+    return (pairs | pairs << 4) & 0x0F0F0F0F

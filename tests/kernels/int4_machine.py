@@ -1,0 +1,54 @@
+"""What the PTX in `quantized/int4/language.py` does, for the emulator of Gluon: on words, thread by thread."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Words = Sequence[Tensor]  # each [threads, tiles, row tiles], or one of the latter for all
+
+
+def unpack_codes(word: Tensor) -> Words:
+    sides = [[((word >> 4 * pair + 16 * side) & 15).float() - 8 for side in range(2)] for pair in range(4)]
+    return [torch.stack(pair, dim=-1).to(torch.bfloat16).view(torch.int32).squeeze(-1) for pair in sides]
+
+
+def unpack_scales(word: Tensor, dtype: torch.dtype) -> Words:
+    return word.unsqueeze(-1).contiguous().view(dtype).float().unbind(-1)
+
+
+def add_products(sums: Words, upper: Words, lower: Words, x: Words, upper_scale: Tensor, lower_scale: Tensor) -> Words:
+    """Operands of m16n8k16 as the PTX manual draws them. Thread 4 g + t has columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9:
+    of rows g and g + 8 of the left operand, of row g of the right one. Of the product, columns 2 t and 2 t + 1 of rows
+    g and g + 8."""
+    products: Any = 0
+    for first in (0, 2):
+        left = torch.cat([_rows(part[first : first + 2]) for part in (upper, lower)], dim=-2)
+        products = products + left @ _rows(x[first : first + 2]).transpose(-1, -2)
+    # [warps, tiles, row tiles, 16, 8] -> [halves, sides, threads, tiles, row tiles]
+    parts = products.unflatten(-2, (2, 8)).unflatten(-1, (4, 2)).permute(3, 6, 0, 4, 5, 1, 2).flatten(2, 4)
+    scales = (upper_scale, upper_scale, lower_scale, lower_scale)
+    return [total + part * scale for total, part, scale in zip(sums, parts.flatten(0, 1), scales, strict=True)]
+
+
+def _rows(words: Words) -> Tensor:
+    """[warps, tiles, row tiles, 8 rows g, 16 columns] in float32, of two words of every thread: low columns first."""
+    numbers = torch.stack([word.unsqueeze(-1).contiguous().view(torch.bfloat16).float() for word in words], dim=-2)
+    warps = numbers.unflatten(0, (-1, 8, 4))  # [warps, g, t, tiles, row tiles, 2 words, 2 sides]
+    return warps.permute(0, 3, 4, 1, 5, 2, 6).flatten(-3)
+
+
+def _nothing(*_args: object) -> None:
+    pass
+
+
+# In place of the names of that module.
+NAMES = {
+    "unpack_codes": unpack_codes,
+    "unpack_scales": unpack_scales,
+    "add_products": add_products,
+    "stay_in_order": _nothing,
+    "let_next_start": _nothing,
+    "wait_for_previous": _nothing,
+}
