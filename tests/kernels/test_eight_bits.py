@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from facet.kernels.geglu.reference import geglu
+from facet.kernels.moe.reference import sum_of_chosen
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import eight_bits, reference
 from facet.kernels.quantized.cases import FORMATS, Case
@@ -100,6 +101,39 @@ def test_a_row_is_the_same_in_company(name: str) -> None:
     together = product(x, matrix, "linear", config=IN_SHARES)
     for row in (0, 1, 20):
         assert torch.equal(product(x[row : row + 1], matrix, "linear", config=IN_SHARES)[0], together[row])
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_experts(name: str, num_rows: int) -> None:
+    """Against the reference, expert by expert."""
+    from facet.kernels.moe import triton
+    from facet.kernels.moe.config import TileConfig
+    from facet.kernels.moe.triton_groups import ExpertMatrices
+
+    num_experts, num_chosen, hidden, width = 5, 2, 64, 48
+    gate_up = Case(format=FORMATS[name], num_out=2 * width, num_in=hidden, num_experts=num_experts).matrix()
+    down = Case(format=FORMATS[name], num_out=hidden, num_in=width, num_experts=num_experts).matrix(seed=1)
+    x = Case(format=FORMATS[name], num_in=hidden).inputs(num_rows, torch.float16)
+    chosen = torch.rand(num_rows, num_experts).argsort(-1)[:, :num_chosen]
+    weights = torch.rand(num_rows, num_chosen)
+
+    def run_expert(rows: Tensor, expert: int) -> Tensor:
+        return reference.linear(geglu(reference.linear(rows, gate_up.expert(expert))), down.expert(expert))
+
+    expected = sum_of_chosen(x, weights, chosen, run_expert)
+    tile = TileConfig(block_rows=16, block_out=32, block_in=32, num_warps=4, num_stages=2)
+    got = triton.run_rounded_experts(
+        eight_bits.round_rows(x.to(DEVICE), FORMATS[name]),
+        weights.to(DEVICE),
+        chosen.to(DEVICE),
+        ExpertMatrices(gate_up.codes.to(DEVICE), gate_up.scales.to(DEVICE)),
+        ExpertMatrices(down.codes.to(DEVICE), down.scales.to(DEVICE)),
+        lambda rows: eight_bits.round_rows(rows, FORMATS[name]),
+        (tile, tile),
+    )
+    # A hidden number between two codes may fall to either side.
+    assert (got.cpu().float() - expected.float()).norm() <= 0.01 * expected.float().norm()
 
 
 def test_which_formats_are_served() -> None:

@@ -16,7 +16,7 @@ from facet.forward_batch import AttentionRows
 from facet.kernels import add_norm, geglu, head_inputs, linear, mean_square, moe, per_layer_input, rms_norm, streams
 from facet.kernels.paged_attention import AttentionPlan, HeadShape, plan_attention, plan_invariant_attention
 from facet.kernels.per_layer_input import invariant as invariant_per_layer_input
-from facet.kernels.quantized import eight_bits, int4
+from facet.kernels.quantized import QuantizedMatrix, eight_bits, int4
 from facet.kernels.rounded_rows import RoundedRows, RowCodes
 
 
@@ -38,6 +38,7 @@ class Arithmetic:
     geglu_linear: Callable[[Tensor, Tensor], Tensor]
     gated_input_linear: Callable[[Tensor, Tensor, Tensor], Tensor]
     run_experts: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+    run_rounded_experts: Callable[[Tensor | RoundedRows, Tensor, Tensor, QuantizedMatrix, QuantizedMatrix], Tensor]
     geglu: Callable[[Tensor], Tensor]
     sparse_geglu: Callable[[Tensor, float], Tensor]
     gate_per_layer_input: Callable[[Tensor, Tensor], Tensor]
@@ -62,6 +63,7 @@ USUAL = Arithmetic(
     geglu_linear=linear.geglu_linear,
     gated_input_linear=linear.gated_input_linear,
     run_experts=moe.run_experts,
+    run_rounded_experts=eight_bits.run_experts,
     geglu=geglu.geglu,
     sparse_geglu=geglu.sparse_geglu,
     gate_per_layer_input=per_layer_input.gate_per_layer_input,
@@ -84,6 +86,7 @@ BATCH_INVARIANT = Arithmetic(
     geglu_linear=linear.invariant_geglu_linear,
     gated_input_linear=linear.invariant_gated_input_linear,
     run_experts=moe.invariant_run_experts,
+    run_rounded_experts=eight_bits.invariant_run_experts,
     geglu=geglu.invariant_geglu,
     sparse_geglu=geglu.invariant_sparse_geglu,
     gate_per_layer_input=invariant_per_layer_input.gate_per_layer_input,

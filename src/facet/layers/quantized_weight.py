@@ -109,7 +109,7 @@ class QuantizedWeight(ProductWeight):
 
     @property
     def has_kernels(self) -> bool:
-        return self._is_of_four_bits or (self._is_of_eight_bits and not self._is_of_experts)
+        return self._is_of_four_bits or (self._is_of_eight_bits and not self._is_of_experts) or self._rounds_for_experts
 
     @property
     def matrix(self) -> QuantizedMatrix:
@@ -149,6 +149,21 @@ class QuantizedWeight(ProductWeight):
         if self._is_of_eight_bits:
             return eight_bits.geglu_linear(x, self.matrix, self.arithmetic.choose_eight_bits)
         return super().geglu_linear(x)
+
+    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
+        if not self._rounds_for_experts:
+            return super().run_experts(x, weights, chosen, down)
+        assert isinstance(down, QuantizedWeight), "both matrices of an expert are of one kind, or have no kernels"
+        return self.arithmetic.run_rounded_experts(x, weights, chosen, self.matrix, down.matrix)
+
+    def compute_plainly(self) -> None:
+        """Use no kernels from now on."""
+        self._is_of_eight_bits = self._is_of_four_bits = False
+        self._row_codes = None
+
+    @property
+    def _rounds_for_experts(self) -> bool:
+        return self._is_of_experts and self._row_codes is not None
 
     def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
         if self._shuffled is not None:

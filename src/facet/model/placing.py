@@ -70,7 +70,12 @@ def _weight(targets: Sequence[TensorTarget], formats: Formats, placement: Placem
 
 
 def _let_kinds_differ(experts: Experts) -> None:
-    """Dense experts take a second matrix of their own kind only: in front of another they count as a single part."""
+    """Dense experts take a second matrix of their own kind only: in front of another they count as a single part.
+    Kernels for quantized ones multiply two of one format."""
     gate_up, down = experts.gate_up.weight, experts.down.weight
+    formats = {weight.format if isinstance(weight, QuantizedWeight) else None for weight in (gate_up, down)}
+    for weight in (gate_up, down):
+        if isinstance(weight, QuantizedWeight) and len(formats) > 1:
+            weight.compute_plainly()
     if isinstance(gate_up, DenseWeight) and not isinstance(down, DenseWeight):
         experts.gate_up.weight = PartsWeight([gate_up], [gate_up.values.shape[-2]], gate_up.arithmetic)

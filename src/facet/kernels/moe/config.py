@@ -23,6 +23,8 @@ def choose_tiles(num_pairs: int, num_experts: int, element_size: int) -> tuple[T
     pairs_per_expert = num_pairs / num_experts
     if element_size > 2:  # float32 is for checking models, not for serving them: tiles small enough to fit anywhere
         config = TileConfig(block_rows=16, block_out=32, block_in=32, num_warps=4, num_stages=2)
+    elif element_size == 1:
+        return _choose_tiles_of_codes(pairs_per_expert)
     elif pairs_per_expert <= 16:  # bound by reading the experts: many loads in flight, as narrow a tile as a dot takes
         gate_up = TileConfig(block_rows=16, block_out=64, block_in=128, num_warps=4, num_stages=4)
         return gate_up, TileConfig(block_rows=16, block_out=64, block_in=64, num_warps=4, num_stages=5)
@@ -30,6 +32,18 @@ def choose_tiles(num_pairs: int, num_experts: int, element_size: int) -> tuple[T
         config = TileConfig(block_rows=64, block_out=128, block_in=64, num_warps=4, num_stages=4)
     else:
         config = TileConfig(block_rows=128, block_out=256, block_in=64, num_warps=8, num_stages=3)
+    return config, config
+
+
+def _choose_tiles_of_codes(pairs_per_expert: float) -> tuple[TileConfig, TileConfig]:
+    """As of two bytes, with twice the inputs; not yet timed one by one."""
+    if pairs_per_expert <= 16:
+        gate_up = TileConfig(block_rows=16, block_out=64, block_in=256, num_warps=4, num_stages=4)
+        return gate_up, TileConfig(block_rows=16, block_out=64, block_in=128, num_warps=4, num_stages=5)
+    if pairs_per_expert <= 128:
+        config = TileConfig(block_rows=64, block_out=128, block_in=128, num_warps=4, num_stages=4)
+    else:
+        config = TileConfig(block_rows=128, block_out=128, block_in=128, num_warps=8, num_stages=3)
     return config, config
 
 

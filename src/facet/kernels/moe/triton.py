@@ -4,6 +4,8 @@ A pair is a row and one of its choices; pairs are numbered row by row. With few 
 itself, as here. With more, pairs of one expert share the reading of it: see triton_groups.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -11,7 +13,8 @@ from torch import Tensor
 
 from facet.kernels.linear.triton import add_products, load_weight_tile, tile_places
 from facet.kernels.moe.config import MAX_PAIR_ROWS, TileConfig, choose_tiles
-from facet.kernels.moe.triton_groups import geglu, run_groups
+from facet.kernels.moe.triton_groups import ExpertMatrices, geglu, run_groups
+from facet.kernels.rounded_rows import RoundedRows
 
 
 def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +54,24 @@ def run_experts(
     if tiles is None and num_rows <= MAX_PAIR_ROWS:
         return _run_pairs(x, weights, chosen, gate_up, down)
     tiles = tiles or choose_tiles(num_rows * num_chosen, gate_up.shape[0], x.element_size())
-    return run_groups(x, weights, chosen, gate_up, down, tiles)
+    return run_groups(x, weights, chosen, ExpertMatrices(gate_up), ExpertMatrices(down), tiles)
+
+
+def run_rounded_experts(
+    x: RoundedRows,
+    weights: Tensor,
+    chosen: Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
+    round_hidden: Callable[[Tensor], RoundedRows],
+    tiles: tuple[TileConfig, TileConfig] | None = None,
+) -> Tensor:
+    """Of codes of eight bits on both sides, always grouped."""
+    num_rows, num_chosen = chosen.shape
+    if num_rows == 0:
+        return torch.empty(x.codes.shape, dtype=x.dtype, device=x.codes.device)
+    tiles = tiles or choose_tiles(num_rows * num_chosen, gate_up.values.shape[0], x.codes.element_size())
+    return run_groups(x, weights.contiguous(), chosen.contiguous(), gate_up, down, tiles, round_hidden)
 
 
 def _run_pairs(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ of pairs among experts needs, since the host does not wait to learn the actual o
 # Kernels are written in Triton's language, whose values have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -14,39 +17,50 @@ from torch import Tensor
 
 from facet.kernels.linear.triton import gelu
 from facet.kernels.moe.config import TileConfig
+from facet.kernels.rounded_rows import RoundedRows
 
 # Pairs that one program counts or places.
 CHUNK = 128
 
 
+class ExpertMatrices(NamedTuple):
+    """[experts, outputs, inputs], in the type of the rows they multiply; codes of eight bits have scales."""
+
+    values: Tensor
+    scales: Tensor | None = None  # [experts, outputs, 1]
+
+
 def run_groups(
-    x: Tensor,
+    x: Tensor | RoundedRows,
     weights: Tensor,
     chosen: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: ExpertMatrices,
+    down: ExpertMatrices,
     tiles: tuple[TileConfig, TileConfig],
+    round_hidden: Callable[[Tensor], RoundedRows] | None = None,
 ) -> Tensor:
+    """`round_hidden`: what the second product takes, where codes are multiplied by codes."""
     num_rows, num_chosen = chosen.shape
-    num_experts, hidden_size, width = down.shape
+    num_experts, hidden_size, width = down.values.shape
     num_pairs = num_rows * num_chosen
     order, totals = sort_pairs(chosen, num_experts)
-    hidden = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
-    by_pair = torch.empty(num_pairs, hidden_size, dtype=x.dtype, device=x.device)
-    for source, expert_weights, result, config in ((x, gate_up, hidden, tiles[0]), (hidden, down, by_pair, tiles[1])):
-        num_out, num_in = expert_weights.shape[1:]
+
+    def product(source: Tensor | RoundedRows, matrices: ExpertMatrices, result: Tensor, config: TileConfig) -> None:
+        num_out, num_in = matrices.values.shape[1:]
         num_tiles = num_pairs // config.block_rows + min(num_experts, num_pairs)
         _grouped_kernel[(triton.cdiv(num_out, config.block_out), num_tiles)](
-            source,
+            source.codes if isinstance(source, RoundedRows) else source,
+            source.scales if isinstance(source, RoundedRows) else None,
             order,
             totals,
-            expert_weights,
+            matrices.values,
+            matrices.scales,
             result,
             num_out,
             num_experts,
             NUM_IN=num_in,
             NUM_CHOSEN=num_chosen,
-            IS_FIRST=expert_weights is gate_up,
+            IS_FIRST=matrices is gate_up,
             EXPERTS_PAD=triton.next_power_of_2(num_experts),
             BLOCK_ROWS=config.block_rows,
             BLOCK_OUT=config.block_out,
@@ -54,7 +68,12 @@ def run_groups(
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
-    output = torch.empty_like(x)
+
+    hidden = torch.empty(num_pairs, width, dtype=x.dtype, device=chosen.device)
+    product(x, gate_up, hidden, tiles[0])
+    by_pair = torch.empty(num_pairs, hidden_size, dtype=x.dtype, device=chosen.device)
+    product(hidden if round_hidden is None else round_hidden(hidden), down, by_pair, tiles[1])
+    output = torch.empty(num_rows, hidden_size, dtype=x.dtype, device=chosen.device)
     _combine_kernel[(num_rows, triton.cdiv(hidden_size, 1024))](
         by_pair, weights, output, hidden_size, NUM_CHOSEN=num_chosen, BLOCK=1024, num_warps=4
     )
@@ -118,9 +137,11 @@ def _place_kernel(chosen, counts, ends, order, num_pairs, num_experts, EXPERTS_P
 @triton.jit
 def _grouped_kernel(
     source,  # x, by row, for the first product; the hidden activations, in order of experts, for the second
+    source_scales,  # of the source's rows, where it is codes
     order,
     totals,
     expert_weights,
+    weight_scales,  # of the weights' rows, where they are codes
     result,  # the hidden activations, in order of experts, or the results by pair
     num_out,
     num_experts,
@@ -158,7 +179,8 @@ def _grouped_kernel(
         first_column = tl.program_id(0) * BLOCK_OUT
         weight_row = tl.minimum(first_column + local, num_out - 1)
     weight_rows = expert_weights + (expert.to(tl.int64) * num_out + weight_row) * NUM_IN
-    sums = tl.zeros([BLOCK_ROWS, BLOCK_OUT], tl.float32)
+    is_integer: tl.constexpr = source.dtype.element_ty == tl.int8
+    sums = tl.zeros([BLOCK_ROWS, BLOCK_OUT], tl.int32 if is_integer else tl.float32)
     for start in range(0, NUM_IN, BLOCK_IN):
         columns = start + tl.arange(0, BLOCK_IN)
         if NUM_IN % BLOCK_IN == 0:
@@ -168,7 +190,15 @@ def _grouped_kernel(
             is_live = columns < NUM_IN
             rows_tile = tl.load(source_rows[:, None] + columns[None, :], mask=is_live[None, :], other=0.0)
             weight_tile = tl.load(weight_rows[None, :] + columns[:, None], mask=is_live[:, None], other=0.0)
-        sums = tl.dot(rows_tile, weight_tile, sums, input_precision="ieee")
+        if is_integer:
+            sums = tl.dot(rows_tile, weight_tile, sums, out_dtype=tl.int32)
+        else:
+            # Tensor cores add products of fp8 with few bits: a tile's sum is added to the others in float32.
+            sums = tl.dot(rows_tile, weight_tile, sums, input_precision="ieee", max_num_imprecise_acc=BLOCK_IN)
+    if source_scales is not None:
+        row_factors = tl.load(source_scales + source_row)
+        factors = tl.load(weight_scales + expert * num_out + weight_row).to(tl.float32)
+        sums = sums.to(tl.float32) * row_factors[:, None] * factors[None, :]
     dtype: tl.constexpr = result.dtype.element_ty
     if IS_FIRST:
         gate, up = tl.split(tl.reshape(sums, [BLOCK_ROWS, BLOCK_OUT // 2, 2]))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from facet.kernels.geglu import geglu
+from facet.kernels.moe.config import TileConfig, invariant_tiles
 from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.eight_bits.config import ChooseConfig, Config, choose_config, choose_one_config
 from facet.kernels.quantized.matrix import QuantizedMatrix
@@ -25,9 +26,11 @@ __all__ = [
     "choose_one_config",
     "gated_input_linear",
     "geglu_linear",
+    "invariant_run_experts",
     "linear",
     "round_rows",
     "row_codes",
+    "run_experts",
     "runs_on",
     "serves",
 ]
@@ -99,6 +102,36 @@ def gated_input_linear(
     from facet.kernels.quantized.eight_bits import triton
 
     return triton.gated_input_linear(x, matrix, per_layer_input, config)
+
+
+def run_experts(
+    x: Tensor | RoundedRows,
+    weights: Tensor,
+    chosen: Tensor,
+    gate_up: QuantizedMatrix,
+    down: QuantizedMatrix,
+    tiles: tuple[TileConfig, TileConfig] | None = None,
+) -> Tensor:
+    """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))), inputs rounded before either product."""
+    from facet.kernels.moe import triton
+    from facet.kernels.moe.triton_groups import ExpertMatrices
+
+    return triton.run_rounded_experts(
+        x if isinstance(x, RoundedRows) else round_rows(x, gate_up.format),
+        weights,
+        chosen,
+        ExpertMatrices(gate_up.codes, gate_up.scales),
+        ExpertMatrices(down.codes, down.scales),
+        lambda hidden: round_rows(hidden, down.format),
+        tiles,
+    )
+
+
+def invariant_run_experts(
+    x: Tensor | RoundedRows, weights: Tensor, chosen: Tensor, gate_up: QuantizedMatrix, down: QuantizedMatrix
+) -> Tensor:
+    """As `run_experts`. A row's bits do not depend on which others chose the same experts."""
+    return run_experts(x, weights, chosen, gate_up, down, invariant_tiles(gate_up.codes.element_size()))
 
 
 def _inputs(x: Tensor | RoundedRows, matrix: QuantizedMatrix) -> Tensor | RoundedRows:
