@@ -104,6 +104,23 @@ def load_weight_tile(weight_rows, places, is_live):
 
 
 @triton.jit
+def rows_of_tile(tile_number, num_out, ACTIVATION: tl.constexpr, BLOCK_OUT: tl.constexpr):
+    """The first column of a tile, and the rows of the weight that it reads.
+
+    Beyond the last column it reads that column again, which needs no mask; the store drops the result.
+    """
+    local = tl.arange(0, BLOCK_OUT)
+    if ACTIVATION == GEGLU:
+        # Gate and up rows of a column are neighbours in the tile, so that they can be split apart again.
+        first_column = tile_number * (BLOCK_OUT // 2)
+        weight_row = tl.minimum(first_column + local // 2, num_out - 1) + local % 2 * num_out
+    else:
+        first_column = tile_number * BLOCK_OUT
+        weight_row = tl.minimum(first_column + local, num_out - 1)
+    return first_column, weight_row
+
+
+@triton.jit
 def finish(
     sums,  # [rows, BLOCK_OUT]
     rows,
@@ -163,15 +180,7 @@ def _few_rows_kernel(
     num_row_groups = tl.cdiv(num_rows, ROWS)
     first_row = tl.program_id(0) % num_row_groups * ROWS
     tile_number = tl.program_id(0) // num_row_groups
-    local = tl.arange(0, BLOCK_OUT)
-    if ACTIVATION == GEGLU:
-        # Gate and up rows of a column are neighbours in the tile, so that they can be split apart again.
-        first_column = tile_number * (BLOCK_OUT // 2)
-        weight_row = tl.minimum(first_column + local // 2, num_out - 1) + local % 2 * num_out
-    else:
-        first_column = tile_number * BLOCK_OUT
-        weight_row = tl.minimum(first_column + local, num_out - 1)
-    # Beyond the last column a tile reads that column again, which needs no mask; the store drops the result.
+    first_column, weight_row = rows_of_tile(tile_number, num_out, ACTIVATION, BLOCK_OUT)
     weight_rows = weight + weight_row.to(tl.int64) * weight_stride
 
     if IS_DOT:

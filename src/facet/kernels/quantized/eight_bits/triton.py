@@ -14,7 +14,7 @@ from torch import Tensor
 
 from facet.kernels.arrivals import arrives_last
 from facet.kernels.dependent_launch import launch_options, let_next_start, start_after_previous, wait_for_previous
-from facet.kernels.linear.triton import GATED_INPUT, GEGLU, PLAIN, finish
+from facet.kernels.linear.triton import GATED_INPUT, GEGLU, PLAIN, finish, rows_of_tile
 from facet.kernels.quantized.eight_bits.config import MOST_ROWS_AT_ONCE, Config
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.rounded_rows import RoundedRows, RowCodes
@@ -207,15 +207,7 @@ def _product_kernel(
     share, place = tl.program_id(0) % SHARES, tl.program_id(0) // SHARES
     first_row = place % num_row_groups * ROWS
     tile_number = place // num_row_groups
-    local = tl.arange(0, BLOCK_OUT)
-    if ACTIVATION == GEGLU:
-        # Gate and up rows of a column are neighbours in the tile, so that they can be split apart again.
-        first_column = tile_number * (BLOCK_OUT // 2)
-        matrix_row = tl.minimum(first_column + local // 2, num_out - 1) + local % 2 * num_out
-    else:
-        first_column = tile_number * BLOCK_OUT
-        matrix_row = tl.minimum(first_column + local, num_out - 1)
-    # Beyond the last column a tile reads that column again, which needs no mask; the store drops the result.
+    first_column, matrix_row = rows_of_tile(tile_number, num_out, ACTIVATION, BLOCK_OUT)
     code_rows = codes + matrix_row.to(tl.int64) * code_stride
     factors = tl.load(scales + matrix_row.to(tl.int64) * scale_stride).to(tl.float32)
     wait_for_previous(IS_DEPENDENT)
@@ -245,7 +237,7 @@ def _product_kernel(
             totals = tl.dot(tile.to(x.dtype.element_ty), x_tile, totals, input_precision="ieee")
     is_last = True
     if SHARES > 1:
-        within = local[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+        within = tl.arange(0, BLOCK_OUT)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
         sums_of_tile = partial_sums + place.to(tl.int64) * (SHARES * BLOCK_OUT * ROWS) + within
         tl.store(sums_of_tile + share * (BLOCK_OUT * ROWS), totals)
         is_last = arrives_last(arrivals, place, SHARES)
