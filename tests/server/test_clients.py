@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import ollama
 import openai
 import pydantic
 import pytest
@@ -81,3 +82,20 @@ def test_anthropic(server: RunningServer) -> None:
         assert [block.type for block in told.content] == ["text"]
         assert told.content[0].text == text  # type: ignore[union-attr]
         assert "12" in text
+
+
+def test_ollama(server: RunningServer) -> None:
+    tools: Any = [
+        {"type": "function", "function": {"name": "get_weather", "description": DESCRIPTION, "parameters": SCHEMA}}
+    ]
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    with ollama.Client(host=server.url, headers={"authorization": f"Bearer {KEY}"}) as client:
+        settings: Any = {"tools": tools, "options": {"temperature": 0, "num_predict": 64}}
+        asked = client.chat("bundled", messages, **settings)
+        (call,) = asked.message.tool_calls or ()
+        assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Lisbon"})
+        messages += [asked.message, {"role": "tool", "content": RESULT, "tool_name": "get_weather"}]
+        told = client.chat("bundled", messages, **settings)
+        assert "12" in (told.message.content or "")
+        lines = client.chat("bundled", messages, **settings, stream=True)
+        assert "".join(line.message.content or "" for line in lines) == told.message.content

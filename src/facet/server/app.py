@@ -26,6 +26,8 @@ from facet.server.frontend import Frontend, guarded
 from facet.server.live_route import LiveEndpoint
 from facet.server.metrics import Metrics
 from facet.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
+from facet.server.ollama.dialect import OLLAMA
+from facet.server.ollama.routes import OllamaEndpoints
 from facet.server.operations_routes import OperationsEndpoints
 from facet.server.page_routes import page_files, page_routes
 from facet.server.responses.dialect import RESPONSES
@@ -63,7 +65,7 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
 
 def _routes(frontend: Frontend) -> list[Route]:
     operations, models = OperationsEndpoints(frontend), ModelsEndpoint(frontend)
-    responses = ResponsesEndpoints(frontend)
+    responses, ollama = ResponsesEndpoints(frontend), OllamaEndpoints(frontend)
     return [
         *page_routes(),
         Route("/engine/live", guarded(LiveEndpoint(frontend)), methods=["GET"]),
@@ -75,6 +77,11 @@ def _routes(frontend: Frontend) -> list[Route]:
         Route("/v1/responses/{response_id}", guarded(responses.retrieve, RESPONSES), methods=["GET"]),
         Route("/v1/responses/{response_id}", guarded(responses.delete, RESPONSES), methods=["DELETE"]),
         Route("/v1/responses/{response_id}/cancel", guarded(responses.cancel, RESPONSES), methods=["POST"]),
+        Route("/api/chat", guarded(ollama.chat, OLLAMA), methods=["POST"]),
+        Route("/api/generate", guarded(ollama.generate, OLLAMA), methods=["POST"]),
+        Route("/api/tags", guarded(ollama.tags, OLLAMA), methods=["GET"]),
+        Route("/api/show", guarded(ollama.show, OLLAMA), methods=["POST"]),
+        Route("/api/version", guarded(ollama.version, OLLAMA), methods=["GET"]),
         Route("/v1/models", guarded(models), methods=["GET"]),
         Route("/v1/models/{name:path}", guarded(models), methods=["GET"]),
         Route("/tokenize", guarded(TokenizeEndpoint(frontend)), methods=["POST"]),
@@ -113,7 +120,9 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
 
 def _dialect_of(path: str) -> Dialect:
     """How errors are written of paths that lead to no endpoint, or not without a key."""
-    return ANTHROPIC if path.startswith("/v1/messages") else OPENAI
+    if path.startswith("/v1/messages"):
+        return ANTHROPIC
+    return OLLAMA if path.startswith("/api/") else OPENAI
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from facet.config import ServerConfig
 from facet.errors import RequestError
-from facet.prompts import ChatQuestion, PreparedQuestion, prepare
+from facet.prompts import ChatQuestion, PreparedQuestion, TextQuestion, prepare
 from facet.server.body import BodyDecoder, read_body
 from facet.server.dialect import OPENAI, Dialect
 from facet.server.engine_bridge import EngineBridge
@@ -72,8 +72,8 @@ class Frontend:
                 field="tool_choice",
             )
 
-    async def prepare(self, question: ChatQuestion, response_id: str) -> PreparedQuestion:
-        """Makes the requests of a conversation, unless there is no room for them."""
+    async def prepare(self, question: ChatQuestion | TextQuestion, response_id: str) -> PreparedQuestion:
+        """Makes the requests of a question, unless there is no room for them."""
         n = question.sampling.n
         check_count(1, n, self.bridge.max_pending)
         self.bridge.check_room(n)

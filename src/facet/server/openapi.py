@@ -6,6 +6,14 @@ import msgspec
 
 from facet.server.anthropic.wire import CountTokensRequest, Message, MessagesRequest, TokenCount
 from facet.server.dialect import ErrorBody
+from facet.server.ollama.wire import (
+    ChatLine,
+    GenerateLine,
+    GenerateRequest,
+    ModelDescription,
+    OllamaChatRequest,
+    ShowRequest,
+)
 from facet.server.protocol.chat import ChatRequest, ChatResponse
 from facet.server.protocol.completions import CompletionRequest, CompletionResponse
 from facet.server.protocol.tokenizing import (
@@ -24,10 +32,15 @@ _POSTS: tuple[tuple[str, str, type[Any], type[Any]], ...] = (
     ("/v1/responses", "Answer a conversation, of which parts may be stored here", ResponsesRequest, ResponseObject),
     ("/v1/messages", "Answer a conversation, as Anthropic's API does", MessagesRequest, Message),
     ("/v1/messages/count_tokens", "Count the tokens of a conversation", CountTokensRequest, TokenCount),
+    ("/api/chat", "Answer a conversation, as Ollama does", OllamaChatRequest, ChatLine),
+    ("/api/generate", "Answer a prompt, as Ollama does", GenerateRequest, GenerateLine),
+    ("/api/show", "Describe a model, as Ollama does", ShowRequest, ModelDescription),
     ("/tokenize", "Text or messages to token ids", TokenizeRequest, TokenizeResponse),
     ("/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeResponse),
 )
 _GETS = (
+    ("/api/tags", "The models of this server, as Ollama lists them"),
+    ("/api/version", "The server's version"),
     ("/health", "200 while the engine is running, 503 once it is dead"),
     ("/ping", "The same as /health"),
     ("/version", "The server's version"),

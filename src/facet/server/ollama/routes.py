@@ -1,0 +1,93 @@
+"""/api/chat, /api/generate, /api/tags, /api/show and /api/version."""
+
+import hashlib
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from facet.chat.formats import ReplyMarkers
+from facet.server.body import BodyDecoder
+from facet.server.exchange import carry_out
+from facet.server.frontend import Frontend, json_response, request_id_of
+from facet.server.ollama.answers import OllamaExchange, Said, as_text, make_line
+from facet.server.ollama.question import chat_question, generate_question
+from facet.server.ollama.wire import (
+    Details,
+    GenerateRequest,
+    ModelDescription,
+    OllamaChatRequest,
+    ShowRequest,
+    Tag,
+    TagList,
+    Version,
+)
+from facet.version import __version__
+
+
+class OllamaEndpoints:
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._chat = BodyDecoder(OllamaChatRequest)
+        self._generate = BodyDecoder(GenerateRequest)
+        self._show = BodyDecoder(ShowRequest)
+        model = frontend.model
+        self._details = Details("gguf" if model.root.endswith(".gguf") else "safetensors")
+        self._started_at = as_text(model.created)
+
+    async def chat(self, request: Request) -> Response:
+        frontend, response_id = self._frontend, f"ollama-{request_id_of(request)}"
+        fields: OllamaChatRequest
+        async with frontend.reading(request, self._chat) as fields:
+            self._check_name(fields.model)
+            if not fields.messages:
+                return self._loaded(is_chat=True)
+            question = chat_question(fields, frontend.model.asked)
+            frontend.check_tool_choice(question)
+            prepared = await frontend.prepare(question, response_id)
+        exchange = OllamaExchange(response_id, prepared, frontend.model, is_chat=True)
+        stream = fields.stream is not False
+        return await carry_out(exchange, prepared.requests, frontend, request, n=1, stream=stream)
+
+    async def generate(self, request: Request) -> Response:
+        frontend, response_id = self._frontend, f"ollama-{request_id_of(request)}"
+        fields: GenerateRequest
+        async with frontend.reading(request, self._generate) as fields:
+            self._check_name(fields.model)
+            if not fields.prompt:
+                return self._loaded(is_chat=False)
+            prepared = await frontend.prepare(generate_question(fields, frontend.model.asked), response_id)
+        exchange = OllamaExchange(response_id, prepared, frontend.model, is_chat=False)
+        stream = fields.stream is not False
+        return await carry_out(exchange, prepared.requests, frontend, request, n=1, stream=stream)
+
+    async def tags(self, request: Request) -> Response:
+        return json_response(
+            TagList(
+                [
+                    Tag(name, name, self._started_at, hashlib.sha256(name.encode()).hexdigest(), self._details)
+                    for name in self._frontend.model.names
+                ]
+            )
+        )
+
+    async def show(self, request: Request) -> Response:
+        fields: ShowRequest
+        async with self._frontend.reading(request, self._show) as fields:
+            self._check_name(fields.model or fields.name)
+        asked = self._frontend.model.asked
+        capabilities = ["completion"]
+        if asked.template is not None and ReplyMarkers.find(asked.require_tokenizer()) is not None:
+            capabilities += ["tools", "thinking"]
+        info: dict[str, str | int] = {"general.architecture": "gemma", "gemma.context_length": asked.max_model_len}
+        return json_response(ModelDescription(self._details, info, capabilities, self._started_at))
+
+    async def version(self, request: Request) -> Response:
+        return json_response(Version(__version__))
+
+    def _check_name(self, asked: str | None) -> None:
+        """Clients add a tag to names that have none."""
+        self._frontend.model.check_name(None if asked is None else asked.removesuffix(":latest"))
+
+    def _loaded(self, *, is_chat: bool) -> Response:
+        """The answer to a request without a prompt, which asks that the model be loaded."""
+        return json_response(make_line(self._frontend.model.name, Said(), is_chat=is_chat, done_reason="load"))
