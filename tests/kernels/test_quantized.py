@@ -1,12 +1,14 @@
 """Matrices in few bits: what their codes mean, products with them, and how inputs are rounded."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.linear.invariant import linear as invariant_linear
-from facet.kernels.quantized import cases, cpu, join_rows, linear, reference, stack
+from facet.kernels.quantized import cases, cpu, gpu, join_rows, linear, reference, stack
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.matrix import E2M1, QuantizedMatrix
 from facet.kernels.quantized.quantize import quantize
@@ -14,6 +16,7 @@ from facet.kernels.quantized.rounding import round_inputs, to_int8
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
 NAMES = tuple(FORMATS)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def by_the_formula(matrix: QuantizedMatrix, row: int, column: int) -> float:
@@ -170,3 +173,34 @@ class TestQuantize:
         largest = values.abs().amax(-1, keepdim=True)
         assert ((found.values() - values).abs() <= error * largest + 1e-9).all()
         assert found.values()[2].eq(0).all()
+
+
+@pytest.mark.parametrize("num_in", [512, 200])
+@pytest.mark.parametrize("name", NAMES)
+def test_widened_values_are_those_of_the_matrix(name: str, num_in: int) -> None:
+    """In Triton's interpreter, or on a GPU."""
+    pytest.importorskip("triton")
+    from facet.kernels.quantized.widen import widen
+
+    format = FORMATS[name]
+    if num_in == 200 and format.scales.group not in (None, 128):
+        pytest.skip("groups go evenly into inputs")
+    matrix = replace(Case(format=format, num_out=20, num_in=num_in).matrix(), order=None)
+    there = QuantizedMatrix(format=format, **{name: tensor.to(DEVICE) for name, tensor in matrix.tensors().items()})
+    expected = matrix.values()
+    assert torch.allclose(widen(there, torch.float32).cpu(), expected, rtol=1e-6, atol=0)
+    assert torch.equal(widen(there.rows(slice(3, 9)), torch.float16).cpu(), expected[3:9].half())
+
+
+@pytest.mark.parametrize("name", ["uint4 zeros", "int4 reordered", "int8 static", "fp8 blocks"])
+def test_a_product_by_widened_rows_is_that_of_the_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(gpu, "_SLICE_BYTES", 2 * 512 * 40)  # 40, 40 and 16 rows
+    case = Case(format=FORMATS[name])
+    matrix, x = case.matrix(), case.inputs(5, torch.float16)
+    there = QuantizedMatrix(
+        format=matrix.format, **{name: tensor.to(DEVICE) for name, tensor in matrix.tensors().items()}
+    )
+    expected = reference.linear(x.float(), matrix)
+    got = gpu.linear(x.to(DEVICE), there, functional.linear).cpu()
+    assert (got.float() - expected).norm() <= 0.01 * expected.norm()

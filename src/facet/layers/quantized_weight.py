@@ -109,7 +109,7 @@ class QuantizedWeight(ProductWeight):
 
     @property
     def has_kernels(self) -> bool:
-        return self._is_of_four_bits or (self._is_of_eight_bits and not self._is_of_experts) or self._rounds_for_experts
+        return self._rounds_for_experts if self._is_of_experts else quantized.has_kernels(self.codes.device, self.dtype)
 
     @property
     def matrix(self) -> QuantizedMatrix:

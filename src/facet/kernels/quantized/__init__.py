@@ -1,20 +1,24 @@
 """Products with matrices that are kept in four or eight bits, and rows looked up in such tables.
 
 `matrix.py` has the tensors, `rounding.py` what happens to inputs, `reference.py` the definition, `cpu.py` what a
-processor does instead.
+processor does instead. On a GPU `eight_bits/` and `int4/` multiply by the codes of the most common formats; matrices of
+all others are brought to the type of activations, some rows at a time (`gpu.py`).
 """
 
 from torch import Tensor
 
-from facet.kernels.quantized import cpu, reference
+from facet.kernels.quantized import cpu, gpu, reference
+from facet.kernels.quantized.gpu import serves as has_kernels
 from facet.kernels.quantized.matrix import QuantizedMatrix, join_rows, stack
 from facet.kernels.quantized.reference import Product, look_up
 
-__all__ = ["Product", "QuantizedMatrix", "join_rows", "linear", "look_up", "stack"]
+__all__ = ["Product", "QuantizedMatrix", "has_kernels", "join_rows", "linear", "look_up", "stack"]
 
 
 def linear(x: Tensor, matrix: QuantizedMatrix, product: Product) -> Tensor:
     """round(x) [rows, inputs] @ values^T, in x's type. Where tiles are multiplied in float32, `product` does it."""
+    if has_kernels(x.device, x.dtype):
+        return gpu.linear(x, matrix, product)
     if x.is_cuda:
         return reference.linear(x, matrix, product)
     return cpu.linear(x, matrix, product)

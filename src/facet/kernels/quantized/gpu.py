@@ -1,0 +1,41 @@
+"""Products with matrices of any format on a GPU: some rows at a time are brought to the type of activations.
+
+Values are rounded to that type, which a kernel for one format need not do. The host never waits, so that graphs can
+hold such a product.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from facet.kernels.quantized.matrix import QuantizedMatrix
+from facet.kernels.quantized.reference import Product
+from facet.kernels.quantized.rounding import round_inputs, round_outputs
+
+# Of some rows, widened: enough for a product to be worth its launch, and little beside a model.
+_SLICE_BYTES = 64 << 20
+# Before it, GPUs do not know the numbers of FP8, of which scales are made too.
+_ADA = (8, 9)
+
+
+def serves(device: torch.device, dtype: torch.dtype) -> bool:
+    """Float32 is for checking models, not for serving them: there the definition is computed."""
+    return device.type == "cuda" and dtype.itemsize == 2 and torch.cuda.get_device_capability(device) >= _ADA
+
+
+def linear(x: Tensor, matrix: QuantizedMatrix, product: Product) -> Tensor:
+    """round(x) [rows, inputs] @ values^T, in x's type."""
+    from facet.kernels.quantized.widen import widen  # no Triton without a GPU
+
+    inputs = round_inputs(x, matrix)
+    if matrix.order is not None:
+        inputs = inputs[:, matrix.order.long()]
+    parts = [product(inputs, widen(matrix.rows(rows), x.dtype)) for rows in _slices(matrix)]
+    return round_outputs(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), matrix)
+
+
+def _slices(matrix: QuantizedMatrix) -> Iterator[slice]:
+    size = max(1, _SLICE_BYTES // (2 * matrix.num_inputs))
+    for start in range(0, matrix.num_rows, size):
+        yield slice(start, start + size)

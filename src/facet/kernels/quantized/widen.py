@@ -1,0 +1,112 @@
+"""Brings rows of a quantized matrix to the type of activations, on a GPU: what serves formats without kernels of their
+own.
+
+Values are those of `QuantizedMatrix.values`, rounded once, in the order in which columns are stored.
+"""
+
+# Kernels are written in Triton's language, whose values have no Python types.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from facet.kernels.quantized.matrix import QuantizedMatrix
+
+# What a code means, as the kernel's compile-time constant.
+NUMBER, UNSIGNED, SIGNED, E2M1 = (tl.constexpr(kind) for kind in range(4))
+_KINDS = {"int8": NUMBER, "fp8": NUMBER, "uint4": UNSIGNED, "int4": SIGNED, "fp4": E2M1}
+_BLOCK = 1024
+
+
+def widen(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
+    """[outputs, inputs]."""
+    num_rows, num_inputs = matrix.num_rows, matrix.num_inputs
+    values = torch.empty(num_rows, num_inputs, dtype=dtype, device=matrix.codes.device)
+    num_scales = matrix.scales.shape[-1]
+    num_coarse = 1 if matrix.coarse_scales is None else matrix.coarse_scales.shape[-1]
+    block = min(_BLOCK, triton.next_power_of_2(num_inputs))
+    _widen_kernel[(num_rows, triton.cdiv(num_inputs, block))](
+        matrix.codes,
+        _as_numbers(matrix.scales),
+        _as_numbers(matrix.coarse_scales),
+        matrix.zeros,
+        _as_numbers(matrix.minimums),
+        _as_numbers(matrix.coarse_minimums),
+        values,
+        matrix.codes.stride(0),
+        matrix.scales.stride(0),
+        0 if matrix.coarse_scales is None else matrix.coarse_scales.stride(0),
+        NUM_IN=num_inputs,
+        GROUP=matrix.format.scales.group or num_inputs,
+        PER_COARSE=triton.cdiv(num_scales, num_coarse),
+        KIND=_KINDS[matrix.format.codes].value,
+        IS_POWER=matrix.scales.dtype == torch.float8_e8m0fnu,
+        BLOCK=block,
+        num_warps=4,
+    )
+    return values
+
+
+def _as_numbers(scales: Tensor | None) -> Tensor | None:
+    """Triton knows no type whose numbers are powers of two: their exponents."""
+    is_power = scales is not None and scales.dtype == torch.float8_e8m0fnu
+    return scales.view(torch.uint8) if scales is not None and is_power else scales
+
+
+@triton.jit
+def _load_scale(fine, coarse, row, group, fine_stride, coarse_stride, is_live, PER_COARSE, IS_POWER: tl.constexpr):
+    scale = tl.load(fine + row * fine_stride + group, mask=is_live, other=0.0)
+    scale = tl.exp2(scale.to(tl.float32) - 127.0) if IS_POWER else scale.to(tl.float32)
+    if coarse is not None:
+        scale *= tl.load(coarse + row * coarse_stride + group // PER_COARSE, mask=is_live, other=0.0).to(tl.float32)
+    return scale
+
+
+@triton.jit
+def _widen_kernel(
+    codes,
+    scales,
+    coarse_scales,
+    zeros,
+    minimums,
+    coarse_minimums,
+    values,
+    code_stride,
+    scale_stride,
+    coarse_stride,
+    NUM_IN: tl.constexpr,
+    GROUP: tl.constexpr,
+    PER_COARSE: tl.constexpr,
+    KIND: tl.constexpr,
+    IS_POWER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_live = columns < NUM_IN
+    group = columns // GROUP
+    if KIND == NUMBER:
+        value = tl.load(codes + row * code_stride + columns, mask=is_live, other=0.0).to(tl.float32)
+    else:
+        octet = tl.load(codes + row * code_stride + columns // 2, mask=is_live, other=0.0).to(tl.int32)
+        code = (octet >> (columns % 2 * 4)) & 15
+        if KIND == E2M1:
+            exponent, half = (code >> 1) & 3, (code & 1).to(tl.float32) * 0.5
+            size = tl.where(exponent == 0, half, (1.0 + half) * tl.exp2(exponent.to(tl.float32) - 1.0))
+            value = tl.where(code >= 8, -size, size)
+        elif KIND == SIGNED:
+            value = (code - 8).to(tl.float32)
+        else:
+            value = code.to(tl.float32)
+    if zeros is not None:
+        value -= tl.load(zeros + row * scale_stride + group, mask=is_live, other=0.0).to(tl.float32)
+    value *= _load_scale(
+        scales, coarse_scales, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
+    )  # fmt: skip
+    if minimums is not None:
+        value -= _load_scale(
+            minimums, coarse_minimums, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
+        )  # fmt: skip
+    tl.store(values + row * NUM_IN + columns, value.to(values.dtype.element_ty), mask=is_live)
