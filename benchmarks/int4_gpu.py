@@ -103,7 +103,7 @@ def tunings_for(shape: Shape, num_rows: int) -> list[Tuning]:
         fits = tuning.tiles * rows_of_program(num_rows) <= 64
         if fits and tuning.num_in_warps * 2 <= shape.num_in // 128 and 800 <= num_warps <= 8000:
             found.append(tuning)
-    return found or [choose_tuning(shape.num_tiles, -(-shape.num_in // 128))]
+    return found or [choose_tuning(shape.num_tiles, -(-shape.num_in // 128), num_rows)]
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool) -> No
             time = microseconds(
                 [partial(run, shape, x, copies[i % num_copies], given, tuning) for i in range(num_launches)]
             )
-            shown = tuning or choose_tuning(matrix.num_tiles, matrix.num_blocks)
+            shown = tuning or choose_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
             how = f"{shown.tiles} tiles, {shown.num_out_warps} x {shown.num_in_warps} warps"
             how += " (chosen)" if tuning is None else ""
             lines.append((time, f"{time:7.1f} us {num_bytes / time / 1e6:5.2f} TB/s  {distance:.1e}  {how}"))
@@ -205,7 +205,7 @@ def main() -> None:
         jobs = {}
         for shape in shapes:
             for kind in {rows_of_program(num_rows) for num_rows in options.rows if num_rows <= ROW_KINDS[-1]}:
-                chosen = choose_tuning(shape.num_tiles, -(-shape.num_in // 128))
+                chosen = choose_tuning(shape.num_tiles, -(-shape.num_in // 128), kind)
                 for tuning in {chosen, *(tunings_for(shape, kind) if options.tune else ())}:
                     is_ragged = -(-shape.num_in // 128) % (2 * tuning.num_in_warps) != 0
                     jobs[shape.operation, kind, tuning, is_ragged] = Job(shape, kind, options.group, tuning)

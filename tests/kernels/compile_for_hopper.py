@@ -1,4 +1,4 @@
-"""Compiles one of the prefill kernels for Hopper, on any machine, and prints what it takes as JSON.
+"""Compiles one of the Gluon kernels for Hopper, on any machine, and prints what it takes as JSON.
 
     python -m tests.kernels.compile_for_hopper shared_512
 
@@ -23,6 +23,8 @@ from triton.runtime.jit import MockTensor, create_function_from_signature
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.language import TensorDescriptor, gl
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
+from facet.kernels.quantized.int4.kernel import few_rows_kernel
+from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 
 TARGET = GPUTarget("cuda", 90, 32)
 
@@ -39,8 +41,28 @@ def tiles(shape: tuple[int, ...], block: list[int]) -> Any:
     return TensorDescriptor(MockTensor(gl.bfloat16, shape), list(shape), strides, block, layout)
 
 
+def int4_launch(num_rows: int, tuning: Tuning) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of few rows with the gate and up of 31B."""
+    words = tensor(gl.int32)
+    constants = dict(
+        IS_GATED=True,
+        HAS_GATED_INPUT=False,
+        SCALE_DTYPE=gl.bfloat16,
+        GROUPS=4,
+        TILES=tuning.tiles,
+        ROW_TILES=num_rows // 8,
+        NUM_OUT_WARPS=tuning.num_out_warps,
+        NUM_IN_WARPS=tuning.num_in_warps,
+        IS_RAGGED=42 % (2 * tuning.num_in_warps) != 0,
+        HAS_TAIL=False,
+        IS_DEPENDENT=True,
+    )
+    arguments = (words, words, words, tensor(), tensor(), 2688, 0, num_rows, 2688, 42, 5376)
+    return few_rows_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
+
+
 def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """A launch of each: the kernel, its arguments, its constants."""
+    """A launch of each: the kernel, its arguments, its constants and options."""
     heads_of_31b = (tiles((8192, 32, 256), [32, 2, 256]), tensor(), tiles((9216, 256), [64, 256]))
     heads_of_e4b = (tiles((8192, 8, 512), [16, 4, 512]), tensor(), tiles((8192, 512), [64, 128]))
     vectors = tiles((8192, 512), [64, 256])
@@ -60,25 +82,27 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
                 32,
                 0,
             ),
-            dict(PROGRAMS_PER_TILE=2, GROUP=8),
+            dict(PROGRAMS_PER_TILE=2, GROUP=8, **LAUNCH),
         ),
         "separate_512": (
             separate_512.separate_512_kernel,
             (*heads_of_e4b, vectors, numbers, scale, 8192, 8, 0),
-            dict(PROGRAMS_PER_TILE=2, GROUP=4),
+            dict(PROGRAMS_PER_TILE=2, GROUP=4, **LAUNCH),
         ),
         "separate_256": (
             separate_256.separate_256_kernel,
             (*heads_of_31b, tiles((9216, 256), [64, 256]), numbers, scale, 1024, 2048, 16, 9216, 32, 0),
-            dict(HAS_WINDOW=True, GROUP=2),
+            dict(HAS_WINDOW=True, GROUP=2, **LAUNCH),
         ),
+        **{f"int4_{rows}": int4_launch(rows, choose_tuning(2688, 42, rows)) for rows in ROW_KINDS},
     }
 
 
 def compiled(name: str) -> Any:
-    kernel, args, constants = launches()[name]
+    kernel, args, given = launches()[name]
     backend = make_backend(TARGET)
-    options = {**LAUNCH, "sanitize_overflow": False}
+    constants = {name: value for name, value in given.items() if name.isupper()}
+    options = {name: value for name, value in given.items() if not name.isupper()} | {"sanitize_overflow": False}
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, parsed = bind(*args, **constants, **options)
     parsed, signature, constexprs, attributes = kernel._pack_args(backend, options, bound, specialization, parsed)
@@ -93,7 +117,11 @@ def usage(kernel: Any) -> dict[str, int]:
         file.flush()
         said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
     found = {name.lower(): int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
-    return {**found, "shared": kernel.metadata.shared, "products": kernel.asm["ptx"].count("wgmma.mma_async")}
+    return {
+        **found,
+        "shared": kernel.metadata.shared,
+        "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the PTX in `quantized/int4/language.py` does, for the emulator of Gluon: on words, thread by thread."""
+"""What the PTX in `quantized/int4/language.py` does, for the emulator of Gluon: on words of 32 bits of each thread."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,9 +33,9 @@ def add_products(sums: Words, upper: Words, lower: Words, x: Words, upper_scale:
 
 
 def _rows(words: Words) -> Tensor:
-    """[warps, tiles, row tiles, 8 rows g, 16 columns] in float32, of two words of every thread: low columns first."""
+    """[warps, tiles, row tiles, 8 rows g, 16 columns] in float32, of two words of every thread."""
     numbers = torch.stack([word.unsqueeze(-1).contiguous().view(torch.bfloat16).float() for word in words], dim=-2)
-    warps = numbers.unflatten(0, (-1, 8, 4))  # [warps, g, t, tiles, row tiles, 2 words, 2 sides]
+    warps = numbers.view(-1, 8, 4, *numbers.shape[1:])  # [warps, g, t, tiles, row tiles, 2 words, 2 sides]
     return warps.permute(0, 3, 4, 1, 5, 2, 6).flatten(-3)
 
 

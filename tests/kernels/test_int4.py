@@ -1,6 +1,11 @@
-"""Products with shuffled 4-bit codes against the reference: emulated on a CPU, real on a GPU, compiled anywhere."""
+"""Products with shuffled 4-bit codes against the reference: emulated on a CPU, as they are on a GPU; and compiled."""
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from itertools import product
 from types import ModuleType
 
 import pytest
@@ -10,12 +15,13 @@ from torch import Tensor
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import int4, reference
-from facet.kernels.quantized.cases import Case
-from facet.kernels.quantized.int4.tuning import Tuning
+from facet.kernels.quantized.cases import FORMATS, Case
+from facet.kernels.quantized.int4.tuning import MAX_FEW_ROWS, Tuning, choose_tuning, rows_of_program
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
 pytest.importorskip("triton")
+from facet.kernels.quantized.int4.dequantize import dequantize
 from tests.kernels.gluon_emulator import emulated
 from tests.kernels.int4_machine import NAMES
 
@@ -78,3 +84,88 @@ def test_equals_reference(
     given = torch.randn(num_rows, case.num_out, dtype=torch.bfloat16, device=DEVICE)
     got = run(few_rows, operation, x, matrix, given, tuning)
     torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=1e-2, rtol=2**-6)
+
+
+@pytest.mark.parametrize("tuning", [WIDE, BOTH], ids=str)
+def test_a_row_is_the_same_bits_in_any_company(few_rows: ModuleType, tuning: Tuning) -> None:
+    case = Case(format=format_of(32), num_out=64, num_in=384)
+    matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(65, torch.bfloat16, DEVICE)[1:]
+    alone = few_rows.linear(x[:1], matrix, tuning)
+    for num_rows in (2, 16, 32, 64):
+        assert torch.equal(few_rows.linear(x[:num_rows], matrix, tuning)[:1], alone)
+
+
+def test_only_warps_that_divide_inputs_change_the_order_of_sums(few_rows: ModuleType) -> None:
+    """The same bits from any cut along outputs: rows decide about those alone."""
+    case = Case(format=format_of(32), num_out=64, num_in=384)
+    matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(8, torch.bfloat16, DEVICE)
+    cuts = [Tuning(tiles=tiles, num_out_warps=warps, num_in_warps=2) for tiles, warps in product((1, 2), repeat=2)]
+    first, *others = (few_rows.linear(x, matrix, cut) for cut in cuts)
+    assert all(torch.equal(other, first) for other in others)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(("group", "num_in"), [(32, 512), (64, 704), (128, 384), (None, 200)])
+def test_shuffling_loses_nothing(group: int | None, num_in: int, is_gated: bool) -> None:
+    matrix = Case(format=format_of(group), num_in=num_in).matrix()
+    back = int4.unshuffle(int4.shuffle(matrix, is_gated=is_gated))
+    assert back.format == matrix.format
+    for name, tensor in matrix.tensors().items():
+        assert torch.equal(back.tensors()[name], tensor), name
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(("group", "num_in"), [(32, 512), (64, 704), (None, 1160)])
+def test_dequantized_values_are_the_matrix(group: int | None, num_in: int, is_gated: bool) -> None:
+    matrix = Case(format=format_of(group), num_in=num_in).matrix(DEVICE)
+    assert torch.equal(dequantize(int4.shuffle(matrix, is_gated=is_gated), torch.float32), matrix.values())
+
+
+def test_rows_are_taken_in_tiles() -> None:
+    matrix = Case(format=format_of(32)).matrix()
+    some = int4.shuffle(matrix).rows(slice(16, 64))
+    assert torch.equal(int4.unshuffle(some).values(), matrix.rows(slice(16, 64)).values())
+    with pytest.raises(AssertionError, match="tiles of 16"):
+        int4.shuffle(matrix).rows(slice(8, 64))
+
+
+@pytest.mark.parametrize("operation", ["linear", "geglu_linear", "gated_input_linear"])
+def test_many_rows_in_slices(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int4, "_SLICE_BYTES", 2 * 256 * 40)  # 32 of 96 outputs
+    case = Case(format=format_of(32), num_in=256)
+    dtype = torch.bfloat16 if HAS_GPU else torch.float32  # the interpreter's bfloat16 is not the GPU's
+    matrix, x = case.matrix(DEVICE), case.inputs(MAX_FEW_ROWS + 1, dtype, DEVICE)
+    given = torch.randn(len(x), case.num_out, dtype=dtype, device=DEVICE)
+    more = (given,) if operation == "gated_input_linear" else ()
+    got = getattr(int4, operation)(x, int4.shuffle(matrix, is_gated=operation == "geglu_linear"), *more)
+    tolerance = 2e-2 if HAS_GPU else 1e-5
+    torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["int4 reordered", "uint4 zeros", "fp4 powers", "int8 rows"])
+def test_other_formats_are_refused(name: str) -> None:
+    assert not int4.can_shuffle(FORMATS[name], 96)
+    with pytest.raises(AssertionError, match="no kernel here"):
+        int4.shuffle(Case(format=FORMATS[name]).matrix())
+
+
+def test_tuning_fills_the_card() -> None:
+    assert [rows_of_program(num_rows) for num_rows in (1, 8, 9, 33, 64, 70)] == [8, 8, 16, 64, 64, 64]
+    for num_tiles, num_blocks in ((2688, 42), (336, 168), (1280, 20), (160, 80), (16, 20)):
+        tuning = choose_tuning(num_tiles, num_blocks, 1)
+        num_warps = num_tiles * tuning.num_in_warps // tuning.tiles
+        assert num_warps >= 1000 or 4 * tuning.num_in_warps > num_blocks / 2
+        assert tuning.num_in_warps <= num_blocks
+
+
+@pytest.mark.parametrize(("name", "most_registers"), [("int4_8", 128), ("int4_64", 168)])
+def test_it_compiles_without_spills(name: str, most_registers: int) -> None:
+    """And leaves registers for 16, or 12, warps on a multiprocessor."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", name]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["reg"] <= most_registers
+    assert found["products"] > 0

@@ -25,15 +25,15 @@ def rows_of_program(num_rows: int) -> int:
     return next((kind for kind in ROW_KINDS if num_rows <= kind), ROW_KINDS[-1])
 
 
-def choose_tuning(num_tiles: int, num_blocks: int) -> Tuning:
-    """From the matrix alone, so that a row's result does not depend on how many share the call.
+def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> Tuning:
+    """How a row's sums are cut follows from the matrix alone: its result does not depend on how many share the call.
 
     Microseconds on an H200, one row (benchmarks/int4_gpu.py --tune): 31B gate_up 44.5 in two tiles and 2 x 2 warps,
     49.9 in one and 4 x 1; qkv 21.5 and 28.0; down 25.4 in one tile and 1 x 8, 27.9 in two; o 10.6 and 16.4 in 2 x 4.
     """
-    num_in_warps = 1
+    num_in_warps = 2 if num_blocks >= 4 else 1
     while num_in_warps < 16 and num_tiles * num_in_warps * 2 <= _WARPS * 3 // 2 and num_in_warps * 4 <= num_blocks:
         num_in_warps *= 2
-    if num_in_warps > 2 or num_blocks < 4:
-        return Tuning(tiles=1, num_out_warps=max(1, 4 // num_in_warps), num_in_warps=num_in_warps)
-    return Tuning(tiles=2, num_out_warps=2, num_in_warps=2)
+    # Two tiles share what is loaded of x, as long as there are registers for their sums and tiles for all warps.
+    tiles = 2 if num_in_warps <= 2 and rows_of_program(num_rows) <= 32 else 1
+    return Tuning(tiles=tiles, num_out_warps=max(1, 4 // num_in_warps), num_in_warps=num_in_warps)
