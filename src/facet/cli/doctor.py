@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
         for name, value in report.environment.items():
             console.print(f"{name}: {value}", highlight=False, markup=False)
         console.print(report.table())
+        for explanation in report.explanations:
+            console.print(explanation, highlight=False, markup=False)
         verdict = "Healthy" if report.is_healthy else "Not healthy: attach the output of --json to a bug report"
         console.print(f"{verdict}. {report.seconds:.0f} s.", highlight=False)
     return 0 if report.is_healthy else EXIT_UNHEALTHY

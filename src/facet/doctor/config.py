@@ -11,4 +11,12 @@ class DoctorConfig(ModelConfig):
 
     quick: bool = setting(False, "run fewer requests and tokens: seconds instead of a minute for a small model")
     full: bool = setting(False, "run more requests and tokens, up to 64 in flight")
+    quality_only: bool = setting(
+        False, "measure the quality of quantized weights and nothing else; needs weights that are quantized"
+    )
+    prompts: str | None = setting(
+        None,
+        "file with prompts to measure the quality of quantized weights on: one per line, or a .jsonl file of objects "
+        "with prompt or messages; default: a built-in set",
+    )
     json: bool = setting(False, "print the report as JSON, to attach to bug reports")

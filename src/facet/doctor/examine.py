@@ -19,6 +19,8 @@ from facet.doctor.injection_check import check_injection
 from facet.doctor.kernel_checks import check_kernels
 from facet.doctor.own_model import write_own_model
 from facet.doctor.patient import Patient
+from facet.doctor.quality import CHECK as QUALITY
+from facet.doctor.quality import check_quality
 from facet.doctor.storage import check_kv_dtypes
 from facet.doctor.window_edge import check_window_edge
 from facet.doctor.workload import FULL, NORMAL, QUICK, Effort, context_needed, make_requests
@@ -52,7 +54,7 @@ def _examine(config: DoctorConfig, name: str, progress: Progress) -> Report:
     described = describe()
     patient = _load(config, progress)
     findings = list(check_environment(described))
-    checks = checks_for(patient.effort)
+    checks = [(QUALITY, check_quality)] if config.quality_only else checks_for(patient.effort)
     with progress.task("Examining", len(checks)) as advance:
         for title, check in checks:
             findings += _run(title, check, patient)
@@ -82,6 +84,7 @@ def _load(config: DoctorConfig, progress: Progress) -> Patient:
             )
         loaded = load_model(config, progress)
     return Patient(
+        config=config,
         model=loaded.model,
         folder=loaded.folder,
         effort=effort,
@@ -108,6 +111,7 @@ def checks_for(effort: Effort) -> list[tuple[str, Check]]:
         ("NaN in dead memory", company.check_dead_memory),
         ("little memory", company.check_little_memory),
         ("KV dtypes", check_kv_dtypes),
+        (QUALITY, check_quality),
     ]
 
 

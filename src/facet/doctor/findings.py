@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from rich.table import Table
@@ -22,6 +22,8 @@ class Finding:
     limit: float | None = None
     note: str = ""
     seconds: float = 0.0  # that it took to find out
+    figures: Mapping[str, float] = field(default_factory=dict)  # more numbers, for --json
+    explanation: str = ""  # what the numbers mean, for a reader who has not seen them before
 
 
 def skipped(check: str, why: str) -> Finding:
@@ -48,6 +50,10 @@ class Report:
     def is_healthy(self) -> bool:
         return all(finding.status != "fail" for finding in self.findings)
 
+    @property
+    def explanations(self) -> tuple[str, ...]:
+        return tuple(finding.explanation for finding in self.findings if finding.explanation)
+
     def as_json(self) -> dict[str, Any]:
         """JSON has no infinity: a deviation that is not finite becomes a string."""
         return {
@@ -57,11 +63,7 @@ class Report:
             "is_healthy": self.is_healthy,
             "seconds": round(self.seconds, 1),
             "environment": dict(self.environment),
-            "findings": [
-                {key: _json_number(value) for key, value in asdict(finding).items()}
-                | {"seconds": round(finding.seconds, 3)}
-                for finding in self.findings
-            ],
+            "findings": [_finding_json(finding) for finding in self.findings],
         }
 
     def table(self) -> Table:
@@ -77,6 +79,21 @@ class Report:
                 finding.note.replace("[", r"\["),
             )
         return table
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    """What most findings have not is left out."""
+    values = {
+        each.name: _json_number(getattr(finding, each.name))
+        for each in fields(finding)
+        if each.name not in ("figures", "explanation")
+    }
+    values["seconds"] = round(finding.seconds, 3)
+    if finding.figures:
+        values["figures"] = {name: _json_number(number) for name, number in finding.figures.items()}
+    if finding.explanation:
+        values["explanation"] = finding.explanation
+    return values
 
 
 def _json_number(value: Any) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from facet.doctor.config import DoctorConfig
 from facet.doctor.findings import Finding, skipped
 from facet.doctor.judge import LIMITS, Limits, Outcome, Transcript, judge
 from facet.doctor.workload import Effort
@@ -13,6 +14,7 @@ from facet.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patient:
+    config: DoctorConfig
     model: Gemma
     folder: Path
     effort: Effort

@@ -165,6 +165,31 @@ def _refuse_misfits(targets: Mapping[str, TensorTarget], found: Mapping[str, Sou
         )
 
 
+class WeightFiles(ExitStack):
+    """Files of weights, each opened when a tensor of it is first read, and closed together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened: dict[Path, Any] = {}
+
+    def read(self, tensor: StoredTensor, index: int | None = None) -> Tensor:
+        """A tensor, or one entry along its first axis."""
+        if tensor.file not in self._opened:
+            is_gguf = tensor.file.suffix == GGUF_SUFFIX
+            self._opened[tensor.file] = (
+                GgufTensors(tensor.file) if is_gguf else self.enter_context(_opened(tensor.file))
+            )
+        file = self._opened[tensor.file]
+        found: Tensor
+        if isinstance(file, GgufTensors):
+            found = file.read(tensor.name, index)
+        elif index is None:
+            found = file.get_tensor(tensor.name)
+        else:
+            found = file.get_slice(tensor.name)[index : index + 1][0]
+        return found
+
+
 def load_weights(
     model: nn.Module, matched: Mapping[TensorTarget, Source], progress: Progress, scheme: Scheme | None = None
 ) -> None:
@@ -174,31 +199,14 @@ def load_weights(
     # In the order of the files, so that a disk reads each from one end to the other.
     in_order = sorted(matched.items(), key=lambda pair: next(tensors_of(pair[1])).file)
     total = sum(target.num_values for target in matched)
-    with progress.task("Loading weights", total) as advance, ExitStack() as files:
-        handles: dict[Path, Any] = {}
-
-        def read(tensor: StoredTensor, index: int | None) -> Tensor:
-            if tensor.file not in handles:
-                is_gguf = tensor.file.suffix == GGUF_SUFFIX
-                handles[tensor.file] = (
-                    GgufTensors(tensor.file) if is_gguf else files.enter_context(_opened(tensor.file))
-                )
-            if isinstance(handles[tensor.file], GgufTensors):
-                view: Tensor = handles[tensor.file].read(tensor.name, index)
-                return view
-            if index is None:
-                whole: Tensor = handles[tensor.file].get_tensor(tensor.name)
-                return whole
-            entry: Tensor = handles[tensor.file].get_slice(tensor.name)[index : index + 1][0]
-            return entry
-
+    with progress.task("Loading weights", total) as advance, WeightFiles() as files:
         for target, source in in_order:
             if isinstance(source, StoredTensor):
-                tensor = read(source, None)
+                tensor = files.read(source)
                 values: Values = _as_placed(tensor.float() + target.offset if target.offset else tensor, target)
             else:
                 assert scheme is not None, "quantized matrices are read by a scheme"
-                values = source.read(scheme, read)
+                values = source.read(scheme, files.read)
             if target.place in linears:
                 linears[target.place].fill(values, target.part)
             else:
