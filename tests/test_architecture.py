@@ -59,8 +59,7 @@ DOORS = {
     "facet.cli.bench": {"facet.offline.timed"},  # throughput and latency run an engine
     "facet.cli.doctor": {"facet.doctor.examine"},
     "facet.cli.inspect": {
-        *("facet.model.checkpoint", "facet.model.loader", "facet.model.weight_formats"),
-        "facet.model.quantized.choose",
+        *("facet.model.inspection", "facet.model.loader", "facet.model.weight_formats"),
         *("facet.layers.kv_arena", "facet.runner.batch", "torch"),  # --load
     },
     "facet.cli.plan": {"facet.engine.memory_plan"},

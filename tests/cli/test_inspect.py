@@ -112,3 +112,24 @@ def test_says_how_weights_are_quantized(
     assert "fp4, groups of 16 (" in words
     assert "bits per quantized weight" in words
     assert "activations in four bits; they stay as they are" in words
+
+
+def test_says_what_is_left_unquantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_variant(tmp_path, VARIANTS["int4 partly"])
+    assert main(["inspect", str(tmp_path / "quantized")]) == 0
+    lines = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "unquantized" in line]
+    unquantized = {cells[0].strip(): cells[1].strip() for cells in lines if len(cells) > 2}
+    assert unquantized == {
+        "embed_tokens": "1",
+        "self_attn.v_proj": "2",
+        "mlp.gate_proj": "1",
+        "self_attn.k_proj": "1",
+    }
+
+
+def test_says_what_a_flag_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_config(tmp_path, PUBLISHED["Gemma 4 E4B"])
+    assert main(["inspect", str(folder), "--quantization", "int4"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Quantized while loading: int4, groups of 32 (" in words
+    assert "4.50 bits per quantized weight" in words

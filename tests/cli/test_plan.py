@@ -36,7 +36,7 @@ def test_tables_fit_eighty_columns_and_cut_no_number(
         assert max(map(len, out.splitlines())) <= 80
     words = " ".join(out.split())
     for expected in (
-        "weights 8.99 counted: int4, groups of 32 (7.67 GiB); 4.50 bits per quantized weight, 1.31 GiB unquantized",
+        "weights 8.99 counted: int4, groups of 32 (7.67 GiB); 4.50 bits per quantized weight, 1.32 GiB unquantized",
         "bfloat16 409,600 20,480 406.2 6,400 16 / 320",
         "int8_per_token_head 208,000 10,320 206.3 3,250 16 / 320",
         "bfloat16 604,480 262,144 25 15 8 2",

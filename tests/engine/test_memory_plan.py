@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 import torch
 
-from facet.config import EngineConfig, PlanConfig
+from facet.config import EngineConfig, ModelConfig, PlanConfig
 from facet.engine.capacity import Capacity
 from facet.engine.engine import make_engine
 from facet.engine.memory_plan import MemoryPlan, estimate_activations, make_plan, parse_size
@@ -20,8 +20,11 @@ from facet.kv_layout import make_kv_layout
 from facet.layers.placement import Placement
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
+from facet.model.loader import load_model
 from facet.runner.measuring import MeasuredMemory
 from facet.runner.memory import StepShape
+from tests.model.quantized_files import VARIANTS as QUANTIZED
+from tests.model.quantized_files import write_variant
 from tests.published_configs import PUBLISHED, Config
 from tests.tiny_checkpoints import SHRUNK, write_config
 
@@ -176,6 +179,33 @@ def test_the_reports_case(tmp_path: Path) -> None:
     # What the other engine printed: a table of 16 tokens for each of six groups of ten layers, windows or not.
     bytes_of_ten_layers = 10 * 16 * 2 * 8 * 256 * 2
     assert int(11.54 * GIB) // bytes_of_ten_layers // 6 * 16 == 25_200
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_weights_take_what_was_planned(name: str, tmp_path: Path) -> None:
+    """To the byte, in every format, with norms in float32 beside values of sixteen bits."""
+    write_variant(tmp_path, QUANTIZED[name])
+    folder = str(tmp_path / "quantized")
+    plan = make_plan(PlanConfig(model=folder, kv_cache_memory_bytes=2**20, max_model_len=32, dtype="bfloat16"))
+    loaded = load_model(ModelConfig(model=folder, device="cpu", max_model_len=32, dtype="bfloat16"))
+    held = sum(tensor.nbytes for tensor in (*loaded.model.parameters(), *loaded.model.buffers()))
+    assert plan.weights.total + plan.tables == held
+    assert plan.weights.by_format
+
+
+def test_a_31b_in_four_bits_on_two_small_cards(tmp_path: Path) -> None:
+    """24 GB each: weights take 9 GiB of a card, and requests of 131,072 tokens fit beside them."""
+    plan = plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], weight_format="int4", gpus=2, gpu_memory="24GB")
+    assert plan.weights.total / GIB == pytest.approx(8.99, abs=0.01)
+    assert plan.capacity.sequences(131_072).num_sequences == 1
+    eight_bits = plan.capacities["int8_per_token_head"]
+    assert isinstance(eight_bits, Capacity)
+    assert eight_bits.sequences(131_072).num_sequences == 3
+    # One card of 24 GiB holds the model too, with smaller steps and a context that a flag cuts.
+    less = dict(max_model_len=8192, max_num_seqs=8, max_num_batched_tokens=2048)
+    alone = plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], weight_format="int4", gpu_memory="24GiB", **less)
+    assert alone.weights.total / GIB == pytest.approx(17.97, abs=0.02)
+    assert alone.capacity.sequences(8192).num_sequences >= 1
 
 
 def test_more_gpus_hold_more(tmp_path: Path) -> None:

@@ -349,6 +349,21 @@ VARIANTS: dict[str, Variant] = {
     ),
     "modelopt fp8": _modelopt("FP8", floats("number", dtype=F32, static=True)),
     "modelopt nvfp4": _modelopt("NVFP4", without(four_bit_floats("modelopt"), "self_attn"), base=MOE, experts="moe"),
+    "modelopt mixed": Variant(
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                f"model.language_model.layers.{layer}.{name}": {"quant_algo": algorithm}
+                for layer in range(4)
+                for name, algorithm in (
+                    *((f"self_attn.{part}_proj", "FP8") for part in ("q", "k", "v", "o")),
+                    *((f"mlp.{part}_proj", "NVFP4") for part in ("gate", "up", "down")),
+                )
+            },
+        },
+        without(mixed("self_attn", floats("number", dtype=F32, static=True), four_bit_floats("modelopt")), *KEPT),
+    ),
     "gemma mobile": Variant(
         {
             "quant_method": "gemma",

@@ -36,6 +36,7 @@ ROUNDING = {
     "fp8 of transformers": "fp8_group",
     "fp8 of transformers, one scale": "fp8_static",
     "modelopt fp8": "fp8_static",
+    "modelopt mixed": "fp8_static",
     "gemma mobile": "int8_static",
 }
 
@@ -68,7 +69,9 @@ def test_reads_the_numbers_and_computes_with_them(name: str, tmp_path: Path) -> 
         rows = linear._rows(slice(None) if target.part is None else slice(target.part, target.part + 1))
         got = values(linear.weight)[..., rows, :]
         expected = dense[target.name if target.name == "lm_head.weight" else f"model.{target.name}"]
-        if "nvfp4" in name:  # the scale of the whole matrix is a divisor in the file and a factor here
+        if (
+            "nvfp4" in name or name == "modelopt mixed"
+        ):  # the scale of the whole matrix is a divisor in the file and a factor here
             assert torch.allclose(got, expected, rtol=2**-22, atol=0)
         else:
             assert torch.equal(got, expected)
@@ -112,6 +115,21 @@ def test_other_rows_change_no_bit(name: str, tmp_path: Path) -> None:
     assert torch.equal(
         torch.cat([in_parts.run(PROMPT[:3]), in_parts.run(PROMPT[3:12]), in_parts.run(PROMPT[12:])]), alone
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("int4 groups of 32", {"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}),
+        ("modelopt fp8", {"kv_cache_quant_algo": "FP8"}),
+    ],
+)
+def test_says_of_a_config_what_it_does_not_use(name: str, fields: dict[str, object], tmp_path: Path) -> None:
+    """A checkpoint may ask for a KV cache of eight bits without scales for it, or be a config alone."""
+    variant = VARIANTS[name]
+    config = config_of(variant) | {"quantization_config": variant.config | fields}
+    loaded = load(write_config(tmp_path, config), dtype="float32", load_format="dummy")
+    assert "scales for a KV cache of eight bits, which are not used" in loaded.lines()[-1]
 
 
 def test_says_what_it_does_not_use(tmp_path: Path) -> None:

@@ -194,6 +194,15 @@ def inputs(**given: Any) -> Variant:
             changed("modelopt fp8", quant_algo="W4A8_AWQ"),
             "ModelOpt quantized the weights with 'W4A8_AWQ'; Facet reads FP8",
         ),
+        (
+            changed("modelopt mixed", quantized_layers={"model.layers.0.mlp.up_proj": {"quant_algo": "INT4_AWQ"}}),
+            "ModelOpt quantized the weights with 'INT4_AWQ'",
+        ),
+        (changed("modelopt mixed", quantized_layers={}), "quantized_layers is {}"),
+        (
+            changed("modelopt mixed", quantized_layers={"model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"}}),
+            "is quantized, but quantized_layers does not name it",
+        ),
         (changed("modelopt nvfp4", group_size=32), "group_size is 32, but must be 16"),
         (changed("gemma mobile", num_bits=3), "num_bits is 3, but must be 2, 4 or 8"),
         (changed("gemma mobile", module_quant_configs={"(": {"num_bits": 2}}), r"'\(' is not a pattern"),

@@ -17,6 +17,7 @@ from facet.progress import Bars
 
 if TYPE_CHECKING:
     from facet.model.loader import LoadedModel
+    from facet.model.weight_formats import MatrixKind
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -29,43 +30,54 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     # Imported here: not every command must wait for torch.
-    from facet.model.checkpoint import find_weight_files, formats_of, match_tensors, read_headers
-    from facet.model.config_fields import read_config_file
-    from facet.model.loader import load_model, read_spec
-    from facet.model.quantized.choose import read_scheme
-    from facet.model.weight_formats import expected_formats, weight_bytes
+    from facet.model.inspection import inspect_checkpoint
+    from facet.model.loader import dtype_of_config, load_model
+    from facet.model.weight_formats import matrix_kinds, weight_bytes
     from facet.model.weight_map import tensor_targets
 
     config = model_config_from(options, ModelConfig)
     console = Console()
-    spec, folder = read_spec(config, config_only=not options.load)
+    found = inspect_checkpoint(config, must_have_files=options.load)
+    spec = found.spec
     console.print(layer_table(spec))
     num_values = sum(target.num_values for target in tensor_targets(spec))
     console.print(f"{num_values / 1e9:.3f} billion weights in {len(tensor_targets(spec))} tensors.")
-    scheme = read_scheme(read_config_file(folder / "config.json"), folder)
-    formats = expected_formats(spec, scheme)
-    if config.load_format != "dummy" and (
-        options.load or any(path.suffix in (".safetensors", ".gguf") for path in folder.iterdir())
-    ):
-        files = find_weight_files(folder)
-        formats = formats_of(match_tensors(spec, read_headers(files), scheme))
-        console.print(f"All tensors are present, in {len(files)} file{'s' * (len(files) > 1)}.")
-    if scheme is not None and not options.load:
-        line = weight_bytes(spec, formats, value_bytes=2).line
-        console.print(f"Quantized by {scheme.name}: {line}." if line else f"{scheme.name}, but no matrix is quantized.")
-        for note in scheme.notes:
-            console.print(note)
+    if found.num_files is not None:
+        console.print(f"All tensors are present, in {found.num_files} file{'s' * (found.num_files > 1)}.")
+    if found.formats:
+        value_bytes = dtype_of_config(spec).itemsize
+        console.print(matrix_table(matrix_kinds(spec, found.formats, value_bytes=value_bytes)))
+        by = "while loading" if found.scheme is None else f"by {found.scheme}"
+        console.print(f"Quantized {by}: {weight_bytes(spec, found.formats, value_bytes=value_bytes).line}.")
+    elif found.scheme is not None:
+        console.print(f"{found.scheme}, but no matrix is quantized.")
+    for note in found.notes:
+        console.print(note)
     if options.load:
         start = time.perf_counter()
         loaded = load_model(config, Bars())
-        for line in loaded.lines():
-            console.print(line)
         console.print(
             f"Loaded as {str(loaded.model.placement.dtype).removeprefix('torch.')} on "
             f"{loaded.model.placement.device} in {time.perf_counter() - start:.1f} s."
         )
         console.print(f"One forward pass of {run_once(loaded)} tokens gave finite logits.")
     return 0
+
+
+def matrix_table(kinds: "list[MatrixKind]") -> Table:
+    """How every kind of matrix is kept."""
+    table = Table(title="Matrices, as they are kept in memory")
+    for column in ("matrices", "number", "format", "bits per weight", "GiB"):
+        table.add_column(column, justify="left" if column in ("matrices", "format") else "right")
+    for kind in kinds:
+        table.add_row(
+            kind.name,
+            str(kind.num_matrices),
+            "unquantized" if kind.format is None else kind.format.line,
+            f"{8 * kind.num_bytes / kind.num_values:.2f}",
+            f"{kind.num_bytes / 2**30:.3f}",
+        )
+    return table
 
 
 def layer_table(spec: ModelSpec) -> Table:

@@ -16,10 +16,12 @@ from facet.engine.settings import check_numbers, shape_steps, usable_bytes
 from facet.errors import CapacityError, ConfigError
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
 from facet.kv_layout import make_kv_layout
+from facet.model.checkpoint import find_weight_files, formats_of, has_weights, match_tensors, read_headers
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
 from facet.model.hub import CONFIG_ONLY, local_folder
 from facet.model.loader import dtype_of_config, resolve_context_length, resolve_dtype, table_bytes
+from facet.model.quantized.choose import read_scheme
 from facet.model.shard import shard_of
 from facet.model.weight_formats import (
     Formats,
@@ -67,7 +69,7 @@ class MemoryPlan:
 
 
 def make_plan(config: PlanConfig) -> MemoryPlan:
-    """Read the config of the model named, and nothing else of it, and count."""
+    """Read the config of the model named, and the headers of its weights where they are at hand, and count."""
     check_numbers(config)
     if not config.model:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet plan MODEL.")
@@ -76,13 +78,16 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         raise ConfigError(f"--gpus is {num_gpus}, but must be 1 or more.")
     folder = local_folder(config.model, revision=config.revision, patterns=CONFIG_ONLY)
     fields = read_config_file(folder / "config.json")
-    format_source = choose_weight_format(config.weight_format, config.weight_group_size, fields)
+    format_source = choose_weight_format(config.weight_format, config.weight_group_size, fields, folder)
     spec = read_model_spec(fields)
     shard = shard_of(spec, num_gpus)
     dtype = resolve_dtype(config.dtype, dtype_of_config(spec), torch.device("cuda"))
     model_dtype, value_bytes = str(dtype).removeprefix("torch."), dtype.itemsize
     max_model_len = resolve_context_length(config.max_model_len, spec)
     stored = _share_of_formats(spec, num_gpus, format_source)
+    if config.weight_format == "auto" and format_source is not None and has_weights(folder):
+        # Headers know what a config does not say: types of scales, and matrices that were left alone.
+        stored = formats_of(match_tensors(spec, read_headers(find_weight_files(folder)), read_scheme(fields, folder)))
     formats = online_formats(shard, stored, config.quantization, config.quantize_head)
     weights = weight_bytes(shard, formats, value_bytes=value_bytes)
     tables = table_bytes(shard, max_model_len, dtype)

@@ -79,6 +79,11 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
     return files
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether any are there: a config may have been downloaded alone."""
+    return any(path.suffix in (".safetensors", GGUF_SUFFIX) for path in folder.iterdir())
+
+
 def read_headers(files: tuple[Path, ...]) -> dict[str, StoredTensor]:
     """Every tensor in the files, by name."""
     tensors: dict[str, StoredTensor] = {}

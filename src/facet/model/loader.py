@@ -1,6 +1,7 @@
 """Loads a model as a config asks for it, ready to run."""
 
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from facet.model.gemma import Gemma
 from facet.model.hub import CONFIG_ONLY, TEXT_MODEL, local_folder
 from facet.model.placing import WithoutMatrices, place_weights
 from facet.model.quantized.choose import read_scheme
+from facet.model.quantized.scheme import CACHE_SCALES
 from facet.model.weight_formats import Formats, expected_formats, online_formats, weight_bytes
 from facet.model.weight_map import is_cache_scale
 from facet.model_spec import ModelSpec
@@ -39,12 +41,6 @@ _DTYPES = {
     "float32": torch.float32,
     "float": torch.float32,
 }
-
-
-CACHE_SCALES = (
-    "The checkpoint has scales for a KV cache of eight bits, which are not used: --kv-cache-dtype makes its own where "
-    "it needs them."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +92,19 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
         formats = online_formats(spec, formats_of(matched), config.quantization, config.quantize_head)
         model = build_model(spec, context_length, dtype, device, arithmetic, formats=formats)
         load_weights(model, matched, progress, scheme)
-        notes += (CACHE_SCALES,) if any(is_cache_scale(name) for name in headers) else ()
+        notes += cache_notes(headers, notes)
     for module in model.modules():
         if isinstance(module, Linear):
             module.prepare()
     return LoadedModel(
         model=model.eval(), spec=spec, folder=folder, context_length=context_length, formats=formats, notes=notes
     )
+
+
+def cache_notes(names: Iterable[str], notes: Sequence[str]) -> tuple[str, ...]:
+    """What to say of scales for the KV cache among tensors, unless it has been said."""
+    has_scales = any(is_cache_scale(name) for name in names)
+    return (CACHE_SCALES,) if has_scales and CACHE_SCALES not in notes else ()
 
 
 def build_model(
@@ -144,8 +146,7 @@ def build_model(
 def memory_needed(
     spec: ModelSpec, context_length: int, dtype: torch.dtype, formats: Formats = MappingProxyType({})
 ) -> int:
-    """Bytes of a model's weights and tables of angles, as if all that is not quantized were of one type: norm weights
-    are a trifle."""
+    """Bytes of a model's weights and tables of angles."""
     weights = weight_bytes(spec, formats, value_bytes=dtype.itemsize)
     return weights.total + table_bytes(spec, context_length, dtype)
 

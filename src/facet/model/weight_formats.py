@@ -5,8 +5,10 @@ its config or from a flag. Everything else (embeddings, routers, norms, whatever
 model's dtype.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from facet.errors import ConfigError
@@ -18,7 +20,8 @@ from facet.model_spec import ModelSpec
 # Formats of quantized matrices, by the names of their tensors in an unquantized checkpoint.
 Formats = Mapping[str, MatrixFormat]
 
-_QUANTIZED_PARTS = (".self_attn.", ".mlp.", ".experts.")
+# The matrices that are always quantized where any are.
+_MAIN_PARTS = (".self_attn.", ".mlp.", ".experts.")
 # Prefixes that checkpoints put before the names of the decoder's tensors.
 _PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
 
@@ -47,7 +50,7 @@ class OneFormat:
     format: MatrixFormat
 
     def format_of(self, names: Sequence[str], shape: Sequence[int]) -> MatrixFormat | None:
-        return self.format if any(part in f".{name}." for name in names for part in _QUANTIZED_PARTS) else None
+        return self.format if any(map(_is_main, names)) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,8 @@ def expected_formats(spec: ModelSpec, source: FormatSource | None) -> dict[str, 
             continue
         group = format.scales.group
         if group is not None and format.code_bits == 4 and target.shape[-1] % group:
+            if not _is_main(target.name):
+                continue  # coefficients of a few inputs: a config that says "all" does not mean them
             raise ConfigError(f"{target.name} has {target.shape[-1]} inputs, which groups of {group} do not divide.")
         formats[target.name] = format
     return formats
@@ -118,24 +123,58 @@ def online_formats(spec: ModelSpec, stored: Formats, quantization: str | None, q
 
 
 def weight_bytes(spec: ModelSpec, formats: Formats, *, value_bytes: int) -> WeightBytes:
-    """Of all tensors; `value_bytes` is what one unquantized value takes."""
+    """Of all tensors; `value_bytes` is what one unquantized value takes, but for norms."""
     by_format: dict[MatrixFormat, int] = {}
     num_quantized = unquantized = 0
     for target in tensor_targets(spec):
         format = formats.get(target.name)
         if format is None:
-            unquantized += target.num_values * value_bytes
+            unquantized += target.num_values * (4 if target.is_norm else value_bytes)
         else:
             by_format[format] = by_format.get(format, 0) + format.num_bytes(target.shape)
             num_quantized += target.num_values
     return WeightBytes(by_format=by_format, num_quantized=num_quantized, unquantized=unquantized)
 
 
-def choose_weight_format(asked: str, group_size: int | None, config: Mapping[str, Any]) -> FormatSource | None:
-    """What --weight-format says, or, where it says auto, what the checkpoint's config.json does. None: unquantized."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixKind:
+    """Matrices that differ in nothing but their layer."""
+
+    name: str  # without the layer: `self_attn.q_proj`
+    format: MatrixFormat | None  # None: not quantized
+    num_matrices: int
+    num_values: int
+    num_bytes: int
+
+
+def matrix_kinds(spec: ModelSpec, formats: Formats, *, value_bytes: int) -> list[MatrixKind]:
+    """Where the bytes of a model's matrices go, the largest first."""
+    found: dict[tuple[str, MatrixFormat | None], MatrixKind] = {}
+    for target in tensor_targets(spec):
+        if len(target.shape) < 2:
+            continue
+        name = re.sub(r"^layers\.\d+\.|\.weight$", "", target.name)
+        format = formats.get(target.name)
+        num_bytes = target.num_values * value_bytes if format is None else format.num_bytes(target.shape)
+        so_far = found.get((name, format))
+        counts = (0, 0, 0) if so_far is None else (so_far.num_matrices, so_far.num_values, so_far.num_bytes)
+        found[name, format] = MatrixKind(
+            name=name,
+            format=format,
+            num_matrices=counts[0] + 1,
+            num_values=counts[1] + target.num_values,
+            num_bytes=counts[2] + num_bytes,
+        )
+    return sorted(found.values(), key=lambda kind: -kind.num_bytes)
+
+
+def choose_weight_format(
+    asked: str, group_size: int | None, config: Mapping[str, Any], folder: Path | None = None
+) -> FormatSource | None:
+    """What --weight-format says, or, where it says auto, what the checkpoint's config does. None: unquantized."""
     if asked == "auto":
         if group_size is None:
-            return read_scheme(config)
+            return read_scheme(config, folder)
     elif asked != "none":
         format = FLAGS[asked]
         if group_size is None:
@@ -148,6 +187,10 @@ def choose_weight_format(asked: str, group_size: int | None, config: Mapping[str
         f"--weight-group-size is {group_size}, but must be 1 or more, beside a --weight-format that has groups: "
         f"{', '.join(FLAGS)}."
     )
+
+
+def _is_main(name: str) -> bool:
+    return any(part in f".{name}." for part in _MAIN_PARTS)
 
 
 def _possible_names(name: str) -> list[str]:

@@ -31,6 +31,11 @@ class TensorTarget:
             total *= size
         return total
 
+    @property
+    def is_norm(self) -> bool:
+        """The weight of a norm, which is kept in float32 whatever the type of the model."""
+        return self.place.endswith("norm.weight")
+
 
 def tensor_targets(spec: ModelSpec) -> tuple[TensorTarget, ...]:
     """Every tensor the decoder needs, in the order of the layers."""

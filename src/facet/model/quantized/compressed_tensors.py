@@ -17,6 +17,7 @@ from facet.matrix_format import CodeKind, MatrixFormat, Rounding, ScaleFormat
 from facet.model.config_fields import ConfigFields, shown
 from facet.model.quantized.scheme import (
     BLOCK_ROWS,
+    CACHE_SCALES,
     SCALE_DTYPES,
     Part,
     centred,
@@ -74,6 +75,7 @@ class CompressedTensors:
         self._ignored = names_in(fields, "ignore")
         inputs = [section.section("input_activations") for section in _sections(fields)]
         self.notes: tuple[str, ...] = (FP4_INPUTS,) if any(each.raw("num_bits") == 4 for each in inputs) else ()
+        self.notes += () if fields.raw("kv_cache_scheme") is None else (CACHE_SCALES,)
 
     def format_of(self, names: Sequence[str], shape: Sequence[int]) -> MatrixFormat | None:
         if any(_matches(word, name) for word in self._ignored for name in names):

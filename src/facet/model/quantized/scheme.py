@@ -19,6 +19,12 @@ SCALE_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 BLOCK_ROWS = 128  # outputs that share scales, where those are of blocks
 
 
+CACHE_SCALES = (
+    "The checkpoint has scales for a KV cache of eight bits, which are not used: --kv-cache-dtype makes its own where "
+    "it needs them."
+)
+
+
 class Scheme(Protocol):
     """How a checkpoint keeps its matrices. A module is what a matrix belongs to: its name without `.weight`."""
 

@@ -1,0 +1,45 @@
+"""Finds out what a checkpoint holds, from its config and from the headers of its files where they are at hand."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from facet.config import ModelConfig
+from facet.model.checkpoint import find_weight_files, formats_of, has_weights, match_tensors, read_headers
+from facet.model.config_fields import read_config_file
+from facet.model.loader import cache_notes, read_spec
+from facet.model.quantized.choose import read_scheme
+from facet.model.weight_formats import Formats, expected_formats, online_formats
+from facet.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    spec: ModelSpec
+    folder: Path
+    num_files: int | None  # of weights, whose names and shapes fit; None: none were looked for
+    scheme: str | None  # by which the checkpoint is quantized
+    formats: Formats  # of quantized matrices, as they would be loaded
+    notes: tuple[str, ...]  # what the checkpoint has or asks for and does not get
+
+
+def inspect_checkpoint(config: ModelConfig, *, must_have_files: bool) -> Inspection:
+    """Raises where files are broken, incomplete, or do not fit the config."""
+    spec, folder = read_spec(config, config_only=not must_have_files)
+    scheme = read_scheme(read_config_file(folder / "config.json"), folder)
+    formats: Formats = expected_formats(spec, scheme)
+    notes = () if scheme is None else scheme.notes
+    num_files = None
+    if config.load_format != "dummy" and (must_have_files or has_weights(folder)):
+        files = find_weight_files(folder)
+        headers = read_headers(files)
+        formats = formats_of(match_tensors(spec, headers, scheme))
+        notes += cache_notes(headers, notes)
+        num_files = len(files)
+    return Inspection(
+        spec=spec,
+        folder=folder,
+        num_files=num_files,
+        scheme=None if scheme is None else scheme.name,
+        formats=online_formats(spec, formats, config.quantization, config.quantize_head),
+        notes=notes,
+    )
