@@ -41,6 +41,11 @@ class ModelConfig:
         False,
         "keep the output head in eight bits, and the token embedding with it where the two are one table",
     )
+    embeddings_on_cpu: bool = setting(
+        False,
+        "keep the per-layer embeddings of Gemma 4 E2B, E4B and Gemma 3n in the host's memory, where the GPU reads the "
+        "rows it needs: the same answers in several GiB less of its memory",
+    )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; auto: the first GPU, or the CPU if there is none")
     max_model_len: int | None = setting(
         None, "longest context, prompt and answer together, in tokens; default: the model's own limit"

@@ -208,6 +208,18 @@ def test_a_31b_in_four_bits_on_two_small_cards(tmp_path: Path) -> None:
     assert alone.capacity.sequences(8192).num_sequences >= 1
 
 
+@pytest.mark.parametrize(("quantization", "gib"), [("fp8", 5.03), ("int4", 3.44)])
+def test_e4b_fits_in_eight_gib_without_its_per_layer_table(quantization: str, gib: float, tmp_path: Path) -> None:
+    flags = dict(gpu_memory="8GiB", max_model_len=8192, max_num_seqs=8, max_num_batched_tokens=1024)
+    config = PUBLISHED["Gemma 4 E4B"]
+    plan = plan_of(tmp_path, config, quantization=quantization, embeddings_on_cpu=True, **flags)
+    assert plan.weights.on_host == 262_144 * 42 * 256 * 2
+    assert plan.weights.total / GIB == pytest.approx(gib, abs=0.01)
+    assert plan.capacity.sequences(8192).num_sequences >= 4
+    with pytest.raises(CapacityError):
+        plan_of(tmp_path, config, quantization=quantization, **flags)
+
+
 def test_more_gpus_hold_more(tmp_path: Path) -> None:
     one, two = (
         plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], gpu_memory="80GiB", gpus=gpus, max_model_len=65_536)

@@ -27,6 +27,8 @@ def memory_table(plan: "MemoryPlan") -> Table:
     table.columns[2].justify = "left"
     how = f"counted: {plan.weights.line}" if plan.weights.line else f"counted: all in {plan.dtype}"
     table.add_row("weights", _gib(plan.weights.total), how)
+    if plan.weights.on_host:
+        table.add_row("in host memory", _gib(plan.weights.on_host), "--embeddings-on-cpu; not of the GPU's memory")
     table.add_row("rotary tables", _gib(plan.tables), f"counted: {plan.capacity.max_model_len:,} positions")
     memory = plan.gpu_memory
     if memory is None:
@@ -124,6 +126,7 @@ def as_json(plan: "MemoryPlan") -> dict[str, Any]:
             "bytes": plan.weights.total,
             "quantized_bytes": plan.weights.quantized,
             "unquantized_bytes": plan.weights.unquantized,
+            "host_bytes": plan.weights.on_host,
             "rotary_table_bytes": plan.tables,
             "format": None if plan.weights.main_format is None else plan.weights.main_format.codes,
             "group_size": None if plan.weights.main_format is None else plan.weights.main_format.scales.group,

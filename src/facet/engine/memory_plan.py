@@ -89,7 +89,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         # Headers know what a config does not say: types of scales, and matrices that were left alone.
         stored = formats_of(match_tensors(spec, read_headers(find_weight_files(folder)), read_scheme(fields, folder)))
     formats = online_formats(shard, stored, config.quantization, config.quantize_head)
-    weights = weight_bytes(shard, formats, value_bytes=value_bytes)
+    weights = weight_bytes(shard, formats, value_bytes=value_bytes, tables_on_host=config.embeddings_on_cpu)
     tables = table_bytes(shard, max_model_len, dtype)
 
     def shape_of(asked: str) -> StepShape:

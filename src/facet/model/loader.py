@@ -11,6 +11,7 @@ import torch
 from facet.config import ModelConfig
 from facet.errors import CapacityError, ConfigError
 from facet.kernels.arithmetic import USUAL, Arithmetic
+from facet.layers.host_memory import serve_from_host
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.model.checkpoint import (
@@ -30,7 +31,7 @@ from facet.model.placing import WithoutMatrices, place_weights
 from facet.model.quantized.choose import read_scheme
 from facet.model.quantized.scheme import CACHE_SCALES
 from facet.model.weight_formats import Formats, expected_formats, online_formats, weight_bytes
-from facet.model.weight_map import is_cache_scale
+from facet.model.weight_map import PER_LAYER_TABLE, is_cache_scale
 from facet.model_spec import ModelSpec
 from facet.progress import Progress, Silent
 
@@ -43,6 +44,10 @@ _DTYPES = {
 }
 
 
+NO_TABLES = "--embeddings-on-cpu changes nothing: this model has no per-layer embeddings."
+ON_THE_HOST_ANYWAY = "--embeddings-on-cpu changes nothing on a CPU: all weights are in the host's memory."
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """A decoder with its weights, and the folder it came from."""
@@ -52,12 +57,18 @@ class LoadedModel:
     folder: Path
     context_length: int
     formats: Formats  # of the quantized matrices
+    tables_on_host: bool = False
     notes: tuple[str, ...] = ()  # what the checkpoint has or asks for that is not used
 
     def lines(self) -> tuple[str, ...]:
         """What a user is told of quantized weights at start-up."""
-        weights = weight_bytes(self.spec, self.formats, value_bytes=self.model.placement.dtype.itemsize)
-        return (*([f"Weights: {weights.line}."] if weights.line else []), *self.notes)
+        value_bytes = self.model.placement.dtype.itemsize
+        weights = weight_bytes(self.spec, self.formats, value_bytes=value_bytes, tables_on_host=self.tables_on_host)
+        return (
+            *([f"Weights: {weights.line}."] if weights.line else []),
+            *([f"Per-layer embeddings: {weights.on_host / 2**30:.2f} GiB in the host's memory."] * self.tables_on_host),
+            *self.notes,
+        )
 
 
 def read_spec(config: ModelConfig, *, config_only: bool = False) -> tuple[ModelSpec, Path]:
@@ -77,11 +88,18 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
     context_length = resolve_context_length(config.max_model_len, spec)
     device = resolve_device(config.device)
     notes = () if scheme is None else scheme.notes
+    tables_on_host = config.embeddings_on_cpu and device.type == "cuda" and spec.per_layer_input is not None
+    if config.embeddings_on_cpu and not tables_on_host:
+        notes += (NO_TABLES if spec.per_layer_input is None else ON_THE_HOST_ANYWAY,)
     formats: Formats
     if config.load_format == "dummy":
         dtype = resolve_dtype(config.dtype, dtype_of_config(spec), device)
         formats = online_formats(spec, expected_formats(spec, scheme), config.quantization, config.quantize_head)
-        model = build_model(spec, context_length, dtype, device, arithmetic, formats=formats)
+        model = build_model(
+            spec, context_length, dtype, device, arithmetic, formats=formats, tables_on_host=tables_on_host
+        )
+        if tables_on_host:  # first, so that the GPU draws the numbers
+            serve_from_host(model.get_submodule(PER_LAYER_TABLE), device)
         fill_dummy_weights(model, config.seed, progress)
     else:
         headers = read_headers(find_weight_files(folder))
@@ -90,14 +108,24 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
         stored = dtype_of_config(spec) if scheme is not None and scheme.name == "gguf" else common_dtype(matched)
         dtype = resolve_dtype(config.dtype, stored, device)
         formats = online_formats(spec, formats_of(matched), config.quantization, config.quantize_head)
-        model = build_model(spec, context_length, dtype, device, arithmetic, formats=formats)
+        model = build_model(
+            spec, context_length, dtype, device, arithmetic, formats=formats, tables_on_host=tables_on_host
+        )
         load_weights(model, matched, progress, scheme)
+        if tables_on_host:
+            serve_from_host(model.get_submodule(PER_LAYER_TABLE), device)
         notes += cache_notes(headers, notes)
     for module in model.modules():
         if isinstance(module, Linear):
             module.prepare()
     return LoadedModel(
-        model=model.eval(), spec=spec, folder=folder, context_length=context_length, formats=formats, notes=notes
+        model=model.eval(),
+        spec=spec,
+        folder=folder,
+        context_length=context_length,
+        formats=formats,
+        tables_on_host=tables_on_host,
+        notes=notes,
     )
 
 
@@ -115,10 +143,11 @@ def build_model(
     arithmetic: Arithmetic = USUAL,
     *,
     formats: Formats = MappingProxyType({}),
+    tables_on_host: bool = False,
 ) -> Gemma:
     """With uninitialised weights, those of `formats` quantized."""
     check_dtype(dtype, device)
-    needed = memory_needed(spec, context_length, dtype, formats)
+    needed = memory_needed(spec, context_length, dtype, formats, tables_on_host=tables_on_host)
     asked = f"The weights take {needed / 2**30:,.1f} GiB as {str(dtype).removeprefix('torch.')}"
     if device.type == "cpu":
         # Asked beforehand: an operating system promises more than it has, and ends the process when that is used.
@@ -129,11 +158,11 @@ def build_model(
                 f"{' or --dtype bfloat16, which is slow on this processor' * (not multiplies_bfloat16(device))}."
             )
     try:
-        if not formats:
+        if not formats and not tables_on_host:
             return Gemma(spec, context_length, Placement(dtype=dtype, device=device, arithmetic=arithmetic))
         placement = WithoutMatrices(dtype=dtype, device=device, arithmetic=arithmetic)
         model = Gemma(spec, context_length, placement)
-        place_weights(model, formats)
+        place_weights(model, formats, tables_on_host=tables_on_host)
         return model
     except torch.OutOfMemoryError:
         free, total = torch.cuda.mem_get_info(device)
@@ -144,10 +173,15 @@ def build_model(
 
 
 def memory_needed(
-    spec: ModelSpec, context_length: int, dtype: torch.dtype, formats: Formats = MappingProxyType({})
+    spec: ModelSpec,
+    context_length: int,
+    dtype: torch.dtype,
+    formats: Formats = MappingProxyType({}),
+    *,
+    tables_on_host: bool = False,
 ) -> int:
-    """Bytes of a model's weights and tables of angles."""
-    weights = weight_bytes(spec, formats, value_bytes=dtype.itemsize)
+    """Bytes of a model's weights and tables of angles, without what is in the host's memory."""
+    weights = weight_bytes(spec, formats, value_bytes=dtype.itemsize, tables_on_host=tables_on_host)
     return weights.total + table_bytes(spec, context_length, dtype)
 
 

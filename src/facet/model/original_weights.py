@@ -37,6 +37,8 @@ class _Read(Protocol):
 class _Unfilled(ProductWeight):
     """Reads what it stands for elsewhere."""
 
+    has_kernels = False
+
     def fill(self, values: Values, rows: slice) -> None:
         raise AssertionError("weights for comparison are not filled")
 

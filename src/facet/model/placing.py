@@ -5,7 +5,7 @@ model takes, and which weights it is built with, before any weight is read.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from facet.layers.weight import DenseWeight, Weight
 from facet.matrix_format import MatrixFormat
 from facet.model.gemma import Gemma
 from facet.model.weight_formats import Formats
-from facet.model.weight_map import TensorTarget, tensor_targets
+from facet.model.weight_map import PER_LAYER_TABLE, TensorTarget, tensor_targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,8 @@ class WithoutMatrices(Placement):
         return DenseWeight(nn.Parameter(empty, requires_grad=False), self.arithmetic)
 
 
-def place_weights(model: Gemma, formats: Formats) -> None:
-    """Allocates every matrix of a model that was built without them."""
+def place_weights(model: Gemma, formats: Formats, *, tables_on_host: bool = False) -> None:
+    """Allocates every matrix of a model that was built without them; tables on request in the host's memory."""
     placement = model.placement
     dense = Placement(dtype=placement.dtype, device=placement.device, arithmetic=placement.arithmetic)
     by_place: dict[str, list[TensorTarget]] = {}
@@ -39,7 +39,9 @@ def place_weights(model: Gemma, formats: Formats) -> None:
         by_place.setdefault(target.place, []).append(target)
     for name, module in list(model.named_modules()):
         if isinstance(module, Linear):
-            module.weight = _weight(by_place[name], formats, dense)
+            is_on_host = tables_on_host and name == PER_LAYER_TABLE
+            where = replace(dense, device=torch.device("cpu")) if is_on_host else dense
+            module.weight = _weight(by_place[name], formats, where)
     for module in list(model.modules()):
         if isinstance(module, Experts):
             _let_kinds_differ(module)

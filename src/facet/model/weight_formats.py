@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from facet.errors import ConfigError
 from facet.matrix_format import MatrixFormat, ScaleFormat
 from facet.model.quantized.choose import read_scheme
-from facet.model.weight_map import tensor_targets
+from facet.model.weight_map import PER_LAYER_TABLE, tensor_targets
 from facet.model_spec import ModelSpec
 
 # Formats of quantized matrices, by the names of their tensors in an unquantized checkpoint.
@@ -60,6 +60,7 @@ class WeightBytes:
     by_format: Mapping[MatrixFormat, int]
     num_quantized: int  # values
     unquantized: int
+    on_host: int = 0  # in the host's memory; counted nowhere else
 
     @property
     def quantized(self) -> int:
@@ -122,18 +123,20 @@ def online_formats(spec: ModelSpec, stored: Formats, quantization: str | None, q
     return formats
 
 
-def weight_bytes(spec: ModelSpec, formats: Formats, *, value_bytes: int) -> WeightBytes:
+def weight_bytes(spec: ModelSpec, formats: Formats, *, value_bytes: int, tables_on_host: bool = False) -> WeightBytes:
     """Of all tensors; `value_bytes` is what one unquantized value takes, but for norms."""
     by_format: dict[MatrixFormat, int] = {}
-    num_quantized = unquantized = 0
+    num_quantized = unquantized = on_host = 0
     for target in tensor_targets(spec):
         format = formats.get(target.name)
-        if format is None:
+        if tables_on_host and target.place == PER_LAYER_TABLE:
+            on_host += target.num_values * value_bytes if format is None else format.num_bytes(target.shape)
+        elif format is None:
             unquantized += target.num_values * (4 if target.is_norm else value_bytes)
         else:
             by_format[format] = by_format.get(format, 0) + format.num_bytes(target.shape)
             num_quantized += target.num_values
-    return WeightBytes(by_format=by_format, num_quantized=num_quantized, unquantized=unquantized)
+    return WeightBytes(by_format=by_format, num_quantized=num_quantized, unquantized=unquantized, on_host=on_host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,9 @@ class TensorTarget:
         return self.place.endswith("norm.weight")
 
 
+PER_LAYER_TABLE = "per_layer_inputs.table"  # the place of the only table that may stay in the host's memory
+
+
 def tensor_targets(spec: ModelSpec) -> tuple[TensorTarget, ...]:
     """Every tensor the decoder needs, in the order of the layers."""
     return tuple(_decoder_targets(spec))
@@ -78,7 +81,7 @@ def _decoder_targets(spec: ModelSpec) -> Iterator[TensorTarget]:
         yield TensorTarget(
             name="embed_tokens_per_layer.weight",
             shape=(spec.per_layer_input.vocab_size, columns),
-            place="per_layer_inputs.table",
+            place=PER_LAYER_TABLE,
         )
         yield matrix_target("per_layer_model_projection", columns, hidden, "per_layer_inputs.projection")
         yield norm_target("per_layer_projection_norm", width, "per_layer_inputs.norm", offset)
