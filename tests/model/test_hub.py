@@ -94,6 +94,7 @@ class TestDownloads:
             return str(tmp_path)
 
         download(answer)
+        (tmp_path / "config.json").touch()
         assert local_folder("google/gemma-4-E4B-it", revision="main") == tmp_path
         assert local_folder("google/gemma-4-E4B-it", patterns=CONFIG_ONLY) == tmp_path
         assert asked == [("google/gemma-4-E4B-it", "main", TEXT_MODEL), ("google/gemma-4-E4B-it", None, CONFIG_ONLY)]
@@ -129,3 +130,70 @@ class TestDownloads:
         assert "No space left on device" in message
         assert "HF_HOME" in message
         assert "network" not in message
+
+
+class TestGguf:
+    """Files of a folder or a repository. What is chosen is unfolded by a stand-in that returns it."""
+
+    @pytest.fixture(autouse=True)
+    def unfolded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("facet.model.hub.unfold", lambda path: path)
+
+    def repository(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> list[tuple[str, ...]]:
+        """Puts a repository with these files on the hub; returns what will have been downloaded."""
+        asked: list[tuple[str, ...]] = []
+
+        def download(model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+            asked.append(tuple(allow_patterns))
+            return str(folder)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", lambda self, model, revision: list(names))
+        return asked
+
+    def test_the_only_file_of_a_folder(self, tmp_path: Path) -> None:
+        for name in ("gemma-Q4_0.gguf", "mmproj-gemma.gguf", "README.md"):
+            (tmp_path / name).touch()
+        assert local_folder(str(tmp_path)) == tmp_path / "gemma-Q4_0.gguf"
+        (tmp_path / "gemma-Q8_0.gguf").touch()
+        assert "has several GGUF files: gemma-Q4_0.gguf, gemma-Q8_0.gguf. Name one" in refusal(str(tmp_path))
+        (tmp_path / "config.json").touch()
+        assert local_folder(str(tmp_path)) == tmp_path
+
+    def test_the_first_of_several_parts(self, tmp_path: Path) -> None:
+        for part in (1, 2, 3):
+            (tmp_path / f"gemma-{part:05}-of-00003.gguf").touch()
+        assert local_folder(str(tmp_path)) == tmp_path / "gemma-00001-of-00003.gguf"
+
+    @pytest.mark.parametrize(
+        ("asked_for", "chosen"),
+        [
+            ("Q4_0", "gemma-4-E4B-it-Q4_0.gguf"),
+            ("q4_0", "gemma-4-E4B-it-Q4_0.gguf"),
+            ("Q4_K_M", "gemma-4-E4B-it-Q4_K_M.gguf"),
+            ("gemma-4-E4B-it-BF16.gguf", "gemma-4-E4B-it-BF16.gguf"),
+            ("UD-Q4_K_XL", "big/gemma-UD-Q4_K_XL-00001-of-00002.gguf"),
+        ],
+    )
+    def test_a_file_of_a_repository(
+        self, asked_for: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        names = [f"gemma-4-E4B-it-{type}.gguf" for type in ("BF16", "Q4_0", "Q4_K_M", "Q4_K_S")]
+        split = [f"big/gemma-UD-Q4_K_XL-{part:05}-of-00002.gguf" for part in (1, 2)]
+        asked = self.repository(monkeypatch, tmp_path, *names, *split, "mmproj-BF16.gguf", "README.md")
+        assert local_folder(f"owner/name:{asked_for}") == tmp_path / chosen
+        assert asked == [(chosen.replace("-00001-of-", "-*-of-"),)]
+
+    def test_a_repository_of_one_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = self.repository(monkeypatch, tmp_path, "model-q4_0.gguf", "mmproj-model.gguf")
+        assert local_folder("google/gemma-qat-q4_0-gguf") == tmp_path / "model-q4_0.gguf"
+        assert asked == [TEXT_MODEL, ("model-q4_0.gguf",)]
+
+    def test_what_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.repository(monkeypatch, tmp_path, "a-Q4_0.gguf", "a-Q8_0.gguf")
+        assert "owner/name on the hub has no GGUF file 'Q6_K'. It has a-Q4_0.gguf, a-Q8_0" in refusal("owner/name:Q6_K")
+        assert "has several GGUF files" in refusal("owner/name")
+        self.repository(monkeypatch, tmp_path, "README.md")
+        assert "neither a config.json nor a GGUF file" in refusal("owner/name")
+        assert "neither a folder nor the name" in refusal("owner/name:")
+        assert "neither a folder nor the name" in refusal("owner/name:a b")

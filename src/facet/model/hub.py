@@ -3,45 +3,87 @@
 import errno
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from facet.errors import CheckpointError
 from facet.model.config_fields import shown
+from facet.model.gguf.choosing import choose_file, model_files
 from facet.model.gguf.folder import SUFFIX, unfold
 
 CONFIG_ONLY = ("config.json", "generation_config.json", "hf_quant_config.json")
 TEXT_MODEL = (*CONFIG_ONLY, "*.safetensors", "model.safetensors.index.json", "tokenizer*", "*.jinja", "special_tokens*")
+_FILE = re.compile(r"[A-Za-z0-9._/-]{1,200}")  # of a GGUF file in a repository, or a quantization
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96}")  # the hub itself is stricter yet
+
+Answer = TypeVar("Answer")
 
 # A disk that takes nothing more, or nothing from this user.
 _DISK_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
 
 def local_folder(model: str, *, revision: str | None = None, patterns: tuple[str, ...] = TEXT_MODEL) -> Path:
-    """The folder of `model`, downloaded first if it is not a path. Only files matching `patterns` are fetched."""
+    """The folder of `model`, downloaded first if it is not a path. Only files matching `patterns` are fetched.
+
+    A GGUF file becomes a folder; so does one of a folder or of a repository that has no config.json, where it is the
+    only one, or the one named behind a colon: owner/name:file.gguf, or owner/name:Q4_0.
+    """
     # os.path and not Path: these say no, where Path raises, to a user or a name that cannot exist.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
-        return Path(path)
+        return _whole_or_unfolded(Path(path))
     if os.path.isfile(path) and path.endswith(SUFFIX):
         return unfold(Path(path))
     if os.path.isfile(path):
         raise CheckpointError(f"{model} is a file; give the folder that holds config.json, or a .gguf file.")
-    if not _HUB_NAME.fullmatch(model) or model.startswith(("./", "../")):
+    name, colon, file = model.partition(":")
+    is_name = _HUB_NAME.fullmatch(name) and not model.startswith(("./", "../"))
+    if not is_name or (colon and not _FILE.fullmatch(file)):
         raise _not_a_model(model)
-    return _download(model, revision, patterns)
+    if colon:
+        return _download_file(name, revision, file)
+    folder = _download(name, revision, patterns)
+    return folder if (folder / "config.json").exists() else _download_file(name, revision, None)
+
+
+def _whole_or_unfolded(folder: Path) -> Path:
+    if (folder / "config.json").exists():
+        return folder
+    found = model_files(os.listdir(folder))
+    return unfold(folder / choose_file(found, None, str(folder))) if found else folder
+
+
+def _download_file(model: str, revision: str | None, wanted: str | None) -> Path:
+    """The folder of the GGUF file that was asked for, all its parts included."""
+    from huggingface_hub import HfApi
+
+    names = model_files(_asked(model, revision, lambda: HfApi().list_repo_files(model, revision=revision)))
+    if not names:
+        raise CheckpointError(f"{model} on the hub has neither a config.json nor a GGUF file: it holds no model.")
+    chosen = choose_file(names, wanted, f"{model} on the hub")
+    parts = re.sub(r"-00001-of-(\d{5})\.gguf$", r"-*-of-\1.gguf", chosen)
+    return unfold(_download(model, revision, (parts,)) / chosen)
 
 
 def _not_a_model(model: str) -> CheckpointError:
     return CheckpointError(
         f"{shown(model)} is neither a folder nor the name of a model on the hub (owner/name, as in "
-        "google/gemma-4-E4B-it)."
+        "google/gemma-4-E4B-it; owner/name:Q4_0 for one of its GGUF files)."
     )
 
 
 def _download(model: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
     # Imported here: a local checkpoint needs no network library, and importing this one takes a noticeable moment.
     from huggingface_hub import snapshot_download
+
+    return Path(
+        _asked(model, revision, lambda: snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+    )
+
+
+def _asked(model: str, revision: str | None, ask: Callable[[], Answer]) -> Answer:
+    """What the hub answers, or one line that says why it does not."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -50,7 +92,7 @@ def _download(model: str, revision: str | None, patterns: tuple[str, ...]) -> Pa
     )
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+        return ask()
     except HFValidationError:
         raise _not_a_model(model) from None
     except GatedRepoError:

@@ -100,6 +100,31 @@ def test_computes_as_its_dequantized_self(name: str, type: str, splits_experts: 
     assert counted == sum(tensor.nbytes for tensor in tensors)
 
 
+def test_a_link_to_a_file(tmp_path: Path) -> None:
+    """As the hub keeps files: the name is that of the link, the contents lie elsewhere without a suffix."""
+    write_gguf(tmp_path / "blob", wide("Gemma 3 1B"), "Q4_0")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "m.gguf").symlink_to(tmp_path / "blob")
+    assert load(tmp_path / "folder", dtype="float32").formats
+
+
+K_QUANTS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(("name", "type"), [("Gemma 3 1B", "Q4_K"), ("Gemma 4 31B", "Q5_K"), ("Gemma 3 1B", "Q6_K")])
+def test_whole_models_in_k_quants(name: str, type: str, tmp_path: Path) -> None:
+    config = {**SHRUNK[name], **K_QUANTS, "layer_types": SHRUNK[name]["layer_types"][-2:], "query_pre_attn_scalar": 64}
+    if "global_head_dim" in config:
+        config["global_head_dim"] = 128
+    dense = write_gguf(tmp_path / "m.gguf", config, type)
+    loaded = load(tmp_path / "m.gguf", dtype="float32")
+    assert {format.line for format in loaded.formats.values()} == {BY_NAME[type].format.line}  # type: ignore[union-attr]
+    write_checkpoint(tmp_path / "dense", config, dense)
+    got = PagedSequence(loaded.model, len(PROMPT)).run(PROMPT)
+    expected = PagedSequence(load(tmp_path / "dense", dtype="float32").model, len(PROMPT)).run(PROMPT)
+    assert (got - expected).abs().max() <= 2e-4 * max(1.0, float(expected.abs().max()))
+
+
 def write_bundled(path: Path, type: str) -> dict[str, torch.Tensor]:
     config = json.loads((FOLDER / "config.json").read_text())
     data, dense = model_file(

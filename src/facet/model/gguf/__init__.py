@@ -7,6 +7,7 @@
     config.py      metadata -> the fields of config.json and generation_config.json
     tokenizer.py   metadata -> tokenizer.json
     folder.py      the folder of a model, made of one file
+    choosing.py    which file of a folder or a repository holds the model
     scheme.py      how the loader reads it
 
 A file is unfolded once into a folder with the usual small files beside a link to the weights. Everything else then

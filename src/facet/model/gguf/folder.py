@@ -25,7 +25,8 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 def unfold(path: Path) -> Path:
     """The folder of the model in this file, made if it is not there yet."""
-    files = _parts(path.resolve())
+    # Not where links lead: the hub keeps files under names without a suffix.
+    files = _parts(path.absolute())
     folder = _cache_folder() / f"{path.stem[:80]}-{_fingerprint(files)}"
     if folder.is_dir():
         return folder
