@@ -128,6 +128,22 @@ class PromptConfig(EngineConfig):
     structured_outputs_any_whitespace: bool = setting(
         False, "let constrained JSON have blanks and line breaks anywhere; default: none between its tokens"
     )
+    limit_mm_per_prompt: Mapping[str, Any] | None = setting(
+        None, 'maximum number of items of a kind in one prompt, a JSON object such as {"image": 4, "audio": 1}'
+    )
+    mm_processor_kwargs: Mapping[str, Any] | None = setting(
+        None,
+        "how media are prepared, a JSON object with max_soft_tokens, do_pan_and_scan or num_frames; a request's "
+        "mm_processor_kwargs override them",
+    )
+    allowed_media_domains: tuple[str, ...] = setting(
+        (),
+        "hosts that media may be downloaded from, with a port where it is not the usual one; *: every public host; "
+        "default: none, only data: URLs",
+    )
+    allowed_local_media_path: str | None = setting(
+        None, "folder on this machine whose files requests may name by file: URLs; default: none"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +196,6 @@ class ServerConfig(PromptConfig):
     # mean something Facet does not do; nothing else reads these fields.
     enable_chunked_prefill: bool = setting(True, "accepted for compatibility; prompts are always computed in chunks")
     tensor_parallel_size: int = setting(1, "accepted for compatibility; only 1 is possible")
-    limit_mm_per_prompt: Mapping[str, Any] | None = setting(None, "accepted for compatibility; only text is supported")
     trust_remote_code: bool = setting(False, "accepted for compatibility; code from a checkpoint is never run")
     disable_log_requests: bool = setting(
         False, "accepted for compatibility; requests are logged only with --enable-log-requests"

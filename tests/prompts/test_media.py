@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from facet.chat import ChatTemplate
 from facet.chat.media_parts import MediaPart, MediaParts
@@ -15,92 +17,29 @@ from facet.errors import RequestError
 from facet.media.options import MediaOptions
 from facet.media.prepared import PreparedMedia
 from facet.media.sources import MediaSources
-from facet.media.spec import MediaSpec, MediaTokens, PanAndScan, PatchPictures, Sounds, SquarePictures, Videos
+from facet.media.spec import MediaSpec
 from facet.media.workers import MediaWorkers
 from facet.media_span import MediaKind
 from facet.prompts import AskedModel, ChatQuestion, PreparedQuestion, prepare
 from facet.prompts.media_reading import MediaReader, find_media
 from facet.sampling_params import SamplingParams
-from facet.tokens import Tokenizer
 from tests.media.hostile_pictures import good_files
-from tests.tokens.gemma_like import GEMMA3_TOKENS, GEMMA4_TOKENS, TEXT_TOKENS, build_gemma_like
+from tests.prompts.media_models import make_gemma3, make_gemma4
 
-TEMPLATES = Path(__file__).parent.parent / "chat"
 PNG = "data:image/png;base64," + base64.b64encode(good_files()["png"]).decode()
 PICTURE = {"type": "image_url", "image_url": {"url": PNG}}
 SOUND = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
 CLIP = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
 
 
-def model_of(tokens: Sequence[str], template: str, media: Any) -> AskedModel:
-    tokenizer = Tokenizer(build_gemma_like(control_tokens=tokens, text_tokens=TEXT_TOKENS))
-
-    control = tokenizer.control_tokens.id_of
-
-    def ids(placeholder: str, begin: str, soft: str, end: str, text_around: str = "") -> MediaTokens:
-        found = [control[token] for token in (placeholder, begin, soft, end)]
-        return MediaTokens(placeholder=found[0], begin=found[1], soft=found[2], end=found[3], text_around=text_around)
-
-    return AskedModel(
-        max_model_len=4096,
-        eos_token_ids=(1,),
-        tokenizer=tokenizer,
-        template=ChatTemplate(
-            (TEMPLATES / template).read_text(),
-            special_tokens=tokenizer.special_tokens,
-            control_texts=tokenizer.control_tokens.id_of,
-        ),
-        media=media(ids),
-    )
-
-
-def gemma4_media(ids: Any) -> MediaSpec:
-    pictures = PatchPictures(
-        tokens=ids("<|image|>", "<|image>", "<|image|>", "<image|>"),
-        patch_size=16,
-        token_size=48,
-        budget=280,
-        filter="bicubic",
-        attends_both_ways=True,
-    )
-    return MediaSpec(
-        pictures=pictures,
-        videos=Videos(
-            frames=replace(pictures, tokens=ids("<|video|>", "<|image>", "<|video|>", "<image|>"), budget=70),
-            num_frames=32,
-        ),
-        sounds=Sounds(
-            tokens=ids("<|audio|>", "<|audio>", "<|audio|>", "<audio|>"),
-            sampling_rate=16_000,
-            log_mel=None,
-            samples_per_token=640,
-            num_tokens=None,
-            max_samples=None,
-        ),
-    )
-
-
-def gemma3_media(ids: Any) -> MediaSpec:
-    return MediaSpec(
-        pictures=SquarePictures(
-            tokens=ids("<start_of_image>", "<start_of_image>", "<image_soft_token>", "<end_of_image>", "\n\n"),
-            side=112,
-            num_tokens=4,
-            filter="bilinear",
-            attends_both_ways=True,
-            pan_and_scan=PanAndScan(enabled=False, min_crop_size=256, max_num_crops=4, min_ratio=1.2),
-        )
-    )
-
-
 @pytest.fixture(scope="module")
 def gemma4() -> AskedModel:
-    return model_of(GEMMA4_TOKENS, "gemma4_like.jinja", gemma4_media)
+    return make_gemma4()
 
 
 @pytest.fixture(scope="module")
 def gemma3() -> AskedModel:
-    return model_of(GEMMA3_TOKENS, "gemma3_like.jinja", gemma3_media)
+    return make_gemma3()
 
 
 @pytest.fixture(scope="module")
@@ -363,6 +302,30 @@ class TestReading:
     def test_text_has_no_media(self, gemma4: AskedModel) -> None:
         assert find_media(ask("a", {"type": "text", "text": "b"}), gemma4) == []
         assert find_media(ask(messages="nonsense"), gemma4) == []
+
+    def test_options_without_media(self, gemma4: AskedModel) -> None:
+        """Checked all the same; a model that reads text only refuses them."""
+        assert find_media(ask("a", mm_processor_kwargs={"max_soft_tokens": 70}), gemma4) == []
+        assert find_media(ask("a", mm_processor_kwargs={}), replace(gemma4, media=MediaSpec())) == []
+        for model, words in ((gemma4, "Known: max_soft_tokens"), (replace(gemma4, media=MediaSpec()), "text only")):
+            kwargs = {"max_soft_tokens": 70} if words == "text only" else {"fps": 1}
+            with pytest.raises(RequestError, match=words):
+                find_media(ask("a", mm_processor_kwargs=kwargs), model)
+
+    def test_values_of_a_program(self, gemma4: AskedModel, reader: MediaReader, tmp_path: Path) -> None:
+        image = Image.effect_noise((61, 43), 50).convert("RGB")
+        path = tmp_path / "a.png"
+        image.save(path)
+        given = [{"type": "image", "image": value} for value in (image, np.asarray(image), path, str(path))]
+        parts = find_media(ask(*given), gemma4, takes_values=True)
+        found = [reader.read(part)[0] for part in parts]
+        assert len({media.arrays["patches"].data for media in found}) == 1
+        with pytest.raises(RequestError, match=r"image is of type list\. Give a path, a Pillow image"):
+            reader.read(find_media(ask({"type": "image", "image": [1]}), gemma4, takes_values=True)[0])
+        with pytest.raises(RequestError, match="cannot be read"):
+            reader.read(find_media(ask({"type": "image", "image": "nowhere"}), gemma4, takes_values=True)[0])
+        with pytest.raises(RequestError, match="must be a string"):
+            find_media(ask({"type": "image", "image": image}), gemma4)
 
     def test_options_of_a_request(self, gemma4: AskedModel, gemma3: AskedModel) -> None:
         flagged = replace(gemma4, media_options=MediaOptions(max_soft_tokens=560, num_frames=4))

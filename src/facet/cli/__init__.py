@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from facet.cli import bench, chat, complete, doctor, inspect, plan, serve
+from facet.cli import bench, chat, complete, doctor, inspect, plan, see, serve
 from facet.errors import EngineError, UserError
 from facet.version import __version__
 
@@ -49,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="facet", description="Inference and serving for the Gemma family of models.")
     parser.add_argument("--version", action="version", version=f"facet {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (serve, chat, complete, plan, bench, doctor, inspect):
+    for command in (serve, chat, complete, plan, bench, doctor, inspect, see):
         command.add_parser(commands)
     return parser
 

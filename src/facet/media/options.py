@@ -69,6 +69,8 @@ def read_num_frames(value: object, field: str) -> int | None:
 
 def check_options(options: MediaOptions, spec: MediaSpec, field: str) -> None:
     """Refuses options that would mean nothing for this model. A detail is only a wish, which clients add unasked."""
+    if options != MediaOptions() and not spec.kinds:
+        raise RequestError(f"{field} is about media, but this server reads text only. Leave it out.", field=field)
     if options.max_soft_tokens is not None and not isinstance(spec.pictures, PatchPictures):
         raise RequestError(
             "max_soft_tokens is given, but every picture has the same number of tokens in this model. Leave it out.",

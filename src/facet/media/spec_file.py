@@ -24,6 +24,7 @@ from facet.media.spec import (
 from facet.model.config_fields import ConfigFields, read_config_file
 from facet.model.families import read_model_spec
 
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _FILTERS: dict[int, ResizeFilter] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _BLANK_LINE = "\n\n"
 
@@ -38,8 +39,7 @@ _IDS: dict[str, dict[str, int]] = {
 def read_media_spec(folder: Path) -> MediaSpec:
     """What the checkpoint in `folder` reads besides text."""
     config = ConfigFields(read_config_file(folder / "config.json"))
-    flat = _read_optional(folder / "preprocessor_config.json")
-    nested = _read_optional(folder / "processor_config.json")
+    nested, flat = (_read_optional(folder / name) for name in PROCESSOR_FILES)
     model = read_model_spec(config.values())
     sees, hears = "vision_config" in config, "audio_config" in config
     sees_ahead = bool(model.bidirectional_image_layers)
@@ -59,6 +59,11 @@ def read_media_spec(folder: Path) -> MediaSpec:
             sounds=_gemma3n_sounds(config, sounds) if hears else None,
         )
     return MediaSpec(pictures=_gemma3_pictures(config, pictures) if sees else None)
+
+
+def usual_gemma4() -> MediaSpec:
+    """How Gemma 4 sees pictures as published, for when no checkpoint is at hand."""
+    return MediaSpec(pictures=_patches(ConfigFields({}), ConfigFields({}), is_unified=False, sees_ahead=False))
 
 
 def _read_optional(path: Path) -> ConfigFields | None:

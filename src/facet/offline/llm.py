@@ -11,11 +11,13 @@ from facet.engine.client import EngineClient, RemoteEngine
 from facet.engine.local_engine import LocalEngine
 from facet.engine.messages import NewTokens, Refused, Stats
 from facet.errors import EngineError, RequestError
+from facet.media.prepared import PreparedMedia
 from facet.offline.collector import Collector
 from facet.offline.outputs import RequestOutput
 from facet.offline.prompts import Prompt, as_list, text_or_ids
 from facet.progress import Advance, Bars, Progress, Silent
 from facet.prompts import ChatQuestion, TextQuestion, prepare, read_asked_model
+from facet.prompts.media_reading import find_media, make_media_reader
 from facet.request import Request
 from facet.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from facet.tokens import Tokenizer
@@ -57,6 +59,7 @@ class LLM:
         except BaseException:
             self._engine.close()
             raise
+        self._media = make_media_reader(config, self._asked.media)
         self._ids = itertools.count()
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -107,6 +110,7 @@ class LLM:
         reasoning_effort: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         use_tqdm: bool = True,
@@ -131,6 +135,7 @@ class LLM:
                 reasoning_effort=reasoning_effort,
                 chat_template_kwargs=chat_template_kwargs,
                 documents=documents,
+                mm_processor_kwargs=mm_processor_kwargs,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
             )
@@ -143,8 +148,9 @@ class LLM:
         return self._engine.stats()
 
     def close(self) -> None:
-        """Ends the engine, and its process if it has one."""
+        """Ends the engine, and every process that was started."""
         self._engine.close()
+        self._media.close()
 
     def _answer(self, questions: Sequence[TextQuestion | ChatQuestion], *, use_tqdm: bool) -> list[RequestOutput]:
         collector = Collector(self._asked.tokenizer)
@@ -152,13 +158,18 @@ class LLM:
         requests: list[Request] = []
         for question in questions:
             ids = [str(next(self._ids)) for _ in range(question.sampling.n)]
-            prepared = prepare(question, self._asked, ids)
+            prepared = prepare(question, self._asked, ids, self._read_media(question))
             outputs.append(collector.expect(prepared))
             requests += prepared.requests
         progress = self._progress if use_tqdm else Silent()
         with progress.task("Generating", len(requests)) as advance:
             self._serve(requests, collector, advance)
         return outputs
+
+    def _read_media(self, question: TextQuestion | ChatQuestion) -> list[tuple[PreparedMedia, ...]]:
+        if not isinstance(question, ChatQuestion):
+            return []
+        return [self._media.read(part) for part in find_media(question, self._asked, takes_values=True)]
 
     def _serve(self, requests: Sequence[Request], collector: Collector, advance: Advance) -> None:
         """Submits all requests and collects tokens until they have ended. A refused request ends the whole call."""

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from facet.chat.formats import ReplyMarkers
 from facet.chat.media_parts import MediaParts
 from facet.chat.template import ChatTemplate
 from facet.config import PromptConfig
 from facet.errors import ConfigError, RequestError
-from facet.media.options import MediaOptions
+from facet.media.options import MediaOptions, check_options, read_processor_kwargs
 from facet.media.spec import MediaSpec
 from facet.media_span import MediaKind
 from facet.model.generation_config import GenerationConfig, read_generation_config
@@ -39,9 +39,9 @@ class AskedModel:
         default = max_tokens if self.max_tokens_default is None else self.max_tokens_default
         return SamplingParams(**{**self.sampling_defaults, "max_tokens": default, **given})
 
-    def media_parts(self) -> MediaParts:
+    def media_parts(self, *, takes_values: bool = True) -> MediaParts:
         """To be filled with the media of one conversation."""
-        return MediaParts(kinds=self.media.kinds, most=self.max_media)
+        return MediaParts(kinds=self.media.kinds, most=self.max_media, takes_values=takes_values)
 
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -79,12 +79,19 @@ def check_thinking_token_budget(budget: int, *, has_thoughts: bool, max_model_le
 
 
 def read_asked_model(
-    config: PromptConfig, folder: Path, *, max_model_len: int, eos_token_ids: tuple[int, ...]
+    config: PromptConfig,
+    folder: Path,
+    *,
+    max_model_len: int,
+    eos_token_ids: tuple[int, ...],
+    media: MediaSpec | None = None,
 ) -> AskedModel:
     """Reads the files beside the weights, and refuses settings that do not fit them.
 
     The ends of an answer are those of generation_config.json; `eos_token_ids` are the engine's, where it names none.
+    `media` is what the engine has towers for.
     """
+    media = media or MediaSpec()
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(folder)
     generation = _generation_config(config, folder)
     overrides = dict(config.override_generation_config or {})
@@ -115,7 +122,32 @@ def read_asked_model(
         sampling_defaults=defaults,
         any_whitespace=config.structured_outputs_any_whitespace,
         max_tokens_default=max_tokens,
+        media=media,
+        media_options=_media_options(config, media),
+        max_media=_max_media(config.limit_mm_per_prompt or {}),
     )
+
+
+def _media_options(config: PromptConfig, media: MediaSpec) -> MediaOptions:
+    try:
+        options = read_processor_kwargs(config.mm_processor_kwargs, "--mm-processor-kwargs")
+        if media.kinds:
+            check_options(options, media, "--mm-processor-kwargs")
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
+    return options
+
+
+def _max_media(given: Mapping[str, Any]) -> dict[MediaKind, int]:
+    limits: dict[MediaKind, int] = {}
+    for kind, value in given.items():
+        count = value.get("count") if isinstance(value, Mapping) else value  # vLLM's longer way to write it
+        if kind not in get_args(MediaKind) or type(count) is not int or count < 0:
+            raise ConfigError(
+                f"--limit-mm-per-prompt has {kind!r}: {value!r}. It maps {', '.join(get_args(MediaKind))} to numbers."
+            )
+        limits[cast(MediaKind, kind)] = count
+    return limits
 
 
 def _generation_config(config: PromptConfig, folder: Path) -> GenerationConfig:

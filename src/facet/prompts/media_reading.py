@@ -6,21 +6,27 @@ question, reads each in a thread of its own pool, and hands what it got to `prep
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from facet.chat.media_parts import MEDIA_TYPES, MediaPart
 from facet.chat.messages import normalize_messages
-from facet.media.options import MediaOptions, check_options, read_processor_kwargs
+from facet.config import PromptConfig
+from facet.errors import ConfigError
+from facet.media.download import Downloads
+from facet.media.limits import refused
+from facet.media.options import check_options, read_processor_kwargs
 from facet.media.prepared import PreparedMedia
 from facet.media.sources import MediaSources
 from facet.media.spec import MediaSpec
 from facet.media.workers import MediaWorkers
-from facet.media_span import MediaKind
 from facet.prompts.asked_model import AskedModel
 from facet.prompts.questions import ChatQuestion
 
-# Functions that prepare a file of a kind, for the processes that decode.
-_JOBS: Mapping[MediaKind, str] = {"image": "facet.media.jobs.prepare_picture_file"}
+if TYPE_CHECKING:
+    from PIL import Image
+
+_JOB = "facet.media.jobs.prepare_picture_file"  # for the processes that decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,43 +39,85 @@ class MediaReader:
 
     def read(self, part: MediaPart) -> tuple[PreparedMedia, ...]:
         """Fetches and prepares one part; blocks."""
+        if part.value is not None and not isinstance(part.value, str | Path):
+            return self._prepare_value(part)
         data = self._fetched(part)
-        specs: Mapping[MediaKind, Any] = {
-            "image": self.spec.pictures,
-            "audio": self.spec.sounds,
-            "video": self.spec.videos,
-        }
-        return self.workers.run(
-            _JOBS[part.kind], data, specs[part.kind], part.options, self.sources.limits, part.where, where=part.where
-        )
+        limits, where = self.sources.limits, part.where
+        return self.workers.run(_JOB, data, self.spec.pictures, part.options, limits, where, where=where)
+
+    def close(self) -> None:
+        self.workers.close()
 
     def _fetched(self, part: MediaPart) -> bytes:
         if part.url is not None:
             return self.sources.read_url(part.url, part.where)
-        assert part.data is not None, "a part has a URL or data"
-        return self.sources.read_base64(part.data, part.where)
+        if part.data is not None:
+            return self.sources.read_base64(part.data, part.where)
+        assert isinstance(part.value, str | Path), "a part has a URL, data or a value"
+        try:
+            return Path(part.value).expanduser().read_bytes()
+        except (OSError, ValueError) as error:
+            raise refused(f"{part.where} cannot be read ({error}). Check the path.") from None
+
+    def _prepare_value(self, part: MediaPart) -> tuple[PreparedMedia, ...]:
+        """A picture that a program has in memory, in this process: there is no file to distrust."""
+        from facet.media.pictures import prepare_picture
+
+        image = _as_picture(part.value, part.where)
+        assert self.spec.pictures is not None, "parts are checked against what the model reads"
+        content = repr(image.size).encode() + image.tobytes()
+        return prepare_picture(image, self.spec.pictures, part.options, content)
 
 
-def find_media(question: ChatQuestion, model: AskedModel) -> list[MediaPart]:
-    """The parts of a conversation that are no text, checked against what the model reads, with all options settled."""
-    if not _has_media(question.messages):
+def make_media_reader(config: PromptConfig, spec: MediaSpec) -> MediaReader:
+    folder = config.allowed_local_media_path
+    if folder is not None and not Path(folder).is_dir():
+        raise ConfigError(f"--allowed-local-media-path {folder} is no folder.")
+    sources = MediaSources(
+        downloads=Downloads(domains=config.allowed_media_domains), folder=None if folder is None else Path(folder)
+    )
+    return MediaReader(spec=spec, sources=sources, workers=MediaWorkers(max_seconds=sources.limits.max_seconds))
+
+
+def find_media(question: ChatQuestion, model: AskedModel, *, takes_values: bool = False) -> list[MediaPart]:
+    """The parts of a conversation that are no text, checked against what the model reads, with all options settled.
+
+    `takes_values`: content may be a path or a Pillow image, since the caller is a program on this machine.
+    """
+    if not asks_for_media(question):
         return []
-    parts = model.media_parts()
+    parts = model.media_parts(takes_values=takes_values)
     normalize_messages(question.messages, parts.take)
     asked = read_processor_kwargs(question.mm_processor_kwargs)
     check_options(asked, model.media, "mm_processor_kwargs")
-    return [part.with_options(_settled(part, asked.over(model.media_options), model)) for part in parts.found]
+    for part in parts.found:
+        check_options(part.options, model.media, "messages")
+    others = asked.over(model.media_options)
+    return [part.with_options(part.options.over(others)) for part in parts.found]
 
 
-def _settled(part: MediaPart, others: MediaOptions, model: AskedModel) -> MediaOptions:
-    check_options(part.options, model.media, "messages")
-    return part.options.over(others)
-
-
-def _has_media(messages: object) -> bool:
-    """Whether any message has such a part, without a look at the rest: most conversations have none."""
-    if not isinstance(messages, Sequence):
+def asks_for_media(question: ChatQuestion) -> bool:
+    """Whether a question says anything about media, without a look at the rest: most do not."""
+    if question.mm_processor_kwargs is not None:
+        return True
+    if not isinstance(question.messages, Sequence):
         return False
-    contents = (message.get("content") for message in messages if isinstance(message, Mapping))
+    contents = (message.get("content") for message in question.messages if isinstance(message, Mapping))
     parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
-    return any(isinstance(part, Mapping) and part.get("type") in MEDIA_TYPES for part in parts)
+    types = (part.get("type") for part in parts if isinstance(part, Mapping))
+    return any(isinstance(kind, str) and kind in MEDIA_TYPES for kind in types)
+
+
+def _as_picture(value: Any, where: str) -> "Image.Image":
+    from PIL import Image
+
+    if isinstance(value, Image.Image):
+        return value.convert("RGB")
+    shape: Any = getattr(value, "shape", ())
+    dtype = str(getattr(value, "dtype", ""))
+    if len(shape) == 3 and shape[2] == 3 and dtype == "uint8":
+        return Image.fromarray(value)
+    raise refused(
+        f"{where} is of type {type(value).__name__}. Give a path, a Pillow image, or an array of bytes [height, width, "
+        "3]."
+    )

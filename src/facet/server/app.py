@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from facet.config import ServerConfig
+from facet.prompts.media_reading import make_media_reader
 from facet.server.anthropic.dialect import ANTHROPIC
 from facet.server.anthropic.routes import MessagesEndpoint, TokenCountEndpoint
 from facet.server.chat_route import ChatEndpoint
@@ -24,6 +25,7 @@ from facet.server.engine_process import ServedEngine
 from facet.server.errors import HttpError
 from facet.server.frontend import Frontend, guarded
 from facet.server.live_route import LiveEndpoint
+from facet.server.media_desk import MediaDesk
 from facet.server.metrics import Metrics
 from facet.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
 from facet.server.ollama.dialect import OLLAMA
@@ -41,7 +43,8 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
     """An app that owns `engine` from its start-up to its shutdown."""
     bridge = EngineBridge(engine, max_pending=config.max_num_seqs + config.max_waiting_requests)
     pool = ThreadPoolExecutor(config.num_tokenizer_threads, thread_name_prefix="facet-tokens")
-    frontend = Frontend(config, bridge, model, Metrics(bridge, model.name), pool)
+    media = MediaDesk(make_media_reader(config, model.asked.media))
+    frontend = Frontend(config, bridge, model, Metrics(bridge, model.name), pool, media)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -54,6 +57,7 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
                 logging_task.cancel()
             await asyncio.to_thread(bridge.stop)
             pool.shutdown(wait=False, cancel_futures=True)
+            media.close()
 
     return Starlette(
         routes=_routes(frontend),

@@ -68,6 +68,7 @@ class ChatEndpoint:
             reasoning_effort=reasoning.effort,
             chat_template_kwargs=fields.chat_template_kwargs,
             documents=fields.documents,
+            mm_processor_kwargs=fields.mm_processor_kwargs,
             add_generation_prompt=fields.add_generation_prompt is not False,
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),

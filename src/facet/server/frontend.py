@@ -21,6 +21,7 @@ from facet.prompts import ChatQuestion, PreparedQuestion, TextQuestion, prepare
 from facet.server.body import BodyDecoder, read_body
 from facet.server.dialect import OPENAI, Dialect
 from facet.server.engine_bridge import EngineBridge
+from facet.server.media_desk import MediaDesk
 from facet.server.metrics import Metrics
 from facet.server.served_model import ServedModel
 from facet.server.streaming import ClientGoneError
@@ -44,6 +45,7 @@ class Frontend:
     model: ServedModel
     metrics: Metrics
     pool: ThreadPoolExecutor
+    media: MediaDesk
     large_bodies: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
 
     @contextlib.asynccontextmanager
@@ -78,7 +80,8 @@ class Frontend:
         check_count(1, n, self.bridge.max_pending)
         self.bridge.check_room(n)
         request_ids = self.bridge.new_ids(response_id, n)
-        return await self.in_thread(partial(prepare, question, self.model.asked, request_ids))
+        media = await self.media.read(question, self.model.asked)
+        return await self.in_thread(partial(prepare, question, self.model.asked, request_ids, media))
 
 
 def check_count(num_prompts: int, n: int, limit: int) -> None:

@@ -34,6 +34,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
     # Known but not supported.
     echo: bool | None = None
@@ -43,7 +44,6 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     modalities: list[str] | None = None
     web_search_options: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 UNSUPPORTED_IN_CHAT = {
@@ -53,7 +53,6 @@ UNSUPPORTED_IN_CHAT = {
     "audio": "Only text is generated.",
     "web_search_options": "Offer a tool that searches.",
     "prediction": "Leave it out.",
-    "mm_processor_kwargs": "Only text is supported.",
     "chat_template": "Start the server with --chat-template.",
 }
 

@@ -1,0 +1,30 @@
+"""Reads the media of requests in threads of their own, so that a slow host keeps nobody else waiting."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from facet.media.prepared import PreparedMedia
+from facet.prompts.asked_model import AskedModel
+from facet.prompts.media_reading import MediaReader, asks_for_media, find_media
+from facet.prompts.questions import ChatQuestion
+
+NUM_THREADS = 8
+
+
+class MediaDesk:
+    def __init__(self, reader: MediaReader) -> None:
+        self._reader = reader
+        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="facet-media")
+
+    async def read(self, question: ChatQuestion, model: AskedModel) -> list[tuple[PreparedMedia, ...]]:
+        """What a conversation holds besides text, prepared, in its order."""
+        if not asks_for_media(question):
+            return []
+        loop = asyncio.get_running_loop()
+        parts = await loop.run_in_executor(self._pool, partial(find_media, question, model))
+        return await asyncio.gather(*(loop.run_in_executor(self._pool, self._reader.read, part) for part in parts))
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._reader.close()

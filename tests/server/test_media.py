@@ -1,0 +1,94 @@
+"""Pictures over HTTP, in front of a scripted engine: what reaches the engine, what is refused, and who waits."""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.media.hostile_pictures import good_files
+from tests.prompts.media_models import make_gemma4
+from tests.server.conftest import Scripted
+from tests.server.running import RunningServer
+from tests.server.scripted_engine import ScriptedEngine
+
+CHAT = "/v1/chat/completions"
+FILES = good_files()
+
+
+def picture(name: str = "png", **settings: Any) -> dict[str, Any]:
+    url = f"data:image/png;base64,{base64.b64encode(FILES[name]).decode()}"
+    return {"type": "image_url", "image_url": {"url": url, **settings}}
+
+
+def at(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+@pytest.fixture(scope="module")
+def served(scripted: Scripted) -> Iterator[tuple[RunningServer, ScriptedEngine]]:
+    asked = make_gemma4()
+    model = {name: getattr(asked, name) for name in ("tokenizer", "template", "media")}
+    model |= {"max_media": {"image": 3}, "eos_token_ids": (1,)}
+    with scripted([40, 41, 1], model=model, allowed_media_domains=("pictures.example",)) as found:
+        yield found
+
+
+def ask(server: RunningServer, *content: Any, **fields: Any) -> Any:
+    return server.post(CHAT, {"messages": [{"role": "user", "content": list(content)}], "max_tokens": 4, **fields})
+
+
+def test_pictures_reach_the_engine_as_spans(served: tuple[RunningServer, ScriptedEngine]) -> None:
+    server, engine = served
+    engine.submitted.clear()
+    first, second = picture("png", detail="low"), picture("jpeg")
+    response = ask(server, "one", first, "two", second, mm_processor_kwargs={"max_soft_tokens": 140})
+    assert response.status_code == 200, response.text
+    (request,) = engine.submitted
+    assert [(span.kind, span.length, span.attends_both_ways) for span in request.media] == [
+        ("image", 63, True),
+        ("image", 126, True),
+    ]
+    assert request.media[0].content_key != request.media[1].content_key
+    assert response.json()["usage"]["prompt_tokens"] == len(request.prompt_token_ids) > 63 + 126
+    again = ask(server, "one", first, "two", second, mm_processor_kwargs={"max_soft_tokens": 140})
+    assert again.status_code == 200
+    assert engine.submitted[1].media == request.media
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([at("data:image/png;base64,AAAA")], "is in no format that is known here"),
+        ([at("data:image/svg+xml,<svg/>")], "is SVG"),
+        ([at("https://other.example/a.png")], "--allowed-media-domains"),
+        ([at("http://127.0.0.1/a.png")], "may not download from there"),
+        ([at("file:///etc/passwd")], "--allowed-local-media-path"),
+        ([picture()] * 4, "a prompt may hold 3 of kind image"),
+        ([picture(detail="huge")], "low, auto or high"),
+        ([picture(max_soft_tokens=3)], "one of 70, 140"),
+        ([{"type": "image", "image": "/etc/passwd"}], "has no scheme"),
+        ([{"type": "file", "file": {"file_data": base64.b64encode(b"%PDF-1.4").decode()}}], "is a PDF"),
+    ],
+)
+def test_refused(served: tuple[RunningServer, ScriptedEngine], content: list[Any], words: str) -> None:
+    server, engine = served
+    engine.submitted.clear()
+    response = ask(server, "look", *content)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert words in error["message"]
+    assert error["param"] == "messages"
+    assert not engine.submitted
+    assert ask(server, "and text?").status_code == 200
+
+
+def test_a_server_that_reads_text_only(scripted: Scripted) -> None:
+    with scripted("hello") as (server, engine):
+        response = ask(server, "look", picture())
+        assert response.status_code == 400
+        assert "reads text only, no images" in response.json()["error"]["message"]
+        response = ask(server, "look", mm_processor_kwargs={"max_soft_tokens": 70})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "mm_processor_kwargs"
+        assert not engine.submitted
