@@ -1,7 +1,9 @@
 """From parts of messages to token ids and spans: what is read, what is refused, and that text never becomes media."""
 
 import base64
+import io
 import json
+import wave
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from facet.media.sources import MediaSources
 from facet.media.spec import MediaSpec
 from facet.media.workers import MediaWorkers
 from facet.media_span import MediaKind
-from facet.prompts import AskedModel, ChatQuestion, PreparedQuestion, prepare
+from facet.prompts import AskedModel, ChatQuestion, PreparedQuestion, TextQuestion, prepare
 from facet.prompts.media_reading import MediaReader, find_media
 from facet.sampling_params import SamplingParams
 from tests.media.hostile_pictures import good_files
@@ -291,6 +293,20 @@ class TestReading:
         assert len({media.content_key for media in prepared.media}) == 2
         assert prepared.requests[0].media[0].attends_both_ways
 
+    def test_sound_goes_through_the_same_door(self, gemma4: AskedModel, reader: MediaReader) -> None:
+        buffer = io.BytesIO()
+        with wave.open(buffer, "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(16_000)
+            file.writeframes(bytes(2 * 16_000))
+        data = base64.b64encode(buffer.getvalue()).decode()
+        question = ask("hear", {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
+        (part,) = find_media(question, gemma4)
+        prepared = prepare(question, gemma4, ["a"], [reader.read(part)])
+        check_spans(gemma4, prepared)
+        assert [media.num_tokens for media in prepared.media] == [25]
+
     def test_a_broken_picture_says_which_one(self, gemma4: AskedModel, reader: MediaReader) -> None:
         broken = {"type": "image_url", "image_url": {"url": PNG[: len("data:image/png;base64,") + 120]}}
         (part,) = find_media(ask("a", broken), gemma4)
@@ -302,6 +318,36 @@ class TestReading:
     def test_text_has_no_media(self, gemma4: AskedModel) -> None:
         assert find_media(ask("a", {"type": "text", "text": "b"}), gemma4) == []
         assert find_media(ask(messages="nonsense"), gemma4) == []
+
+    def test_beside_a_text(self, gemma4: AskedModel, reader: MediaReader) -> None:
+        image = Image.effect_noise((61, 43), 50).convert("RGB")
+
+        def question(prompt: Any, data: Any, **fields: Any) -> TextQuestion:
+            return TextQuestion(prompt=prompt, sampling=SamplingParams(), multi_modal_data=data, **fields)
+
+        def prepared(asked: TextQuestion) -> PreparedQuestion:
+            media = [reader.read(part) for part in find_media(asked, gemma4, takes_values=True)]
+            return prepare(asked, gemma4, ["a"], media)
+
+        kwargs = {"max_soft_tokens": 70}
+        found = prepared(question("a<|image|>b<|image|>", {"image": [image, image]}, mm_processor_kwargs=kwargs))
+        check_spans(gemma4, found)
+        assert shown(gemma4, found).endswith("a<|image>[63]<image|>b<|image>[63]<image|>")
+        assert shown(gemma4, prepared(question("<|image|>", {"image": image}))).endswith("<|image>[266]<image|>")
+        for asked, words in (
+            (question("no place", {"image": image}), "has places for 0"),
+            (question([5, 6], {"image": image}), "Give text instead of token ids"),
+            (question("a", {"smell": image}), "unknown kind"),
+            (question("<|image|>", {"image": image}, split_special_tokens=True), "has places for 0"),
+        ):
+            with pytest.raises(RequestError, match=words):
+                prepared(asked)
+
+    def test_a_budget_for_pictures_is_not_one_for_frames(self, gemma4: AskedModel) -> None:
+        kwargs = {"max_soft_tokens": 1120, "num_frames": 3}
+        picture, clip = find_media(ask(PICTURE, CLIP, mm_processor_kwargs=kwargs), gemma4)
+        assert (picture.options.max_soft_tokens, clip.options.max_soft_tokens) == (1120, None)
+        assert clip.options.num_frames == 3
 
     def test_options_without_media(self, gemma4: AskedModel) -> None:
         """Checked all the same; a model that reads text only refuses them."""

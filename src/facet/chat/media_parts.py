@@ -81,6 +81,12 @@ class MediaParts:
             )
         return taken.kind
 
+    def take_value(self, kind: str, value: object, where: str) -> None:
+        """Adds an item that belongs to no message: one of the values beside a prompt."""
+        if kind not in get_args(MediaKind):
+            _refuse(where, f"is of an unknown kind. Known: {', '.join(get_args(MediaKind))}")
+        self.take({"type": kind, kind: value}, where)
+
     def _read(self, part: Mapping[Any, Any], kind: MediaKind | None, names: tuple[str, ...], where: str) -> MediaPart:
         name = next((name for name in names if part.get(name) is not None), None)
         if name is None:

@@ -19,7 +19,9 @@ from facet.media.worker import Done, Job, read_frame, write_frame
 class MediaWorkers:
     """A bounded number of processes, started when they are first needed. Threads may share it."""
 
-    def __init__(self, num_workers: int = 2, *, max_seconds: float = 30.0) -> None:
+    def __init__(self, num_workers: int | None = None, *, max_seconds: float = 30.0) -> None:
+        """`num_workers` None: half of the processor's cores, from two to eight."""
+        num_workers = num_workers or max(2, min(8, (os.cpu_count() or 1) // 2))
         self._max_seconds = max_seconds
         self._decoder = msgspec.msgpack.Decoder(Done)
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()  # the one used last is in the caches

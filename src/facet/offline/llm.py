@@ -14,7 +14,7 @@ from facet.errors import EngineError, RequestError
 from facet.media.prepared import PreparedMedia
 from facet.offline.collector import Collector
 from facet.offline.outputs import RequestOutput
-from facet.offline.prompts import Prompt, as_list, text_or_ids
+from facet.offline.prompts import Prompt, as_list, media_fields, text_or_ids
 from facet.progress import Advance, Bars, Progress, Silent
 from facet.prompts import ChatQuestion, TextQuestion, prepare, read_asked_model
 from facet.prompts.media_reading import find_media, make_media_reader
@@ -80,9 +80,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue each prompt: text, a list of token ids, or {"prompt_token_ids": [...]}. Outputs in their order.
 
-        Special tokens written in a text are recognised, unless `split_special_tokens` makes it plain text only.
+        {"prompt": "...", "multi_modal_data": {"image": picture}} is a text with a placeholder for each item. Special
+        tokens written in a text are recognised, unless `split_special_tokens` makes it plain text only.
         """
-        items = [text_or_ids(prompt) for prompt in as_list(prompts)]
+        given = as_list(prompts)
+        items = [text_or_ids(prompt) for prompt in given]
         params = _one_each(sampling_params, len(items)) or [self.get_default_sampling_params()] * len(items)
         if priority is not None and len(priority) != len(items):
             raise RequestError(f"{len(priority)} priorities for {len(items)} prompts.", field="priority")
@@ -93,6 +95,7 @@ class LLM:
                 is_max_tokens_default=sampling_params is None,
                 split_special_tokens=split_special_tokens,
                 priority=0 if priority is None else priority[index],
+                **media_fields(given[index]),
             )
             for index, (item, sampling) in enumerate(zip(items, params, strict=True))
         ]
@@ -167,8 +170,6 @@ class LLM:
         return outputs
 
     def _read_media(self, question: TextQuestion | ChatQuestion) -> list[tuple[PreparedMedia, ...]]:
-        if not isinstance(question, ChatQuestion):
-            return []
         return [self._media.read(part) for part in find_media(question, self._asked, takes_values=True)]
 
     def _serve(self, requests: Sequence[Request], collector: Collector, advance: Advance) -> None:

@@ -1,7 +1,7 @@
 """Converts the forms in which a prompt may be given into one."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from facet.errors import RequestError
 
@@ -14,7 +14,12 @@ class TokensPrompt(TypedDict):
 
 class TextPrompt(TypedDict):
     prompt: str
+    # By kind, for the placeholders in the prompt: a path, a Pillow image, an array, or a list of them.
+    multi_modal_data: NotRequired[Mapping[str, object]]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
 
+
+_MEDIA_FIELDS = ("multi_modal_data", "mm_processor_kwargs")
 
 Prompt = str | Sequence[int] | TokensPrompt | TextPrompt
 
@@ -32,7 +37,7 @@ def text_or_ids(prompt: Prompt) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):
-        if unknown := set(prompt) - {"prompt", "prompt_token_ids"}:
+        if unknown := set(prompt) - {"prompt", "prompt_token_ids", *_MEDIA_FIELDS}:
             raise RequestError(
                 f"A prompt may hold 'prompt' or 'prompt_token_ids', not {sorted(unknown)}.", field=sorted(unknown)[0]
             )
@@ -42,3 +47,14 @@ def text_or_ids(prompt: Prompt) -> str | list[int]:
             return prompt["prompt"]
         raise RequestError("A prompt given as a mapping needs 'prompt' or 'prompt_token_ids'.", field="prompt")
     return list(prompt)
+
+
+def media_fields(prompt: Prompt) -> dict[str, Any]:
+    """What stands beside a prompt's text, as fields of a question."""
+    if not isinstance(prompt, Mapping):
+        return {}
+    fields = {name: prompt[name] for name in _MEDIA_FIELDS if name in prompt}  # type: ignore[literal-required]
+    for name, value in fields.items():
+        if value is not None and not isinstance(value, Mapping):
+            raise RequestError(f'{name} must be a mapping, as in {{"image": picture}}.', field=name)
+    return fields

@@ -5,7 +5,7 @@ question, reads each in a thread of its own pool, and hands what it got to `prep
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,17 @@ from facet.config import PromptConfig
 from facet.errors import ConfigError
 from facet.media.download import Downloads
 from facet.media.limits import refused
-from facet.media.options import check_options, read_processor_kwargs
+from facet.media.options import MediaOptions, check_options, read_processor_kwargs
 from facet.media.prepared import PreparedMedia
 from facet.media.sources import MediaSources
 from facet.media.spec import MediaSpec
 from facet.media.workers import MediaWorkers
+from facet.media_span import MediaKind
 from facet.prompts.asked_model import AskedModel
-from facet.prompts.questions import ChatQuestion
+from facet.prompts.questions import ChatQuestion, TextQuestion
 
 if TYPE_CHECKING:
     from PIL import Image
-
-_JOB = "facet.media.jobs.prepare_picture_file"  # for the processes that decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +40,18 @@ class MediaReader:
         """Fetches and prepares one part; blocks."""
         if part.value is not None and not isinstance(part.value, str | Path):
             return self._prepare_value(part)
-        data = self._fetched(part)
-        limits, where = self.sources.limits, part.where
-        return self.workers.run(_JOB, data, self.spec.pictures, part.options, limits, where, where=where)
+        data, limits, where = self._fetched(part), self.sources.limits, part.where
+
+        def run(job: str, *arguments: object) -> tuple[PreparedMedia, ...]:
+            return self.workers.run(f"facet.media.jobs.{job}", data, *arguments, limits, where, where=where)
+
+        match part.kind:
+            case "image":
+                return run("prepare_picture_file", self.spec.pictures, part.options)
+            case "audio":
+                return run("prepare_sound_file", self.spec.sounds)
+            case "video":
+                return run("prepare_video_file", self.spec.videos, part.options)
 
     def close(self) -> None:
         self.workers.close()
@@ -60,11 +68,12 @@ class MediaReader:
             raise refused(f"{part.where} cannot be read ({error}). Check the path.") from None
 
     def _prepare_value(self, part: MediaPart) -> tuple[PreparedMedia, ...]:
-        """A picture that a program has in memory, in this process: there is no file to distrust."""
+        """What a program has in memory, in this process: there is no file to distrust."""
         from facet.media.pictures import prepare_picture
 
+        if part.kind != "image" or self.spec.pictures is None:
+            raise refused(f"{part.where} is of type {type(part.value).__name__}. Give the path of a file.")
         image = _as_picture(part.value, part.where)
-        assert self.spec.pictures is not None, "parts are checked against what the model reads"
         content = repr(image.size).encode() + image.tobytes()
         return prepare_picture(image, self.spec.pictures, part.options, content)
 
@@ -79,27 +88,41 @@ def make_media_reader(config: PromptConfig, spec: MediaSpec) -> MediaReader:
     return MediaReader(spec=spec, sources=sources, workers=MediaWorkers(max_seconds=sources.limits.max_seconds))
 
 
-def find_media(question: ChatQuestion, model: AskedModel, *, takes_values: bool = False) -> list[MediaPart]:
-    """The parts of a conversation that are no text, checked against what the model reads, with all options settled.
+def find_media(
+    question: TextQuestion | ChatQuestion, model: AskedModel, *, takes_values: bool = False
+) -> list[MediaPart]:
+    """The parts of a question that are no text, checked against what the model reads, with all options settled.
 
     `takes_values`: content may be a path or a Pillow image, since the caller is a program on this machine.
     """
     if not asks_for_media(question):
         return []
     parts = model.media_parts(takes_values=takes_values)
-    normalize_messages(question.messages, parts.take)
+    if isinstance(question, ChatQuestion):
+        normalize_messages(question.messages, parts.take)
+    else:
+        for kind, values in (question.multi_modal_data or {}).items():
+            for index, value in enumerate(values if isinstance(values, list) else [values]):
+                parts.take_value(kind, value, f"multi_modal_data.{kind}[{index}]")
     asked = read_processor_kwargs(question.mm_processor_kwargs)
     check_options(asked, model.media, "mm_processor_kwargs")
     for part in parts.found:
         check_options(part.options, model.media, "messages")
     others = asked.over(model.media_options)
-    return [part.with_options(part.options.over(others)) for part in parts.found]
+    return [part.with_options(part.options.over(_applying(others, part.kind))) for part in parts.found]
 
 
-def asks_for_media(question: ChatQuestion) -> bool:
+def _applying(options: MediaOptions, kind: MediaKind) -> MediaOptions:
+    """A budget for all pictures is not one for each frame of a video, of which there are dozens."""
+    return replace(options, max_soft_tokens=None, detail=None) if kind == "video" else options
+
+
+def asks_for_media(question: TextQuestion | ChatQuestion) -> bool:
     """Whether a question says anything about media, without a look at the rest: most do not."""
     if question.mm_processor_kwargs is not None:
         return True
+    if isinstance(question, TextQuestion):
+        return bool(question.multi_modal_data)
     if not isinstance(question.messages, Sequence):
         return False
     contents = (message.get("content") for message in question.messages if isinstance(message, Mapping))

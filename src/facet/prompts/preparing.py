@@ -57,13 +57,14 @@ def prepare(
         prompt = PromptText.from_outside(question.prompt)
     else:
         prompt = PromptText(question.prompt)
-    encoded = ExpandedPrompt(token_ids=_encode(prompt, model, question))
+    expanded = _expand(prompt, [Item(one[0].kind, one) for one in media], model, question)
     grammar = answer_grammar(question, any_whitespace=model.any_whitespace)
-    thought = _thought(question, encoded.token_ids, model)
+    thought = _thought(question, expanded.token_ids, model)
     return PreparedQuestion(
         prompt_text=question.prompt if isinstance(question.prompt, str) else None,
-        requests=_make_requests(question, encoded, grammar, thought, model, request_ids),
+        requests=_make_requests(question, expanded, grammar, thought, model, request_ids),
         reply_format=None,
+        media=expanded.media,
     )
 
 
@@ -165,10 +166,20 @@ def _encode(
     )
 
 
-def _expand(prompt: PromptText, items: Sequence[Item], model: AskedModel, question: ChatQuestion) -> ExpandedPrompt:
-    """Token ids of a rendered conversation, with media in their places."""
+def _expand(
+    prompt: PromptText | Sequence[int],
+    items: Sequence[Item],
+    model: AskedModel,
+    question: TextQuestion | ChatQuestion,
+) -> ExpandedPrompt:
+    """Token ids of a prompt, with media in their places."""
     if not items:
         return ExpandedPrompt(token_ids=_encode(prompt, model, question))
+    if not isinstance(prompt, PromptText):
+        raise RequestError(
+            "multi_modal_data needs a prompt with placeholders in words. Give text instead of token ids.",
+            field="multi_modal_data",
+        )
     if _is_cut(question):
         raise RequestError(
             "truncate_prompt_tokens is given, but a prompt with pictures, sound or video is not cut. Leave it out.",

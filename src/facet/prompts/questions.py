@@ -16,6 +16,7 @@ class Question:
     response_format: Mapping[str, Any] | None = None  # OpenAI's
     priority: int = 0
     cache_salt: str | None = None
+    mm_processor_kwargs: Mapping[str, Any] | None = None  # how media are prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class TextQuestion(Question):
     split_special_tokens: bool = False  # read the text of a special token as text
     # Without it only the first of n answers computes them: they are the same for all.
     has_prompt_logprobs_in_every_answer: bool = False
+    multi_modal_data: Mapping[str, object] | None = None  # by kind, one or several for the placeholders in the prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,6 @@ class ChatQuestion(Question):
     reasoning_effort: object = None
     chat_template_kwargs: object = None
     documents: Sequence[Mapping[str, Any]] | None = None
-    mm_processor_kwargs: Mapping[str, Any] | None = None  # how media are prepared
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False  # templates write them
