@@ -20,6 +20,7 @@ from facet.errors import RequestError
 from facet.media.prepared import PreparedMedia
 
 MEMORY_BYTES = 3 << 30  # of addresses: libraries reserve some that they never use
+JOBS = "facet.media.jobs"  # imported while starting, with the libraries it needs
 _LENGTH_BYTES = 8
 
 # The dotted name of a function that returns prepared media, and what to call it with. By name, so that who asks for it
@@ -76,6 +77,8 @@ def main() -> None:
         (resource.RLIMIT_FSIZE, 0),  # nothing to be written to any file
     ):
         resource.setrlimit(limit, (value, value))
+    importlib.import_module(JOBS)
+    write_frame(answers, b"")  # ready: from here on time is counted
     encoder = msgspec.msgpack.Encoder()
     while (frame := read_frame(jobs)) is not None:
         write_frame(answers, encoder.encode(do_job(pickle.loads(frame))))

@@ -15,6 +15,8 @@ from facet.media.limits import refused
 from facet.media.prepared import PreparedMedia
 from facet.media.worker import Done, Job, read_frame, write_frame
 
+_SECONDS_TO_START = 120.0  # on a machine that has much else to do
+
 
 class MediaWorkers:
     """A bounded number of processes, started when they are first needed. Threads may share it."""
@@ -64,7 +66,16 @@ class _Worker:
 
     def do(self, job: bytes, max_seconds: float) -> tuple[bytes | None, bool]:
         """The answer to a job, or None and whether time ran out. Without an answer the process is gone."""
-        process = self._running()
+        answer, timed_out = self._exchanged(self._running(), job, max_seconds)
+        if answer is None:
+            self.stop()
+        return answer, timed_out
+
+    @staticmethod
+    def _exchanged(
+        process: "subprocess.Popen[bytes]", job: bytes | None, max_seconds: float
+    ) -> tuple[bytes | None, bool]:
+        """Sends a job, if there is one, and reads a frame. The process is killed when time runs out."""
         assert process.stdin is not None, "it was started with a pipe"
         assert process.stdout is not None, "it was started with a pipe"
         timed_out = threading.Event()
@@ -76,14 +87,13 @@ class _Worker:
         timer = threading.Timer(max_seconds, end)
         timer.start()
         try:
-            write_frame(process.stdin, job)  # type: ignore[arg-type]
+            if job is not None:
+                write_frame(process.stdin, job)  # type: ignore[arg-type]
             answer = read_frame(process.stdout)  # type: ignore[arg-type]
         except OSError:  # it ended before it had read everything
             answer = None
         finally:
             timer.cancel()
-        if answer is None:
-            self.stop()
         return answer, timed_out.is_set()
 
     def stop(self) -> None:
@@ -115,4 +125,8 @@ class _Worker:
                     "OPENBLAS_NUM_THREADS": "1",
                 },
             )
+            ready, _ = self._exchanged(self._process, None, _SECONDS_TO_START)
+            if ready is None:
+                self.stop()
+                raise EngineError("A process that decodes media could not be started.")
         return self._process

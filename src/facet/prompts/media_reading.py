@@ -19,6 +19,7 @@ from facet.media.options import MediaOptions, check_options, read_processor_kwar
 from facet.media.prepared import PreparedMedia
 from facet.media.sources import MediaSources
 from facet.media.spec import MediaSpec
+from facet.media.worker import JOBS
 from facet.media.workers import MediaWorkers
 from facet.media_span import MediaKind
 from facet.prompts.asked_model import AskedModel
@@ -43,7 +44,7 @@ class MediaReader:
         data, limits, where = self._fetched(part), self.sources.limits, part.where
 
         def run(job: str, *arguments: object) -> tuple[PreparedMedia, ...]:
-            return self.workers.run(f"facet.media.jobs.{job}", data, *arguments, limits, where, where=where)
+            return self.workers.run(f"{JOBS}.{job}", data, *arguments, limits, where, where=where)
 
         match part.kind:
             case "image":

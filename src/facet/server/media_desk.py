@@ -7,7 +7,7 @@ from functools import partial
 from facet.media.prepared import PreparedMedia
 from facet.prompts.asked_model import AskedModel
 from facet.prompts.media_reading import MediaReader, asks_for_media, find_media
-from facet.prompts.questions import ChatQuestion
+from facet.prompts.questions import ChatQuestion, TextQuestion
 
 NUM_THREADS = 8
 
@@ -17,7 +17,7 @@ class MediaDesk:
         self._reader = reader
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="facet-media")
 
-    async def read(self, question: ChatQuestion, model: AskedModel) -> list[tuple[PreparedMedia, ...]]:
+    async def read(self, question: TextQuestion | ChatQuestion, model: AskedModel) -> list[tuple[PreparedMedia, ...]]:
         """What a conversation holds besides text, prepared, in its order."""
         if not asks_for_media(question):
             return []
