@@ -1,7 +1,9 @@
 """Texts that are too long are refused without being encoded as a whole; of those that are cut, only the end is read."""
 
+import json
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import tokenizers
@@ -58,10 +60,48 @@ def test_work_does_not_grow_with_the_text(kind: str, encoded: list[int]) -> None
     assert encoded == []  # as few characters are encoded anyway
 
 
-def test_a_normalizer_that_shortens_texts_is_not_trusted() -> None:
-    backend = build_gemma_like()
-    backend.normalizer = tokenizers.normalizers.Strip()
-    assert not Tokenizer(backend).surely_exceeds(" " * 100_000, 10)
+def backend_that(**changes: Any) -> tokenizers.Tokenizer:
+    description = json.loads(build_gemma_like().to_str())
+    for name, value in changes.items():
+        description[name] = {**description[name], **value} if name == "model" else value
+    return tokenizers.Tokenizer.from_str(json.dumps(description))
+
+
+# Each with a character that it takes any number of for few tokens.
+LOSING = {
+    "normalizer": (backend_that(normalizer={"type": "Strip", "strip_left": True, "strip_right": True}), " "),
+    "pre-tokenizer": (backend_that(pre_tokenizer={"type": "WhitespaceSplit"}), "\n"),
+    "splitting pre-tokenizer": (
+        backend_that(
+            pre_tokenizer={"type": "Split", "pattern": {"String": "e"}, "behavior": "Removed", "invert": False}
+        ),
+        "e",
+    ),
+    "unknown characters": (backend_that(model={"byte_fallback": False, "unk_token": None}), "👀"),
+    "added token": (
+        backend_that(
+            added_tokens=[
+                {"id": 2, "content": "<bos>", "special": True, "lstrip": False, "rstrip": True}
+                | {"single_word": False, "normalized": False}
+            ]
+        ),
+        " ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("backend", "character"), LOSING.values(), ids=LOSING)
+def test_tokenizers_that_lose_characters_have_no_longest_text(backend: tokenizers.Tokenizer, character: str) -> None:
+    tokenizer = Tokenizer(backend)
+    text = "<bos>" + 100_000 * character
+    assert len(tokenizer.encode(text)) < 10
+    assert tokenizer.max_characters(10) is None
+    assert not tokenizer.surely_exceeds(text, 10)
+
+
+def test_the_longest_text_of_some_tokens() -> None:
+    longest = max(TOKENIZER._backend.get_vocab(), key=len)
+    assert TOKENIZER.max_characters(10) == 10 * len(longest)
 
 
 @pytest.mark.parametrize("kind", ["prose", "no blanks"])

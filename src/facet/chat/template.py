@@ -15,7 +15,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -28,18 +28,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from facet.chat.messages import ROLES
 from facet.chat.outside_text import from_outside, unshifted, without_shifted
+from facet.chat.template_values import shortened, strings
 from facet.chat.tracing import TracingEnvironment
 from facet.errors import CheckpointError, RequestError
 from facet.tokens import Tokenizer
 from facet.tokens.files import read_tokenizer_config
 from facet.tokens.prompt_text import PromptText
+from facet.tokens.text_limit import TextLimit
 
 Message = Mapping[str, Any]
 
 # Names a list of templates may use: the one for conversations with tools, and the one for all others.
 _TOOL_TEMPLATE = "tool_use"
 _DEFAULT_TEMPLATE = "default"
-# In characters: from here on it is worth to render a text twice in order to learn sooner that it is too long.
+# In characters: from here on a conversation is rendered twice, the first time to see whether it is too long. That
+# costs little beside encoding it.
 LONG_CONVERSATION = 1 << 16
 
 
@@ -109,13 +112,13 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
-        check_text: Callable[[str], None] | None = None,
+        limit: TextLimit | None = None,
     ) -> PromptText:
         """The text of a conversation, ready for `Tokenizer.encode_prompt`.
 
         `add_generation_prompt` ends it with the opening of the model's reply. `variables` reach the template
-        as they are, for instance {"enable_thinking": True}. `check_text` may refuse a long text before it is rendered
-        the slow way.
+        as they are, for instance {"enable_thinking": True}. A conversation that exceeds the `limit`
+        is refused before all of it is rendered.
         """
         arguments = {
             "messages": messages,
@@ -132,15 +135,18 @@ class ChatTemplate:
             )
         name = _TOOL_TEMPLATE if tools is not None and _TOOL_TEMPLATE in self._templates else _DEFAULT_TEMPLATE
         values = {**variables, **arguments}
+        if limit is not None and sum(map(len, strings(values))) > LONG_CONVERSATION:
+            limit.check(self._render_beginning(name, values, limit.max_characters))
         if self._writes_whole_markers[name] and not self._has_start_of_marker(values):
-            return PromptText(self._render_plainly(name, values))
-        if check_text is not None and sum(map(len, _strings(values))) > LONG_CONVERSATION:
-            check_text(self._render_plainly(name, values))
+            return PromptText(_render(self._templates[name], {**self._special_tokens, **values}))
         rendered = _render(self._tracing_templates[name], {**self._special_tokens, **_from_outside(values)})
         return PromptText(unshifted(rendered), own_text=without_shifted(rendered))
 
-    def _render_plainly(self, name: str, values: Mapping[str, Any]) -> str:
-        return _render(self._templates[name], {**self._special_tokens, **values})
+    def _render_beginning(self, name: str, values: Mapping[str, Any], max_characters: int | None) -> str:
+        """The text, or more than `max_characters` of it for little work and memory."""
+        if max_characters is not None:
+            values = shortened(values, max_characters)
+        return _render(self._templates[name], {**self._special_tokens, **values}, max_characters)
 
     @functools.cached_property
     def _tracing_templates(self) -> dict[str, jinja2.Template]:
@@ -149,12 +155,21 @@ class ChatTemplate:
         return {name: _compile(environment, text, self._origin) for name, text in self._sources.items()}
 
     def _has_start_of_marker(self, values: object) -> bool:
-        return any(start in text for text in _strings(values) for start in self._starts)
+        return any(start in text for text in strings(values) for start in self._starts)
 
 
-def _render(template: jinja2.Template, values: Mapping[str, Any]) -> str:
+def _render(template: jinja2.Template, values: Mapping[str, Any], max_characters: int | None = None) -> str:
+    """The text; of a longer one no more than its beginning, which is longer than `max_characters`, too."""
     try:
-        return template.render(values)
+        if max_characters is None:
+            return template.render(values)
+        parts, num_characters = [], 0
+        for part in template.generate(values):
+            parts.append(part)
+            num_characters += len(part)
+            if num_characters > max_characters:
+                break
+        return "".join(parts)
     except Exception as error:
         # A template indexes, adds and calls what the client sent: any kind of error can come out of it.
         if isinstance(error, _RaisedByTemplateError):
@@ -174,19 +189,6 @@ def _from_outside(values: Mapping[str, Any]) -> dict[str, Any]:
             # One of a few words of our own. Some templates make a marker of it.
             shown["role"] = sent["role"]
     return outside
-
-
-def _strings(value: object) -> Iterator[str]:
-    """Every string in a JSON-like value."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for item in value:
-            yield from _strings(item)
 
 
 def _writes_whole_markers(template: nodes.Template, control_texts: Collection[str]) -> bool:

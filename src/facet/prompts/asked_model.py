@@ -16,6 +16,7 @@ from facet.media_span import MediaKind
 from facet.model.generation_config import GenerationConfig, read_generation_config
 from facet.sampling_params import SamplingParams
 from facet.tokens import Tokenizer
+from facet.tokens.text_limit import TextLimit
 
 _OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
@@ -51,6 +52,10 @@ class AskedModel:
                 field="prompt",
             )
         return self.tokenizer
+
+    def text_limit(self, *, num_contexts: int = 1) -> TextLimit:
+        """What a prompt's text is held against before it is encoded."""
+        return TextLimit(self.require_tokenizer(), self.max_model_len, num_contexts)
 
     def require_template(self) -> ChatTemplate:
         self.require_tokenizer()

@@ -6,7 +6,6 @@ Rendering and encoding take time, so the server calls this in a thread.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from facet.chat.formats import find_thought
@@ -19,7 +18,6 @@ from facet.prompts.asked_model import AskedModel, check_thinking_token_budget
 from facet.prompts.continuing import cut_at, mark_end
 from facet.prompts.expanding import ExpandedPrompt, Item, expand
 from facet.prompts.grammars import answer_grammar, chat_grammar
-from facet.prompts.lengths import check_length
 from facet.prompts.questions import ChatQuestion, Question, TextQuestion
 from facet.prompts.reading import ReplyFormat
 from facet.request import Request
@@ -86,7 +84,7 @@ def render_messages(
         tools=normalize_tools(tools).for_template,
         add_generation_prompt=add_generation_prompt,
         variables=variables,
-        check_text=partial(check_length, model=model, num_contexts=num_contexts),
+        limit=model.text_limit(num_contexts=num_contexts),
     )
 
 
@@ -115,7 +113,7 @@ def _prepare_chat(
         documents=question.documents,
         add_generation_prompt=question.add_generation_prompt and seam is None,
         variables=variables,
-        check_text=None if _is_cut(question) else partial(check_length, model=model),
+        limit=None if _is_cut(question) else model.text_limit(),
     )
     if seam is not None:
         prompt = cut_at(seam, prompt)
@@ -158,7 +156,7 @@ def _encode(
     if not isinstance(prompt, PromptText):
         return tuple(prompt if limit is None else prompt[-limit:])
     if limit is None:
-        check_length(prompt.text, model)
+        model.text_limit().check(prompt.text)
     return tuple(
         model.require_tokenizer().encode_prompt(
             prompt, add_special_tokens=question.add_special_tokens, max_tokens=limit
@@ -185,7 +183,7 @@ def _expand(
             "truncate_prompt_tokens is given, but a prompt with pictures, sound or video is not cut. Leave it out.",
             field="truncate_prompt_tokens",
         )
-    check_length(prompt.text, model)
+    model.text_limit().check(prompt.text)
     tokenizer = model.require_tokenizer()
     return expand(prompt, items, model.media, tokenizer, adds_special_tokens=question.add_special_tokens)
 

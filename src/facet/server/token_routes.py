@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from facet.errors import RequestError
-from facet.prompts.lengths import check_length
 from facet.prompts.preparing import render_messages
 from facet.server.body import BodyDecoder
 from facet.server.frontend import Frontend, json_response
@@ -56,7 +55,7 @@ class TokenizeEndpoint:
             prompt = PromptText.from_outside(fields.prompt or "")
         else:
             prompt = PromptText(fields.prompt or "")
-        check_length(prompt.text, model.asked, num_contexts=TOKENIZED_CONTEXTS)
+        model.asked.text_limit(num_contexts=TOKENIZED_CONTEXTS).check(prompt.text)
         ids = tokenizer.encode_prompt(prompt, add_special_tokens=adds_special_tokens)
         strings = [tokenizer.id_to_token(token_id) or "" for token_id in ids] if fields.return_token_strs else None
         return TokenizeResponse(len(ids), model.max_model_len, ids, strings)

@@ -25,11 +25,16 @@ class TextLength:
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
 
+    def max_characters(self, num_tokens: int) -> int | None:
+        """No longer text has so few tokens. None: a text may have few, however long it is."""
+        return self._longest_token * num_tokens if self._keeps_characters else None
+
     def surely_exceeds(self, text: str, num_tokens: int) -> bool:
         """False: it may fit, and takes no more than a bounded time to encode."""
-        if len(text) <= CHARACTERS_PER_TOKEN * num_tokens:
+        if len(text) <= CHARACTERS_PER_TOKEN * num_tokens or self._has_stripping_tokens:
             return False
-        if self._normalizer_keeps_length and len(text) > self._longest_token * num_tokens:
+        max_characters = self.max_characters(num_tokens)
+        if max_characters is not None and len(text) > max_characters:
             return True
         counted = 0
         for part in _parts(text):
@@ -45,13 +50,17 @@ class TextLength:
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     @cached_property
-    def _normalizer_keeps_length(self) -> bool:
-        """Whether every character is still one when it is looked up, as where blanks become other characters."""
-        if self._backend.normalizer is None:
-            return True
-        normalizer = json.loads(self._backend.normalizer.__getstate__())
-        pattern = normalizer.get("pattern", {}).get("String")
-        return normalizer["type"] == "Replace" and pattern is not None and len(pattern) == len(normalizer["content"])
+    def _keeps_characters(self) -> bool:
+        """Whether every character becomes part of a token that is written with it, or one of its own."""
+        backend = self._backend
+        is_spelled = isinstance(backend.model, tokenizers.models.BPE) and backend.model.byte_fallback
+        is_looked_up = _keeps_length(backend.normalizer) and _only_splits(backend.pre_tokenizer)
+        return is_spelled and is_looked_up and not self._has_stripping_tokens
+
+    @cached_property
+    def _has_stripping_tokens(self) -> bool:
+        """Whether there are tokens that take in all white space beside them. Gemma has none."""
+        return any(token.lstrip or token.rstrip for token in self._backend.get_added_tokens_decoder().values())
 
 
 def _parts(text: str) -> Iterator[str]:
@@ -63,3 +72,20 @@ def _parts(text: str) -> Iterator[str]:
             end -= len(near) - len(near.rstrip().rpartition(" ")[0]) if " " in near.rstrip() else 0
         yield text[start:end]
         start = end
+
+
+def _keeps_length(normalizer: tokenizers.normalizers.Normalizer | None) -> bool:
+    """Whether it turns every character into one, as where blanks become other characters."""
+    if normalizer is None:
+        return True
+    state = json.loads(normalizer.__getstate__())
+    pattern = state.get("pattern", {}).get("String")
+    return state["type"] == "Replace" and pattern is not None and len(pattern) == len(state["content"])
+
+
+def _only_splits(pre_tokenizer: tokenizers.pre_tokenizers.PreTokenizer | None) -> bool:
+    """Whether it leaves every character where it is, as other kinds leave blanks out."""
+    if pre_tokenizer is None:
+        return True
+    state = json.loads(pre_tokenizer.__getstate__())
+    return bool(state["type"] == "Split" and state["behavior"] != "Removed")

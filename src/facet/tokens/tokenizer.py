@@ -129,6 +129,10 @@ class Tokenizer:
         """A token's spelling in the vocabulary; None for an id past its end."""
         return self._backend.id_to_token(token_id)
 
+    def max_characters(self, num_tokens: int) -> int | None:
+        """The length of the longest text that may have so few tokens; None where there is no such bound."""
+        return self._length.max_characters(num_tokens)
+
     def surely_exceeds(self, text: str, num_tokens: int) -> bool:
         """Whether a text has more tokens than that, in a time that does not depend on its length.
 

@@ -1,0 +1,32 @@
+"""Refuses texts that cannot fit the context before much work is done for them."""
+
+from dataclasses import dataclass
+
+from facet.errors import RequestError
+from facet.tokens.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimit:
+    tokenizer: Tokenizer
+    max_model_len: int
+    num_contexts: int = 1  # a text may fill several, where it is only to be counted
+
+    @property
+    def max_tokens(self) -> int:
+        return self.num_contexts * self.max_model_len
+
+    @property
+    def max_characters(self) -> int | None:
+        """Longer texts surely have too many tokens. None: they may have few, however long they are."""
+        return self.tokenizer.max_characters(self.max_tokens)
+
+    def check(self, text: str) -> None:
+        """Refuses a text, of which this may be only a part, that surely has too many tokens."""
+        if self.tokenizer.surely_exceeds(text, self.max_tokens):
+            contexts = f"{self.num_contexts} times the context of " if self.num_contexts > 1 else "the context of "
+            raise RequestError(
+                f"The prompt has at least {len(text):,} characters and therefore more than {self.max_tokens} tokens, "
+                f"but only {contexts}{self.max_model_len} is allowed. Shorten the prompt.",
+                field="prompt",
+            )
