@@ -76,6 +76,13 @@ class TestThroughAPipe:
             assert "<|think|>" in server.prompts[0]
             assert "<|think|>" not in server.prompts[1]
 
+    def test_thoughts_have_a_budget(self, chat: Chat) -> None:
+        lines = "How?\n/set thinking_token_budget 30\nHow?\n/set thinking_token_budget default\nHow?\n"
+        with scripted_server(["light"]) as server:
+            code, _, err = chat(server, lines, "--think", "--thinking-token-budget", "12")
+            assert (code, err) == (0, "")
+            assert [request.sampling.thinking_token_budget for request in server.engine.submitted] == [12, 30, None]
+
     def test_commands(self, chat: Chat) -> None:
         lines = "/system Be brief.\n/set temperature 0.25\n/set seed 7\nHi\n/clear\n/set temperature default\nAgain\n"
         with scripted_server(["one"]) as server:
@@ -100,6 +107,7 @@ class TestThroughAPipe:
             ("/set heat 3", "There is no setting 'heat'. There are: temperature"),
             ("/set temperature hot", "temperature must be a number, not 'hot'"),
             ("/set top_k 1.5", "top_k must be a whole number, not '1.5'"),
+            ("/set thinking_token_budget -1", "thinking_token_budget is -1, but must be 0 (no thought) or more"),
             ("/set temperature -1", "temperature is -1.0, but must be 0 (greedy) or more."),
         ],
     )

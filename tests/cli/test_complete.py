@@ -55,11 +55,12 @@ class TestAnswers:
     def test_settings(self, complete: Complete) -> None:
         with scripted_server(["one two three four"]) as server:
             flags = ["--temperature", "0.5", "--seed", "3", "--top-k", "7", "--top-p", "0.5", "--max-tokens", "50"]
-            flags += ["--stop", "[", "--stop", "three"]
+            flags += ["--stop", "[", "--stop", "three", "--thinking-token-budget", "9"]
             assert complete(server, *flags, "Count.", "--system", "Be brief.") == (0, "one two \n", "")
             sampling = server.request.sampling
             assert (sampling.temperature, sampling.seed, sampling.top_k, sampling.top_p) == (0.5, 3, 7, 0.5)
             assert (sampling.max_tokens, sampling.stop) == (50, ("[", "three"))
+            assert sampling.thinking_token_budget == 9
             assert "system\nBe brief.<turn|>" in server.prompts[0]
 
     @pytest.mark.parametrize("arguments", [("-",), ()])

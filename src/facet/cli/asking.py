@@ -18,7 +18,7 @@ from facet.config import ModelConfig, ServerConfig, setting
 from facet.errors import ConfigError, RequestError
 
 NO_SEED = -1
-_ANSWER_SETTINGS = ("temperature", "top_p", "top_k", "max_tokens")
+_ANSWER_SETTINGS = ("thinking_token_budget", "temperature", "top_p", "top_k", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,9 @@ class AskConfig(ModelConfig):
     system: str | None = setting(None, "system prompt")
     tools: str | None = setting(None, "JSON file with tools in OpenAI's format")
     think: bool = setting(False, "let the model think before it answers")
+    thinking_token_budget: int | None = setting(
+        None, "maximum number of tokens of the thoughts in an answer; default: no limit of their own"
+    )
     temperature: float | None = setting(
         None, "sampling temperature; 0: always the most likely token; default: the model's own"
     )

@@ -15,6 +15,7 @@ SETTINGS: dict[str, type[int] | type[float]] = {
     "top_k": int,
     "min_p": float,
     "max_tokens": int,
+    "thinking_token_budget": int,
     "seed": int,
     "repetition_penalty": float,
     "presence_penalty": float,
