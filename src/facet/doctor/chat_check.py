@@ -5,14 +5,16 @@ and get their tokens in turns.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from facet.chat import ChatTemplate, Delta, make_reply_parser, normalize_messages, normalize_tools, template_variables
+from facet.chat import ChatTemplate, Delta, make_reply_parser
 from facet.doctor.engines import Setup, make_engine, run_alone, run_together
 from facet.doctor.findings import Finding, skipped
 from facet.doctor.patient import Patient, compare
 from facet.doctor.workload import NUM_BEST, widest_window
 from facet.errors import RequestError
+from facet.prompts import AskedModel, ChatQuestion, prepare
 from facet.request import Request
 from facet.sampling_params import SamplingParams
 from facet.tokens import Tokenizer
@@ -76,7 +78,10 @@ def check_chat(patient: Patient) -> Iterator[Finding]:
 
 
 def _requests(patient: Patient, tokenizer: Tokenizer, template: ChatTemplate) -> list[Request]:
-    tools = normalize_tools(TOOLS, None)
+    """As a server makes them."""
+    asked = AskedModel(
+        max_model_len=patient.model.num_positions, eos_token_ids=(), tokenizer=tokenizer, template=template
+    )
     sampling = SamplingParams(
         temperature=0.0,
         max_tokens=patient.effort.num_tokens,
@@ -85,10 +90,12 @@ def _requests(patient: Patient, tokenizer: Tokenizer, template: ChatTemplate) ->
     )
     requests = []
     for index, question in enumerate(QUESTIONS):
-        messages = normalize_messages([{"role": "user", "content": question}])
-        prompt = template.render(messages, tools=tools.for_template, variables=template_variables())
-        token_ids = tokenizer.encode_prompt(prompt)
-        requests.append(Request(request_id=f"chat-{index}", prompt_token_ids=tuple(token_ids), sampling=sampling))
+        messages = [{"role": "user", "content": question}]
+        prepared = prepare(
+            ChatQuestion(messages=messages, tools=TOOLS, sampling=sampling), asked, request_ids=[f"chat-{index}"]
+        )
+        # The engines of an examination have no grammars; calls are as the model writes them.
+        requests += [replace(request, grammar=None) for request in prepared.requests]
     return requests
 
 
