@@ -1,8 +1,13 @@
-"""Five hundred requests with budgets of their own, all at once, on the bundled model: thoughts end, answers follow."""
+"""Requests with budgets of their own, many at once, on the bundled model: thoughts end, answers follow."""
 
+import json
 import random
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from facet import LLM, SamplingParams, StructuredOutputsParams
 from facet.offline import CompletionOutput
@@ -12,6 +17,41 @@ from facet.thoughts import ThoughtCounter, ThoughtTokens
 NUM_CHATS, NUM_TEXTS = 420, 80
 ASKED = ["What is Facet?", "What is two plus five?", "Tell me a story.", "Sort these: pear, fig, apple."]
 DIGITS = StructuredOutputsParams(regex="[0-9]{3}")
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+FORECAST = {"type": "function", "function": {"name": "forecast", "parameters": SCHEMA}}
+# What constrains an answer behind its thought, besides `structured_outputs`.
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    "json_schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}},
+    "required tool": {"tools": [FORECAST], "tool_choice": "required", "parallel_tool_calls": False},
+    "named tool": {"tools": [FORECAST], "tool_choice": {"type": "function", "function": {"name": "forecast"}}},
+}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """With too little memory for all that may run at once."""
+    llm = LLM(
+        device="cpu", max_model_len=512, max_num_seqs=96, kv_cache_memory_bytes=12 << 20, show_progress=False, seed=1
+    )
+    yield llm
+    llm.close()
+
+
+def make_thought(llm: LLM, *, is_open: bool = False) -> ThoughtTokens:
+    find = llm.get_tokenizer().token_to_id
+    open_id, close_id = find("<|channel>"), find("<channel|>")
+    ends = [find(text) for text in ("<eos>", "<turn|>", "<|turn>", "<|tool_response>")]
+    assert open_id is not None
+    assert close_id is not None
+    turn_end_ids = tuple(end for end in ends if end is not None)
+    return ThoughtTokens(open_id=open_id, close_id=close_id, turn_end_ids=turn_end_ids, is_open=is_open)
 
 
 def make_settings(count: int, close_id: int) -> list[SamplingParams]:
@@ -51,16 +91,8 @@ def check(answer: CompletionOutput, settings: SamplingParams, thought: ThoughtTo
     return -1 if num_forced is None else num_forced
 
 
-def test_five_hundred_budgets() -> None:
-    llm = LLM(
-        device="cpu", max_model_len=512, max_num_seqs=96, kv_cache_memory_bytes=12 << 20, show_progress=False, seed=1
-    )
-    tokenizer = llm.get_tokenizer()
-    open_id, close_id = tokenizer.token_to_id("<|channel>"), tokenizer.token_to_id("<channel|>")
-    assert open_id is not None
-    assert close_id is not None
-    ends = tuple(tokenizer.token_to_id(text) for text in ("<eos>", "<turn|>", "<|turn>", "<|tool_response>"))
-
+def test_five_hundred_budgets(llm: LLM) -> None:
+    close_id = make_thought(llm).close_id
     chats = make_settings(NUM_CHATS, close_id)
     messages = [[{"role": "user", "content": ASKED[index % len(ASKED)]}] for index in range(NUM_CHATS)]
     outputs = llm.chat(messages, chats, chat_template_kwargs={"enable_thinking": True}, use_tqdm=False)
@@ -72,17 +104,11 @@ def test_five_hundred_budgets() -> None:
 
     num_closed = 0
     for index, (output, settings) in enumerate(zip(outputs, [*chats, *texts], strict=True)):
-        is_open = index >= NUM_CHATS
-        thought = ThoughtTokens(
-            open_id=open_id,
-            close_id=close_id,
-            turn_end_ids=tuple(end for end in ends if end is not None),
-            is_open=is_open,
-        )
+        thought = make_thought(llm, is_open=index >= NUM_CHATS)
         for answer in output.outputs:
             num_closed += check(answer, settings, thought) == settings.thinking_token_budget
-            if settings.thinking_token_budget == 0 and not is_open:
-                assert open_id not in answer.token_ids
+            if settings.thinking_token_budget == 0 and not thought.is_open:
+                assert thought.open_id not in answer.token_ids
                 assert answer.reply is not None
                 assert answer.reply.reasoning is None
             if settings.structured_outputs is not None:
@@ -91,4 +117,38 @@ def test_five_hundred_budgets() -> None:
                 assert answer.finish_reason == "stop"
     assert num_closed > 300
     assert llm.stats().num_preemptions > 0
-    llm.close()
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=CONSTRAINTS)
+def test_what_constrains_an_answer_begins_behind_the_thought(llm: LLM, constraint: dict[str, Any]) -> None:
+    thought = make_thought(llm)
+    num_preempted = llm.stats().num_preemptions
+    # Longer than with bare texts: the prompts name tools, and three answers each must not fit all together.
+    count = 40
+    many = [
+        replace(settings, n=3 if index % 4 == 0 else 1, structured_outputs=None, max_tokens=64)
+        for index, settings in enumerate(make_settings(count, thought.close_id))
+    ]
+    messages = [[{"role": "user", "content": ASKED[index % len(ASKED)]}] for index in range(count)]
+    outputs = llm.chat(messages, many, chat_template_kwargs={"enable_thinking": True}, use_tqdm=False, **constraint)
+    num_closed = 0
+    for output, settings in zip(outputs, many, strict=True):
+        assert len(output.outputs) == settings.n
+        for answer in output.outputs:
+            num_closed += check(answer, settings, thought) == settings.thinking_token_budget
+            reply = answer.reply
+            assert reply is not None
+            if "response_format" in constraint:
+                assert answer.finish_reason == "stop"
+                written = reply.content or ""
+            else:
+                assert answer.finish_reason == "tool_calls"
+                (call,) = reply.tool_calls
+                assert call.function.name == "forecast"
+                written = call.function.arguments
+            values = json.loads(written)
+            assert sorted(values) == ["city", "days"]
+            assert values["city"] in ("Paris", "Oslo")
+            assert values["days"] in range(1, 10)
+    assert num_closed > count // 2
+    assert llm.stats().num_preemptions > num_preempted
