@@ -157,7 +157,7 @@ class TestGguf:
         assert local_folder(str(tmp_path)) == tmp_path / "gemma-Q4_0.gguf"
         (tmp_path / "gemma-Q8_0.gguf").touch()
         assert "has several GGUF files: gemma-Q4_0.gguf, gemma-Q8_0.gguf. Name one" in refusal(str(tmp_path))
-        (tmp_path / "config.json").touch()
+        (tmp_path / "model.safetensors").touch()
         assert local_folder(str(tmp_path)) == tmp_path
 
     def test_the_first_of_several_parts(self, tmp_path: Path) -> None:

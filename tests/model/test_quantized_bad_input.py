@@ -24,7 +24,7 @@ from tests.model.quantized_files import (
     ints,
     tensors_of,
 )
-from tests.tiny_checkpoints import write_checkpoint
+from tests.tiny_checkpoints import write_checkpoint, write_config
 
 LAYER = "model.layers.1.mlp.down_proj"
 Change = Callable[[dict[str, Tensor]], None]
@@ -211,6 +211,13 @@ def inputs(**given: Any) -> Variant:
 )
 def test_configs_that_are_not_read(variant: Variant, words: str, tmp_path: Path) -> None:
     assert re.search(words, refusal(tmp_path, variant)), words
+
+
+def test_pickled_files_are_not_read(tmp_path: Path) -> None:
+    write_config(tmp_path, config_of(VARIANTS[INT4]))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02}q\x00.")
+    with pytest.raises(UserError, match=r"holds pickled weights \(pytorch_model.bin\), which are programs"):
+        load(tmp_path, dtype="float32")
 
 
 def test_outputs_that_are_rounded_are_not_read(tmp_path: Path) -> None:

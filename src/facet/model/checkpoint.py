@@ -74,6 +74,12 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
     single = folder / "model.safetensors"
     files = (single,) if single.exists() else tuple(sorted(folder.glob("*.safetensors")))
     files = files or tuple(sorted(folder.glob(f"*{GGUF_SUFFIX}")))
+    pickled = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth"))
+    if not files and pickled:
+        raise CheckpointError(
+            f"{folder} holds pickled weights ({_some(pickled, 3)}), which are programs and are not run. Use a "
+            "checkpoint in safetensors; torchao's files have none."
+        )
     if not files:
         raise CheckpointError(f"{folder} holds no .safetensors file.")
     return files

@@ -10,7 +10,7 @@ from typing import TypeVar
 from facet.errors import CheckpointError
 from facet.model.config_fields import shown
 from facet.model.gguf.choosing import choose_file, model_files
-from facet.model.gguf.folder import SUFFIX, unfold
+from facet.model.gguf.folder import SUFFIX, is_unfolded, unfold
 
 CONFIG_ONLY = ("config.json", "generation_config.json", "hf_quant_config.json")
 TEXT_MODEL = (*CONFIG_ONLY, "*.safetensors", "model.safetensors.index.json", "tokenizer*", "*.jinja", "special_tokens*")
@@ -48,10 +48,12 @@ def local_folder(model: str, *, revision: str | None = None, patterns: tuple[str
 
 
 def _whole_or_unfolded(folder: Path) -> Path:
-    if (folder / "config.json").exists():
+    """A config.json beside a GGUF file alone is not what the file says: norms are stored in another way."""
+    names = os.listdir(folder)
+    found = model_files(names)
+    if not found or is_unfolded(folder) or any(name.endswith(".safetensors") for name in names):
         return folder
-    found = model_files(os.listdir(folder))
-    return unfold(folder / choose_file(found, None, str(folder))) if found else folder
+    return unfold(folder / choose_file(found, None, str(folder)))
 
 
 def _download_file(model: str, revision: str | None, wanted: str | None) -> Path:

@@ -16,7 +16,7 @@ from facet.errors import CheckpointError
 from facet.model.config_fields import shown
 from facet.model.gguf.config import architecture_of, make_config, make_generation_config
 from facet.model.gguf.container import Gguf
-from facet.model.gguf.tokenizer import make_tokenizer, special_tokens
+from facet.model.gguf.tokenizer import has_tokenizer, make_tokenizer, special_tokens
 
 SUFFIX = ".gguf"
 _REVISION = 1  # of what is put into a folder; raise it when that changes
@@ -52,17 +52,21 @@ def unfold(path: Path) -> Path:
     return folder
 
 
+def is_unfolded(folder: Path) -> bool:
+    return folder.parent == _cache_folder()
+
+
 def _contents(files: list[Gguf]) -> dict[str, str]:
     """Small files, by name."""
     first = files[0]
     architecture_of(first)  # before anything else is looked for in it
-    tokenizer = make_tokenizer(first.metadata, first.path.name)
     objects: dict[str, Any] = {
         "config.json": make_config(files),
         "generation_config.json": make_generation_config(first),
-        "tokenizer_config.json": special_tokens(first.metadata),
-        "tokenizer.json": tokenizer,
     }
+    if has_tokenizer(first.metadata):
+        objects["tokenizer_config.json"] = special_tokens(first.metadata)
+        objects["tokenizer.json"] = make_tokenizer(first.metadata, first.path.name)
     contents = {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
         for name, value in objects.items()

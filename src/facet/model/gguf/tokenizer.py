@@ -20,6 +20,11 @@ _USUAL_UNKNOWN = "<unk>"
 _MOVED_SPACE = chr(256 + ord(" "))
 
 
+def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
+    """A file without one still serves token ids."""
+    return any(name.startswith("tokenizer.") for name in metadata)
+
+
 def make_tokenizer(metadata: Mapping[str, Any], where: str) -> dict[str, Any] | str:
     """The contents of tokenizer.json, parsed, or, where the file has them, as they are."""
     whole = metadata.get("tokenizer.huggingface.json")
