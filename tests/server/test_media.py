@@ -1,11 +1,16 @@
 """Pictures over HTTP, in front of a scripted engine: what reaches the engine, what is refused, and who waits."""
 
 import base64
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from facet.chat.media_parts import MediaPart
+from facet.media.prepared import PreparedMedia
+from facet.prompts.media_reading import MediaReader
 from tests.media.hostile_pictures import good_files
 from tests.prompts.media_models import make_gemma4
 from tests.server.conftest import Scripted
@@ -92,3 +97,24 @@ def test_a_server_that_reads_text_only(scripted: Scripted) -> None:
         assert response.status_code == 400
         assert response.json()["error"]["param"] == "mm_processor_kwargs"
         assert not engine.submitted
+
+
+def test_a_slow_picture_keeps_nobody_waiting(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than there are threads for prompts."""
+    released = threading.Event()
+
+    def read(self: MediaReader, part: MediaPart) -> tuple[PreparedMedia, ...]:
+        assert released.wait(60)
+        return (PreparedMedia(kind="image", content_key="k", num_tokens=3, arrays={}),)
+
+    monkeypatch.setattr(MediaReader, "read", read)
+    asked = make_gemma4()
+    model = {name: getattr(asked, name) for name in ("tokenizer", "template", "media")} | {"eos_token_ids": (1,)}
+    with scripted([40, 1], model=model, num_tokenizer_threads=1) as (server, engine), ThreadPoolExecutor(6) as pool:
+        slow = [pool.submit(ask, server, "look", picture()) for _ in range(6)]
+        try:
+            assert [ask(server, f"text {index}").status_code for index in range(3)] == [200] * 3
+            assert len(engine.submitted) == 3
+        finally:
+            released.set()
+        assert [future.result().status_code for future in slow] == [200] * 6
