@@ -14,11 +14,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 
 from facet.cli import main, make_parser
 from facet.cli.flags import config_from
 from facet.config import ServerConfig
-from facet.server.run import is_loopback, with_key_of_environment
+from facet.server.run import DrainingServer, is_loopback, with_key_of_environment
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
 
@@ -164,3 +165,12 @@ def test_from_start_to_stop(tiny_model: Callable[[str], TinyModel], tmp_path: Pa
     assert "SIGTERM: finishing running requests" in text
     assert re.search(r"cmpl-\w+\[0\]: \d+ \+ 400 tokens, length", text)
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_server_at_once(second: signal.Signals) -> None:
+    server = DrainingServer(uvicorn.Config(lambda: None), "")
+    server._stop(signal.SIGTERM)
+    assert (server.should_exit, server.force_exit) == (True, False)
+    server._stop(second)
+    assert server.force_exit

@@ -54,8 +54,10 @@ class DrainingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def _stop(self, number: int) -> None:
-        if not self.should_exit:
-            logger.info("%s: finishing running requests, then stopping.", signal.Signals(number).name)
+        if self.should_exit:
+            self.force_exit = True
+            return
+        logger.info("%s: finishing running requests, then stopping.", signal.Signals(number).name)
         self.handle_exit(number, None)
 
 
