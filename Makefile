@@ -3,6 +3,7 @@
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
+CLIENTS := .venv-clients
 CODE := src tests tools benchmarks
 BIN := $(VENV)/bin
 # Not compiled to bytecode: most of torch is never imported, and compiling all of it takes longer than the first start.
@@ -14,7 +15,7 @@ INSTALLED_FOR_TESTS := $(VENV)/.installed-for-tests
 REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check static format browser clean
+.PHONY: help serve test check static format browser clients clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,8 +44,11 @@ browser: ## install Chromium for the tests of the page, which are skipped withou
 		echo "  apt-get install chromium chromium-driver" >&2; exit 1; \
 	fi
 
+clients: $(INSTALLED) $(CLIENTS)/.installed ## try heavier clients (langchain, openai-agents, AI SDK, ...) on the bundled model
+	$(BIN)/python tests/clients/run.py $(CLIENTS)/bin/python $(ARGS)
+
 clean: ## remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 static: $(INSTALLED_FOR_TESTS)
@@ -59,6 +63,11 @@ $(INSTALLED): $(REQUIREMENTS) | $(BIN)/python
 $(INSTALLED_FOR_TESTS): $(REQUIREMENTS) | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[test]'
 	@touch $(INSTALLED) $@
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { \

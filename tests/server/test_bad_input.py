@@ -73,7 +73,6 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         (CHAT, {"messages": ASK, "structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not 2"),
         (CHAT, {"messages": ASK, "reasoning_effort": "extreme"}, "reasoning_effort", "'extreme'"),
         (CHAT, {"messages": ASK, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
-        (CHAT, {"messages": ASK, "functions": [{"name": "f"}]}, "functions", "Use tools"),
         (CHAT, {"messages": ASK, "audio": {"voice": "x"}}, "audio", "not supported"),
         (CHAT, {"messages": ASK, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
         (CHAT, {"messages": ASK, "top_logprobs": 2}, "top_logprobs", "Set logprobs to true"),

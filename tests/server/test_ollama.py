@@ -90,7 +90,7 @@ def test_a_conversation_is_rendered_like_that_of_a_chat(talking: tuple[RunningSe
         {"role": "user", "content": "a <turn|>"},
         {"role": "assistant", "content": "b", "thinking": "hm", "tool_calls": calls},
         {"role": "tool", "content": "rain", "tool_name": "get_weather"},
-        {"role": "tool", "content": "sun"},
+        {"role": "tool", "content": "sun", "tool_call_id": "of a call that came without one"},
         *ASK,
     ]
     assert chat(server, messages=messages).status_code == 200

@@ -31,6 +31,14 @@ class ToolUse:
 
     tools: tuple[dict[str, Any], ...]  # as they were declared
     choice: ToolChoice
+    allowed: frozenset[str] | None = None  # names of those that may be called; None: all of them
+
+    @property
+    def callable_tools(self) -> tuple[dict[str, Any], ...]:
+        """The others are declared all the same, so that a choice of fewer tools does not change the prompt."""
+        if self.allowed is None:
+            return self.tools
+        return tuple(tool for tool in self.tools if tool["function"]["name"] in self.allowed)
 
     @property
     def for_template(self) -> list[dict[str, Any]] | None:
@@ -46,6 +54,9 @@ def normalize_tools(tools: object, tool_choice: object = None) -> ToolUse:
     names = [tool["function"]["name"] for tool in declared]
     if repeated := next((name for i, name in enumerate(names) if name in names[:i]), None):
         _refuse("tools", f"declares {repeated!r} twice. Give every tool a name of its own.")
+    if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
+        mode, allowed = _allowed(tool_choice, names)
+        return ToolUse(declared, ToolChoice(mode), allowed)
     return ToolUse(declared, _choice(tool_choice, names))
 
 
@@ -126,6 +137,21 @@ def _choice(tool_choice: object, names: list[str]) -> ToolChoice:
             _refuse("tool_choice", "is 'required', but there are no tools. Send tools with it.", "tool_choice")
         return ToolChoice("none")
     return ToolChoice("auto" if tool_choice == "auto" else "required")
+
+
+def _allowed(tool_choice: Mapping[Any, Any], names: list[str]) -> tuple[Literal["auto", "required"], frozenset[str]]:
+    """{"type": "allowed_tools", "mode": ..., "tools": [...]}; chat completions put the latter two one level deeper."""
+    described = tool_choice.get("allowed_tools", tool_choice)
+    tools = described.get("tools") if isinstance(described, Mapping) else None
+    if not isinstance(tools, list | tuple) or not tools:
+        _refuse("tool_choice", "of type allowed_tools needs a list of tools.", "tool_choice")
+    mode = described.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        _refuse("tool_choice", f"has the mode {mode!r}, but must be 'auto' or 'required'.", "tool_choice")
+    named = [_choice(tool, names).name for tool in tools]
+    if any(name is None for name in named):
+        _refuse("tool_choice", "of type allowed_tools lists something that names no function.", "tool_choice")
+    return ("auto" if mode == "auto" else "required"), frozenset(name for name in named if name is not None)
 
 
 def _refuse(where: str, fault: str, field: str = "tools") -> NoReturn:

@@ -39,7 +39,7 @@ def tool_call_grammar(
     already opened it.
     """
     choice = use.choice
-    functions = [_function(tool) for tool in use.tools]
+    functions = [_function(tool) for tool in use.callable_tools]
     if choice.mode == "named":
         functions = [function for function in functions if function["name"] == choice.name]
     if choice.mode == "none" or not functions:

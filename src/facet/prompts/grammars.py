@@ -68,15 +68,16 @@ def chat_grammar(
     bound = answer_grammar(question, thought, any_whitespace=any_whitespace)
     if use.choice.mode == "none":
         return bound
-    if bound is not None:
+    is_auto = use.choice.mode == "auto"
+    # Where calls are all that may come, there is no text for a format to apply to.
+    if bound is not None and (is_auto or bound.field != "response_format"):
         raise RequestError(
             f"{bound.field} constrains the whole answer, which leaves no room for tool calls. Set tool_choice to none, "
             f"or leave {bound.field} out.",
             field=bound.field,
         )
-    is_auto = use.choice.mode == "auto"
     if markers is None:
-        if is_auto:
+        if is_auto and use.allowed is None:
             return None
         raise RequestError("This model has no format of its own for tool calls. Use auto.", field="tool_choice")
     try:
@@ -88,7 +89,7 @@ def chat_grammar(
             starts_in_thought=starts_in_thought,
         )
     except RequestError as error:
-        if not is_auto or any(tool["function"].get("strict") for tool in use.tools):
+        if not is_auto or use.allowed is not None or any(tool["function"].get("strict") for tool in use.tools):
             raise
         # Nothing was promised: calls are parsed as the model writes them, without a grammar.
         logger.warning("Tool calls are not constrained to their schemas: %s", error)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,7 @@ from facet.server.protocol.chat import (
     ChatResponse,
     FunctionCall,
     FunctionDelta,
+    LegacyChatMessage,
     ToolCall,
     ToolCallDelta,
 )
@@ -44,6 +46,7 @@ class ChatExchange:
         *,
         always_ends_with_usage: bool,
     ) -> None:
+        """If `echo` asks for it, every answer begins with the last message, where that is the assistant's."""
         self.dialect = OPENAI
         self.response_id = response_id
         self._fields = fields
@@ -55,11 +58,14 @@ class ChatExchange:
         assert reply_format is not None, "a chat is answered with a reply"
         self._shapes = LogprobShapes(tokenizer, as_token_ids=bool(fields.return_tokens_as_token_ids))
         keeps_thoughts = fields.include_reasoning is not False
+        self._echoed = last_reply(fields.messages) if fields.echo else ""
         self.answers: Sequence[ChatAnswer] = [
             ChatAnswer(
                 index,
                 ReplyReader(request, tokenizer, reply_format, keeps_thoughts=keeps_thoughts),
                 self._shapes if fields.logprobs else None,
+                echoed=self._echoed,
+                calls_functions=bool(fields.functions),
             )
             for index, request in enumerate(prepared.requests)
         ]
@@ -83,6 +89,9 @@ class ChatExchange:
         chunks = [self._chunk([answer.first_chunk()], has_usage=self._always_has_usage) for answer in self.answers]
         if self._fields.return_token_ids:
             chunks[0].prompt_token_ids = self._prompt_token_ids
+        if self._echoed:
+            has_usage = self._always_has_usage
+            chunks += [self._chunk([answer.echo_chunk()], has_usage=has_usage) for answer in self.answers]
         return [*chunks]
 
     def chunks(self, answer: "ChatAnswer", new: NewTokens) -> list[msgspec.Struct]:
@@ -116,9 +125,15 @@ class ChatExchange:
 
 
 class ChatAnswer:
-    """One answer, fed with tokens. `shapes` are those of log-probabilities, where they are asked for."""
+    """One answer, fed with tokens. `shapes` are those of log-probabilities, where they are asked for.
 
-    def __init__(self, index: int, reader: ReplyReader, shapes: LogprobShapes | None) -> None:
+    `echoed` comes before its content. With `calls_functions` a call is written in the form that came before tools.
+    """
+
+    def __init__(
+        self, index: int, reader: ReplyReader, shapes: LogprobShapes | None, *, echoed: str, calls_functions: bool
+    ) -> None:
+        self._echoed, self._calls_functions = echoed, calls_functions
         self.tokens = reader.tokens
         self.feed = reader.feed
         self._index = index
@@ -130,11 +145,15 @@ class ChatAnswer:
     def first_chunk(self) -> ChatChunkChoice:
         return ChatChunkChoice(self._index, ChatDelta(role="assistant", content=""))
 
+    def echo_chunk(self) -> ChatChunkChoice:
+        return ChatChunkChoice(self._index, ChatDelta(content=self._echoed))
+
     def chunks(self, deltas: list[Delta]) -> list[ChatChunkChoice]:
         """One for each delta, and one for the end."""
-        choices = [ChatChunkChoice(self._index, as_wire(delta)) for delta in deltas]
+        as_delta = as_legacy_wire if self._calls_functions else as_wire
+        choices = [ChatChunkChoice(self._index, as_delta(delta)) for delta in deltas]
         if self.tokens.finish_reason is not None:
-            final = ChatFinalChoice(self._index, ChatDelta(), None, self._reader.finish_reason, self.tokens.stop_reason)
+            final = ChatFinalChoice(self._index, ChatDelta(), None, self._finish_reason, self.tokens.stop_reason)
             choices.append(final)
         if choices and self._shapes is not None:
             # With the first event that follows them: a token whose text is held back has its turn later.
@@ -147,23 +166,30 @@ class ChatAnswer:
         return self.tokens.token_ids[start:]
 
     def choice(self, *, with_token_ids: bool) -> ChatChoice:
-        reply = self._reader.reply()
         return ChatChoice(
             index=self._index,
-            message=ChatMessage(
-                content=reply.content,
-                reasoning=reply.reasoning,
-                reasoning_content=reply.reasoning,
-                tool_calls=[
-                    ToolCall(call.id, FunctionCall(call.function.arguments, call.function.name))
-                    for call in reply.tool_calls
-                ],
-            ),
-            finish_reason=self._reader.finish_reason or "stop",
+            message=self._message(),
+            finish_reason=self._finish_reason or "stop",
             logprobs=None if self._shapes is None else self._logprobs(self._shapes, 0),
             stop_reason=self.tokens.stop_reason,
             token_ids=self.tokens.token_ids if with_token_ids else None,
         )
+
+    @property
+    def _finish_reason(self) -> str | None:
+        reason = self._reader.finish_reason
+        return "function_call" if self._calls_functions and reason == "tool_calls" else reason
+
+    def _message(self) -> ChatMessage:
+        reply = self._reader.reply()
+        content = self._echoed + (reply.content or "") if self._echoed else reply.content
+        calls = [
+            ToolCall(call.id, FunctionCall(call.function.arguments, call.function.name)) for call in reply.tool_calls
+        ]
+        if self._calls_functions:
+            function_call = calls[0].function if calls else None
+            return LegacyChatMessage(content, reply.reasoning, reply.reasoning, function_call=function_call)
+        return ChatMessage(content, reply.reasoning, reply.reasoning, calls)
 
     def _logprobs(self, shapes: LogprobShapes, start: int) -> ChatLogprobs:
         return ChatLogprobs([shapes.content(entry) for entry in self.tokens.logprobs[start:]])
@@ -180,3 +206,18 @@ def as_wire(delta: Delta) -> ChatDelta:
         assert isinstance(delta, ToolCallArguments), f"a reply has no {type(delta).__name__}"
         call = ToolCallDelta(delta.index, FunctionDelta(arguments=delta.fragment))
     return ChatDelta(tool_calls=[call])
+
+
+def as_legacy_wire(delta: Delta) -> ChatDelta:
+    """With a call in the form that came before tools."""
+    wire = as_wire(delta)
+    return wire if wire.tool_calls is None else ChatDelta(function_call=wire.tool_calls[0].function)
+
+
+def last_reply(messages: Sequence[Any]) -> str:
+    """The text of the last message, if it is the assistant's. It was checked when the prompt was made."""
+    last = messages[-1]
+    if last["role"] != "assistant":
+        return ""
+    content = last.get("content") or ""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content if "text" in part)

@@ -10,6 +10,7 @@ from facet.server.chat_answers import ChatExchange
 from facet.server.exchange import carry_out
 from facet.server.frontend import Frontend, request_id_of
 from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest, reasoning_settings
+from facet.server.protocol.legacy_functions import as_tool_choice, as_tool_messages, as_tools, refuse_mixture
 from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
 
 
@@ -55,16 +56,17 @@ class ChatEndpoint:
             given["max_tokens"] = fields.max_completion_tokens
         if fields.logprobs:
             given["logprobs"] = fields.top_logprobs or 0
+        refuse_mixture(fields)
         return ChatQuestion(
-            messages=fields.messages,
+            messages=as_tool_messages(fields.messages),
             sampling=model.asked.sampling(given, max_tokens=None),
             is_max_tokens_default="max_tokens" not in given,
             response_format=fields.response_format,
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt,
-            tools=fields.tools,
-            tool_choice=fields.tool_choice,
-            parallel_tool_calls=fields.parallel_tool_calls is not False,
+            tools=fields.tools if fields.functions is None else as_tools(fields.functions),
+            tool_choice=fields.tool_choice if fields.functions is None else as_tool_choice(fields.function_call),
+            parallel_tool_calls=fields.parallel_tool_calls is not False and not fields.functions,
             reasoning_effort=reasoning.effort,
             chat_template_kwargs=fields.chat_template_kwargs,
             documents=fields.documents,

@@ -119,12 +119,14 @@ def _add_reply(
 
 
 def _call_of(message: InputMessage, where: str, open_calls: list[tuple[str, str]]) -> tuple[str, str]:
-    """The call that a result belongs to: named, or else the first of that tool or of all that has none yet."""
+    """The call that a result belongs to: the one with its id, else the first of its tool without a result, else the
+    first of all. Clients send ids that the calls before do not have."""
     name = message.tool_name or message.name
-    for call in open_calls:
-        if message.tool_call_id in (None, call[0]) and name in (None, call[1]):
-            open_calls.remove(call)
-            return call
+    with_id = [call for call in open_calls if call[0] == message.tool_call_id]
+    with_name = [call for call in open_calls if name in (None, call[1])]
+    for call in (*with_id, *with_name):
+        open_calls.remove(call)
+        return call
     raise RequestError(f"{where} is the result of a tool, but no such call is waiting for one.", field="messages")
 
 

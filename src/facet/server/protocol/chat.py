@@ -35,11 +35,11 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-
-    # Known but not supported.
     echo: bool | None = None
     functions: list[Any] | None = None
-    function_call: Any = None
+    function_call: str | dict[str, Any] | None = None
+
+    # Known but not supported.
     audio: dict[str, Any] | None = None
     modalities: list[str] | None = None
     web_search_options: dict[str, Any] | None = None
@@ -47,9 +47,6 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
 
 
 UNSUPPORTED_IN_CHAT = {
-    "echo": "Read the prompt you sent, or use /v1/completions.",
-    "functions": "Use tools.",
-    "function_call": "Use tool_choice.",
     "audio": "Only text is generated.",
     "web_search_options": "Offer a tool that searches.",
     "prediction": "Leave it out.",
@@ -130,6 +127,12 @@ class ChatMessage(msgspec.Struct):
     role: str = "assistant"
 
 
+class LegacyChatMessage(ChatMessage):
+    """The answer to a request with `functions`."""
+
+    function_call: FunctionCall | None = None
+
+
 class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
@@ -158,6 +161,7 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):

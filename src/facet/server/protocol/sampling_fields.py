@@ -110,6 +110,9 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
     response_format: dict[str, Any] | None = None
+    # llama.cpp's names for two of the structured outputs.
+    grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
 
     # Known but not supported: refused by name if they would change the answer.
     use_beam_search: bool | None = None
@@ -122,6 +125,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    logprob_token_ids: list[Any] | None = None
 
     @property
     def wants_usage_at_end(self) -> bool:
@@ -142,6 +146,7 @@ _INSTEAD = {
     "guided_regex": "Use structured_outputs.regex.",
     "guided_choice": "Use structured_outputs.choice.",
     "guided_grammar": "Use structured_outputs.grammar.",
+    "logprob_token_ids": "Use top_logprobs or logprobs.",
 }
 
 
@@ -161,11 +166,21 @@ def sampling_settings(fields: SamplingFields) -> dict[str, Any]:
     given = {name: value for name in _PLAIN_FIELDS if (value := getattr(fields, name)) is not None}
     if fields.logit_bias:
         given["logit_bias"] = dict(_biases(fields.logit_bias.items()))
-    if fields.structured_outputs is not None:
-        given["structured_outputs"] = StructuredOutputsParams(**msgspec.structs.asdict(fields.structured_outputs))
+    if (wanted := _structured_outputs(fields)) is not None:
+        given["structured_outputs"] = wanted
     if fields.repetition_detection is not None:
         given["repetition_detection"] = RepetitionDetectionParams(**msgspec.structs.asdict(fields.repetition_detection))
     return given
+
+
+def _structured_outputs(fields: SamplingFields) -> StructuredOutputsParams | None:
+    """The constraint, under vLLM's or llama.cpp's name."""
+    given = [name for name in ("structured_outputs", "grammar", "json_schema") if getattr(fields, name) is not None]
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)} all constrain the answer. Send one of them.", field=given[-1])
+    if fields.structured_outputs is not None:
+        return StructuredOutputsParams(**msgspec.structs.asdict(fields.structured_outputs))
+    return StructuredOutputsParams(grammar=fields.grammar, json=fields.json_schema) if given else None
 
 
 def _biases(items: Iterable[tuple[str, float]]) -> Iterable[tuple[int, float]]:

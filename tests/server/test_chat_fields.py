@@ -1,0 +1,178 @@
+"""Fields of chat completions that other servers and older clients have: what they mean here."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from facet.tokens import Tokenizer
+from tests.chat.conversations import WEATHER_TOOL
+from tests.server.conftest import Scripted
+from tests.server.running import RunningServer
+
+CHAT = "/v1/chat/completions"
+ASK = [{"role": "user", "content": "Weather in Paris?"}]
+CALL = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
+FUNCTION = WEATHER_TOOL["function"]
+OTHER_TOOL = {"type": "function", "function": {"name": "other"}}
+
+
+@pytest.fixture(scope="module")
+def calling(scripted: Scripted) -> Iterator[tuple[RunningServer, Any]]:
+    with scripted("I look." + CALL + CALL) as (server, engine):
+        yield server, engine
+
+
+def ask(server: RunningServer, **body: Any) -> dict[str, Any]:
+    response = server.post(CHAT, {"messages": ASK, **body})
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+def deltas(server: RunningServer, **body: Any) -> list[dict[str, Any]]:
+    *events, _ = server.chunks(CHAT, {"messages": ASK, **body})
+    return [choice for event in events for choice in json.loads(event)["choices"]]
+
+
+def prompt_of(engine: Any, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(engine.submitted[-1].prompt_token_ids, skip_special_tokens=False)
+
+
+PARTS = [{"type": "text", "text": "It "}, {"type": "text", "text": "is "}]
+
+
+@pytest.mark.parametrize("text", ["It is ", "<turn|> it's", PARTS])
+def test_the_last_message_is_continued_and_echoed(scripted: Scripted, tokenizer: Tokenizer, text: Any) -> None:
+    messages = [*ASK, {"role": "assistant", "content": text}]
+    plain = text if isinstance(text, str) else "It is "
+    with scripted("clear.") as (server, engine):
+        choice = ask(server, messages=messages, continue_final_message=True)
+        prompt = prompt_of(engine, tokenizer)
+        echoed = ask(server, messages=messages, continue_final_message=True, echo=True)
+        streamed = deltas(server, messages=messages, continue_final_message=True, echo=True)
+        of_a_question = ask(server, echo=True)
+    assert choice["message"]["content"] == of_a_question["message"]["content"] == "clear."
+    assert prompt == f"<bos><|turn>user\nWeather in Paris?<turn|>\n<|turn>assistant\n{plain}"
+    end_of_turn = tokenizer.token_to_id("<turn|>")
+    assert engine.submitted[0].prompt_token_ids.count(end_of_turn) == 1, "text from outside is no control token"
+    assert echoed["message"]["content"] == plain + "clear."
+    assert "".join(choice["delta"].get("content") or "" for choice in streamed) == plain + "clear."
+
+
+def test_only_allowed_tools_can_be_called(calling: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:
+    """The others stay in the prompt, which is the same with and without the choice."""
+    server, engine = calling
+    tools = [WEATHER_TOOL, OTHER_TOOL]
+    ask(server, tools=tools)
+    free = engine.submitted[-1]
+    allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    ask(server, tools=tools, tool_choice=choice)
+    bound = engine.submitted[-1]
+    assert bound.prompt_token_ids == free.prompt_token_ids
+    assert "call:other" in free.grammar.sources[0]
+    assert "call:other" not in bound.grammar.sources[0]
+    assert bound.grammar.trigger_token_id is not None
+    flat = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_weather"}]}
+    functions = [{"type": "function", **tool["function"]} for tool in tools]
+    assert server.post("/v1/responses", {"input": "a", "tools": functions, "tool_choice": flat}).status_code == 200
+    assert engine.submitted[-1].grammar.trigger_token_id is None
+    assert "call:other" not in engine.submitted[-1].grammar.sources[0]
+
+
+def test_functions_are_tools_in_their_older_form(calling: tuple[RunningServer, Any]) -> None:
+    server, engine = calling
+    choice = ask(server, functions=[FUNCTION], function_call="auto")
+    assert choice["finish_reason"] == "function_call"
+    call = choice["message"]["function_call"]
+    assert (call["name"], json.loads(call["arguments"])) == ("get_weather", {"city": "Paris"})
+    assert (choice["message"]["tool_calls"], choice["message"]["content"]) == ([], "I look.")
+    streamed = deltas(server, functions=[FUNCTION])
+    parts = [choice["delta"]["function_call"] for choice in streamed if "function_call" in choice["delta"]]
+    assert (parts[0]["name"], "".join(part.get("arguments", "") for part in parts)) == (
+        "get_weather",
+        call["arguments"],
+    )
+    assert streamed[-1]["finish_reason"] == "function_call"
+    ask(server, functions=[FUNCTION], function_call={"name": "get_weather"})
+    assert engine.submitted[-1].grammar.trigger_token_id is None
+
+
+def test_calls_and_results_of_functions_are_those_of_tools(calling: tuple[RunningServer, Any]) -> None:
+    server, engine = calling
+    old = [
+        {"role": "assistant", "content": None, "function_call": {"name": "get_weather", "arguments": "{}"}},
+        {"role": "function", "name": "get_weather", "content": "rain"},
+    ]
+    new = [
+        {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "get_weather", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "rain"},
+    ]
+    ask(server, messages=[*ASK, *old], functions=[FUNCTION])
+    ours = engine.submitted[-1].prompt_token_ids
+    ask(server, messages=[*ASK, *new], tools=[WEATHER_TOOL])
+    assert ours == engine.submitted[-1].prompt_token_ids
+
+
+def test_llama_cpps_names_for_structured_outputs(calling: tuple[RunningServer, Any]) -> None:
+    server, engine = calling
+    for path, prompt in ((CHAT, {"messages": ASK}), ("/v1/completions", {"prompt": "a"})):
+        assert server.post(path, {**prompt, "grammar": 'root ::= "yes" | "no"'}).status_code == 200
+        assert engine.submitted[-1].grammar.kind == "ebnf"
+        for schema in ({"type": "integer"}, '{"type": "integer"}'):
+            assert server.post(path, {**prompt, "json_schema": schema}).status_code == 200
+            assert engine.submitted[-1].grammar.kind == "json_schema"
+
+
+def test_a_format_is_moot_where_the_answer_is_a_call(calling: tuple[RunningServer, Any]) -> None:
+    server, engine = calling
+    settings: Any = {"tools": [WEATHER_TOOL], "response_format": {"type": "json_object"}}
+    assert server.post(CHAT, {"messages": ASK, **settings}).status_code == 400
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        ask(server, **settings, tool_choice=choice)
+        assert engine.submitted[-1].grammar.kind == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"grammar": "a", "json_schema": {}}, "json_schema", "Send one of them"),
+        ({"grammar": "a", "structured_outputs": {"regex": "a"}}, "grammar", "Send one of them"),
+        ({"json_schema": "{"}, "structured_outputs", "not JSON"),
+        ({"logprob_token_ids": [3]}, "logprob_token_ids", "not supported"),
+        ({"chat_template": "{{ messages }}"}, "chat_template", "not supported"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "not supported"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "must be text, json_object"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools", "Only 'function' is supported"),
+        ({"functions": [FUNCTION], "tools": [WEATHER_TOOL]}, "functions", "only one form"),
+        ({"function_call": "auto"}, "function_call", "needs functions"),
+        ({"functions": [FUNCTION], "function_call": {"name": "no"}}, "tool_choice", "names 'no'"),
+        ({"functions": [{}]}, "tools", "A name has up to"),
+        ({"tools": [WEATHER_TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "a list of tools"),
+        (
+            {"tools": [WEATHER_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "any", "tools": [WEATHER_TOOL]}},
+            "tool_choice",
+            "must be 'auto' or 'required'",
+        ),
+        (
+            {"tools": [WEATHER_TOOL], "tool_choice": {"type": "allowed_tools", "tools": [OTHER_TOOL]}},
+            "tool_choice",
+            "names 'other', which is not among the tools",
+        ),
+        (
+            {"tools": [WEATHER_TOOL], "tool_choice": {"type": "allowed_tools", "tools": ["auto"]}},
+            "tool_choice",
+            "names no function",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(
+    calling: tuple[RunningServer, Any], body: dict[str, Any], param: str, words: str
+) -> None:
+    response = calling[0].post(CHAT, {"messages": ASK, **body})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert words in error["message"]
