@@ -46,6 +46,9 @@ class ModelConfig:
         "keep the per-layer embeddings of Gemma 4 E2B, E4B and Gemma 3n in the host's memory, where the GPU reads the "
         "rows it needs: the same answers in several GiB less of its memory",
     )
+    language_model_only: bool = setting(
+        False, "load the text decoder alone, without what a checkpoint has for pictures and sound"
+    )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; auto: the first GPU, or the CPU if there is none")
     max_model_len: int | None = setting(
         None, "longest context, prompt and answer together, in tokens; default: the model's own limit"

@@ -34,6 +34,14 @@ class AttentionRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoftRows:
+    """Rows whose embeddings towers made of media. Their token ids are 0."""
+
+    places: Tensor  # [n] int64, ascending: which rows
+    values: Tensor  # [n, hidden]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
     """The input of one forward pass."""
 
@@ -41,3 +49,5 @@ class ForwardBatch:
     rows: AttentionRows
     logit_rows: Tensor  # [n] int64, ascending: the rows whose logits are wanted
     upper_rows: AttentionRows | None  # the logit rows alone, which no key waits for; None: all rows run
+    soft: SoftRows | None = None  # of all rows; None: none is media
+    upper_soft: SoftRows | None = None  # of the logit rows

@@ -6,7 +6,8 @@ its first row already needs the keys of its last.
 
     scheduler/    no chunk cuts such a span: it ends before it or contains it
     kv_cache/     no prefix that is kept or found ends inside one
-    runner/       `AttentionRows.last_visible` says how far ahead each row of a step sees
+    runner/       `AttentionRows.last_visible` says how far ahead each row of a step sees; towers make the rows of its
+                  content, which are kept by content key (`encoder_cache.py`)
     model/        layers of the kinds in `ModelSpec.bidirectional_image_layers` listen to that; the others are causal
 """
 

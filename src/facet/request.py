@@ -5,6 +5,7 @@ from typing import Literal
 
 from facet.grammar_spec import GrammarSpec
 from facet.media_span import MediaSpan, check_spans
+from facet.prepared_media import PreparedMedia, check_contents
 from facet.sampling_params import SamplingParams
 from facet.thoughts import ThoughtTokens
 
@@ -28,7 +29,11 @@ class Request:
     grammar: GrammarSpec | None = None  # the shape its answer must have
     thought: ThoughtTokens | None = None  # how its thoughts are marked; None: the model has none
     media: tuple[MediaSpan, ...] = ()  # the parts of the prompt that are no text, in order
+    # What is there, each content once. Empty: spans are embedded as the tokens they have.
+    contents: tuple[PreparedMedia, ...] = ()
 
     def __post_init__(self) -> None:
         if self.media:
             check_spans(self.media, len(self.prompt_token_ids))
+        if self.contents:
+            check_contents(self.media, self.contents)

@@ -38,6 +38,12 @@ class ConformerTowerSpec:
     projected_size: int
     output_size: int
 
+    @property
+    def values_per_row(self) -> int:
+        """How many numbers a pass holds at once for every row it makes, about: four frames behind a convolution, or
+        what a layer has of one."""
+        return 4 * self.num_bins * self.num_channels[0] + 16 * self.conformer.hidden_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsmTowerSpec:
@@ -55,6 +61,11 @@ class UsmTowerSpec:
     norm_eps: float
     output_size: int
 
+    @property
+    def values_per_row(self) -> int:
+        """How many numbers a pass holds at once for every row it makes, about."""
+        return self.reduction * (4 * self.num_bins * self.num_channels[0] + 16 * self.conformer.hidden_size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleEmbedderSpec:
@@ -63,6 +74,11 @@ class SampleEmbedderSpec:
     frame_size: int
     norm_eps: float
     output_size: int
+
+    @property
+    def values_per_row(self) -> int:
+        """How many numbers a pass holds at once for every row it makes, about."""
+        return 6 * self.frame_size
 
 
 SoundSpec: TypeAlias = ConformerTowerSpec | UsmTowerSpec | SampleEmbedderSpec

@@ -29,6 +29,12 @@ class PatchTowerSpec:
     def patch_width(self) -> int:
         return 3 * self.patch_size**2
 
+    @property
+    def values_per_row(self) -> int:
+        """How many numbers a pass holds at once for every row it makes, about: patches, or the widest part of a
+        layer."""
+        return self.cell_size**2 * (max(3 * self.mlp_width, 4 * self.patch_width) + 6 * self.hidden_size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchEmbedderSpec:
@@ -43,6 +49,11 @@ class PatchEmbedderSpec:
     @property
     def patch_width(self) -> int:
         return 3 * self.patch_size**2
+
+    @property
+    def values_per_row(self) -> int:
+        """How many numbers a pass holds at once for every row it makes, about."""
+        return 6 * self.patch_width + 6 * self.hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +77,11 @@ class SquareTowerSpec:
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def values_per_row(self) -> int:
+        """How many numbers a pass holds at once for every row it makes, about."""
+        return (self.patches_per_side // self.rows_per_side) ** 2 * (3 * self.mlp_width + 8 * self.hidden_size)
 
 
 VisionSpec: TypeAlias = PatchTowerSpec | PatchEmbedderSpec | SquareTowerSpec

@@ -5,16 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import nn
 
 from facet.engine.engine import Engine
 from facet.engine.settings import EngineSettings
 from facet.kv_dtypes import choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.kv_arena import KVArena
+from facet.media_span import MediaKind
 from facet.model.gemma import Gemma
 from facet.progress import Silent
 from facet.request import FinishReason, Request
-from facet.runner.runner import Runner
+from facet.runner.runner import NO_TOWERS, Runner
 from facet.sampling_params import SamplingParams
 from facet.scheduler.drafting import Draftable, Drafter
 from facet.token_logprobs import TokenLogprobs
@@ -42,6 +44,8 @@ def make_engine(
     piece_sizes: tuple[int, ...] = (),
     kv_dtype: str = "auto",
     drafter: Drafter | None = None,
+    towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
+    max_num_cached_rows: int = 512,
 ) -> Engine:
     settings = EngineSettings(
         layout=kv_layout(model, kv_dtype, min_tokens_per_block=min_tokens_per_block),
@@ -67,6 +71,8 @@ def make_engine(
         poison_freed_blocks=True,
         graph_sizes=graph_sizes,
         piece_sizes=piece_sizes,
+        towers=towers,
+        max_num_cached_rows=max_num_cached_rows,
     )
     runner.compile_kernels(Silent())
     runner.capture_graphs(Silent())

@@ -13,9 +13,9 @@ from facet.errors import RequestError
 from facet.media.jobs import prepare_sound_file, prepare_video_file
 from facet.media.limits import MediaLimits
 from facet.media.options import MediaOptions
-from facet.media.prepared import PreparedMedia
 from facet.media.spec import Sounds, Videos
 from facet.media.workers import MediaWorkers
+from facet.prepared_media import PreparedMedia
 from tests.media.families import media_spec
 from tests.media.sounds import SOUND_FILES, encoded_sound, encoded_video, tones, wav
 

@@ -14,8 +14,8 @@ from facet.media.limits import MediaLimits
 from facet.media.opening import open_picture
 from facet.media.options import MediaOptions, choose_budget
 from facet.media.pictures import crop_boxes, prepare_picture, token_grid
-from facet.media.prepared import PreparedMedia
 from facet.media.spec import BUDGETS, PanAndScan, PatchPictures
+from facet.prepared_media import PreparedMedia
 from tests.media.families import media_spec
 
 FOLDER = Path(__file__).parent / "pictures"

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from facet.errors import RequestError
 from facet.media.jobs import prepare_sound_file
 from facet.media.limits import MediaLimits
-from facet.media.prepared import PreparedMedia
 from facet.media.sound import prepare_sound
 from facet.media.sound_resample import resample
 from facet.media.sound_waveform import Waveform
 from facet.media.spec import Sounds
+from facet.prepared_media import PreparedMedia
 from tests.media.families import media_spec
 from tests.media.sounds import SOUND_FILES, encoded_sound, tones, wav
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from facet.errors import ConfigError
-from facet.media.prepared import MediaArray, PreparedMedia, content_key
 from facet.media.spec import MediaSpec, MediaTokens, PatchPictures, SquarePictures
 from facet.media.spec_file import read_media_spec
 from facet.media_span import MediaSpan
+from facet.prepared_media import MediaArray, PreparedMedia, content_key
 from tests.published_configs import published, text_only
 
 

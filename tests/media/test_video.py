@@ -13,8 +13,8 @@ from facet.media.decoder_containers import video_container
 from facet.media.jobs import prepare_video_file
 from facet.media.limits import MediaLimits
 from facet.media.options import MediaOptions
-from facet.media.prepared import PreparedMedia
 from facet.media.spec import Videos
+from facet.prepared_media import PreparedMedia
 from tests.media.families import media_spec
 from tests.media.sounds import encoded_sound, encoded_video, shade
 

@@ -13,8 +13,8 @@ from facet.media.limits import MediaLimits
 from facet.media.opening import open_picture
 from facet.media.options import MediaOptions
 from facet.media.pictures import prepare_picture
-from facet.media.prepared import MediaArray, PreparedMedia
 from facet.media.workers import MediaWorkers
+from facet.prepared_media import MediaArray, PreparedMedia
 from tests.media.families import media_spec
 from tests.media.hostile_pictures import good_files
 

@@ -16,7 +16,9 @@ from facet.runner.batch import SequenceRows, make_batch_of
 
 
 def load(folder: Path, **settings: object) -> LoadedModel:
-    return load_model(ModelConfig(model=str(folder), device="cpu", **settings))  # type: ignore[arg-type]
+    """The decoder alone."""
+    config = ModelConfig(model=str(folder), device="cpu", language_model_only=True, **settings)  # type: ignore[arg-type]
+    return load_model(config)
 
 
 def stored_separately(spec: ModelSpec) -> ModelSpec:

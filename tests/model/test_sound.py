@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from facet.errors import CheckpointError, ConfigError
 from facet.layers.placement import Placement
-from facet.model.checkpoint import find_weight_files, read_headers
+from facet.model.checkpoint import find_weight_files, load_weights, match_tower, read_headers
 from facet.model.families import read_model_spec
 from facet.model.sound_config import read_sound_spec
 from facet.model.sound_weights import sound_targets
-from facet.model.towers import build_sound_tower, load_sound_tower
+from facet.model.towers import build_sound_tower
 from facet.progress import Silent
 from facet.sound_spec import ConformerTowerSpec, SampleEmbedderSpec, SoundSpec
 from tests.published_configs import PUBLISHED
@@ -50,7 +50,11 @@ def spec_of(config: Mapping[str, Any]) -> SoundSpec:
 
 
 def load(tiny: TinySound, placement: Placement = FLOAT32) -> nn.Module:
-    return load_sound_tower(spec_of(tiny.config), placement, read_headers(find_weight_files(tiny.folder)), Silent())
+    spec = spec_of(tiny.config)
+    matched = match_tower(sound_targets(spec), read_headers(find_weight_files(tiny.folder)))
+    tower = build_sound_tower(spec, placement)
+    load_weights(tower, matched, Silent())
+    return tower
 
 
 def clips_of(spec: SoundSpec) -> list[Clip]:
@@ -140,7 +144,7 @@ def test_tensors_that_do_not_fit_are_named(tiny_sound: TinySounds) -> None:
     }
     for message, wrong in cases.items():
         with pytest.raises(CheckpointError, match=message):
-            load_sound_tower(wrong, FLOAT32, headers, Silent())
+            match_tower(sound_targets(wrong), headers)
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from facet.config import ModelConfig
 from facet.errors import CheckpointError, ConfigError
 from facet.layers.placement import Placement
 from facet.model.checkpoint import find_weight_files, read_headers
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
-from facet.model.towers import build_vision_tower, load_vision_tower
+from facet.model.loader import load_model
+from facet.model.towers import NO_TOWER, QUANTIZED_TOWER, build_vision_tower, find_towers
 from facet.model.vision_config import read_vision_spec
 from facet.model.vision_weights import vision_targets
 from facet.progress import Silent
-from facet.vision_spec import PatchTowerSpec, VisionSpec
+from facet.vision_spec import VisionSpec
 from tests.published_configs import PUBLISHED
 from tests.tiny_models import VISION_NAMES, TinyModel
 from tests.vision import Picture, oracle_rows, random_pictures
@@ -36,9 +38,10 @@ def spec_of(config: Mapping[str, Any]) -> VisionSpec:
     return spec
 
 
-def load(folder: Path) -> nn.Module:
-    spec = spec_of(read_config_file(folder / "config.json"))
-    return load_vision_tower(spec, FLOAT32, read_headers(find_weight_files(folder)), Silent())
+def load(folder: Path, placement: Placement = FLOAT32) -> nn.Module:
+    config = read_config_file(folder / "config.json")
+    found = find_towers(config, read_model_spec(config), read_headers(find_weight_files(folder)))
+    return found.load(placement, Silent())["image"]
 
 
 @torch.no_grad()
@@ -67,11 +70,8 @@ def test_rows_are_those_of_transformers_alone_and_together(name: str, tiny_model
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits_stay_near(dtype: torch.dtype, tiny_model: TinyModels) -> None:
     tiny = tiny_model("gemma4_31b_mm")
-    tower = load(tiny.folder)
-    spec = spec_of(tiny.config)
-    headers = read_headers(find_weight_files(tiny.folder))
-    small = load_vision_tower(spec, replace(FLOAT32, dtype=dtype), headers, Silent())
-    pictures = random_pictures(spec)
+    tower, small = load(tiny.folder), load(tiny.folder, replace(FLOAT32, dtype=dtype))
+    pictures = random_pictures(spec_of(tiny.config))
     for ours, exact in zip(rows_of(small, pictures), rows_of(tower, pictures), strict=True):
         assert ours.dtype == dtype
         assert (ours.float() - exact).abs().mean() <= 0.05 * exact.abs().mean()
@@ -118,17 +118,46 @@ def test_gemma_3_files_are_read_with_the_published_names(tiny_model: TinyModels,
 
 def test_tensors_that_do_not_fit_are_named(tiny_model: TinyModels) -> None:
     tiny = tiny_model("gemma4_e2b_mm")
-    spec = spec_of(tiny.config)
-    assert isinstance(spec, PatchTowerSpec)
     headers = read_headers(find_weight_files(tiny.folder))
-    cases = {
-        "missing: vision_tower.std_bias": replace(spec, is_standardized=True),
-        "unexpected: .*down_proj.input_max": replace(spec, is_clipped=False),
-        "of another shape: .*position_embedding_table": replace(spec, num_positions=65),
+    cases: dict[str, dict[str, Any]] = {
+        "missing: vision_tower.std_bias": {"standardize": True},
+        "unexpected: .*down_proj.input_max": {"use_clipped_linears": False},
+        "of another shape: .*position_embedding_table": {"position_embedding_size": 65},
     }
-    for message, wrong in cases.items():
+    for message, changes in cases.items():
+        wrong = {**tiny.config, "vision_config": {**tiny.config["vision_config"], **changes}}
         with pytest.raises(CheckpointError, match=message):
-            load_vision_tower(wrong, FLOAT32, headers, Silent())
+            find_towers(wrong, read_model_spec(tiny.config), headers)
+
+
+def test_text_is_served_where_the_tower_cannot_be(tiny_model: TinyModels) -> None:
+    """Files without towers, and those whose towers are kept in a form that is not read, load as before."""
+    tiny = tiny_model("gemma4_e2b_mm")
+    headers, spec = read_headers(find_weight_files(tiny.folder)), read_model_spec(tiny.config)
+    decoder = {name: tensor for name, tensor in headers.items() if "language_model" in name}
+    assert find_towers(tiny.config, spec, decoder).notes == (NO_TOWER.format("pictures"), NO_TOWER.format("sound"))
+    odd = {name: tensor for name, tensor in headers.items() if "vision_tower.encoder.layers.0.mlp" not in name}
+    assert find_towers(tiny.config, spec, odd, is_quantized=True).notes == (QUANTIZED_TOWER.format("pictures"),)
+    text = {"architectures": ["Gemma4ForCausalLM"], **tiny.config["text_config"]}
+    assert not find_towers(text, spec, headers).towers
+
+
+@pytest.mark.parametrize(("language_model_only", "kinds"), [(False, {"image", "video", "audio"}), (True, set())])
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_towers_come_with_a_model_unless_text_is_enough(
+    language_model_only: bool, kinds: set[str], load_format: str, tiny_model: TinyModels
+) -> None:
+    config = ModelConfig(
+        model=str(tiny_model("gemma4_e2b_mm").folder),
+        device="cpu",
+        load_format=load_format,
+        language_model_only=language_model_only,
+        max_model_len=64,
+    )
+    towers = load_model(config).towers
+    assert set(towers) == kinds
+    if towers:
+        assert all(row.isfinite().all() for row in rows_of(towers["image"], random_pictures(towers["image"].spec)))
 
 
 @pytest.mark.parametrize(

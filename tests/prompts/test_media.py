@@ -17,11 +17,11 @@ from facet.chat import ChatTemplate
 from facet.chat.media_parts import MediaPart, MediaParts
 from facet.errors import RequestError
 from facet.media.options import MediaOptions
-from facet.media.prepared import PreparedMedia
 from facet.media.sources import MediaSources
 from facet.media.spec import MediaSpec
 from facet.media.workers import MediaWorkers
 from facet.media_span import MediaKind
+from facet.prepared_media import PreparedMedia
 from facet.prompts import AskedModel, ChatQuestion, PreparedQuestion, TextQuestion, prepare
 from facet.prompts.media_reading import MediaReader, find_media
 from facet.sampling_params import SamplingParams

@@ -15,6 +15,7 @@ from facet.arena_picture import ArenaPicture
 from facet.config import EngineConfig
 from facet.engine.compiling import CompilingRequests
 from facet.engine.device_failures import device_failures_in_words
+from facet.engine.media_check import check_media
 from facet.engine.settings import EngineSettings, resolve
 from facet.errors import RequestError, UserError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
@@ -110,6 +111,7 @@ class Engine:
                 "Encode the text with this model's tokenizer.",
                 field="prompt_token_ids",
             )
+        check_media(request.contents, self.runner.media.towers)
         check_attention(request.media, some_layers_see_ahead=len(self.runner.model.spec.bidirectional_image_layers) > 0)
         check_against_vocabulary(request.sampling, vocab_size=self._vocab_size, eos_token_ids=request.eos_token_ids)
         thought = request.thought
@@ -231,7 +233,7 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     with device_failures_in_words():
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
         loaded = load_model(config, progress, arithmetic=BATCH_INVARIANT if config.batch_invariant else USUAL)
-        settings = resolve(config, loaded.model, loaded.lines())
+        settings = resolve(config, loaded.model, loaded.lines(), loaded.towers)
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         runner = Runner(
@@ -243,6 +245,8 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
             poison_freed_blocks=settings.poison_freed_blocks,
             graph_sizes=settings.graph_sizes,
             piece_sizes=settings.piece_sizes,
+            towers=loaded.towers,
+            max_num_cached_rows=settings.num_encoder_rows,
         )
         runner.compile_kernels(progress)
         graphs_taken = runner.capture_graphs(progress)

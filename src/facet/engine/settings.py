@@ -1,8 +1,11 @@
 """Resolves an `EngineConfig` into settings with a definite value for every question, for one model on one device."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import nn
 
 from facet.config import EngineConfig
 from facet.engine.capacity import Capacity, capacity_of
@@ -12,6 +15,7 @@ from facet.kv_cache.accountant import blocks_for
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.quantized_weight import ProductWeight
+from facet.media_span import MediaKind
 from facet.model.gemma import Gemma
 from facet.model.loader import dtype_of_config, resolve_dtype
 from facet.model_spec import ModelSpec
@@ -19,6 +23,7 @@ from facet.runner.graphs import default_sizes
 from facet.runner.measuring import cpu_cache_bytes, measure_gpu_memory
 from facet.runner.memory import GpuMemory, StepShape, divide_memory
 from facet.runner.pieces import sizes_up_to
+from facet.runner.runner import NO_TOWERS
 
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048  # where --max-num-batched-tokens does not say
 
@@ -52,6 +57,7 @@ class EngineSettings:
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
     piece_sizes: tuple[int, ...] = ()  # of steps with longer runs; empty: their lower layers are not captured
     num_threads: int | None = None  # None: on a GPU, or as torch was told
+    num_encoder_rows: int = 0  # of media, that are cached
     gpu_memory: GpuMemory | None = None  # None: on a CPU, or the cache was given its size
 
     @property
@@ -76,7 +82,12 @@ class EngineSettings:
         ]
 
 
-def resolve(config: EngineConfig, model: Gemma, weight_lines: tuple[str, ...] = ()) -> EngineSettings:
+def resolve(
+    config: EngineConfig,
+    model: Gemma,
+    weight_lines: tuple[str, ...] = (),
+    towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
+) -> EngineSettings:
     """Fills in what the user left open, and refuses what is impossible. `weight_lines`: what to say of the weights."""
     check_numbers(config)
     on_gpu = model.placement.device.type == "cuda"
@@ -93,6 +104,7 @@ def resolve(config: EngineConfig, model: Gemma, weight_lines: tuple[str, ...] = 
         max_model_len=model.num_positions,
         is_batch_invariant=model.placement.is_batch_invariant,
         on_gpu=on_gpu,
+        values_per_tower_row=max(map(_values_per_row, towers.values()), default=0),
     )
     num_bytes, gpu_memory = config.kv_cache_memory_bytes, None
     if num_bytes is None and on_gpu:
@@ -135,8 +147,15 @@ def resolve(config: EngineConfig, model: Gemma, weight_lines: tuple[str, ...] = 
         num_threads=(
             None if on_gpu or are_threads_given() else choose_num_threads(_weight_bytes(model), usable_cores())
         ),
+        num_encoder_rows=shape.num_encoder_rows,
         gpu_memory=gpu_memory,
     )
+
+
+def _values_per_row(tower: nn.Module) -> int:
+    spec: Any = tower.spec
+    values: int = spec.values_per_row
+    return values
 
 
 def _weight_bytes(model: Gemma) -> int:
@@ -178,6 +197,7 @@ def shape_steps(
     max_model_len: int,
     is_batch_invariant: bool,
     on_gpu: bool,
+    values_per_tower_row: int = 0,
 ) -> StepShape:
     """What the flags say about steps. `spec` and `layout` are of one GPU's share, `vocab_size` of the whole model."""
     max_num_batched_tokens = config.max_num_batched_tokens or (GPU_BATCHED_TOKENS if on_gpu else CPU_BATCHED_TOKENS)
@@ -192,6 +212,7 @@ def shape_steps(
         graph_sizes=resolve_graph_sizes(config) if on_gpu else (),
         piece_sizes=resolve_piece_sizes(config, max_num_batched_tokens) if on_gpu else (),
         is_batch_invariant=is_batch_invariant,
+        values_per_tower_row=values_per_tower_row,
     )
 
 

@@ -12,11 +12,11 @@ from facet.media.limits import MediaLimits
 from facet.media.opening import check_size, open_picture
 from facet.media.options import MediaOptions
 from facet.media.pictures import prepare_patches, prepare_picture
-from facet.media.prepared import PreparedMedia, content_key
 from facet.media.sound import prepare_sound
 from facet.media.sound_wav import is_wav, read_wav
 from facet.media.sound_waveform import Waveform, check_sound
 from facet.media.spec import PatchPictures, Sounds, SquarePictures, Videos
+from facet.prepared_media import PreparedMedia, content_key
 
 
 def prepare_picture_file(

@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 
 from facet.media.options import MediaOptions, choose_budget
-from facet.media.prepared import MediaArray, PreparedMedia, content_key
 from facet.media.spec import PanAndScan, PatchPictures, ResizeFilter, SquarePictures
 from facet.media_span import MediaKind
+from facet.prepared_media import MediaArray, PreparedMedia, content_key
 
 _FILTERS: dict[ResizeFilter, Image.Resampling] = {
     "bilinear": Image.Resampling.BILINEAR,

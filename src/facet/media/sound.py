@@ -4,11 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from facet.media.limits import refused
-from facet.media.prepared import MediaArray, PreparedMedia
 from facet.media.sound_mel import log_mel
 from facet.media.sound_resample import resample
 from facet.media.sound_waveform import Waveform
 from facet.media.spec import Sounds
+from facet.prepared_media import MediaArray, PreparedMedia
 
 _LOUDEST = 64.0  # samples lie between -1 and 1, and somewhat beyond where sound was amplified
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from facet.media.prepared import PreparedMedia
 from facet.media.spec import PatchPictures, SquarePictures
+from facet.prepared_media import PreparedMedia
 
 _LINE, _SHADOW, _GAP = (255, 255, 255), (0, 0, 0), 16
 

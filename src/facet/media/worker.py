@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from facet.errors import RequestError
-from facet.media.prepared import PreparedMedia
+from facet.prepared_media import PreparedMedia
 
 MEMORY_BYTES = 3 << 30  # of addresses: libraries reserve some that they never use
 JOBS = "facet.media.jobs"  # imported while starting, with the libraries it needs

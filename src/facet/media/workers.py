@@ -12,8 +12,8 @@ import msgspec
 
 from facet.errors import EngineError, RequestError
 from facet.media.limits import refused
-from facet.media.prepared import PreparedMedia
 from facet.media.worker import Done, Job, read_frame, write_frame
+from facet.prepared_media import PreparedMedia
 
 _SECONDS_TO_START = 120.0  # on a machine that has much else to do
 

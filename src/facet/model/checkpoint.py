@@ -149,6 +149,11 @@ def match_tower(targets: Iterable[TensorTarget], stored: Mapping[str, StoredTens
     return {target: found[name] for name, target in by_name.items()}
 
 
+def has_tower(prefixes: tuple[str, ...], stored: Iterable[str]) -> bool:
+    """Whether any tensor has such a name: checkpoints are made with towers and without."""
+    return any(_name_beside(name).startswith(prefixes) for name in stored)
+
+
 def _refuse_misfits(targets: Mapping[str, TensorTarget], found: Mapping[str, Source], unexpected: list[str]) -> None:
     missing = [name for name in targets if name not in found]
     plain = {name: source for name, source in found.items() if isinstance(source, StoredTensor)}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from facet.forward_batch import AttentionRows, ForwardBatch
+from facet.forward_batch import AttentionRows, ForwardBatch, SoftRows
 from facet.kernels.logits import softcap
 from facet.kernels.paged_attention import row_places
 from facet.layers.altup import AltUpLayer, Streams
@@ -54,14 +54,22 @@ class Gemma(nn.Module):
             num_lower = self.spec.num_layers
         elif num_lower is None:
             num_lower = self.spec.last_owning_layer
-        stream = self.lower(batch.token_ids, batch.rows, arena, num_lower)
+        stream = self.lower(batch.token_ids, batch.rows, arena, num_lower, soft=batch.soft)
         wanted = batch.logit_rows
         if len(wanted) == 0:
             return stream.new_empty(0, self.spec.hidden_size)
-        return self.upper(stream[..., wanted, :], batch.token_ids[wanted], upper_rows, arena, num_lower)
+        token_ids = batch.token_ids[wanted]
+        return self.upper(stream[..., wanted, :], token_ids, upper_rows, arena, num_lower, soft=batch.upper_soft)
 
     def lower(
-        self, token_ids: Tensor, rows: AttentionRows, arena: KVArena, num_layers: int, attend: Attend | None = None
+        self,
+        token_ids: Tensor,
+        rows: AttentionRows,
+        arena: KVArena,
+        num_layers: int,
+        attend: Attend | None = None,
+        *,
+        soft: SoftRows | None = None,
     ) -> Tensor:
         """The stream of all rows behind the first `num_layers` layers: [(streams,) rows, hidden].
 
@@ -69,7 +77,7 @@ class Gemma(nn.Module):
         attention itself passes `attend`; then nothing is planned, and the counts that `rows` has on the host are not
         looked at.
         """
-        embedded = self.embedding.look_up(token_ids)
+        embedded = self._embed(token_ids, soft)
         stream = embedded if self.streams is None else self.streams.expand(embedded)
         steps = self._kind_steps(rows, arena, attend or self.attention_of(rows, arena))
         indices = range(num_layers)
@@ -82,7 +90,14 @@ class Gemma(nn.Module):
         return residual.stream
 
     def upper(
-        self, stream: Tensor, token_ids: Tensor, rows: AttentionRows | None, arena: KVArena, first_layer: int
+        self,
+        stream: Tensor,
+        token_ids: Tensor,
+        rows: AttentionRows | None,
+        arena: KVArena,
+        first_layer: int,
+        *,
+        soft: SoftRows | None = None,
     ) -> Tensor:
         """The last hidden states of rows whose stream `lower` left behind the layers before `first_layer`.
 
@@ -90,7 +105,7 @@ class Gemma(nn.Module):
         """
         if rows is not None:
             layers = range(first_layer, self.spec.num_layers)
-            embedded = self.embedding.look_up(token_ids)
+            embedded = self._embed(token_ids, soft)
             steps = self._kind_steps(rows, arena, self.attention_of(rows, arena))
             stream = self._run_layers(
                 stream, layers, token_ids, embedded, steps, arena, stored_layer=first_layer
@@ -118,6 +133,10 @@ class Gemma(nn.Module):
                 for group, block_table in zip(arena.layout.groups, rows.block_tables, strict=True)
             }
         )
+
+    def _embed(self, token_ids: Tensor, soft: SoftRows | None) -> Tensor:
+        embedded = self.embedding.look_up(token_ids)
+        return embedded if soft is None else embedded.index_copy(0, soft.places, soft.values)
 
     def _kind_steps(self, rows: AttentionRows, arena: KVArena, attend: Attend) -> dict[AttentionKind, KindStep]:
         """What the layers of each kind share: made once, used by every layer."""

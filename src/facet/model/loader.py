@@ -1,12 +1,13 @@
 """Loads a model as a config asks for it, ready to run."""
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 import torch
+from torch import nn
 
 from facet.config import ModelConfig
 from facet.errors import CapacityError, ConfigError
@@ -14,6 +15,7 @@ from facet.kernels.arithmetic import USUAL, Arithmetic
 from facet.layers.host_memory import serve_from_host
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
+from facet.media_span import MediaKind
 from facet.model.checkpoint import (
     common_dtype,
     find_weight_files,
@@ -30,6 +32,7 @@ from facet.model.hub import CONFIG_ONLY, TEXT_MODEL, local_folder
 from facet.model.placing import WithoutMatrices, place_weights
 from facet.model.quantized.choose import read_scheme
 from facet.model.quantized.scheme import CACHE_SCALES
+from facet.model.towers import FoundTowers, find_towers
 from facet.model.weight_formats import Formats, expected_formats, online_formats, weight_bytes
 from facet.model.weight_map import PER_LAYER_TABLE, is_cache_scale
 from facet.model_spec import ModelSpec
@@ -50,7 +53,7 @@ ON_THE_HOST_ANYWAY = "--embeddings-on-cpu changes nothing on a CPU: all weights 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """A decoder with its weights, and the folder it came from."""
+    """A decoder and its towers with their weights, and the folder they came from."""
 
     model: Gemma
     spec: ModelSpec
@@ -58,6 +61,7 @@ class LoadedModel:
     context_length: int
     formats: Formats  # of the quantized matrices
     tables_on_host: bool = False
+    towers: Mapping[MediaKind, nn.Module] = field(default_factory=dict)  # by what goes through them
     notes: tuple[str, ...] = ()  # what the checkpoint has or asks for that is not used
 
     def lines(self) -> tuple[str, ...]:
@@ -84,7 +88,8 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
     """Read, check, build, fill. Nothing is allocated before everything has been checked."""
     progress = progress or Silent()
     spec, folder = read_spec(config)
-    scheme = read_scheme(read_config_file(folder / "config.json"), folder)
+    fields = read_config_file(folder / "config.json")
+    scheme = read_scheme(fields, folder)
     context_length = resolve_context_length(config.max_model_len, spec)
     device = resolve_device(config.device)
     notes = () if scheme is None else scheme.notes
@@ -92,7 +97,10 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
     if config.embeddings_on_cpu and not tables_on_host:
         notes += (NO_TABLES if spec.per_layer_input is None else ON_THE_HOST_ANYWAY,)
     formats: Formats
+    found = FoundTowers()
     if config.load_format == "dummy":
+        if not config.language_model_only:
+            found = find_towers(fields, spec, None)
         dtype = resolve_dtype(config.dtype, dtype_of_config(spec), device)
         formats = online_formats(spec, expected_formats(spec, scheme), config.quantization, config.quantize_head)
         model = build_model(
@@ -100,10 +108,12 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
         )
         if tables_on_host:  # first, so that the GPU draws the numbers
             serve_from_host(model.get_submodule(PER_LAYER_TABLE), device)
-        fill_dummy_weights(model, config.seed, progress)
+        fill_dummy_weights(model, device, config.seed, progress)
     else:
         headers = read_headers(find_weight_files(folder))
         matched = match_tensors(spec, headers, scheme)
+        if not config.language_model_only:
+            found = find_towers(fields, spec, headers, is_quantized=scheme is not None)
         # A GGUF file keeps norms and routers in float32, whatever its matrices are: its config says what to compute in.
         stored = dtype_of_config(spec) if scheme is not None and scheme.name == "gguf" else common_dtype(matched)
         dtype = resolve_dtype(config.dtype, stored, device)
@@ -125,7 +135,8 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
         context_length=context_length,
         formats=formats,
         tables_on_host=tables_on_host,
-        notes=notes,
+        towers=found.load(Placement(dtype=dtype, device=device, arithmetic=arithmetic), progress, seed=config.seed),
+        notes=(*notes, *found.notes),
     )
 
 

@@ -1,9 +1,17 @@
-"""Builds and fills what turns media into rows of the decoder: towers, or embedders, with their projections."""
+"""Finds, builds and fills what turns media into rows of the decoder: towers, or embedders, with their projections.
 
-from collections.abc import Mapping
+A tower takes a sequence of items, each as named tensors on its device (`prepared_media.py` names them), and returns a
+list of their rows [num_rows, hidden].
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 from torch import nn
 
+from facet.errors import CheckpointError
 from facet.layers.placement import Placement
 from facet.layers.sound.conformer_tower import ConformerTower
 from facet.layers.sound.sample_embedder import SampleEmbedder
@@ -11,18 +19,112 @@ from facet.layers.sound.usm_tower import UsmTower
 from facet.layers.vision.patch_embedder import PatchEmbedder
 from facet.layers.vision.patch_tower import PatchTower
 from facet.layers.vision.square_tower import SquareTower
-from facet.model.checkpoint import load_weights, match_tower
+from facet.media_span import MediaKind
+from facet.model.checkpoint import has_tower, load_weights, match_tower
+from facet.model.config_fields import ConfigFields
+from facet.model.dummy_weights import fill_dummy_weights
+from facet.model.quantized.matching import Source
+from facet.model.sound_config import read_sound_spec
 from facet.model.sound_weights import sound_targets
 from facet.model.stored_tensor import StoredTensor
+from facet.model.vision_config import read_vision_spec
 from facet.model.vision_weights import vision_targets
+from facet.model.weight_map import TensorTarget
+from facet.model_spec import ModelSpec
 from facet.progress import Progress
 from facet.sound_spec import ConformerTowerSpec, SoundSpec, UsmTowerSpec
 from facet.vision_spec import PatchEmbedderSpec, PatchTowerSpec, VisionSpec
 
+Build: TypeAlias = Callable[[Placement], nn.Module]
+Described: TypeAlias = tuple[tuple[MediaKind, ...], Build, tuple[TensorTarget, ...]]  # as a `FoundTower`
+
+# What the names of their tensors begin with.
+VISION_PREFIXES = ("vision_tower.", "vision_embedder.")
+SOUND_PREFIXES = ("audio_tower.", "embed_audio.")
+
+NO_TOWER = "The checkpoint has no weights for {}, though its config describes some: the model takes none."
+QUANTIZED_TOWER = "The weights for {} are quantized, which Facet does not read yet: the model takes none."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundTower:
+    """A tower that a checkpoint has, checked and not yet loaded."""
+
+    kinds: tuple[MediaKind, ...]  # of what goes through it
+    build: Build
+    tensors: Mapping[TensorTarget, Source] | None  # None: weights are made up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundTowers:
+    """What a checkpoint has besides its decoder."""
+
+    towers: tuple[FoundTower, ...] = ()
+    notes: tuple[str, ...] = ()  # what a user is told
+
+    def load(self, placement: Placement, progress: Progress, *, seed: int = 0) -> dict[MediaKind, nn.Module]:
+        """By the kinds of media that go through them."""
+        loaded: dict[MediaKind, nn.Module] = {}
+        for found in self.towers:
+            tower = found.build(placement)
+            if found.tensors is None:
+                fill_dummy_weights(tower, placement.device, seed, progress)
+            else:
+                load_weights(tower, found.tensors, progress)
+            loaded |= dict.fromkeys(found.kinds, tower.eval())
+        return loaded
+
+
+def find_towers(
+    config: Mapping[str, Any],
+    model: ModelSpec,
+    stored: Mapping[str, StoredTensor] | None,
+    *,
+    is_quantized: bool = False,
+) -> FoundTowers:
+    """Of a config and all tensors of its checkpoint. None: there are none, weights are to be made up."""
+    if config.get("model_type") == "gemma3n":
+        return FoundTowers()  # whose end markers have embeddings of their own, which steps do not take yet
+    towers: list[FoundTower] = []
+    notes: list[str] = []
+    parts = ConfigFields(config)
+    for name, section, prefixes, read in (
+        ("pictures", "vision_config", VISION_PREFIXES, _read_vision),
+        ("sound", "audio_config", SOUND_PREFIXES, _read_sound),
+    ):
+        if section not in parts or "text_config" not in parts:
+            continue
+        if stored is not None and not has_tower(prefixes, stored):
+            notes.append(NO_TOWER.format(name))
+            continue
+        kinds, build, targets = read(config, model)
+        try:
+            tensors = None if stored is None else match_tower(targets, stored)
+        except CheckpointError:
+            if not is_quantized:
+                raise
+            notes.append(QUANTIZED_TOWER.format(name))
+            continue
+        towers.append(FoundTower(kinds=kinds, build=build, tensors=tensors))
+    return FoundTowers(towers=tuple(towers), notes=tuple(notes))
+
+
+def _read_vision(config: Mapping[str, Any], model: ModelSpec) -> Described:
+    spec = read_vision_spec(config, model.hidden_size)
+    assert spec is not None, "the config describes one"
+    # Frames of a video go through the tower one by one, in models that were made for it.
+    takes_video = isinstance(spec, PatchTowerSpec | PatchEmbedderSpec)
+    return ("image", "video") if takes_video else ("image",), partial(build_vision_tower, spec), vision_targets(spec)
+
+
+def _read_sound(config: Mapping[str, Any], model: ModelSpec) -> Described:
+    spec = read_sound_spec(config, model)
+    assert spec is not None, "the config describes one"
+    return ("audio",), partial(build_sound_tower, spec), sound_targets(spec)
+
 
 def build_vision_tower(spec: VisionSpec, placement: Placement) -> nn.Module:
-    """With uninitialised weights. It takes a sequence of pictures, each as named tensors on its device, and returns a
-    list of their rows [num_rows, output_size]."""
+    """With uninitialised weights."""
     if isinstance(spec, PatchTowerSpec):
         return PatchTower(spec, placement)
     if isinstance(spec, PatchEmbedderSpec):
@@ -31,29 +133,9 @@ def build_vision_tower(spec: VisionSpec, placement: Placement) -> nn.Module:
 
 
 def build_sound_tower(spec: SoundSpec, placement: Placement) -> nn.Module:
-    """As `build_vision_tower`, for clips of sound."""
+    """With uninitialised weights."""
     if isinstance(spec, ConformerTowerSpec):
         return ConformerTower(spec, placement)
     if isinstance(spec, UsmTowerSpec):
         return UsmTower(spec, placement)
     return SampleEmbedder(spec, placement)
-
-
-def load_vision_tower(
-    spec: VisionSpec, placement: Placement, stored: Mapping[str, StoredTensor], progress: Progress
-) -> nn.Module:
-    """Checked before anything is allocated. `stored`: every tensor of the checkpoint."""
-    matched = match_tower(vision_targets(spec), stored)
-    tower = build_vision_tower(spec, placement)
-    load_weights(tower, matched, progress)
-    return tower.eval()
-
-
-def load_sound_tower(
-    spec: SoundSpec, placement: Placement, stored: Mapping[str, StoredTensor], progress: Progress
-) -> nn.Module:
-    """As `load_vision_tower`."""
-    matched = match_tower(sound_targets(spec), stored)
-    tower = build_sound_tower(spec, placement)
-    load_weights(tower, matched, progress)
-    return tower.eval()

@@ -16,10 +16,10 @@ from facet.vision_spec import PatchEmbedderSpec, PatchTowerSpec, SquareTowerSpec
 def read_vision_spec(config: Mapping[str, Any], output_size: int) -> VisionSpec | None:
     """None: the model takes no pictures. `output_size` is the width of the decoder's stream."""
     top = ConfigFields(config)
+    model_type = top.text("model_type", "")
     if "vision_config" not in top or "text_config" not in top:
         return None
     vision = top.section("vision_config")
-    model_type = top.text("model_type", "")
     readers: dict[str, Callable[[ConfigFields, ConfigFields, int], VisionSpec]] = {
         "gemma4": _patch_tower,
         "gemma4_unified": _patch_embedder,

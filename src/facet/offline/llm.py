@@ -11,10 +11,10 @@ from facet.engine.client import EngineClient, RemoteEngine
 from facet.engine.local_engine import LocalEngine
 from facet.engine.messages import NewTokens, Refused, Stats
 from facet.errors import EngineError, RequestError
-from facet.media.prepared import PreparedMedia
 from facet.offline.collector import Collector
 from facet.offline.outputs import RequestOutput
 from facet.offline.prompts import Prompt, as_list, media_fields, text_or_ids
+from facet.prepared_media import PreparedMedia
 from facet.progress import Advance, Bars, Progress, Silent
 from facet.prompts import ChatQuestion, TextQuestion, prepare, read_asked_model
 from facet.prompts.media_reading import find_media, make_media_reader

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from facet.errors import RequestError
-from facet.media.prepared import PreparedMedia
 from facet.media.spec import MediaSpec, MediaTokens
 from facet.media_span import MediaKind, MediaSpan
+from facet.prepared_media import PreparedMedia
 from facet.tokens import Tokenizer
 from facet.tokens.prompt_text import PromptText
 

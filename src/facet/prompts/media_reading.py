@@ -16,12 +16,12 @@ from facet.errors import ConfigError
 from facet.media.download import Downloads
 from facet.media.limits import refused
 from facet.media.options import MediaOptions, check_options, read_processor_kwargs
-from facet.media.prepared import PreparedMedia
 from facet.media.sources import MediaSources
 from facet.media.spec import MediaSpec
 from facet.media.worker import JOBS
 from facet.media.workers import MediaWorkers
 from facet.media_span import MediaKind
+from facet.prepared_media import PreparedMedia
 from facet.prompts.asked_model import AskedModel
 from facet.prompts.questions import ChatQuestion, TextQuestion
 

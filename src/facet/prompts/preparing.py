@@ -13,7 +13,7 @@ from facet.chat.messages import normalize_messages
 from facet.chat.tool_choice import normalize_tools, template_variables
 from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
-from facet.media.prepared import PreparedMedia
+from facet.prepared_media import PreparedMedia
 from facet.prompts.asked_model import AskedModel, check_thinking_token_budget
 from facet.prompts.continuing import cut_at, mark_end
 from facet.prompts.expanding import ExpandedPrompt, Item, expand

@@ -8,8 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from facet.forward_batch import AttentionRows, ForwardBatch
+from facet.forward_batch import AttentionRows, ForwardBatch, SoftRows
 from facet.media_span import MediaSpan
+from facet.runner.media_inputs import StepMedia
 from facet.transfer import arrays_on_device
 
 Counts = NDArray[np.int32]
@@ -34,10 +35,11 @@ def make_batch(
     *,
     skip_upper: bool,
     media: Mapping[int, Sequence[MediaSpan]] = NO_MEDIA,
+    soft: StepMedia | None = None,
 ) -> ForwardBatch:
     """One pass over all the chunks. With `skip_upper`, only rows that want logits go past their last keys.
 
-    `media` has, by seat, the spans of its prompt that attend both ways.
+    `media` has, by seat, the spans of its prompt that attend both ways; `soft` are the embeddings of rows of media.
     """
     context_lens = chunks.num_computed + chunks.num_scheduled
     positions = ranges(chunks.num_computed, chunks.num_scheduled)
@@ -71,7 +73,23 @@ def make_batch(
         ),
         logit_rows=device_logit_rows.long(),
         upper_rows=upper_rows,
+        soft=None if soft is None else _soft_rows(soft.places, soft.values, device),
+        upper_soft=None if soft is None else _soft_logit_rows(soft, logit_rows, device),
     )
+
+
+def _soft_logit_rows(soft: StepMedia, logit_rows: Counts, device: torch.device) -> SoftRows | None:
+    """Those that want logits, and where they are among all that do."""
+    places = np.flatnonzero(np.isin(logit_rows, soft.places))
+    if not len(places):
+        return None
+    (chosen,) = arrays_on_device((np.searchsorted(soft.places, logit_rows[places]),), device)
+    return _soft_rows(places, soft.values[chosen], device)
+
+
+def _soft_rows(places: NDArray[np.int64], values: Tensor, device: torch.device) -> SoftRows:
+    (device_places,) = arrays_on_device((places,), device)
+    return SoftRows(places=device_places, values=values)
 
 
 def _last_visible(chunks: Chunks, positions: Counts, media: Mapping[int, Sequence[MediaSpan]]) -> Counts | None:

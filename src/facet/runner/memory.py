@@ -12,6 +12,7 @@ from facet.kernels.paged_attention.prefill.plan import max_scratch_bytes
 from facet.kv_layout import KVLayout
 from facet.layers.attention import heads_of
 from facet.model_spec import ModelSpec
+from facet.runner.media_inputs import MAX_ROWS_PER_CALL
 from facet.sampling import max_device_bytes
 
 # Allowed for what a driver keeps of one captured half of a decode step, beside the tensors.
@@ -34,6 +35,12 @@ class StepShape:
     graph_sizes: tuple[int, ...]
     piece_sizes: tuple[int, ...]
     is_batch_invariant: bool
+    values_per_tower_row: int = 0  # what a tower holds at once for every row it makes; 0: there is none
+
+    @property
+    def num_encoder_rows(self) -> int:
+        """How many rows of media are cached: twice what a step can take in."""
+        return 2 * self.max_num_batched_tokens if self.values_per_tower_row else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,7 @@ class GpuMemory:
     graphs: int  # set aside for them before the cache takes the rest
     sampling: int  # the most that requests' settings can make it take
     cache: int
+    media: int = 0  # rows that are cached, and the most a tower takes for a moment
     graphs_taken: int | None = None  # measured once they are captured
 
     def line(self) -> str:
@@ -55,8 +63,8 @@ class GpuMemory:
         taken = "" if self.graphs_taken is None else f" ({gib(self.graphs_taken)} taken)"
         return (
             f"GPU memory, of {gib(self.total)} GiB: weights {gib(self.weights)}, activations {gib(self.activations)}, "
-            f"graphs {gib(self.graphs)}{taken}, sampling {gib(self.sampling)}, KV cache {gib(self.cache)}; the rest "
-            "stays free."
+            f"graphs {gib(self.graphs)}{taken}, sampling {gib(self.sampling)}, "
+            f"{f'media {gib(self.media)}, ' if self.media else ''}KV cache {gib(self.cache)}; the rest stays free."
         )
 
 
@@ -75,11 +83,12 @@ def divide_memory(shape: StepShape, *, total: int, usable: int, weights: int, ac
     sampling = max_device_bytes(
         num_seats=shape.max_num_seqs, vocab_size=shape.vocab_size, context_len=shape.max_model_len
     )
-    beside_weights = activations + scratch + graphs + sampling
+    media = media_bytes(shape)
+    beside_weights = activations + scratch + graphs + sampling + media
     cache = usable - weights - beside_weights
     if cache <= 0:
         raise CapacityError(
-            f"Weights take {weights / 2**30:.2f} GiB of a GPU, activations, graphs and sampling "
+            f"Weights take {weights / 2**30:.2f} GiB of a GPU, activations, graphs, sampling and media "
             f"{beside_weights / 2**30:.2f} GiB, but {usable / 2**30:.2f} GiB of its {total / 2**30:.2f} GiB may be "
             "used: nothing is left for keys and values. Use a larger GPU or smaller weights, or lower --max-num-seqs "
             "and --max-num-batched-tokens."
@@ -91,7 +100,14 @@ def divide_memory(shape: StepShape, *, total: int, usable: int, weights: int, ac
         graphs=graphs,
         sampling=sampling,
         cache=cache,
+        media=media,
     )
+
+
+def media_bytes(shape: StepShape) -> int:
+    """What towers take besides their weights: the rows they made, and those they are at."""
+    cached = shape.num_encoder_rows * shape.spec.hidden_size
+    return (cached + MAX_ROWS_PER_CALL * shape.values_per_tower_row) * shape.value_bytes
 
 
 def scratch_bytes(shape: StepShape) -> int:

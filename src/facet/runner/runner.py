@@ -8,29 +8,33 @@ What goes in are frozen values that can be sent to another process (`step_codec.
 loop that drives several runners sends each the same. It may plan and launch the next step before it waits for this one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from facet.forward_batch import ForwardBatch
 from facet.layers.kv_arena import KVArena
+from facet.media_span import MediaKind
 from facet.model.gemma import Gemma
 from facet.progress import Progress
 from facet.runner import warm_up
 from facet.runner.batch import Chunks, make_batch
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes
+from facet.runner.media_inputs import MediaInputs, StepMedia
 from facet.runner.pieces import LowerPieces, PieceBuffers
 from facet.runner.recording import recorder_for
 from facet.runner.seat_state import SeatState
 from facet.runner.step_sampling import ComputedRows, SampledStep, StepSampling
 from facet.step import StepMasks, StepPlan
 from facet.transfer import arrays_on_device
+
+NO_TOWERS: Mapping[MediaKind, nn.Module] = {}
 
 
 @dataclass(slots=True)
@@ -64,7 +68,10 @@ class Runner:
         poison_freed_blocks: bool = False,
         graph_sizes: Sequence[int] = (),
         piece_sizes: Sequence[int] = (),
+        towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
+        max_num_cached_rows: int = 0,
     ) -> None:
+        """`towers` take the kinds of media that the model has; of what they make, up to so many rows are cached."""
         self.model = model
         self.arena = arena
         self.counters = WorkCounters()
@@ -73,6 +80,7 @@ class Runner:
             arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device
         )
         self._sampling = StepSampling(model, self._seats)
+        self.media = MediaInputs(towers, self._device, max_num_cached_rows=max_num_cached_rows)
         self._fast_prefill = fast_prefill
         # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.
         # With fast prefill they also skip layers that own no keys, whose output nothing reads either.
@@ -152,13 +160,19 @@ class Runner:
 
     def _compute(self, plan: StepPlan) -> ComputedRows:
         graphs = self._graphs
+        media = self.media.rows_of(plan)
         wanted = np.flatnonzero(plan.num_logit_rows)
-        if graphs is None or len(wanted) > graphs.largest or int(plan.num_logit_rows.max()) > 1:
-            batch = self._batch(plan, skip_upper=True)
+        if (
+            graphs is None
+            or media is not None  # graphs embed tokens alone
+            or len(wanted) > graphs.largest
+            or int(plan.num_logit_rows.max()) > 1
+        ):
+            batch = self._batch(plan, media, skip_upper=True)
             return ComputedRows(self.model(batch, self.arena, self._num_lower_layers), None)
         if plan.num_tokens == len(plan.seats) and len(plan.seats) <= graphs.largest:
             return self._replay(graphs, plan, wanted)
-        batch = self._batch(plan, skip_upper=False)
+        batch = self._batch(plan, None, skip_upper=False)
         stream = self._lower(batch)
         if len(wanted) == 0:
             return ComputedRows(stream.new_empty(0, self.model.spec.hidden_size), None)
@@ -184,7 +198,7 @@ class Runner:
         chosen = self._on_device(wanted)
         return ComputedRows(hidden[chosen], logits[chosen])
 
-    def _batch(self, plan: StepPlan, *, skip_upper: bool) -> ForwardBatch:
+    def _batch(self, plan: StepPlan, media: StepMedia | None, *, skip_upper: bool) -> ForwardBatch:
         chunks = Chunks(
             num_computed=plan.num_computed,
             num_scheduled=plan.num_scheduled,
@@ -192,21 +206,24 @@ class Runner:
             seats=plan.seats,
         )
         return make_batch(
-            self._token_ids(plan),
+            self._token_ids(plan, media),
             chunks,
             self._seats.block_tables,
             self._device,
             skip_upper=skip_upper,
             media=self._seats.uncuttable,
+            soft=media,
         )
 
     def _update_seats(self, plan: StepPlan) -> None:
         """The order matters; `step.py` gives it."""
         for seat in plan.released_seats:
             self._sampling.release(seat)
+            self.media.release(seat)
         for admission in plan.admissions:
             self._seats.admit(admission)
             self._sampling.admit(admission)
+            self.media.admit(admission)
         if self._poison_freed_blocks and len(plan.freed_blocks):
             self.arena.poison(self._on_device(plan.freed_blocks.astype(np.int64)))
         if len(plan.page_copies):
@@ -214,8 +231,10 @@ class Runner:
             self.arena.copy_pages(sources, destinations)
         self._seats.append_blocks(plan.new_blocks)
 
-    def _token_ids(self, plan: StepPlan) -> Tensor:
+    def _token_ids(self, plan: StepPlan, media: StepMedia | None) -> Tensor:
         scheduled = self._seats.scheduled_tokens(plan)
+        if media is not None:
+            scheduled.token_ids[media.places] = 0  # whose per-layer inputs rows of media get
         token_ids, places, seats = arrays_on_device(
             (scheduled.token_ids, scheduled.sampled_places, scheduled.sampled_seats), self._device
         )

@@ -4,7 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from facet.media.prepared import PreparedMedia
+from facet.prepared_media import PreparedMedia
 from facet.prompts.asked_model import AskedModel
 from facet.prompts.media_reading import MediaReader, asks_for_media, find_media
 from facet.prompts.questions import ChatQuestion, TextQuestion

@@ -19,10 +19,11 @@ byte / 127.5 - 1; towers do that, since bytes are a quarter of the size.
 """
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from facet.errors import RequestError
 from facet.media_span import MediaKind, MediaSpan
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class MediaArray:
 
     dtype: ArrayType
     shape: tuple[int, ...]
-    data: bytes  # row-major
+    data: bytes = field(repr=False)  # row-major
 
     @classmethod
     def from_numpy(cls, array: "np.ndarray[Any, Any]") -> Self:
@@ -78,3 +79,19 @@ def content_key(content: bytes, *preparation: object) -> str:
     """Names content as it was sent, together with everything that decides what is made of it."""
     how = repr((PROCESSOR_VERSION, *preparation)).encode()
     return hashlib.sha256(hashlib.sha256(content).digest() + how).hexdigest()
+
+
+def check_contents(spans: Sequence[MediaSpan], contents: Sequence[PreparedMedia]) -> None:
+    """Refuse spans whose content is not there, or is not what they say."""
+    by_key = {content.content_key: content for content in contents}
+    for span in spans:
+        content = by_key.get(span.content_key)
+        name = f"The {span.kind} at positions {span.first} to {span.end - 1}"
+        if content is None:
+            raise RequestError(f"{name} has no content.", field="media")
+        if content.kind != span.kind or content.attends_both_ways != span.attends_both_ways:
+            raise RequestError(f"{name} was prepared as another kind: {content.kind}.", field="media")
+        if content.num_tokens != span.length:
+            raise RequestError(
+                f"{name} has {span.length} tokens, but its content becomes {content.num_tokens} tokens.", field="media"
+            )
