@@ -40,9 +40,10 @@ class ConformerTowerSpec:
 
     @property
     def values_per_row(self) -> int:
-        """How many numbers a pass holds at once for every row it makes, about: four frames behind a convolution, or
-        what a layer has of one."""
-        return 4 * self.num_bins * self.num_channels[0] + 16 * self.conformer.hidden_size
+        """How many numbers a pass holds at once for every row it makes, about: behind the first convolution, or in the
+        widest part of a layer. Twice that, since half of it may be padding."""
+        convolved = 2 * (self.num_bins // 2) * self.num_channels[0]
+        return 2 * max(4 * convolved, 16 * self.conformer.hidden_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +64,9 @@ class UsmTowerSpec:
 
     @property
     def values_per_row(self) -> int:
-        """How many numbers a pass holds at once for every row it makes, about."""
-        return self.reduction * (4 * self.num_bins * self.num_channels[0] + 16 * self.conformer.hidden_size)
+        """As of the other tower; behind its convolutions, numbers are float32."""
+        convolved = 2 * self.reduction * (self.num_bins // 2) * self.num_channels[0]
+        return 2 * max(8 * convolved, 16 * self.reduction * self.conformer.hidden_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ class SampleEmbedderSpec:
     @property
     def values_per_row(self) -> int:
         """How many numbers a pass holds at once for every row it makes, about."""
-        return 6 * self.frame_size
+        return 4 * self.frame_size + self.output_size
 
 
 SoundSpec: TypeAlias = ConformerTowerSpec | UsmTowerSpec | SampleEmbedderSpec

@@ -26,7 +26,7 @@ def log_mel(samples: NDArray[np.float32], mel: LogMel, sampling_rate: int) -> ND
             ),
             axis=1,
         )
-    spectrum = np.fft.rfft(frames * _window(mel.frame_length), n=mel.fft_length, axis=1)
+    spectrum = np.fft.rfft(frames * _window(mel.frame_length, is_rounded=mel.rounds_window), n=mel.fft_length, axis=1)
     energy = np.abs(spectrum) @ _filters(mel, sampling_rate)
     return np.log(energy + mel.floor if mel.adds_floor else np.maximum(energy, mel.floor)).astype(np.float32)
 
@@ -39,9 +39,11 @@ def _frames(samples: NDArray[np.float32], mel: LogMel) -> NDArray[np.float32]:
 
 
 @cache
-def _window(length: int) -> NDArray[np.float32]:
+def _window(length: int, *, is_rounded: bool) -> NDArray[np.float32]:
     """Hann's, of a period of `length`."""
-    return np.hanning(length + 1)[:-1].astype(np.float32)
+    places: NDArray[np.floating] = np.arange(length).astype(np.float32 if is_rounded else np.float64)
+    window: NDArray[np.float32] = (0.5 * (1 - np.cos(2 * np.pi * places / length))).astype(np.float32)
+    return window
 
 
 @cache

@@ -79,6 +79,7 @@ class LogMel:
     min_frequency: float
     max_frequency: float
     preemphasis: float  # 0: none
+    rounds_window: bool  # computes it in float32, which shows in quiet bins
     floor: float  # keeps the logarithm finite
     adds_floor: bool  # to every bin; otherwise the floor is a bin's least value
     left_padding: int  # zeros before the first sample

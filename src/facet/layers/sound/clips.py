@@ -1,11 +1,28 @@
 """Clips of different length as one batch: zeros behind each, and the convolutions that shorten them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
+
+
+def encode_by_length(
+    clips: Sequence[Mapping[str, Tensor]], encode: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+) -> list[Tensor]:
+    """The rows that `encode` makes of each clip's features. It gets clips together of which none is more than twice as
+    long as another, so that no more than half of what it computes is padding."""
+    features = [clip["features"] for clip in clips]
+    rows: list[Tensor] = [clip.new_empty(0) for clip in features]
+    order = sorted(range(len(features)), key=lambda index: len(features[index]))
+    while order:
+        longest = len(features[order[-1]])
+        first = next(place for place, index in enumerate(order) if 2 * len(features[index]) >= longest)
+        together, order = order[first:], order[:first]
+        for index, found in zip(together, encode([features[index] for index in together]), strict=True):
+            rows[index] = found
+    return rows
 
 
 def stack_clips(clips: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:

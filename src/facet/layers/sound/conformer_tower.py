@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
-from facet.layers.sound.clips import as_frames, halve_frames, stack_clips
+from facet.layers.sound.clips import as_frames, encode_by_length, halve_frames, stack_clips
 from facet.layers.sound.conformer import Conformer
 from facet.layers.tower_products import BiasedLinear
 from facet.sound_spec import ConformerTowerSpec
@@ -30,7 +30,10 @@ class ConformerTower(nn.Module):
 
     def forward(self, clips: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """The rows of each clip."""
-        features, lengths = stack_clips([clip["features"] for clip in clips], self.placement.dtype)
+        return encode_by_length(clips, self._encode)
+
+    def _encode(self, clips: Sequence[Tensor]) -> list[Tensor]:
+        features, lengths = stack_clips(clips, self.placement.dtype)
         x, lengths = self.first(features.unsqueeze(1), lengths)
         x, lengths = self.second(x, lengths)
         stream = self.projection(self.conformer(self.input(as_frames(x)), len(clips)))
@@ -50,6 +53,7 @@ class HalvingLayer(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         mixed, lengths = halve_frames(x, lengths, self.kernel, frames_before=1)
-        last = mixed.permute(0, 2, 3, 1).float()
-        normed = functional.layer_norm(last, self.norm_weight.shape, self.norm_weight, None, self.eps)
-        return functional.relu(normed).to(x.dtype).permute(0, 3, 1, 2), lengths
+        # A norm of the type of its inputs is computed in float32 too, and holds half as much.
+        weight = self.norm_weight.to(x.dtype)
+        normed = functional.layer_norm(mixed.permute(0, 2, 3, 1), weight.shape, weight, None, self.eps)
+        return functional.relu_(normed).permute(0, 3, 1, 2), lengths

@@ -9,7 +9,7 @@ from torch.nn import functional
 from facet.layers.linear import Linear
 from facet.layers.media_embedder import MediaEmbedder
 from facet.layers.placement import Placement
-from facet.layers.sound.clips import as_frames, halve_frames, stack_clips
+from facet.layers.sound.clips import as_frames, encode_by_length, halve_frames, stack_clips
 from facet.layers.sound.conformer import Conformer
 from facet.sound_spec import UsmTowerSpec
 
@@ -31,7 +31,10 @@ class UsmTower(nn.Module):
 
     def forward(self, clips: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """The rows of each clip, `num_rows` for each."""
-        features, lengths = stack_clips([clip["features"] for clip in clips], self.placement.dtype)
+        return encode_by_length(clips, self._encode)
+
+    def _encode(self, clips: Sequence[Tensor]) -> list[Tensor]:
+        features, lengths = stack_clips(clips, self.placement.dtype)
         x, lengths = self.first(features.unsqueeze(1), lengths)
         x, lengths = self.second(x, lengths)
         stream = self.conformer(self.input(as_frames(x)), len(clips)).view(
