@@ -1,12 +1,15 @@
 """Prompts that cannot fit are refused soon and for little, whatever their size and their number."""
 
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import tokenizers
 
+from facet.prompts import preparing
 from facet.tokens import control_tokens, text_length, tokenizer
 from facet.tokens.encoding import encode_texts
 from tests.server.conftest import Scripted
@@ -50,6 +53,33 @@ def test_refused_before_they_are_encoded(server: RunningServer, num_encoded: lis
         assert response.status_code == 400, path
         assert "more than" in response.json()["error"]["message"]
     assert sum(num_encoded) < NUM_CHARACTERS // 4
+
+
+ITEMS: dict[str, Any] = {
+    "messages": {"messages": [{"role": "user", "content": "a"}]},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]},
+    "tools": {
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": [{"type": "function", "function": {"name": "a"}}],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+@pytest.mark.parametrize(("path", "num_contexts"), [("/v1/chat/completions", 1), ("/tokenize", 8)])
+def test_many_small_things_are_counted_before_they_are_read(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str, num_contexts: int, kind: str
+) -> None:
+    def refuse(*_: object) -> None:
+        pytest.fail("they were read")
+
+    monkeypatch.setattr(preparing, "normalize_messages", refuse)
+    fields = copy.deepcopy(ITEMS[kind])
+    items = fields["messages"][0]["content"] if kind == "parts" else fields[kind]
+    items *= 4096 * num_contexts + 1
+    error = server.post(path, fields).json()["error"]
+    assert (error["code"], error["param"]) == (400, "messages")
+    assert "messages, parts of messages and tools and therefore more than" in error["message"]
 
 
 def test_a_long_prompt_that_may_be_cut_is_answered(server: RunningServer, num_encoded: list[int]) -> None:

@@ -79,12 +79,14 @@ def render_messages(
     variables = template_variables(
         chat_template_kwargs=chat_template_kwargs, default_chat_template_kwargs=model.template_variables
     )
+    limit = model.text_limit(num_contexts=num_contexts)
+    limit.check_count(_num_items(messages, tools))
     return model.require_template().render(
         normalize_messages(messages),
         tools=normalize_tools(tools).for_template,
         add_generation_prompt=add_generation_prompt,
         variables=variables,
-        limit=model.text_limit(num_contexts=num_contexts),
+        limit=limit,
     )
 
 
@@ -95,6 +97,9 @@ def _prepare_chat(
     media: Sequence[tuple[PreparedMedia, ...]],
 ) -> PreparedQuestion:
     template, tokenizer = model.require_template(), model.require_tokenizer()
+    limit = None if _is_cut(question) else model.text_limit()
+    if limit is not None:
+        limit.check_count(_num_items(question.messages, question.tools))
     parts = model.media_parts()
     messages = normalize_messages(question.messages, parts.take)
     items = [Item(part.kind, prepared) for part, prepared in zip(parts.found, media, strict=True)]
@@ -113,7 +118,7 @@ def _prepare_chat(
         documents=question.documents,
         add_generation_prompt=question.add_generation_prompt and seam is None,
         variables=variables,
-        limit=None if _is_cut(question) else model.text_limit(),
+        limit=limit,
     )
     if seam is not None:
         prompt = cut_at(seam, prompt)
@@ -138,6 +143,13 @@ def _prepare_chat(
         ),
         media=expanded.media,
     )
+
+
+def _num_items(messages: object, tools: object) -> int:
+    """How many messages, parts of messages and tools there are. Nothing is checked yet, so anything may be sent."""
+    messages, tools = (value if isinstance(value, list | tuple) else () for value in (messages, tools))
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    return len(messages) + len(tools) + sum(len(content) for content in contents if isinstance(content, list | tuple))
 
 
 def _is_cut(question: Question) -> bool:

@@ -1,6 +1,7 @@
 """Refuses texts that cannot fit the context before much work is done for them."""
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 from facet.errors import RequestError
 from facet.tokens.tokenizer import Tokenizer
@@ -24,9 +25,17 @@ class TextLimit:
     def check(self, text: str) -> None:
         """Refuses a text, of which this may be only a part, that surely has too many tokens."""
         if self.tokenizer.surely_exceeds(text, self.max_tokens):
-            contexts = f"{self.num_contexts} times the context of " if self.num_contexts > 1 else "the context of "
-            raise RequestError(
-                f"The prompt has at least {len(text):,} characters and therefore more than {self.max_tokens} tokens, "
-                f"but only {contexts}{self.max_model_len} is allowed. Shorten the prompt.",
-                field="prompt",
-            )
+            self._refuse(f"at least {len(text):,} characters", field="prompt")
+
+    def check_count(self, num_items: int) -> None:
+        """Refuses so many messages, parts of messages and tools: each takes a token, and more time than a character."""
+        if num_items > self.max_tokens:
+            self._refuse(f"{num_items:,} messages, parts of messages and tools", field="messages")
+
+    def _refuse(self, size: str, *, field: str) -> NoReturn:
+        contexts = f"{self.num_contexts} times the context of " if self.num_contexts > 1 else "the context of "
+        raise RequestError(
+            f"The prompt has {size} and therefore more than {self.max_tokens} tokens, but only {contexts}"
+            f"{self.max_model_len} is allowed. Shorten the prompt.",
+            field=field,
+        )
