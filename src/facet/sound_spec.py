@@ -59,6 +59,7 @@ class UsmTowerSpec:
     num_rows: int
     table_size: int  # rows of the table, which also has the tokens around a clip
     padding_row: int  # of the table
+    table_ids: range  # of the vocabulary, which the table's rows are of
     norm_eps: float
     output_size: int
 

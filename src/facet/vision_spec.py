@@ -84,4 +84,80 @@ class SquareTowerSpec:
         return (self.patches_per_side // self.rows_per_side) ** 2 * (3 * self.mlp_width + 8 * self.hidden_size)
 
 
-VisionSpec: TypeAlias = PatchTowerSpec | PatchEmbedderSpec | SquareTowerSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeBlockSpec:
+    """A full convolution that widens, then a product that narrows."""
+
+    num_inputs: int
+    num_outputs: int
+    width: int
+    kernel_size: int
+    stride: int
+
+    @property
+    def has_skip(self) -> bool:
+        return self.stride == 1 and self.num_inputs == self.num_outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvertedBlockSpec:
+    """Products that widen and narrow, with convolutions of single channels before or between them."""
+
+    num_inputs: int
+    num_outputs: int
+    width: int
+    start_kernel_size: int = 0  # 0: no such convolution
+    middle_kernel_size: int = 0
+    stride: int = 1
+    is_scaled: bool = True  # what is added is scaled by channel
+    may_skip: bool = True
+
+    @property
+    def has_skip(self) -> bool:
+        return self.may_skip and self.stride == 1 and self.num_inputs == self.num_outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBlockSpec:
+    """Attention of every place to every place. All heads share keys and values, which may be those of a smaller map."""
+
+    num_channels: int
+    num_heads: int
+    head_dim: int
+    key_stride: int
+    kernel_size: int = 3  # of the convolution that makes the map smaller
+
+
+BlockSpec: TypeAlias = EdgeBlockSpec | InvertedBlockSpec | AttentionBlockSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MobileNetSpec:
+    """Gemma 3n: a convolutional network (MobileNet-v5) over square pictures. The maps of its last two stages become
+    rows. Some ids of the vocabulary have their embeddings here, too."""
+
+    stem_width: int
+    stages: tuple[tuple[BlockSpec, ...], ...]
+    fusion: InvertedBlockSpec  # of the channels of the last two stages
+    rows_per_side: int
+    norm_eps: float  # of the embedder; blocks have their own
+    table_ids: range  # of the vocabulary, whose embeddings are here
+    output_size: int
+    block_norm_eps: float = 1e-6
+
+    @property
+    def side_multiple(self) -> int:
+        """What the side of a picture, in pixels, must be a multiple of: of the stage before the last, whose places are
+        averaged to rows, one has 16 pixels on a side."""
+        return 16 * self.rows_per_side
+
+    @property
+    def values_per_row(self) -> int:
+        """How many numbers a pass holds at once for every row it makes, about: the first maps are the largest."""
+        first = self.stages[0][0]
+        assert isinstance(first, EdgeBlockSpec)
+        # Twelve places on a side of the largest published picture become one row of the first stage's maps.
+        return 12**2 * 3 * first.width + 24**2 * 3 * self.stem_width
+
+
+VisionSpec: TypeAlias = PatchTowerSpec | PatchEmbedderSpec | SquareTowerSpec | MobileNetSpec

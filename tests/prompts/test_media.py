@@ -60,7 +60,7 @@ def item(kind: MediaKind, *num_tokens: int, times: Sequence[float] | None = None
     return tuple(
         PreparedMedia(
             kind=kind,
-            content_key=f"{kind} {index}",
+            content_key=f"{kind} {index} {count}",
             num_tokens=count,
             arrays={},
             attends_both_ways=kind == "image",

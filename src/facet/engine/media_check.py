@@ -9,8 +9,8 @@ from torch import nn
 from facet.errors import RequestError
 from facet.media_span import MediaKind
 from facet.prepared_media import PreparedMedia
-from facet.sound_spec import ConformerTowerSpec, SampleEmbedderSpec
-from facet.vision_spec import PatchEmbedderSpec, PatchTowerSpec, SquareTowerSpec
+from facet.sound_spec import ConformerTowerSpec, SampleEmbedderSpec, UsmTowerSpec
+from facet.vision_spec import MobileNetSpec, PatchEmbedderSpec, PatchTowerSpec, SquareTowerSpec
 
 
 def check_media(contents: tuple[PreparedMedia, ...], towers: Mapping[MediaKind, nn.Module]) -> None:
@@ -26,12 +26,27 @@ def check_media(contents: tuple[PreparedMedia, ...], towers: Mapping[MediaKind, 
             _check_patches(content, spec.patch_width, spec.num_positions, side=1)
         elif isinstance(spec, ConformerTowerSpec | SampleEmbedderSpec):
             _check_frames(content, spec)
-        elif isinstance(spec, SquareTowerSpec):
-            _array(content, "pixels", (3, spec.image_size, spec.image_size))
+        elif isinstance(spec, UsmTowerSpec):
+            features = content.arrays.get("features")
+            _array(content, "features", (0 if features is None else features.shape[0], spec.num_bins))
+            if content.num_tokens != spec.num_rows:
+                raise _refused(f"The {content.kind} has {content.num_tokens} tokens instead of {spec.num_rows}.")
+        elif isinstance(spec, SquareTowerSpec | MobileNetSpec):
+            _check_square(content, spec)
             if content.num_tokens != spec.rows_per_side**2:
                 raise _refused(
                     f"The {content.kind} has {content.num_tokens} tokens instead of {spec.rows_per_side**2}."
                 )
+
+
+def _check_square(content: PreparedMedia, spec: SquareTowerSpec | MobileNetSpec) -> None:
+    if isinstance(spec, SquareTowerSpec):
+        side = spec.image_size
+    else:
+        side = content.arrays["pixels"].shape[-1] if "pixels" in content.arrays else 0
+        if side % spec.side_multiple:
+            raise _refused(f"The {content.kind} is {side} pixels wide, but must be a multiple of {spec.side_multiple}.")
+    _array(content, "pixels", (3, side, side))
 
 
 def _check_frames(content: PreparedMedia, spec: ConformerTowerSpec | SampleEmbedderSpec) -> None:

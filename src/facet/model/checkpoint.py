@@ -219,7 +219,7 @@ def load_weights(
         for target, source in in_order:
             if isinstance(source, StoredTensor):
                 tensor = files.read(source)
-                values: Values = _as_placed(tensor.float() + target.offset if target.offset else tensor, target)
+                values: Values = as_placed(tensor.float() + target.offset if target.offset else tensor, target)
             else:
                 assert scheme is not None, "quantized matrices are read by a scheme"
                 values = source.read(scheme, files.read)
@@ -260,7 +260,8 @@ def _name_beside(name: str) -> str:
     return name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
 
 
-def _as_placed(values: Tensor, target: TensorTarget) -> Tensor:
+def as_placed(values: Tensor, target: TensorTarget) -> Tensor:
+    """As the module keeps what a file holds."""
     if target.layout == "transposed":
         return values.T
     return values.flatten(1) if target.layout == "kernel" else values

@@ -77,7 +77,8 @@ def _usm_tower(top: ConfigFields, audio: ConfigFields, model: ModelSpec) -> UsmT
     if num_bins % 4:
         raise audio.wrong("input_feat_size", "a multiple of 4")
     table_size = audio.integer("vocab_size", 128)
-    padding_row = model.vocab_size - 1 - audio.integer("vocab_offset", 262_272)
+    first_id = audio.integer("vocab_offset", 262_272)
+    padding_row = model.vocab_size - 1 - first_id
     if not 0 <= padding_row < table_size:
         raise audio.wrong("vocab_offset", f"such that the last of all {model.vocab_size:,} ids is one of sound")
     return UsmTowerSpec(
@@ -97,6 +98,7 @@ def _usm_tower(top: ConfigFields, audio: ConfigFields, model: ModelSpec) -> UsmT
         reduction=audio.integer("conf_reduction_factor", 4),
         num_rows=top.integer("audio_soft_tokens_per_image", 188),
         table_size=table_size,
+        table_ids=range(first_id, first_id + table_size),
         padding_row=padding_row,
         norm_eps=audio.number("rms_norm_eps", 1e-6),
         output_size=model.hidden_size,

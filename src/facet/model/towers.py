@@ -16,6 +16,7 @@ from facet.layers.placement import Placement
 from facet.layers.sound.conformer_tower import ConformerTower
 from facet.layers.sound.sample_embedder import SampleEmbedder
 from facet.layers.sound.usm_tower import UsmTower
+from facet.layers.vision.mobile_net import MobileNet
 from facet.layers.vision.patch_embedder import PatchEmbedder
 from facet.layers.vision.patch_tower import PatchTower
 from facet.layers.vision.square_tower import SquareTower
@@ -33,7 +34,7 @@ from facet.model.weight_map import TensorTarget
 from facet.model_spec import ModelSpec
 from facet.progress import Progress
 from facet.sound_spec import ConformerTowerSpec, SoundSpec, UsmTowerSpec
-from facet.vision_spec import PatchEmbedderSpec, PatchTowerSpec, VisionSpec
+from facet.vision_spec import PatchEmbedderSpec, PatchTowerSpec, SquareTowerSpec, VisionSpec
 
 Build: TypeAlias = Callable[[Placement], nn.Module]
 Described: TypeAlias = tuple[tuple[MediaKind, ...], Build, tuple[TensorTarget, ...]]  # as a `FoundTower`
@@ -83,8 +84,6 @@ def find_towers(
     is_quantized: bool = False,
 ) -> FoundTowers:
     """Of a config and all tensors of its checkpoint. None: there are none, weights are to be made up."""
-    if config.get("model_type") == "gemma3n":
-        return FoundTowers()  # whose end markers have embeddings of their own, which steps do not take yet
     towers: list[FoundTower] = []
     notes: list[str] = []
     parts = ConfigFields(config)
@@ -129,7 +128,9 @@ def build_vision_tower(spec: VisionSpec, placement: Placement) -> nn.Module:
         return PatchTower(spec, placement)
     if isinstance(spec, PatchEmbedderSpec):
         return PatchEmbedder(spec, placement)
-    return SquareTower(spec, placement)
+    if isinstance(spec, SquareTowerSpec):
+        return SquareTower(spec, placement)
+    return MobileNet(spec, placement)
 
 
 def build_sound_tower(spec: SoundSpec, placement: Placement) -> nn.Module:

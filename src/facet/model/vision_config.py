@@ -10,6 +10,7 @@ from typing import Any
 from facet.errors import ConfigError
 from facet.model.config_fields import ConfigFields, shown
 from facet.model.layer_config import MOST_LAYERS
+from facet.model.mobile_net_config import read_mobile_net
 from facet.vision_spec import PatchEmbedderSpec, PatchTowerSpec, SquareTowerSpec, VisionSpec
 
 
@@ -24,6 +25,7 @@ def read_vision_spec(config: Mapping[str, Any], output_size: int) -> VisionSpec 
         "gemma4": _patch_tower,
         "gemma4_unified": _patch_embedder,
         "gemma3": _square_tower,
+        "gemma3n": read_mobile_net,
     }
     if model_type not in readers:
         raise ConfigError(f"config.json has a vision_config, but model_type {shown(model_type)} has no tower for it.")

@@ -5,6 +5,7 @@ Names are those of the published files of each family, without the `model.` that
 
 from collections.abc import Iterator
 
+from facet.model.mobile_net_weights import mobile_net_targets
 from facet.model.weight_map import TensorTarget, matrix_target, norm_target
 from facet.vision_spec import PatchEmbedderSpec, PatchTowerSpec, SquareTowerSpec, VisionSpec
 
@@ -15,7 +16,9 @@ def vision_targets(spec: VisionSpec) -> tuple[TensorTarget, ...]:
         return tuple(_patch_tower(spec))
     if isinstance(spec, PatchEmbedderSpec):
         return tuple(_patch_embedder(spec))
-    return tuple(_square_tower(spec))
+    if isinstance(spec, SquareTowerSpec):
+        return tuple(_square_tower(spec))
+    return tuple(mobile_net_targets(spec))
 
 
 def _patch_tower(spec: PatchTowerSpec) -> Iterator[TensorTarget]:

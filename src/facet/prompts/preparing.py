@@ -220,6 +220,7 @@ def _make_requests(
     sampling = _settled(question, len(prompt.token_ids), model)
     arrival_time = time.monotonic()
     every_answer = isinstance(question, TextQuestion) and question.has_prompt_logprobs_in_every_answer
+    contents = tuple({content.content_key: content for content in prompt.media}.values())
     requests = []
     for index, request_id in zip(range(sampling.n), request_ids, strict=True):
         settings = sampling.for_output(index)
@@ -237,6 +238,7 @@ def _make_requests(
                 grammar=grammar,
                 thought=thought,
                 media=prompt.spans,
+                contents=contents,
             )
         )
     return tuple(requests)

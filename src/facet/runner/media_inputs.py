@@ -6,6 +6,7 @@ several steps, its rows stay in the cache; behind the prompt, and for prompts wi
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from facet.media_span import MediaKind, MediaSpan
 from facet.prepared_media import PreparedMedia
+from facet.request import Request
 from facet.runner.encoder_cache import EncoderCache
 from facet.step import Admission, StepPlan
 from facet.transfer import array_on_device
@@ -52,6 +54,7 @@ class MediaInputs:
         self.num_encoded = 0  # items, ever
         self._device = device
         self._cache = EncoderCache(max_num_cached_rows)
+        self._own_rows: dict[str, Tensor] = {}  # of ids whose embeddings a tower has, by key
         self._seated: dict[int, _Seated] = {}
 
     def admit(self, admission: Admission) -> None:
@@ -59,7 +62,7 @@ class MediaInputs:
         request = admission.request
         if request.contents:
             self._seated[admission.seat] = _Seated(
-                spans=request.media,
+                spans=tuple(sorted((*request.media, *self._single_rows(request)), key=lambda span: span.first)),
                 contents={content.content_key: content for content in request.contents},
                 num_computed=admission.num_computed_tokens,
             )
@@ -72,9 +75,15 @@ class MediaInputs:
         if not self._seated:
             return None
         parts = list(self._parts(plan))
-        self._encode({span.content_key: seated.contents[span.content_key] for seated, span, _, _ in parts})
+        self._encode(
+            {
+                span.content_key: seated.contents[span.content_key]
+                for seated, span, _, _ in parts
+                if span.content_key in seated.contents
+            }
+        )
         places = [first + np.arange(rows.stop - rows.start) for _, _, rows, first in parts]
-        values = [self._cache.use(span.content_key)[rows] for _, span, rows, _ in parts]
+        values = [self._rows(span.content_key)[rows] for _, span, rows, _ in parts]
         self._cache.trim({key for seated in self._seated.values() for key in seated.needed})
         for seat in [seat for seat, seated in self._seated.items() if not any(True for _ in seated.needed)]:
             del self._seated[seat]
@@ -94,6 +103,24 @@ class MediaInputs:
                     if begin < end:
                         yield seated, span, slice(begin - span.first, end - span.first), start + begin - first
             start += count
+
+    def _single_rows(self, request: Request) -> Iterator[MediaSpan]:
+        """Tokens around media whose embeddings a tower has, as spans of one row: those of Gemma 3n."""
+        for tower in dict.fromkeys(self.towers.values()):
+            ids: range = getattr(tower.spec, "table_ids", range(0))
+            for place in np.flatnonzero(np.isin(request.prompt_token_ids, ids)).tolist() if ids else ():
+                if any(span.first <= place < span.end for span in request.media):
+                    continue
+                token_id = request.prompt_token_ids[place]
+                key = f"token {token_id}"
+                if key not in self._own_rows:
+                    embedder: Any = tower.embedder
+                    self._own_rows[key] = embedder.look_up(torch.tensor([token_id - ids.start], device=self._device))
+                yield MediaSpan(first=place, length=1, kind="image", content_key=key)
+
+    def _rows(self, key: str) -> Tensor:
+        own = self._own_rows.get(key)
+        return self._cache.use(key) if own is None else own
 
     def _encode(self, contents: Mapping[str, PreparedMedia]) -> None:
         missing = [content for key, content in contents.items() if key not in self._cache]
