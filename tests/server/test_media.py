@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from facet.chat.media_parts import MediaPart
-from facet.media.prepared import PreparedMedia
+from facet.prepared_media import PreparedMedia
 from facet.prompts.media_reading import MediaReader
 from tests.media.hostile_pictures import good_files
 from tests.prompts.media_models import make_gemma4
@@ -118,3 +118,41 @@ def test_a_slow_picture_keeps_nobody_waiting(scripted: Scripted, monkeypatch: py
         finally:
             released.set()
         assert [future.result().status_code for future in slow] == [200] * 6
+
+
+def test_a_picture_through_every_api(served: tuple[RunningServer, ScriptedEngine]) -> None:
+    """The same prompt and the same picture, whichever API it came through."""
+    server, engine = served
+    data = base64.b64encode(FILES["png"]).decode()
+    url = f"data:image/png;base64,{data}"
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": [{"role": "user", "content": [picture(), {"type": "text", "text": "look"}]}]},
+        "/v1/messages": {
+            "messages": [
+                {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "look"}]}
+            ],
+            "max_tokens": 4,
+        },
+        "/v1/responses": {
+            "input": [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "look"}],
+                }
+            ]
+        },
+        "/api/chat": {"messages": [{"role": "user", "content": "look", "images": [data]}], "stream": False},
+        "/api/generate": {"prompt": "look", "images": [data], "stream": False},
+    }
+    engine.submitted.clear()
+    for path, body in bodies.items():
+        response = server.post(path, body)
+        assert response.status_code == 200, (path, response.text)
+    first, *others = engine.submitted
+    assert len(first.media) == 1
+    for other in others:
+        assert (other.prompt_token_ids, other.media) == (first.prompt_token_ids, first.media)
+    source["data"] = "AAAA"
+    refused = server.post("/v1/messages", bodies["/v1/messages"])
+    assert (refused.status_code, refused.json()["type"]) == (400, "error")

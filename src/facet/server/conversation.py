@@ -54,3 +54,12 @@ class Conversation:
 
 def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
+
+
+def image_at(url: str, detail: object = None) -> dict[str, Any]:
+    """A picture at an address, which may be a data URL."""
+    return {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+
+
+def image_of(base64: str) -> dict[str, Any]:
+    return {"type": "image", "image": {"data": base64}}

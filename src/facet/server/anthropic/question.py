@@ -20,8 +20,9 @@ from facet.server.anthropic.wire import (
     ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
 )
-from facet.server.conversation import Conversation, text_part
+from facet.server.conversation import Conversation, image_at, image_of, text_part
 from facet.server.protocol.sampling_fields import refuse_unsupported
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -41,7 +42,7 @@ def make_question(fields: CountTokensRequest, model: AskedModel) -> ChatQuestion
         given["thinking_token_budget"] = thinking.budget_tokens
     output_format = None if fields.output_config is None else fields.output_config.format
     return ChatQuestion(
-        messages=_messages(fields),
+        messages=_messages(fields, reads_images="image" in model.media.kinds),
         sampling=model.sampling(given, max_tokens=None),
         is_max_tokens_default=not isinstance(fields, MessagesRequest),
         response_format=None
@@ -61,7 +62,7 @@ def _sampling(fields: MessagesRequest) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _messages(fields: CountTokensRequest) -> list[dict[str, Any]]:
+def _messages(fields: CountTokensRequest, *, reads_images: bool) -> list[dict[str, Any]]:
     conversation = Conversation()
     if fields.system:
         # One text: some templates read only the first part of a system message.
@@ -74,25 +75,34 @@ def _messages(fields: CountTokensRequest) -> list[dict[str, Any]]:
             for where, message in turn:
                 _add_reply(message, where, conversation)
         else:
-            _add_turn(role, list(turn), conversation)
+            _add_turn(role, list(turn), conversation, reads_images=reads_images)
     return conversation.messages
 
 
-def _add_turn(role: str, turn: Sequence[tuple[str, InputMessage]], conversation: Conversation) -> None:
+def _add_turn(
+    role: str, turn: Sequence[tuple[str, InputMessage]], conversation: Conversation, *, reads_images: bool
+) -> None:
     """Results of tools come first, whatever their place among the blocks."""
-    texts = []
+    parts: list[dict[str, Any]] = []
     for where, message in turn:
         for index, block in enumerate(message.blocks):
             if isinstance(block, TextBlock):
-                texts.append(text_part(block.text))
+                parts.append(text_part(block.text))
+            elif isinstance(block, ImageBlock) and role == "user" and reads_images:
+                parts.append(_image(block))
             elif isinstance(block, ToolResultBlock) and role == "user":
                 conversation.result(block.tool_use_id, _result(block, f"{where}.content[{index}]"))
             else:
                 _refuse(block, f"{where}.content[{index}]", role)
-    if len(texts) == 1:
-        conversation.say(role, texts[0]["text"])
-    elif texts:
-        conversation.say(role, texts)
+    if len(parts) == 1 and "text" in parts[0]:
+        conversation.say(role, parts[0]["text"])
+    elif parts:
+        conversation.say(role, parts)
+
+
+def _image(block: ImageBlock) -> dict[str, Any]:
+    source = block.source
+    return image_at(source.url) if isinstance(source, UrlSource) else image_of(source.data)
 
 
 def _add_reply(message: InputMessage, where: str, conversation: Conversation) -> None:
@@ -126,7 +136,7 @@ def _result(block: ToolResultBlock, where: str) -> str:
 def _refuse(block: object, where: str, role: str) -> None:
     match block:
         case ImageBlock():
-            fault = "is an image, but this server reads text only"
+            fault = "is an image, which this server does not read here"
         case DocumentBlock():
             fault = "is a document, but this server reads text only. Send its text"
         case RedactedThinkingBlock():

@@ -28,8 +28,18 @@ class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thin
     data: str = ""
 
 
+class Base64Source(msgspec.Struct, tag_field="type", tag="base64", frozen=True):
+    """What kind of file it is, its own bytes tell."""
+
+    data: str
+
+
+class UrlSource(msgspec.Struct, tag_field="type", tag="url", frozen=True):
+    url: str
+
+
 class ImageBlock(msgspec.Struct, tag_field="type", tag="image", frozen=True):
-    source: Any = None
+    source: Base64Source | UrlSource
 
 
 class DocumentBlock(msgspec.Struct, tag_field="type", tag="document", frozen=True):

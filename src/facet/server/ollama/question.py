@@ -4,7 +4,7 @@ from typing import Any
 
 from facet.errors import RequestError
 from facet.prompts import AskedModel, ChatQuestion, TextQuestion
-from facet.server.conversation import Conversation
+from facet.server.conversation import Conversation, image_of, text_part
 from facet.server.ollama.wire import (
     UNSUPPORTED_FIELDS,
     UNSUPPORTED_IN_GENERATE,
@@ -26,24 +26,26 @@ def chat_question(fields: OllamaChatRequest, model: AskedModel) -> ChatQuestion:
     conversation = Conversation()
     open_calls: list[tuple[str, str]] = []  # id and name of each, until its result comes
     for index, message in enumerate(fields.messages):
-        _refuse_images(message.images, f"messages[{index}]")
         if message.role == "assistant":
             _add_reply(message, f"messages[{index}]", conversation, open_calls)
         elif message.role == "tool":
             call_id, name = _call_of(message, f"messages[{index}]", open_calls)
             conversation.result(call_id, message.content or "", name)
         else:
-            conversation.say(message.role, message.content or "")
+            content = _content(message.content or "", message.images, f"messages[{index}]", model)
+            conversation.say(message.role, content)
     return _question(fields, model, conversation, tools=fields.tools)
 
 
 def generate_question(fields: GenerateRequest, model: AskedModel) -> ChatQuestion | TextQuestion:
     refuse_unsupported(fields, UNSUPPORTED_FIELDS)
     refuse_unsupported(fields, UNSUPPORTED_IN_GENERATE)
-    _refuse_images(fields.images, "the request")
+    content = _content(fields.prompt, fields.images, "the request", model)
     if fields.raw:
-        if fields.system or fields.think:
-            raise RequestError("A raw prompt is sent as it is, without system and think. Leave them out.", field="raw")
+        if fields.system or fields.think or fields.images:
+            raise RequestError(
+                "A raw prompt is sent as it is, without system, think and images. Leave them out.", field="raw"
+            )
         given = _sampling(fields.options)
         return TextQuestion(
             prompt=fields.prompt,
@@ -54,7 +56,7 @@ def generate_question(fields: GenerateRequest, model: AskedModel) -> ChatQuestio
     conversation = Conversation()
     if fields.system:
         conversation.say("system", fields.system)
-    conversation.say("user", fields.prompt)
+    conversation.say("user", content)
     return _question(fields, model, conversation)
 
 
@@ -130,6 +132,10 @@ def _call_of(message: InputMessage, where: str, open_calls: list[tuple[str, str]
     raise RequestError(f"{where} is the result of a tool, but no such call is waiting for one.", field="messages")
 
 
-def _refuse_images(images: list[Any] | None, where: str) -> None:
-    if images:
-        raise RequestError(f"images of {where} cannot be read: this server reads text only.", field="images")
+def _content(text: str, images: list[str] | None, where: str, model: AskedModel) -> str | list[dict[str, Any]]:
+    """Pictures come before the text, as with Ollama."""
+    if not images:
+        return text
+    if "image" not in model.media.kinds:
+        raise RequestError(f"images of {where} cannot be read: this model reads text only.", field="images")
+    return [*map(image_of, images), text_part(text)]

@@ -78,6 +78,8 @@ class OllamaEndpoints:
         capabilities = ["completion"]
         if asked.template is not None and ReplyMarkers.find(asked.require_tokenizer()) is not None:
             capabilities += ["tools", "thinking"]
+        if "image" in asked.media.kinds:
+            capabilities.append("vision")
         info: dict[str, str | int] = {"general.architecture": "gemma", "gemma.context_length": asked.max_model_len}
         return json_response(ModelDescription(self._details, info, capabilities, self._started_at))
 

@@ -6,7 +6,7 @@ from typing import Any
 from facet.errors import RequestError
 from facet.prompts import AskedModel, ChatQuestion
 from facet.server.body import convert
-from facet.server.conversation import Conversation, text_part
+from facet.server.conversation import Conversation, image_at, text_part
 from facet.server.protocol.sampling_fields import refuse_unsupported
 from facet.server.responses.wire import (
     UNSUPPORTED_FIELDS,
@@ -55,13 +55,19 @@ def make_question(fields: ResponsesRequest, messages: list[dict[str, Any]], mode
     )
 
 
-def read_input(fields: ResponsesRequest, conversation: Conversation, find_item: FindItem) -> None:
+def read_input(
+    fields: ResponsesRequest, conversation: Conversation, find_item: FindItem, *, reads_images: bool
+) -> None:
     """Adds the input to the conversation so far."""
     if isinstance(fields.input, str):
         conversation.say("user", fields.input)
         return
     for index, item in enumerate(fields.input):
-        _add(_decode(item, f"input[{index}]"), f"input[{index}]", conversation, find_item)
+        decoded = _decode(item, f"input[{index}]")
+        if isinstance(decoded, InputMessage) and decoded.role != "assistant":
+            conversation.say(decoded.role, _content(decoded.content, f"input[{index}].content", reads_images))
+        else:
+            _add(decoded, f"input[{index}]", conversation, find_item)
 
 
 def _refuse_settings(fields: ResponsesRequest) -> None:
@@ -84,11 +90,10 @@ def _decode(item: dict[str, Any], where: str) -> InputItem:
 
 
 def _add(item: InputItem, where: str, conversation: Conversation, find_item: FindItem) -> None:
+    """Adds an item other than a message of the user, the system or the developer."""
     match item:
-        case InputMessage(role="assistant"):
-            conversation.reply(_text(item.content, f"{where}.content"))
         case InputMessage():
-            conversation.say(item.role, _content(item.content, f"{where}.content"))
+            conversation.reply(_text(item.content, f"{where}.content"))
         case FunctionCall():
             conversation.call(item.call_id, item.name, item.arguments)
         case FunctionCallOutput():
@@ -114,10 +119,15 @@ def _add_thought(item: ReasoningItem, where: str, conversation: Conversation) ->
         conversation.think(text)
 
 
-def _content(content: str | list[Content], where: str) -> str | list[dict[str, Any]]:
+def _content(content: str | list[Content], where: str, reads_images: bool) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return [text_part(_part_text(part, f"{where}[{index}]")) for index, part in enumerate(content)]
+    return [
+        image_at(part.image_url, part.detail)
+        if isinstance(part, InputImage) and part.image_url is not None and reads_images
+        else text_part(_part_text(part, f"{where}[{index}]"))
+        for index, part in enumerate(content)
+    ]
 
 
 def _text(content: str | list[Any], where: str) -> str:
@@ -129,7 +139,7 @@ def _text(content: str | list[Any], where: str) -> str:
 def _part_text(part: Content, where: str) -> str:
     if isinstance(part, InputImage | InputFile | InputAudio):
         kind = {InputImage: "an image", InputFile: "a file", InputAudio: "audio"}[type(part)]
-        raise RequestError(f"{where} is {kind}, but this server reads text only.", field="input")
+        raise RequestError(f"{where} is {kind}, which this server does not read here.", field="input")
     return part.refusal if isinstance(part, Refusal) else part.text
 
 

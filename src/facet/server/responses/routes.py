@@ -35,7 +35,12 @@ class ResponsesEndpoints:
             model.check_name(fields.model)
             _check_background(fields)
             conversation = Conversation(self._earlier(fields, owner))
-            read_input(fields, conversation, lambda item_id: self._store.find_item(item_id, owner))
+            read_input(
+                fields,
+                conversation,
+                lambda item_id: self._store.find_item(item_id, owner),
+                reads_images="image" in model.asked.media.kinds,
+            )
             question = make_question(fields, conversation.messages, model.asked)
             frontend.check_tool_choice(question)
             response_id = f"resp_{secrets.token_hex(24)}"
