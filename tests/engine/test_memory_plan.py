@@ -202,7 +202,7 @@ def test_a_31b_in_four_bits_on_two_small_cards(tmp_path: Path) -> None:
     assert isinstance(eight_bits, Capacity)
     assert eight_bits.sequences(131_072).num_sequences == 3
     # One card of 24 GiB holds the model too, with smaller steps and a context that a flag cuts.
-    less = dict(max_model_len=8192, max_num_seqs=8, max_num_batched_tokens=2048)
+    less = dict(max_model_len=8192, max_num_seqs=8, max_num_batched_tokens=1024)
     alone = plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], weight_format="int4", gpu_memory="24GiB", **less)
     assert alone.weights.total / GIB == pytest.approx(17.97, abs=0.02)
     assert alone.capacity.sequences(8192).num_sequences >= 1
