@@ -9,6 +9,7 @@ import pytest
 
 from facet.grammar_spec import GrammarSpec
 from facet.media_span import MediaSpan
+from facet.prepared_media import PreparedMedia
 from facet.request import Request
 from facet.sampling_params import SamplingParams
 from facet.thoughts import ThoughtTokens
@@ -374,6 +375,7 @@ def test_a_difference_in_any_field_is_seen() -> None:
         "grammar": GrammarSpec(kind="json_object"),
         "thought": ThoughtTokens(open_id=1, close_id=2),
         "media": (MediaSpan(first=0, length=1, kind="image", content_key="a"),),
+        "contents": (PreparedMedia(kind="image", content_key="a", num_tokens=1, arrays={}),),
     }
     assert set(others) == {field.name for field in fields(Request)} - {"request_id", "arrival_time"}
     assert differences([request], [replace(request, request_id="b", arrival_time=2.0)]) == []
