@@ -2,7 +2,7 @@
 it shows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -16,7 +16,8 @@ from tests.engine.harness import Answer, alone, make_engine, mixed_requests, run
 from tests.model.paged_model import load
 from tests.tiny_models import SMALL_WINDOW_NAMES, TinyModel
 
-NUM_REQUESTS = 64
+NUM_REQUESTS = 32
+MOST_TOKENS = 20
 LOGPROB_TOLERANCE = 1e-4
 PAD = 0
 
@@ -25,7 +26,7 @@ TinyModels = Callable[[str], TinyModel]
 
 @dataclass(frozen=True)
 class Setting:
-    """How the engine is run. Every value of every field meets every family, and most pairs of values meet too."""
+    """How the engine is run."""
 
     chunk: int
     prefix_caching: bool
@@ -75,6 +76,26 @@ SETTINGS = {
         16, prefix_caching=True, overlapped=False, fast_prefill=True, is_short_of_memory=True
     ),
 }
+# In either half each switch is on in one setting and off in another. Families whose layers read others' keys, or whose
+# values are keys, meet both halves between them; so does every family the suites of KV dtypes and batch invariance.
+HALVES = (
+    ("chunk1", "chunk64_plain_all_rows", "chunk512", "preempting_graphs"),
+    ("chunk7_graphs", "chunk16_plain", "chunk512_all_rows_graphs", "preempting_cached_plain"),
+)
+CASES = [(name, setting) for index, name in enumerate(SMALL_WINDOW_NAMES) for setting in HALVES[index % len(HALVES)]]
+
+
+def draw_requests(window: int, vocab_size: int, *, seed: int) -> list[Request]:
+    """Mixed; every third begins as the others of them do, so that few requests are enough to find prefixes."""
+    beginning = tuple(range(3, 3 + 4 * window))
+    return [
+        replace(
+            request,
+            prompt_token_ids=(*beginning[: len(beginning) * (index % 3 == 0)], *request.prompt_token_ids)[: 6 * window],
+            sampling=replace(request.sampling, max_tokens=min(request.sampling.max_tokens or 1, MOST_TOKENS)),
+        )
+        for index, request in enumerate(mixed_requests(window, vocab_size, count=NUM_REQUESTS, seed=seed))
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +106,7 @@ def solo(tiny_model: TinyModels) -> Callable[[str], tuple[Gemma, list[Request], 
     def get(name: str) -> tuple[Gemma, list[Request], dict[str, Answer]]:
         tiny = tiny_model(name)
         model = load(tiny.folder, max_model_len=512).model
-        requests = mixed_requests(tiny.window, model.spec.vocab_size, count=NUM_REQUESTS, seed=len(name))
+        requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
         answers = {}
         engine = make_engine(model, enable_prefix_caching=False, overlapped=False, fast_prefill=False)
         for request in requests:
@@ -95,8 +116,7 @@ def solo(tiny_model: TinyModels) -> Callable[[str], tuple[Gemma, list[Request], 
     return get
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", SMALL_WINDOW_NAMES)
+@pytest.mark.parametrize(("name", "setting"), CASES)
 def test_alone_equals_together(
     name: str, setting: str, solo: Callable[[str], tuple[Gemma, list[Request], dict[str, Answer]]]
 ) -> None:
