@@ -1,6 +1,7 @@
 """Every family computes what transformers computes, in float32, past the window, in one pass or token by token."""
 
 from collections.abc import Callable
+from itertools import accumulate, cycle, pairwise, takewhile
 
 import pytest
 import torch
@@ -14,6 +15,12 @@ LOGIT_TOLERANCE = 2e-4
 # Two streams divide by their own small magnitudes, which enlarges what sums in another order leave: 2.6e-4 was seen on
 # an x86_64 processor, 6.5e-4 on an aarch64 one.
 TOLERANCES = {"3n_two_streams": 1e-3}
+NUM_GREEDY = 12
+# Slow on processors without such instructions: float16 where, between them, every kind of layer is met.
+HALF_PRECISION = [
+    *((name, "bfloat16") for name in BASE_NAMES),
+    *((name, "float16") for name in ("gemma4_e2b", "gemma4_26b_a4b", "gemma3n")),
+]
 
 TinyModels = Callable[[str], TinyModel]
 
@@ -34,15 +41,7 @@ def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def test_one_pass_matches_at_every_position(name: str, tiny_model: TinyModels) -> None:
     tiny = tiny_model(name)
     model = load(tiny.folder).model
-    for length in (
-        1,
-        4,
-        tiny.window - 1,
-        tiny.window,
-        tiny.window + 1,
-        2 * tiny.window + 5,
-        5 * tiny.window + 3,
-    ):
+    for length in (1, tiny.window, tiny.window + 1, 5 * tiny.window + 3):
         prompt = tiny.prompt(length)
         ours = PagedSequence(model, length).run(prompt)
         assert_same_logits(ours, tiny, prompt)
@@ -52,20 +51,21 @@ def test_one_pass_matches_at_every_position(name: str, tiny_model: TinyModels) -
 def test_token_by_token_equals_one_pass(name: str, tiny_model: TinyModels) -> None:
     tiny = tiny_model(name)
     model = load(tiny.folder).model
-    prompt = tiny.prompt(3 * tiny.window + 2)
+    prompt = tiny.prompt(2 * tiny.window + 2)
     by_token = PagedSequence(model, len(prompt))
     one_by_one = torch.cat([by_token.run([token]) for token in prompt])
     assert_same_logits(one_by_one, tiny, prompt)
 
 
 @pytest.mark.parametrize("name", BASE_NAMES)
-@pytest.mark.parametrize("chunk", [2, 7, 300])
-def test_chunked_equals_one_pass(name: str, chunk: int, tiny_model: TinyModels) -> None:
+def test_chunked_equals_one_pass(name: str, tiny_model: TinyModels) -> None:
     tiny = tiny_model(name)
     model = load(tiny.folder).model
     prompt = tiny.prompt(5 * tiny.window + 3)
     sequence = PagedSequence(model, len(prompt))
-    ours = torch.cat([sequence.run(prompt[start : start + chunk]) for start in range(0, len(prompt), chunk)])
+    cuts = accumulate(cycle((2, 7, 1, tiny.window + 1, 2)), initial=0)
+    starts = [*takewhile(lambda cut: cut < len(prompt), cuts), len(prompt)]
+    ours = torch.cat([sequence.run(prompt[start:end]) for start, end in pairwise(starts)])
     assert_same_logits(ours, tiny, prompt)
 
 
@@ -73,9 +73,11 @@ def test_chunked_equals_one_pass(name: str, chunk: int, tiny_model: TinyModels) 
 def test_greedy_tokens_are_equal(name: str, tiny_model: TinyModels) -> None:
     tiny = tiny_model(name)
     model = load(tiny.folder).model
-    for length in (4, 2 * tiny.window + 5):
+    for length in (tiny.window - 3, 2 * tiny.window + 5):
         prompt = tiny.prompt(length)
-        assert PagedSequence(model, length + 24).greedy(prompt, 24) == tiny.oracle_greedy(prompt, 24)
+        ours = PagedSequence(model, length + NUM_GREEDY).greedy(prompt, NUM_GREEDY)
+        # One pass over all of it: as long as the tokens agree, each is what the oracle says after those before it.
+        assert ours == tiny.oracle_logits(prompt + ours)[length - 1 : -1].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("name", ["gemma4_e2b", "gemma4_e4b", "e2b_uneven", "gemma3n", "3n_two_streams"])
@@ -113,11 +115,10 @@ def test_text_weights_load_from_multimodal_checkpoints(name: str, tiny_model: Ti
     assert_same_logits(ours, tiny, prompt)
 
 
-@pytest.mark.parametrize("name", BASE_NAMES)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(("name", "dtype"), HALF_PRECISION)
 def test_half_precision_runs(name: str, dtype: str, tiny_model: TinyModels, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = tiny_model(name)
-    prompt = tiny.prompt(2 * tiny.window + 5)
+    prompt = tiny.prompt(tiny.window + 5)
     exact = tiny.oracle_logits(prompt)
     model = load(tiny.folder, dtype=dtype).model
     ours = PagedSequence(model, len(prompt), kv_dtype=dtype).run(prompt)
