@@ -15,7 +15,7 @@ INSTALLED_FOR_TESTS := $(VENV)/.installed-for-tests
 REQUIREMENTS := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check static format browser clients clean
+.PHONY: help serve test check format browser clients clean lint types suite
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,10 +23,11 @@ help: ## list the targets
 serve: $(INSTALLED) ## set up and start the server; options in ARGS="..."
 	$(BIN)/facet serve $(ARGS)
 
-test: $(INSTALLED_FOR_TESTS) static ## set up and run all checks and all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 300 --numprocesses auto --maxprocesses 4 --dist loadfile
+# Types are checked beside the tests, not before them: mypy keeps one processor busy for a minute.
+test: $(INSTALLED_FOR_TESTS) lint ## set up and run all checks and all tests
+	@$(MAKE) --no-print-directory --jobs 2 types suite
 
-check: $(INSTALLED_FOR_TESTS) static ## format, lint, types, and the direction of imports; a minute at most
+check: $(INSTALLED_FOR_TESTS) lint types ## format, lint, types, and the direction of imports; a minute at most
 	$(BIN)/python -m pytest tests/test_architecture.py
 
 format: $(INSTALLED_FOR_TESTS) ## fix formatting and simple lint errors
@@ -51,10 +52,16 @@ clean: ## remove .venv and caches
 	rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-static: $(INSTALLED_FOR_TESTS)
+lint: $(INSTALLED_FOR_TESTS)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
+
+types: $(INSTALLED_FOR_TESTS)
 	$(BIN)/mypy
+
+suite: $(INSTALLED_FOR_TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 300 --numprocesses auto --maxprocesses 4 \
+		--dist loadfile --no-loadscope-reorder
 
 $(INSTALLED): $(REQUIREMENTS) | $(BIN)/python
 	$(PIP_INSTALL) --editable .

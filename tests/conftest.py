@@ -32,6 +32,21 @@ for profile, is_repeatable in (("facet", True), ("explore", False)):
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "facet"))
 
+# Begun first, longest first: a worker that began one of them last would be busy with it while the others are done.
+LONGEST_FILES = (
+    "test_readme.py",
+    "engine/test_alone_equals_together.py",
+    "model/test_against_transformers.py",
+    "engine/test_batch_invariance.py",
+    "engine/test_constrained.py",
+    "engine/test_kv_dtypes.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"tests/{name}": place for place, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
 
 @pytest.fixture(autouse=True)
 def same_products_everywhere() -> Iterator[None]:
