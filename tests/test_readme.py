@@ -128,7 +128,7 @@ def serving() -> Iterator[Server]:
 def wait_until_it_listens(address: str) -> None:
     """The line comes a moment before."""
     host, port = address.split(":")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while True:
         try:
             socket.create_connection((host, int(port)), timeout=5).close()

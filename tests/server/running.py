@@ -11,6 +11,9 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 
+# Seconds: enough for a machine with ten times as much to do.
+PATIENCE = 120
+
 
 @dataclass
 class RunningServer:
@@ -43,7 +46,7 @@ def running(app: Starlette) -> Iterator[RunningServer]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while not server.started:
         assert thread.is_alive(), "the server did not start"
         assert time.monotonic() < deadline, "the server takes too long"
@@ -53,12 +56,12 @@ def running(app: Starlette) -> Iterator[RunningServer]:
         yield RunningServer(f"http://127.0.0.1:{port}", server, port)
     finally:
         server.should_exit = True
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE)
         assert not thread.is_alive(), "the server did not stop"
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)

@@ -3,7 +3,6 @@
 import json
 import random
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -243,10 +242,8 @@ def test_a_slow_reader_holds_up_nobody(scripted: Scripted) -> None:
             slow.connect(("127.0.0.1", server.port))
             slow.sendall(head + body)
             received = slow.recv(100)
-            start = time.monotonic()
-            for _ in range(3):
+            for _ in range(3):  # those who had to wait for it would give up
                 assert server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 5}).status_code == 200
-            assert time.monotonic() - start < 20
             while not received.endswith(b"0\r\n\r\n"):
                 part = slow.recv(1 << 16)
                 assert part, "the stream ended early"

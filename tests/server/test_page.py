@@ -11,7 +11,7 @@ import pytest
 
 from facet.server.page_routes import INDEX, PageFile, page_files
 from tests.server.conftest import Scripted
-from tests.server.running import RunningServer, wait_until
+from tests.server.running import PATIENCE, RunningServer, wait_until
 
 FILES = {file.name: file for file in page_files()}
 SCRIPTS = [name for name in FILES if name.endswith(".js")]
@@ -96,7 +96,7 @@ def live(server: RunningServer) -> dict[str, Any]:
 
 
 def live_when(server: RunningServer, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not condition(answer := live(server)):
         assert time.monotonic() < deadline, f"it did not happen: {answer}"
         time.sleep(0.05)
