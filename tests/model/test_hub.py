@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import errors
 
 from facet.errors import CheckpointError
-from facet.model.hub import CONFIG_ONLY, TEXT_MODEL, local_folder
+from facet.model.hub import CONFIG_ONLY, WHOLE_MODEL, local_folder
 
 # The hub's errors carry a response of whichever HTTP library its version is built on.
 RESPONSE: Any = SimpleNamespace(headers={}, request=None, status_code=404)
@@ -97,7 +97,7 @@ class TestDownloads:
         (tmp_path / "config.json").touch()
         assert local_folder("google/gemma-4-E4B-it", revision="main") == tmp_path
         assert local_folder("google/gemma-4-E4B-it", patterns=CONFIG_ONLY) == tmp_path
-        assert asked == [("google/gemma-4-E4B-it", "main", TEXT_MODEL), ("google/gemma-4-E4B-it", None, CONFIG_ONLY)]
+        assert asked == [("google/gemma-4-E4B-it", "main", WHOLE_MODEL), ("google/gemma-4-E4B-it", None, CONFIG_ONLY)]
 
     @pytest.mark.parametrize(
         ("error", "words"),
@@ -187,7 +187,7 @@ class TestGguf:
     def test_a_repository_of_one_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked = self.repository(monkeypatch, tmp_path, "model-q4_0.gguf", "mmproj-model.gguf")
         assert local_folder("google/gemma-qat-q4_0-gguf") == tmp_path / "model-q4_0.gguf"
-        assert asked == [TEXT_MODEL, ("model-q4_0.gguf",)]
+        assert asked == [WHOLE_MODEL, ("model-q4_0.gguf",)]
 
     def test_what_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.repository(monkeypatch, tmp_path, "a-Q4_0.gguf", "a-Q8_0.gguf")

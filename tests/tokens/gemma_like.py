@@ -61,8 +61,10 @@ def build_gemma_like(
     return tokenizers.Tokenizer.from_str(json.dumps(description))
 
 
-def write_tokenizer_folder(folder: Path, *, adds_bos: bool = False) -> Path:
-    build_gemma_like(adds_bos=adds_bos).save(str(folder / "tokenizer.json"))
+def write_tokenizer_folder(
+    folder: Path, *, adds_bos: bool = False, control_tokens: Sequence[str] = CONTROL_TOKENS
+) -> Path:
+    build_gemma_like(adds_bos=adds_bos, control_tokens=control_tokens).save(str(folder / "tokenizer.json"))
     config = {
         "bos_token": "<bos>",
         "eos_token": {"__type": "AddedToken", "content": "<eos>", "special": True},

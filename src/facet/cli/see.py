@@ -7,7 +7,8 @@ from facet.cli.flags import add_common_flags
 from facet.errors import ConfigError, UserError
 from facet.media.options import MediaOptions, check_options, read_budget
 from facet.media.spec import BUDGETS, MediaSpec, PatchPictures
-from facet.media.spec_file import PROCESSOR_FILES, read_media_spec, usual_gemma4
+from facet.media.spec_file import read_media_spec, usual_gemma4
+from facet.model.config_fields import PROCESSOR_FILES
 from facet.model.hub import CONFIG_ONLY, local_folder
 
 

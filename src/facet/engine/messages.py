@@ -7,6 +7,7 @@ import msgspec
 
 from facet.arena_picture import ArenaPicture
 from facet.errors import CapacityError, EngineDeadError, FacetError, RequestError
+from facet.media_span import MediaKind
 from facet.request import FinishReason, Request
 from facet.token_logprobs import TokenLogprobs
 
@@ -52,6 +53,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     max_model_len: int
     folder: str
     lines: tuple[str, ...]  # what to tell the user at start-up
+    media_kinds: tuple[MediaKind, ...] = ()  # what the model has towers for
 
 
 class NewTokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):

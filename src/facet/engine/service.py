@@ -90,4 +90,5 @@ def make_info(engine: Engine, folder: str) -> EngineInfo:
         max_model_len=engine.settings.max_model_len,
         folder=folder,
         lines=tuple(engine.settings.lines()),
+        media_kinds=tuple(engine.runner.media.towers),
     )

@@ -3,7 +3,7 @@
 `spec_file.py` reads it from config.json and the processor's files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,6 +105,14 @@ class MediaSpec:
     pictures: PatchPictures | SquarePictures | None = None
     sounds: Sounds | None = None
     videos: Videos | None = None
+
+    def only(self, kinds: Collection[MediaKind]) -> "MediaSpec":
+        """Without the kinds that are not named."""
+        return MediaSpec(
+            pictures=self.pictures if "image" in kinds else None,
+            sounds=self.sounds if "audio" in kinds else None,
+            videos=self.videos if "video" in kinds else None,
+        )
 
     @property
     def kinds(self) -> tuple[MediaKind, ...]:

@@ -21,10 +21,9 @@ from facet.media.spec import (
     SquarePictures,
     Videos,
 )
-from facet.model.config_fields import ConfigFields, read_config_file
+from facet.model.config_fields import PROCESSOR_FILES, ConfigFields, read_config_file
 from facet.model.families import read_model_spec
 
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _FILTERS: dict[int, ResizeFilter] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _BLANK_LINE = "\n\n"
 

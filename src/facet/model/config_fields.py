@@ -16,6 +16,9 @@ from facet.errors import CheckpointError, ConfigError
 # Larger counts are slips or worse: nothing this large fits a machine, and tensors index with 32 bits in places.
 LARGEST_COUNT = 2**31 - 1
 
+# Beside a config.json: how media are prepared. Checkpoints have one of them, both or none.
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+
 
 def read_config_file(path: Path) -> dict[str, Any]:
     """The parsed `config.json` at `path`."""

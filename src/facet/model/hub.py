@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from facet.errors import CheckpointError
-from facet.model.config_fields import shown
+from facet.model.config_fields import PROCESSOR_FILES, shown
 from facet.model.gguf.choosing import choose_file, model_files
 from facet.model.gguf.folder import SUFFIX, is_unfolded, unfold
 
 CONFIG_ONLY = ("config.json", "generation_config.json", "hf_quant_config.json")
-TEXT_MODEL = (*CONFIG_ONLY, "*.safetensors", "model.safetensors.index.json", "tokenizer*", "*.jinja", "special_tokens*")
+WHOLE_MODEL = (
+    *(*CONFIG_ONLY, *PROCESSOR_FILES),
+    *("*.safetensors", "model.safetensors.index.json", "tokenizer*", "*.jinja", "special_tokens*"),
+)
 _FILE = re.compile(r"[A-Za-z0-9._/-]{1,200}")  # of a GGUF file in a repository, or a quantization
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96}")  # the hub itself is stricter yet
 
@@ -23,7 +26,7 @@ Answer = TypeVar("Answer")
 _DISK_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
 
-def local_folder(model: str, *, revision: str | None = None, patterns: tuple[str, ...] = TEXT_MODEL) -> Path:
+def local_folder(model: str, *, revision: str | None = None, patterns: tuple[str, ...] = WHOLE_MODEL) -> Path:
     """The folder of `model`, downloaded first if it is not a path. Only files matching `patterns` are fetched.
 
     A GGUF file becomes a folder; so does one of a folder or of a repository that has no config.json, where it is the

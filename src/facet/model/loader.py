@@ -28,7 +28,7 @@ from facet.model.config_fields import read_config_file
 from facet.model.dummy_weights import fill_dummy_weights
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
-from facet.model.hub import CONFIG_ONLY, TEXT_MODEL, local_folder
+from facet.model.hub import CONFIG_ONLY, WHOLE_MODEL, local_folder
 from facet.model.placing import WithoutMatrices, place_weights
 from facet.model.quantized.choose import read_scheme
 from facet.model.quantized.scheme import CACHE_SCALES
@@ -79,7 +79,7 @@ def read_spec(config: ModelConfig, *, config_only: bool = False) -> tuple[ModelS
     """The spec and folder of the model named, downloading the config alone where that is enough."""
     if not config.model:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name).")
-    patterns = CONFIG_ONLY if config_only or config.load_format == "dummy" else TEXT_MODEL
+    patterns = CONFIG_ONLY if config_only or config.load_format == "dummy" else WHOLE_MODEL
     folder = local_folder(config.model, revision=config.revision, patterns=patterns)
     return read_model_spec(read_config_file(folder / "config.json")), folder
 

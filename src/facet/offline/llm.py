@@ -54,7 +54,11 @@ class LLM:
         info = self._engine.info
         try:
             self._asked = read_asked_model(
-                config, Path(info.folder), max_model_len=info.max_model_len, eos_token_ids=info.eos_token_ids
+                config,
+                Path(info.folder),
+                max_model_len=info.max_model_len,
+                eos_token_ids=info.eos_token_ids,
+                media_kinds=info.media_kinds,
             )
         except BaseException:
             self._engine.close()

@@ -1,6 +1,6 @@
 """Describes the model as callers see it: its tokenizer, chat template, defaults and limits. Frozen."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -12,6 +12,7 @@ from facet.config import PromptConfig
 from facet.errors import ConfigError, RequestError
 from facet.media.options import MediaOptions, check_options, read_processor_kwargs
 from facet.media.spec import MediaSpec
+from facet.media.spec_file import read_media_spec
 from facet.media_span import MediaKind
 from facet.model.generation_config import GenerationConfig, read_generation_config
 from facet.sampling_params import SamplingParams
@@ -89,14 +90,14 @@ def read_asked_model(
     *,
     max_model_len: int,
     eos_token_ids: tuple[int, ...],
-    media: MediaSpec | None = None,
+    media_kinds: Collection[MediaKind] = (),
 ) -> AskedModel:
     """Reads the files beside the weights, and refuses settings that do not fit them.
 
     The ends of an answer are those of generation_config.json; `eos_token_ids` are the engine's, where it names none.
-    `media` is what the engine has towers for.
+    `media_kinds` are those that the engine has towers for.
     """
-    media = media or MediaSpec()
+    media = read_media_spec(folder).only(media_kinds) if media_kinds else MediaSpec()
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(folder)
     generation = _generation_config(config, folder)
     overrides = dict(config.override_generation_config or {})

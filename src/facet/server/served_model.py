@@ -51,7 +51,11 @@ def make_served_model(config: ServerConfig, info: EngineInfo) -> ServedModel:
         root=config.model,
         vocab_size=info.vocab_size,
         asked=read_asked_model(
-            config, Path(info.folder), max_model_len=info.max_model_len, eos_token_ids=info.eos_token_ids
+            config,
+            Path(info.folder),
+            max_model_len=info.max_model_len,
+            eos_token_ids=info.eos_token_ids,
+            media_kinds=info.media_kinds,
         ),
         max_logprobs=config.max_logprobs,
     )

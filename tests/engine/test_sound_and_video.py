@@ -1,0 +1,138 @@
+"""Sound and frames of a video through the engine, against transformers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from facet.config import ModelConfig
+from facet.model.loader import load_model
+from facet.prepared_media import MediaArray, PreparedMedia
+from facet.request import Request
+from facet.sampling_params import WHOLE_VOCABULARY, SamplingParams
+from tests.engine.harness import run
+from tests.engine.test_media import assert_close
+from tests.engine.test_pictures import engine_of, load, logprobs_of, prepared
+from tests.sound import make_tiny_sound, random_clips
+from tests.tiny_models import TinyModel, spec_script
+from tests.vision import random_pictures
+
+TinyModels = Callable[[str], TinyModel]
+
+# Begin, soft and end, as the tiny models have them.
+SOUND_IDS = (503, 504, 505)
+VIDEO_IDS = (500, 506, 502)
+
+
+def request_of(text: list[int], items: list[PreparedMedia], ids: tuple[int, int, int]) -> Request:
+    """Text, each item with a few words before it, and no words behind the last."""
+    begin, soft, end = ids
+    token_ids, spans = [2, *text], []
+    for item in items:
+        spans.append(item.span(len(token_ids) + 4))
+        token_ids += [7, 8, 9, begin, *[soft] * item.num_tokens, end]
+    return Request(
+        request_id="x",
+        prompt_token_ids=tuple(token_ids),
+        sampling=SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=WHOLE_VOCABULARY),
+        media=tuple(spans),
+        contents=tuple({item.content_key: item for item in items}.values()),
+    )
+
+
+@torch.no_grad()
+def check(tiny: TinyModel, loaded: Any, request: Request, **inputs: torch.Tensor) -> None:
+    """Every position, in one step and in several."""
+    types = torch.zeros(1, len(request.prompt_token_ids), dtype=torch.long)
+    for span in request.media:
+        types[0, span.first : span.end] = {"video": 2, "audio": 3}[span.kind]
+    logits = tiny.oracle(
+        torch.tensor([request.prompt_token_ids]), use_cache=False, mm_token_type_ids=types, **inputs
+    ).logits[0]
+    expected = torch.log_softmax(logits.float(), dim=-1)
+    for budget in (512, 26):
+        answer = run(engine_of(loaded, max_num_batched_tokens=budget), [request])["x"]
+        assert_close(logprobs_of(answer, loaded.spec.vocab_size), expected[:-1])
+
+
+@pytest.mark.parametrize("name", ["gemma4_e2b_mm", "gemma4_12b_mm"])
+def test_sound(name: str, tiny_model: TinyModels) -> None:
+    tiny = tiny_model(name)
+    loaded = load(tiny)
+    tower: Any = loaded.towers["audio"]
+    width = tower.spec.frame_size if name == "gemma4_12b_mm" else tower.spec.num_bins
+    generator = torch.Generator().manual_seed(5)
+    clips = [torch.randn(24, width, generator=generator) for _ in range(2)]
+    items = [
+        PreparedMedia(
+            kind="audio",
+            content_key=str(index),
+            num_tokens=24 if name == "gemma4_12b_mm" else 6,
+            arrays={"features": MediaArray.from_numpy(clip.numpy())},
+        )
+        for index, clip in enumerate(clips)
+    ]
+    request = request_of(tiny.prompt(15)[1:], [items[0], items[1], items[0]], SOUND_IDS)
+    features = torch.stack([clips[0], clips[1], clips[0]])
+    mask = torch.ones(features.shape[:2], dtype=torch.bool)
+    check(tiny, loaded, request, input_features=features, input_features_mask=mask)
+
+
+@pytest.mark.parametrize("name", ["gemma4_e2b_mm", "gemma4_31b_mm"])
+def test_frames_of_a_video(name: str, tiny_model: TinyModels) -> None:
+    tiny = tiny_model(name)
+    loaded = load(tiny)
+    frames = random_pictures(loaded.towers["video"].spec, ((2, 3),) * 3)
+    items = [replace(prepared(frame, loaded), kind="video") for frame in frames]
+    request = request_of(tiny.prompt(15)[1:], items, VIDEO_IDS)
+    pixels = torch.stack([frame["patches"].float() / 255 for frame in frames])
+    places = torch.stack([frame["positions"].long() for frame in frames])
+    check(tiny, loaded, request, pixel_values_videos=pixels[None], video_position_ids=places[None])
+
+
+def test_sound_of_gemma_3n(tmp_path: Path) -> None:
+    """A clip has a fixed number of rows, and the token behind it is one whose embedding the tower has."""
+    import transformers
+
+    script = spec_script()
+    sound = make_tiny_sound("usm", tmp_path, seed=3)
+    text = {**sound.config["text_config"], "vocab_size_per_layer_input": 500}  # as published: none for tables' ids
+    oracle = transformers.Gemma3nForCausalLM(transformers.Gemma3nTextConfig(**text)).float()
+    script.fill_weights(oracle, 71, False)
+    script.eager(oracle)
+    ids = dict(boa_token_id=490, audio_token_id=501, eoa_token_id=500)
+    config = {**sound.config, "text_config": text, **ids, "architectures": ["Gemma3nForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors |= {f"model.language_model.{name}": tensor for name, tensor in oracle.model.state_dict().items()}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    loaded = load_model(ModelConfig(model=str(tmp_path), device="cpu", max_model_len=512))
+    clips = [clip for clip in random_clips(16) if len(clip["features"]) in (37, 70)]
+    items = [
+        PreparedMedia(
+            kind="audio",
+            content_key=str(index),
+            num_tokens=40,
+            arrays={"features": MediaArray.from_numpy(clip["features"].numpy())},
+        )
+        for index, clip in enumerate(clips)
+    ]
+    request = request_of(list(range(20, 40)), items, (490, 501, 500))
+    token_ids = torch.tensor(request.prompt_token_ids)
+    in_table = token_ids >= 500
+    with torch.no_grad():
+        embeddings = oracle.model.embed_tokens(token_ids)
+        embeddings[in_table] = sound.oracle["embed_audio"](input_ids=token_ids[in_table][None])[0]
+        for span, clip in zip(request.media, clips, strict=True):
+            embeddings[span.first : span.end] = sound.rows(clip)
+        per_layer = oracle.model.get_per_layer_inputs(torch.where(in_table, 0, token_ids)[None])
+        logits = oracle(inputs_embeds=embeddings[None], per_layer_inputs=per_layer, use_cache=False).logits[0]
+    expected = torch.log_softmax(logits, dim=-1)
+    for budget in (512, 26):
+        answer = run(engine_of(loaded, max_num_batched_tokens=budget), [request])["x"]
+        assert_close(logprobs_of(answer, loaded.spec.vocab_size), expected[:-1])

@@ -1,0 +1,194 @@
+"""Pictures, sound and video with a real engine and a tiny model: HTTP in, HTTP out, and the same from Python."""
+
+import base64
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from facet import LLM, RequestError, SamplingParams
+from facet.config import ModelConfig, ServerConfig, engine_config
+from facet.engine.engine import Engine
+from facet.media.jobs import prepare_picture_file, prepare_sound_file, prepare_video_file
+from facet.media.limits import MediaLimits
+from facet.media.options import MediaOptions
+from facet.media.spec import MediaSpec
+from facet.media.spec_file import read_media_spec
+from facet.model.loader import load_model
+from facet.prepared_media import PreparedMedia
+from facet.request import Request
+from facet.server.app import make_app
+from facet.server.engine_process import EngineProcess
+from facet.server.served_model import make_served_model
+from facet.tokens import Tokenizer
+from tests.engine.harness import make_engine, run
+from tests.media.hostile_pictures import good_files
+from tests.media.sounds import encoded_video, tones, wav
+from tests.server.running import RunningServer, running
+from tests.tiny_models import TinyModel
+from tests.tokens.gemma_like import GEMMA4_TOKENS, write_tokenizer_folder
+
+CHAT = "/v1/chat/completions"
+TEMPLATE = Path(__file__).parent.parent / "chat" / "gemma4_like.jinja"
+SETTINGS: dict[str, Any] = dict(
+    device="cpu", max_model_len=512, kv_cache_memory_bytes=64 << 20, max_num_batched_tokens=128
+)
+SAMPLING: dict[str, Any] = dict(temperature=0, max_tokens=8, ignore_eos=True)
+OPTIONS: dict[str, Any] = dict(max_soft_tokens=140, num_frames=2)
+# What stands for media in the tiny model's config, and in its vocabulary.
+TOKEN_IDS = {
+    "boi_token_id": "<|image>",
+    "image_token_id": "<|image|>",
+    "eoi_token_id": "<image|>",
+    "boa_token_id": "<|audio>",
+    "audio_token_id": "<|audio|>",
+    "eoa_token_index": "<audio|>",
+    "video_token_id": "<|video|>",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One file: as a part of an HTTP message, as a part from Python, and what the prompt becomes."""
+
+    over_http: dict[str, Any]
+    from_python: dict[str, Any]
+    prompt: Sequence[str | PreparedMedia]
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("with_media")
+    shutil.copytree(tiny_model("gemma4_e2b_mm").folder, folder, dirs_exist_ok=True)
+    write_tokenizer_folder(folder, control_tokens=GEMMA4_TOKENS)
+    shutil.copy(TEMPLATE, folder / "chat_template.jinja")
+    (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": {"feature_size": 16}}))
+    ids = Tokenizer.from_folder(folder).control_tokens.id_of
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **{name: ids[text] for name, text in TOKEN_IDS.items()}}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[RunningServer]:
+    config = ServerConfig(model=str(folder), disable_log_stats=True, **SETTINGS)
+    engine = EngineProcess(engine_config(config))
+    with running(make_app(config, engine, make_served_model(config, engine.info))) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    llm = LLM(str(folder), show_progress=False, **SETTINGS)
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    loaded = load_model(ModelConfig(model=str(folder), device="cpu", max_model_len=512))
+    return make_engine(loaded.model, towers=loaded.towers)
+
+
+def base64_of(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def make_case(kind: str, media: MediaSpec, folder: Path) -> Case:
+    """The expected prompt is put together by hand."""
+    before, after = "<bos><|turn>user\none two", "three four<turn|>\n<|turn>model\n"
+    options = MediaOptions(max_soft_tokens=OPTIONS["max_soft_tokens"])
+    if kind == "image":
+        data = good_files()["png"]
+        assert media.pictures is not None
+        (picture,) = prepare_picture_file(data, media.pictures, options, MediaLimits(), "it")
+        return Case(
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64_of(data)}"}},
+            {"type": "image", "image": Image.open(io.BytesIO(data))},
+            (before, picture, after),
+        )
+    if kind == "audio":
+        data = wav((tones(0.7, 16_000) * 32_000).astype(np.int16), 16_000)
+        (folder / "clip.wav").write_bytes(data)
+        assert media.sounds is not None
+        (sound,) = prepare_sound_file(data, media.sounds, MediaLimits(), "it")
+        return Case(
+            {"type": "input_audio", "input_audio": {"data": base64_of(data), "format": "wav"}},
+            {"type": "audio", "audio": str(folder / "clip.wav")},
+            (before, sound, after),
+        )
+    data = encoded_video(30, 15)
+    (folder / "clip.mp4").write_bytes(data)
+    assert media.videos is not None
+    frames = prepare_video_file(data, media.videos, MediaOptions(num_frames=2), MediaLimits(), "it")
+    first, second = frames
+    return Case(
+        {"type": "video_url", "video_url": {"url": f"data:video/mp4;base64,{base64_of(data)}"}},
+        {"type": "video", "video": str(folder / "clip.mp4")},
+        (f"{before}00:00 ", first, " 00:01 ", second, after),
+    )
+
+
+def request_of(case: Case, media: MediaSpec, tokenizer: Tokenizer) -> Request:
+    token_ids: list[int] = []
+    spans = []
+    for part in case.prompt:
+        if isinstance(part, str):
+            token_ids += tokenizer.encode(part, add_special_tokens=False)
+            continue
+        tokens = media.tokens[part.kind]
+        spans.append(part.span(len(token_ids) + 1))
+        token_ids += [tokens.begin, *[tokens.soft] * part.num_tokens, tokens.end]
+    return Request(
+        request_id="x",
+        prompt_token_ids=tuple(token_ids),
+        sampling=SamplingParams(**SAMPLING),
+        media=tuple(spans),
+        contents=tuple(part for part in case.prompt if isinstance(part, PreparedMedia)),
+    )
+
+
+def conversation(part: dict[str, Any]) -> list[dict[str, Any]]:
+    words = [{"type": "text", "text": text} for text in ("one two", "three four")]
+    return [{"role": "user", "content": [words[0], part, words[1]]}]
+
+
+@pytest.mark.parametrize("kind", ["image", "audio", "video"])
+def test_both_apis_say_what_the_engine_says(
+    kind: str, folder: Path, server: RunningServer, llm: LLM, engine: Engine, tmp_path: Path
+) -> None:
+    media = read_media_spec(folder)
+    case = make_case(kind, media, tmp_path)
+    request = request_of(case, media, llm.get_tokenizer())
+    expected = run(engine, [request])["x"].token_ids
+    body = {"messages": conversation(case.over_http), "mm_processor_kwargs": OPTIONS, "return_token_ids": True}
+    for _ in range(2):  # computed, then with a prefix from the cache
+        response = server.post(CHAT, {**body, **SAMPLING})
+        assert response.status_code == 200, response.text
+        answer = response.json()
+        assert answer["prompt_token_ids"] == list(request.prompt_token_ids)
+        assert answer["choices"][0]["token_ids"] == expected
+        assert answer["usage"]["prompt_tokens"] == len(request.prompt_token_ids)
+    (output,) = llm.chat(
+        conversation(case.from_python), SamplingParams(**SAMPLING), mm_processor_kwargs=OPTIONS, use_tqdm=False
+    )
+    assert output.prompt_token_ids == list(request.prompt_token_ids)
+    assert output.outputs[0].token_ids == expected
+
+
+def test_without_towers_media_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    llm = LLM(str(folder), language_model_only=True, show_progress=False, **SETTINGS)
+    try:
+        for kind, words in (("image", "no images"), ("audio", "no audio"), ("video", "no video")):
+            case = make_case(kind, read_media_spec(folder), tmp_path)
+            with pytest.raises(RequestError, match=f"reads text only, {words}"):
+                llm.chat(conversation(case.from_python), use_tqdm=False)
+    finally:
+        llm.close()
