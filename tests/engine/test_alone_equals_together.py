@@ -2,7 +2,7 @@
 it shows."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -16,8 +16,7 @@ from tests.engine.harness import Answer, alone, make_engine, mixed_requests, run
 from tests.model.paged_model import load
 from tests.tiny_models import SMALL_WINDOW_NAMES, TinyModel
 
-NUM_REQUESTS = 32
-MOST_TOKENS = 20
+NUM_REQUESTS = 64
 LOGPROB_TOLERANCE = 1e-4
 PAD = 0
 
@@ -76,26 +75,13 @@ SETTINGS = {
         16, prefix_caching=True, overlapped=False, fast_prefill=True, is_short_of_memory=True
     ),
 }
-# In either half each switch is on in one setting and off in another. Families whose layers read others' keys, or whose
-# values are keys, meet both halves between them; so does every family the suites of KV dtypes and batch invariance.
+# In either half every switch is on in one setting and off in another. Families of one kind (layers that read others'
+# keys; values that are keys) meet both halves between them.
 HALVES = (
     ("chunk1", "chunk64_plain_all_rows", "chunk512", "preempting_graphs"),
     ("chunk7_graphs", "chunk16_plain", "chunk512_all_rows_graphs", "preempting_cached_plain"),
 )
 CASES = [(name, setting) for index, name in enumerate(SMALL_WINDOW_NAMES) for setting in HALVES[index % len(HALVES)]]
-
-
-def draw_requests(window: int, vocab_size: int, *, seed: int) -> list[Request]:
-    """Mixed; every third begins as the others of them do, so that few requests are enough to find prefixes."""
-    beginning = tuple(range(3, 3 + 4 * window))
-    return [
-        replace(
-            request,
-            prompt_token_ids=(*beginning[: len(beginning) * (index % 3 == 0)], *request.prompt_token_ids)[: 6 * window],
-            sampling=replace(request.sampling, max_tokens=min(request.sampling.max_tokens or 1, MOST_TOKENS)),
-        )
-        for index, request in enumerate(mixed_requests(window, vocab_size, count=NUM_REQUESTS, seed=seed))
-    ]
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +92,7 @@ def solo(tiny_model: TinyModels) -> Callable[[str], tuple[Gemma, list[Request], 
     def get(name: str) -> tuple[Gemma, list[Request], dict[str, Answer]]:
         tiny = tiny_model(name)
         model = load(tiny.folder, max_model_len=512).model
-        requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
+        requests = mixed_requests(tiny.window, model.spec.vocab_size, count=NUM_REQUESTS, seed=len(name))
         answers = {}
         engine = make_engine(model, enable_prefix_caching=False, overlapped=False, fast_prefill=False)
         for request in requests:

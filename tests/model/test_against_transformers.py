@@ -118,7 +118,7 @@ def test_text_weights_load_from_multimodal_checkpoints(name: str, tiny_model: Ti
 @pytest.mark.parametrize(("name", "dtype"), HALF_PRECISION)
 def test_half_precision_runs(name: str, dtype: str, tiny_model: TinyModels, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = tiny_model(name)
-    prompt = tiny.prompt(tiny.window + 5)
+    prompt = tiny.prompt(2 * tiny.window + 5)
     exact = tiny.oracle_logits(prompt)
     model = load(tiny.folder, dtype=dtype).model
     ours = PagedSequence(model, len(prompt), kv_dtype=dtype).run(prompt)
