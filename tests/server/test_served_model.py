@@ -1,6 +1,7 @@
 """What the server makes of a checkpoint's files and of the flags about them."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from facet.config import EngineConfig, ServerConfig, engine_config
 from facet.engine.messages import EngineInfo
 from facet.errors import CheckpointError, ConfigError
 from facet.server.served_model import ServedModel, make_served_model
+from tests.published_configs import published
 from tests.tokens.gemma_like import write_tokenizer_folder
 
 
@@ -75,6 +77,15 @@ def test_no_tokenizer(folder: Path) -> None:
 def test_flags_that_cannot_be(folder: Path, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         served(folder, **settings)
+
+
+def test_pictures_that_cannot_be_prepared_need_not_be(folder: Path) -> None:
+    """The server says how text can be had without them."""
+    (folder / "config.json").write_text(json.dumps(published("Gemma 4 E4B")))
+    (folder / "processor_config.json").write_text('{"image_processor": {"resample": 5}}')
+    info = EngineInfo(480, (1,), 512, str(folder), (), media_kinds=("image",))
+    with pytest.raises(ConfigError, match=r"resample is 5.*--language-model-only"):
+        make_served_model(ServerConfig(model="owner/name"), info)
 
 
 def test_a_template_with_a_mistake(folder: Path) -> None:

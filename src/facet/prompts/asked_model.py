@@ -97,7 +97,7 @@ def read_asked_model(
     The ends of an answer are those of generation_config.json; `eos_token_ids` are the engine's, where it names none.
     `media_kinds` are those that the engine has towers for.
     """
-    media = read_media_spec(folder).only(media_kinds) if media_kinds else MediaSpec()
+    media = _read_media(folder, media_kinds)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(folder)
     generation = _generation_config(config, folder)
     overrides = dict(config.override_generation_config or {})
@@ -183,3 +183,12 @@ def _template(config: PromptConfig, folder: Path, tokenizer: Tokenizer) -> ChatT
         control_texts=tokenizer.control_tokens.id_of,
         origin=origin,
     )
+
+
+def _read_media(folder: Path, kinds: Collection[MediaKind]) -> MediaSpec:
+    if not kinds:
+        return MediaSpec()
+    try:
+        return read_media_spec(folder).only(kinds)
+    except ConfigError as error:
+        raise ConfigError(f"{error} To serve the model for text alone, use --language-model-only.") from error
