@@ -236,7 +236,8 @@ def test_the_two_commands() -> None:
         assert done.returncode == 0, done.stderr
         expected = "facet serve" if "serve" in command else "pytest"
         # A make that is run by another one says last where it was.
-        commands = [line for line in done.stdout.strip().splitlines() if not line.startswith("make")]
+        lines = done.stdout.replace("\\\n", " ").strip().splitlines()
+        commands = [line for line in lines if not line.startswith("make")]
         assert expected in commands[-1]
 
 

@@ -68,8 +68,8 @@ def let_a_nan_pad_row_be_looked_at(patch: pytest.MonkeyPatch) -> None:
         stage(self, positions, seats)
         self._buffers.stream[..., len(positions) :, :] = float("nan")
 
-    def upper_over_all_rows(self: Gemma, stream: Tensor, *arguments: Any) -> Tensor:
-        return upper(self, stream + 0 * stream.amax() if stream.numel() else stream, *arguments)
+    def upper_over_all_rows(self: Gemma, stream: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        return upper(self, stream + 0 * stream.amax() if stream.numel() else stream, *arguments, **named)
 
     patch.setattr(DecodeGraphs, "_stage", stage_nan)
     patch.setattr(Gemma, "upper", upper_over_all_rows)

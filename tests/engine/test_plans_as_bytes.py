@@ -41,7 +41,7 @@ class Ranks:
 
     def __init__(self, runners: list[Runner]) -> None:
         self._runners = runners
-        self.model, self.counters = runners[0].model, runners[0].counters
+        self.model, self.counters, self.media = runners[0].model, runners[0].counters, runners[0].media
         self.num_masks = 0
 
     def launch(self, plan: StepPlan) -> tuple[LaunchedStep, ...]:

@@ -7,7 +7,8 @@ import pytest
 
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
 
-OPERATIONS = [field.name for field in fields(Arithmetic)]
+CHOICES = [field.name for field in fields(Arithmetic)]
+OPERATIONS = [name for name in CHOICES if callable(getattr(USUAL, name))]
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -16,6 +17,6 @@ def test_takes_the_same_arguments(name: str) -> None:
     assert [(p.name, p.kind) for p in usual.values()] == [(p.name, p.kind) for p in invariant.values()]
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", CHOICES)
 def test_an_operation_without_a_difference_has_no_line(name: str) -> None:
     assert getattr(USUAL, name) is not getattr(BATCH_INVARIANT, name)

@@ -39,9 +39,9 @@ def test_hostile_files(kind: int) -> None:
 
 
 def check(name: str, data: bytes, expected: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()  # not the clock's: machines are shared
     outcome = outcome_of(data)
-    assert time.perf_counter() - start < 5, name
+    assert time.process_time() - start < 5, name
     if outcome == "opened":
         assert expected != "refused", name
         return

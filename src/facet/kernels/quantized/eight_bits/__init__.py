@@ -105,14 +105,20 @@ def gated_input_linear(
 
 
 def run_experts(
+    x: Tensor | RoundedRows, weights: Tensor, chosen: Tensor, gate_up: QuantizedMatrix, down: QuantizedMatrix
+) -> Tensor:
+    """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))), inputs rounded before either product."""
+    return _run_experts(x, weights, chosen, gate_up, down, None)
+
+
+def _run_experts(
     x: Tensor | RoundedRows,
     weights: Tensor,
     chosen: Tensor,
     gate_up: QuantizedMatrix,
     down: QuantizedMatrix,
-    tiles: tuple[TileConfig, TileConfig] | None = None,
+    tiles: tuple[TileConfig, TileConfig] | None,
 ) -> Tensor:
-    """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))), inputs rounded before either product."""
     from facet.kernels.moe import triton
     from facet.kernels.moe.triton_groups import ExpertMatrices
 
@@ -131,7 +137,7 @@ def invariant_run_experts(
     x: Tensor | RoundedRows, weights: Tensor, chosen: Tensor, gate_up: QuantizedMatrix, down: QuantizedMatrix
 ) -> Tensor:
     """As `run_experts`. A row's bits do not depend on which others chose the same experts."""
-    return run_experts(x, weights, chosen, gate_up, down, invariant_tiles(gate_up.codes.element_size()))
+    return _run_experts(x, weights, chosen, gate_up, down, invariant_tiles(gate_up.codes.element_size()))
 
 
 def _inputs(x: Tensor | RoundedRows, matrix: QuantizedMatrix) -> Tensor | RoundedRows:
