@@ -126,7 +126,7 @@ def test_every_shorter_file_is_refused(tmp_path: Path) -> None:
         ({"general.architecture": "llama"}, "architecture 'llama'.*gemma3, gemma3n, gemma4"),
         ({"general.architecture": "clip"}, "architecture 'clip'"),
         ({}, "architecture None"),
-        ({"general.architecture": "gemma3"}, "tokenizer.ggml.model"),
+        ({"general.architecture": "gemma3"}, "gemma3.block_count is missing"),
         (
             {
                 "general.architecture": "gemma3",

@@ -60,13 +60,12 @@ def _contents(files: list[Gguf]) -> dict[str, str]:
     """Small files, by name."""
     first = files[0]
     architecture_of(first)  # before anything else is looked for in it
-    objects: dict[str, Any] = {
-        "config.json": make_config(files),
-        "generation_config.json": make_generation_config(first),
-    }
+    objects: dict[str, Any] = {}
     if has_tokenizer(first.metadata):
         objects["tokenizer_config.json"] = special_tokens(first.metadata)
         objects["tokenizer.json"] = make_tokenizer(first.metadata, first.path.name)
+    objects["config.json"] = make_config(files)
+    objects["generation_config.json"] = make_generation_config(first)
     contents = {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
         for name, value in objects.items()
