@@ -36,7 +36,7 @@ from facet.sampling_params import SamplingParams
 from facet.scheduler.drafting import Drafter
 from facet.step import StepPlan
 from facet.tokens import Tokenizer
-from tests.engine.harness import Rememberer, make_engine, mixed_requests, run
+from tests.engine.harness import Answer, Rememberer, make_engine, mixed_requests, run
 from tests.engine.random_schemas import CallReader, random_parameters
 from tests.model.paged_model import load
 from tests.tiny_models import TinyModel
@@ -134,8 +134,8 @@ def test_calls_satisfy_random_schemas(world: World) -> None:
         use = normalize_tools([_tool("f", schema)], "required")
         parameters[f"schema{seed}"] = schema
         requests.append(request(f"schema{seed}", tool_call_grammar(use, world.markers, parallel=False)))
-    # Many at once, and each in every step: random words take long enough.
-    answers = run(world.engine(max_num_seqs=256, overlapped=False), requests, check_every=200)
+    # All at once, and each in every step: random words take long enough.
+    answers = run(world.engine(max_num_seqs=NUM_SCHEMAS, overlapped=False), requests, check_every=200)
     for name, answer in answers.items():
         assert answer.finish_reason == "stop", f"{name}: {answer.error} {world.text(answer.token_ids)}"
         called, arguments = world.read_call(answer.token_ids[:-1])
@@ -213,20 +213,13 @@ def test_free_text_does_not_wait_for_the_host(world: World, monkeypatch: pytest.
     assert share_launched_ahead["bound"] == 0
 
 
-@pytest.mark.parametrize("overlapped", [True, False])
-def test_a_free_choice_is_the_same_in_company_and_after_preemption(world: World, overlapped: bool) -> None:
+def test_a_free_choice_is_the_same_in_company_and_after_preemption(world: World) -> None:
     bias = {world.markers.opens_call: 3.0, world.markers.opens_channel: 1.0, world.markers.closes_channel: 3.0}
-    requests = [request(f"auto{i}", world.tools(), logit_bias=bias, max_tokens=60, ignore_eos=True) for i in range(8)]
-    alone = {}
+    requests = [request(f"auto{i}", world.tools(), logit_bias=bias, max_tokens=48, ignore_eos=True) for i in range(8)]
+    alone: dict[str, Answer] = {}
     for one in requests:
         alone |= run(world.engine(overlapped=False), [one])
-    enough_for_few = 2 * need_of(world.engine().settings.layout, 0, num_tokens=70).num_blocks
-    engine = world.engine(num_blocks=enough_for_few, overlapped=overlapped, enable_prefix_caching=False)
-    together = run(engine, requests)
-    assert engine.stats().scheduler.num_preemptions > 0
-    assert {name: answer.token_ids for name, answer in together.items()} == {
-        name: answer.token_ids for name, answer in alone.items()
-    }
+    check_with_preemptions(world, requests, alone)
 
 
 def test_a_thought_is_free_and_then_the_grammar_holds(world: World) -> None:
@@ -304,28 +297,34 @@ def _found(result: object) -> None:
     assert result
 
 
-@pytest.mark.parametrize("overlapped", [True, False])
-def test_company_with_grammars_changes_nobodys_answer(world: World, overlapped: bool) -> None:
+def check_with_preemptions(world: World, requests: list[Request], expected: dict[str, Answer]) -> None:
+    """The same tokens where there is memory for a few of them."""
+    longest = max(len(one.prompt_token_ids) + (one.sampling.max_tokens or 0) for one in requests)
+    enough_for_few = 2 * need_of(world.engine().settings.layout, 0, num_tokens=longest).num_blocks
+    for overlapped in (True, False):
+        engine = world.engine(num_blocks=enough_for_few, overlapped=overlapped, enable_prefix_caching=False)
+        assert tokens_of(run(engine, requests)) == tokens_of(expected)
+        assert engine.stats().scheduler.num_preemptions > 0
+
+
+def tokens_of(answers: dict[str, Answer]) -> dict[str, list[int]]:
+    return {name: answer.token_ids for name, answer in answers.items()}
+
+
+def test_company_with_grammars_changes_nobodys_answer(world: World) -> None:
     free = [replace(one, request_id=f"free{one.request_id}") for one in mixed_requests(6, 512, count=12, seed=3)]
     bound = [request(f"bound{i}", world.tools("required"), temperature=0.0, max_tokens=40) for i in range(6)]
-    alone = {name: answer.token_ids for one in [*free, *bound] for name, answer in run(world.engine(), [one]).items()}
+    alone: dict[str, Answer] = {}
+    for one in [*free, *bound]:
+        alone |= run(world.engine(), [one])
     mixed = [one for pair in zip(free[:6], bound, strict=True) for one in pair] + free[6:]
-    together = run(world.engine(overlapped=overlapped), mixed)
-    assert {name: answer.token_ids for name, answer in together.items()} == alone
+    for overlapped in (True, False):
+        assert tokens_of(run(world.engine(overlapped=overlapped), mixed)) == tokens_of(alone)
 
 
-@pytest.mark.parametrize("overlapped", [True, False])
-def test_a_preempted_request_goes_on_where_its_grammar_stood(world: World, overlapped: bool) -> None:
+def test_a_preempted_request_goes_on_where_its_grammar_stood(world: World) -> None:
     requests = [request(f"p{i}", world.tools("required"), temperature=0.0, max_tokens=60) for i in range(8)]
-    expected = run(world.engine(), requests)
-    layout = world.engine().settings.layout
-    enough_for_few = 2 * need_of(layout, 0, num_tokens=70).num_blocks
-    engine = world.engine(num_blocks=enough_for_few, overlapped=overlapped, enable_prefix_caching=False)
-    got = run(engine, requests)
-    assert engine.stats().scheduler.num_preemptions > 0
-    assert {name: answer.token_ids for name, answer in got.items()} == {
-        name: answer.token_ids for name, answer in expected.items()
-    }
+    check_with_preemptions(world, requests, run(world.engine(), requests))
 
 
 def test_drafts_change_no_bound_answer(world: World) -> None:
@@ -348,10 +347,7 @@ def test_drafts_change_no_bound_answer(world: World) -> None:
     for overlapped in (False, True):
         drafter = Rememberer(requests, expected, world.model.spec.vocab_size, seed=4)
         engine = world.engine(drafter, overlapped=overlapped)
-        answers = run(engine, requests)
-        assert {name: answer.token_ids for name, answer in answers.items()} == {
-            name: answer.token_ids for name, answer in expected.items()
-        }
+        assert tokens_of(run(engine, requests)) == tokens_of(expected)
         assert engine.stats().work.num_sampled_rows < sum(len(answer.token_ids) for answer in expected.values())
 
 
