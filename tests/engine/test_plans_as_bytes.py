@@ -24,6 +24,7 @@ from tests.model.paged_model import load
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
 
+LONG_ANSWER = 48
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
 
 
@@ -66,12 +67,14 @@ def folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.Temp
 
 def busy_requests() -> list[Request]:
     """Lengths and settings of all sorts, some bound by a grammar, and enough long answers to run out of memory."""
-    requests = mixed_requests(8, 480, count=24, seed=5)
+    requests = mixed_requests(8, 480, count=16, seed=5)
     for index, request in enumerate(requests[:6]):
-        requests[index] = replace(request, sampling=replace(request.sampling, max_tokens=80, stop_token_ids=()))
+        requests[index] = replace(
+            request, sampling=replace(request.sampling, max_tokens=LONG_ANSWER, stop_token_ids=())
+        )
     choose = random.Random(6)
     for index, grammar in enumerate([choice_grammar(["yes", "no, never"]), json_schema_grammar(SCHEMA)] * 4):
-        given = requests[choose.randrange(20)]
+        given = requests[choose.randrange(len(requests))]
         sampling = replace(given.sampling, max_tokens=40, ignore_eos=False, prompt_logprobs=None)
         requests.append(replace(given, request_id=f"bound {index}", sampling=sampling, grammar=grammar))
     return requests
@@ -109,7 +112,7 @@ def test_a_busy_run_through_bytes(
 ) -> None:
     model, expected = plain
     requests = busy_requests()
-    longest = max(len(request.prompt_token_ids) for request in requests) + 80
+    longest = max(len(request.prompt_token_ids) for request in requests) + LONG_ANSWER
     engine = make_engine(
         model,
         num_blocks=2 * need_of(kv_layout(model), 2, num_tokens=longest).num_blocks,
