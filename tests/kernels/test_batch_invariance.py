@@ -24,8 +24,8 @@ from facet.kernels.paged_attention.invariant.reference import KEYS_PER_TILE
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = (
     *linear_cases.ODD,
-    linear_cases.Shape("wide", 1536, 640),
-    linear_cases.Shape("deep", 128, 5376),
+    linear_cases.Shape("wide", 384, 640),
+    linear_cases.Shape("deep", 32, 5376),
     linear_cases.Shape("router", 16, 4),
 )
 NUM_ROWS = 2 * ROWS_PER_BLOCK + 5

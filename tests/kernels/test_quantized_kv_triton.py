@@ -76,15 +76,22 @@ QUARTER = cases.Case(
 )
 FEW_PAIRS = replace(QUARTER, name="shared, few pairs rotate", num_rotated_pairs=8)
 MANY_PAIRS = replace(QUARTER, name="shared, half of the pairs rotate", num_rotated_pairs=32)
-# Every kernel is compiled for every dtype, so on a GPU the fewest that use them all.
+# Every case meets every dtype of the cache. Those with scales and those without come half with each dtype of queries.
 ATTENTION = [
-    (case, dtype) for case in (SEPARATE_VECTORS, QUARTER, FEW_PAIRS) for dtype in (torch.float32, torch.float16)
+    (case, dtype, name)
+    for case in (SEPARATE_VECTORS, QUARTER, FEW_PAIRS)
+    for dtype, names in ((torch.float32, NAMES[::2]), (torch.float16, NAMES[1::2]))
+    for name in names
 ]
-ATTENTION.append((MANY_PAIRS, torch.float16))
-if ON_GPU:
+ATTENTION += [(MANY_PAIRS, torch.float16, name) for name in NAMES]
+if ON_GPU:  # every kernel is compiled for every dtype, so the fewest that use them all
     ATTENTION = [
-        (SEPARATE_VECTORS, torch.float32),
-        *((case, HALF) for case in (cases.CASES[1], cases.CASES[4], FEW_PAIRS)),
+        (case, dtype, name)
+        for case, dtype in (
+            (SEPARATE_VECTORS, torch.float32),
+            *((case, HALF) for case in (cases.CASES[1], cases.CASES[4], FEW_PAIRS)),
+        )
+        for name in NAMES
     ]
 
 
@@ -167,9 +174,8 @@ def tolerance(case: cases.Case, dtype: torch.dtype) -> Tolerance:
     return plain if dtype == torch.float32 else replace(plain, absolute=4e-2, why="numbers read are rounded or not")
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("case", "dtype"), ATTENTION, ids=lambda value: getattr(value, "name", str(value)))
-def test_attended_to_as_the_reference_attends(case: cases.Case, name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("case", "dtype", "name"), ATTENTION, ids=lambda value: getattr(value, "name", str(value)))
+def test_attended_to_as_the_reference_attends(case: cases.Case, dtype: torch.dtype, name: str) -> None:
     inputs = quantized(case, name, dtype)
     got = case.attend(inputs, plan_on_gpu)
     assert got.dtype == dtype
