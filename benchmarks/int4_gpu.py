@@ -10,7 +10,7 @@ the matrix, more of them than the second-level cache holds. cuBLAS multiplies by
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.linear_gpu import CACHE_BYTES, microseconds
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import int4, reference
@@ -29,7 +30,6 @@ from facet.matrix_format import MatrixFormat, ScaleFormat
 
 ROWS = (1, 4, 8, 16, 32, 64)
 BANDWIDTH = 4.3e12  # bytes a second that an H200 reads at best
-CACHE_BYTES = 160e6  # what the copies of a matrix amount to at least: three times an H200's second-level cache
 TUNINGS = tuple(
     Tuning(tiles=tiles, num_out_warps=num_out_warps, num_in_warps=num_in_warps)
     for tiles, num_out_warps, num_in_warps in (
@@ -126,26 +126,6 @@ def compile_for(job: Job) -> None:
         run(shape, x, matrix, given, job.tuning)
     except Exception as error:
         print(f"{job}: {error}")
-
-
-def microseconds(launches: Sequence[Callable[[], object]], num_replays: int = 5) -> float:
-    """Of one launch: the median of some replays of a graph of them all."""
-    launches[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times: list[float] = []
-    for _ in range(num_replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[num_replays // 2] * 1e3 / len(launches)
 
 
 def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool) -> None:

@@ -20,7 +20,7 @@ GRAPH_SIZES, PIECE_SIZES = (1, 2, 4, 8, 64), (16, 48, 128)
 def loaded_and_bytes(folder: Path, **settings: object) -> tuple[LoadedModel, int]:
     gc.collect()
     before = torch.cuda.memory_allocated()
-    loaded = load_model(ModelConfig(model=str(folder), device="cuda", max_model_len=512, **settings))  # type: ignore[arg-type]
+    loaded = load_model(ModelConfig(model=str(folder), device="cuda", **settings))  # type: ignore[arg-type]
     return loaded, torch.cuda.memory_allocated() - before
 
 

@@ -175,16 +175,17 @@ class TestQuantize:
         assert found.values()[2].eq(0).all()
 
 
-@pytest.mark.parametrize("num_in", [512, 200])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "num_in"),
+    # A last group may be short only where formats say so.
+    [*((name, 512) for name in NAMES), *((name, 200) for name in NAMES if FORMATS[name].scales.group in (None, 128))],
+)
 def test_widened_values_are_those_of_the_matrix(name: str, num_in: int) -> None:
     """In Triton's interpreter, or on a GPU."""
     pytest.importorskip("triton")
     from facet.kernels.quantized.widen import widen
 
     format = FORMATS[name]
-    if num_in == 200 and format.scales.group not in (None, 128):
-        pytest.skip("groups go evenly into inputs")
     matrix = replace(Case(format=format, num_out=20, num_in=num_in).matrix(), order=None)
     there = QuantizedMatrix(format=format, **{name: tensor.to(DEVICE) for name, tensor in matrix.tensors().items()})
     expected = matrix.values()

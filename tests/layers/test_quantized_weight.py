@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
+from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.quantize import quantize
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
@@ -29,7 +30,8 @@ def format_of(codes: CodeKind, group: int | None, rounding: Rounding | None = No
 
 
 def quantized(values: Tensor, format: MatrixFormat, arithmetic: Arithmetic = USUAL) -> QuantizedWeight:
-    weight = QuantizedWeight(format, values.shape, dtype=torch.float32, device=CPU, arithmetic=arithmetic)
+    matrix = QuantizedMatrix.empty(format, values.shape, CPU)
+    weight = QuantizedWeight(matrix, dtype=torch.float32, arithmetic=arithmetic)
     weight.fill(values, slice(None))
     return weight
 

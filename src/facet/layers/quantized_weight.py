@@ -12,11 +12,9 @@ from facet.kernels.arithmetic import Arithmetic
 from facet.kernels.moe.reference import sum_of_chosen
 from facet.kernels.per_layer_input import MixArguments
 from facet.kernels.per_layer_input.reference import mix_per_layer_inputs
-from facet.kernels.quantized import QuantizedMatrix, eight_bits, int4
-from facet.kernels.quantized.eight_bits import row_codes
+from facet.kernels.quantized import QuantizedMatrix
 from facet.kernels.quantized.quantize import quantize
 from facet.layers.weight import DenseWeight, Inputs, Values, Weight
-from facet.matrix_format import MatrixFormat
 
 
 class ProductWeight(Weight):
@@ -78,54 +76,26 @@ class ProductWeight(Weight):
 
 
 class QuantizedWeight(ProductWeight):
-    """Codes and scales of one format."""
+    """Codes and scales of one format, multiplied by whatever serves all formats."""
 
     codes: Tensor
-    scales: Tensor
 
-    def __init__(
-        self,
-        format: MatrixFormat,
-        shape: Sequence[int],
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        arithmetic: Arithmetic,
-    ) -> None:
+    def __init__(self, matrix: QuantizedMatrix, *, dtype: torch.dtype, arithmetic: Arithmetic) -> None:
         super().__init__()
-        self.format = format
+        self.format = matrix.format
         self.dtype = dtype  # of activations
         self.arithmetic = arithmetic
-        for name, tensor in QuantizedMatrix.empty(format, shape, device).tensors().items():
+        self.is_of_experts = matrix.codes.dim() > 2
+        for name, tensor in matrix.tensors().items():
             self.register_buffer(name, tensor)
-        self._is_of_experts = len(shape) > 2
-        self._is_of_eight_bits = dtype.itemsize == 2 and eight_bits.serves(format, shape[-1])
-        self._is_of_eight_bits &= eight_bits.runs_on(device, format)
-        self._is_of_four_bits = dtype == torch.bfloat16 and int4.can_shuffle(format, shape[-2])
-        self._is_of_four_bits &= device.type == "cuda" and not self._is_of_experts
-        self._shuffled: int4.ShuffledInt4 | None = None  # has the buffers, once they are in its order
-        # How inputs are rounded. A norm does it, so that several products of its result need not.
-        self._row_codes = row_codes(format) if self._is_of_eight_bits and format.rounding is not None else None
 
     @property
     def has_kernels(self) -> bool:
-        return self._rounds_for_experts if self._is_of_experts else quantized.has_kernels(self.codes.device, self.dtype)
+        return not self.is_of_experts and quantized.has_kernels(self.codes.device, self.dtype)
 
     @property
     def matrix(self) -> QuantizedMatrix:
-        if self._shuffled is not None:
-            return int4.unshuffle(self._shuffled)
         return QuantizedMatrix(format=self.format, **dict(self.named_buffers()))
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether its rows lie in an order in which only a GeGLU can be computed."""
-        return self._shuffled is not None and self._shuffled.is_gated
-
-    def prepare(self, *, is_gated: bool) -> None:
-        if self._is_of_four_bits:
-            self._shuffled = int4.shuffle(self.matrix, is_gated=is_gated)
-            self.codes, self.scales = self._shuffled.codes, self._shuffled.scales
 
     def fill(self, values: Values, rows: slice) -> None:
         if isinstance(values, Tensor):
@@ -133,61 +103,16 @@ class QuantizedWeight(ProductWeight):
         self.matrix.copy_rows(values, rows)
 
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
-        if self._shuffled is not None:
-            shuffled = self._shuffled if rows is None else self._shuffled.rows(rows)
-            return int4.linear(x, shuffled, self.arithmetic.most_rows_of_int4)
-        matrix = self.matrix if expert is None else self.matrix.expert(expert)
-        if rows is not None:
-            matrix = matrix.rows(rows)
-        if self._is_of_eight_bits:
-            return eight_bits.linear(x, matrix, self.arithmetic.choose_eight_bits)
-        return quantized.linear(x, matrix, self.arithmetic.linear)
-
-    def geglu_linear(self, x: Inputs) -> Tensor:
-        if self._shuffled is not None:
-            return int4.geglu_linear(x, self._shuffled, self.arithmetic.most_rows_of_int4)
-        if self._is_of_eight_bits:
-            return eight_bits.geglu_linear(x, self.matrix, self.arithmetic.choose_eight_bits)
-        return super().geglu_linear(x)
-
-    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
-        if not self._rounds_for_experts:
-            return super().run_experts(x, weights, chosen, down)
-        assert isinstance(down, QuantizedWeight), "both matrices of an expert are of one kind, or have no kernels"
-        return self.arithmetic.run_rounded_experts(x, weights, chosen, self.matrix, down.matrix)
-
-    def compute_plainly(self) -> None:
-        """Use no kernels from now on."""
-        self._is_of_eight_bits = self._is_of_four_bits = False
-        self._row_codes = None
-
-    @property
-    def _rounds_for_experts(self) -> bool:
-        return self._is_of_experts and self._row_codes is not None
-
-    def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
-        if self._shuffled is not None:
-            return int4.gated_input_linear(x, self._shuffled, per_layer_input, self.arithmetic.most_rows_of_int4)
-        if self._is_of_eight_bits:
-            return eight_bits.gated_input_linear(x, self.matrix, per_layer_input, self.arithmetic.choose_eight_bits)
-        return super().gated_input_linear(x, per_layer_input)
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Inputs:
-        if self._row_codes is None:
-            return super().rms_norm(x, weight, eps)
-        return self.arithmetic.rounded_rms_norm(x, weight, eps, self._row_codes)
-
-    def add_norm(
-        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
-    ) -> tuple[Tensor, Inputs]:
-        if self._row_codes is None:
-            return super().add_norm(residual, update, update_weight, weight, eps, scale)
-        return self.arithmetic.rounded_add_norm(residual, update, update_weight, weight, eps, scale, self._row_codes)
+        return quantized.linear(x, self._some(rows, expert), self.arithmetic.linear)
 
     def look_up(self, ids: Tensor) -> Tensor:
         matrix = self.matrix
         known = torch.where(ids < matrix.num_rows, ids, 0)
         return quantized.look_up(known, matrix).to(self.dtype)
+
+    def _some(self, rows: slice | None, expert: int | None) -> QuantizedMatrix:
+        matrix = self.matrix if expert is None else self.matrix.expert(expert)
+        return matrix if rows is None else matrix.rows(rows)
 
 
 class PartsWeight(ProductWeight):

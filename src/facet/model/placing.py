@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from facet.layers.gpu_weights import make_quantized_weight
 from facet.layers.linear import Linear
 from facet.layers.moe import Experts
 from facet.layers.placement import Placement
@@ -53,7 +54,7 @@ def _weight(targets: Sequence[TensorTarget], formats: Formats, placement: Placem
     def made(format: MatrixFormat | None, shape: Sequence[int]) -> Weight:
         if format is None:
             return placement.weight(*shape)
-        return QuantizedWeight(
+        return make_quantized_weight(
             format, shape, dtype=placement.dtype, device=placement.device, arithmetic=placement.arithmetic
         )
 
@@ -73,11 +74,13 @@ def _weight(targets: Sequence[TensorTarget], formats: Formats, placement: Placem
 
 def _let_kinds_differ(experts: Experts) -> None:
     """Dense experts take a second matrix of their own kind only: in front of another they count as a single part.
-    Kernels for quantized ones multiply two of one format."""
-    gate_up, down = experts.gate_up.weight, experts.down.weight
-    formats = {weight.format if isinstance(weight, QuantizedWeight) else None for weight in (gate_up, down)}
-    for weight in (gate_up, down):
+    Kernels for quantized ones multiply two of one format: others do without."""
+    products = (experts.gate_up, experts.down)
+    formats = {each.weight.format if isinstance(each.weight, QuantizedWeight) else None for each in products}
+    for each in products:
+        weight = each.weight
         if isinstance(weight, QuantizedWeight) and len(formats) > 1:
-            weight.compute_plainly()
+            each.weight = QuantizedWeight(weight.matrix, dtype=weight.dtype, arithmetic=weight.arithmetic)
+    gate_up, down = (each.weight for each in products)
     if isinstance(gate_up, DenseWeight) and not isinstance(down, DenseWeight):
         experts.gate_up.weight = PartsWeight([gate_up], [gate_up.values.shape[-2]], gate_up.arithmetic)

@@ -1,0 +1,109 @@
+"""Quantized weights whose codes kernels of a GPU multiply as they are, and the choice of a kind for a matrix."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from facet.kernels.arithmetic import Arithmetic
+from facet.kernels.quantized import QuantizedMatrix, eight_bits, int4
+from facet.layers.quantized_weight import QuantizedWeight
+from facet.layers.weight import Inputs, Weight
+from facet.matrix_format import MatrixFormat
+
+
+def make_quantized_weight(
+    format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device, arithmetic: Arithmetic
+) -> QuantizedWeight:
+    """Uninitialised, of the kind that multiplies fastest there."""
+    kind = choose_kind(format, shape, dtype=dtype, device=device)
+    return kind(QuantizedMatrix.empty(format, shape, device), dtype=dtype, arithmetic=arithmetic)
+
+
+def choose_kind(
+    format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device
+) -> type[QuantizedWeight]:
+    if device.type != "cuda":
+        return QuantizedWeight
+    if dtype.itemsize == 2 and eight_bits.serves(format, shape[-1]) and eight_bits.runs_on(device, format):
+        return EightBitsWeight
+    if dtype == torch.bfloat16 and len(shape) == 2 and int4.can_shuffle(format, shape[-2]):
+        return Int4Weight
+    return QuantizedWeight
+
+
+class EightBitsWeight(QuantizedWeight):
+    """Codes of eight bits with a scale for each row. Where inputs are rounded too, the norm before a product rounds
+    them, once for all products that follow."""
+
+    def __init__(self, matrix: QuantizedMatrix, *, dtype: torch.dtype, arithmetic: Arithmetic) -> None:
+        super().__init__(matrix, dtype=dtype, arithmetic=arithmetic)
+        self._row_codes = None if self.format.rounding is None else eight_bits.row_codes(self.format)
+
+    @property
+    def has_kernels(self) -> bool:
+        return not self.is_of_experts or self._row_codes is not None
+
+    def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
+        return eight_bits.linear(x, self._some(rows, expert), self.arithmetic.choose_eight_bits)
+
+    def geglu_linear(self, x: Inputs) -> Tensor:
+        return eight_bits.geglu_linear(x, self.matrix, self.arithmetic.choose_eight_bits)
+
+    def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
+        return eight_bits.gated_input_linear(x, self.matrix, per_layer_input, self.arithmetic.choose_eight_bits)
+
+    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
+        if self._row_codes is None:
+            return super().run_experts(x, weights, chosen, down)
+        assert isinstance(down, EightBitsWeight), "both matrices of an expert are of one kind"
+        return self.arithmetic.run_rounded_experts(x, weights, chosen, self.matrix, down.matrix)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Inputs:
+        if self._row_codes is None:
+            return super().rms_norm(x, weight, eps)
+        return self.arithmetic.rounded_rms_norm(x, weight, eps, self._row_codes)
+
+    def add_norm(
+        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
+    ) -> tuple[Tensor, Inputs]:
+        if self._row_codes is None:
+            return super().add_norm(residual, update, update_weight, weight, eps, scale)
+        return self.arithmetic.rounded_add_norm(residual, update, update_weight, weight, eps, scale, self._row_codes)
+
+
+class Int4Weight(QuantizedWeight):
+    """Codes of four bits, in the order of their kernels once they are prepared. Tables never are: their rows are looked
+    up."""
+
+    scales: Tensor
+    _shuffled: int4.ShuffledInt4 | None = None  # has the buffers
+
+    @property
+    def matrix(self) -> QuantizedMatrix:
+        return super().matrix if self._shuffled is None else int4.unshuffle(self._shuffled)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether rows lie in an order in which only a GeGLU can be computed."""
+        return self._shuffled is not None and self._shuffled.is_gated
+
+    def prepare(self, *, is_gated: bool) -> None:
+        self._shuffled = int4.shuffle(self.matrix, is_gated=is_gated)
+        self.codes, self.scales = self._shuffled.codes, self._shuffled.scales
+
+    def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
+        if self._shuffled is None:
+            return super().product(x, rows, expert)
+        shuffled = self._shuffled if rows is None else self._shuffled.rows(rows)
+        return int4.linear(x, shuffled, self.arithmetic.most_rows_of_int4)
+
+    def geglu_linear(self, x: Inputs) -> Tensor:
+        if self._shuffled is None:
+            return super().geglu_linear(x)
+        return int4.geglu_linear(x, self._shuffled, self.arithmetic.most_rows_of_int4)
+
+    def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
+        if self._shuffled is None:
+            return super().gated_input_linear(x, per_layer_input)
+        return int4.gated_input_linear(x, self._shuffled, per_layer_input, self.arithmetic.most_rows_of_int4)

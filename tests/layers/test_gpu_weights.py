@@ -1,0 +1,92 @@
+"""Weights that kernels of a GPU multiply by: the kind chosen for a matrix, and what each computes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from facet.kernels.arithmetic import USUAL
+from facet.kernels.quantized.cases import FORMATS, Case
+from facet.kernels.rounded_rows import RoundedRows
+from facet.layers.gpu_weights import EightBitsWeight, Int4Weight, choose_kind
+from facet.layers.quantized_weight import QuantizedWeight
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+DEVICE = GPU if torch.cuda.is_available() else CPU
+ROUNDED = ("int8 token", "fp8 token")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "device", "kind"),
+    [
+        ("fp8 token", (64, 64), torch.bfloat16, GPU, EightBitsWeight),
+        ("int8 rows", (64, 64), torch.float16, GPU, EightBitsWeight),
+        ("fp8 token", (4, 64, 64), torch.bfloat16, GPU, EightBitsWeight),
+        ("int4 groups", (64, 64), torch.bfloat16, GPU, Int4Weight),
+        ("fp8 token", (64, 64), torch.float32, GPU, QuantizedWeight),  # kernels round to 16 bits
+        ("fp8 token", (64, 72), torch.bfloat16, GPU, QuantizedWeight),  # rows that are not aligned
+        ("int4 groups", (64, 64), torch.float16, GPU, QuantizedWeight),
+        ("int4 groups", (4, 64, 64), torch.bfloat16, GPU, QuantizedWeight),  # experts
+        ("int4 reordered", (64, 64), torch.bfloat16, GPU, QuantizedWeight),
+        ("fp8 token", (64, 64), torch.bfloat16, CPU, QuantizedWeight),
+    ],
+)
+def test_the_kind_of_a_matrix(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    kind: type[QuantizedWeight],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: (9, 0))
+    assert choose_kind(FORMATS[name], shape, dtype=dtype, device=device) is kind
+
+
+def both(name: str, num_out: int = 96, num_in: int = 320) -> tuple[EightBitsWeight, QuantizedWeight]:
+    matrix = Case(format=FORMATS[name], num_out=num_out, num_in=num_in).matrix(str(DEVICE))
+    kinds = (EightBitsWeight, QuantizedWeight)
+    fast, plain = (kind(matrix, dtype=torch.float16, arithmetic=USUAL) for kind in kinds)
+    assert isinstance(fast, EightBitsWeight)
+    return fast, plain
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    assert (got.float() - expected.float()).norm() <= 4e-3 * expected.float().norm()
+
+
+@pytest.mark.parametrize("name", ["int8 rows", "int8 token", "fp8 rows", "fp8 token"])
+def test_products(name: str) -> None:
+    fast, plain = both(name)
+    x = torch.randn(3, 320, device=DEVICE, dtype=torch.float16)
+    given = torch.randn(3, 96, device=DEVICE, dtype=torch.float16)
+    close(fast.linear(x), plain.linear(x))
+    close(fast.linear(x, slice(16, 48)), plain.linear(x, slice(16, 48)))
+    close(fast.geglu_linear(x), plain.geglu_linear(x))
+    close(fast.gated_input_linear(x, given), plain.gated_input_linear(x, given))
+
+
+@pytest.mark.parametrize("name", ["int8 rows", *ROUNDED])
+def test_norms_round_for_the_products_behind_them(name: str) -> None:
+    fast, plain = both(name)
+    x, update = (torch.randn(3, 320, device=DEVICE, dtype=torch.float16) for _ in range(2))
+    weight = torch.rand(320, device=DEVICE) + 0.5
+    normed = fast.rms_norm(x, weight, 1e-6)
+    assert isinstance(normed, RoundedRows) == (name in ROUNDED)
+    close(fast.linear(normed), plain.linear(plain.rms_norm(x, weight, 1e-6)))
+    (new, normed), (same, expected) = (each.add_norm(x, update, weight, weight, 1e-6, None) for each in (fast, plain))
+    close(new, same)
+    close(fast.linear(normed), plain.linear(expected))
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_four_bits_are_the_same_matrix_once_prepared(is_gated: bool) -> None:
+    matrix = Case(format=FORMATS["int4 groups"], num_out=64, num_in=256).matrix()
+    weight = Int4Weight(matrix, dtype=torch.bfloat16, arithmetic=USUAL)
+    ids = torch.tensor([3, 0, 63])
+    rows = weight.look_up(ids)
+    assert not weight.is_gated
+    weight.prepare(is_gated=is_gated)
+    assert weight.is_gated is is_gated
+    assert torch.equal(weight.matrix.values(), matrix.values())
+    assert torch.equal(weight.look_up(ids), rows)
+    assert set(weight.state_dict()) == {"codes", "scales"}
