@@ -13,14 +13,17 @@ from facet.chat import ChatTemplate
 from facet.config import ServerConfig, engine_config
 from facet.engine.messages import EngineInfo
 from facet.prompts import AskedModel
+from facet.request import Request
 from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
 from facet.server.served_model import ServedModel, make_served_model
 from facet.tokens import Tokenizer
+from tests.server.page_in_browser import REPLIES, Page, start
 from tests.server.running import RunningServer, running
 from tests.server.scripted_engine import Script, ScriptedEngine
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import build_gemma_like, write_tokenizer_folder
+from tools.webdriver import Browser, missing_programs, running_browser
 
 # In the manner of Gemma 4's own: declarations in the system turn, tool calls and results as text.
 TEMPLATE = (
@@ -108,3 +111,39 @@ def scripted(tokenizer: Tokenizer) -> Scripted:
         assert speaker.is_closed
 
     return make
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    if missing := missing_programs():
+        pytest.skip(f"needs {' and '.join(missing)}: make browser installs them")
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="session")
+def page_server(scripted: Scripted, tokenizer: Tokenizer) -> Iterator[tuple[RunningServer, ScriptedEngine]]:
+    """Says what `REPLIES` has for the last question."""
+
+    def reply(request: Request) -> list[int]:
+        prompt = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        if "long" in prompt:
+            return [281] * 4000
+        said = "result" if "<|turn>tool" in prompt else prompt.rpartition("<|turn>user")[2]
+        return [
+            *tokenizer.encode(next(REPLIES[word] for word in REPLIES if word in said), add_special_tokens=False),
+            END,
+        ]
+
+    with scripted(reply, engine={"seconds_per_turn": 0.002}) as served:
+        yield served
+
+
+@pytest.fixture
+def page(browser: Browser, page_server: tuple[RunningServer, ScriptedEngine], tokenizer: Tokenizer) -> Iterator[Page]:
+    """Empty, in a browser that remembers nothing."""
+    server, engine = page_server
+    start(browser, server)
+    yield Page(browser, server, engine, tokenizer)
+    engine.fail_after = None
+    assert browser.console() == []

@@ -11,7 +11,21 @@ TIMEOUT = 15.0
 THOUGHT = "<|channel>thought\nThe wind is light.\n<channel|>"
 CALL = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,unit:<|"|>celsius<|"|>}<tool_call|>'
 HTML = "<img src=nothing onerror=\"document.title='gone'\"><b>bold</b> & <script>document.title='gone'</script>"
-MARKDOWN = "# Plan\n\n1. one `two`\n2. **three**\n\n- four\n\n```\nfive  <six>\n```\nseven"
+TABLE = "| a | b\\|c |\n|---|--:|\n| 1 | two"
+MARKDOWN = f"# Plan\n\n1. one `two`\n2. **three**\n\n- four\n\n```\nfive  <six>\n```\nseven\n\n{TABLE}"
+LINKS = {
+    "a name": "https://one.example/a_(b)",
+    "https://two.example/x?y=1": "https://two.example/x?y=1",
+    "mail": "mailto:three@four.example",
+    "a picture": "https://five.example/p.png",
+}
+NO_LINKS = (
+    "[script](javascript:alert(1))",
+    "[data](data:text/html,x)",
+    "[file](file:///etc/passwd)",
+    "[here](docs)",
+    "[bank](https://bank.example@six.example)",
+)
 # What the model says, by a word of the question.
 REPLIES = {
     "think": THOUGHT + "It is clear.",
@@ -20,6 +34,8 @@ REPLIES = {
     "twice": CALL + CALL.replace("Paris", "Rome"),
     "html": HTML,
     "markdown": MARKDOWN,
+    "links": "[a name](https://one.example/a_(b)), (https://two.example/x?y=1). [mail](mailto:three@four.example) "
+    "![a picture](https://five.example/p.png) " + " ".join(NO_LINKS),
     "wide": "indented" * 60,
     "plain": "one two three",
 }

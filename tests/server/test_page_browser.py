@@ -1,59 +1,19 @@
 """The page as people use it, in Chromium without a window.
 
-Skipped where there is no Chromium: `make browser` says how to get it. One browser for all tests; each starts with an
-empty page and an empty memory.
+Skipped where there is no Chromium: `make browser` says how to get it.
 """
 
 import re
 import struct
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from facet.request import Request
-from facet.tokens import Tokenizer
-from tests.server.conftest import END, Scripted
-from tests.server.page_in_browser import HTML, REPLIES, Page, start
+from tests.server.conftest import Scripted
+from tests.server.page_in_browser import HTML, LINKS, NO_LINKS, Page, start
 from tests.server.running import RunningServer, wait_until
-from tests.server.scripted_engine import ScriptedEngine
 from tools.screenshot import parse, take
-from tools.webdriver import ENTER, ESCAPE, SHIFT, TAB, Browser, missing_programs, running_browser
-
-pytestmark = pytest.mark.skipif(
-    bool(missing_programs()), reason=f"needs {' and '.join(missing_programs())}: make browser installs them"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with running_browser() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
-def served(scripted: Scripted, tokenizer: Tokenizer) -> Iterator[tuple[RunningServer, ScriptedEngine]]:
-    def reply(request: Request) -> list[int]:
-        prompt = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
-        if "long" in prompt:
-            return [281] * 4000
-        said = "result" if "<|turn>tool" in prompt else prompt.rpartition("<|turn>user")[2]
-        return [
-            *tokenizer.encode(next(REPLIES[word] for word in REPLIES if word in said), add_special_tokens=False),
-            END,
-        ]
-
-    with scripted(reply, engine={"seconds_per_turn": 0.002}) as served:
-        yield served
-
-
-@pytest.fixture
-def page(browser: Browser, served: tuple[RunningServer, ScriptedEngine], tokenizer: Tokenizer) -> Iterator[Page]:
-    server, engine = served
-    start(browser, server)
-    yield Page(browser, server, engine, tokenizer)
-    engine.fail_after = None
-    assert browser.console() == []
+from tools.webdriver import ENTER, ESCAPE, SHIFT, TAB, Browser
 
 
 def test_it_loads_by_itself(page: Page) -> None:
@@ -232,9 +192,23 @@ def test_plain_markdown_has_its_form(page: Page) -> None:
         ["ul", "four"],
         ["pre", "five  <six>"],
         ["p", "seven"],
+        ["div", "a\tb|c\n1\ttwo"],
     ]
     assert page.browser.text(".content code") == "two"
     assert page.browser.text(".content strong") == "three"
+    assert page.browser.count(".content th.right, .content td.right") == 2
+
+
+def test_links_lead_only_where_they_may(page: Page) -> None:
+    page.ask("links")
+    page.wait_for_end()
+    links = page.browser.run(
+        "return [...document.querySelectorAll('.content a')].map(a => [a.textContent, a.href, a.target, a.rel])"
+    )
+    assert links == [[words, url, "_blank", "noopener noreferrer"] for words, url in LINKS.items()]
+    assert page.browser.count(".content img") == 0
+    for text in NO_LINKS:
+        assert text in page.answer()
 
 
 def test_an_error_of_the_server_is_shown_and_can_be_tried_again(page: Page) -> None:
@@ -256,7 +230,7 @@ def test_an_answer_that_fails_on_its_way(page: Page) -> None:
     page.browser.wait_for(".error", "logits held NaN")
     assert page.browser.text(".answer .content") != "", "what came before stays"
     page.engine.fail_after = None
-    page.browser.click("#clear")
+    page.browser.click("#new-chat")
     assert page.browser.count(".message") == 0
     assert page.browser.is_shown("#welcome")
 
@@ -283,7 +257,7 @@ def test_a_browser_that_remembers_nonsense(page: Page) -> None:
 def test_a_new_chat_while_an_answer_comes(page: Page) -> None:
     page.ask("long")
     page.browser.wait_for(".answer .content p")
-    page.browser.click("#clear")
+    page.browser.click("#new-chat")
     page.wait_for_end()
     assert page.browser.count(".message") == 0
     page.ask("plain")
@@ -321,27 +295,6 @@ def test_light_and_dark(page: Page) -> None:
     assert brightness() > 700, "remembered, whatever the system says"
     page.browser.click("#theme-button")
     assert brightness() < 100
-
-
-@pytest.mark.parametrize("width", [320, 768])
-def test_no_sideways_scrolling_on_a_phone(page: Page, width: int) -> None:
-    def overflow() -> int:
-        script = "return document.documentElement.scrollWidth - innerWidth"
-        inner = "return Math.max(...['conversation', 'panel'].map(document.getElementById, document).map(e => e.scrollWidth - e.clientWidth))"  # noqa: E501
-        return max(int(page.browser.run(script)), int(page.browser.run(inner)))
-
-    page.browser.resize(width, 700)
-    assert overflow() <= 0
-    page.ask("wide" * 60)
-    page.wait_for_end()
-    assert overflow() <= 0
-    page.browser.click("#tools-button")
-    page.browser.click("#tools-example")
-    page.browser.click("#settings-card summary")
-    assert not page.browser.is_shown("#message")
-    assert overflow() <= 0
-    page.browser.click("#panel-button")
-    assert page.browser.is_shown("#message")
 
 
 def test_the_picture_for_the_readme(page: Page) -> None:

@@ -1,13 +1,13 @@
 // The engine view: polls the server once a second while the page is visible, and draws the result.
 
 import { liveView } from "./api.js";
+import { byId } from "./elements.js";
 
 const INTERVAL = 1000;
 const NUM_SAMPLES = 60;
 const GAP = 2;
 const MAX_CELL = 14;
 const KINDS = ["sliding", "global", "cached"];
-const byId = (id) => document.getElementById(id);
 const count = new Intl.NumberFormat("en");
 
 export class LivePanel {

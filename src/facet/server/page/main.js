@@ -1,42 +1,45 @@
-// Connects the parts of the page: sends requests, and handles buttons and keys. The parts do not know each other.
+// Connects the parts of the page: sends requests, keeps conversations, and handles buttons and keys. The parts do not
+// know each other.
 
 import { keepKey, streamChat } from "./api.js";
+import { ChatList } from "./chat_list.js";
+import { keepChat, markOpen, newChat, openChat, readChat } from "./chats.js";
+import { Composer } from "./composer.js";
 import { Conversation } from "./conversation.js";
+import { byId } from "./elements.js";
 import { LivePanel } from "./live.js";
 import { Settings, startTheme } from "./settings.js";
 
-const byId = (id) => document.getElementById(id);
-const [composer, message, keyDialog] = ["composer", "message", "key-dialog"].map(byId);
-
 startTheme();
+const keyDialog = byId("key-dialog");
 const settings = new Settings();
-const conversation = new Conversation({ onRetry: retry, onResults: sendResults });
+const composer = new Composer({ onSend: send });
+const conversation = new Conversation({ onRetry: retry, onResults: sendResults, onEdit: edit });
+const chatList = new ChatList({ onOpen: (id) => switchTo(readChat(id)), onRename: rename, onDelete: forget });
 const live = new LivePanel({ onAnswer: showModel, onFailure: showFailure });
 const isTouched = matchMedia("(pointer: coarse)");
 let isKeyDeclined = false;
 let asking = null; // an AbortController while an answer is on its way
+let chat = null; // what is kept of the conversation
 
 function say(text) {
   byId("status").textContent = text;
-}
-
-function notice(text) {
-  byId("notice").hidden = !text;
-  byId("notice").textContent = text ?? "";
 }
 
 // Whether a request can be sent now; if not, the page says why.
 function mayAsk() {
   if (asking) return false;
   const complaint = settings.complaint();
-  notice(complaint);
+  composer.notice(complaint);
   if (complaint) openCard(settings.toolsError ? "tools-card" : "settings-card");
   return !complaint;
 }
 
 async function ask() {
+  const asked = chat;
   const answer = conversation.startAnswer();
   const messages = [...settings.systemMessages(), ...conversation.wire()];
+  keep();
   setAsking(new AbortController());
   const { signal } = asking;
   try {
@@ -45,18 +48,19 @@ async function ask() {
     say("The answer is complete.");
   } catch (error) {
     const isStopped = error.name === "AbortError";
-    answer.close({ isStopped });
+    answer.close(isStopped ? "stopped" : "interrupted");
     if (isStopped) {
       say("Stopped.");
-    } else {
+    } else if (asked === chat) {
       if (answer.isBlank) conversation.dropLastAnswer();
       conversation.addError(error.message);
     }
     if (error.status === 401) askForKey();
   } finally {
     setAsking(null);
+    if (asked === chat) keep();
     // Only if nothing else has the focus, and not on a phone, where it would open the keyboard.
-    if (document.activeElement === document.body && !isTouched.matches) message.focus({ preventScroll: true });
+    if (document.activeElement === document.body && !isTouched.matches) composer.focus();
   }
 }
 
@@ -69,16 +73,17 @@ function setAsking(controller) {
 }
 
 function send() {
-  const text = message.value.trim();
-  if (!text || !mayAsk()) return;
-  if (conversation.waiting) {
-    notice("The model is waiting for a tool result. Type it into the card above and send it, or start a new chat.");
+  if (!composer.text || !mayAsk()) return;
+  if (conversation.waiting && !composer.editing) {
+    composer.notice(
+      "The model is waiting for a tool result. Type it into the card above and send it, or start a new chat.",
+    );
     conversation.waiting.find("textarea").focus();
     return;
   }
-  message.value = "";
-  fitHeight();
-  conversation.addUser(text);
+  if (composer.editing) conversation.cutFrom(composer.editing);
+  conversation.addUser(composer.text);
+  composer.clear();
   ask();
 }
 
@@ -95,20 +100,57 @@ function retry() {
   if (!conversation.isEmpty) ask();
 }
 
+function edit(view) {
+  if (!asking) composer.edit(view);
+}
+
 function stop() {
   asking?.abort();
 }
 
-function clear() {
-  stop();
-  notice(null);
-  conversation.clear();
-  message.focus();
+// After every change of the conversation, except the parts of an answer as they come.
+function keep() {
+  chat.messages = conversation.stored();
+  if (!keepChat(chat)) composer.notice("The browser has no room for this conversation: it will be gone after a reload.");
 }
 
-function fitHeight() {
-  message.style.height = "auto";
-  message.style.height = `${message.scrollHeight}px`;
+// What an answer has so far, before nobody sees the rest of it.
+function keepRunning() {
+  if (asking) keep();
+}
+
+function switchTo(other) {
+  if (!other || other.id === chat.id) return;
+  keepRunning();
+  stop();
+  show(other);
+}
+
+function show(other) {
+  chat = other;
+  markOpen(chat);
+  composer.notice(null);
+  composer.setEditing(null);
+  try {
+    conversation.show(chat.messages);
+  } catch {
+    show(newChat()); // kept by another version of the page
+  }
+}
+
+function startChat() {
+  switchTo(newChat());
+  composer.focus();
+}
+
+function rename(id, name) {
+  if (id === chat.id) chat.name = name;
+}
+
+function forget(id) {
+  if (id !== chat.id) return;
+  stop();
+  show(newChat());
 }
 
 function openCard(id) {
@@ -146,32 +188,24 @@ function showFailure(error) {
   if (error.status === 401 && !isKeyDeclined) askForKey();
 }
 
-composer.addEventListener("submit", (event) => {
-  event.preventDefault();
-  send();
-});
-message.addEventListener("input", () => {
-  fitHeight();
-  notice(null);
-});
-message.addEventListener("keydown", (event) => {
-  // While an input method is composing, Enter belongs to it.
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  send();
-});
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && asking) stop();
+  if (event.key === "Escape" && asking && !document.querySelector("dialog[open]")) stop();
 });
+// Before a reload, and before a phone ends a page that it has put aside.
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) keepRunning();
+});
+addEventListener("pagehide", keepRunning);
 byId("stop").addEventListener("click", stop);
-byId("clear").addEventListener("click", clear);
+byId("new-chat").addEventListener("click", startChat);
+byId("chats-button").addEventListener("click", () => chatList.open(chat.id));
 byId("tools-button").addEventListener("click", () => openCard("tools-card"));
 byId("panel-button").addEventListener("click", () => showPanel(!document.body.classList.contains("shows-panel")));
 byId("examples").addEventListener("click", (event) => {
   const example = event.target.closest("button");
   if (!example) return;
   if ("withTools" in example.dataset && !settings.tools.length) settings.useExampleTools();
-  message.value = example.dataset.message;
+  composer.fill(example.dataset.message);
   send();
 });
 keyDialog.addEventListener("cancel", () => (byId("key").value = ""));
@@ -183,4 +217,5 @@ keyDialog.addEventListener("close", () => {
   keepKey(key);
   live.look();
 });
-message.focus({ preventScroll: true });
+show(openChat());
+composer.focus();

@@ -1,32 +1,18 @@
-// Renders a model's text as elements: paragraphs, headings, lists, code, bold. All of it ends up in text nodes; there
-// are no links, images or HTML, so nothing that a model writes can load or run.
+// Renders a model's text as elements: paragraphs, headings, lists, tables and code. Every element is made here and what
+// the model wrote ends up in text nodes, so nothing of it can load or run.
+
+import { addInline } from "./inline.js";
 
 const FENCE = /^\s*(```|~~~)/;
 const HEADING = /^#{1,6}\s+(.*)$/;
 const BULLET = /^\s*[-*•]\s+(.*)$/;
 const NUMBER = /^\s*(\d{1,9})[.)]\s+(.*)$/;
-const INLINE = /(`[^`\n]+`|\*\*[^*\n]+\*\*)/;
+const RULE = /^\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?$/; // the line below a table's head
 
 function element(name, text) {
   const made = document.createElement(name);
   if (text !== undefined) addInline(made, text);
   return made;
-}
-
-function addInline(parent, text) {
-  for (const part of text.split(INLINE)) {
-    if (part.length > 2 && part.startsWith("`") && part.endsWith("`")) {
-      const code = document.createElement("code");
-      code.append(part.slice(1, -1));
-      parent.append(code);
-    } else if (part.length > 4 && part.startsWith("**") && part.endsWith("**")) {
-      const bold = document.createElement("strong");
-      bold.append(part.slice(2, -2));
-      parent.append(bold);
-    } else if (part) {
-      parent.append(part);
-    }
-  }
 }
 
 export function render(text) {
@@ -38,12 +24,16 @@ export function render(text) {
     if (paragraph.length) blocks.push(element("p", paragraph.join("\n")));
     paragraph = [];
   };
-  const addItem = (kind, itemText, start) => {
+  const add = (block) => {
     endParagraph();
+    list = null;
+    blocks.push(block);
+  };
+  const addItem = (kind, itemText, start) => {
     if (!list || list.localName !== kind) {
-      list = element(kind);
+      add(element(kind));
+      list = blocks.at(-1);
       if (start > 1) list.start = start;
-      blocks.push(list);
     }
     list.append(element("li", itemText));
   };
@@ -53,18 +43,19 @@ export function render(text) {
     const bullet = BULLET.exec(line);
     const number = NUMBER.exec(line);
     if (fence) {
-      endParagraph();
-      list = null;
       const code = [];
       // A fence that is not closed yet is code to the end: the rest has not arrived yet.
       while (++at < lines.length && lines[at].trim() !== fence[1]) code.push(lines[at]);
       const block = document.createElement("pre");
       block.append(code.join("\n"));
-      blocks.push(block);
+      add(block);
+    } else if (isTable(line, lines[at + 1])) {
+      const rows = [line];
+      const sides = cells(lines[++at]).map(side);
+      while (at + 1 < lines.length && lines[at + 1].includes("|")) rows.push(lines[++at]);
+      add(table(rows.map(cells), sides));
     } else if (HEADING.test(line)) {
-      endParagraph();
-      list = null;
-      blocks.push(element("h4", HEADING.exec(line)[1]));
+      add(element("h4", HEADING.exec(line)[1]));
     } else if (bullet) {
       addItem("ul", bullet[1]);
     } else if (number) {
@@ -78,4 +69,39 @@ export function render(text) {
   }
   endParagraph();
   return blocks;
+}
+
+function isTable(head, rule) {
+  return head.includes("|") && rule !== undefined && RULE.test(rule.trim()) && cells(rule).length === cells(head).length;
+}
+
+// The cells of a line; a bar with a backslash before it belongs to its cell.
+function cells(line) {
+  const inside = line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "");
+  return inside.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
+}
+
+function side(rule) {
+  if (!rule.endsWith(":")) return "";
+  return rule.startsWith(":") ? "middle" : "right";
+}
+
+// In a box of its own: a wide table scrolls, the page does not.
+function table([head, ...rows], sides) {
+  const makeRow = (kind, row) => {
+    const made = document.createElement("tr");
+    for (const [column, name] of sides.entries()) {
+      const cell = element(kind, row[column] ?? "");
+      if (name) cell.className = name;
+      made.append(cell);
+    }
+    return made;
+  };
+  const made = document.createElement("table");
+  made.createTHead().append(makeRow("th", head));
+  made.createTBody().append(...rows.map((row) => makeRow("td", row)));
+  const box = document.createElement("div");
+  box.className = "table";
+  box.append(made);
+  return box;
 }

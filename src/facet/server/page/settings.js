@@ -1,27 +1,19 @@
 // The user's settings: theme, tools, sampling, system prompt. Kept in the browser's local storage where there is one.
 
-import { read, write } from "./storage.js";
+import { byId } from "./elements.js";
+import { read, readJson, write } from "./storage.js";
 import { EXAMPLE, parseTools } from "./tools.js";
 
 const NUMBERS = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 const REMEMBERED = [...NUMBERS, "system", "tools", "thinking"];
 const STORE_NAME = "facet.settings";
 const THEME_NAME = "facet.theme";
-const byId = (id) => document.getElementById(id);
-
-function remembered() {
-  try {
-    return JSON.parse(read("localStorage", STORE_NAME)) ?? {};
-  } catch {
-    return {};
-  }
-}
 
 export class Settings {
   constructor() {
     this.tools = [];
     this.toolsError = null;
-    const kept = remembered();
+    const kept = readJson("localStorage", STORE_NAME) ?? {};
     for (const id of REMEMBERED) {
       if (id in kept) byId(id)[id === "thinking" ? "checked" : "value"] = kept[id];
       byId(id).addEventListener("input", () => this.changed());

@@ -8,10 +8,38 @@ export function read(storage, name) {
   }
 }
 
+// The object or list that was kept as JSON, or null. What another page left there may be anything.
+export function readJson(storage, name) {
+  try {
+    const value = JSON.parse(read(storage, name));
+    return typeof value === "object" ? value : null;
+  } catch {
+    return null;
+  }
+}
+
+// Whether there was room.
 export function write(storage, name, value) {
   try {
     window[storage].setItem(name, value);
+    return true;
   } catch {
-    // Settings are then not remembered.
+    return false;
+  }
+}
+
+export function remove(storage, name) {
+  try {
+    window[storage].removeItem(name);
+  } catch {
+    // Then it was never kept.
+  }
+}
+
+export function names(storage) {
+  try {
+    return Object.keys(window[storage]);
+  } catch {
+    return [];
   }
 }
