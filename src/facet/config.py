@@ -194,6 +194,9 @@ class ServerConfig(PromptConfig):
     )
     disable_log_stats: bool = setting(False, "do not log throughput every ten seconds")
     enable_log_requests: bool = setting(False, "log a line for every answer: lengths, finish reason, seconds")
+    otlp_traces_endpoint: str | None = setting(
+        None, "address of an OpenTelemetry collector that gets a trace of every answer (pip install 'facet-llm[otel]')"
+    )
 
     # What follows exists because many vLLM command lines contain it. `check_accepted_flags` refuses values that would
     # mean something Facet does not do; nothing else reads these fields.

@@ -24,6 +24,8 @@ from facet.request import FinishReason, Request
 
 # A page no request ever owns: what padded rows read and write.
 SCRATCH_BLOCK = 0
+# Upper bounds, in tokens, of the sizes by which steps are counted. vLLM's, whose dashboards read them.
+STEP_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 
 
 class TableSlice(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 
 from facet.chat import ChatTemplate
 from facet.config import ServerConfig, engine_config
-from facet.engine.messages import EngineInfo
+from facet.engine.messages import CacheInfo, EngineInfo
 from facet.prompts import AskedModel
 from facet.request import Request
 from facet.server.app import make_app
@@ -91,7 +91,8 @@ def scripted(tokenizer: Tokenizer) -> Scripted:
             script = [*tokenizer.encode(script, add_special_tokens=False), END]
         token_ids = script
         config = ServerConfig(model=MODEL_NAME, disable_log_stats=True, **settings)
-        info = EngineInfo(480, (1, END), 4096, "", ())
+        cache = CacheInfo(num_blocks=10, block_bytes=1024, tokens_per_block=(("sliding", 16), ("global", 40)))
+        info = EngineInfo(480, (1, END), 4096, "", (), cache=cache)
         speaker = ScriptedEngine(script if callable(script) else lambda request: token_ids, info, **(engine or {}))
         asked = AskedModel(
             **{

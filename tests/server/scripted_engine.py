@@ -77,7 +77,7 @@ class ScriptedEngine:
         """It has none."""
 
     def stats(self) -> Stats:
-        numbers = dict.fromkeys(Stats.__struct_fields__[:-1], 0)
+        numbers = dict.fromkeys(Stats.__struct_fields__, 0)
         return Stats(
             **{
                 **numbers,
@@ -85,6 +85,9 @@ class ScriptedEngine:
                 "num_blocks": 10,
                 "num_corrupted_requests": 3,
                 "num_blocks_by_kind": (("sliding", 4), ("global", 1)),
+                "num_steps": 7,
+                "num_computed_tokens": 60,
+                "num_steps_by_size": ((1, 3), (8, 2), (16, 1)),
             }
         )
 

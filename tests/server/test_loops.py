@@ -8,7 +8,7 @@ from facet.tokens import Tokenizer
 from tests.chat.conversations import WEATHER_TOOL
 from tests.server.conftest import Scripted
 from tests.server.test_chat import CALL, ask, put_together, stream
-from tests.server.test_operations import metrics_of
+from tests.server.test_metrics import metrics_of
 
 REPEATED = "one repetition " * 9
 THOUGHT = "<|channel>thought\n" + REPEATED

@@ -16,6 +16,7 @@ from facet.version import __version__
 from tests.server.conftest import Scripted
 from tests.server.running import RunningServer, wait_until
 from tests.server.scripted_engine import ScriptedEngine
+from tests.server.test_metrics import metrics_of
 
 ASK = {"messages": [{"role": "user", "content": "one"}]}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -83,38 +84,6 @@ def test_cors(scripted: Scripted) -> None:
             refused = client.options(CHAT, headers={**asked, "origin": "http://there"})
     assert allowed.headers["access-control-allow-origin"] == "http://here"
     assert refused.status_code == 400
-
-
-def metrics_of(server: RunningServer) -> dict[str, float]:
-    values = {}
-    for row in server.get("/metrics").text.splitlines():
-        if not row.startswith("#"):
-            name, _, value = row.rpartition(" ")
-            values[name] = float(value)
-    return values
-
-
-def test_metrics(scripted: Scripted) -> None:
-    labels = '{engine="0",model_name="tiny"}'
-    with scripted("one two three") as (server, engine):
-        answer = server.post(CHAT, ASK).json()
-        server.post(COMPLETIONS, {"prompt": "x", "max_tokens": 2})
-        values = metrics_of(server)
-    num_tokens = answer["usage"]["completion_tokens"]
-    assert values[f"vllm:generation_tokens_total{labels}"] == num_tokens + 2
-    lengths = sum(len(request.prompt_token_ids) for request in engine.submitted)
-    assert values[f"vllm:prompt_tokens_total{labels}"] == lengths
-    assert values[f"vllm:corrupted_requests_total{labels}"] == 3
-    assert values[f"vllm:num_requests_running{labels}"] == 0
-    assert values[f"vllm:time_to_first_token_seconds_count{labels}"] == 2
-    assert values[f"vllm:inter_token_latency_seconds_count{labels}"] == num_tokens
-    assert values[f"vllm:e2e_request_latency_seconds_count{labels}"] == 2
-    assert values[f"vllm:request_generation_tokens_sum{labels}"] == num_tokens + 2
-    for reason in ("stop", "length"):
-        name = f'vllm:request_success_total{{engine="0",finished_reason="{reason}",model_name="tiny"}}'
-        assert values[name] == 1
-    for name in ("num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total", "prefix_cache_hits_total"):
-        assert f"vllm:{name}{labels}" in values
 
 
 def test_the_ten_second_line() -> None:

@@ -180,6 +180,11 @@ def test_metrics_of_the_real_engine(server: RunningServer) -> None:
         "corrupted_requests_total",
     ):
         assert f"vllm:{name}{{" in text
+    values = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line[0] != "#"}
+    sizes = {name.split('le="')[1].split('"')[0]: value for name, value in values.items() if "tokens_total_bu" in name}
+    labels = '{engine="0",model_name="tiny"}'
+    assert sizes["16384.0"] == sizes["+Inf"] == values[f"facet:num_steps_total{labels}"] > sizes["1.0"] > 0
+    assert values[f"vllm:iteration_tokens_total_sum{labels}"] == values[f"facet:computed_tokens_total{labels}"]
 
 
 REGEX_SCAN = {

@@ -104,6 +104,11 @@ class ChatTemplate:
         origin = f"chat_template in {folder / 'tokenizer_config.json'}"
         return cls(_check_entry(entry, origin), origin=origin, **tokens)
 
+    @property
+    def source(self) -> str:
+        """The template for ordinary conversations."""
+        return self._sources[_DEFAULT_TEMPLATE]
+
     def render(
         self,
         messages: Sequence[Message],

@@ -45,6 +45,14 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 ToEngine = Submit | Cancel | AskStats | AskLiveView | ResetPrefixCache | LoadGrammars | Shutdown
 
 
+class CacheInfo(msgspec.Struct, frozen=True, array_like=True):
+    """How large the cache is."""
+
+    num_blocks: int = 0
+    block_bytes: int = 0
+    tokens_per_block: tuple[tuple[str, int], ...] = ()  # by kind of layer
+
+
 class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The first message of an engine that is ready."""
 
@@ -54,6 +62,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     folder: str
     lines: tuple[str, ...]  # what to tell the user at start-up
     media_kinds: tuple[MediaKind, ...] = ()  # what the model has towers for
+    cache: CacheInfo = CacheInfo()
 
 
 class NewTokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):
@@ -106,6 +115,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_prompt_tokens: int
     num_prompt_tokens_hit: int
     num_blocks_by_kind: tuple[tuple[str, int], ...] = ()
+    # Upper bounds of the tokens in a step, and how many steps are within each but not within the one before.
+    num_steps_by_size: tuple[tuple[int, int], ...] = ()
 
 
 class LiveView(msgspec.Struct, frozen=True, tag=True, array_like=True):

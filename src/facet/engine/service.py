@@ -7,6 +7,7 @@ from facet.engine.engine import Engine
 from facet.engine.messages import (
     AskLiveView,
     AskStats,
+    CacheInfo,
     Cancel,
     EngineInfo,
     FromEngine,
@@ -20,6 +21,7 @@ from facet.engine.messages import (
     ToEngine,
 )
 from facet.errors import UserError
+from facet.step import STEP_SIZES
 
 
 class EngineService:
@@ -79,16 +81,22 @@ class EngineService:
             num_blocks_cached=cache.num_blocks_cached,
             num_prompt_tokens=cache.num_prompt_tokens,
             num_prompt_tokens_hit=cache.num_prompt_tokens_hit,
+            num_steps_by_size=tuple(zip(STEP_SIZES, stats.work.num_steps_by_size, strict=False)),
         )
 
 
 def make_info(engine: Engine, folder: str) -> EngineInfo:
-    spec = engine.runner.model.spec
+    spec, settings = engine.runner.model.spec, engine.settings
     return EngineInfo(
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
-        max_model_len=engine.settings.max_model_len,
+        max_model_len=settings.max_model_len,
         folder=folder,
-        lines=tuple(engine.settings.lines()),
+        lines=tuple(settings.lines()),
         media_kinds=tuple(engine.runner.media.towers),
+        cache=CacheInfo(
+            num_blocks=settings.num_blocks,
+            block_bytes=settings.layout.total_page_bytes,
+            tokens_per_block=tuple((group.kind, group.tokens_per_block) for group in settings.layout.groups),
+        ),
     )

@@ -8,8 +8,9 @@ What goes in are frozen values that can be sent to another process (`step_codec.
 loop that drives several runners sends each the same. It may plan and launch the next step before it waits for this one.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from facet.runner.pieces import LowerPieces, PieceBuffers
 from facet.runner.recording import recorder_for
 from facet.runner.seat_state import SeatState
 from facet.runner.step_sampling import ComputedRows, SampledStep, StepSampling
-from facet.step import StepMasks, StepPlan
+from facet.step import STEP_SIZES, StepMasks, StepPlan
 from facet.transfer import arrays_on_device
 
 NO_TOWERS: Mapping[MediaKind, nn.Module] = {}
@@ -45,6 +46,8 @@ class WorkCounters:
     num_rows: int = 0  # through the lower layers
     num_upper_rows: int = 0  # through layers that fast prefill skips; equal to num_rows without it
     num_sampled_rows: int = 0
+    # Steps by the smallest of `STEP_SIZES` that they fit into; the last count is of those that fit into none.
+    num_steps_by_size: list[int] = field(default_factory=lambda: [0] * (len(STEP_SIZES) + 1))
 
 
 class LaunchedStep(NamedTuple):
@@ -247,6 +250,7 @@ class Runner:
         self.counters.num_rows += plan.num_tokens
         self.counters.num_upper_rows += int(plan.num_logit_rows.sum()) if self._fast_prefill else plan.num_tokens
         self.counters.num_sampled_rows += int(plan.samples.sum())
+        self.counters.num_steps_by_size[bisect_left(STEP_SIZES, plan.num_tokens)] += 1
 
     def _on_device(self, array: NDArray[np.int64]) -> Tensor:
         (tensor,) = arrays_on_device((array,), self._device)

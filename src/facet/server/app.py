@@ -24,6 +24,7 @@ from facet.server.engine_bridge import EngineBridge
 from facet.server.engine_process import ServedEngine
 from facet.server.errors import HttpError
 from facet.server.frontend import Frontend, guarded
+from facet.server.info_routes import InfoEndpoints
 from facet.server.live_route import LiveEndpoint
 from facet.server.media_desk import MediaDesk
 from facet.server.metrics import Metrics
@@ -37,6 +38,7 @@ from facet.server.responses.routes import ResponsesEndpoints
 from facet.server.served_model import ServedModel
 from facet.server.stats_log import log_stats
 from facet.server.token_routes import DetokenizeEndpoint, ModelsEndpoint, TokenizeEndpoint
+from facet.server.traces import Traces
 
 
 def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> Starlette:
@@ -44,7 +46,8 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
     bridge = EngineBridge(engine, max_pending=config.max_num_seqs + config.max_waiting_requests)
     pool = ThreadPoolExecutor(config.num_tokenizer_threads, thread_name_prefix="facet-tokens")
     media = MediaDesk(make_media_reader(config, model.asked.media))
-    frontend = Frontend(config, bridge, model, Metrics(bridge, model.name), pool, media)
+    traces = None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint, model.name)
+    frontend = Frontend(config, bridge, model, Metrics(bridge, config, model.name), pool, media, traces)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -58,6 +61,8 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
             await asyncio.to_thread(bridge.stop)
             pool.shutdown(wait=False, cancel_futures=True)
             media.close()
+            if traces is not None:
+                await asyncio.to_thread(traces.close)
 
     return Starlette(
         routes=_routes(frontend),
@@ -68,7 +73,7 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
 
 
 def _routes(frontend: Frontend) -> list[Route]:
-    operations, models = OperationsEndpoints(frontend), ModelsEndpoint(frontend)
+    operations, models, info = OperationsEndpoints(frontend), ModelsEndpoint(frontend), InfoEndpoints(frontend)
     responses, ollama = ResponsesEndpoints(frontend), OllamaEndpoints(frontend)
     return [
         *page_routes(),
@@ -90,6 +95,8 @@ def _routes(frontend: Frontend) -> list[Route]:
         Route("/v1/models/{name:path}", guarded(models), methods=["GET"]),
         Route("/tokenize", guarded(TokenizeEndpoint(frontend)), methods=["POST"]),
         Route("/detokenize", guarded(DetokenizeEndpoint(frontend)), methods=["POST"]),
+        Route("/tokenizer_info", guarded(info.tokenizer), methods=["GET"]),
+        Route("/server_info", guarded(info.server), methods=["GET"]),
         Route("/health", guarded(operations.health), methods=["GET"]),
         Route("/ping", guarded(operations.health), methods=["GET", "POST"]),
         Route("/version", guarded(operations.version), methods=["GET"]),

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from facet.engine.messages import NewTokens
 from facet.prompts import AnswerTokens
 from facet.request import Request
+from facet.server.call_timer import CallTimer, Observers
 from facet.server.dialect import Dialect
 from facet.server.engine_bridge import EngineCall
 from facet.server.errors import Fault, HttpError
 from facet.server.frontend import Frontend, json_response
-from facet.server.metrics import CallTimer
 from facet.server.streaming import ClientGoneError, EventStream, WatchedCall
 
 
@@ -78,7 +78,7 @@ async def carry_out(
     stream: bool,
 ) -> Response:
     """Submit the requests and answer. The engine stops working on them when the client leaves."""
-    timer = make_timer(exchange, requests, frontend, n=n)
+    timer = make_timer(exchange, requests, frontend, http_request, n=n)
     watched = WatchedCall(frontend.bridge.submit(requests), http_request.receive, timer)
     call = watched.call
     try:
@@ -94,14 +94,21 @@ async def carry_out(
     return json_response(exchange.response())
 
 
-def make_timer(exchange: Exchange[AnswerType], requests: Sequence[Request], frontend: Frontend, *, n: int) -> CallTimer:
-    return CallTimer(
-        frontend.metrics,
-        [len(request.prompt_token_ids) for request in requests],
-        n=n,
-        max_tokens=requests[0].sampling.max_tokens,
+def make_timer(
+    exchange: Exchange[AnswerType],
+    requests: Sequence[Request],
+    frontend: Frontend,
+    http_request: HttpRequest,
+    *,
+    n: int,
+) -> CallTimer:
+    observers = Observers(
+        metrics=frontend.metrics,
+        traces=frontend.traces,
+        headers=http_request.headers,
         log_as=exchange.response_id if frontend.config.enable_log_requests else None,
     )
+    return CallTimer(requests, observers, n=n)
 
 
 async def collect(exchange: Exchange[AnswerType], call: EngineCall, timer: CallTimer) -> None:

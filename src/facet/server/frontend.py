@@ -25,6 +25,7 @@ from facet.server.media_desk import MediaDesk
 from facet.server.metrics import Metrics
 from facet.server.served_model import ServedModel
 from facet.server.streaming import ClientGoneError
+from facet.server.traces import Traces
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Frontend:
     metrics: Metrics
     pool: ThreadPoolExecutor
     media: MediaDesk
+    traces: Traces | None = None  # None: nobody wants them
     large_bodies: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
 
     @contextlib.asynccontextmanager

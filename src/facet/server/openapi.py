@@ -46,6 +46,8 @@ _GETS = (
     ("/version", "The server's version"),
     ("/load", "The number of answers running or waiting"),
     ("/metrics", "Prometheus metrics"),
+    ("/server_info", "The server's settings, but for keys and files"),
+    ("/tokenizer_info", "The special tokens and the chat template"),
     ("/engine/live", "The engine at this moment, with a picture of its cache"),
     ("/", "A page to chat with the model, with a view of the engine"),
 )

@@ -19,6 +19,7 @@ from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
 from facet.server.served_model import ServedModel, make_served_model
+from facet.server.traces import check_traces
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +152,8 @@ def check_accepted_flags(config: ServerConfig) -> None:
     if config.tensor_parallel_size != 1:
         raise ConfigError(f"--tensor-parallel-size {config.tensor_parallel_size} is not supported yet. Leave it at 1.")
     parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
+    if config.otlp_traces_endpoint is not None:
+        check_traces(config.otlp_traces_endpoint)
     if not config.enable_chunked_prefill:
         raise ConfigError("--no-enable-chunked-prefill is not possible: every prompt is computed in chunks.")
     for flag, value in (

@@ -7,8 +7,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from facet.errors import EngineError
+from facet.server.call_timer import CallTimer
 from facet.server.engine_bridge import EngineCall
-from facet.server.metrics import CallTimer
 
 
 class ClientGoneError(EngineError):

@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from starlette.requests import Request as HttpRequest
+
 from facet.request import Request
+from facet.server.call_timer import CallTimer
 from facet.server.engine_bridge import EngineCall
 from facet.server.exchange import collect, make_timer
 from facet.server.frontend import Frontend
-from facet.server.metrics import CallTimer
 from facet.server.responses.answers import ResponseExchange
 from facet.server.responses.wire import ResponseObject
 
@@ -27,8 +29,11 @@ class BackgroundResponses:
     def __init__(self) -> None:
         self._running: dict[str, _Running] = {}
 
-    def start(self, exchange: ResponseExchange, requests: Sequence[Request], frontend: Frontend) -> ResponseObject:
-        call, timer = frontend.bridge.submit(requests), make_timer(exchange, requests, frontend, n=1)
+    def start(
+        self, exchange: ResponseExchange, requests: Sequence[Request], frontend: Frontend, http_request: HttpRequest
+    ) -> ResponseObject:
+        timer = make_timer(exchange, requests, frontend, http_request, n=1)
+        call = frontend.bridge.submit(requests)
         task = asyncio.create_task(self._go_on(exchange, call, timer))
         self._running[exchange.response_id] = _Running(exchange, call, timer, task)
         return exchange.snapshot("in_progress")

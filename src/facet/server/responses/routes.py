@@ -53,7 +53,7 @@ class ResponsesEndpoints:
 
         exchange = ResponseExchange(response_id, fields, prepared, model, keep)
         if fields.background:
-            begun = self._background.start(exchange, prepared.requests, frontend)
+            begun = self._background.start(exchange, prepared.requests, frontend, request)
             self._store.put(owner, begun, conversation.messages)
             return json_response(begun)
         return await carry_out(exchange, prepared.requests, frontend, request, n=1, stream=bool(fields.stream))
