@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -78,6 +79,11 @@ class Browser:
 
     def type(self, selector: str, text: str) -> None:
         self.command("POST", f"/element/{self._element(selector)}/value", {"text": text})
+
+    def upload(self, selector: str, *paths: Path) -> None:
+        """Chooses files in a field for them, which the page may hide behind a button."""
+        field = self._reference("/element", "POST", {"using": "css selector", "value": selector})
+        self.command("POST", f"/element/{field}/value", {"text": "\n".join(str(path) for path in paths)})
 
     def press(self, keys: str) -> None:
         """Sends keys to the element that has the focus."""

@@ -61,6 +61,30 @@ def test_pictures_reach_the_engine_as_spans(served: tuple[RunningServer, Scripte
     assert engine.submitted[1].media == request.media
 
 
+def test_what_pictures_cost_can_be_asked_before(served: tuple[RunningServer, ScriptedEngine]) -> None:
+    server, engine = served
+    engine.submitted.clear()
+    body = {
+        "messages": [{"role": "user", "content": ["one", picture("png", detail="low"), "two", picture("jpeg")]}],
+        "mm_processor_kwargs": {"max_soft_tokens": 140},
+    }
+    counted = server.post("/tokenize", body).json()
+    assert counted["media"] == [{"kind": "image", "num_tokens": 63}, {"kind": "image", "num_tokens": 126}]
+    assert not engine.submitted
+    assert server.post(CHAT, {**body, "max_tokens": 4}).status_code == 200
+    assert tuple(counted["tokens"]) == engine.submitted[0].prompt_token_ids
+    refused = server.post("/tokenize", {"messages": [{"role": "user", "content": [at("data:image/svg+xml,<svg/>")]}]})
+    assert (refused.status_code, "is SVG" in refused.text) == (400, True)
+    assert server.post("/tokenize", {"prompt": "one"}).json()["media"] == []
+
+
+def test_the_page_learns_what_the_model_reads(
+    served: tuple[RunningServer, ScriptedEngine], real_server: RunningServer
+) -> None:
+    assert served[0].get("/engine/live").json()["model"]["media"] == ["image", "audio", "video"]
+    assert real_server.get("/engine/live").json()["model"]["media"] == []
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from facet.chat.formats import find_thought
+from facet.chat.media_parts import MediaParts
 from facet.chat.messages import normalize_messages
 from facet.chat.tool_choice import normalize_tools, template_variables
 from facet.errors import RequestError
@@ -66,28 +67,34 @@ def prepare(
     )
 
 
-def render_messages(
+def tokenize_messages(
     model: AskedModel,
     messages: object,
     *,
     tools: object,
     add_generation_prompt: bool,
+    add_special_tokens: bool,
     chat_template_kwargs: object,
+    media: Sequence[tuple[PreparedMedia, ...]] = (),
     num_contexts: int = 1,
-) -> PromptText:
-    """The text of a conversation, for callers that only want its tokens; refused beyond so many contexts."""
+) -> ExpandedPrompt:
+    """The tokens of a conversation, for callers that ask for nothing else; refused beyond so many contexts."""
     variables = template_variables(
         chat_template_kwargs=chat_template_kwargs, default_chat_template_kwargs=model.template_variables
     )
     limit = model.text_limit(num_contexts=num_contexts)
     limit.check_count(_num_items(messages, tools))
-    return model.require_template().render(
-        normalize_messages(messages),
+    parts = model.media_parts()
+    prompt = model.require_template().render(
+        normalize_messages(messages, parts.take),
         tools=normalize_tools(tools).for_template,
         add_generation_prompt=add_generation_prompt,
         variables=variables,
         limit=limit,
     )
+    limit.check(prompt.text)
+    items = _items(parts, media)
+    return expand(prompt, items, model.media, model.require_tokenizer(), adds_special_tokens=add_special_tokens)
 
 
 def _prepare_chat(
@@ -102,7 +109,7 @@ def _prepare_chat(
         limit.check_count(_num_items(question.messages, question.tools))
     parts = model.media_parts()
     messages = normalize_messages(question.messages, parts.take)
-    items = [Item(part.kind, prepared) for part, prepared in zip(parts.found, media, strict=True)]
+    items = _items(parts, media)
     use = normalize_tools(question.tools, question.tool_choice)
     variables = template_variables(
         reasoning_effort=question.reasoning_effort,
@@ -143,6 +150,10 @@ def _prepare_chat(
         ),
         media=expanded.media,
     )
+
+
+def _items(parts: MediaParts, media: Sequence[tuple[PreparedMedia, ...]]) -> list[Item]:
+    return [Item(part.kind, prepared) for part, prepared in zip(parts.found, media, strict=True)]
 
 
 def _num_items(messages: object, tools: object) -> int:

@@ -33,7 +33,13 @@ def live_response(view: LiveView, model: ServedModel) -> LiveResponse:
     stats, arena = view.stats, view.arena
     return LiveResponse(
         seconds=view.seconds,
-        model=LiveModel(model.name, model.max_model_len, dict(model.asked.sampling_defaults), __version__),
+        model=LiveModel(
+            name=model.name,
+            max_model_len=model.max_model_len,
+            sampling_defaults=dict(model.asked.sampling_defaults),
+            media=list(model.asked.media.kinds),
+            version=__version__,
+        ),
         requests=LiveRequests(stats.num_running, stats.num_waiting, stats.num_preemptions),
         work=LiveWork(
             num_steps=stats.num_steps,

@@ -1,17 +1,22 @@
 """/tokenize, /detokenize and /v1/models: questions about the model that do not run it."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from facet.errors import RequestError
-from facet.prompts.preparing import render_messages
+from facet.prepared_media import PreparedMedia
+from facet.prompts.preparing import tokenize_messages
+from facet.prompts.questions import ChatQuestion
+from facet.sampling_params import SamplingParams
 from facet.server.body import BodyDecoder
 from facet.server.frontend import Frontend, json_response
 from facet.server.protocol.tokenizing import (
     DetokenizeRequest,
     DetokenizeResponse,
+    MediaTokenCount,
     ModelCard,
     ModelList,
     TokenizeRequest,
@@ -32,33 +37,46 @@ class TokenizeEndpoint:
         fields: TokenizeRequest
         async with self._frontend.reading(request, self._decoder) as fields:
             self._frontend.model.check_name(fields.model)
-            return json_response(await self._frontend.in_thread(partial(self._tokenize, fields)))
+            if (fields.prompt is None) == (fields.messages is None):
+                raise RequestError("Send either prompt or messages.", field="prompt")
+            media = await self._frontend.media.read(_question(fields), self._frontend.model.asked)
+            return json_response(await self._frontend.in_thread(partial(self._tokenize, fields, media)))
 
-    def _tokenize(self, fields: TokenizeRequest) -> TokenizeResponse:
+    def _tokenize(self, fields: TokenizeRequest, media: Sequence[tuple[PreparedMedia, ...]]) -> TokenizeResponse:
         model = self._frontend.model
-        tokenizer = model.asked.require_tokenizer()
-        if (fields.prompt is None) == (fields.messages is None):
-            raise RequestError("Send either prompt or messages.", field="prompt")
-        adds_special_tokens = fields.messages is None
-        if fields.add_special_tokens is not None:
-            adds_special_tokens = fields.add_special_tokens
-        if fields.messages is not None:
-            prompt = render_messages(
-                model.asked,
-                fields.messages,
-                tools=fields.tools,
-                add_generation_prompt=fields.add_generation_prompt,
-                chat_template_kwargs=fields.chat_template_kwargs,
-                num_contexts=TOKENIZED_CONTEXTS,
-            )
-        elif fields.split_special_tokens:
-            prompt = PromptText.from_outside(fields.prompt or "")
-        else:
-            prompt = PromptText(fields.prompt or "")
-        model.asked.text_limit(num_contexts=TOKENIZED_CONTEXTS).check(prompt.text)
-        ids = tokenizer.encode_prompt(prompt, add_special_tokens=adds_special_tokens)
-        strings = [tokenizer.id_to_token(token_id) or "" for token_id in ids] if fields.return_token_strs else None
-        return TokenizeResponse(len(ids), model.max_model_len, ids, strings)
+        ids = self._message_tokens(fields, media) if fields.prompt is None else self._prompt_tokens(fields)
+        strings = None
+        if fields.return_token_strs:
+            tokenizer = model.asked.require_tokenizer()
+            strings = [tokenizer.id_to_token(token_id) or "" for token_id in ids]
+        counts = [MediaTokenCount(item[0].kind, sum(each.num_tokens for each in item)) for item in media]
+        return TokenizeResponse(len(ids), model.max_model_len, list(ids), strings, counts)
+
+    def _message_tokens(self, fields: TokenizeRequest, media: Sequence[tuple[PreparedMedia, ...]]) -> Sequence[int]:
+        return tokenize_messages(
+            self._frontend.model.asked,
+            fields.messages,
+            tools=fields.tools,
+            add_generation_prompt=fields.add_generation_prompt,
+            add_special_tokens=bool(fields.add_special_tokens),
+            chat_template_kwargs=fields.chat_template_kwargs,
+            media=media,
+            num_contexts=TOKENIZED_CONTEXTS,
+        ).token_ids
+
+    def _prompt_tokens(self, fields: TokenizeRequest) -> Sequence[int]:
+        asked, text = self._frontend.model.asked, fields.prompt or ""
+        tokenizer = asked.require_tokenizer()
+        asked.text_limit(num_contexts=TOKENIZED_CONTEXTS).check(text)
+        prompt = PromptText.from_outside(text) if fields.split_special_tokens else PromptText(text)
+        return tokenizer.encode_prompt(prompt, add_special_tokens=fields.add_special_tokens is not False)
+
+
+def _question(fields: TokenizeRequest) -> ChatQuestion:
+    """As far as media are concerned."""
+    return ChatQuestion(
+        messages=fields.messages, sampling=SamplingParams(), mm_processor_kwargs=fields.mm_processor_kwargs
+    )
 
 
 class DetokenizeEndpoint:

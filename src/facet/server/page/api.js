@@ -1,5 +1,6 @@
 // The client of the server's API: the API key, error messages, and streamed answers. Knows no element of the page.
 
+import { encodeBody } from "./request_body.js";
 import { read, write } from "./storage.js";
 
 const KEY_NAME = "facet.key";
@@ -41,18 +42,31 @@ async function failure(response) {
   return new ServerError(detail.message ?? `The server answered ${response.status}.`, response.status);
 }
 
+async function post(path, body, signal) {
+  let encoded;
+  try {
+    encoded = await encodeBody(body);
+  } catch {
+    throw new ServerError("A file cannot be read any more. Was it moved or changed?", 0);
+  }
+  const headers = { "content-type": "application/json" };
+  return await send(path, { method: "POST", headers, body: encoded, signal });
+}
+
 export async function liveView() {
   return (await send("engine/live")).json();
 }
 
+// The soft tokens of a picture, sound or video, given as a part of a message.
+export async function countTokens(part) {
+  const answer = await (await post("tokenize", { messages: [{ role: "user", content: [part] }] })).json();
+  return answer.media[0].num_tokens;
+}
+
 // Calls onChunk with each event of a streamed chat completion.
 export async function streamChat(body, onChunk, signal) {
-  const response = await send("v1/chat/completions", {
-    method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
-    signal,
-  });
+  const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
+  const response = await post("v1/chat/completions", streamed, signal);
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

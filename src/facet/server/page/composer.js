@@ -1,10 +1,12 @@
 // The field in which the user writes: a new message, or another version of an earlier one.
 
 import { byId } from "./elements.js";
+import { Tray } from "./tray.js";
 
 export class Composer {
   constructor({ onSend }) {
     this.field = byId("message");
+    this.tray = new Tray({ onNotice: (text) => this.notice(text) });
     this.editing = null; // the message that the next one replaces, with all that followed it
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
@@ -28,6 +30,14 @@ export class Composer {
     return this.field.value.trim();
   }
 
+  get attachments() {
+    return this.tray.attachments;
+  }
+
+  get isEmpty() {
+    return !this.text && !this.attachments.length;
+  }
+
   fill(text) {
     this.field.value = text;
     this.fitHeight();
@@ -36,11 +46,13 @@ export class Composer {
   // After a message was taken from it.
   clear() {
     this.fill("");
+    this.tray.fill();
     this.setEditing(null);
   }
 
   edit(view) {
     this.fill(view.text);
+    this.tray.fill(view.attachments);
     this.setEditing(view);
     this.field.focus();
   }

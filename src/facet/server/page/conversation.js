@@ -11,7 +11,7 @@ export class Conversation {
     this.views = []; // one for each message; those of results, which are shown in their call's card, have no element
     this.onRetry = onRetry;
     this.onResults = onResults;
-    this.onEdit = onEdit;
+    this.userHooks = { onEdit };
   }
 
   get isEmpty() {
@@ -43,7 +43,7 @@ export class Conversation {
   show(messages) {
     this.clear();
     for (const [at, message] of messages.entries()) {
-      if (message.role === "user") this.addUser(message.content);
+      if (message.role === "user") this.add(UserMessage.restore(message, this.userHooks));
       else if (message.role === "assistant") this.addAnswer(message);
       else if (messages[at - 1]?.role !== "tool") this.addKeptResults(messages.slice(at));
     }
@@ -52,8 +52,8 @@ export class Conversation {
     else if (last) this.addError("The answer was interrupted.");
   }
 
-  addUser(text) {
-    this.add(new UserMessage(text, { onEdit: (view) => this.onEdit(view) }));
+  addUser(text, attachments) {
+    this.add(new UserMessage(text, attachments, this.userHooks));
   }
 
   addResults(results) {

@@ -73,7 +73,7 @@ function setAsking(controller) {
 }
 
 function send() {
-  if (!composer.text || !mayAsk()) return;
+  if (composer.isEmpty || !mayAsk()) return;
   if (conversation.waiting && !composer.editing) {
     composer.notice(
       "The model is waiting for a tool result. Type it into the card above and send it, or start a new chat.",
@@ -82,7 +82,7 @@ function send() {
     return;
   }
   if (composer.editing) conversation.cutFrom(composer.editing);
-  conversation.addUser(composer.text);
+  conversation.addUser(composer.text, composer.attachments);
   composer.clear();
   ask();
 }
@@ -180,6 +180,7 @@ function showModel(answer) {
   byId("version").textContent = answer.model.version;
   byId("state").dataset.state = answer.requests.num_running ? "busy" : "ready";
   settings.showDefaults(answer.model.sampling_defaults);
+  composer.tray.setKinds(answer.model.media);
 }
 
 function showFailure(error) {

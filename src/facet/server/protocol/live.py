@@ -11,6 +11,7 @@ class LiveModel(msgspec.Struct):
     name: str
     max_model_len: int
     sampling_defaults: dict[str, Any]
+    media: list[str]  # what it reads besides text: "image", "audio", "video"
     version: str
 
 

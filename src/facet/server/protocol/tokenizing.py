@@ -18,14 +18,21 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     split_special_tokens: bool = False
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
+
+
+class MediaTokenCount(msgspec.Struct):
+    kind: str  # "image", "audio" or "video"
+    num_tokens: int  # soft tokens, all frames and crops together
 
 
 class TokenizeResponse(msgspec.Struct):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: list[str] | None = None
+    token_strs: list[str] | None
+    media: list[MediaTokenCount]  # one for each picture, sound and video in the messages, in their order
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
