@@ -20,6 +20,7 @@ from facet.kv_layout import KVGroup, KVLayout
 from facet.model_spec import AttentionKind
 from facet.request import Request
 from facet.sampling_params import SamplingParams
+from facet.scheduler.encoding import EncoderBooks
 from facet.scheduler.limits import Limits
 from facet.scheduler.plan import plan_step
 from facet.scheduler.scheduler import Scheduler
@@ -90,7 +91,7 @@ def measure(scheduler: Scheduler, num_steps: int) -> tuple[dict[str, float], flo
         clock = [time.perf_counter()]
         queues_view, cache_view = queues.view(), cache.view()
         clock.append(time.perf_counter())
-        schedule = plan_step(queues_view, cache_view, limits)
+        schedule = plan_step(queues_view, cache_view, EncoderBooks(0), limits)
         clock.append(time.perf_counter())
         plan = cache.commit(schedule)
         clock.append(time.perf_counter())

@@ -6,7 +6,8 @@ since the plan before it. A runner applies a plan in this order:
 
     1. forget `released_seats`       3. fill `freed_blocks` with NaN (debug only)
     2. set up `admissions`           4. run `page_copies`
-                                     5. write `new_blocks` into block tables, then compute
+                                     5. write `new_blocks` into block tables
+                                     6. let towers do what `media` says, then compute
 
 Entry i of a group's block table always covers tokens [i * tokens_per_block, (i + 1) * tokens_per_block). Entries in
 front of a sliding window keep whatever they last held and are never read again.
@@ -14,7 +15,8 @@ front of a sliding window keep whatever they last held and are never read again.
 Knows neither tensors nor how a plan was decided.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +65,18 @@ class NewBlocks:
         return len(self.seats)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderWork:
+    """What a step changes in the cache of rows that towers made of media, by content key."""
+
+    forgotten: tuple[str, ...] = ()  # before anything is encoded
+    encoded: tuple[str, ...] = ()
+    used: Mapping[str, int] = field(default_factory=dict)  # what rows of the step are of, with the rows of all of it
+
+
+NO_ENCODER_WORK = EncoderWork()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepPlan:
     """Everything the runner must know to run one step.
@@ -90,6 +104,7 @@ class StepPlan:
     num_logit_rows: NDArray[np.int32]  # of its scheduled tokens, the last so many want logits: 0, 1 + num_drafts or all
 
     draft_token_ids: NDArray[np.int64]  # of all entries, one after the other
+    media: EncoderWork = NO_ENCODER_WORK
 
     @property
     def num_tokens(self) -> int:

@@ -16,6 +16,7 @@ from facet.media_span import MediaKind
 from facet.model.gemma import Gemma
 from facet.progress import Silent
 from facet.request import FinishReason, Request
+from facet.runner.memory import EncoderCapacity
 from facet.runner.runner import NO_TOWERS, Runner
 from facet.sampling_params import SamplingParams
 from facet.scheduler.drafting import Draftable, Drafter
@@ -45,7 +46,8 @@ def make_engine(
     kv_dtype: str = "auto",
     drafter: Drafter | None = None,
     towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
-    max_num_cached_rows: int = 512,
+    num_encoder_rows: int = 512,
+    max_num_encoded_rows: int = 64,
 ) -> Engine:
     settings = EngineSettings(
         layout=kv_layout(model, kv_dtype, min_tokens_per_block=min_tokens_per_block),
@@ -59,6 +61,8 @@ def make_engine(
         poison_freed_blocks=True,
         graph_sizes=graph_sizes,
         piece_sizes=piece_sizes,
+        encoder=EncoderCapacity(num_rows=num_encoder_rows, num_bytes=0) if towers else None,
+        max_num_encoded_rows=max_num_encoded_rows,
     )
     arena = KVArena(settings.layout, num_blocks, model.placement.device)
     arena.poison(torch.arange(num_blocks, device=model.placement.device))  # what nobody wrote must not be read either
@@ -72,7 +76,7 @@ def make_engine(
         graph_sizes=graph_sizes,
         piece_sizes=piece_sizes,
         towers=towers,
-        max_num_cached_rows=max_num_cached_rows,
+        num_encoder_rows=num_encoder_rows,
     )
     runner.compile_kernels(Silent())
     runner.capture_graphs(Silent())

@@ -143,9 +143,9 @@ def test_cuts_and_company_change_nothing(name: str, setting: str, tiny_model: Ti
         solo |= run(engine_of(loaded, enable_prefix_caching=False), [alone(request)])
     longest = max(span.length for request in requests for span in request.media)
     settings: dict[str, Any] = {
-        "chunks": {"max_num_batched_tokens": longest, "max_num_seqs": 4},
+        "chunks": {"max_num_batched_tokens": longest, "max_num_seqs": 4, "max_num_encoded_rows": 1},
         "captured": {"graph_sizes": (1, 4, 64), "piece_sizes": (16, 64, 512)},
-        "little memory": {"num_blocks": little_memory(loaded.model, requests), "max_num_cached_rows": 1},
+        "little memory": {"num_blocks": little_memory(loaded.model, requests), "num_encoder_rows": longest},
     }[setting]
     engine = engine_of(loaded, **settings)
     answers = run(engine, requests, cancel_after={} if setting == "little memory" else {"3": 1})

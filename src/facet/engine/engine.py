@@ -82,6 +82,8 @@ class Engine:
                 max_num_seqs=settings.max_num_seqs,
                 max_model_len=settings.max_model_len,
                 max_num_drafts=0 if drafter is None else drafter.max_num_drafts,
+                max_num_encoded_rows=settings.max_num_encoded_rows,
+                num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
             ),
         )
         self._drafter = drafter
@@ -246,7 +248,7 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
             graph_sizes=settings.graph_sizes,
             piece_sizes=settings.piece_sizes,
             towers=loaded.towers,
-            max_num_cached_rows=settings.num_encoder_rows,
+            num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
         )
         runner.compile_kernels(progress)
         graphs_taken = runner.capture_graphs(progress)

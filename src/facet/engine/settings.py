@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +20,15 @@ from facet.model.loader import dtype_of_config, resolve_dtype
 from facet.model_spec import ModelSpec
 from facet.runner.graphs import default_sizes
 from facet.runner.measuring import cpu_cache_bytes, measure_gpu_memory
-from facet.runner.memory import GpuMemory, StepShape, divide_memory
+from facet.runner.memory import (
+    MAX_ENCODED_ROWS,
+    EncoderCapacity,
+    GpuMemory,
+    StepShape,
+    TowerShape,
+    divide_memory,
+    tower_shape,
+)
 from facet.runner.pieces import sizes_up_to
 from facet.runner.runner import NO_TOWERS
 
@@ -57,7 +64,8 @@ class EngineSettings:
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
     piece_sizes: tuple[int, ...] = ()  # of steps with longer runs; empty: their lower layers are not captured
     num_threads: int | None = None  # None: on a GPU, or as torch was told
-    num_encoder_rows: int = 0  # of media, that are cached
+    encoder: EncoderCapacity | None = None  # None: the model has no towers
+    max_num_encoded_rows: int = MAX_ENCODED_ROWS  # by towers, in one step
     gpu_memory: GpuMemory | None = None  # None: on a CPU, or the cache was given its size
 
     @property
@@ -76,6 +84,7 @@ class EngineSettings:
             *self.weight_lines,
             *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
             *self.capacity.lines(),
+            *(() if self.encoder is None else (self.encoder.line(),)),
             *([WIDENED] * self.is_widened),
             *([] if self.num_threads is None else [_threads_line(self.num_threads)]),
             *(["Batch-invariant: answers do not depend on other requests."] * self.is_batch_invariant),
@@ -104,7 +113,7 @@ def resolve(
         max_model_len=model.num_positions,
         is_batch_invariant=model.placement.is_batch_invariant,
         on_gpu=on_gpu,
-        values_per_tower_row=max(map(_values_per_row, towers.values()), default=0),
+        towers=tower_shape(towers),
     )
     num_bytes, gpu_memory = config.kv_cache_memory_bytes, None
     if num_bytes is None and on_gpu:
@@ -147,15 +156,9 @@ def resolve(
         num_threads=(
             None if on_gpu or are_threads_given() else choose_num_threads(_weight_bytes(model), usable_cores())
         ),
-        num_encoder_rows=shape.num_encoder_rows,
+        encoder=shape.encoder,
         gpu_memory=gpu_memory,
     )
-
-
-def _values_per_row(tower: nn.Module) -> int:
-    spec: Any = tower.spec
-    values: int = spec.values_per_row
-    return values
 
 
 def _weight_bytes(model: Gemma) -> int:
@@ -197,7 +200,7 @@ def shape_steps(
     max_model_len: int,
     is_batch_invariant: bool,
     on_gpu: bool,
-    values_per_tower_row: int = 0,
+    towers: TowerShape | None = None,
 ) -> StepShape:
     """What the flags say about steps. `spec` and `layout` are of one GPU's share, `vocab_size` of the whole model."""
     max_num_batched_tokens = config.max_num_batched_tokens or (GPU_BATCHED_TOKENS if on_gpu else CPU_BATCHED_TOKENS)
@@ -212,7 +215,7 @@ def shape_steps(
         graph_sizes=resolve_graph_sizes(config) if on_gpu else (),
         piece_sizes=resolve_piece_sizes(config, max_num_batched_tokens) if on_gpu else (),
         is_batch_invariant=is_batch_invariant,
-        values_per_tower_row=values_per_tower_row,
+        towers=towers,
     )
 
 

@@ -121,6 +121,7 @@ class KVCacheManager:
             samples=entries.samples,
             num_logit_rows=entries.num_logit_rows.astype(np.int32),
             draft_token_ids=schedule.draft_token_ids,
+            media=schedule.media,
         )
 
     def release(self, seat: int, *, num_computed: int, is_sound: bool = True) -> None:

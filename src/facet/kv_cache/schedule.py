@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import PrefixHit
 from facet.request import Request
+from facet.step import NO_ENCODER_WORK, EncoderWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,6 +58,7 @@ class Schedule:
     # The seats that go on running, scheduled or not: their windows stand at `running_computed` now.
     running_seats: NDArray[np.int64]
     running_computed: NDArray[np.int64]
+    media: EncoderWork = NO_ENCODER_WORK
 
     @property
     def is_empty(self) -> bool:

@@ -1,37 +1,46 @@
-"""Keeps the rows that towers made of media, by content: a second question about a picture runs no tower."""
+"""Keeps the rows that towers made of media, by content: a second question about a picture runs no tower.
 
-from collections.abc import Set
+All the memory is taken at the start. Which contents are kept is decided by the scheduler (`scheduler/encoding.py`).
+"""
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from facet.layers.placement import Placement
+from facet.transfer import arrays_on_device
+
+Places = NDArray[np.int64]
 
 
 class EncoderCache:
-    """Up to `max_num_rows` rows. What was not used for the longest time goes first, but never what is still needed:
-    for that the cache grows beyond its size, for as long as it must."""
+    """Up to `num_rows` rows; those of a content lie wherever there was room."""
 
-    def __init__(self, max_num_rows: int) -> None:
-        self._max_num_rows = max_num_rows
-        self._rows: dict[str, Tensor] = {}  # the least recently used first
-        self.num_rows = 0
+    def __init__(self, num_rows: int, width: int, placement: Placement) -> None:
+        self._memory = torch.empty(num_rows, width, dtype=placement.dtype, device=placement.device)
+        self._free = np.arange(num_rows)
+        self._places: dict[str, Places] = {}
 
     def __contains__(self, content_key: str) -> bool:
-        return content_key in self._rows
+        return content_key in self._places
 
-    def use(self, content_key: str) -> Tensor:
-        """[num_rows, hidden]"""
-        rows = self._rows[content_key] = self._rows.pop(content_key)
-        return rows
+    def places(self, content_key: str) -> Places:
+        """Where the rows of a content are, in order."""
+        return self._places[content_key]
+
+    def read(self, places: Places) -> Tensor:
+        """[num_places, width]"""
+        (chosen,) = arrays_on_device((places,), self._memory.device)
+        return self._memory[chosen]
 
     def add(self, content_key: str, rows: Tensor) -> None:
-        assert content_key not in self._rows, "content is encoded once"
-        self._rows[content_key] = rows
-        self.num_rows += len(rows)
+        assert content_key not in self._places, "content is encoded once"
+        assert len(rows) <= len(self._free), "there is room for what a plan encodes"
+        places, self._free = np.split(self._free, [len(rows)])
+        self._places[content_key] = places
+        (chosen,) = arrays_on_device((places,), self._memory.device)
+        self._memory[chosen] = rows
 
-    def trim(self, needed: Set[str]) -> None:
-        """Forget what is too much, except for content that is `needed`."""
-        if self.num_rows <= self._max_num_rows:
-            return
-        for key in [key for key in self._rows if key not in needed]:
-            self.num_rows -= len(self._rows.pop(key))
-            if self.num_rows <= self._max_num_rows:
-                return
+    def forget(self, content_key: str) -> None:
+        self._free = np.append(self._places.pop(content_key), self._free)

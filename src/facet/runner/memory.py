@@ -4,21 +4,62 @@
 weights and activations (`measuring.py`), a plan counts the weights and estimates the activations.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
 
 from facet.errors import CapacityError
 from facet.kernels.paged_attention.invariant.plan import PARTIALS_LIMIT
 from facet.kernels.paged_attention.prefill.plan import max_scratch_bytes
 from facet.kv_layout import KVLayout
 from facet.layers.attention import heads_of
+from facet.media_span import MediaKind
 from facet.model_spec import ModelSpec
-from facet.runner.media_inputs import MAX_ROWS_PER_CALL
+from facet.runner.media_inputs import num_table_rows
 from facet.sampling import max_device_bytes
 
 # Allowed for what a driver keeps of one captured half of a decode step, beside the tensors.
 BYTES_PER_GRAPH = 8 << 20
 # The same for a piece of a step, which is one layer rather than half of them.
 BYTES_PER_PIECE = 256 << 10
+
+# That towers make in one step, unless a single item has more: as many as Gemma 4's finest pictures have.
+MAX_ENCODED_ROWS = 1120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerShape:
+    """The towers of a model, as far as their memory depends on it."""
+
+    values_per_row: int  # what the largest of them holds at once for every row it makes
+    num_table_rows: int  # embeddings of tokens, which are cached beside the rows of media
+
+
+def tower_shape(towers: Mapping[MediaKind, nn.Module]) -> TowerShape | None:
+    """None: there are none."""
+    if not towers:
+        return None
+    specs: list[Any] = [tower.spec for tower in towers.values()]
+    return TowerShape(
+        values_per_row=max(spec.values_per_row for spec in specs), num_table_rows=num_table_rows(towers)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderCapacity:
+    """The cache of rows that towers made."""
+
+    num_rows: int  # of media
+    num_bytes: int  # of these, and of the embeddings that towers have
+
+    def line(self) -> str:
+        """Printed at start-up."""
+        return (
+            f"Encoder cache: {self.num_bytes / 2**30:.2f} GiB, {self.num_rows} rows of media; a step encodes up to "
+            f"{MAX_ENCODED_ROWS} of them, or one item."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +76,16 @@ class StepShape:
     graph_sizes: tuple[int, ...]
     piece_sizes: tuple[int, ...]
     is_batch_invariant: bool
-    values_per_tower_row: int = 0  # what a tower holds at once for every row it makes; 0: there is none
+    towers: TowerShape | None = None
 
     @property
-    def num_encoder_rows(self) -> int:
-        """How many rows of media are cached: twice what a step can take in."""
-        return 2 * self.max_num_batched_tokens if self.values_per_tower_row else 0
+    def encoder(self) -> EncoderCapacity | None:
+        """Of media, twice what a step can take in."""
+        if self.towers is None:
+            return None
+        num_rows = 2 * self.max_num_batched_tokens
+        row_bytes = self.spec.hidden_size * self.value_bytes
+        return EncoderCapacity(num_rows=num_rows, num_bytes=(num_rows + self.towers.num_table_rows) * row_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +98,8 @@ class GpuMemory:
     graphs: int  # set aside for them before the cache takes the rest
     sampling: int  # the most that requests' settings can make it take
     cache: int
-    media: int = 0  # rows that are cached, and the most a tower takes for a moment
+    encoder_cache: int = 0
+    towers: int = 0  # the most that one takes for a moment
     graphs_taken: int | None = None  # measured once they are captured
 
     def line(self) -> str:
@@ -61,10 +107,11 @@ class GpuMemory:
             return f"{num_bytes / 2**30:.2f}"
 
         taken = "" if self.graphs_taken is None else f" ({gib(self.graphs_taken)} taken)"
+        media = f"towers {gib(self.towers)}, encoder cache {gib(self.encoder_cache)}, " if self.towers else ""
         return (
             f"GPU memory, of {gib(self.total)} GiB: weights {gib(self.weights)}, activations {gib(self.activations)}, "
             f"graphs {gib(self.graphs)}{taken}, sampling {gib(self.sampling)}, "
-            f"{f'media {gib(self.media)}, ' if self.media else ''}KV cache {gib(self.cache)}; the rest stays free."
+            f"{media}KV cache {gib(self.cache)}; the rest stays free."
         )
 
 
@@ -83,8 +130,9 @@ def divide_memory(shape: StepShape, *, total: int, usable: int, weights: int, ac
     sampling = max_device_bytes(
         num_seats=shape.max_num_seqs, vocab_size=shape.vocab_size, context_len=shape.max_model_len
     )
-    media = media_bytes(shape)
-    beside_weights = activations + scratch + graphs + sampling + media
+    encoder_cache = 0 if shape.encoder is None else shape.encoder.num_bytes
+    towers = tower_bytes(shape)
+    beside_weights = activations + scratch + graphs + sampling + encoder_cache + towers
     cache = usable - weights - beside_weights
     if cache <= 0:
         raise CapacityError(
@@ -100,14 +148,14 @@ def divide_memory(shape: StepShape, *, total: int, usable: int, weights: int, ac
         graphs=graphs,
         sampling=sampling,
         cache=cache,
-        media=media,
+        encoder_cache=encoder_cache,
+        towers=towers,
     )
 
 
-def media_bytes(shape: StepShape) -> int:
-    """What towers take besides their weights: the rows they made, and those they are at."""
-    cached = shape.num_encoder_rows * shape.spec.hidden_size
-    return (cached + MAX_ROWS_PER_CALL * shape.values_per_tower_row) * shape.value_bytes
+def tower_bytes(shape: StepShape) -> int:
+    """What towers take for a moment: counted from shapes, about, by an engine too."""
+    return 0 if shape.towers is None else MAX_ENCODED_ROWS * shape.towers.values_per_row * shape.value_bytes
 
 
 def scratch_bytes(shape: StepShape) -> int:

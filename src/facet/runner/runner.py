@@ -72,9 +72,9 @@ class Runner:
         graph_sizes: Sequence[int] = (),
         piece_sizes: Sequence[int] = (),
         towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
-        max_num_cached_rows: int = 0,
+        num_encoder_rows: int = 0,
     ) -> None:
-        """`towers` take the kinds of media that the model has; of what they make, up to so many rows are cached."""
+        """`towers` take the kinds of media that the model has; of what they make, so many rows are kept."""
         self.model = model
         self.arena = arena
         self.counters = WorkCounters()
@@ -83,7 +83,9 @@ class Runner:
             arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device
         )
         self._sampling = StepSampling(model, self._seats)
-        self.media = MediaInputs(towers, self._device, max_num_cached_rows=max_num_cached_rows)
+        self.media = MediaInputs(
+            towers, model.spec.hidden_size, model.placement, num_encoder_rows=num_encoder_rows
+        )
         self._fast_prefill = fast_prefill
         # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.
         # With fast prefill they also skip layers that own no keys, whose output nothing reads either.

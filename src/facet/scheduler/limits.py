@@ -15,6 +15,8 @@ class Limits:
     max_num_seqs: int  # requests that run at once
     max_model_len: int  # prompt and output of one request
     max_num_drafts: int = 0  # of one request in one step; out of the budget of max_num_batched_tokens
+    max_num_encoded_rows: int = 0  # that towers make in one step, unless a single item has more
+    num_encoder_rows: int = 0  # of media, that the runner keeps
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
@@ -48,6 +50,14 @@ def check_request(request: Request, limits: Limits, layout: KVLayout, num_blocks
             f"The request may grow to {need.num_tokens + 1} tokens and then needs {need.num_blocks} cache blocks, but "
             f"there are {need.num_blocks_available}, enough for {longest_request(layout, num_blocks)} tokens. Shorten "
             "the prompt, lower max_tokens, or give the cache more memory."
+        )
+    largest = max((content.num_tokens for content in request.contents), default=0)
+    if largest > limits.num_encoder_rows:
+        raise RequestError(
+            f"The request has media of {largest} tokens, but the encoder cache has room for {limits.num_encoder_rows}. "
+            "Send something shorter or smaller, or start the server with --max-num-batched-tokens "
+            f"{-(-largest // 2)}, which enlarges the cache.",
+            field="media",
         )
     if spans := uncuttable(request.media):
         num_at_once = longest_length(spans)

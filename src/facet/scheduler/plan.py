@@ -13,7 +13,7 @@ Drafts come second: they get what is left of the budget in 1, before anyone is a
 anyone gives way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from facet.kv_cache.schedule import Entries, Schedule
 from facet.kv_cache.view import CacheView
 from facet.media_span import MediaSpan, largest_chunk, least_chunk
 from facet.scheduler.admission import Turn, admit
+from facet.scheduler.encoding import EncoderBooks, SpanRows, StepEncoding
 from facet.scheduler.drafting import NO_DRAFTS, Drafts, allot_drafts, draft_token_ids
 from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
@@ -31,12 +32,19 @@ Counts = NDArray[np.int64]
 NO_TOKENS: Counts = np.zeros(0, np.int64)
 
 
-def plan_step(queues: QueuesView, cache: CacheView, limits: Limits, drafts: Drafts = NO_DRAFTS) -> Schedule:
+def plan_step(
+    queues: QueuesView, cache: CacheView, books: EncoderBooks, limits: Limits, drafts: Drafts = NO_DRAFTS
+) -> Schedule:
     seats, running = queues.order, queues.seats
     num_computed = running.num_computed[seats]
     wanted, budget = tokens_wanted(running, seats, limits), limits.max_num_batched_tokens
-    if running.uncuttable:
-        num_scheduled, budget = share_budget_uncut(wanted, budget, seats, running)
+    encoding = StepEncoding(
+        books,
+        (SpanRows(spans, int(running.num_computed[seat]), 0) for seat, spans in running.encoded.items()),
+        max_num_encoded_rows=limits.max_num_encoded_rows,
+    )
+    if running.uncuttable or running.encoded:
+        num_scheduled, budget = share_budget_around_media(wanted, budget, seats, running, encoding)
     else:
         num_scheduled, budget = share_budget(wanted, budget)
     num_drafts = np.zeros_like(num_scheduled)
@@ -56,7 +64,7 @@ def plan_step(queues: QueuesView, cache: CacheView, limits: Limits, drafts: Draf
     if num_left < 0:
         num_scheduled, num_kept = make_do(seats, num_computed, num_scheduled, num_new, cache, running.uncuttable)
     elif queues.waiting:
-        turns = admit(queues, cache, limits, num_scheduled, budget, num_left)
+        turns = admit(queues, cache, limits, encoding, num_scheduled, budget, num_left)
 
     preempted = tuple(seats[num_kept:].tolist())
     seats, num_computed = seats[:num_kept], num_computed[:num_kept]
@@ -70,6 +78,7 @@ def plan_step(queues: QueuesView, cache: CacheView, limits: Limits, drafts: Draf
         draft_token_ids=draft_token_ids(entries.request_numbers, entries.num_drafts, drafts) if drafts else NO_TOKENS,
         running_seats=seats,
         running_computed=num_computed,
+        media=encoding.work(_span_rows(running, entries, turns)),
     )
 
 
@@ -103,18 +112,27 @@ def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
     return shared + wants_one, budget - int(shared.sum())
 
 
-def share_budget_uncut(wanted: Counts, budget: int, seats: Counts, running: RunningSeats) -> tuple[Counts, int]:
-    """As `share_budget`, where some prompts have media that attend both ways, which no chunk may cut.
+def share_budget_around_media(
+    wanted: Counts, budget: int, seats: Counts, running: RunningSeats, encoding: StepEncoding
+) -> tuple[Counts, int]:
+    """As `share_budget`, where some prompts have media: chunks end before those that towers cannot encode yet, and
+    never inside those that attend both ways.
 
     A span that does not fit into what is left waits for a step in which it is further in front; the whole budget has
     room for it, or its request would have been refused.
     """
     num_scheduled, left = wanted.copy(), budget
-    for index in np.flatnonzero(wanted > 1).tolist():
+    for index in np.flatnonzero(wanted).tolist():
         seat = int(seats[index])
-        spans, start = running.uncuttable.get(seat, ()), int(running.num_computed[seat])
-        num_scheduled[index] = largest_chunk(spans, start, min(int(wanted[index]), left))
-        left -= int(num_scheduled[index])
+        encoded = running.encoded.get(seat, ())
+        if wanted[index] == 1 and not encoded:
+            continue
+        start = int(running.num_computed[seat])
+        most = min(int(wanted[index]), left) if wanted[index] > 1 else 1
+        count = encoding.largest_chunk(encoded, start, largest_chunk(running.uncuttable.get(seat, ()), start, most))
+        encoding.take(SpanRows(encoded, start, count))
+        num_scheduled[index] = count
+        left -= count if wanted[index] > 1 else 0
     return num_scheduled, left
 
 
@@ -155,6 +173,16 @@ def make_do(
             needed = memory.num_new_blocks(seat, computed, int(num_scheduled[index]))
         memory.num_available -= needed
     return num_scheduled, num_kept
+
+
+def _span_rows(running: RunningSeats, entries: Entries, turns: list[Turn]) -> Iterator[SpanRows]:
+    """Of the requests that compute something, those that have media."""
+    encoded = {turn.entrant.seat: turn.encoded for turn in turns if turn.encoded} | running.encoded
+    if encoded:
+        columns = (entries.seats.tolist(), entries.num_computed.tolist(), entries.num_scheduled.tolist())
+        for seat, start, count in zip(*columns, strict=True):
+            if seat in encoded:
+                yield SpanRows(encoded[seat], start, count)
 
 
 def _entries(

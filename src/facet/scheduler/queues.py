@@ -96,6 +96,7 @@ class Queues:
         seats, computed = entries.seats, entries.num_computed + entries.num_scheduled - entries.num_drafts
         self._seats.num_computed[seats] = computed
         self._seats.num_tokens[seats[entries.samples]] += 1
+        self._seats.forget_computed_media()
         until = self._seats.logits_until[seats]
         if until.any():
             self._seats.logits_from[seats] = np.maximum(self._seats.logits_from[seats], np.minimum(computed, until))

@@ -33,6 +33,7 @@ class RequestState:
     num_tokens_before_stop: int = field(init=False)
     max_num_outputs: int = field(init=False)
     uncuttable: tuple[MediaSpan, ...] = field(init=False)  # of the prompt's media, what is computed in one step
+    encoded: tuple[MediaSpan, ...] = field(init=False)  # of the prompt's media, what towers make the rows of
     loop_guard: LoopGuard | None = field(init=False)
     next_check: int = field(init=False)  # shorter outputs neither fill their room nor are looked at by the guard
 
@@ -44,6 +45,7 @@ class RequestState:
         self.num_tokens_before_stop = sampling.min_tokens
         self.max_num_outputs = self.max_num_tokens - len(self.request.prompt_token_ids)
         self.uncuttable = uncuttable(self.request.media)
+        self.encoded = self.request.media if self.request.contents else ()
         self.loop_guard, self.next_check = None, self.max_num_outputs
         if sampling.loop_rule is not None:
             self.loop_guard = LoopGuard(sampling.loop_rule, min_outputs=sampling.min_tokens, phase=self.number)

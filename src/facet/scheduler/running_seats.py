@@ -25,6 +25,7 @@ class RunningSeats:
         self.logits_from = np.zeros(max_num_seqs, np.int64)
         self.logits_until = np.zeros(max_num_seqs, np.int64)
         self.uncuttable: dict[int, tuple[MediaSpan, ...]] = {}  # by seat, of prompts that have such media
+        self.encoded: dict[int, tuple[MediaSpan, ...]] = {}  # the same of media whose rows towers make
 
     def occupy(self, seat: int, state: RequestState, num_computed: int) -> None:
         self.request_number[seat] = state.number
@@ -36,6 +37,8 @@ class RunningSeats:
         self.logits_until[seat] = state.num_logits_wanted
         if state.uncuttable:
             self.uncuttable[seat] = state.uncuttable
+        if state.encoded:
+            self.encoded[seat] = state.encoded
 
     def room_for_drafts(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many drafts may follow the last token of each: none unless it is known and next to be computed.
@@ -52,6 +55,13 @@ class RunningSeats:
         for counts in (self.num_tokens, self.num_known, self.num_computed):
             counts[seat] += count
 
+    def forget_computed_media(self) -> None:
+        """Behind its last span, a prompt is like any other."""
+        for media in (self.uncuttable, self.encoded):
+            for seat in [seat for seat, spans in media.items() if spans[-1].end <= self.num_computed[seat]]:
+                del media[seat]
+
     def vacate(self, seat: int) -> None:
         self.request_number[seat] = NO_REQUEST
         self.uncuttable.pop(seat, None)
+        self.encoded.pop(seat, None)

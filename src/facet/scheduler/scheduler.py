@@ -15,6 +15,7 @@ from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.schedule import Schedule
 from facet.request import Request
 from facet.scheduler.drafting import NO_DRAFTS, Draftable, Drafts
+from facet.scheduler.encoding import EncoderBooks
 from facet.scheduler.limits import Limits, check_request, max_num_tokens
 from facet.scheduler.plan import plan_step
 from facet.scheduler.queues import Ended, Queues
@@ -38,6 +39,7 @@ class Scheduler:
         self.kv_cache = kv_cache
         self.limits = limits
         self.queues = Queues(limits.max_num_seqs)
+        self._encoder = EncoderBooks(limits.num_encoder_rows)
         self._num_submitted = 0
 
     @property
@@ -74,11 +76,12 @@ class Scheduler:
 
     def plan(self, drafts: Drafts = NO_DRAFTS) -> Schedule:
         assert not drafts or self.limits.max_num_drafts > 0, "drafts were not allowed for"
-        return plan_step(self.queues.view(), self.kv_cache.view(), self.limits, drafts)
+        return plan_step(self.queues.view(), self.kv_cache.view(), self._encoder, self.limits, drafts)
 
     def commit(self, schedule: Schedule) -> StepPlan:
         plan = self.kv_cache.commit(schedule)
         self.queues.advance(schedule)
+        self._encoder.commit(schedule.media)
         return plan
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
@@ -108,6 +111,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         self.queues.check_integrity()
+        self._encoder.check_integrity()
         view = self.queues.view()
         seats, running = view.order, view.seats
         is_pending = running.num_tokens[seats] > running.num_known[seats]
