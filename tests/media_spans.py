@@ -1,11 +1,13 @@
 """Made-up media: prompts in which some tokens are placeholders for pictures and sounds."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
 from facet.media_span import MediaKind, MediaSpan
+from facet.prepared_media import PreparedMedia
 
 PLACEHOLDER = 5  # all spans have the same token: what differs is the content alone
 
@@ -25,6 +27,25 @@ def spans_at(*bounds: tuple[int, int], both_ways: bool = True, key: str = "pictu
         )
         for index, (first, end) in enumerate(bounds)
     )
+
+
+def encoded(spans: Sequence[MediaSpan]) -> dict[str, Any]:
+    """The fields of a request whose spans have contents, of which those of different length are different."""
+    named = tuple(
+        replace(span, content_key=f"{span.content_key} {span.length} {span.kind} {span.attends_both_ways}")
+        for span in spans
+    )
+    items = {
+        span.content_key: PreparedMedia(
+            kind=span.kind,
+            content_key=span.content_key,
+            num_tokens=span.length,
+            arrays={},
+            attends_both_ways=span.attends_both_ways,
+        )
+        for span in named
+    }
+    return {"media": named, "contents": tuple(items.values())}
 
 
 def contents(token_ids: Sequence[int], spans: Sequence[MediaSpan]) -> list[Content]:

@@ -130,10 +130,12 @@ def test_every_position_is_that_of_transformers(name: str, tiny_model: TinyModel
         ("gemma4_e2b_mm", "chunks"),
         ("gemma4_e2b_mm", "captured"),
         ("gemma4_31b_mm", "little memory"),
-        ("gemma3_mm", "chunks"),
+        ("gemma3_mm", "captured"),
     ],
 )
-def test_cuts_and_company_change_nothing(name: str, setting: str, tiny_model: TinyModels) -> None:
+def test_cuts_and_company_change_nothing(
+    name: str, setting: str, tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prefixes are found, seats taken away and given back, one request is cancelled."""
     tiny = tiny_model(name)
     loaded = load(tiny)
@@ -148,6 +150,8 @@ def test_cuts_and_company_change_nothing(name: str, setting: str, tiny_model: Ti
         "little memory": {"num_blocks": little_memory(loaded.model, requests), "num_encoder_rows": longest},
     }[setting]
     engine = engine_of(loaded, **settings)
+    if setting == "captured":  # pictures or not: nothing is computed kernel by kernel
+        monkeypatch.setattr(loaded.model, "forward", None)
     answers = run(engine, requests, cancel_after={} if setting == "little memory" else {"3": 1})
     for request in requests:
         ours, expected = answers[request.request_id], solo[request.request_id]

@@ -37,6 +37,8 @@ class FakeRunner:
         max_model_len: int,
         sample: Sampler,
         computes_late: bool = False,
+        num_encoder_rows: int = 0,
+        max_num_encoded_rows: int = 0,
     ) -> None:
         self._layout = layout
         self._sample = sample
@@ -52,6 +54,9 @@ class FakeRunner:
         self._requests: dict[int, Request] = {}
         self._tokens: dict[int, list[int]] = {}
         self._media: dict[int, dict[int, int]] = {}  # by seat and position: what is stored instead of the token
+        self._encoder_rows: dict[str, int] = {}  # by content key
+        self._num_encoder_rows, self._max_num_encoded_rows = num_encoder_rows, max_num_encoded_rows
+        self.encoded: list[tuple[str, ...]] = []  # by every step that encodes something
         self._launched: deque[tuple[StepPlan, StepResult | None]] = deque()
         self._last_step = 0
         self.num_tokens_computed = 0
@@ -88,6 +93,7 @@ class FakeRunner:
             assert block != SCRATCH_BLOCK
             self._tables[group][seat, index] = block
         self._check_shape(plan)
+        self._encode(plan)
         drafts = self._append_drafts(plan)
         entries = list(zip(plan.seats.tolist(), plan.num_computed.tolist(), plan.num_scheduled.tolist(), strict=True))
         for seat, computed, scheduled in entries:
@@ -97,6 +103,22 @@ class FakeRunner:
         self.num_tokens_computed += plan.num_tokens
         self.max_num_requests_in_a_step = max(self.max_num_requests_in_a_step, len(entries))
         return self._sample_all(plan, drafts)
+
+    def _encode(self, plan: StepPlan) -> None:
+        """Every row of media is there when it is computed, and there is room for all that is kept."""
+        for key in plan.media.forgotten:
+            del self._encoder_rows[key]
+        new = {key: plan.media.used[key] for key in plan.media.encoded}
+        assert not new.keys() & self._encoder_rows.keys(), "content is encoded once"
+        assert len(new) <= 1 or sum(new.values()) <= self._max_num_encoded_rows
+        self._encoder_rows |= new
+        assert sum(self._encoder_rows.values()) <= self._num_encoder_rows or not self._encoder_rows
+        for seat, computed, scheduled in zip(plan.seats, plan.num_computed, plan.num_scheduled, strict=True):
+            for span in self._requests[seat].media if self._requests[seat].contents else ():
+                if span.first < computed + scheduled and computed < span.end:
+                    assert self._encoder_rows[span.content_key] == span.length
+        if new:
+            self.encoded.append(plan.media.encoded)
 
     def _set_up_seats(self, plan: StepPlan) -> None:
         for seat in plan.released_seats:

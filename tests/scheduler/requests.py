@@ -86,6 +86,8 @@ def make_engine(
     sample: Sampler = sample,
     checks_integrity: bool = True,
     drafter: Drafter | None = None,
+    num_encoder_rows: int = 0,
+    max_num_encoded_rows: int = 0,
 ) -> FakeEngine:
     manager = KVCacheManager(
         layout,
@@ -100,6 +102,8 @@ def make_engine(
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         max_num_drafts=0 if drafter is None else drafter.max_num_drafts,
+        num_encoder_rows=num_encoder_rows,
+        max_num_encoded_rows=max_num_encoded_rows,
     )
     runner = FakeRunner(
         layout,
@@ -109,6 +113,8 @@ def make_engine(
         max_model_len=max_model_len,
         sample=sample,
         computes_late=not ordered_on_one_stream,
+        num_encoder_rows=num_encoder_rows,
+        max_num_encoded_rows=max_num_encoded_rows,
     )
     if max_in_flight is None:
         max_in_flight = 1 if overlapped else 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from facet.errors import CapacityError, RequestError
 from facet.media_span import MediaSpan
 from tests.kv_cache.layouts import make_layout
-from tests.media_spans import prompt_of, segments, spans_at
+from tests.media_spans import encoded, prompt_of, segments, spans_at
 from tests.scheduler.fake_runner import FakeEngine
 from tests.scheduler.requests import Guesser, alone, continuation, make_engine, make_request
 
@@ -133,6 +133,37 @@ def test_the_second_question_about_a_picture_computes_neither_it_nor_what_stands
     assert engine.num_cached_tokens == {"first": 0, "again": 79, "other": 16}
 
 
+def test_a_step_encodes_so_many_rows_and_a_prompt_is_computed_up_to_what_waits() -> None:
+    """Pictures of 20, 20 and 30 rows, of which a step encodes 45 at most; somebody else's tokens come in every step."""
+    engine = make_engine(
+        LAYOUT, num_blocks=200, num_encoder_rows=60, max_num_encoded_rows=45, enable_prefix_caching=False
+    )
+    engine.submit(make_request("streams", [1], max_tokens=9, ignore_eos=True))
+    engine.step()
+    pictures = spans_at((2, 22), (22, 42), both_ways=False)
+    engine.submit(make_request("two", [2] * 50, max_tokens=1, **encoded(pictures)))
+    engine.submit(make_request("third", [3] * 40, max_tokens=1, **encoded(spans_at((5, 35), key="third"))))
+    num_streamed = len(engine.output_token_ids["streams"])
+    assert sorted(engine.scheduler.plan().entries.num_scheduled.tolist()) == [1, 5, 50]
+    for _ in range(3):
+        engine.step()
+    assert [len(keys) for keys in engine.runner.encoded] == [2, 1]
+    assert len(engine.output_token_ids["streams"]) == num_streamed + 3
+    # The first of the two was forgotten to make room for the third, the second was not.
+    engine.submit(make_request("again", [4] * 50, max_tokens=1, **encoded(pictures)))
+    engine.run()
+    assert engine.runner.encoded[2:] == [(encoded(pictures)["media"][0].content_key,)]
+
+
+def test_media_that_the_encoder_cache_cannot_hold_are_refused() -> None:
+    engine = make_engine(LAYOUT, num_blocks=200, num_encoder_rows=19, max_num_encoded_rows=5)
+    with pytest.raises(RequestError, match=r"media of 20 tokens, but the encoder cache has room for 19\."):
+        engine.submit(make_request("large", [1] * 30, **encoded(spans_at((2, 22)))))
+    engine.submit(make_request("alone", [1] * 30, max_tokens=1, **encoded(spans_at((2, 21)))))
+    engine.run()
+    assert len(engine.runner.encoded) == 1
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_any_spans_budget_memory_and_cache(data: st.DataObject) -> None:
@@ -145,13 +176,16 @@ def test_any_spans_budget_memory_and_cache(data: st.DataObject) -> None:
         max_model_len=MAX_MODEL_LEN,
         overlapped=data.draw(st.booleans()),
         drafter=data.draw(st.sampled_from([None, Guesser(continuation, max_num_drafts=3)])),
+        num_encoder_rows=data.draw(st.integers(20, 60)),
+        max_num_encoded_rows=data.draw(st.integers(1, 40)),
     )
     shared, requests = data.draw(segments()), []
     for index in range(data.draw(st.integers(1, 6))):
         token_ids, media = prompt_of([*shared, *data.draw(segments(max_segments=3))])
         if 0 < len(token_ids) < MAX_MODEL_LEN - 8:
             logprobs = data.draw(st.sampled_from([None, None, 1]))
-            requests.append(make_request(str(index), token_ids, max_tokens=5, media=media, prompt_logprobs=logprobs))
+            fields = data.draw(st.sampled_from([{"media": media}, encoded(media)]))
+            requests.append(make_request(str(index), token_ids, max_tokens=5, prompt_logprobs=logprobs, **fields))
     submitted = []
     for request in requests:
         try:

@@ -54,7 +54,8 @@ class Gemma(nn.Module):
             num_lower = self.spec.num_layers
         elif num_lower is None:
             num_lower = self.spec.last_owning_layer
-        stream = self.lower(batch.token_ids, batch.rows, arena, num_lower, soft=batch.soft)
+        embedded = self.embed(batch.token_ids, batch.soft)
+        stream = self.lower(batch.token_ids, batch.rows, arena, num_lower, embedded=embedded)
         wanted = batch.logit_rows
         if len(wanted) == 0:
             return stream.new_empty(0, self.spec.hidden_size)
@@ -69,15 +70,17 @@ class Gemma(nn.Module):
         num_layers: int,
         attend: Attend | None = None,
         *,
-        soft: SoftRows | None = None,
+        embedded: Tensor | None = None,
     ) -> Tensor:
         """The stream of all rows behind the first `num_layers` layers: [(streams,) rows, hidden].
+
+        `embedded` is what `embed` makes of the rows; None: they are all text.
 
         Where the next layer owns keys, they are stored too: the least that may be done for a row. A caller that sees to
         attention itself passes `attend`; then nothing is planned, and the counts that `rows` has on the host are not
         looked at.
         """
-        embedded = self._embed(token_ids, soft)
+        embedded = self.embed(token_ids) if embedded is None else embedded
         stream = embedded if self.streams is None else self.streams.expand(embedded)
         steps = self._kind_steps(rows, arena, attend or self.attention_of(rows, arena))
         indices = range(num_layers)
@@ -105,7 +108,7 @@ class Gemma(nn.Module):
         """
         if rows is not None:
             layers = range(first_layer, self.spec.num_layers)
-            embedded = self._embed(token_ids, soft)
+            embedded = self.embed(token_ids, soft)
             steps = self._kind_steps(rows, arena, self.attention_of(rows, arena))
             stream = self._run_layers(
                 stream, layers, token_ids, embedded, steps, arena, stored_layer=first_layer
@@ -134,7 +137,8 @@ class Gemma(nn.Module):
             }
         )
 
-    def _embed(self, token_ids: Tensor, soft: SoftRows | None) -> Tensor:
+    def embed(self, token_ids: Tensor, soft: SoftRows | None = None) -> Tensor:
+        """[rows, hidden]; those of media are as towers made them."""
         embedded = self.embedding.look_up(token_ids)
         return embedded if soft is None else embedded.index_copy(0, soft.places, soft.values)
 

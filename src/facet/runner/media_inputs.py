@@ -4,7 +4,7 @@ While a prompt is computed in several steps, its rows stay in the cache; behind 
 media, nothing here does anything.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from facet.layers.placement import Placement
 from facet.media_span import MediaKind, MediaSpan
 from facet.prepared_media import PreparedMedia
+from facet.progress import Progress
 from facet.request import Request
 from facet.runner.encoder_cache import EncoderCache
+from facet.runner.recording import Recorder
+from facet.runner.tower_graphs import TowerGraphs, graphs_of
 from facet.step import Admission, StepPlan
 from facet.transfer import array_on_device
 
@@ -49,7 +52,14 @@ class MediaInputs:
         self._device = placement.device
         self._table_ids = {tower: ids for tower in towers.values() if (ids := table_ids(tower))}
         self._cache = EncoderCache(num_encoder_rows + num_table_rows(towers), width, placement)
+        self._graphs: Mapping[nn.Module, TowerGraphs] = {}
         self._seated: dict[int, _Seated] = {}
+
+    def capture_graphs(self, recorder: Recorder, progress: Progress) -> None:
+        """Of the towers that can be captured; left out, they are computed kernel by kernel."""
+        self._graphs = graphs_of(self.towers)
+        for graphs in self._graphs.values():
+            graphs.capture(recorder, progress)
 
     def admit(self, admission: Admission) -> None:
         self._seated.pop(admission.seat, None)
@@ -108,10 +118,18 @@ class MediaInputs:
                 {name: array_on_device(array.numpy(), self._device) for name, array in content.arrays.items()}
                 for content in chosen
             ]
-            for content, rows in zip(chosen, self.towers[kind](items), strict=True):
-                assert len(rows) == content.num_tokens, f"{content.num_tokens} rows were expected, not {len(rows)}"
-                self._cache.add(content.content_key, rows)
+            for content, rows in zip(chosen, self._rows(self.towers[kind], items), strict=True):
+                assert len(rows) >= content.num_tokens, f"{content.num_tokens} rows were expected, not {len(rows)}"
+                self._cache.add(content.content_key, rows[: content.num_tokens])
         self.num_encoded += len(contents)
+
+    def _rows(self, tower: nn.Module, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
+        """Of each item, with others behind them where it was filled up."""
+        graphs = self._graphs.get(tower)
+        if graphs is not None and len(items) == 1 and (rows := graphs.encode(items[0])) is not None:
+            return (rows,)
+        made: Sequence[Tensor] = tower(items)
+        return made
 
 
 def table_ids(tower: nn.Module) -> range:

@@ -42,9 +42,7 @@ def tower_shape(towers: Mapping[MediaKind, nn.Module]) -> TowerShape | None:
     if not towers:
         return None
     specs: list[Any] = [tower.spec for tower in towers.values()]
-    return TowerShape(
-        values_per_row=max(spec.values_per_row for spec in specs), num_table_rows=num_table_rows(towers)
-    )
+    return TowerShape(values_per_row=max(spec.values_per_row for spec in specs), num_table_rows=num_table_rows(towers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +183,7 @@ def piece_bytes(shape: StepShape, activations: int) -> int:
     spec, largest = shape.spec, max(shape.piece_sizes, default=0)
     num_streams = 1 if spec.altup is None else spec.altup.num_streams
     query_widths = {layer.attention: layer.query_width for layer in spec.layers}
-    buffers = largest * shape.value_bytes * (num_streams * spec.hidden_size + 2 * sum(query_widths.values()))
+    buffers = largest * shape.value_bytes * ((num_streams + 1) * spec.hidden_size + 2 * sum(query_widths.values()))
     num_pieces = len(shape.piece_sizes) * (spec.num_layers + 1)
     return buffers + _rows(shape, largest, activations) + num_pieces * BYTES_PER_PIECE
 

@@ -3,7 +3,8 @@
 How rows attend differs from step to step, so attention is launched each time. All that lies between two attentions
 depends on the number of rows alone: it is captured, once per size, and a layer is one replay and its attention.
 
-    piece   token ids ─► embedding, ..., queries of layer 0        keys and values go to their pages
+    graph   token ids ─► embedding                                 rows of media are written over it
+    piece   embedding ─► ..., queries of layer 0                   keys and values go to their pages
     pause   queries ─► attended                                    of the rows that are there
     piece   attended ─► rest of layer 0, ..., queries of layer 1
     ...
@@ -20,13 +21,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from facet.forward_batch import AttentionRows
+from facet.forward_batch import AttentionRows, SoftRows
 from facet.layers.attention import LayerReads, PlannedAttention
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.model_spec import AttentionKind
 from facet.progress import Progress
-from facet.runner.recording import Pause, Recorder, ReplayableInPieces
+from facet.runner.recording import Pause, Recorder, Replayable, ReplayableInPieces
 
 # Up to a few hundred rows a step is bound by reading the weights, and rows that fill it up cost next to nothing; above,
 # they cost their share. On an H200, E4B in the open takes the host 16 ms whatever the step; the device takes 6.5 ms for
@@ -54,6 +55,7 @@ class PieceBuffers:
     block_tables: tuple[Tensor, ...]
     scratch_seat: int
     token_ids: Tensor  # [size] int64
+    embedded: Tensor  # [size, hidden]
     positions: Tensor  # [size] int32
     seats: Tensor  # [size] int32
     stations: dict[AttentionKind, Station]
@@ -71,6 +73,7 @@ class PieceBuffers:
             block_tables=block_tables,
             scratch_seat=scratch_seat,
             token_ids=torch.zeros(size, dtype=torch.int64, device=device),
+            embedded=zeros(size, spec.hidden_size),
             positions=torch.zeros(size, dtype=torch.int32, device=device),
             seats=torch.full((size,), scratch_seat, dtype=torch.int32, device=device),
             stations={
@@ -118,6 +121,7 @@ class LowerPieces:
         self._buffers = buffers
         self._sizes = sorted(sizes)
         self._num_layers = num_layers
+        self._embeddings: dict[int, Replayable] = {}
         self._passes: dict[int, ReplayableInPieces] = {}
 
     @property
@@ -129,14 +133,18 @@ class LowerPieces:
         """Record every size, the largest first: the others find its memory large enough."""
         with progress.task("Capturing layers", len(self._sizes)) as advance:
             for size in reversed(self._sizes):
+                self._embeddings[size] = recorder.record(partial(self._embed, size))
                 self._passes[size] = recorder.record_pieces(partial(self._run, size))
                 advance(1)
 
-    def lower(self, token_ids: Tensor, rows: AttentionRows) -> Tensor:
+    def lower(self, token_ids: Tensor, rows: AttentionRows, soft: SoftRows | None = None) -> Tensor:
         """As `Gemma.lower`; the result holds until the next call."""
         count = len(token_ids)
         size = next(size for size in self._sizes if size >= count)
         self._buffers.fill(size, token_ids, rows)
+        self._embeddings[size].replay()
+        if soft is not None:
+            self._buffers.embedded.index_copy_(0, soft.places, soft.values)
         attention = self._model.attention_of(rows, self._arena)
         self._passes[size].replay(partial(self._attend, attention, count))
         return self._buffers.stream[..., :count, :]
@@ -144,6 +152,9 @@ class LowerPieces:
     def _attend(self, attention: PlannedAttention, count: int, reads: LayerReads) -> None:
         station = self._buffers.stations[reads.kind]
         attention(station.queries[:count], reads, out=station.attended[:count])
+
+    def _embed(self, size: int) -> None:
+        self._buffers.embedded[:size] = self._model.embed(self._buffers.token_ids[:size])
 
     def _run(self, size: int, pause: Pause) -> None:
         buffers = self._buffers
@@ -155,6 +166,11 @@ class LowerPieces:
             return station.attended[:size]
 
         stream = self._model.lower(
-            buffers.token_ids[:size], buffers.attention_rows(size), self._arena, self._num_layers, attend
+            buffers.token_ids[:size],
+            buffers.attention_rows(size),
+            self._arena,
+            self._num_layers,
+            attend,
+            embedded=buffers.embedded[:size],
         )
         buffers.stream[..., :size, :] = stream

@@ -83,9 +83,7 @@ class Runner:
             arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device
         )
         self._sampling = StepSampling(model, self._seats)
-        self.media = MediaInputs(
-            towers, model.spec.hidden_size, model.placement, num_encoder_rows=num_encoder_rows
-        )
+        self.media = MediaInputs(towers, model.spec.hidden_size, model.placement, num_encoder_rows=num_encoder_rows)
         self._fast_prefill = fast_prefill
         # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.
         # With fast prefill they also skip layers that own no keys, whose output nothing reads either.
@@ -135,6 +133,8 @@ class Runner:
         for captured in (self._pieces, self._graphs):
             if captured is not None:
                 captured.capture(recorder, progress)
+        if self._graphs is not None:
+            self.media.capture_graphs(recorder, progress)
         return free - free_gpu_bytes(self._device)
 
     def _compute_on_scratch(self, step: warm_up.WarmUpStep) -> None:
@@ -169,15 +169,15 @@ class Runner:
         wanted = np.flatnonzero(plan.num_logit_rows)
         if (
             graphs is None
-            or media is not None  # graphs embed tokens alone
             or len(wanted) > graphs.largest
             or int(plan.num_logit_rows.max()) > 1
+            or (media is not None and _ends_in_media(plan, media))  # the upper half embeds tokens alone
         ):
             batch = self._batch(plan, media, skip_upper=True)
             return ComputedRows(self.model(batch, self.arena, self._num_lower_layers), None)
-        if plan.num_tokens == len(plan.seats) and len(plan.seats) <= graphs.largest:
+        if media is None and plan.num_tokens == len(plan.seats) and len(plan.seats) <= graphs.largest:
             return self._replay(graphs, plan, wanted)
-        batch = self._batch(plan, None, skip_upper=False)
+        batch = self._batch(plan, media, skip_upper=False)
         stream = self._lower(batch)
         if len(wanted) == 0:
             return ComputedRows(stream.new_empty(0, self.model.spec.hidden_size), None)
@@ -187,8 +187,9 @@ class Runner:
 
     def _lower(self, batch: ForwardBatch) -> Tensor:
         if self._pieces is not None and len(batch.token_ids) <= self._pieces.largest:
-            return self._pieces.lower(batch.token_ids, batch.rows)
-        return self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers)
+            return self._pieces.lower(batch.token_ids, batch.rows, batch.soft)
+        embedded = self.model.embed(batch.token_ids, batch.soft)
+        return self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers, embedded=embedded)
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan, wanted: NDArray[np.int64]) -> ComputedRows:
         """Every entry computes one token."""
@@ -257,3 +258,9 @@ class Runner:
     def _on_device(self, array: NDArray[np.int64]) -> Tensor:
         (tensor,) = arrays_on_device((array,), self._device)
         return tensor
+
+
+def _ends_in_media(plan: StepPlan, media: StepMedia) -> bool:
+    """Whether a row that wants logits is media: that of a prompt with no text behind it."""
+    last_rows = np.cumsum(plan.num_scheduled) - 1
+    return bool(np.isin(last_rows[plan.num_logit_rows > 0], media.places).any())

@@ -157,4 +157,6 @@ def _turn(state: RequestState, seat: int, hit: PrefixHit | None, num_tokens: int
         hit=hit,
     )
     num_logit_rows = num_tokens if every_logit else int(samples)
-    return Turn(entrant, TurnEntry(seat, state.number, num_computed, num_tokens, 0, samples, num_logit_rows), state.encoded)
+    return Turn(
+        entrant, TurnEntry(seat, state.number, num_computed, num_tokens, 0, samples, num_logit_rows), state.encoded
+    )

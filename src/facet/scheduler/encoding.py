@@ -20,12 +20,12 @@ class SpanRows(NamedTuple):
 
     spans: Sequence[MediaSpan]
     start: int
-    count: int
+    num_tokens: int
 
     @property
     def contents(self) -> dict[str, int]:
         """By content key, the number of rows of every span that is touched, in order."""
-        end = self.start + self.count
+        end = self.start + self.num_tokens
         return {span.content_key: span.length for span in self.spans if self.start < span.end and span.first < end}
 
 

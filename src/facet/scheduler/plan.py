@@ -22,8 +22,8 @@ from facet.kv_cache.schedule import Entries, Schedule
 from facet.kv_cache.view import CacheView
 from facet.media_span import MediaSpan, largest_chunk, least_chunk
 from facet.scheduler.admission import Turn, admit
-from facet.scheduler.encoding import EncoderBooks, SpanRows, StepEncoding
 from facet.scheduler.drafting import NO_DRAFTS, Drafts, allot_drafts, draft_token_ids
+from facet.scheduler.encoding import EncoderBooks, SpanRows, StepEncoding
 from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
 from facet.scheduler.running_seats import RunningSeats

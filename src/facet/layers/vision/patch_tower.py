@@ -1,10 +1,13 @@
 """Gemma 4's tower: a transformer over the patches of pictures of any shape, and the projection of its rows.
 
 Pictures of one call lie behind each other, without padding: products and norms take all their patches at once, and
-attention takes each picture alone.
+attention takes each picture alone. A single picture may also be filled up to a size, for work that is captured once and
+replayed (`runner/tower_graphs.py`).
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +18,15 @@ from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
 from facet.layers.tower_products import BoundedLinear
 from facet.vision_spec import PatchTowerSpec
+
+# Of one picture's patches among themselves: queries, keys and values [num_patches, heads, head_dim] to such values.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+# Rows of pictures that are filled up to. They are budgets of Gemma 4's pictures, most of which come close to theirs;
+# beyond the last of them a pass takes long enough to hide its launches.
+PADDED_ROWS = (70, 140, 280)
+# Attention is fast where the number of patches is a multiple of this.
+_ALIGNMENT = 16
 
 
 class PatchTower(nn.Module):
@@ -37,24 +49,62 @@ class PatchTower(nn.Module):
         """The rows of each picture."""
         num_patches = [len(picture["patches"]) for picture in pictures]
         places = torch.cat([picture["positions"] for picture in pictures]).long()
-        # In float32, so that a byte is rounded once, behind the scaling.
-        pixels = torch.cat([picture["patches"] for picture in pictures]).float() * (2 / 255) - 1
-        stream: Tensor = self.input(pixels.to(self.placement.dtype))
-        stream = stream + (self.positions[0, places[:, 0]] + self.positions[1, places[:, 1]])
-        cos, sin = self._angles(places)
-        for layer in self.layers:
-            stream = layer(stream, num_patches, cos, sin)
+        patches = torch.cat([picture["patches"] for picture in pictures])
+
+        def attend(*all_heads: Tensor) -> Tensor:
+            by_picture = zip(*(torch.split(each, num_patches) for each in all_heads), strict=True)
+            return torch.cat([_attend(*picture) for picture in by_picture])
+
+        stream = self._stream(patches, places, attend)
         averages = [
             self._averages(picture, where)
             for picture, where in zip(torch.split(stream, num_patches), torch.split(places, num_patches), strict=True)
         ]
+        return list(torch.split(self._rows(torch.cat(averages)), [len(picture) for picture in averages]))
+
+    @property
+    def padded_sizes(self) -> tuple[int, ...]:
+        """Numbers of patches that `forward_padded` is made for."""
+        cell = self.spec.cell_size**2
+        step = math.lcm(cell, _ALIGNMENT)
+        return tuple(-(-count * cell // step) * step for count in PADDED_ROWS)
+
+    def size_of(self, picture: Mapping[str, Tensor]) -> int:
+        return len(picture["patches"])
+
+    def padded_inputs(self, size: int) -> dict[str, Tensor]:
+        device = self.placement.device
+        return {
+            "patches": torch.zeros(size, self.spec.patch_width, dtype=torch.uint8, device=device),
+            "positions": torch.zeros(size, 2, dtype=torch.int32, device=device),
+        }
+
+    def forward_padded(self, picture: Mapping[str, Tensor], num_patches: Tensor) -> Tensor:
+        """The rows of a picture that has `num_patches` patches, and behind them others that mean nothing."""
+        patches, places = picture["patches"], picture["positions"].long()
+        is_real = torch.arange(len(patches), device=patches.device) < num_patches
+        stream = self._stream(patches, places, partial(_attend, mask=is_real[None, None, None]))
+        return self._rows(self._averages(stream, places, is_real))
+
+    def _stream(self, patches: Tensor, places: Tensor, attend: Attend) -> Tensor:
+        """[num_patches, hidden], behind the last layer."""
+        # In float32, so that a byte is rounded once, behind the scaling.
+        pixels = patches.float() * (2 / 255) - 1
+        stream: Tensor = self.input(pixels.to(self.placement.dtype))
+        stream = stream + (self.positions[0, places[:, 0]] + self.positions[1, places[:, 1]])
+        cos, sin = self._angles(places)
+        for layer in self.layers:
+            stream = layer(stream, attend, cos, sin)
+        return stream
+
+    def _rows(self, averages: Tensor) -> Tensor:
         # In float32 up to here: the factor leads out of the range of float16.
-        pooled = torch.cat(averages) * self.spec.hidden_size**0.5
+        pooled = averages * self.spec.hidden_size**0.5
         if self.spec.is_standardized:
             pooled = (pooled - self.standard_bias.float()) * self.standard_scale.float()
         normed = self.placement.arithmetic.rms_norm(pooled.to(self.placement.dtype), None, self.spec.norm_eps)
         rows: Tensor = self.output(normed)
-        return list(torch.split(rows, [len(picture) for picture in averages]))
+        return rows
 
     def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [num_patches, 1, head_dim]: a head's first half turns by the column, its second by the row.
@@ -66,14 +116,19 @@ class PatchTower(nn.Module):
         angles = torch.cat((turns, turns), dim=-1).flatten(1).unsqueeze(1)
         return angles.cos().to(self.placement.dtype), angles.sin().to(self.placement.dtype)
 
-    def _averages(self, stream: Tensor, places: Tensor) -> Tensor:
-        """[num_cells, hidden] in float32: the mean of the patches of each cell, cells from left to right, then down."""
+    def _averages(self, stream: Tensor, places: Tensor, is_real: Tensor | None = None) -> Tensor:
+        """[num_cells, hidden] in float32: the mean of the patches of each cell, cells from left to right, then down.
+
+        Patches that are not real make cells of their own, behind the others.
+        """
         size = self.spec.cell_size
         cells, inside = places // size, places % size
         columns = cells[:, 0].max() + 1
         # Sorted by cell, the patches of a cell are neighbours, and are added in one order.
-        order = ((cells[:, 1] * columns + cells[:, 0]) * size**2 + inside[:, 1] * size + inside[:, 0]).argsort()
-        by_cell = stream[order].view(-1, size**2, self.spec.hidden_size).float().mean(dim=1)
+        order = (cells[:, 1] * columns + cells[:, 0]) * size**2 + inside[:, 1] * size + inside[:, 0]
+        if is_real is not None:
+            order = order.masked_fill(~is_real, torch.iinfo(order.dtype).max)
+        by_cell = stream[order.argsort()].view(-1, size**2, self.spec.hidden_size).float().mean(dim=1)
         return by_cell.to(self.placement.dtype).float()
 
 
@@ -88,8 +143,8 @@ class PatchLayer(nn.Module):
         self.mlp = PatchMLP(spec, placement)
         self.post_mlp_norm = RMSNorm(hidden, eps, placement)
 
-    def forward(self, stream: Tensor, num_patches: Sequence[int], cos: Tensor, sin: Tensor) -> Tensor:
-        attended = self.attention(self.input_norm(stream), num_patches, cos, sin)
+    def forward(self, stream: Tensor, attend: Attend, cos: Tensor, sin: Tensor) -> Tensor:
+        attended = self.attention(self.input_norm(stream), attend, cos, sin)
         stream, normed = self.post_attention_norm.add(stream, attended, then=self.pre_mlp_norm)
         return self.post_mlp_norm.add(stream, self.mlp(normed)).stream
 
@@ -109,13 +164,11 @@ class PatchAttention(nn.Module):
         self.key_norm = RMSNorm(spec.head_dim, spec.norm_eps, placement)
         self.output = BoundedLinear(width, spec.hidden_size, placement, is_clipped=spec.is_clipped)
 
-    def forward(self, x: Tensor, num_patches: Sequence[int], cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend, cos: Tensor, sin: Tensor) -> Tensor:
         queries = _rotate(self.query_norm(self._heads(self.query(x))), cos, sin)
         keys = _rotate(self.key_norm(self._heads(self.key(x))), cos, sin)
         values = self.arithmetic.rms_norm(self._heads(self.value(x)), None, self.spec.norm_eps)
-        by_picture = zip(*(torch.split(each, list(num_patches)) for each in (queries, keys, values)), strict=True)
-        attended = torch.cat([_attend(*picture) for picture in by_picture])
-        out: Tensor = self.output(attended.flatten(1))
+        out: Tensor = self.output(attend(queries, keys, values).flatten(1))
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -137,10 +190,10 @@ class PatchMLP(nn.Module):
         return out
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Of one picture's patches [num_patches, heads, head_dim] among themselves, unscaled."""
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Unscaled. `mask`: which patches are seen."""
     queries, keys, values = (each.transpose(0, 1).unsqueeze(0) for each in (queries, keys, values))
-    return functional.scaled_dot_product_attention(queries, keys, values, scale=1.0)[0].transpose(0, 1)
+    return functional.scaled_dot_product_attention(queries, keys, values, mask, scale=1.0)[0].transpose(0, 1)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -36,6 +36,22 @@ class SquareTower(nn.Module):
         rows: Tensor = self.output(self.output_norm(self._averages(self.norm(stream))))
         return list(torch.split(rows, self.spec.rows_per_side**2))
 
+    @property
+    def padded_sizes(self) -> tuple[int, ...]:
+        """Of `forward_padded`: all pictures have one size."""
+        return (1,)
+
+    def size_of(self, picture: Mapping[str, Tensor]) -> int:
+        return 1
+
+    def padded_inputs(self, size: int) -> dict[str, Tensor]:
+        side = self.spec.image_size
+        return {"pixels": torch.zeros(3, side, side, dtype=torch.uint8, device=self.placement.device)}
+
+    def forward_padded(self, picture: Mapping[str, Tensor], count: Tensor) -> Tensor:
+        """The rows of a picture, which needs no filling up."""
+        return self.forward([picture])[0]
+
     def _patches(self, pixels: Tensor) -> Tensor:
         """[pictures * patches, 3 * size^2], each flattened by colour, row and column, from -1 to 1."""
         side, size = self.spec.patches_per_side, self.spec.patch_size

@@ -1,0 +1,92 @@
+"""Captures the pass of one item through a tower, once per size, and replays it.
+
+A single picture passes a tower in a few milliseconds, about what launching its kernels takes the host. Several at once
+take longer, and are computed kernel by kernel. An item is copied into buffers at fixed addresses and filled up to the
+next size; what is left there of an earlier item changes nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from facet.layers.placement import Placement
+from facet.media_span import MediaKind
+from facet.progress import Progress
+from facet.runner.recording import Recorder, Replayable
+
+Item = Mapping[str, Tensor]
+
+
+@runtime_checkable
+class PaddingTower(Protocol):
+    """A tower that also takes an item filled up to one of a few sizes."""
+
+    placement: Placement
+
+    @property
+    def padded_sizes(self) -> tuple[int, ...]: ...  # ascending
+
+    def size_of(self, item: Item) -> int: ...
+
+    def padded_inputs(self, size: int) -> dict[str, Tensor]: ...
+
+    def forward_padded(self, item: Item, size: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Captured:
+    inputs: dict[str, Tensor]
+    rows: Tensor
+    graph: Replayable
+
+
+class TowerGraphs:
+    """Passes of one tower. `capture` must come before anything is replayed."""
+
+    def __init__(self, tower: PaddingTower) -> None:
+        self._tower = tower
+        self._size = torch.zeros((), dtype=torch.int64, device=tower.placement.device)
+        self._captured: dict[int, _Captured] = {}
+
+    @torch.inference_mode()
+    def capture(self, recorder: Recorder, progress: Progress) -> None:
+        """Record every size, the largest first: the others find its memory large enough."""
+        sizes = self._tower.padded_sizes
+        with progress.task("Capturing towers", len(sizes)) as advance:
+            for size in reversed(sizes):
+                inputs = self._tower.padded_inputs(size)
+                rows = torch.empty_like(self._tower.forward_padded(inputs, self._size.fill_(size)))
+                self._captured[size] = _Captured(
+                    inputs=inputs, rows=rows, graph=recorder.record(partial(self._run, inputs, rows))
+                )
+                advance(1)
+
+    def encode(self, item: Item) -> Tensor | None:
+        """The rows of an item, and others behind them; they hold until the next call. None: it is too large."""
+        count = self._tower.size_of(item)
+        size = next((size for size in sorted(self._captured) if size >= count), None)
+        if size is None:
+            return None
+        captured = self._captured[size]
+        for name, array in item.items():
+            captured.inputs[name][: len(array)] = array
+        self._size.fill_(count)
+        captured.graph.replay()
+        return captured.rows
+
+    def _run(self, inputs: Item, rows: Tensor) -> None:
+        rows.copy_(self._tower.forward_padded(inputs, self._size))
+
+
+def graphs_of(towers: Mapping[MediaKind, nn.Module]) -> dict[nn.Module, TowerGraphs]:
+    """Of the towers that can be captured. Filled up, a picture's rows differ in their last bits: not where no bit may
+    depend on what else is in a step."""
+    return {
+        tower: TowerGraphs(tower)
+        for tower in towers.values()
+        if isinstance(tower, PaddingTower) and not tower.placement.is_batch_invariant
+    }
