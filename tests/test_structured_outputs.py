@@ -30,7 +30,8 @@ def test_settings_that_hold_it_can_be_hashed() -> None:
         ({"json": SCHEMA, "regex": "a"}, "not 2 of them: json, regex"),
         ({"choice": ["a"], "grammar": "x", "json_object": True}, "not 3 of them: choice, grammar, json_object"),
         ({"json": {"a": {1, 2}}}, "cannot be written as JSON"),
-        ({"structural_tag": "x"}, "structural_tag is not supported"),
+        ({"structural_tag": "x", "regex": "a"}, "not 2 of them: regex, structural_tag"),
+        ({"structural_tag": {"a": {1}}}, "structural_tag cannot be written as JSON"),
     ],
     ids=str,
 )

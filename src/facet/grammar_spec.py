@@ -10,7 +10,7 @@ from typing import Literal
 from facet.errors import RequestError
 from facet.thoughts import ThoughtTokens
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "tool_calls"]
+GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "structural_tag", "tool_calls"]
 
 # A source longer than this would occupy the compiler for seconds; a schema of a hundred tools has a tenth of it.
 MAX_SOURCE_CHARACTERS = 1 << 20
@@ -27,7 +27,7 @@ class GrammarSpec:
 
     kind: GrammarKind
     # json_object: none. choice: the choices. tool_calls: a Lark grammar over token ids (chat/tool_grammar.py).
-    # Others: one text, as the client gave it.
+    # structural_tag: JSON (chat/structural_tags.py). Others: one text, as the client gave it.
     sources: tuple[str, ...] = ()
     trigger_token_id: int | None = None  # part of the grammar: its first token
     may_trigger_again: bool = True  # after a triggered part has ended, another may come

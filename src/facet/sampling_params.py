@@ -48,7 +48,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     seed: int | None = None  # None or -1: a fresh one for every request
     logprobs: int | None = None  # the k best and the sampled token; -1: the whole vocabulary; None: none
-    prompt_logprobs: int | None = None  # likewise for every prompt token but the first
+    logprob_token_ids: Sequence[int] | None = None  # with the sampled token, these instead of the k best
+    prompt_logprobs: int | None = None  # as `logprobs`, for every prompt token but the first
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
@@ -107,6 +108,7 @@ def check_against_vocabulary(params: SamplingParams, *, vocab_size: int, eos_tok
     for field, token_ids in (
         ("stop_token_ids", params.stop_token_ids),
         ("allowed_token_ids", params.allowed_token_ids or ()),
+        ("logprob_token_ids", params.logprob_token_ids or ()),
         ("logit_bias", [token_id for token_id, _ in params.logit_bias_items]),
         ("bad_words", [token_id for word in params.bad_words_token_ids for token_id in word]),
     ):
@@ -186,6 +188,10 @@ def _normalize_collections(params: SamplingParams) -> None:
     _store(params, "stop_token_ids", as_token_ids(params.stop_token_ids, "stop_token_ids"))
     if params.allowed_token_ids is not None:
         _store(params, "allowed_token_ids", as_token_ids(params.allowed_token_ids, "allowed_token_ids"))
+    if params.logprob_token_ids is not None:
+        _store(params, "logprob_token_ids", as_token_ids(params.logprob_token_ids, "logprob_token_ids") or None)
+    if params.logprob_token_ids is not None and params.logprobs is None:
+        _store(params, "logprobs", 0)
     words = tuple(as_token_ids(word, "bad_words") for word in params.bad_words_token_ids or ())
     if not all(words):
         raise RequestError("bad_words holds a word of no tokens. Remove it.", field="bad_words")

@@ -8,6 +8,7 @@ from typing import Any
 from facet.errors import RequestError
 
 _FIELD = "structured_outputs"
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,26 +20,23 @@ class StructuredOutputsParams:
     choice: Sequence[str] | None = None  # the answer is one of these
     grammar: str | None = None  # in GBNF or Lark's notation
     json_object: bool | None = None  # any JSON object
-    structural_tag: str | None = None  # known, and refused
+    structural_tag: Mapping[str, Any] | str | None = None  # text with tagged parts, in xgrammar's notation
     # Whether JSON may have blanks and line breaks anywhere; None: as the engine is set up. Alone, it is about the JSON
     # that `response_format` asks for.
     any_whitespace: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.structural_tag is not None:
-            raise RequestError(
-                "structured_outputs.structural_tag is not supported. Use json, regex, choice or grammar.", field=_FIELD
-            )
         given = self._constraints()
         if len(given) > 1 or (not given and self.any_whitespace is None):
             named = f": {', '.join(given)}" if given else ""
             raise RequestError(
-                "structured_outputs needs one of json, regex, choice, grammar and json_object, not "
+                "structured_outputs needs one of json, regex, choice, grammar, structural_tag and json_object, not "
                 f"{len(given)} of them{named}.",
                 field=_FIELD,
             )
-        if isinstance(self.json, Mapping):
-            object.__setattr__(self, "json", _as_json(self.json))
+        for name in ("json", "structural_tag"):
+            if isinstance(value := getattr(self, name), Mapping):
+                object.__setattr__(self, name, _as_json(value, name))
         if isinstance(self.choice, Sequence) and not isinstance(self.choice, str):
             object.__setattr__(self, "choice", tuple(self.choice))
 
@@ -48,14 +46,12 @@ class StructuredOutputsParams:
         return bool(self._constraints())
 
     def _constraints(self) -> list[str]:
-        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         return [*given, "json_object"] if self.json_object else given
 
 
-def _as_json(schema: Mapping[str, Any]) -> str:
+def _as_json(value: Mapping[str, Any], name: str) -> str:
     try:
-        return json.dumps(dict(schema))
+        return json.dumps(dict(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(
-            f"structured_outputs.json is a schema that cannot be written as JSON: {error}.", field=_FIELD
-        ) from None
+        raise RequestError(f"structured_outputs.{name} cannot be written as JSON: {error}.", field=_FIELD) from None

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The token itself comes first, then the best `num_top` in order.
+    """The token itself comes first, then the best in order, or those that the request names in its order.
 
-    The token itself may come again among the best; `ranks[0]` is its rank, the others count up from 1.
+    The token itself may come again among them. Ranks count from 1.
     """
 
     token_ids: list[int]

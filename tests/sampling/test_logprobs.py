@@ -53,6 +53,26 @@ def test_requests_for_many_and_for_few_do_not_share_tensors() -> None:
         check_entry(host.logprobs[place], logits[place].tolist(), int(logits[place].argmax()), num_top)
 
 
+def test_named_tokens_beside_the_best() -> None:
+    """Rows with named tokens, each with its own, between one with the best and one with none."""
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
+    logits[1, 7] = logits[1, 9]  # a tie: the lower id comes first
+    named: list[list[int] | None] = [None, [9, 7, 9], [3], None]
+    params = [SamplingParams(temperature=0, logprobs=2)] + [
+        SamplingParams(temperature=0, logprob_token_ids=ids) for ids in named[1:]
+    ]
+    result = sample_once(logits, params)
+    check_entry(result.logprobs[0], logits[0].tolist(), int(logits[0].argmax()), 2)
+    assert result.logprobs[3] is None
+    for place in (1, 2):
+        entry, order = result.logprobs[place], ranked(logits[place].tolist())
+        assert entry is not None
+        assert entry.token_ids == [order[0], *(named[place] or [])]
+        assert entry.ranks == [order.index(token) + 1 for token in entry.token_ids]
+        expected = log_softmax(logits[place].tolist())
+        assert entry.logprobs == pytest.approx([expected[token] for token in entry.token_ids], abs=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("neighbours", [0, 2])
 def test_settings_of_the_request_do_not_show(dtype: torch.dtype, neighbours: int) -> None:

@@ -139,7 +139,7 @@ class ScriptedEngine:
             self._speaking.pop(request.request_id, None)
         logprobs = None
         if sampling.logprobs is not None:
-            others = range(300, 300 + sampling.logprobs)
+            others = sampling.logprob_token_ids or range(300, 300 + sampling.logprobs)
             values = [-0.5 - place for place in range(1 + len(others))]
             ranks = [1, *range(1, 1 + len(others))]
             logprobs = [TokenLogprobs([token_id, *others], values, ranks) for token_id in token_ids]

@@ -135,16 +135,39 @@ def test_a_format_is_moot_where_the_answer_is_a_call(calling: tuple[RunningServe
         assert engine.submitted[-1].grammar.kind == "tool_calls"
 
 
+def test_log_probabilities_of_named_tokens(calling: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:
+    """In the order in which they are named, whatever `top_logprobs` says."""
+    server, engine = calling
+    named = [tokenizer.token_to_id(text) for text in ("e", "a")]
+    for extra in ({}, {"top_logprobs": 3}):
+        choice = ask(server, logprobs=True, logprob_token_ids=named, **extra)
+        assert engine.submitted[-1].sampling.logprob_token_ids == tuple(named)
+        assert [one["token"] for one in choice["logprobs"]["content"][0]["top_logprobs"]] == ["e", "a"]
+    body = {"prompt": "x", "max_tokens": 2, "logprob_token_ids": named}
+    logprobs = server.post("/v1/completions", body).json()["choices"][0]["logprobs"]
+    assert [set(top) >= {"e", "a"} for top in logprobs["top_logprobs"]] == [True, True]
+
+
+def test_a_structural_tag(calling: tuple[RunningServer, Any]) -> None:
+    server, engine = calling
+    tag = {"type": "structural_tag", "format": {"type": "any_text"}}
+    for fields in ({"response_format": tag}, {"structured_outputs": {"structural_tag": tag}}):
+        ask(server, **fields)
+        assert engine.submitted[-1].grammar.kind == "structural_tag"
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
         ({"grammar": "a", "json_schema": {}}, "json_schema", "Send one of them"),
         ({"grammar": "a", "structured_outputs": {"regex": "a"}}, "grammar", "Send one of them"),
         ({"json_schema": "{"}, "structured_outputs", "not JSON"),
-        ({"logprob_token_ids": [3]}, "logprob_token_ids", "not supported"),
+        ({"logprob_token_ids": [3]}, "logprob_token_ids", "Set logprobs to true"),
+        ({"logprob_token_ids": [3] * 21, "logprobs": True}, "logprob_token_ids", "the limit of this server is 20"),
+        ({"logprob_token_ids": [-1], "logprobs": True}, "logprob_token_ids", "token ids are 0 or more"),
         ({"chat_template": "{{ messages }}"}, "chat_template", "not supported"),
-        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "not supported"),
-        ({"response_format": {"type": "structural_tag"}}, "response_format", "must be text, json_object"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "must be an object"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "must be an object"),
         ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools", "Only 'function' is supported"),
         ({"functions": [FUNCTION], "tools": [WEATHER_TOOL]}, "functions", "only one form"),
         ({"function_call": "auto"}, "function_call", "needs functions"),

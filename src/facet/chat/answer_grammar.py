@@ -37,6 +37,17 @@ def json_schema_grammar(
     field: str = "response_format",
 ) -> GrammarSpec:
     """JSON that satisfies a schema, given as an object or as its text. Properties it does not name are not written."""
+    return GrammarSpec(
+        kind="json_schema",
+        sources=(json.dumps(prepared_schema(schema, field)),),
+        thought=thought,
+        any_whitespace=any_whitespace,
+        field=field,
+    )
+
+
+def prepared_schema(schema: Any, field: str) -> Any:
+    """A schema as the compiler takes it; refuses one that it would not honour."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -46,13 +57,7 @@ def json_schema_grammar(
         raise RequestError(f"{field} has a schema that is {schema!r} and not an object.", field=field)
     for part in _schemas(schema, field, 0):
         _check_keywords(part, field)
-    return GrammarSpec(
-        kind="json_schema",
-        sources=(json.dumps(schema_for_compiler(schema, field)),),
-        thought=thought,
-        any_whitespace=any_whitespace,
-        field=field,
-    )
+    return schema_for_compiler(schema, field)
 
 
 def regex_grammar(

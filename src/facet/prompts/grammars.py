@@ -12,6 +12,7 @@ from facet.chat.answer_grammar import (
     regex_grammar,
 )
 from facet.chat.formats import ReplyMarkers
+from facet.chat.structural_tags import structural_tag_grammar
 from facet.chat.tool_choice import ToolUse
 from facet.chat.tool_grammar import thought_tokens, tool_call_grammar
 from facet.errors import RequestError
@@ -119,8 +120,13 @@ def _response_format_grammar(
                 field="response_format",
             )
         return json_schema_grammar(described["schema"], thought=thought, any_whitespace=any_whitespace)
+    if kind == "structural_tag":
+        return structural_tag_grammar(
+            response_format, thought=thought, any_whitespace=any_whitespace, field="response_format"
+        )
     raise RequestError(
-        f"response_format.type is {kind!r}, but must be text, json_object or json_schema.", field="response_format"
+        f"response_format.type is {kind!r}, but must be text, json_object, json_schema or structural_tag.",
+        field="response_format",
     )
 
 
@@ -136,4 +142,8 @@ def _structured_outputs_grammar(
         return choice_grammar(wanted.choice, thought=thought, field=field)
     if wanted.grammar is not None:
         return ebnf_grammar(wanted.grammar, thought=thought, field=field)
+    if wanted.structural_tag is not None:
+        return structural_tag_grammar(
+            wanted.structural_tag, thought=thought, any_whitespace=any_whitespace, field=field
+        )
     return json_object_grammar(thought=thought, any_whitespace=any_whitespace, field=field)

@@ -21,6 +21,7 @@ from facet.grammar_spec import GrammarKind, GrammarSpec
 from facet.sampling.dead_rules import find_dead_rule
 from facet.sampling.grammar_walker import GrammarWalker
 from facet.sampling.json_grammar import ANY_OBJECT, json_grammar
+from facet.sampling.structural_tag import structural_tag_source
 from facet.sampling.token_bytes import read_token_bytes
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ class GrammarCompiler:
         if spec.kind in ("json_object", "json_schema"):
             schema = spec.sources[0] if spec.sources else ANY_OBJECT
             return backend.compile_grammar(json_grammar(schema, any_whitespace=spec.any_whitespace))
+        if spec.kind == "structural_tag":
+            tag = structural_tag_source(spec.sources[0], any_whitespace=spec.any_whitespace)
+            return backend.compile_structural_tag(tag)
         if spec.kind == "regex":
             return backend.compile_regex(spec.sources[0])
         if spec.kind == "choice":

@@ -1,7 +1,8 @@
 """Computes log-probabilities of tokens from the model's own logits, before any setting of the request changes them.
 
-Used for sampled tokens (by the sampler) and for prompt tokens (`prompt_logprobs`). Ranks start at 1 and
-follow the order of `candidates.py`, so a token listed among the best k has the rank of its place there.
+Used for sampled tokens (by the sampler), with the best k or with tokens that the request names, and for prompt tokens
+(`prompt_logprobs`). Ranks start at 1 and follow the order of `candidates.py`, so a token listed among the best k has
+the rank of its place there.
 """
 
 from dataclasses import dataclass
@@ -23,47 +24,57 @@ _SHARED_LIMIT = 64
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """Some rows' log-probabilities. Column 0 is the token itself, columns 1 .. k the best k in order."""
+    """Log-probabilities of some rows. Column 0 is the token itself, columns 1 .. k the best k or the named ones."""
 
     places: tuple[int, ...]  # the rows of the step's logits these belong to
-    num_top: tuple[int, ...]  # how many of the k columns each row asked for
+    num_others: tuple[int, ...]  # how many of the k columns each row asked for
     token_ids: Tensor  # [rows, 1 + k] int64
     logprobs: Tensor  # [rows, 1 + k] float32
-    ranks: Tensor  # [rows] int64, of the token itself
+    ranks: Tensor  # [rows, 1] int64 of the token itself, or [rows, 1 + k] if the others are not the best in order
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.token_ids, self.logprobs, self.ranks
 
     def with_tensors(self, token_ids: Tensor, logprobs: Tensor, ranks: Tensor) -> "LogprobTensors":
-        return LogprobTensors(self.places, self.num_top, token_ids, logprobs, ranks)
+        return LogprobTensors(self.places, self.num_others, token_ids, logprobs, ranks)
 
     def to_list(self) -> list[TokenLogprobs]:
         """One entry per row; waits for the device if the tensors are on one."""
-        columns = zip(self.num_top, self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist(), strict=True)
+        rows = zip(self.num_others, self.token_ids.tolist(), self.logprobs.tolist(), self.ranks.tolist(), strict=True)
         return [
-            TokenLogprobs(token_ids[: 1 + k], logprobs[: 1 + k], [rank, *range(1, 1 + k)])
-            for k, token_ids, logprobs, rank in columns
+            TokenLogprobs(token_ids[: 1 + k], logprobs[: 1 + k], [*ranks, *range(1, 1 + k)][: 1 + k])
+            for k, token_ids, logprobs, ranks in rows
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a request asks for beside the token itself."""
+
+    num_top: int
+    named: tuple[int, ...] = ()
 
 
 class Logprobs:
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._num_top: dict[int, int] = {}
+        self._wanted: dict[int, _Wanted] = {}  # by seat
 
     def add_request(self, arrival: Arrival) -> None:
-        if arrival.params.logprobs is not None:
-            self._num_top[arrival.seat] = _resolve(arrival.params.logprobs, self._vocab_size)
+        params = arrival.params
+        if params.logprobs is not None:
+            num_top = _resolve(params.logprobs, self._vocab_size)
+            self._wanted[arrival.seat] = _Wanted(num_top, tuple(params.logprob_token_ids or ()))
 
     def remove_request(self, seat: int) -> None:
-        self._num_top.pop(seat, None)
+        self._wanted.pop(seat, None)
 
     def raw_logits(self, logits: Tensor, batch: BatchSeats, *, will_change: bool) -> "RawLogits | None":
         """What is needed of the logits before they change: only the rows of requests that ask, copied only if
         they are about to be overwritten. None where no request asks."""
-        if not self._num_top:
+        if not self._wanted:
             return None
-        users = [(place, self._num_top[seat]) for place, seat in enumerate(batch.seats) if seat in self._num_top]
+        users = [(place, self._wanted[seat]) for place, seat in enumerate(batch.seats) if seat in self._wanted]
         if not users:
             return None
         places = tuple(place for place, _ in users)
@@ -71,7 +82,7 @@ class Logprobs:
             logits = logits[indices_on_device(places, batch.device)]
         elif will_change:
             logits = logits.clone()
-        return RawLogits(logits, places, tuple(num_top for _, num_top in users))
+        return RawLogits(logits, places, tuple(wanted for _, wanted in users))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +91,35 @@ class RawLogits:
 
     logits: Tensor
     places: tuple[int, ...]
-    num_top: tuple[int, ...]
+    wanted: tuple[_Wanted, ...]
 
     def of_tokens(self, token_ids: Tensor) -> tuple[LogprobTensors, ...]:
         """The log-probabilities of the tokens chosen for the whole batch."""
-        shared = [index for index, k in enumerate(self.num_top) if k <= _SHARED_LIMIT]
-        groups = [[index] for index, k in enumerate(self.num_top) if k > _SHARED_LIMIT]
-        return tuple(self._of_group(group, token_ids) for group in [shared, *groups] if group)
+        best = [index for index, wanted in enumerate(self.wanted) if not wanted.named]
+        named = [index for index, wanted in enumerate(self.wanted) if wanted.named]
+        shared = [index for index in best if self.wanted[index].num_top <= _SHARED_LIMIT]
+        groups = [[index] for index in best if self.wanted[index].num_top > _SHARED_LIMIT]
+        found = [self._best(group, token_ids) for group in (shared, *groups) if group]
+        return (*found, self._named(named, token_ids)) if named else tuple(found)
 
-    def _of_group(self, group: list[int], token_ids: Tensor) -> LogprobTensors:
-        places = tuple(self.places[index] for index in group)
-        num_top = tuple(self.num_top[index] for index in group)
-        device = self.logits.device
+    def _best(self, group: list[int], token_ids: Tensor) -> LogprobTensors:
+        num_top = tuple(self.wanted[index].num_top for index in group)
+        return _token_logprobs(*self._rows(group, token_ids), self._places(group), num_top)
+
+    def _named(self, group: list[int], token_ids: Tensor) -> LogprobTensors:
+        named = tuple(self.wanted[index].named for index in group)
+        return _named_logprobs(*self._rows(group, token_ids), self._places(group), named)
+
+    def _places(self, group: list[int]) -> tuple[int, ...]:
+        return tuple(self.places[index] for index in group)
+
+    def _rows(self, group: list[int], token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits of some rows, and the tokens chosen for them."""
+        device, places = self.logits.device, self._places(group)
         logits = self.logits if len(group) == len(self.places) else self.logits[indices_on_device(group, device)]
         if len(places) < len(token_ids):
             token_ids = token_ids[indices_on_device(places, device)]
-        return _token_logprobs(logits, token_ids, places, num_top)
+        return logits, token_ids
 
 
 def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, num_top: int) -> LogprobTensors:
@@ -119,7 +143,7 @@ def _token_logprobs(
     k = max(num_top, default=0)
     all_ids = torch.empty(num_rows, 1 + k, dtype=torch.int64, device=logits.device)
     all_logprobs = torch.empty(num_rows, 1 + k, dtype=torch.float32, device=logits.device)
-    ranks = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    ranks = torch.empty(num_rows, 1, dtype=torch.int64, device=logits.device)
     own_ids = token_ids.unsqueeze(-1)
     all_ids[:, :1] = own_ids
     all_logprobs[:, :1] = logits.gather(1, own_ids)
@@ -129,12 +153,34 @@ def _token_logprobs(
         best = top_candidates(logits[part], k)
         all_ids[part, 1:] = best.token_ids
         all_logprobs[part, 1:] = best.logits
-    vocabulary = torch.arange(vocab_size, dtype=torch.int32, device=logits.device)
     for part in parts:
         some_logits = logits[part].float()
-        own_logits = all_logprobs[part, :1].clone()
+        ranks[part] = _ranks(some_logits, own_ids[part], all_logprobs[part, :1])
         all_logprobs[part] -= log_sum_exp(some_logits)
-        is_before = some_logits > own_logits
-        is_before |= (some_logits == own_logits) & (vocabulary < own_ids[part].to(torch.int32))
-        ranks[part] = is_before.sum(-1).add_(1)
     return LogprobTensors(places, num_top, all_ids, all_logprobs, ranks)
+
+
+def _named_logprobs(
+    logits: Tensor, token_ids: Tensor, places: tuple[int, ...], named: tuple[tuple[int, ...], ...]
+) -> LogprobTensors:
+    counts = tuple(map(len, named))
+    padded = [token_id for ids in named for token_id in (*ids, *[0] * (max(counts) - len(ids)))]
+    columns = indices_on_device(padded, logits.device).view(len(named), max(counts))
+    all_ids = torch.cat((token_ids.unsqueeze(-1), columns), dim=1)
+    all_logprobs = logits.gather(1, all_ids).float()
+    ranks = torch.empty_like(all_ids)
+    for part in row_slices(len(named), logits.shape[-1], logits.device):
+        some_logits = logits[part].float()
+        for column in range(all_ids.shape[1]):
+            one = slice(column, column + 1)
+            ranks[part, one] = _ranks(some_logits, all_ids[part, one], all_logprobs[part, one])
+        all_logprobs[part] -= log_sum_exp(some_logits)
+    return LogprobTensors(places, counts, all_ids, all_logprobs, ranks)
+
+
+def _ranks(logits: Tensor, token_ids: Tensor, token_logits: Tensor) -> Tensor:
+    """The rank of one token in each row [rows, 1]: how many come before it, and itself."""
+    vocabulary = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+    is_before = logits > token_logits
+    is_before |= (logits == token_logits) & (vocabulary < token_ids.to(torch.int32))
+    return is_before.sum(-1, keepdim=True).add_(1)

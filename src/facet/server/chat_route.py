@@ -40,8 +40,10 @@ class ChatEndpoint:
     def _question(self, fields: ChatRequest) -> ChatQuestion:
         model = self._frontend.model
         model.check_logprobs(fields.top_logprobs, "top_logprobs")
-        if fields.top_logprobs is not None and not fields.logprobs:
-            raise RequestError("top_logprobs needs logprobs. Set logprobs to true.", field="top_logprobs")
+        model.check_num_named(fields.logprob_token_ids)
+        for name in ("top_logprobs", "logprob_token_ids"):
+            if getattr(fields, name) is not None and not fields.logprobs:
+                raise RequestError(f"{name} needs logprobs. Set logprobs to true.", field=name)
         model.check_logprobs(fields.prompt_logprobs, "prompt_logprobs")
         if fields.continue_final_message and fields.add_generation_prompt:
             raise RequestError(

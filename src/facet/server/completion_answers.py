@@ -30,7 +30,7 @@ from facet.tokens import Tokenizer
 class CompletionForm:
     """How the answers of one HTTP request are to look."""
 
-    num_top: int | None  # log-probabilities beside each token's own; None: none at all
+    num_others: int | None  # log-probabilities beside each token's own; None: none at all
     echo: bool
     echo_only: bool  # max_tokens 0: the prompt is asked about, and the one token computed is dropped
     return_token_ids: bool
@@ -40,7 +40,7 @@ class CompletionForm:
     @classmethod
     def of(cls, fields: CompletionRequest, tokenizer: Tokenizer | None) -> "CompletionForm":
         return cls(
-            num_top=fields.logprobs,
+            num_others=len(fields.logprob_token_ids) if fields.logprob_token_ids else fields.logprobs,
             echo=bool(fields.echo),
             echo_only=fields.is_echo_only,
             return_token_ids=bool(fields.return_token_ids) or tokenizer is None,
@@ -140,12 +140,12 @@ class CompletionAnswer:
         is_first, self._has_begun = not self._has_begun, True
         if is_first:
             text = self._echoed + text
-        elif not text and is_open and not form.return_token_ids and form.num_top is None:
+        elif not text and is_open and not form.return_token_ids and form.num_others is None:
             return None
         start, self._num_sent_tokens = self._num_sent_tokens, len(tokens.token_ids)
         logprobs = None
-        if form.num_top is not None:
-            logprobs = self._logprobs(form.num_top, start, with_prompt=form.echo and is_first)
+        if form.num_others is not None:
+            logprobs = self._logprobs(form.num_others, start, with_prompt=form.echo and is_first)
         return CompletionChunkChoice(
             index=self._index,
             text=text,
@@ -165,7 +165,7 @@ class CompletionAnswer:
         return CompletionChoice(
             index=self._index,
             text=self._echoed + self._reader.text(),
-            logprobs=None if form.num_top is None else self._logprobs(form.num_top, 0, with_prompt=form.echo),
+            logprobs=None if form.num_others is None else self._logprobs(form.num_others, 0, with_prompt=form.echo),
             finish_reason="length" if form.echo_only else tokens.finish_reason,
             stop_reason=None if form.echo_only else tokens.stop_reason,
             prompt_logprobs=prompt_logprobs,
@@ -184,7 +184,7 @@ class CompletionAnswer:
     def _shown_ids(self, start: int) -> list[int]:
         return [] if self._form.echo_only else self.tokens.token_ids[start:]
 
-    def _logprobs(self, num_top: int, start: int, *, with_prompt: bool) -> CompletionLogprobs:
+    def _logprobs(self, num_others: int, start: int, *, with_prompt: bool) -> CompletionLogprobs:
         shapes, tokens = self._form.shapes, self.tokens
         entries: list[TokenLogprobs | int] = []
         offsets: list[int] = []
@@ -197,4 +197,4 @@ class CompletionAnswer:
         if not self._form.echo_only:
             entries += tokens.logprobs[start:]
             offsets += [len(self._echoed) + offset for offset in self._reader.offsets[start:]]
-        return shapes.completion(entries, offsets, num_top=num_top)
+        return shapes.completion(entries, offsets, num_others=num_others)

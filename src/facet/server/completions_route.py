@@ -56,6 +56,7 @@ class CompletionsEndpoint:
         model = self._frontend.model
         model.check_logprobs(fields.logprobs, "logprobs")
         model.check_logprobs(fields.prompt_logprobs, "prompt_logprobs")
+        model.check_num_named(fields.logprob_token_ids)
         given = {**sampling_settings(fields), "logprobs": fields.logprobs}
         if fields.is_echo_only:
             given["max_tokens"] = 1

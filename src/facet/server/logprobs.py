@@ -21,7 +21,7 @@ class LogprobShapes:
         self._as_token_ids = as_token_ids or tokenizer is None
 
     def content(self, entry: TokenLogprobs) -> ContentLogprob:
-        """Chat's: the sampled token, then the best in order."""
+        """Chat's: the sampled token, then the best or the named ones in order."""
         best = [
             TopLogprob(self.text(token_id), finite(logprob), self._bytes(token_id))
             for token_id, logprob in zip(entry.token_ids[1:], entry.logprobs[1:], strict=True)
@@ -30,7 +30,7 @@ class LogprobShapes:
         return ContentLogprob(self.text(token_id), finite(entry.logprobs[0]), self._bytes(token_id), best)
 
     def completion(
-        self, entries: Sequence[TokenLogprobs | int], offsets: Sequence[int], *, num_top: int
+        self, entries: Sequence[TokenLogprobs | int], offsets: Sequence[int], *, num_others: int
     ) -> CompletionLogprobs:
         """Completions': parallel lists. An entry that is an id is a token nothing predicted."""
         logprobs = CompletionLogprobs([], [], [], [])
@@ -43,8 +43,8 @@ class LogprobShapes:
                 continue
             logprobs.tokens.append(self.text(entry.token_ids[0]))
             logprobs.token_logprobs.append(finite(entry.logprobs[0]))
-            # The best so many, and the token itself where it is not among them.
-            places = [*range(1, len(entry.token_ids)), 0] if num_top else [0]
+            # The best or the named ones, and the token itself where it is not among them.
+            places = [*range(1, len(entry.token_ids)), 0] if num_others else [0]
             top: dict[str, float] = {}
             for place in places:
                 top.setdefault(self.text(entry.token_ids[place]), finite(entry.logprobs[place]))

@@ -1,6 +1,7 @@
 """Describes the model as the server offers it: its names, the server's limits, and the model as callers see it."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +42,14 @@ class ServedModel:
                 f"{field} is {asked}, but must be from 0 to {self.max_logprobs}, the limit of this server "
                 "(--max-logprobs).",
                 field=field,
+            )
+
+    def check_num_named(self, token_ids: Sequence[int] | None) -> None:
+        if token_ids is not None and 0 <= self.max_logprobs < len(token_ids):
+            raise RequestError(
+                f"logprob_token_ids names {len(token_ids)} tokens, but the limit of this server is {self.max_logprobs} "
+                "(--max-logprobs).",
+                field="logprob_token_ids",
             )
 
 

@@ -35,6 +35,7 @@ _PLAIN_FIELDS = (
     "seed",
     "max_tokens",
     "prompt_logprobs",
+    "logprob_token_ids",
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "truncate_prompt_tokens",
@@ -56,7 +57,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     any_whitespace: bool | None = None
 
 
@@ -95,6 +96,7 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     seed: Int | None = None
     prompt_logprobs: Int | None = None
+    logprob_token_ids: list[Int] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: Int | None = None
@@ -125,7 +127,6 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    logprob_token_ids: list[Any] | None = None
 
     @property
     def wants_usage_at_end(self) -> bool:
@@ -146,7 +147,6 @@ _INSTEAD = {
     "guided_regex": "Use structured_outputs.regex.",
     "guided_choice": "Use structured_outputs.choice.",
     "guided_grammar": "Use structured_outputs.grammar.",
-    "logprob_token_ids": "Use top_logprobs or logprobs.",
 }
 
 
