@@ -164,9 +164,9 @@ def bench_serve(*load: str) -> dict[str, Any]:
     """What `facet bench serve` saves of a load on the running server."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
-            sys.executable, "-m", "facet", "bench", "serve", "--port", str(PORT), "--backend", "vllm", *load,
-            "--vocab-size", "262144", "--disable-tqdm", "--save-result", "--result-dir", folder, "--result-filename",
-            "result.json",
+            sys.executable, "-m", "facet", "bench", "serve", "--port", str(PORT), "--backend", "vllm", "--vocab-size",
+            "262144", "--disable-tqdm", "--save-result", "--result-dir", folder, "--result-filename", "result.json",
+            *load,
         ]  # fmt: skip
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         path = Path(folder) / "result.json"

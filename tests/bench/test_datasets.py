@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from facet.bench.config import BenchConfig
+from facet.bench.config import BenchConfig, check_config
 from facet.bench.datasets import make_dataset
 from facet.bench.dialogue import Turn
 from facet.errors import ConfigError
+from facet.media.limits import MediaLimits
+from facet.media.opening import open_picture
+from facet.media.sources import MediaSources
 from facet.tokens import Tokenizer
 from tests.tokens.gemma_like import build_gemma_like
 
@@ -125,6 +128,55 @@ def test_tool_chats() -> None:
             schema = tool["function"]["parameters"]
             assert set(schema["required"]) <= set(schema["properties"])
     json.dumps([turn.fields for turns in conversations for turn in turns])
+
+
+class TestImages:
+    def config(self, **settings: Any) -> BenchConfig:
+        return BenchConfig(
+            **{"dataset_name": "images", "backend": "openai-chat", "num_prompts": 3, "random_input_len": 5, **settings}
+        )
+
+    def urls(self, config: BenchConfig) -> list[str]:
+        found = []
+        for turn in turns_of(config):
+            (message,) = cast(list[dict[str, Any]], turn.content)
+            *pictures, text = message["content"]
+            assert len(text["text"].split()) == 5
+            assert len(pictures) == config.images_per_prompt
+            found += [picture["image_url"]["url"] for picture in pictures]
+        return found
+
+    def test_pictures_of_the_sizes_asked_for_no_two_alike(self) -> None:
+        urls = self.urls(self.config(images_per_prompt=2, image_sizes=("64x32", "20x40")))
+        pictures = [open_picture(MediaSources().read_url(url, "it"), MediaLimits(), "it") for url in urls]
+        assert [picture.size for picture in pictures] == [(64, 32), (20, 40)] * 3
+        assert len(set(urls)) == 6
+
+    def test_files_of_a_folder_again_and_again(self, tmp_path: Path) -> None:
+        for name in ("a.png", "b.jpg", "notes.txt"):
+            (tmp_path / name).write_bytes(name.encode())
+        assert [url[:15] for url in self.urls(self.config(dataset_path=str(tmp_path)))] == [
+            "data:image/png;",
+            "data:image/jpeg",
+            "data:image/png;",
+        ]
+
+    @pytest.mark.parametrize(
+        ("settings", "words"),
+        [
+            ({"image_sizes": ("64",)}, "--image-sizes 64: give sizes such as 1024x768"),
+            ({"image_sizes": ("0x9",)}, "--image-sizes 0x9"),
+            ({"dataset_path": "/nowhere"}, "/nowhere is no folder with pictures"),
+            ({"backend": "openai"}, "images is made of chats: add --backend openai-chat"),
+        ],
+    )
+    def test_what_cannot_be_sent_is_refused(self, settings: dict[str, Any], words: str) -> None:
+        def make(config: BenchConfig) -> None:
+            check_config(config)
+            make_dataset(config, None)
+
+        with pytest.raises(ConfigError, match=words):
+            make(self.config(**settings))
 
 
 class TestShareGpt:

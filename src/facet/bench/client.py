@@ -11,7 +11,7 @@ import numpy as np
 
 from facet.bench.answers import AnswerReader, error_message
 from facet.bench.backends import Backend, ChatBackend, CompletionsBackend, Said
-from facet.bench.config import BenchConfig
+from facet.bench.config import MADE_UP_TEXT, BenchConfig
 from facet.bench.dialogue import Turn
 from facet.bench.http_client import ExchangeError, HttpClient, Response
 from facet.bench.outcome import Failure, Outcome
@@ -114,7 +114,7 @@ def _common_fields(config: BenchConfig) -> Mapping[str, Any]:
         "top_k": config.top_k,
         "min_p": config.min_p,
         # Made-up prompts ask for answers of a length; others for answers.
-        "ignore_eos": True if config.ignore_eos or config.dataset_name in ("random", "sessions") else None,
+        "ignore_eos": True if config.ignore_eos or config.dataset_name in MADE_UP_TEXT else None,
         # A session goes on from the very tokens of its answers, where the server tells them.
         "return_token_ids": True if config.dataset_name == "sessions" and not config.is_chat else None,
         **(config.extra_body or {}),

@@ -9,7 +9,8 @@ from facet.config import setting
 from facet.errors import ConfigError
 
 BACKENDS = ("openai", "vllm", "openai-chat")
-DATASETS = ("random", "sharegpt", "custom", "sessions", "tools")
+DATASETS = ("random", "sharegpt", "custom", "sessions", "tools", "images")
+MADE_UP_TEXT = ("random", "sessions", "images")  # whose answers mean nothing, and have a length
 DATASETS_FROM_FILES = ("sharegpt", "custom")
 METRICS = ("ttft", "tpot", "itl", "e2el")
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")  # those a single request has one value of
@@ -45,10 +46,11 @@ class BenchConfig:
     dataset_name: str = setting(
         "random",
         "random: random prompts; sharegpt: a JSON file of conversations; custom: a JSONL file with a prompt or "
-        "messages per line; sessions: conversations of several turns; tools: chats with functions to call",
+        "messages per line; sessions: conversations of several turns; tools: chats with functions to call; images: "
+        "chats with pictures",
         choices=DATASETS,
     )
-    dataset_path: str | None = setting(None, "file to read for sharegpt and custom")
+    dataset_path: str | None = setting(None, "file to read for sharegpt and custom; folder of pictures for images")
     num_prompts: int = setting(1000, "number of requests; with sessions and tools, of conversations")
     seed: int = setting(0, "seed for prompts and arrival times")
     input_len: int | None = setting(None, "overrides --random-input-len")
@@ -61,6 +63,10 @@ class BenchConfig:
     random_prefix_len: int = setting(0, "length of a common prefix of all random prompts, on top of their own length")
     num_turns: int | None = setting(None, "requests per conversation; default: 5 with sessions, 1 with tools")
     turn_input_len: int = setting(64, "tokens that each further turn of a session adds")
+    images_per_prompt: int = setting(1, "pictures in each prompt of images")
+    image_sizes: tuple[str, ...] = setting(
+        ("1024x768",), "sizes of made-up pictures, such as 1024x768 320x240, in turn"
+    )
 
     max_concurrency: int | None = setting(None, "maximum number of requests in flight; default: no limit")
     request_rate: float = setting(math.inf, "requests (or conversations) started per second; inf: all at once")
@@ -79,7 +85,7 @@ class BenchConfig:
     top_k: int | None = setting(None, "top-k sampling; default: the server's")
     min_p: float | None = setting(None, "min-p sampling; default: the server's")
     ignore_eos: bool = setting(
-        False, "answers run to their full length; always on with the datasets random and sessions"
+        False, "answers run to their full length; always on with the datasets random, sessions and images"
     )
     extra_body: Mapping[str, Any] | None = setting(None, "extra fields for every request, a JSON object")
 
@@ -125,18 +131,18 @@ def check_config(config: BenchConfig) -> None:
     _check_lists(config)
     if config.dataset_name in DATASETS_FROM_FILES and config.dataset_path is None:
         raise ConfigError(f"--dataset-name {config.dataset_name} reads a file: name it with --dataset-path.")
-    if config.dataset_name not in DATASETS_FROM_FILES and config.dataset_path is not None:
+    if config.dataset_name not in (*DATASETS_FROM_FILES, "images") and config.dataset_path is not None:
         raise ConfigError(
             f"--dataset-name {config.dataset_name} generates its prompts and reads no file. For {config.dataset_path} "
             "use --dataset-name sharegpt or custom."
         )
-    if config.dataset_name == "tools" and not config.is_chat:
-        raise ConfigError("--dataset-name tools is made of chats: add --backend openai-chat.")
+    if config.dataset_name in ("tools", "images") and not config.is_chat:
+        raise ConfigError(f"--dataset-name {config.dataset_name} is made of chats: add --backend openai-chat.")
 
 
 def _check_numbers(config: BenchConfig) -> None:
     least: dict[str, float] = {
-        **dict.fromkeys(("num_prompts", "random_output_len", "turn_input_len"), 1),
+        **dict.fromkeys(("num_prompts", "random_output_len", "turn_input_len", "images_per_prompt"), 1),
         **dict.fromkeys(("random_input_len", "random_prefix_len", "num_warmups", "ready_check_timeout_sec", "seed"), 0),
         **dict.fromkeys(("max_concurrency", "num_turns", "input_len", "output_len", "vocab_size"), 1),
     }

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from facet.bench import file_datasets, made_up_datasets
+from facet.bench import file_datasets, made_up_datasets, picture_datasets
 from facet.bench.config import BenchConfig
 from facet.bench.dialogue import Dataset
 
@@ -14,6 +14,7 @@ _MAKERS: Mapping[str, Callable[[BenchConfig, "Tokenizer | None"], Dataset]] = {
     "random": made_up_datasets.random_prompts,
     "sessions": made_up_datasets.sessions,
     "tools": made_up_datasets.tool_chats,
+    "images": picture_datasets.pictures,
     "sharegpt": file_datasets.sharegpt,
     "custom": file_datasets.custom,
 }

@@ -18,7 +18,7 @@ _MOST_TOOLS = 8  # offered in one chat
 
 
 def random_prompts(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
-    writer = _Writer(config, tokenizer)
+    writer = TurnWriter(config, tokenizer)
     turns = writer.first_turns()
     return Dataset(conversations=[[turn] for turn in turns], remarks=writer.remarks)
 
@@ -28,7 +28,7 @@ def sessions(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
 
     --random-prefix-len tokens are common to all sessions.
     """
-    writer = _Writer(config, tokenizer)
+    writer = TurnWriter(config, tokenizer)
     conversations: list[Conversation] = []
     for first in writer.first_turns():
         later = [
@@ -41,7 +41,7 @@ def sessions(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
 
 def tool_chats(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
     """A text and a task for it, with a few functions that could do the task. Calls get a result (backends.py)."""
-    writer = _Writer(config, tokenizer)
+    writer = TurnWriter(config, tokenizer)
     conversations: list[Conversation] = []
     for first in writer.first_turns():
         names = writer.random.permutation(list(_TASKS))[: 1 + writer.random.integers(_MOST_TOOLS)].tolist()
@@ -59,7 +59,7 @@ def _num_turns(config: BenchConfig) -> int:
     return config.num_turns or _DEFAULT_TURNS[config.dataset_name]
 
 
-class _Writer:
+class TurnWriter:
     """Turns of a length, in the form that the backend takes."""
 
     def __init__(self, config: BenchConfig, tokenizer: "Tokenizer | None") -> None:
