@@ -131,7 +131,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "retired form": ([{"role": "assistant", "function_call": {}}], "messages[0] has function_call"),
     "calls are an object": ([{"role": "assistant", "tool_calls": {}}], "messages[0].tool_calls must be a list"),
     "call is a string": ([calls("f")], "messages[0].tool_calls[0] must be an object"),
-    "call of another type": ([calls(call(type="custom"))], "messages[0].tool_calls[0] has the type 'custom'"),
+    "call of another type": ([calls(call(type="mcp"))], "messages[0].tool_calls[0] has the type 'mcp'"),
+    "custom call without input": (
+        [calls({"type": "custom", "custom": {"name": "f"}})],
+        "messages[0].tool_calls[0].custom.input must be a string",
+    ),
     "call without function": ([calls({"id": "c"})], "messages[0].tool_calls[0].function must be an object"),
     "call without name": (
         [calls({"function": {"arguments": "{}"}})],

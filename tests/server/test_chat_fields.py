@@ -148,6 +148,35 @@ def test_log_probabilities_of_named_tokens(calling: tuple[RunningServer, Any], t
     assert [set(top) >= {"e", "a"} for top in logprobs["top_logprobs"]] == [True, True]
 
 
+PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Changes files."}}
+INPUT = '--- a\n+ say "hi" {é}\n'
+
+
+def test_a_custom_tool_takes_text(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    """A call of it, whole and streamed, between a call of a function; then the round trip."""
+    custom_call = f'<|tool_call>call:patch{{input:<|"|>{INPUT}<|"|>}}<tool_call|>'
+    with scripted("Now." + custom_call + CALL) as (server, engine):
+        choice = ask(server, tools=[PATCH, WEATHER_TOOL])
+        chunks = deltas(server, tools=[PATCH, WEATHER_TOOL])
+        called = choice["message"]["tool_calls"]
+        messages = [*ASK, choice["message"], {"role": "tool", "tool_call_id": called[0]["id"], "content": "done"}]
+        named = {"type": "custom", "custom": {"name": "patch"}}
+        ask(server, messages=messages, tools=[PATCH], tool_choice=named)
+    assert choice["finish_reason"] == "tool_calls"
+    assert (called[0]["type"], called[0]["custom"]) == ("custom", {"name": "patch", "input": INPUT})
+    assert (called[1]["type"], called[1]["function"]["name"]) == ("function", "get_weather")
+    streamed = [call for chunk in chunks for call in chunk["delta"].get("tool_calls", []) if call["index"] == 0]
+    assert (streamed[0]["type"], streamed[0]["custom"]) == ("custom", {"name": "patch", "input": ""})
+    assert "".join(call["custom"]["input"] for call in streamed) == INPUT
+    assert len(streamed) > 4
+    first, *_, last = engine.submitted
+    declared = tokenizer.decode(first.prompt_token_ids)
+    assert '"input"' in declared
+    assert "Changes files." in declared
+    assert "<|tool_call>patch<tool_call|>" in tokenizer.decode(last.prompt_token_ids, skip_special_tokens=False)
+    assert last.grammar.trigger_token_id is None, "it must call"
+
+
 def test_a_structural_tag(calling: tuple[RunningServer, Any]) -> None:
     server, engine = calling
     tag = {"type": "structural_tag", "format": {"type": "any_text"}}
@@ -168,7 +197,9 @@ def test_a_structural_tag(calling: tuple[RunningServer, Any]) -> None:
         ({"chat_template": "{{ messages }}"}, "chat_template", "not supported"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "must be an object"),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "must be an object"),
-        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools", "Only 'function' is supported"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools", "A name has up to"),
+        ({"tools": [{"type": "custom", "custom": 1}]}, "tools", "must be an object with a name"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "Only 'function' and 'custom' are supported"),
         ({"functions": [FUNCTION], "tools": [WEATHER_TOOL]}, "functions", "only one form"),
         ({"function_call": "auto"}, "function_call", "needs functions"),
         ({"functions": [FUNCTION], "function_call": {"name": "no"}}, "tool_choice", "names 'no'"),

@@ -80,6 +80,34 @@ def test_a_response_has_items_in_the_order_they_were_written(talking: tuple[Runn
     ]
 
 
+def test_a_custom_tool_takes_text(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    """As OpenAI's client reads it, whole and streamed; then a round trip with its own items."""
+    tool = {"type": "custom", "name": "patch", "format": {"type": "text"}}
+    settings: Any = {"model": "tiny", "input": "Change it.", "tools": [tool]}
+    with (
+        scripted('<|tool_call>call:patch{input:<|"|>say "hi"\n<|"|>}<tool_call|>') as (server, engine),
+        client_of(server) as client,
+    ):
+        whole = client.responses.create(**settings)
+        (call,) = whole.output
+        parts, done = [], None
+        for event in client.responses.create(**settings, stream=True):
+            if event.type == "response.custom_tool_call_input.delta":
+                parts.append(event.delta)
+            elif event.type == "response.custom_tool_call_input.done":
+                done = event.input
+        result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+        client.responses.create(**{**settings, "input": [result]}, previous_response_id=whole.id)
+        stored = prompt_of(engine, tokenizer)
+        asked = {"role": "user", "content": "Change it."}
+        client.responses.create(**{**settings, "input": [asked, call.model_dump(exclude_none=True), result]})
+    assert call.type == "custom_tool_call"
+    assert (call.name, call.input) == ("patch", 'say "hi"\n')
+    assert "".join(parts) == done == 'say "hi"\n'
+    assert prompt_of(engine, tokenizer) == stored
+    assert "<|tool_call>patch<tool_call|>" in stored
+
+
 def test_events_are_named_and_numbered(talking: tuple[RunningServer, Any]) -> None:
     with talking[0].client() as client:
         body = {"model": "tiny", "input": "a", "stream": True, "tools": [TOOL]}

@@ -20,6 +20,11 @@ class GrammarRules:
         self._names: dict[tuple[str, int | None], str] = {}
         self._limits: dict[str, int] = {}
         self._has_any_value = False
+        self._included: list[str] = []
+
+    def include(self, rules: str) -> None:
+        """More rules, written elsewhere under names that none of these has."""
+        self._included.append(rules)
 
     def add(self, body: str, *, max_characters: int | None = None) -> str:
         """The name of a rule with this body, and of text no longer than that.
@@ -66,7 +71,7 @@ class GrammarRules:
         for name, body in self._bodies.items():
             limit = f"[max_chars={self._limits[name]}]" if name in self._limits else ""
             lines.append(f"{name}{limit}: {body}")
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *self._included]) + "\n"
 
 
 def token(token_id: int) -> str:

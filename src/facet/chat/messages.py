@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
+from facet.chat.custom_tools import ARGUMENT
 from facet.chat.media_parts import MEDIA_TYPES, MediaParts
 from facet.errors import RequestError
 
@@ -95,16 +96,22 @@ def _tool_fields(message: Mapping[Any, Any], where: str) -> dict[str, Any]:
 def _tool_call(call: object, where: str) -> dict[str, Any]:
     if not isinstance(call, Mapping):
         _refuse(where, f"must be an object, not {_kind(call)}")
-    kind = call.get("type")
-    if kind not in (None, "function"):
-        _refuse(where, f"has the type {kind!r}. Only 'function' is supported")
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        _refuse(f"{where}.function", f"must be an object, not {_kind(function)}")
-    name = function.get("name")
+    kind = call.get("type") or "function"
+    if kind not in ("function", "custom"):
+        _refuse(where, f"has the type {kind!r}. Only 'function' and 'custom' are supported")
+    called = call.get(kind)
+    if not isinstance(called, Mapping):
+        _refuse(f"{where}.{kind}", f"must be an object, not {_kind(called)}")
+    name = called.get("name")
     if not isinstance(name, str) or not name:
-        _refuse(f"{where}.function.name", f"must be a name, not {_kind(name)}")
-    arguments = _arguments(function.get("arguments"), f"{where}.function.arguments")
+        _refuse(f"{where}.{kind}.name", f"must be a name, not {_kind(name)}")
+    if kind == "custom":
+        text = called.get(ARGUMENT)
+        if not isinstance(text, str):
+            _refuse(f"{where}.custom.{ARGUMENT}", f"must be a string, not {_kind(text)}")
+        arguments: dict[str, Any] = {ARGUMENT: text}
+    else:
+        arguments = _arguments(called.get("arguments"), f"{where}.function.arguments")
     normalized: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     call_id = _optional_string(call, "id", where)
     if call_id is not None:

@@ -6,9 +6,10 @@ Checks shapes and names; whether a tool's schema can be enforced is not known he
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
+from facet.chat.custom_tools import as_function
 from facet.errors import RequestError
 
 _TOOL_NAME = re.compile(r"[\w.:/-]{1,128}")
@@ -29,9 +30,10 @@ class ToolChoice:
 class ToolUse:
     """The tools of one request."""
 
-    tools: tuple[dict[str, Any], ...]  # as they were declared
+    tools: tuple[dict[str, Any], ...]  # as they were declared; custom ones as functions
     choice: ToolChoice
     allowed: frozenset[str] | None = None  # names of those that may be called; None: all of them
+    custom: Mapping[str, str | None] = field(default_factory=dict)  # names of custom ones, and their grammars
 
     @property
     def callable_tools(self) -> tuple[dict[str, Any], ...]:
@@ -50,14 +52,15 @@ def normalize_tools(tools: object, tool_choice: object = None) -> ToolUse:
     """Checks both against each other. Without a choice it is "auto" if there are tools, else "none"."""
     if tools is not None and not isinstance(tools, list | tuple):
         _refuse("tools", "must be a list.")
-    declared = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools or ()))
+    custom: dict[str, str | None] = {}
+    declared = tuple(_tool(tool, f"tools[{i}]", custom) for i, tool in enumerate(tools or ()))
     names = [tool["function"]["name"] for tool in declared]
     if repeated := next((name for i, name in enumerate(names) if name in names[:i]), None):
         _refuse("tools", f"declares {repeated!r} twice. Give every tool a name of its own.")
     if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
         mode, allowed = _allowed(tool_choice, names)
-        return ToolUse(declared, ToolChoice(mode), allowed)
-    return ToolUse(declared, _choice(tool_choice, names))
+        return ToolUse(declared, ToolChoice(mode), allowed, custom)
+    return ToolUse(declared, _choice(tool_choice, names), custom=custom)
 
 
 def template_variables(
@@ -91,11 +94,17 @@ def template_variables(
     return variables
 
 
-def _tool(tool: object, where: str) -> dict[str, Any]:
+def _tool(tool: object, where: str, custom: dict[str, str | None]) -> dict[str, Any]:
+    """The tool as a function. One that is custom is noted in `custom`."""
     if not isinstance(tool, Mapping):
         _refuse(where, 'must be an object such as {"type": "function", "function": {...}}.')
+    if tool.get("type") == "custom":
+        described, grammar = as_function(tool, where)
+        as_declared = _tool(described, where, custom)
+        custom[as_declared["function"]["name"]] = grammar
+        return as_declared
     if tool.get("type") != "function":
-        _refuse(where, f"has the type {tool.get('type')!r}. Only 'function' is supported.")
+        _refuse(where, f"has the type {tool.get('type')!r}. Only 'function' and 'custom' are supported.")
     function = tool.get("function")
     if not isinstance(function, Mapping):
         _refuse(f"{where}.function", "must be an object with a name.")
@@ -119,9 +128,10 @@ def _choice(tool_choice: object, names: list[str]) -> ToolChoice:
     if tool_choice is None:
         return ToolChoice("auto" if names else "none")
     if isinstance(tool_choice, Mapping):
-        function = tool_choice.get("function")
+        kind = tool_choice.get("type")
+        function = tool_choice.get(kind) if kind in ("function", "custom") else None
         name = function.get("name") if isinstance(function, Mapping) else tool_choice.get("name")
-        if tool_choice.get("type") != "function" or not isinstance(name, str):
+        if kind not in ("function", "custom") or not isinstance(name, str):
             _refuse("tool_choice", 'must look like {"type": "function", "function": {"name": "..."}}.', "tool_choice")
         if name not in names:
             known = ", ".join(map(repr, names)) or "none"

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from facet.chat.custom_tools import ARGUMENT, renamed_lark
 from facet.chat.formats import ReplyMarkers
 from facet.chat.grammar_rules import GrammarRules, literal, one_of, token
 from facet.chat.schema_rules import SchemaRules
@@ -47,7 +48,7 @@ def tool_call_grammar(
     is_free = choice.mode == "auto"
     return GrammarSpec(
         kind="tool_calls",
-        sources=(_grammar(functions, markers, is_repeated=parallel and not is_free),),
+        sources=(_grammar(functions, use.custom, markers, is_repeated=parallel and not is_free),),
         trigger_token_id=markers.opens_call if is_free else None,
         may_trigger_again=parallel,
         # Where text is free so are thoughts, and what looks like a call inside one is none.
@@ -65,12 +66,23 @@ def thought_tokens(
     return ThoughtTokens(open_id=markers.opens_channel, close_id=markers.closes_channel, is_open=starts_in_thought)
 
 
-def _grammar(functions: Sequence[Mapping[str, Any]], markers: ReplyMarkers, *, is_repeated: bool) -> str:
+def _grammar(
+    functions: Sequence[Mapping[str, Any]],
+    custom: Mapping[str, str | None],
+    markers: ReplyMarkers,
+    *,
+    is_repeated: bool,
+) -> str:
     rules = GrammarRules(markers.string_delimiter)
-    calls = []
+    calls: list[str] = []
     for function in functions:
         name, schema = function["name"], function.get("parameters") or _NO_PARAMETERS
-        arguments = SchemaRules(schema, rules, name=name, field="tools").root()
+        if (grammar := custom.get(name)) is None:
+            arguments = SchemaRules(schema, rules, name=name, field="tools").root()
+        else:
+            included, start = renamed_lark(grammar, f"custom{len(calls)}", name)
+            rules.include(included)
+            arguments = f"{literal(f'{{{ARGUMENT}:')} {rules.quote} {start} {rules.quote} {literal('}')}"
         calls.append(f"{literal(f'call:{name}')} {arguments}")
     call = rules.add(f"{token(markers.opens_call)} {one_of(calls)} {token(markers.closes_call)}")
     return rules.text(f"{call}+" if is_repeated else call)

@@ -147,6 +147,7 @@ def _prepare_chat(
             offers_tools=use.choice.mode != "none",
             starts_in_thought=starts_in_thought,
             ends_after_one_call=not question.parallel_tool_calls,
+            custom_tools=frozenset(use.custom),
         ),
         media=expanded.media,
     )

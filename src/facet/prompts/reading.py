@@ -27,6 +27,7 @@ class ReplyFormat:
     offers_tools: bool
     starts_in_thought: bool  # the prompt leaves a thought open
     ends_after_one_call: bool  # parallel_tool_calls is false
+    custom_tools: frozenset[str] = frozenset()  # names of tools that take text
 
 
 @dataclass(slots=True)
@@ -158,6 +159,7 @@ class ReplyReader:
         )
         self._builder = ReplyBuilder()
         self._ends_after_one_call = reply_format.ends_after_one_call
+        self.custom_tools = reply_format.custom_tools
         self._keeps_thoughts = keeps_thoughts
 
     def feed(self, new: NewTokens) -> list[Delta]:

@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
+from facet.chat.custom_tools import InputReader, whole_input
 from facet.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from facet.chat.reply import ToolCall as ReplyToolCall
 from facet.engine.messages import NewTokens
 from facet.prompts import PreparedQuestion, ReplyReader
 from facet.server.dialect import OPENAI
@@ -22,6 +24,9 @@ from facet.server.protocol.chat import (
     ChatMessage,
     ChatRequest,
     ChatResponse,
+    CustomCall,
+    CustomDelta,
+    CustomToolCall,
     FunctionCall,
     FunctionDelta,
     LegacyChatMessage,
@@ -138,6 +143,7 @@ class ChatAnswer:
         self.feed = reader.feed
         self._index = index
         self._reader = reader
+        self._custom_inputs: dict[int, InputReader] = {}  # of calls of custom tools, by their index
         self._shapes = shapes
         self._num_sent_logprobs = 0
         self._num_sent_tokens = 0
@@ -150,8 +156,8 @@ class ChatAnswer:
 
     def chunks(self, deltas: list[Delta]) -> list[ChatChunkChoice]:
         """One for each delta, and one for the end."""
-        as_delta = as_legacy_wire if self._calls_functions else as_wire
-        choices = [ChatChunkChoice(self._index, as_delta(delta)) for delta in deltas]
+        wire = [one for delta in deltas if (one := self._as_wire(delta)) is not None]
+        choices = [ChatChunkChoice(self._index, delta) for delta in wire]
         if self.tokens.finish_reason is not None:
             final = ChatFinalChoice(self._index, ChatDelta(), None, self._finish_reason, self.tokens.stop_reason)
             choices.append(final)
@@ -160,6 +166,18 @@ class ChatAnswer:
             choices[0].logprobs = self._logprobs(self._shapes, self._num_sent_logprobs)
             self._num_sent_logprobs = len(self.tokens.logprobs)
         return choices
+
+    def _as_wire(self, delta: Delta) -> ChatDelta | None:
+        """What a stream says of it. None: nothing yet."""
+        if isinstance(delta, ToolCallStart) and delta.name in self._reader.custom_tools:
+            self._custom_inputs[delta.index] = InputReader()
+            custom, call_id, kind = CustomDelta(delta.name, ""), delta.call_id, "custom"
+            return ChatDelta(tool_calls=[ToolCallDelta(delta.index, custom=custom, id=call_id, type=kind)])
+        if isinstance(delta, ToolCallArguments) and (reader := self._custom_inputs.get(delta.index)) is not None:
+            text = reader.push(delta.fragment)
+            call = ToolCallDelta(delta.index, custom=CustomDelta(input=text))
+            return ChatDelta(tool_calls=[call]) if text else None
+        return as_legacy_wire(delta) if self._calls_functions else as_wire(delta)
 
     def unsent_token_ids(self) -> list[int]:
         start, self._num_sent_tokens = self._num_sent_tokens, len(self.tokens.token_ids)
@@ -183,13 +201,17 @@ class ChatAnswer:
     def _message(self) -> ChatMessage:
         reply = self._reader.reply()
         content = self._echoed + (reply.content or "") if self._echoed else reply.content
-        calls = [
-            ToolCall(call.id, FunctionCall(call.function.arguments, call.function.name)) for call in reply.tool_calls
-        ]
         if self._calls_functions:
-            function_call = calls[0].function if calls else None
+            called = reply.tool_calls[0].function if reply.tool_calls else None
+            function_call = None if called is None else FunctionCall(called.arguments, called.name)
             return LegacyChatMessage(content, reply.reasoning, reply.reasoning, function_call=function_call)
-        return ChatMessage(content, reply.reasoning, reply.reasoning, calls)
+        return ChatMessage(content, reply.reasoning, reply.reasoning, [*map(self._call, reply.tool_calls)])
+
+    def _call(self, call: ReplyToolCall) -> ToolCall | CustomToolCall:
+        name, arguments = call.function.name, call.function.arguments
+        if name in self._reader.custom_tools:
+            return CustomToolCall(call.id, CustomCall(name, whole_input(arguments)))
+        return ToolCall(call.id, FunctionCall(arguments, name))
 
     def _logprobs(self, shapes: LogprobShapes, start: int) -> ChatLogprobs:
         return ChatLogprobs([shapes.content(entry) for entry in self.tokens.logprobs[start:]])
@@ -201,7 +223,7 @@ def as_wire(delta: Delta) -> ChatDelta:
     if isinstance(delta, ReasoningDelta):
         return ChatDelta(reasoning=delta.text, reasoning_content=delta.text)
     if isinstance(delta, ToolCallStart):
-        call = ToolCallDelta(delta.index, FunctionDelta(delta.name, ""), delta.call_id, "function")
+        call = ToolCallDelta(delta.index, FunctionDelta(delta.name, ""), id=delta.call_id, type="function")
     else:
         assert isinstance(delta, ToolCallArguments), f"a reply has no {type(delta).__name__}"
         call = ToolCallDelta(delta.index, FunctionDelta(arguments=delta.fragment))

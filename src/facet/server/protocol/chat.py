@@ -1,6 +1,6 @@
 """Wire types of /v1/chat/completions."""
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -81,22 +81,39 @@ class FunctionCall(msgspec.Struct):
     name: str | None = None
 
 
-class ToolCall(msgspec.Struct):
+class ToolCall(msgspec.Struct, tag_field="type", tag="function"):
     id: str
     function: FunctionCall
-    type: Literal["function"] = "function"
 
 
-class ToolCallDelta(msgspec.Struct, omit_defaults=True):
-    index: int
-    function: "FunctionDelta"
-    id: str | None = None
-    type: str | None = None
+class CustomCall(msgspec.Struct):
+    name: str
+    input: str
+
+
+class CustomToolCall(msgspec.Struct, tag_field="type", tag="custom"):
+    id: str
+    custom: CustomCall
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
     name: str | None = None
     arguments: str | None = None
+
+
+class CustomDelta(msgspec.Struct, omit_defaults=True):
+    name: str | None = None
+    input: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """Of a function or of a custom tool."""
+
+    index: int
+    function: FunctionDelta | None = None
+    custom: CustomDelta | None = None
+    id: str | None = None
+    type: str | None = None
 
 
 class TopLogprob(msgspec.Struct):
@@ -122,7 +139,7 @@ class ChatMessage(msgspec.Struct):
     content: str | None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: list[ToolCall | CustomToolCall] = []
     refusal: None = None
     role: str = "assistant"
 

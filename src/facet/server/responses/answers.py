@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from facet.chat.custom_tools import InputReader, whole_input
 from facet.engine.messages import NewTokens
 from facet.prompts import PreparedQuestion, ReplyReader
 from facet.server.errors import Fault
@@ -17,6 +18,8 @@ from facet.server.responses.events import (
     ArgumentsDelta,
     ArgumentsDone,
     Event,
+    InputDelta,
+    InputDone,
     ItemAdded,
     ItemDone,
     PartAdded,
@@ -33,6 +36,7 @@ from facet.server.responses.events import (
 )
 from facet.server.responses.wire import (
     CachedTokens,
+    CustomToolCall,
     FunctionCall,
     IncompleteDetails,
     OutputItem,
@@ -74,13 +78,21 @@ class ResponseAnswer:
 
     def id_of(self, part: ReplyPart) -> str:
         while len(self._ids) <= part.index:
-            self._ids.append(f"{_ID_PREFIXES[self.parts.parts[len(self._ids)].kind]}_{secrets.token_hex(24)}")
+            named = self.parts.parts[len(self._ids)]
+            prefix = "ctc" if self.is_custom(named) else _ID_PREFIXES[named.kind]
+            self._ids.append(f"{prefix}_{secrets.token_hex(24)}")
         return self._ids[part.index]
+
+    def is_custom(self, part: ReplyPart) -> bool:
+        """Whether it is a call of a tool that takes text."""
+        return part.kind == "call" and part.name in self._reader.custom_tools
 
     def item(self, part: ReplyPart, *, is_new: bool = False) -> OutputItem:
         """The item as far as it has come, or as it is announced."""
         item_id, text = self.id_of(part), "" if is_new else part.text
         status = "in_progress" if is_new or part.is_open else self._status(part)
+        if self.is_custom(part):
+            return CustomToolCall(part.call_id, part.name, whole_input(text) if text else "", item_id, status)
         if part.kind == "call":
             return FunctionCall(part.call_id, part.name, text, item_id, status)
         if part.kind == "thought":
@@ -114,6 +126,7 @@ class ResponseExchange:
         self._sampling = request.sampling
         self._answer = ResponseAnswer(ReplyReader(request, model.asked.require_tokenizer(), prepared.reply_format))
         self.answers = [self._answer]
+        self._custom_inputs: dict[int, InputReader] = {}  # of calls of custom tools, by the index of their item
 
     def response(self) -> ResponseObject:
         is_cut = self._answer.tokens.finish_reason == "length"
@@ -175,7 +188,7 @@ class ResponseExchange:
             if isinstance(change, Opened):
                 yield from self._opened(change.part)
             elif isinstance(change, Grown):
-                yield self._grown(change.part, change.fragment)
+                yield from self._grown(change.part, change.fragment)
             else:
                 yield from self._closed(change.part)
 
@@ -185,13 +198,20 @@ class ResponseExchange:
         if part.kind != "call":
             yield self._event(PartAdded, part, part=_content(part, ""))
 
-    def _grown(self, part: ReplyPart, fragment: str) -> Event:
-        if part.kind == "call":
-            return self._event(ArgumentsDelta, part, delta=fragment)
-        return self._event(TextDelta if part.kind == "text" else ReasoningDelta, part, delta=fragment)
+    def _grown(self, part: ReplyPart, fragment: str) -> Iterator[Event]:
+        if self._answer.is_custom(part):
+            text = self._custom_inputs.setdefault(part.index, InputReader()).push(fragment)
+            if text:
+                yield self._event(InputDelta, part, delta=text)
+        elif part.kind == "call":
+            yield self._event(ArgumentsDelta, part, delta=fragment)
+        else:
+            yield self._event(TextDelta if part.kind == "text" else ReasoningDelta, part, delta=fragment)
 
     def _closed(self, part: ReplyPart) -> Iterator[Event]:
-        if part.kind == "call":
+        if self._answer.is_custom(part):
+            yield self._event(InputDone, part, input=whole_input(part.text))
+        elif part.kind == "call":
             yield self._event(ArgumentsDone, part, arguments=part.text, name=part.name)
         else:
             yield self._event(TextDone if part.kind == "text" else ReasoningDone, part, text=part.text)

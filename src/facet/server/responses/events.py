@@ -92,3 +92,11 @@ class ArgumentsDelta(InItem, tag="response.function_call_arguments.delta"):
 class ArgumentsDone(InItem, tag="response.function_call_arguments.done"):
     arguments: str
     name: str
+
+
+class InputDelta(InItem, tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class InputDone(InItem, tag="response.custom_tool_call_input.done"):
+    input: str

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from facet.chat.custom_tools import ARGUMENT
 from facet.errors import RequestError
 from facet.prompts import AskedModel, ChatQuestion
 from facet.server.body import convert
@@ -11,6 +12,8 @@ from facet.server.protocol.sampling_fields import refuse_unsupported
 from facet.server.responses.wire import (
     UNSUPPORTED_FIELDS,
     Content,
+    CustomToolCall,
+    CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
     InputAudio,
@@ -96,7 +99,9 @@ def _add(item: InputItem, where: str, conversation: Conversation, find_item: Fin
             conversation.reply(_text(item.content, f"{where}.content"))
         case FunctionCall():
             conversation.call(item.call_id, item.name, item.arguments)
-        case FunctionCallOutput():
+        case CustomToolCall():
+            conversation.call(item.call_id, item.name, {ARGUMENT: item.input})
+        case FunctionCallOutput() | CustomToolCallOutput():
             conversation.result(item.call_id, _text(item.output, f"{where}.output"))
         case ReasoningItem():
             _add_thought(item, where, conversation)
@@ -145,9 +150,11 @@ def _part_text(part: Content, where: str) -> str:
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
+    if kind == "custom":
+        return dict(tool)
     if kind != "function":
         raise RequestError(
-            f"{where} has the type {kind!r}, which this server cannot run. Offer functions of your own.", field="tools"
+            f"{where} has the type {kind!r}, which this server cannot run. Offer tools of your own.", field="tools"
         )
     fields = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in fields if name in tool}}

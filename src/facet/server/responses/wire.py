@@ -65,6 +65,19 @@ class FunctionCallOutput(msgspec.Struct, tag_field="type", tag="function_call_ou
     output: str | list[InputText | InputImage | InputFile]
 
 
+class CustomToolCall(msgspec.Struct, tag_field="type", tag="custom_tool_call", frozen=True):
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+    status: str | None = None
+
+
+class CustomToolCallOutput(msgspec.Struct, tag_field="type", tag="custom_tool_call_output", frozen=True):
+    call_id: str
+    output: str | list[InputText | InputImage | InputFile]
+
+
 class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning", frozen=True):
     """A thought. Nothing summarizes it: its text is its content."""
 
@@ -79,7 +92,15 @@ class ItemReference(msgspec.Struct, tag_field="type", tag="item_reference", froz
     id: str
 
 
-InputItem = InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem | ItemReference
+InputItem = (
+    InputMessage
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomToolCall
+    | CustomToolCallOutput
+    | ReasoningItem
+    | ItemReference
+)
 
 
 class OutputMessage(msgspec.Struct, tag_field="type", tag="message", frozen=True):
@@ -89,7 +110,7 @@ class OutputMessage(msgspec.Struct, tag_field="type", tag="message", frozen=True
     role: Literal["assistant"] = "assistant"
 
 
-OutputItem = OutputMessage | FunctionCall | ReasoningItem
+OutputItem = OutputMessage | FunctionCall | CustomToolCall | ReasoningItem
 
 
 class Reasoning(msgspec.Struct, frozen=True):
