@@ -1,5 +1,6 @@
 """The plan against the engine it plans for: the same memory must give the same numbers, in the same words."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,15 +19,18 @@ from facet.kernels.paged_attention.invariant.plan import PARTIALS_LIMIT
 from facet.kv_dtypes import KV_DTYPES
 from facet.kv_layout import make_kv_layout
 from facet.layers.placement import Placement
+from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
 from facet.model.loader import load_model
+from facet.model.towers import find_towers
 from facet.runner.measuring import MeasuredMemory
 from facet.runner.memory import StepShape
 from tests.model.quantized_files import VARIANTS as QUANTIZED
 from tests.model.quantized_files import write_variant
-from tests.published_configs import PUBLISHED, Config
+from tests.published_configs import PUBLISHED, Config, text_only
 from tests.tiny_checkpoints import SHRUNK, write_config
+from tests.tiny_models import TinyModel
 
 GIB = 2**30
 
@@ -68,6 +72,21 @@ def test_an_engine_allocates_what_was_planned_and_says_the_same(
     assert plan.tables == sum(buffer.nbytes for buffer in model.buffers())
 
 
+@pytest.mark.parametrize("name", ["gemma4_e2b_mm", "gemma3_mm"])
+def test_towers_and_their_cache_take_what_was_planned(name: str, tiny_model: Callable[[str], TinyModel]) -> None:
+    flags = dict(kv_cache_memory_bytes=2**20, max_num_batched_tokens=33, max_model_len=50, dtype="float32")
+    folder = str(tiny_model(name).folder)
+    plan = make_plan(PlanConfig(model=folder, **flags))  # type: ignore[arg-type]
+    engine, _ = make_engine(EngineConfig(model=folder, device="cpu", **flags))  # type: ignore[arg-type]
+    media = engine.runner.media
+    towers = set(media.towers.values())
+    assert plan.towers == sum(held.nbytes for tower in towers for held in (*tower.parameters(), *tower.buffers())) > 0
+    assert plan.encoder is not None
+    assert plan.encoder == engine.settings.encoder
+    assert plan.encoder.num_bytes == media.cache.num_bytes
+    assert plan.encoder.line() in engine.settings.lines()
+
+
 def resolve_on_a_gpu(folder: Path, plan: MemoryPlan, flags: dict[str, object]) -> EngineSettings:
     """What an engine resolves on a GPU where it measures just what was planned."""
     config = EngineConfig(model=str(folder), **flags)  # type: ignore[arg-type]
@@ -77,7 +96,9 @@ def resolve_on_a_gpu(folder: Path, plan: MemoryPlan, flags: dict[str, object]) -
         spec=plan.spec, placement=placement, num_positions=plan.capacity.max_model_len, modules=lambda: ()
     )
     assert plan.gpu_memory is not None
-    total, weights = plan.gpu_memory.total, plan.weights.total + plan.tables
+    total, weights = plan.gpu_memory.total, plan.weights.total + plan.towers + plan.tables
+    towers = find_towers(read_config_file(folder / "config.json"), plan.spec, None)
+    held = towers.build(Placement(dtype=torch.bfloat16, device=torch.device("meta"), arithmetic=arithmetic))
 
     def measure(_: object, shape: StepShape) -> MeasuredMemory:
         return MeasuredMemory(
@@ -88,7 +109,7 @@ def resolve_on_a_gpu(folder: Path, plan: MemoryPlan, flags: dict[str, object]) -
         patch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
         patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         patch.setattr("facet.engine.settings.measure_gpu_memory", measure)
-        return resolve(config, cast(Gemma, model))
+        return resolve(config, cast(Gemma, model), towers=held)
 
 
 @pytest.mark.parametrize("name", ["Gemma 4 E4B", "Gemma 4 31B", "Gemma 3 27B", "Gemma 3n E4B"])
@@ -112,6 +133,7 @@ def test_memory_is_divided_as_at_start_up(name: str, flags: dict[str, object], t
     memory = plan.gpu_memory
     assert memory is not None
     parts = memory.weights + memory.activations + memory.graphs + memory.sampling + memory.cache
+    parts += memory.towers + memory.encoder_cache
     assert parts == int(plan.gpu_memory_utilization * memory.total)
     assert plan.capacity.num_blocks == memory.cache // plan.capacity.layout.total_page_bytes
 
@@ -119,7 +141,7 @@ def test_memory_is_divided_as_at_start_up(name: str, flags: dict[str, object], t
 def test_batch_invariance_sets_partial_results_apart(tmp_path: Path) -> None:
     """Those of a step, and those of captured ones; keys are not unpacked."""
     usual, invariant, eager = (
-        plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], gpu_memory="141GB", max_model_len=131_072, **flags).gpu_memory
+        plan_of(tmp_path, text_only("Gemma 4 31B"), gpu_memory="141GB", max_model_len=131_072, **flags).gpu_memory
         for flags in ({}, dict(batch_invariant=True), dict(batch_invariant=True, enforce_eager=True))
     )
     assert usual is not None
@@ -133,7 +155,7 @@ def test_batch_invariance_sets_partial_results_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "cache_gib"), [("Gemma 4 31B", 64.3), ("Gemma 4 E4B", 108.2)])
 def test_the_estimate_is_close_to_what_an_engine_measured(name: str, cache_gib: float, tmp_path: Path) -> None:
     """benchmarks/h200.md: what was left for the cache on an H200 of 139.8 GiB. The driver keeps half a GiB itself."""
-    plan = plan_of(tmp_path, PUBLISHED[name], gpu_memory="139.8GiB", max_model_len=131_072)
+    plan = plan_of(tmp_path, text_only(name), gpu_memory="139.8GiB", max_model_len=131_072)
     assert plan.gpu_memory is not None
     assert cache_gib < plan.gpu_memory.cache / GIB < cache_gib + 1.5
 
@@ -195,14 +217,16 @@ def test_weights_take_what_was_planned(name: str, tmp_path: Path) -> None:
 
 def test_a_31b_in_four_bits_on_two_small_cards(tmp_path: Path) -> None:
     """24 GB each: weights take 9 GiB of a card, and requests of 131,072 tokens fit beside them."""
-    plan = plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], weight_format="int4", gpus=2, gpu_memory="24GB")
+    plan = plan_of(
+        tmp_path, PUBLISHED["Gemma 4 31B"], weight_format="int4", gpus=2, gpu_memory="24GB", language_model_only=True
+    )
     assert plan.weights.total / GIB == pytest.approx(8.99, abs=0.01)
     assert plan.capacity.sequences(131_072).num_sequences == 1
     eight_bits = plan.capacities["int8_per_token_head"]
     assert isinstance(eight_bits, Capacity)
     assert eight_bits.sequences(131_072).num_sequences == 3
     # One card of 24 GiB holds the model too, with smaller steps and a context that a flag cuts.
-    less = dict(max_model_len=8192, max_num_seqs=8, max_num_batched_tokens=1024)
+    less = dict(max_model_len=8192, max_num_seqs=8, max_num_batched_tokens=1024, language_model_only=True)
     alone = plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], weight_format="int4", gpu_memory="24GiB", **less)
     assert alone.weights.total / GIB == pytest.approx(17.97, abs=0.02)
     assert alone.capacity.sequences(8192).num_sequences >= 1
@@ -211,7 +235,7 @@ def test_a_31b_in_four_bits_on_two_small_cards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("quantization", "gib"), [("fp8", 5.03), ("int4", 3.44)])
 def test_e4b_fits_in_eight_gib_without_its_per_layer_table(quantization: str, gib: float, tmp_path: Path) -> None:
     flags = dict(gpu_memory="8GiB", max_model_len=8192, max_num_seqs=8, max_num_batched_tokens=1024)
-    config = PUBLISHED["Gemma 4 E4B"]
+    config = text_only("Gemma 4 E4B")
     plan = plan_of(tmp_path, config, quantization=quantization, embeddings_on_cpu=True, **flags)
     assert plan.weights.on_host == 262_144 * 42 * 256 * 2
     assert plan.weights.total / GIB == pytest.approx(gib, abs=0.01)
@@ -247,7 +271,7 @@ def test_another_dtype_may_not_fit_where_the_one_asked_for_does(tmp_path: Path) 
     [
         (
             dict(gpu_memory="24GiB"),
-            r"Weights take 57\.37 GiB of a GPU, .* but 21\.60 GiB of its 24\.00 GiB may be used",
+            r"Weights take 58\.44 GiB of a GPU, .* but 21\.60 GiB of its 24\.00 GiB may be used",
         ),
         (dict(kv_cache_memory_bytes=10**6), "0 MiB are left for keys and values, less than the 38 MiB"),
         (

@@ -29,6 +29,8 @@ def memory_table(plan: "MemoryPlan") -> Table:
     table.add_row("weights", _gib(plan.weights.total), how)
     if plan.weights.on_host:
         table.add_row("in host memory", _gib(plan.weights.on_host), "--embeddings-on-cpu; not of the GPU's memory")
+    if plan.towers:
+        table.add_row("towers", _gib(plan.towers), "counted: weights that read pictures and sound")
     table.add_row("rotary tables", _gib(plan.tables), f"counted: {plan.capacity.max_model_len:,} positions")
     memory = plan.gpu_memory
     if memory is None:
@@ -37,6 +39,9 @@ def memory_table(plan: "MemoryPlan") -> Table:
     table.add_row("activations", _gib(memory.activations), "estimated from shapes; the engine measures them")
     table.add_row("graphs", _gib(memory.graphs), "counted as by the engine")
     table.add_row("sampling", _gib(memory.sampling), "counted as by the engine: the most that requests can use")
+    if plan.encoder is not None:
+        table.add_row("tower activations", _gib(memory.towers), "estimated from shapes, as by the engine")
+        table.add_row("encoder cache", _gib(memory.encoder_cache), f"counted: {plan.encoder.num_rows:,} rows of media")
     table.add_row("KV cache", _gib(memory.cache), "what is left")
     free = memory.total * (1 - plan.gpu_memory_utilization)
     table.add_row("kept free", _gib(free), f"--gpu-memory-utilization {plan.gpu_memory_utilization}; for the driver")
@@ -108,7 +113,7 @@ def notes(plan: "MemoryPlan") -> list[str]:
         f"allows {capacity.max_num_seqs}. The longest request is one that runs alone; the model allows "
         f"{plan.spec.max_positions:,} tokens.",
         f"With --kv-cache-dtype {plan.asked} a server would print:",
-        *(f"  {line}" for line in capacity.lines()),
+        *(f"  {line}" for line in (*capacity.lines(), *(() if plan.encoder is None else (plan.encoder.line(),)))),
     ]
     lines += [f"{name}: {error}" for name, error in plan.capacities.items() if not isinstance(error, Capacity)]
     return lines
@@ -127,6 +132,7 @@ def as_json(plan: "MemoryPlan") -> dict[str, Any]:
             "quantized_bytes": plan.weights.quantized,
             "unquantized_bytes": plan.weights.unquantized,
             "host_bytes": plan.weights.on_host,
+            "tower_bytes": plan.towers,
             "rotary_table_bytes": plan.tables,
             "format": None if plan.weights.main_format is None else plan.weights.main_format.codes,
             "group_size": None if plan.weights.main_format is None else plan.weights.main_format.scales.group,
@@ -140,6 +146,8 @@ def as_json(plan: "MemoryPlan") -> dict[str, Any]:
             "activations_estimated": memory.activations,
             "graphs": memory.graphs,
             "sampling": memory.sampling,
+            "tower_activations_estimated": memory.towers,
+            "encoder_cache": memory.encoder_cache,
             "kv_cache": memory.cache,
         },
         "max_model_len": plan.capacity.max_model_len,

@@ -9,13 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from facet.config import PlanConfig
 from facet.engine.capacity import Capacity, capacity_of
 from facet.engine.settings import check_numbers, shape_steps, usable_bytes
 from facet.errors import CapacityError, ConfigError
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
 from facet.kv_layout import make_kv_layout
+from facet.layers.placement import Placement
+from facet.media_span import MediaKind
 from facet.model.checkpoint import find_weight_files, formats_of, has_weights, match_tensors, read_headers
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
@@ -23,6 +27,7 @@ from facet.model.hub import CONFIG_ONLY, local_folder
 from facet.model.loader import dtype_of_config, resolve_context_length, resolve_dtype, table_bytes
 from facet.model.quantized.choose import read_scheme
 from facet.model.shard import shard_of
+from facet.model.towers import find_towers
 from facet.model.weight_formats import (
     Formats,
     FormatSource,
@@ -33,7 +38,7 @@ from facet.model.weight_formats import (
     weight_bytes,
 )
 from facet.model_spec import LayerSpec, ModelSpec
-from facet.runner.memory import GpuMemory, StepShape, divide_memory
+from facet.runner.memory import EncoderCapacity, GpuMemory, StepShape, divide_memory, tower_shape
 
 _LENGTHS = (2048, 8192, 32_768, 131_072)
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
@@ -53,12 +58,14 @@ class MemoryPlan:
     num_gpus: int
     dtype: str
     weights: WeightBytes
+    towers: int  # bytes of the weights that turn media into rows
     tables: int  # bytes of the angles of every position
     gpu_memory: GpuMemory | None  # None: the cache was given its size
     gpu_memory_utilization: float
     lengths: tuple[int, ...]  # of requests, in tokens, the longest allowed last
     asked: str  # the KV dtype that an engine would run with
     capacities: Mapping[str, Capacity | CapacityError]  # by KV dtype; an error: why it does not fit
+    encoder: EncoderCapacity | None  # None: the model takes text alone
 
     @property
     def capacity(self) -> Capacity:
@@ -83,14 +90,23 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     shard = shard_of(spec, num_gpus)
     dtype = resolve_dtype(config.dtype, dtype_of_config(spec), torch.device("cuda"))
     model_dtype, value_bytes = str(dtype).removeprefix("torch."), dtype.itemsize
+    arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
     max_model_len = resolve_context_length(config.max_model_len, spec)
     stored = _share_of_formats(spec, num_gpus, format_source)
-    if config.weight_format == "auto" and format_source is not None and has_weights(folder):
+    headers = read_headers(find_weight_files(folder)) if has_weights(folder) else None
+    if config.weight_format == "auto" and format_source is not None and headers is not None:
         # Headers know what a config does not say: types of scales, and matrices that were left alone.
-        stored = formats_of(match_tensors(spec, read_headers(find_weight_files(folder)), read_scheme(fields, folder)))
+        stored = formats_of(match_tensors(spec, headers, read_scheme(fields, folder)))
     formats = online_formats(shard, stored, config.quantization, config.quantize_head)
     weights = weight_bytes(shard, formats, value_bytes=value_bytes, tables_on_host=config.embeddings_on_cpu)
     tables = table_bytes(shard, max_model_len, dtype)
+    towers: Mapping[MediaKind, nn.Module] = {}
+    if not config.language_model_only:
+        found = find_towers(fields, spec, headers, is_quantized=format_source is not None)
+        towers = found.build(Placement(dtype=dtype, device=torch.device("meta"), arithmetic=arithmetic))
+    tower_weights = sum(
+        tensor.nbytes for tower in dict.fromkeys(towers.values()) for tensor in (*tower.parameters(), *tower.buffers())
+    )
 
     def shape_of(asked: str) -> StepShape:
         dtypes = choose_kv_dtypes(
@@ -105,6 +121,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
             max_model_len=max_model_len,
             is_batch_invariant=config.batch_invariant,
             on_gpu=True,
+            towers=tower_shape(towers),
         )
 
     def gpu_memory_of(shape: StepShape) -> GpuMemory | None:
@@ -119,7 +136,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
             shape,
             total=total,
             usable=usable_bytes(config, total),
-            weights=weights.total + tables,
+            weights=weights.total + tower_weights + tables,
             activations=estimate_activations(spec, shape),
         )
 
@@ -151,12 +168,14 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         num_gpus=num_gpus,
         dtype=model_dtype,
         weights=weights,
+        towers=tower_weights,
         tables=tables,
         gpu_memory=gpu_memory_of(shape_of(asked)),
         gpu_memory_utilization=config.gpu_memory_utilization,
         lengths=(*(length for length in _LENGTHS if length < max_model_len), max_model_len),
         asked=asked,
         capacities=capacities,
+        encoder=shape_of(asked).encoder,
     )
 
 

@@ -63,6 +63,10 @@ class FoundTowers:
     towers: tuple[FoundTower, ...] = ()
     notes: tuple[str, ...] = ()  # what a user is told
 
+    def build(self, placement: Placement) -> dict[MediaKind, nn.Module]:
+        """With uninitialised weights, by the kinds of media that go through them."""
+        return {kind: tower for found in self.towers for tower in (found.build(placement),) for kind in found.kinds}
+
     def load(self, placement: Placement, progress: Progress, *, seed: int = 0) -> dict[MediaKind, nn.Module]:
         """By the kinds of media that go through them."""
         loaded: dict[MediaKind, nn.Module] = {}

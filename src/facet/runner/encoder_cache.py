@@ -22,6 +22,10 @@ class EncoderCache:
         self._free = np.arange(num_rows)
         self._places: dict[str, Places] = {}
 
+    @property
+    def num_bytes(self) -> int:
+        return self._memory.nbytes
+
     def __contains__(self, content_key: str) -> bool:
         return content_key in self._places
 

@@ -51,8 +51,8 @@ class MediaInputs:
         self.num_encoded = 0  # items, ever
         self._device = placement.device
         self._table_ids = {tower: ids for tower in towers.values() if (ids := table_ids(tower))}
-        self._cache = EncoderCache(num_encoder_rows + num_table_rows(towers), width, placement)
-        self._graphs: Mapping[nn.Module, TowerGraphs] = {}
+        self.cache = EncoderCache(num_encoder_rows + num_table_rows(towers), width, placement)
+        self._graphs: Mapping[Any, TowerGraphs] = {}  # by tower
         self._seated: dict[int, _Seated] = {}
 
     def capture_graphs(self, recorder: Recorder, progress: Progress) -> None:
@@ -76,7 +76,7 @@ class MediaInputs:
     def rows_of(self, plan: StepPlan) -> StepMedia | None:
         """None: no row of this step is media."""
         for key in plan.media.forgotten:
-            self._cache.forget(key)
+            self.cache.forget(key)
         if not self._seated:
             return None
         self._encode(plan.media.encoded)
@@ -87,13 +87,13 @@ class MediaInputs:
                 begin, end = max(span.first, first), min(span.end, first + count)
                 if begin < end:
                     places.append(np.arange(begin, end) + (start - first))
-                    sources.append(self._cache.places(span.content_key)[begin - span.first : end - span.first])
+                    sources.append(self.cache.places(span.content_key)[begin - span.first : end - span.first])
             if seat in self._seated and self._seated[seat].spans[-1].end <= first + count:
                 del self._seated[seat]
             start += count
         if not places:
             return None
-        return StepMedia(places=np.concatenate(places), values=self._cache.read(np.concatenate(sources)))
+        return StepMedia(places=np.concatenate(places), values=self.cache.read(np.concatenate(sources)))
 
     def _single_rows(self, request: Request) -> Iterator[MediaSpan]:
         """Tokens around media whose embeddings a tower has, as spans of one row: those of Gemma 3n."""
@@ -103,10 +103,10 @@ class MediaInputs:
                     continue
                 token_id = request.prompt_token_ids[place]
                 key = f"token {token_id}"
-                if key not in self._cache:
+                if key not in self.cache:
                     embedder: Any = tower.embedder
                     row = torch.tensor([token_id - ids.start], device=self._device)
-                    self._cache.add(key, embedder.look_up(row))
+                    self.cache.add(key, embedder.look_up(row))
                 yield MediaSpan(first=place, length=1, kind="image", content_key=key)
 
     def _encode(self, content_keys: tuple[str, ...]) -> None:
@@ -120,7 +120,7 @@ class MediaInputs:
             ]
             for content, rows in zip(chosen, self._rows(self.towers[kind], items), strict=True):
                 assert len(rows) >= content.num_tokens, f"{content.num_tokens} rows were expected, not {len(rows)}"
-                self._cache.add(content.content_key, rows[: content.num_tokens])
+                self.cache.add(content.content_key, rows[: content.num_tokens])
         self.num_encoded += len(contents)
 
     def _rows(self, tower: nn.Module, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:

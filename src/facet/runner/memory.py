@@ -18,6 +18,7 @@ from facet.layers.attention import heads_of
 from facet.media_span import MediaKind
 from facet.model_spec import ModelSpec
 from facet.runner.media_inputs import num_table_rows
+from facet.runner.tower_graphs import graphs_of
 from facet.sampling import max_device_bytes
 
 # Allowed for what a driver keeps of one captured half of a decode step, beside the tensors.
@@ -35,6 +36,7 @@ class TowerShape:
 
     values_per_row: int  # what the largest of them holds at once for every row it makes
     num_table_rows: int  # embeddings of tokens, which are cached beside the rows of media
+    num_captured_rows: int  # of the largest pass that is captured
 
 
 def tower_shape(towers: Mapping[MediaKind, nn.Module]) -> TowerShape | None:
@@ -42,7 +44,11 @@ def tower_shape(towers: Mapping[MediaKind, nn.Module]) -> TowerShape | None:
     if not towers:
         return None
     specs: list[Any] = [tower.spec for tower in towers.values()]
-    return TowerShape(values_per_row=max(spec.values_per_row for spec in specs), num_table_rows=num_table_rows(towers))
+    return TowerShape(
+        values_per_row=max(spec.values_per_row for spec in specs),
+        num_table_rows=num_table_rows(towers),
+        num_captured_rows=max((tower.num_padded_rows for tower in graphs_of(towers)), default=0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +130,7 @@ def divide_memory(shape: StepShape, *, total: int, usable: int, weights: int, ac
         graphs = PARTIALS_LIMIT if shape.graph_sizes else 0
     else:
         scratch, graphs = scratch_bytes(shape), 0
-    graphs += graph_bytes(shape, activations) + piece_bytes(shape, activations)
+    graphs += graph_bytes(shape, activations) + piece_bytes(shape, activations) + tower_graph_bytes(shape)
     sampling = max_device_bytes(
         num_seats=shape.max_num_seqs, vocab_size=shape.vocab_size, context_len=shape.max_model_len
     )
@@ -154,6 +160,13 @@ def divide_memory(shape: StepShape, *, total: int, usable: int, weights: int, ac
 def tower_bytes(shape: StepShape) -> int:
     """What towers take for a moment: counted from shapes, about, by an engine too."""
     return 0 if shape.towers is None else MAX_ENCODED_ROWS * shape.towers.values_per_row * shape.value_bytes
+
+
+def tower_graph_bytes(shape: StepShape) -> int:
+    """What captured passes of towers keep for good, beside those of other graphs."""
+    if shape.towers is None or not shape.graph_sizes:
+        return 0
+    return shape.towers.num_captured_rows * shape.towers.values_per_row * shape.value_bytes
 
 
 def scratch_bytes(shape: StepShape) -> int:

@@ -30,6 +30,9 @@ class PaddingTower(Protocol):
     @property
     def padded_sizes(self) -> tuple[int, ...]: ...  # ascending
 
+    @property
+    def num_padded_rows(self) -> int: ...  # of the largest of them
+
     def size_of(self, item: Item) -> int: ...
 
     def padded_inputs(self, size: int) -> dict[str, Tensor]: ...
@@ -82,7 +85,7 @@ class TowerGraphs:
         rows.copy_(self._tower.forward_padded(inputs, self._size))
 
 
-def graphs_of(towers: Mapping[MediaKind, nn.Module]) -> dict[nn.Module, TowerGraphs]:
+def graphs_of(towers: Mapping[MediaKind, nn.Module]) -> dict[PaddingTower, TowerGraphs]:
     """Of the towers that can be captured. Filled up, a picture's rows differ in their last bits: not where no bit may
     depend on what else is in a step."""
     return {

@@ -69,6 +69,10 @@ class PatchTower(nn.Module):
         step = math.lcm(cell, _ALIGNMENT)
         return tuple(-(-count * cell // step) * step for count in PADDED_ROWS)
 
+    @property
+    def num_padded_rows(self) -> int:
+        return self.padded_sizes[-1] // self.spec.cell_size**2
+
     def size_of(self, picture: Mapping[str, Tensor]) -> int:
         return len(picture["patches"])
 

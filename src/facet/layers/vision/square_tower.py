@@ -41,6 +41,10 @@ class SquareTower(nn.Module):
         """Of `forward_padded`: all pictures have one size."""
         return (1,)
 
+    @property
+    def num_padded_rows(self) -> int:
+        return self.spec.rows_per_side**2
+
     def size_of(self, picture: Mapping[str, Tensor]) -> int:
         return 1
 
