@@ -35,6 +35,7 @@ ROOMS = {
     "chat": "renders messages as text and parses replies",
     "tokens": "text to token ids and back",
     "engine": "runs requests in steps",
+    "drafts": "guesses tokens for steps to verify",
     "scheduler": "decides which requests run in a step",
     "kv_cache": "tracks where keys and values are stored",
     "runner": "executes a step's plan on the device",
@@ -47,7 +48,7 @@ ROOMS = {
 # What serves HTTP, text and the command line, and what plans, needs no tensors: it starts quickly, stays small and is
 # tested without them. So do two modules of the engine, by which a front process talks to it.
 WITHOUT_TORCH = {
-    *("cli", "bench", "server", "prompts", "chat", "tokens", "scheduler", "kv_cache", "media"),
+    *("cli", "bench", "server", "prompts", "chat", "tokens", "drafts", "scheduler", "kv_cache", "media"),
     *("engine.client", "engine.messages"),
 }
 VOCABULARY_WITH_TORCH = {"forward_batch", "transfer"}

@@ -64,8 +64,8 @@ def let_a_nan_pad_row_be_looked_at(patch: pytest.MonkeyPatch) -> None:
     """Pad rows hold NaN, and something takes a maximum over all rows of a step."""
     stage, upper = DecodeGraphs._stage, Gemma.upper
 
-    def stage_nan(self: DecodeGraphs, positions: np.ndarray, seats: np.ndarray) -> None:
-        stage(self, positions, seats)
+    def stage_nan(self: DecodeGraphs, positions: np.ndarray, *others: np.ndarray) -> None:
+        stage(self, positions, *others)
         self._buffers.stream[..., len(positions) :, :] = float("nan")
 
     def upper_over_all_rows(self: Gemma, stream: Tensor, *arguments: Any, **named: Any) -> Tensor:

@@ -21,6 +21,7 @@ from facet.runner.runner import NO_TOWERS, Runner
 from facet.sampling_params import SamplingParams
 from facet.scheduler.drafting import Draftable, Drafter
 from facet.token_logprobs import TokenLogprobs
+from tests.eager_drafter import EagerDrafter
 
 MAX_MODEL_LEN = 512
 
@@ -180,7 +181,7 @@ def alone(request: Request) -> Request:
     return replace(request, priority=0, arrival_time=0.0)
 
 
-class Rememberer:
+class Rememberer(EagerDrafter):
     """Drafts from earlier answers to the same requests, with mistakes.
 
     Right drafts come from `answers`, which an engine without drafts gave; every so often one is replaced, and what
@@ -196,7 +197,7 @@ class Rememberer:
         self.num_drafts = 0
 
     def propose(self, requests: Sequence[Draftable]) -> dict[int, list[int]]:
-        drafts = {request.request_number: self._draft(request) for request in requests}
+        drafts = {request.request_number: self._draft(request) for request in self.draftable(requests)}
         self.num_drafts += sum(map(len, drafts.values()))
         return drafts
 

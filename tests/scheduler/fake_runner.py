@@ -78,6 +78,10 @@ class FakeRunner:
     def num_in_flight(self) -> int:
         return len(self._launched)
 
+    @property
+    def has_drafts_in_flight(self) -> bool:
+        return any(len(plan.draft_token_ids) for plan, _ in self._launched)
+
     def _poison(self, plan: StepPlan) -> None:
         assert SCRATCH_BLOCK not in plan.freed_blocks
         self._group_of[plan.freed_blocks] = NO_GROUP
@@ -301,8 +305,12 @@ class FakeEngine:
 
     def step(self, *, cancel_in_flight: str | None = None) -> None:
         """One turn of the loop; a request may be cancelled between a launch and the settling before it."""
-        drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose(self.scheduler.draftable())
-        schedule = self.scheduler.plan(drafts)
+        drafts, waits = NO_DRAFTS, False
+        if self._drafter is not None:
+            running = self.scheduler.draftable()
+            drafts = self._drafter.propose(running)
+            waits = self.runner.has_drafts_in_flight or self._drafter.is_worth_waiting(running)
+        schedule = self.scheduler.plan(drafts, waits_for_tokens=waits)
         if not schedule.is_empty:
             plan = self.scheduler.commit(schedule)
             self._check()

@@ -12,6 +12,7 @@ from facet.sampling_params import SamplingParams
 from facet.scheduler.drafting import Draftable, Drafter
 from facet.scheduler.limits import Limits
 from facet.scheduler.scheduler import Scheduler
+from tests.eager_drafter import EagerDrafter
 from tests.scheduler.fake_runner import FakeEngine, FakeRunner, Sampler
 
 VOCAB_SIZE = 23
@@ -127,8 +128,8 @@ def make_engine(
     )
 
 
-class Guesser:
-    """Drafts a random number of tokens, each right with a probability of its own.
+class Guesser(EagerDrafter):
+    """Drafts a random number of tokens, each right with a probability of its own, and waits for others or not.
 
     `sample` says what is right; it is asked for the request as the drafter knows it, by its tokens alone.
     """
@@ -138,8 +139,12 @@ class Guesser:
         self._sample = sample
         self._random = random.Random(seed)
 
+    def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
+        return self._random.random() < 0.7
+
     def propose(self, requests: Sequence[Draftable]) -> dict[int, list[int]]:
-        return {request.request_number: self._guess(request) for request in requests if self._random.random() < 0.9}
+        chosen = [request for request in self.draftable(requests) if self._random.random() < 0.9]
+        return {request.request_number: self._guess(request) for request in chosen}
 
     def _guess(self, request: Draftable) -> list[int]:
         tokens = [*request.prompt_token_ids, *request.output_token_ids]

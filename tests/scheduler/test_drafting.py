@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from facet.scheduler.drafting import Draftable
+from tests.eager_drafter import EagerDrafter
 from tests.kv_cache.layouts import make_layout
 from tests.scheduler.fake_runner import FakeEngine
 from tests.scheduler.requests import EOS, VOCAB_SIZE, alone, make_engine, make_request, sample
@@ -12,7 +13,7 @@ from tests.scheduler.requests import EOS, VOCAB_SIZE, alone, make_engine, make_r
 both_orders = pytest.mark.parametrize("overlapped", [False, True])
 
 
-class Scripted:
+class Scripted(EagerDrafter):
     """Drafts `num_drafts` tokens for everybody, of which the first `num_right` are right."""
 
     def __init__(self, num_drafts: int, num_right: int) -> None:
@@ -21,6 +22,7 @@ class Scripted:
         self.asked: list[Draftable] = []
 
     def propose(self, requests: Sequence[Draftable]) -> dict[int, list[int]]:
+        requests = self.draftable(requests)
         self.asked += requests
         return {request.request_number: self._guess(request) for request in requests}
 
@@ -49,6 +51,10 @@ def test_a_step_brings_what_was_drafted_right_and_one_token_more(overlapped: boo
     num_steps = -(-60 // (num_right + 1))
     assert engine.runner._last_step == 1 + num_steps
     assert engine.runner.num_drafts_accepted == 60 - num_steps
+    counts = engine.scheduler.stats().drafts
+    assert (counts.num_drafts, counts.num_accepted) == (engine.runner.num_drafts_computed, 60 - num_steps)
+    assert sum(counts.num_accepted_by_place[:num_right]) == 60 - num_steps
+    assert not any(counts.num_accepted_by_place[num_right:])
 
 
 @both_orders

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from facet.arena_picture import ArenaPicture, PagesOfAKind
+from facet.draft_counts import DraftCounts
 from facet.engine.messages import EngineInfo, FromEngine, LiveView, NewTokens, Refused, Stats
 from facet.errors import EngineDeadError
 from facet.request import FinishReason, Request
@@ -88,6 +89,7 @@ class ScriptedEngine:
                 "num_steps": 7,
                 "num_computed_tokens": 60,
                 "num_steps_by_size": ((1, 3), (8, 2), (16, 1)),
+                "drafts": DraftCounts(num_runs=5, num_drafts=10, num_accepted=4, num_accepted_by_place=(3, 1)),
             }
         )
 

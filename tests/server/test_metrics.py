@@ -37,6 +37,11 @@ def test_metrics(scripted: Scripted) -> None:
     assert values[f"vllm:inter_token_latency_seconds_count{LABELS}"] == num_tokens
     assert values[f"vllm:e2e_request_latency_seconds_count{LABELS}"] == 2
     assert values[f"vllm:request_generation_tokens_sum{LABELS}"] == num_tokens + 2
+    for name, count in (("drafts", 5), ("draft_tokens", 10), ("accepted_tokens", 4)):
+        assert values[f"vllm:spec_decode_num_{name}_total{LABELS}"] == count
+    for place, count in enumerate((3, 1)):
+        labels = LABELS.replace("}", f',position="{place}"}}')
+        assert values[f"vllm:spec_decode_num_accepted_tokens_per_pos_total{labels}"] == count
     for reason in ("stop", "length"):
         name = f'vllm:request_success_total{{engine="0",finished_reason="{reason}",model_name="tiny"}}'
         assert values[name] == 1

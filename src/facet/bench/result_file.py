@@ -13,10 +13,13 @@ from facet.bench.config import BenchConfig
 from facet.bench.metrics import Metrics
 from facet.bench.outcome import Outcome
 from facet.bench.table import percentile_word
+from facet.draft_counts import DraftCounts
 from facet.errors import ConfigError
 
 
-def make_result(config: BenchConfig, model: str, metrics: Metrics, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def make_result(
+    config: BenchConfig, model: str, metrics: Metrics, outcomes: Sequence[Outcome], drafts: DraftCounts
+) -> dict[str, Any]:
     result: dict[str, Any] = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": config.backend,
@@ -53,6 +56,17 @@ def make_result(config: BenchConfig, model: str, metrics: Metrics, outcomes: Seq
         result[f"std_{name}_ms"] = distribution.std
         for percentile, value in distribution.percentiles:
             result[f"p{percentile_word(percentile)}_{name}_ms"] = value
+    if drafts.num_runs:
+        result |= {
+            "spec_decode_acceptance_rate": 100 * drafts.num_accepted / max(1, drafts.num_drafts),
+            "spec_decode_acceptance_length": 1 + drafts.num_accepted / drafts.num_runs,
+            "spec_decode_num_drafts": drafts.num_runs,
+            "spec_decode_draft_tokens": drafts.num_drafts,
+            "spec_decode_accepted_tokens": drafts.num_accepted,
+            "spec_decode_per_position_acceptance_rates": [
+                count / drafts.num_runs for count in drafts.num_accepted_by_place
+            ],
+        }
     if config.save_detailed:
         result |= _details(outcomes)
     result["settings"] = {

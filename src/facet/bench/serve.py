@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from facet.bench.client import BenchClient
 from facet.bench.config import BenchConfig, check_config
 from facet.bench.datasets import make_dataset
 from facet.bench.dialogue import Conversation
+from facet.bench.draft_rates import ask_draft_counts, counted_between
 from facet.bench.load import run_load
 from facet.bench.metrics import compute_metrics
 from facet.bench.outcome import Outcome
@@ -21,6 +23,7 @@ from facet.bench.plot import check_plot, draw, series_of
 from facet.bench.ready import ServerInfo, check_lengths, find_model, try_one
 from facet.bench.result_file import make_result, result_path, write_result
 from facet.bench.table import failure_lines, result_lines
+from facet.draft_counts import DraftCounts
 from facet.progress import Bars, Progress, Silent
 
 if TYPE_CHECKING:  # token ids need no tokenizer, nor the library beneath it
@@ -41,25 +44,31 @@ def bench_serve(config: BenchConfig, tokenizer: "Tokenizer | None" = None) -> in
     for line in (*dataset.remarks, *dataset.complaints):
         print(line, file=sys.stderr)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        info, outcomes, duration = runner.run(measure(config, dataset.conversations))
+        measured = runner.run(measure(config, dataset.conversations))
+    info, outcomes, duration = measured.info, measured.outcomes, measured.duration
     metrics = compute_metrics(outcomes, duration, percentiles=config.percentiles, goodput_limits=config.goodput_limits)
     # Files first: a terminal that goes away must not cost the result.
     if config.save_result:
         path = result_path(config, info.model, datetime.now())
-        write_result(path, make_result(config, info.model, metrics, outcomes))
+        write_result(path, make_result(config, info.model, metrics, outcomes, measured.drafts))
         print(f"Result: {path}", file=sys.stderr)
     if config.plot is not None:
         draw(config.plot, f"{config.label or config.backend}: {info.model}", series_of(outcomes))
     for line in failure_lines(outcomes):
         print(line, file=sys.stderr)
-    print("\n".join(result_lines(config, metrics, num_unusable=len(dataset.complaints))))
+    print("\n".join(result_lines(config, metrics, num_unusable=len(dataset.complaints), drafts=measured.drafts)))
     return EXIT_SOME_FAILED if metrics.num_failed or dataset.complaints else 0
 
 
-async def measure(
-    config: BenchConfig, conversations: Sequence[Conversation]
-) -> tuple[ServerInfo, list[Outcome], float]:
-    """Outcomes, and the seconds from the first request to the end of the last."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    info: ServerInfo
+    outcomes: list[Outcome]
+    duration: float  # seconds from the first request to the end of the last
+    drafts: DraftCounts  # what the server drafted meanwhile
+
+
+async def measure(config: BenchConfig, conversations: Sequence[Conversation]) -> Measured:
     client = BenchClient(config)
     with contextlib.closing(client):
         info = await find_model(client, config)
@@ -73,11 +82,13 @@ async def measure(
                 copies = [first] * config.num_warmups
                 await run_load(client, copies, [0.0] * len(copies), config.max_concurrency, advance)
         arrivals = arrival_times(config, len(conversations))
+        before = await ask_draft_counts(client)
         with bars.task("requests", sum(map(len, conversations))) as advance, _quiet_collector():
             start = time.perf_counter()
             outcomes = await run_load(client, conversations, arrivals, config.max_concurrency, advance)
             duration = time.perf_counter() - start
-    return info, outcomes, duration
+        drafts = counted_between(before, await ask_draft_counts(client))
+    return Measured(info=info, outcomes=outcomes, duration=duration, drafts=drafts)
 
 
 @contextlib.contextmanager

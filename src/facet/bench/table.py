@@ -5,8 +5,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from facet.bench.config import BenchConfig
+from facet.bench.draft_rates import rates_of
 from facet.bench.metrics import Metrics
 from facet.bench.outcome import Outcome
+from facet.draft_counts import NO_DRAFTS, DraftCounts
 
 TITLES = {
     "ttft": "Time to First Token",
@@ -18,8 +20,10 @@ _WIDTH = 50
 _NUM_EXAMPLES = 5  # kinds of failure that are shown with their words
 
 
-def result_lines(config: BenchConfig, metrics: Metrics, *, num_unusable: int = 0) -> Iterator[str]:
-    """`num_unusable`: entries of the dataset that could not be sent."""
+def result_lines(
+    config: BenchConfig, metrics: Metrics, *, num_unusable: int = 0, drafts: DraftCounts = NO_DRAFTS
+) -> Iterator[str]:
+    """`num_unusable`: entries of the dataset that could not be sent; `drafts`: what the server made meanwhile."""
     yield f"{' Serving Benchmark Result ':=^{_WIDTH}}"
     yield _row("Successful requests:", metrics.num_completed)
     yield _row("Failed requests:", metrics.num_failed)
@@ -47,6 +51,9 @@ def result_lines(config: BenchConfig, metrics: Metrics, *, num_unusable: int = 0
     yield _row("Total token throughput (tok/s):", metrics.total_throughput)
     for name in config.shown_metrics:
         yield from _metric_lines(name, metrics)
+    if rates := [_row(name, value) for name, value in rates_of(drafts)]:
+        yield f"{'Speculative Decoding':-^{_WIDTH}}"
+        yield from rates
     yield "=" * _WIDTH
 
 

@@ -5,6 +5,7 @@ launched first, and the one before it is settled while the device is busy. The o
 when a launched step is waited for differs.
 """
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,9 @@ import torch
 
 from facet.arena_picture import ArenaPicture
 from facet.config import EngineConfig
+from facet.draft_config import read_draft_config
+from facet.drafts.step_times import StepTimes
+from facet.drafts.text_drafter import TextDrafter
 from facet.engine.compiling import CompilingRequests
 from facet.engine.device_failures import device_failures_in_words
 from facet.engine.media_check import check_media
@@ -20,6 +24,7 @@ from facet.engine.settings import EngineSettings, resolve
 from facet.errors import RequestError, UserError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_cache.manager import KVCacheManager
+from facet.kv_cache.schedule import Schedule
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.layers.kv_arena import KVArena
 from facet.media_span import check_attention
@@ -30,7 +35,7 @@ from facet.runner.runner import Runner, WorkCounters
 from facet.runner.step_sampling import SampledStep
 from facet.sampling import GrammarCompiler, Grammars
 from facet.sampling_params import check_against_vocabulary
-from facet.scheduler.drafting import NO_DRAFTS, Drafter
+from facet.scheduler.drafting import Drafter
 from facet.scheduler.limits import Limits, check_request
 from facet.scheduler.scheduler import Scheduler, SchedulerStats
 from facet.step import StepPlan, TokenEvent
@@ -53,6 +58,7 @@ class _StartedStep(NamedTuple):
 
     plan: StepPlan
     sampled: SampledStep
+    start: float  # when it was planned, on the monotonic clock
 
 
 class Engine:
@@ -88,6 +94,7 @@ class Engine:
         )
         self._drafter = drafter
         self._in_flight: _StartedStep | None = None
+        self._last_settled = 0.0  # when, as far as a drafter wants to know it
         self._num_corrupted_requests = 0
         self._grammars = Grammars(self._vocab_size)
         eos_token_ids = runner.model.spec.eos_token_ids
@@ -159,9 +166,9 @@ class Engine:
         self._queue_compiled()
         started = self._start()
         if not self.settings.overlapped:
-            return [] if started is None else self._settle(*started)
+            return [] if started is None else self._settle(started)
         before, self._in_flight = self._in_flight, started
-        events = [] if before is None else self._settle(*before)
+        events = [] if before is None else self._settle(before)
         if started is None and events:
             # Everyone waited for these tokens. The device gets its next step before the clients get theirs.
             self._in_flight = self._start()
@@ -169,18 +176,32 @@ class Engine:
 
     def _start(self) -> _StartedStep | None:
         """Plans, launches and samples a step. None: no request can go on."""
-        drafts = NO_DRAFTS if self._drafter is None else self._drafter.propose(self._scheduler.draftable())
-        schedule = self._scheduler.plan(drafts)
+        start = time.monotonic()
+        schedule = self._plan()
         if schedule.is_empty:
             return None
         plan = self._scheduler.commit(schedule)
         masks = self._grammars.start_masks(plan)
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
         launched = self.runner.launch(plan)
-        return _StartedStep(plan, self.runner.sample(launched, None if masks is None else masks.result()))
+        return _StartedStep(plan, self.runner.sample(launched, None if masks is None else masks.result()), start)
 
-    def _settle(self, plan: StepPlan, sampled: SampledStep) -> list[TokenEvent]:
-        result = sampled.wait()
+    def _plan(self) -> Schedule:
+        drafter, in_flight = self._drafter, self._in_flight
+        has_drafts_in_flight = in_flight is not None and len(in_flight.plan.draft_token_ids) > 0
+        if drafter is None or not (has_drafts_in_flight or drafter.could_gain(self._scheduler.queues.num_running)):
+            return self._scheduler.plan()
+        running = self._scheduler.draftable()
+        return self._scheduler.plan(
+            drafter.propose(running), waits_for_tokens=has_drafts_in_flight or drafter.is_worth_waiting(running)
+        )
+
+    def _settle(self, step: _StartedStep) -> list[TokenEvent]:
+        plan, result = step.plan, step.sampled.wait()
+        if self._drafter is not None:
+            now = time.monotonic()
+            self._drafter.learn(plan, result, now - max(step.start, self._last_settled))
+            self._last_settled = now
         self._grammars.settle(plan, result)
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
         events = self._scheduler.settle(plan, result)
@@ -234,6 +255,7 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     progress = progress or Silent()
     with device_failures_in_words():
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
+        draft_config = read_draft_config(config.speculative_config)
         loaded = load_model(config, progress, arithmetic=BATCH_INVARIANT if config.batch_invariant else USUAL)
         settings = resolve(config, loaded.model, loaded.lines(), loaded.towers)
         if settings.num_threads is not None:
@@ -252,6 +274,7 @@ def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
         )
         runner.compile_kernels(progress)
         graphs_taken = runner.capture_graphs(progress)
+        drafter = None if draft_config is None else TextDrafter(draft_config, StepTimes(runner.time_steps()))
     if settings.gpu_memory is not None:
         settings = replace(settings, gpu_memory=replace(settings.gpu_memory, graphs_taken=graphs_taken))
-    return Engine(runner, settings, loaded.folder), str(loaded.folder)
+    return Engine(runner, settings, loaded.folder, drafter), str(loaded.folder)

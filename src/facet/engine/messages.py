@@ -6,6 +6,7 @@ Encoded with msgpack. The types are closed unions, so that a message of any othe
 import msgspec
 
 from facet.arena_picture import ArenaPicture
+from facet.draft_counts import NO_DRAFTS, DraftCounts
 from facet.errors import CapacityError, EngineDeadError, FacetError, RequestError
 from facet.media_span import MediaKind
 from facet.request import FinishReason, Request
@@ -117,6 +118,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_blocks_by_kind: tuple[tuple[str, int], ...] = ()
     # Upper bounds of the tokens in a step, and how many steps are within each but not within the one before.
     num_steps_by_size: tuple[tuple[int, int], ...] = ()
+    drafts: DraftCounts = NO_DRAFTS
 
 
 class LiveView(msgspec.Struct, frozen=True, tag=True, array_like=True):

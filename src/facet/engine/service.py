@@ -82,6 +82,7 @@ class EngineService:
             num_prompt_tokens=cache.num_prompt_tokens,
             num_prompt_tokens_hit=cache.num_prompt_tokens_hit,
             num_steps_by_size=tuple(zip(STEP_SIZES, stats.work.num_steps_by_size, strict=False)),
+            drafts=stats.scheduler.drafts,
         )
 
 

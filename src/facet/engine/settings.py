@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from facet.config import EngineConfig
+from facet.draft_config import read_draft_config
 from facet.engine.capacity import Capacity, capacity_of
 from facet.engine.cpu_threads import BYTES_PER_THREAD, are_threads_given, choose_num_threads, usable_cores
 from facet.errors import ConfigError
@@ -254,7 +255,8 @@ def resolve_graph_sizes(config: EngineConfig) -> tuple[int, ...]:
         return ()
     sizes = config.cudagraph_capture_sizes
     if not sizes:
-        return default_sizes(config.max_num_seqs)
+        drafts = read_draft_config(config.speculative_config)
+        return default_sizes(max(config.max_num_seqs, 0 if drafts is None else 1 + drafts.num_drafts))
     if min(sizes) < 1:
         raise ConfigError(f"--cudagraph-capture-sizes holds {min(sizes)}, but a step has 1 request or more.")
     return tuple(sorted({min(size, config.max_num_seqs) for size in sizes}))

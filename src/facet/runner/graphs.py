@@ -8,6 +8,9 @@ A pass has two halves, captured separately because they are also used separately
 A step in which every request computes one token replays both. A step with longer runs of rows computes its lower half
 by `pieces.py` or kernel by kernel, and then has one row per sequence left: it replays only the upper half.
 
+Rows behind drafts are rows like others: each attends, as a sequence of its own, to all up to its position, where the
+rows before it have just stored their keys.
+
 Both halves read and write buffers at fixed addresses. A step of a size between two captured ones is padded with rows at
 position 0 of the scratch seat, whose blocks belong to no request.
 """
@@ -32,10 +35,10 @@ from facet.runner.recording import Recorder, Replayable
 class DecodeBuffers:
     """What graphs read and write, as long as the largest of them needs."""
 
-    last_token_ids: Tensor  # [seats] int64: the newest token of every request; the runner's own
+    last_token_ids: Tensor  # [seats + drafts] int64: the newest token of every request; the runner's own
     block_tables: tuple[Tensor, ...]
     scratch_seat: int
-    rows: Tensor  # [2, size] int32: positions, then seats
+    rows: Tensor  # [3, size] int32: positions, seats, and where each token is among the last ones
     token_ids: Tensor  # [size] int64
     stream: Tensor  # [(streams,) size, hidden]: between the halves
     hidden: Tensor  # [size, hidden]: after them
@@ -47,9 +50,9 @@ class DecodeBuffers:
     ) -> "DecodeBuffers":
         spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
         streams = () if spec.altup is None else (spec.altup.num_streams,)
-        # Whole lines of memory, so that both halves begin aligned.
-        rows = torch.zeros(2, -(-size // 16) * 16, dtype=torch.int32, device=device)
-        rows[1] = scratch_seat
+        # Whole lines of memory, so that each of them begins aligned.
+        rows = torch.zeros(3, -(-size // 16) * 16, dtype=torch.int32, device=device)
+        rows[1:] = scratch_seat
         return cls(
             last_token_ids=last_token_ids,
             block_tables=block_tables,
@@ -80,27 +83,27 @@ class DecodeGraphs:
         self._model = model
         self._arena = arena
         self._buffers = buffers
-        self._sizes = sorted(sizes)
+        self.sizes = tuple(sorted(sizes))
         self._num_lower_layers = num_lower_layers
         self._lower: dict[int, Replayable] = {}
         self._upper: dict[int, Replayable] = {}
 
     @property
     def largest(self) -> int:
-        return self._sizes[-1]
+        return self.sizes[-1]
 
     @torch.inference_mode()
     def capture(self, recorder: Recorder, progress: Progress) -> None:
         """Record every size, the largest first: the others find its memory large enough."""
-        with progress.task("Capturing graphs", len(self._sizes)) as advance:
-            for size in reversed(self._sizes):
+        with progress.task("Capturing graphs", len(self.sizes)) as advance:
+            for size in reversed(self.sizes):
                 self._lower[size] = recorder.record(partial(self._run_lower, size))
                 self._upper[size] = recorder.record(partial(self._run_upper, size))
                 advance(1)
 
-    def decode(self, positions: NDArray[np.int32], seats: NDArray[np.int32]) -> Tensor:
-        """Logits [rows, vocab] of the newest token of each seat; they hold until the next replay."""
-        self._stage(positions, seats)
+    def decode(self, positions: NDArray[np.int32], seats: NDArray[np.int32], sources: NDArray[np.int32]) -> Tensor:
+        """Logits [rows, vocab] of tokens among the last ones; they hold until the next replay."""
+        self._stage(positions, seats, sources)
         size = self._size_for(len(positions))
         self._lower[size].replay()
         self._upper[size].replay()
@@ -114,9 +117,9 @@ class DecodeGraphs:
         positions: NDArray[np.int32],
         seats: NDArray[np.int32],
     ) -> Tensor:
-        """Logits of rows `wanted` of a stream that has passed the lower layers, one row per sequence."""
+        """Logits of rows `wanted` of a stream that has passed the lower layers."""
         count = len(positions)
-        self._stage(positions, seats)
+        self._stage(positions, seats, seats)
         self._buffers.stream[..., :count, :] = stream[..., wanted, :]
         self._buffers.token_ids[:count] = token_ids[wanted]
         self._upper[self._size_for(count)].replay()
@@ -126,22 +129,23 @@ class DecodeGraphs:
         """The last hidden states of the rows just computed."""
         return self._buffers.hidden[:count]
 
-    def _stage(self, positions: NDArray[np.int32], seats: NDArray[np.int32]) -> None:
+    def _stage(self, positions: NDArray[np.int32], seats: NDArray[np.int32], sources: NDArray[np.int32]) -> None:
         target = self._buffers.rows
         rows = torch.zeros(target.shape, dtype=torch.int32, pin_memory=target.is_cuda)
         count = len(positions)
         array = rows.numpy()
         array[0, :count] = positions
         array[1, :count] = seats
-        array[1, count:] = self._buffers.scratch_seat
+        array[2, :count] = sources
+        array[1:, count:] = self._buffers.scratch_seat
         target.copy_(rows, non_blocking=True)
 
     def _size_for(self, count: int) -> int:
-        return next(size for size in self._sizes if size >= count)
+        return next(size for size in self.sizes if size >= count)
 
     def _run_lower(self, size: int) -> None:
         buffers, rows = self._buffers, self._buffers.attention_rows(size, self._model.num_positions)
-        torch.index_select(buffers.last_token_ids, 0, rows.seats, out=buffers.token_ids[:size])
+        torch.index_select(buffers.last_token_ids, 0, buffers.rows[2, :size], out=buffers.token_ids[:size])
         stream = self._model.lower(buffers.token_ids[:size], rows, self._arena, self._num_lower_layers)
         buffers.stream[..., :size, :] = stream
 

@@ -1,6 +1,8 @@
-"""Measures memory: what a machine has free, and what a loaded model takes."""
+"""Measures memory and time: what a machine has free, what a loaded model takes, how long its steps take."""
 
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +15,7 @@ from facet.runner.memory import StepShape
 
 CPU_SHARE_OF_FREE_MEMORY = 0.25
 CPU_CACHE_BYTES = 512 << 20  # for models smaller than this
+NUM_TIMES = 4  # that work is timed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,18 @@ def measure_gpu_memory(model: Gemma, shape: StepShape) -> MeasuredMemory:
     activations = measure_activations(model, shape)
     free, total = torch.cuda.mem_get_info(device)
     return MeasuredMemory(total=total, free=free, weights=weights, activations=activations)
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """The shortest of several times, after a first one that nobody counts."""
+    seconds = []
+    for _ in range(1 + NUM_TIMES):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
 
 
 @torch.inference_mode()

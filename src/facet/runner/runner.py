@@ -11,6 +11,7 @@ loop that drives several runners sends each the same. It may plan and launch the
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +25,9 @@ from facet.media_span import MediaKind
 from facet.model.gemma import Gemma
 from facet.progress import Progress
 from facet.runner import warm_up
-from facet.runner.batch import Chunks, make_batch
+from facet.runner.batch import Chunks, make_batch, ranges
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
-from facet.runner.measuring import free_gpu_bytes
+from facet.runner.measuring import free_gpu_bytes, seconds_of
 from facet.runner.media_inputs import MediaInputs, StepMedia
 from facet.runner.pieces import LowerPieces, PieceBuffers
 from facet.runner.recording import recorder_for
@@ -36,6 +37,9 @@ from facet.step import STEP_SIZES, StepMasks, StepPlan
 from facet.transfer import arrays_on_device
 
 NO_TOWERS: Mapping[MediaKind, nn.Module] = {}
+# Rows of steps that are timed where none are captured, unless they take so many times as long as one row.
+EAGER_SIZES_TIMED = (1, 2, 4, 8, 16, 32, 64)
+LONGEST_TIMED = 4
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ class Runner:
         self._seats = SeatState(
             arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device
         )
-        self._sampling = StepSampling(model, self._seats)
+        self._sampling = StepSampling(model, self._seats, max_num_drafts=max(graph_sizes, default=0))
         self.media = MediaInputs(towers, model.spec.hidden_size, model.placement, num_encoder_rows=num_encoder_rows)
         self._fast_prefill = fast_prefill
         # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.
@@ -137,18 +141,43 @@ class Runner:
             self.media.capture_graphs(recorder, progress)
         return free - free_gpu_bytes(self._device)
 
-    def _compute_on_scratch(self, step: warm_up.WarmUpStep) -> None:
+    @torch.inference_mode()
+    def time_steps(self) -> dict[int, float]:
+        """Seconds that steps take by their number of rows, each of which is sampled; measured in blocks of no request.
+
+        Captured steps are timed as such; a step between two sizes takes as long as the larger. Others are timed until
+        they take several times as long as a single row.
+        """
+        if self._graphs is not None:
+            graphs, seconds, smaller = self._graphs, dict[int, float](), 0
+            for size in graphs.sizes:
+                positions = np.zeros(size, np.int32)
+                seats = np.full(size, self._seats.scratch_seat, np.int32)
+                seconds[smaller + 1] = seconds[size] = seconds_of(
+                    partial(graphs.decode, positions, seats, seats), self._device
+                )
+                smaller = size
+            return seconds
+        seconds = {}
+        for size in EAGER_SIZES_TIMED:
+            step = warm_up.WarmUpStep((size,))
+            seconds[size] = seconds_of(partial(self._compute_on_scratch, step, num_logit_rows=size), self._device)
+            if seconds[size] > LONGEST_TIMED * seconds[1]:
+                break
+        return seconds
+
+    def _compute_on_scratch(self, step: warm_up.WarmUpStep, num_logit_rows: int = 1) -> None:
         """A step of prompts of zeros in blocks of no request, as long as the model can tell positions apart."""
         lens = np.minimum(np.array(step.query_lens, np.int32), self.model.num_positions)
         chunks = Chunks(
             num_computed=np.minimum(step.num_computed, self.model.num_positions - lens),
             num_scheduled=lens,
-            num_logit_rows=np.ones_like(lens),
+            num_logit_rows=np.minimum(lens, num_logit_rows),
             seats=np.full_like(lens, self._seats.scratch_seat),
         )
         token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=self._device)
         batch = make_batch(token_ids, chunks, self._seats.block_tables, self._device, skip_upper=True)
-        self.model(batch, self.arena, self._num_lower_layers)
+        self.model.logits(self.model(batch, self.arena, self._num_lower_layers))
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -166,24 +195,26 @@ class Runner:
     def _compute(self, plan: StepPlan) -> ComputedRows:
         graphs = self._graphs
         media = self.media.rows_of(plan)
-        wanted = np.flatnonzero(plan.num_logit_rows)
+        num_wanted = int(plan.num_logit_rows.sum())
         if (
             graphs is None
-            or len(wanted) > graphs.largest
-            or int(plan.num_logit_rows.max()) > 1
+            or num_wanted > graphs.largest
+            or bool((plan.num_logit_rows > 1 + plan.num_drafts).any())  # every row's logits, of a prompt
             or (media is not None and _ends_in_media(plan, media))  # the upper half embeds tokens alone
         ):
             batch = self._batch(plan, media, skip_upper=True)
             return ComputedRows(self.model(batch, self.arena, self._num_lower_layers), None)
-        if media is None and plan.num_tokens == len(plan.seats) and len(plan.seats) <= graphs.largest:
-            return self._replay(graphs, plan, wanted)
+        num_single = len(plan.seats) + len(plan.draft_token_ids)
+        if media is None and plan.num_tokens == num_single and num_single <= graphs.largest:
+            return self._replay(graphs, plan)
         batch = self._batch(plan, media, skip_upper=False)
         stream = self._lower(batch)
-        if len(wanted) == 0:
+        if num_wanted == 0:
             return ComputedRows(stream.new_empty(0, self.model.spec.hidden_size), None)
-        positions = (plan.num_computed + plan.num_scheduled - 1)[wanted]
-        logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, plan.seats[wanted])
-        return ComputedRows(graphs.hidden(len(wanted)), logits)
+        positions = ranges(plan.num_computed + plan.num_scheduled - plan.num_logit_rows, plan.num_logit_rows)
+        seats = np.repeat(plan.seats, plan.num_logit_rows)
+        logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, seats)
+        return ComputedRows(graphs.hidden(num_wanted), logits)
 
     def _lower(self, batch: ForwardBatch) -> Tensor:
         if self._pieces is not None and len(batch.token_ids) <= self._pieces.largest:
@@ -191,18 +222,33 @@ class Runner:
         embedded = self.model.embed(batch.token_ids, batch.soft)
         return self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers, embedded=embedded)
 
-    def _replay(self, graphs: DecodeGraphs, plan: StepPlan, wanted: NDArray[np.int64]) -> ComputedRows:
-        """Every entry computes one token."""
-        seats, token_ids = self._seats.given_single_tokens(plan)
-        if len(seats):
-            device_seats, device_ids = arrays_on_device((seats, token_ids), self._device)
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> ComputedRows:
+        """Every entry computes one token, and drafts behind it."""
+        given_seats, token_ids = self._seats.given_single_tokens(plan)
+        if len(given_seats):
+            device_seats, device_ids = arrays_on_device((given_seats, token_ids), self._device)
             self._sampling.last_token_ids[device_seats] = device_ids
-        logits = graphs.decode(plan.num_computed, plan.seats)
-        hidden = graphs.hidden(len(plan.seats))
-        if len(wanted) == len(plan.seats):
+        positions, seats, sources = plan.num_computed, plan.seats, plan.seats
+        if len(plan.draft_token_ids):
+            positions, seats = ranges(positions, plan.num_scheduled), np.repeat(seats, plan.num_scheduled)
+            sources = self._place_drafts(plan, seats)
+        logits = graphs.decode(positions, seats, sources)
+        hidden = graphs.hidden(len(positions))
+        is_wanted = plan.num_logit_rows > 0
+        if is_wanted.all():
             return ComputedRows(hidden, logits)
-        chosen = self._on_device(wanted)
+        chosen = self._on_device(np.flatnonzero(np.repeat(is_wanted, plan.num_scheduled)))
         return ComputedRows(hidden[chosen], logits[chosen])
+
+    def _place_drafts(self, plan: StepPlan, seats: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Puts drafts behind the last tokens of seats. Where each row, of the seat given, finds its token there."""
+        first, count = self._seats.num_seats + 1, len(plan.draft_token_ids)
+        self._sampling.last_token_ids[first : first + count] = self._on_device(plan.draft_token_ids)
+        sources = seats.copy()
+        is_draft = np.ones(len(seats), np.bool_)
+        is_draft[np.cumsum(plan.num_scheduled) - plan.num_scheduled] = False
+        sources[is_draft] = np.arange(first, first + count)
+        return sources
 
     def _batch(self, plan: StepPlan, media: StepMedia | None, *, skip_upper: bool) -> ForwardBatch:
         chunks = Chunks(
@@ -262,5 +308,5 @@ class Runner:
 
 def _ends_in_media(plan: StepPlan, media: StepMedia) -> bool:
     """Whether a row that wants logits is media: that of a prompt with no text behind it."""
-    last_rows = np.cumsum(plan.num_scheduled) - 1
-    return bool(np.isin(last_rows[plan.num_logit_rows > 0], media.places).any())
+    ends = np.cumsum(plan.num_scheduled, dtype=np.int32)
+    return bool(np.isin(ranges(ends - plan.num_logit_rows, plan.num_logit_rows), media.places).any())

@@ -57,7 +57,8 @@ class SampledStep:
 class StepSampling:
     """Owns the sampler, and the last token of every seat."""
 
-    def __init__(self, model: Gemma, seats: SeatState) -> None:
+    def __init__(self, model: Gemma, seats: SeatState, *, max_num_drafts: int = 0) -> None:
+        """`max_num_drafts`: in a step that finds its tokens among the last ones."""
         self._model = model
         self._seats = seats
         self._device = model.placement.device
@@ -67,7 +68,8 @@ class StepSampling:
             device=self._device,
             never_sampled=model.spec.media_token_ids,
         )
-        self.last_token_ids = torch.zeros(seats.num_seats + 1, dtype=torch.int64, device=self._device)
+        # Of every seat, and behind them the drafts of a captured step.
+        self.last_token_ids = torch.zeros(seats.num_seats + 1 + max_num_drafts, dtype=torch.int64, device=self._device)
         self._num_prompt_logprobs: dict[int, int] = {}  # by seat
         self._uncounted: set[int] = set()  # seats that had drafts when they were last sampled
 
@@ -120,7 +122,6 @@ class StepSampling:
 
     def _choose_along_drafts(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> TokensInFlight:
         """As `_choose`, with a row for every draft: the host learns later how many of an entry's tokens hold."""
-        assert computed.logits is None, "steps with drafts are not captured"
         num_drafts = plan.num_drafts[plan.samples]
         ends = np.cumsum(plan.num_logit_rows, dtype=np.int32)[plan.samples]
         rows = ranges(ends - num_drafts - 1, num_drafts + 1).astype(np.int64)
@@ -128,8 +129,12 @@ class StepSampling:
         device_rows, device_seats, seats_of_rows = arrays_on_device(
             (rows, seats, np.repeat(seats, num_drafts + 1)), self._device
         )
+        if computed.logits is None:
+            logits = self._model.logits(computed.hidden[device_rows])
+        else:
+            logits = computed.logits if len(rows) == len(computed.logits) else computed.logits[device_rows]
         sampled = self._sampler.sample_runs(
-            self._model.logits(computed.hidden[device_rows]),
+            logits,
             seats.tolist(),
             num_drafts,
             plan.draft_token_ids,

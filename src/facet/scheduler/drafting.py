@@ -6,8 +6,12 @@ draft is nothing until it is accepted: it counts neither as a token nor as compu
 is kept because of it. The only thing to give back is blocks.
 
 A request is drafted for when all its tokens are known and all but the last computed. With drafts in flight it waits:
-what it computes next depends on how many were right. Where drafts are allowed at all (`Limits.max_num_drafts`), every
-request waits for its sampled tokens, since only known ones can be continued.
+what it computes next depends on how many were right.
+
+The overlapped loop launches a step before it knows the tokens of the last one, and only known tokens can be continued.
+So drafts and overlap take turns. While no text can be guessed, or too many requests run for drafts to pay, steps
+overlap as without a drafter. Where guesses promise more than overlap saves (`Drafter.is_worth_waiting`), requests wait
+for their tokens, and for as long as steps have drafts each is settled before the next is planned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +21,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from facet.draft_counts import DraftCounts
 from facet.scheduler.running_seats import RunningSeats
+from facet.step import StepPlan, StepResult
 
 # By request number.
 Drafts = Mapping[int, Sequence[int]]
@@ -25,19 +31,32 @@ NO_DRAFTS: Drafts = MappingProxyType({})
 
 
 class Draftable(NamedTuple):
-    """A request that may be drafted for now."""
+    """A running request as a drafter sees it."""
 
     request_number: int
     prompt_token_ids: Sequence[int]
-    output_token_ids: Sequence[int]
-    max_num_drafts: int
+    output_token_ids: Sequence[int]  # that are known
+    num_pending: int  # tokens that were sampled and are not known yet
+    max_num_drafts: int  # behind them; 0: it is still computing its prompt, or about to end
 
 
 class Drafter(Protocol):
     max_num_drafts: int  # for one request in one step
 
+    def could_gain(self, num_running: int) -> bool:
+        """Whether drafts can be of use beside so many requests. If not, nothing else is asked."""
+
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
-        """Guesses for some of the requests. Anything may be guessed: a wrong guess costs time, never an answer."""
+        """Guesses for some of the running requests that have no pending token.
+
+        Anything may be guessed: a wrong guess costs time, never an answer.
+        """
+
+    def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
+        """Whether requests with a pending token should wait until it is known, because drafts could follow it."""
+
+    def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
+        """A step has been settled, so long after the device could begin it."""
 
 
 def allot_drafts(
@@ -52,7 +71,7 @@ def allot_drafts(
     """How many drafts each seat gets, out of what known tokens leave of the budget; first in line first."""
     num_drafts = np.zeros(len(seats), np.int64)
     room = np.minimum(running.room_for_drafts(seats), max_num_drafts)
-    for index in np.flatnonzero((room > 0) & (num_scheduled == 1)).tolist():
+    for index in np.flatnonzero((room > 0) & (running.num_pending(seats) == 0) & (num_scheduled == 1)).tolist():
         proposed = drafts.get(int(running.request_number[seats[index]]), ())
         num_drafts[index] = min(len(proposed), int(room[index]), budget)
         budget -= int(num_drafts[index])
@@ -65,3 +84,26 @@ def draft_token_ids(
     """The drafts of all entries, one entry after the other."""
     chosen = zip(request_numbers.tolist(), num_drafts.tolist(), strict=True)
     return np.array([token for number, count in chosen if count for token in drafts[number][:count]], np.int64)
+
+
+class DraftCounter:
+    """Counts the drafts of settled steps and what became of them."""
+
+    def __init__(self, max_num_drafts: int) -> None:
+        self._num_runs = self._num_drafts = 0
+        self._num_accepted = np.zeros(max_num_drafts, np.int64)  # by place in a run
+
+    def count(self, plan: StepPlan, result: StepResult) -> None:
+        num_drafts = plan.num_drafts[plan.samples]
+        self._num_runs += int((num_drafts > 0).sum())
+        self._num_drafts += len(plan.draft_token_ids)
+        for count, token_ids in zip(num_drafts.tolist(), result.token_ids, strict=True):
+            self._num_accepted[: min(count, len(token_ids) - 1) if count and token_ids else 0] += 1
+
+    def counts(self) -> DraftCounts:
+        return DraftCounts(
+            num_runs=self._num_runs,
+            num_drafts=self._num_drafts,
+            num_accepted=int(self._num_accepted.sum()),
+            num_accepted_by_place=tuple(self._num_accepted.tolist()),
+        )

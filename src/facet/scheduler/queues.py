@@ -155,12 +155,13 @@ class Queues:
         return events, ended
 
     def draftable(self, max_num_drafts: int) -> list[Draftable]:
-        """Running requests that could go on with drafts, and with how many."""
+        """All running requests, and with how many drafts each could go on."""
         room = np.minimum(self._seats.room_for_drafts(self._order), max_num_drafts)
         return [
-            Draftable(state.number, state.request.prompt_token_ids, state.output_token_ids, num_drafts)
-            for state, num_drafts in zip(self._running, room.tolist(), strict=True)
-            if num_drafts > 0
+            Draftable(state.number, state.request.prompt_token_ids, state.output_token_ids, num_pending, num_drafts)
+            for state, num_pending, num_drafts in zip(
+                self._running, self._seats.num_pending(self._order).tolist(), room.tolist(), strict=True
+            )
         ]
 
     def computed_in_place(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -41,14 +41,17 @@ class RunningSeats:
             self.encoded[seat] = state.encoded
 
     def room_for_drafts(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many drafts may follow the last token of each: none unless it is known and next to be computed.
+        """How many drafts may follow the last token of each: none unless that token is next to be computed.
 
         If all are accepted one more token comes, so the last draft stands before the last token there can be.
         """
         num_tokens = self.num_tokens[seats]
-        is_ready = (num_tokens == self.num_known[seats]) & (num_tokens == self.num_computed[seats] + 1)
-        room: NDArray[np.int64] = is_ready * np.maximum(self.max_num_tokens[seats] - num_tokens - 1, 0)
+        is_next = num_tokens == self.num_computed[seats] + 1
+        room: NDArray[np.int64] = is_next * np.maximum(self.max_num_tokens[seats] - num_tokens - 1, 0)
         return room
+
+    def num_pending(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.num_tokens[seats] - self.num_known[seats]
 
     def accept_drafts(self, seat: int, count: int) -> None:
         """Drafts turned out right: they are tokens, known, and computed already."""

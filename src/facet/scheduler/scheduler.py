@@ -10,11 +10,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from facet.draft_counts import DraftCounts
 from facet.kv_cache.manager import CacheStats, KVCacheManager
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.schedule import Schedule
 from facet.request import Request
-from facet.scheduler.drafting import NO_DRAFTS, Draftable, Drafts
+from facet.scheduler.drafting import NO_DRAFTS, Draftable, DraftCounter, Drafts
 from facet.scheduler.encoding import EncoderBooks
 from facet.scheduler.limits import Limits, check_request, max_num_tokens
 from facet.scheduler.plan import plan_step
@@ -32,6 +33,7 @@ class SchedulerStats:
     num_preemptions: int  # ever
     num_output_tokens: int  # that requests got, ever
     cache: CacheStats
+    drafts: DraftCounts
 
 
 class Scheduler:
@@ -41,6 +43,7 @@ class Scheduler:
         self.queues = Queues(limits.max_num_seqs)
         self._encoder = EncoderBooks(limits.num_encoder_rows)
         self._num_submitted = 0
+        self._draft_counter = DraftCounter(limits.max_num_drafts)
 
     @property
     def has_requests(self) -> bool:
@@ -71,12 +74,20 @@ class Scheduler:
         return TokenEvent(request_id, (), "abort", ended.state.num_cached_tokens)
 
     def draftable(self) -> list[Draftable]:
-        """The requests for which the next plan could take drafts."""
+        """The running requests, and how many drafts of each a plan could take."""
         return self.queues.draftable(self.limits.max_num_drafts)
 
-    def plan(self, drafts: Drafts = NO_DRAFTS) -> Schedule:
+    def plan(self, drafts: Drafts = NO_DRAFTS, *, waits_for_tokens: bool = False) -> Schedule:
+        """`waits_for_tokens`: no request goes on from a token that is not known yet, whether it must wait or not."""
         assert not drafts or self.limits.max_num_drafts > 0, "drafts were not allowed for"
-        return plan_step(self.queues.view(), self.kv_cache.view(), self._encoder, self.limits, drafts)
+        return plan_step(
+            self.queues.view(),
+            self.kv_cache.view(),
+            self._encoder,
+            self.limits,
+            drafts,
+            waits_for_tokens=waits_for_tokens,
+        )
 
     def commit(self, schedule: Schedule) -> StepPlan:
         plan = self.kv_cache.commit(schedule)
@@ -89,6 +100,7 @@ class Scheduler:
         for end in ended:
             self._release(end)
         if len(plan.draft_token_ids):
+            self._draft_counter.count(plan, result)
             self.kv_cache.give_back(*self.queues.computed_in_place(plan))
         self.kv_cache.retire(plan.step)
         return events
@@ -107,6 +119,7 @@ class Scheduler:
             num_preemptions=self.queues.num_preemptions,
             num_output_tokens=self.queues.num_output_tokens,
             cache=self.kv_cache.stats(),
+            drafts=self._draft_counter.counts(),
         )
 
     def check_integrity(self) -> None:

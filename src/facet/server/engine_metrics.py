@@ -13,6 +13,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from facet.config import EngineConfig
+from facet.draft_counts import DraftCounts
 from facet.engine.messages import CacheInfo, Stats
 from facet.server.engine_bridge import EngineBridge
 from facet.version import __version__
@@ -53,11 +54,26 @@ class EngineMetrics(Collector):
         yield self._counter(
             "vllm:corrupted_requests", "Requests ended because their logits were not finite.", corrupted
         )
+        if stats.drafts.num_runs:
+            yield from self._of_drafts(stats.drafts)
         yield self._counter("facet:num_steps", "Steps of the engine.", stats.num_steps)
         yield self._counter(
             "facet:computed_tokens", "Tokens computed, of prompts and answers.", stats.num_computed_tokens
         )
         yield self._step_sizes(stats)
+
+    def _of_drafts(self, drafts: DraftCounts) -> Iterator[Metric]:
+        yield self._counter("vllm:spec_decode_num_drafts", "Runs of drafts verified.", drafts.num_runs)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", drafts.num_drafts)
+        yield self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens accepted.", drafts.num_accepted)
+        family = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens accepted, by their place in the run.",
+            labels=[*self._names, "position"],
+        )
+        for place, count in enumerate(drafts.num_accepted_by_place):
+            family.add_metric([*self._values, str(place)], count)
+        yield family
 
     def _step_sizes(self, stats: Stats) -> Metric:
         family = HistogramMetricFamily(

@@ -1,0 +1,24 @@
+"""A guess of how a text goes on, and what an index over a request's tokens must do to make one."""
+
+from typing import NamedTuple, Protocol
+
+
+class Guess(NamedTuple):
+    token_ids: list[int]
+    shares: list[float]  # of the places found, how many go on with all the tokens up to this one
+    match_length: int  # how many tokens before the guess are those before the place it was found at
+
+
+NO_GUESS = Guess([], [], 0)
+
+
+class TextIndex(Protocol):
+    """Finds earlier places in one request's tokens. Appending is cheap, and so is finding nothing."""
+
+    def __len__(self) -> int:
+        """How many tokens have been appended."""
+
+    def append(self, token_id: int) -> None: ...
+
+    def guess(self, max_num_tokens: int) -> Guess:
+        """How the tokens could go on."""

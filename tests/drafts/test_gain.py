@@ -1,0 +1,80 @@
+"""How many drafts are computed: by what they bring in the time they take, and by how often they were right."""
+
+import pytest
+
+from facet.drafts.acceptance import Acceptance
+from facet.drafts.guess import Guess
+from facet.drafts.step_times import StepTimes
+
+# Rows are almost free up to 8, then each costs a fifth of a step.
+STEPS = {1: 1.0, 8: 1.07, 64: 12.0}
+
+
+@pytest.mark.parametrize(
+    ("chances", "num_running", "expected"),
+    [
+        ([[0.9, 0.8, 0.6]], 1, [3]),
+        ([[0.9, 0.005]], 1, [1]),
+        ([[0.001]], 1, [0]),
+        ([[0.9, 0.1], [0.5, 0.4]], 2, [2, 2]),
+        ([[0.9, 0.1], [0.05, 0.04], *[[]] * 6], 8, [0, 0, *[0] * 6]),  # rows 9 and 10 cost more than they bring
+        ([[1.0] * 30] * 4, 4, [4, 0, 0, 0]),  # up to 8 rows
+        ([[0.9, 0.8, 0.7], [0.95, 0.1], [0.6]], 5, [2, 1, 0]),  # likeliest first
+        ([[0.99]], 64, [0]),  # not measured
+    ],
+)
+def test_drafts_are_computed_while_they_bring_more_per_second(
+    chances: list[list[float]], num_running: int, expected: list[int]
+) -> None:
+    assert StepTimes(STEPS).worthwhile(chances, num_running) == expected
+
+
+def test_load_ends_drafting() -> None:
+    times = StepTimes(STEPS)
+    assert [times.could_gain(num_running) for num_running in (1, 4, 7, 8, 30, 64, 100)] == [
+        *(True, True, True),
+        *(False, False, False, False),
+    ]
+
+
+def test_what_steps_with_drafts_really_take_counts() -> None:
+    """Waiting for tokens instead of overlapping costs half a step: a single draft no longer pays, several do."""
+    times = StepTimes(STEPS)
+    for _ in range(100):
+        times.learn(1, 1.0, has_drafts=False)
+        times.learn(2, 1.5, has_drafts=True)
+    assert times.worthwhile([[0.4]], 1) == [0]
+    assert times.worthwhile([[0.9, 0.8, 0.7]], 1) == [3]
+    for _ in range(5000):  # nothing is drafted any more, so the past is forgotten
+        times.learn(1, 1.0, has_drafts=False)
+    assert times.worthwhile([[0.4]], 1) == [1]
+
+
+def test_a_disturbed_measurement_does_no_harm() -> None:
+    times = StepTimes({1: 1.0, 2: 0.4, 4: 1.1})
+    assert times.worthwhile([[0.01]], 1) == [0], "two rows do not take less than one"
+
+
+def test_chances_follow_what_was_right() -> None:
+    acceptance, guess = Acceptance(), Guess([1, 2, 3], [1.0, 1.0, 0.5], 3)
+    at_first = acceptance.chances(7, guess)
+    assert at_first == sorted(at_first, reverse=True)
+    for _ in range(20):
+        acceptance.learn(7, 3, 3, 0)
+    assert acceptance.chances(7, guess)[0] < 0.05
+    assert acceptance.chances(8, guess)[0] < at_first[0], "the engine learns, too"
+    assert acceptance.chances(7, guess)[0] < acceptance.chances(8, guess)[0] + 1e-9
+    for _ in range(20):
+        acceptance.learn(9, 3, 3, 3)
+    assert acceptance.chances(9, guess)[1] > 0.8
+
+
+def test_what_was_given_up_is_tried_again() -> None:
+    acceptance, guess = Acceptance(), Guess([1], [1.0], 3)
+    at_first = acceptance.chances(1, guess)[0]
+    for _ in range(50):
+        acceptance.learn(1, 3, 1, 0)
+    assert acceptance.chances(2, guess)[0] < 0.3 * at_first
+    for _ in range(4000):
+        acceptance.forgo(3)
+    assert acceptance.chances(2, guess)[0] > 0.8 * at_first
