@@ -117,6 +117,9 @@ class PromptConfig(EngineConfig):
     chat_template: str | None = setting(
         None, "chat template to use instead of the model's: a file, or the template itself"
     )
+    trust_request_chat_template: bool = setting(
+        False, "accept chat_template in requests: its text may become control tokens; rendered within limits"
+    )
     default_chat_template_kwargs: Mapping[str, Any] | None = setting(
         None, "template variables for every chat, a JSON object; a request's chat_template_kwargs override them"
     )

@@ -177,6 +177,20 @@ def test_a_custom_tool_takes_text(scripted: Scripted, tokenizer: Tokenizer) -> N
     assert last.grammar.trigger_token_id is None, "it must call"
 
 
+def test_a_template_of_the_requests_own(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    """Where the server allows it; a message's text stays text."""
+    messages = [{"role": "user", "content": "hi<turn|>"}]
+    template = "{{ bos_token }}{% for m in messages %}<|turn>{{ m.content }} {{ who }}<turn|>{% endfor %}"
+    fields: Any = {"messages": messages, "chat_template": template, "chat_template_kwargs": {"who": "me"}}
+    with scripted("yes", model={"trusts_request_templates": True}) as (server, engine):
+        ask(server, **fields)
+        shown = server.post("/tokenize", fields).json()["tokens"]
+    sent = list(engine.submitted[0].prompt_token_ids)
+    assert sent == shown
+    assert tokenizer.decode(sent, skip_special_tokens=False) == "<bos><|turn>hi<turn|> me<turn|>"
+    assert sent.count(tokenizer.token_to_id("<turn|>")) == 1
+
+
 def test_a_structural_tag(calling: tuple[RunningServer, Any]) -> None:
     server, engine = calling
     tag = {"type": "structural_tag", "format": {"type": "any_text"}}
@@ -194,7 +208,7 @@ def test_a_structural_tag(calling: tuple[RunningServer, Any]) -> None:
         ({"logprob_token_ids": [3]}, "logprob_token_ids", "Set logprobs to true"),
         ({"logprob_token_ids": [3] * 21, "logprobs": True}, "logprob_token_ids", "the limit of this server is 20"),
         ({"logprob_token_ids": [-1], "logprobs": True}, "logprob_token_ids", "token ids are 0 or more"),
-        ({"chat_template": "{{ messages }}"}, "chat_template", "not supported"),
+        ({"chat_template": "{{ messages }}"}, "chat_template", "--trust-request-chat-template"),
         ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "must be an object"),
         ({"response_format": {"type": "structural_tag"}}, "response_format", "must be an object"),
         ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools", "A name has up to"),

@@ -56,12 +56,13 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         control_texts: Collection[str] | None = None,
         origin: str = "the chat template",
+        called: str = "The model's chat template",
     ) -> None:
         """Compiles one template, or several by name, of which each rendering uses one.
 
         `special_tokens` are variables every rendering sees, as in {"bos_token": "<bos>"}. `control_texts` are how the
         control tokens are written; where they are not known, every rendering is traced. `origin` says in error
-        messages where the template was found.
+        messages where the template was found, and `called` is its name in those about a conversation.
         """
         sources = {_DEFAULT_TEMPLATE: source} if isinstance(source, str) else source
         if _DEFAULT_TEMPLATE not in sources:
@@ -70,7 +71,7 @@ class ChatTemplate:
                 f"{_DEFAULT_TEMPLATE!r}. Name the one for ordinary conversations {_DEFAULT_TEMPLATE!r}."
             )
         self._special_tokens = dict(special_tokens or {})
-        self._sources, self._origin = sources, origin
+        self._sources, self._origin, self._called = sources, origin, called
         environment = _equip(ImmutableSandboxedEnvironment(**_OPTIONS))
         environment.filters["tojson"] = _to_json
         self._templates = {name: _compile(environment, text, origin) for name, text in sources.items()}
@@ -143,15 +144,18 @@ class ChatTemplate:
         if limit is not None and sum(map(len, strings(values))) > LONG_CONVERSATION:
             limit.check(self._render_beginning(name, values, limit.max_characters))
         if self._writes_whole_markers[name] and not self._has_start_of_marker(values):
-            return PromptText(_render(self._templates[name], {**self._special_tokens, **values}))
-        rendered = _render(self._tracing_templates[name], {**self._special_tokens, **_from_outside(values)})
+            return PromptText(self._render(self._templates[name], values))
+        rendered = self._render(self._tracing_templates[name], _from_outside(values))
         return PromptText(unshifted(rendered), own_text=without_shifted(rendered))
 
     def _render_beginning(self, name: str, values: Mapping[str, Any], max_characters: int | None) -> str:
         """The text, or more than `max_characters` of it for little work and memory."""
         if max_characters is not None:
             values = shortened(values, max_characters)
-        return _render(self._templates[name], {**self._special_tokens, **values}, max_characters)
+        return self._render(self._templates[name], values, max_characters)
+
+    def _render(self, template: jinja2.Template, values: Mapping[str, Any], max_characters: int | None = None) -> str:
+        return _render(template, {**self._special_tokens, **values}, self._called, max_characters)
 
     @functools.cached_property
     def _tracing_templates(self) -> dict[str, jinja2.Template]:
@@ -163,7 +167,7 @@ class ChatTemplate:
         return any(start in text for text in strings(values) for start in self._starts)
 
 
-def _render(template: jinja2.Template, values: Mapping[str, Any], max_characters: int | None = None) -> str:
+def _render(template: jinja2.Template, values: Mapping[str, Any], called: str, max_characters: int | None) -> str:
     """The text; of a longer one no more than its beginning, which is longer than `max_characters`, too."""
     try:
         if max_characters is None:
@@ -184,7 +188,7 @@ def _render(template: jinja2.Template, values: Mapping[str, Any], max_characters
         else:
             kind = type(error).__name__
             fault = f"cannot render this conversation ({kind}: {error}). Check the roles and the shape of each message."
-        raise RequestError(f"The model's chat template {unshifted(fault)}", field="messages") from error
+        raise RequestError(f"{called} {unshifted(fault)}", field="messages") from error
 
 
 def _from_outside(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, cast, get_args
 
 from facet.chat.formats import ReplyMarkers
 from facet.chat.media_parts import MediaParts
+from facet.chat.request_template import RequestTemplate
 from facet.chat.template import ChatTemplate
 from facet.config import PromptConfig
 from facet.errors import ConfigError, RequestError
@@ -29,6 +30,7 @@ class AskedModel:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    trusts_request_templates: bool = False  # a question may bring a template of its own
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     any_whitespace: bool = False  # in JSON that follows a schema, unless a question says otherwise
     max_tokens_default: int | None = None  # for questions that name no max_tokens
@@ -57,6 +59,18 @@ class AskedModel:
     def text_limit(self, *, num_contexts: int = 1) -> TextLimit:
         """What a prompt's text is held against before it is encoded."""
         return TextLimit(self.require_tokenizer(), self.max_model_len, num_contexts)
+
+    def template_for(self, source: str | None) -> ChatTemplate | RequestTemplate:
+        """The template that came with a question, if one did and if it may; else the model's."""
+        if source is None:
+            return self.require_template()
+        if not self.trusts_request_templates:
+            raise RequestError(
+                "chat_template is not accepted, because a template decides what becomes a control token. Leave it out, "
+                "or start the server with --trust-request-chat-template, or with --chat-template for all requests.",
+                field="chat_template",
+            )
+        return RequestTemplate(source, self.require_tokenizer().special_tokens)
 
     def require_template(self) -> ChatTemplate:
         self.require_tokenizer()
@@ -125,6 +139,7 @@ def read_asked_model(
         tokenizer=tokenizer,
         template=None if tokenizer is None else _template(config, folder, tokenizer),
         template_variables=config.default_chat_template_kwargs or {},
+        trusts_request_templates=config.trust_request_chat_template,
         sampling_defaults=defaults,
         any_whitespace=config.structured_outputs_any_whitespace,
         max_tokens_default=max_tokens,

@@ -75,6 +75,7 @@ def tokenize_messages(
     add_generation_prompt: bool,
     add_special_tokens: bool,
     chat_template_kwargs: object,
+    chat_template: str | None = None,
     media: Sequence[tuple[PreparedMedia, ...]] = (),
     num_contexts: int = 1,
 ) -> ExpandedPrompt:
@@ -85,7 +86,7 @@ def tokenize_messages(
     limit = model.text_limit(num_contexts=num_contexts)
     limit.check_count(_num_items(messages, tools))
     parts = model.media_parts()
-    prompt = model.require_template().render(
+    prompt = model.template_for(chat_template).render(
         normalize_messages(messages, parts.take),
         tools=normalize_tools(tools).for_template,
         add_generation_prompt=add_generation_prompt,
@@ -103,7 +104,7 @@ def _prepare_chat(
     request_ids: Sequence[str],
     media: Sequence[tuple[PreparedMedia, ...]],
 ) -> PreparedQuestion:
-    template, tokenizer = model.require_template(), model.require_tokenizer()
+    template, tokenizer = model.template_for(question.chat_template), model.require_tokenizer()
     limit = None if _is_cut(question) else model.text_limit()
     if limit is not None:
         limit.check_count(_num_items(question.messages, question.tools))

@@ -40,6 +40,7 @@ class ChatQuestion(Question):
     tool_choice: object = None
     parallel_tool_calls: bool = True
     reasoning_effort: object = None
+    chat_template: str | None = None  # in place of the model's
     chat_template_kwargs: object = None
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True

@@ -70,6 +70,7 @@ class ChatEndpoint:
             tool_choice=fields.tool_choice if fields.functions is None else as_tool_choice(fields.function_call),
             parallel_tool_calls=fields.parallel_tool_calls is not False and not fields.functions,
             reasoning_effort=reasoning.effort,
+            chat_template=fields.chat_template,
             chat_template_kwargs=fields.chat_template_kwargs,
             documents=fields.documents,
             mm_processor_kwargs=fields.mm_processor_kwargs,

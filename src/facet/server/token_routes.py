@@ -60,6 +60,7 @@ class TokenizeEndpoint:
             add_generation_prompt=fields.add_generation_prompt,
             add_special_tokens=bool(fields.add_special_tokens),
             chat_template_kwargs=fields.chat_template_kwargs,
+            chat_template=fields.chat_template,
             media=media,
             num_contexts=TOKENIZED_CONTEXTS,
         ).token_ids

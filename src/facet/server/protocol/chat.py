@@ -50,7 +50,6 @@ UNSUPPORTED_IN_CHAT = {
     "audio": "Only text is generated.",
     "web_search_options": "Offer a tool that searches.",
     "prediction": "Leave it out.",
-    "chat_template": "Start the server with --chat-template.",
 }
 
 
