@@ -25,6 +25,7 @@ from facet.kernels.paged_attention.prefill.hopper.language import TensorDescript
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
 from facet.kernels.quantized.int4.kernel import few_rows_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
+from facet.kernels.quantized.int4.wide_kernel import wide_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
 
@@ -61,6 +62,24 @@ def int4_launch(num_rows: int, tuning: Tuning) -> tuple[Any, tuple[Any, ...], di
     return few_rows_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
 
 
+def int4_wide_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of 64 rows with the gate and up of 31B."""
+    words = tensor(gl.int32)
+    constants = dict(
+        IS_GATED=True,
+        HAS_GATED_INPUT=False,
+        SCALE_DTYPE=gl.bfloat16,
+        GROUPS=4,
+        ROWS=64,
+        TILES=8,
+        SHARES=1,
+        STAGES=4,
+        IS_DEPENDENT=True,
+    )
+    arguments = (tensor(), words, words, tensor(), tensor(), tensor(gl.float32), words, 5376, 0, 64, 2688, 42)
+    return wide_kernel, arguments, {**constants, "num_warps": 8}
+
+
 def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     """A launch of each: the kernel, its arguments, its constants and options."""
     heads_of_31b = (tiles((8192, 32, 256), [32, 2, 256]), tensor(), tiles((9216, 256), [64, 256]))
@@ -95,6 +114,7 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
             dict(HAS_WINDOW=True, GROUP=2, **LAUNCH),
         ),
         **{f"int4_{rows}": int4_launch(rows, choose_tuning(2688, 42, rows)) for rows in ROW_KINDS},
+        "int4_wide": int4_wide_launch(),
     }
 
 

@@ -61,7 +61,9 @@ class Pointer:
         return self.offset.shape  # type: ignore[no-any-return]
 
 
-def _load(pointer: Pointer, mask: Any = None, other: float = 0.0, eviction_policy: str = "") -> Any:
+def _load(
+    pointer: Pointer, mask: Any = None, other: float = 0.0, eviction_policy: str = "", cache_modifier: str = ""
+) -> Any:
     if not isinstance(pointer.offset, Tensor):
         return Int(pointer.numbers[pointer.offset].item())
     offsets = pointer.offset
@@ -72,9 +74,18 @@ def _load(pointer: Pointer, mask: Any = None, other: float = 0.0, eviction_polic
     return torch.where(mask, values, torch.tensor(other, dtype=values.dtype))
 
 
-def _store(pointer: Pointer, values: Tensor, mask: Any) -> None:
-    mask = torch.broadcast_to(mask, values.shape)
+def _store(pointer: Pointer, values: Any, mask: Any = None) -> None:
+    if not isinstance(values, Tensor):
+        pointer.numbers[pointer.offset] = values
+        return
+    mask = torch.broadcast_to(torch.tensor(True) if mask is None else mask, values.shape)
     pointer.numbers[torch.broadcast_to(pointer.offset, values.shape)[mask]] = values[mask]
+
+
+def _atomic_add(pointer: Pointer, number: int, sem: str, scope: str) -> Int:
+    before = Int(pointer.numbers[pointer.offset].item())
+    pointer.numbers[pointer.offset] += number
+    return before
 
 
 class Constant:
@@ -142,9 +153,11 @@ def _language() -> ModuleType:
         NVMMADistributedLayout=_layout,
         SwizzledSharedLayout=_layout,
         BlockedLayout=_layout,
+        DotOperandLayout=_layout,
         SliceLayout=_layout,
         allocate_shared_memory=machine.allocate_shared_memory,
         arange=lambda start, end, _layout: torch.arange(start, end),
+        atomic_add=_atomic_add,
         bfloat16=torch.bfloat16,
         cdiv=lambda a, b: Int(-(-a // b)),
         constexpr=Constant,
@@ -157,6 +170,7 @@ def _language() -> ModuleType:
         full=lambda shape, value, dtype, _layout: torch.full(tuple(shape), _plain(value), dtype=dtype),
         int32=torch.int32,
         int64=torch.int64,
+        join=lambda first, second: torch.stack((first, second), dim=-1),
         load=_load,
         max=lambda tensor, dim: tensor.amax(dim),
         max_contiguous=lambda tensor, _count: tensor,

@@ -1,6 +1,7 @@
 """What the PTX in `quantized/int4/language.py` does, for the emulator of Gluon: on words of 32 bits of each thread."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,6 +40,81 @@ def _rows(words: Words) -> Tensor:
     return warps.permute(0, 3, 4, 1, 5, 2, 6).flatten(-3)
 
 
+def dequantize_codes(word: Tensor, scales: Tensor, half: Tensor, dtype: torch.dtype) -> Words:
+    """Of the wide kernel: [.., sides] for each of four pairs."""
+    scale = torch.where(half == 0, *unpack_scales(scales, dtype))
+    sides = [[((word >> 4 * pair + 16 * side) & 15).float() - 8 for side in range(2)] for pair in range(4)]
+    return [(torch.stack(pair, dim=-1) * scale.unsqueeze(-1)).to(torch.bfloat16) for pair in sides]
+
+
+@dataclass
+class Shared:
+    """Tiles in shared memory. What a copy is on its way to holds other numbers until it is waited for."""
+
+    numbers: Tensor
+
+    def index(self, index: int) -> "Shared":
+        return Shared(self.numbers[index])
+
+    def permute(self, order: Sequence[int]) -> "Shared":
+        return Shared(self.numbers.permute(*order))
+
+    def load(self, _layout: object) -> Tensor:
+        return self.numbers.clone()
+
+
+@dataclass
+class Copies:
+    """Those started since the last group, and groups under way."""
+
+    started: list[Callable[[], None]] = field(default_factory=list)
+    groups: list[list[Callable[[], None]]] = field(default_factory=list)
+
+    def start(self, target: Shared, pointer: Any) -> None:
+        numbers = pointer.numbers[pointer.offset]
+        _spoil(target.numbers)
+        self.started.append(lambda: target.numbers.copy_(numbers))  # type: ignore[arg-type, return-value]
+
+    def commit(self) -> None:
+        self.groups.append(self.started)
+        self.started = []
+
+    def wait(self, num_outstanding: int) -> None:
+        while len(self.groups) > num_outstanding:
+            for land in self.groups.pop(0):
+                land()
+
+
+def _spoil(numbers: Tensor) -> None:
+    numbers.fill_(float("nan") if numbers.is_floating_point() else 0x77777777)
+
+
+def allocate_shared_memory(dtype: torch.dtype, shape: Sequence[int], _layout: object) -> Shared:
+    numbers = torch.empty(tuple(shape), dtype=dtype)
+    _spoil(numbers)
+    return Shared(numbers)
+
+
+@dataclass
+class Product:
+    """Computed when it is waited for, from what its operands hold then."""
+
+    values: Tensor
+    x: Shared
+    sums: Tensor
+
+    def finish(self) -> Tensor:
+        return self.sums + self.values.float() @ self.x.numbers.float()
+
+
+def wait_for_products(num_outstanding: int, deps: Sequence[Any]) -> Sequence[Any]:
+    assert num_outstanding == 0
+    return [dep.finish() if isinstance(dep, Product) else dep for dep in deps]
+
+
+COPIES = Copies()
+
+
 def _nothing(*_args: object) -> None:
     pass
 
@@ -51,4 +127,13 @@ NAMES = {
     "stay_in_order": _nothing,
     "let_next_start": _nothing,
     "wait_for_previous": _nothing,
+    "allocate_shared_memory": allocate_shared_memory,
+    "dequantize_codes": dequantize_codes,
+    "copy_to_shared": COPIES.start,
+    "commit_copies": COPIES.commit,
+    "wait_for_copies": COPIES.wait,
+    "fence_async_shared": _nothing,
+    "thread_barrier": _nothing,
+    "warpgroup_mma": lambda values, x, sums, is_async: Product(values, x, sums),
+    "warpgroup_mma_wait": wait_for_products,
 }

@@ -16,7 +16,14 @@ from facet.kernels.geglu.reference import geglu
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import int4, reference
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.int4.tuning import MAX_FEW_ROWS, Tuning, choose_tuning, rows_of_program
+from facet.kernels.quantized.int4.tuning import (
+    MAX_WIDE_ROWS,
+    Tuning,
+    WideTuning,
+    choose_tuning,
+    choose_wide_tuning,
+    rows_of_program,
+)
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
@@ -47,6 +54,16 @@ def few_rows() -> ModuleType:
     return emulated([f"{ROOM}.kernel", f"{ROOM}.few_rows"], f"{ROOM}.language", own=NAMES)
 
 
+@pytest.fixture(scope="module")
+def wide() -> ModuleType:
+    if HAS_GPU:
+        from facet.kernels.quantized.int4 import wide
+
+        return wide
+    names = [f"{ROOM}.kernel", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
+    return emulated(names, f"{ROOM}.language", own=NAMES)
+
+
 def expected(operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor) -> Tensor:
     """Rounded where the engine rounds."""
     products = reference.linear(x.float(), matrix).to(x.dtype)
@@ -56,11 +73,16 @@ def expected(operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor) 
 
 
 def run(
-    few_rows: ModuleType, operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor, tuning: Tuning | None
+    room: ModuleType,
+    operation: str,
+    x: Tensor,
+    matrix: QuantizedMatrix,
+    given: Tensor,
+    tuning: Tuning | WideTuning | None,
 ) -> Tensor:
     shuffled = int4.shuffle(matrix, is_gated=operation == "geglu_linear")
     more = (given,) if operation == "gated_input_linear" else ()
-    function: Callable[..., Tensor] = getattr(few_rows, operation)
+    function: Callable[..., Tensor] = getattr(room, operation)
     return function(x, shuffled, *more, tuning)
 
 
@@ -84,6 +106,29 @@ def test_equals_reference(
     given = torch.randn(num_rows, case.num_out, dtype=torch.bfloat16, device=DEVICE)
     got = run(few_rows, operation, x, matrix, given, tuning)
     torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=1e-2, rtol=2**-6)
+
+
+@pytest.mark.parametrize(
+    ("operation", "case", "num_rows", "tuning"),
+    [
+        ("linear", Case(format=format_of(32), num_in=640), 20, None),
+        ("linear", Case(format=format_of(64), num_out=80), 40, WideTuning(rows=32, tiles=4, shares=1, stages=3)),
+        ("geglu_linear", Case(format=format_of(None, "float16"), num_in=352), 33, None),  # a block that is not whole
+        ("geglu_linear", Case(format=format_of(32), num_in=896), 17, WideTuning(rows=32, tiles=4, shares=3, stages=4)),
+        ("gated_input_linear", Case(format=format_of(128), num_out=64, num_in=384), 9, None),
+        # A share without a block.
+        ("linear", Case(format=format_of(32), num_in=640), 16, WideTuning(rows=16, tiles=8, shares=4, stages=4)),
+    ],
+)
+def test_the_wide_kernel_equals_reference(
+    wide: ModuleType, operation: str, case: Case, num_rows: int, tuning: WideTuning | None
+) -> None:
+    matrix = case.matrix(DEVICE)
+    x = case.inputs(num_rows, torch.bfloat16, DEVICE)
+    given = torch.randn(num_rows, case.num_out, dtype=torch.bfloat16, device=DEVICE)
+    for _ in range(2):  # counters are zero again
+        got = run(wide, operation, x, matrix, given, tuning)
+        torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=2e-2, rtol=2**-6)
 
 
 @pytest.mark.parametrize("tuning", [WIDE, BOTH], ids=str)
@@ -134,7 +179,7 @@ def test_many_rows_in_slices(operation: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(int4, "_SLICE_BYTES", 2 * 256 * 40)  # 32 of 96 outputs
     case = Case(format=format_of(32), num_in=256)
     dtype = torch.bfloat16 if HAS_GPU else torch.float32  # the interpreter's bfloat16 is not the GPU's
-    matrix, x = case.matrix(DEVICE), case.inputs(MAX_FEW_ROWS + 1, dtype, DEVICE)
+    matrix, x = case.matrix(DEVICE), case.inputs(MAX_WIDE_ROWS + 1, dtype, DEVICE)
     given = torch.randn(len(x), case.num_out, dtype=dtype, device=DEVICE)
     more = (given,) if operation == "gated_input_linear" else ()
     got = getattr(int4, operation)(x, int4.shuffle(matrix, is_gated=operation == "geglu_linear"), *more)
@@ -158,9 +203,18 @@ def test_tuning_fills_the_card() -> None:
         assert tuning.num_in_warps <= num_blocks
 
 
-@pytest.mark.parametrize(("name", "most_registers"), [("int4_8", 144), ("int4_64", 168)])
+def test_wide_tuning_fills_the_card() -> None:
+    for num_tiles, num_blocks, num_rows in product((2688, 336, 160, 16), (168, 42, 20), (9, 32, 64, 200)):
+        tuning = choose_wide_tuning(num_tiles, num_blocks, num_rows)
+        num_programs = -(-num_tiles // tuning.tiles) * -(-num_rows // tuning.rows) * tuning.shares
+        assert tuning.shares == 1 or num_programs <= 528
+        assert tuning.shares <= num_blocks
+        assert tuning.rows >= num_rows or tuning.rows == 128
+
+
+@pytest.mark.parametrize(("name", "most_registers"), [("int4_8", 144), ("int4_64", 168), ("int4_wide", 128)])
 def test_it_compiles_without_spills(name: str, most_registers: int) -> None:
-    """And leaves registers for 14, or 12, warps on a multiprocessor."""
+    """And leaves registers for 14, 12 or 16 warps on a multiprocessor."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", name]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

@@ -3,8 +3,26 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
 # mypy: disallow-untyped-calls=False
 
+from functools import cache
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+# Results that several programs may share in one launch.
+_MOST_PLACES = 4096
+
+
+def counters_on(device: torch.device, num_places: int) -> Tensor:
+    """For `arrives_last`, zero between launches, which follow each other on one stream."""
+    assert num_places <= _MOST_PLACES, "there is a counter for each place"
+    return _counters_on(device)
+
+
+@cache
+def _counters_on(device: torch.device) -> Tensor:
+    return torch.zeros(_MOST_PLACES, dtype=torch.int32, device=device)
 
 
 @triton.jit

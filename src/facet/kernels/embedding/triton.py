@@ -23,7 +23,7 @@ def embed(token_ids: Tensor, table: Tensor, scale: float) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["token_ids"])
 def _embed_kernel(
     token_ids, table, out, num_rows, vocab_size, table_stride, scale,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,

@@ -94,7 +94,7 @@ def _rotated(low, high, cos_sin, rows, is_vector, NUM_PAIRS: tl.constexpr, HEAD_
     return tl.where(turns, new_low, low), tl.where(turns, new_high, high)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["write_blocks", "write_slots"])
 def _prepare_heads_kernel(
     projected,
     queries,

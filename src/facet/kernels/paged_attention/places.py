@@ -10,7 +10,7 @@ from facet.forward_batch import AttentionRows
 _ROWS_PER_PROGRAM = 128
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["positions", "seats", "block_table"])
 def _row_places_kernel(
     positions,
     seats,
@@ -34,9 +34,7 @@ def _row_places_kernel(
 def row_places(rows: AttentionRows, block_table: Tensor, *, tokens_per_block: int) -> tuple[Tensor, Tensor]:
     """See `reference.py`."""
     num_rows = rows.positions.shape[0]
-    # Padded to an even number, so that both begin aligned: a kernel is compiled again for a pointer that is not.
-    padded = torch.empty(2, num_rows + num_rows % 2, dtype=torch.int64, device=block_table.device)
-    blocks, slots = padded[:, :num_rows]
+    blocks, slots = torch.empty(2, num_rows, dtype=torch.int64, device=block_table.device)
     _row_places_kernel[(triton.cdiv(num_rows, _ROWS_PER_PROGRAM),)](
         rows.positions,
         rows.seats,

@@ -40,7 +40,10 @@ def _store_means(totals, weight_sum, target, vectors, is_member, HEAD_DIM: tl.co
 
 
 # Not specialized: one kernel serves all batch sizes.
-@triton.jit(do_not_specialize=["num_splits", "least_keys"])
+@triton.jit(
+    do_not_specialize=["num_splits", "least_keys"],
+    do_not_specialize_on_alignment=["block_table", "positions", "seats", "row_map", "arrivals"],
+)
 def _decode_kernel(
     queries,
     keys,

@@ -77,7 +77,7 @@ def merge_group(
     tl.store(pointers, merged.to(output.dtype.element_ty), mask=is_member)
 
 
-@triton.jit(do_not_specialize=["num_splits", "least_keys"])
+@triton.jit(do_not_specialize=["num_splits", "least_keys"], do_not_specialize_on_alignment=["positions", "row_map"])
 def merge_shares_kernel(
     partial_results,
     partial_levels,

@@ -17,7 +17,10 @@ from facet.kernels.paged_attention.tiles import load_queries, running_softmax, s
 
 
 # Not specialized: one kernel serves all steps.
-@triton.jit(do_not_specialize=["first_tile", "pass_row", "num_shares"])
+@triton.jit(
+    do_not_specialize=["first_tile", "pass_row", "num_shares"],
+    do_not_specialize_on_alignment=["block_table", "positions", "last_visible", "seats", "tiles"],
+)
 def invariant_kernel(
     queries,
     keys,

@@ -66,7 +66,10 @@ def _attend_separate_range(
     return total, greatest, weight_sum
 
 
-@triton.jit(do_not_specialize=["first_head"])  # one kernel, whichever head a slice starts with
+# One kernel for all steps, whichever head a slice starts with.
+@triton.jit(
+    do_not_specialize=["num_keys", "first_head"], do_not_specialize_on_alignment=["tiles", "positions", "last_visible"]
+)
 def _separate_kernel(
     queries,
     output,

@@ -101,7 +101,8 @@ def _attend_shared_range(
     return wide_total, narrow_total, rotating_total, greatest, weight_sum
 
 
-@triton.jit(do_not_specialize=["first_head"])  # one kernel, whichever head a slice starts with
+# One kernel for all steps, whichever head a slice starts with.
+@triton.jit(do_not_specialize=["num_keys", "first_head"], do_not_specialize_on_alignment=["tiles"])
 def _shared_kernel(
     queries,
     output,

@@ -28,7 +28,10 @@ def _load_numbers(pages, offsets, is_live, scale, HAS_SCALES: tl.constexpr, dtyp
     return widened(stored, dtype)
 
 
-@triton.jit(do_not_specialize=["first_head"])  # one kernel, whichever head a slice starts with
+# One kernel for all steps, whichever head a slice starts with.
+@triton.jit(
+    do_not_specialize=["num_keys", "first_head"], do_not_specialize_on_alignment=["block_table", "seats", "copies"]
+)
 def _unpack_kernel(
     keys,
     values,

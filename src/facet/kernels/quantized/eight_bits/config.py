@@ -24,28 +24,27 @@ class ChooseConfig(Protocol):
 
 # The most rows of a program that has the matrix's tile to itself.
 MOST_ROWS_AT_ONCE = 64
-# A row of the matrix is cut into shares until there are this many programs, and no share is shorter than this.
-_ENOUGH_PROGRAMS, _LEAST_INPUTS = 160, 512
+# Programs that run at a time on an H200, two on each multiprocessor, or three with tiles half as wide.
+_PROGRAMS, _NARROW_PROGRAMS = 264, 396
+# A row of the matrix is cut into as many shares as fill these programs, but into none shorter than this.
+_LEAST_INPUTS = 512
 
 
 def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Config | None:
     """Times are microseconds on an H200, the matrix read from memory (benchmarks/quantized_gpu.py)."""
     if num_rows <= MOST_ROWS_AT_ONCE:
-        # Rows of 31B gate_up: 1 55.2, 16 56.4, 64 62.9, in bfloat16 108 to 115, bytes alone 53.8.
-        block_in, num_stages = (256, 4) if num_rows <= 16 and num_in % 256 == 0 else (128, 6)
+        # 31B, one row and 64: gate_up 55.5 and 62.9, in bfloat16 108.6 and 115.5, bytes alone 53.8. In three shares
+        # down takes 30.4 (32.6 in two, bytes 26.9) and o 13.3 (14.7 in one, bytes 10.2).
+        num_tiles = -(-num_out // 64)
+        shares = max(1, min(_PROGRAMS // num_tiles, num_in // _LEAST_INPUTS))
+        is_narrow = num_rows > 32 or num_in % 256 != 0 or _PROGRAMS < num_tiles <= _NARROW_PROGRAMS
+        block_in, num_stages = (128, 6) if is_narrow else (256, 4)
         rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else MOST_ROWS_AT_ONCE
-        return Config(rows, 64, block_in, num_warps=4, num_stages=num_stages, shares=_shares(num_out, num_in))
+        return Config(rows, 64, block_in, num_warps=4, num_stages=num_stages, shares=shares)
     if is_fp8:
         # 31B gate_up: 256 rows 118, in this room's tiles 138; 2048 rows 746 and 904.
         return None
     return Config(128, 128, 128, num_warps=4, num_stages=3)
-
-
-def _shares(num_out: int, num_in: int) -> int:
-    shares = 1
-    while -(-num_out // 64) * shares < _ENOUGH_PROGRAMS and num_in >= 2 * shares * _LEAST_INPUTS:
-        shares *= 2
-    return shares
 
 
 def choose_one_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Config:

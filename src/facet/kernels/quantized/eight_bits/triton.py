@@ -5,14 +5,12 @@ outputs for few rows. Where outputs are too few to occupy all multiprocessors, a
 whose sums the last program adds in their order.
 """
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from facet.kernels.arrivals import arrives_last
+from facet.kernels.arrivals import arrives_last, counters_on
 from facet.kernels.dependent_launch import launch_options, let_next_start, start_after_previous, wait_for_previous
 from facet.kernels.linear.triton import GATED_INPUT, GEGLU, PLAIN, finish, rows_of_tile
 from facet.kernels.quantized.eight_bits.config import MOST_ROWS_AT_ONCE, Config
@@ -97,16 +95,6 @@ def _load_part(x, columns, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
         return tl.load(x + columns, mask=columns < WIDTH, other=0.0)
 
 
-# Tiles that may be cut into shares.
-MOST_TILES = 4096
-
-
-@cache
-def arrivals_on(device: torch.device) -> Tensor:
-    """Counts shares of tiles that are done: zero between products, which follow each other on one stream."""
-    return torch.zeros(MOST_TILES, dtype=torch.int32, device=device)
-
-
 def linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, config: Config) -> Tensor:
     return _run(x, matrix, None, PLAIN, config)
 
@@ -138,7 +126,6 @@ def _run(
     num_tiles = triton.cdiv(num_rows, config.rows) * triton.cdiv(num_out, columns_per_program)
     partial_sums = output
     if config.shares > 1:
-        assert num_tiles <= MOST_TILES, "there is a counter for each tile"
         sum_type = torch.int32 if inputs.dtype == torch.int8 else torch.float32
         sizes = (num_tiles, config.shares, config.block_out, config.rows)
         partial_sums = torch.empty(sizes, dtype=sum_type, device=codes.device)
@@ -157,7 +144,7 @@ def _run(
         num_rows,
         num_out,
         partial_sums,
-        arrivals_on(codes.device) if config.shares > 1 else scales,
+        counters_on(codes.device, num_tiles) if config.shares > 1 else scales,
         NUM_IN=num_in,
         ROWS=config.rows,
         SHARES=config.shares,
@@ -210,15 +197,15 @@ def _product_kernel(
     first_column, matrix_row = rows_of_tile(tile_number, num_out, ACTIVATION, BLOCK_OUT)
     code_rows = codes + matrix_row.to(tl.int64) * code_stride
     factors = tl.load(scales + matrix_row.to(tl.int64) * scale_stride).to(tl.float32)
+    # Shares of whole tiles: those of the matrix, whatever the number of rows.
+    per_share: tl.constexpr = (NUM_IN + BLOCK_IN * SHARES - 1) // (BLOCK_IN * SHARES) * BLOCK_IN
+    first = share * per_share
     wait_for_previous(IS_DEPENDENT)
     rows = first_row + tl.arange(0, ROWS)
     is_row = rows < num_rows
     x_rows = x + rows.to(tl.int64) * x_stride
     is_integer: tl.constexpr = IS_ROUNDED and codes.dtype.element_ty == tl.int8
     totals = tl.zeros([BLOCK_OUT, ROWS], tl.int32 if is_integer else tl.float32)
-    # Shares of whole tiles: those of the matrix, whatever the number of rows.
-    per_share: tl.constexpr = (NUM_IN + BLOCK_IN * SHARES - 1) // (BLOCK_IN * SHARES) * BLOCK_IN
-    first = share * per_share
     for start in tl.range(first, tl.minimum(first + per_share, NUM_IN), BLOCK_IN, num_stages=NUM_STAGES):
         columns = start + tl.arange(0, BLOCK_IN)
         if NUM_IN % BLOCK_IN == 0:

@@ -1,10 +1,11 @@
 """Products on a GPU with matrices of 4-bit codes whose inputs are not rounded.
 
-Few rows are bound by reading the codes: `kernel.py` multiplies by them as they are. For many, slices of the matrix are
-brought to bfloat16 and multiplied by cuBLAS. Codes are put into an order of their own when a model is loaded
-(`shuffled.py`).
+Few rows are bound by reading the codes: `kernel.py` multiplies by them as they are. For more, `wide_kernel.py` brings
+them to bfloat16 on their way to the tensor cores. For many, slices of the matrix are brought to bfloat16 and multiplied
+by cuBLAS. Codes are put into an order of their own when a model is loaded (`shuffled.py`).
 
-A row's result is the same bits for 1 to 64 rows; beyond that values are rounded to bfloat16 before they are multiplied.
+The first gives a row the same bits in any company, for any number of rows. The others round values to bfloat16 before
+they are multiplied.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from torch.nn import functional
 from facet.kernels.geglu import geglu
 from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4, can_shuffle, shuffle, unshuffle
-from facet.kernels.quantized.int4.tuning import MAX_FEW_ROWS
+from facet.kernels.quantized.int4.tuning import MAX_FEW_ROWS, MAX_WIDE_ROWS
 
 __all__ = [
     "MAX_FEW_ROWS",
@@ -40,6 +41,10 @@ def linear(x: Tensor, matrix: ShuffledInt4, most_few_rows: float = MAX_FEW_ROWS)
         from facet.kernels.quantized.int4 import few_rows
 
         return few_rows.linear(x, matrix)
+    if x.shape[0] <= MAX_WIDE_ROWS and x.dtype == torch.bfloat16:
+        from facet.kernels.quantized.int4 import wide
+
+        return wide.linear(x, matrix)
     return _in_slices(x, matrix, functional.linear)
 
 
@@ -49,6 +54,10 @@ def geglu_linear(x: Tensor, matrix: ShuffledInt4, most_few_rows: float = MAX_FEW
         from facet.kernels.quantized.int4 import few_rows
 
         return few_rows.geglu_linear(x, matrix)
+    if x.shape[0] <= MAX_WIDE_ROWS and x.dtype == torch.bfloat16:
+        from facet.kernels.quantized.int4 import wide
+
+        return wide.geglu_linear(x, matrix)
     return _in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
 
 
@@ -60,6 +69,10 @@ def gated_input_linear(
         from facet.kernels.quantized.int4 import few_rows
 
         return few_rows.gated_input_linear(x, matrix, per_layer_input)
+    if x.shape[0] <= MAX_WIDE_ROWS and x.dtype == torch.bfloat16:
+        from facet.kernels.quantized.int4 import wide
+
+        return wide.gated_input_linear(x, matrix, per_layer_input)
     return gate_per_layer_input(_in_slices(x, matrix, functional.linear), per_layer_input)
 
 

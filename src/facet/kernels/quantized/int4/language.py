@@ -6,19 +6,36 @@ written in PTX. A tensor's element is then what one thread holds.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from facet.kernels.dependent_launch import let_next_start, wait_for_previous
 
 __all__ = [
     "add_products",
+    "allocate_shared_memory",
+    "commit_copies",
+    "copy_to_shared",
+    "dequantize_codes",
+    "fence_async_shared",
     "gl",
     "gluon",
     "let_next_start",
     "stay_in_order",
+    "thread_barrier",
     "unpack_codes",
     "unpack_scales",
+    "wait_for_copies",
     "wait_for_previous",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
 ]
+
+thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # renamed in Triton 3.7
+allocate_shared_memory = gl.allocate_shared_memory
+copy_to_shared = async_copy.async_copy_global_to_shared
+commit_copies = async_copy.commit_group
+wait_for_copies = async_copy.wait_group
 
 
 @gluon.jit
@@ -52,6 +69,97 @@ def unpack_codes(word):
         is_pure=True,
         pack=1,
     )
+
+
+@gluon.jit
+def dequantize_codes(word, scales, half, DTYPE: gl.constexpr):
+    """The values of each word's eight codes in bfloat16: four tensors with the two sides of a pair as last dimension.
+
+    `scales` are words of those of the first half's output and of the second's.
+    """
+    if gl.bfloat16 == DTYPE:
+        low = (scales & 0xFFFF) | (scales << 16)
+        high = (scales & -65536) | ((scales >> 16) & 0xFFFF)
+        scale = gl.where(half == 0, low, high)
+        # Twice, since an element here is half a register, and two make one.
+        return gl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 one, offset, shifted;
+                mov.b32 one, 0x3f803f80;
+                mov.b32 offset, 0xc308c308;
+                lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
+                shr.u32 shifted, $4, 4;
+                lop3.b32 $1, shifted, 0x000f000f, 0x43004300, 0xea;
+                shr.u32 shifted, $4, 8;
+                lop3.b32 $2, shifted, 0x000f000f, 0x43004300, 0xea;
+                shr.u32 shifted, $4, 12;
+                lop3.b32 $3, shifted, 0x000f000f, 0x43004300, 0xea;
+                fma.rn.bf16x2 $0, $0, one, offset;
+                fma.rn.bf16x2 $1, $1, one, offset;
+                fma.rn.bf16x2 $2, $2, one, offset;
+                fma.rn.bf16x2 $3, $3, one, offset;
+                mul.rn.bf16x2 $0, $0, $6;
+                mul.rn.bf16x2 $1, $1, $6;
+                mul.rn.bf16x2 $2, $2, $6;
+                mul.rn.bf16x2 $3, $3, $6;
+            }
+            """,
+            "=&r,=&r,=&r,=&r,r,r,r,r",
+            [gl.join(word, word), gl.join(scale, scale)],
+            dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        low, high = unpack_scales(scales, DTYPE)
+        scale = gl.where(half == 0, low, high)
+        return gl.inline_asm_elementwise(
+            """
+            {
+                .reg .b32 one, offset, shifted, pair<4>;
+                .reg .f32 even, odd;
+                mov.b32 one, 0x3f803f80;
+                mov.b32 offset, 0xc308c308;
+                lop3.b32 pair0, $4, 0x000f000f, 0x43004300, 0xea;
+                shr.u32 shifted, $4, 4;
+                lop3.b32 pair1, shifted, 0x000f000f, 0x43004300, 0xea;
+                shr.u32 shifted, $4, 8;
+                lop3.b32 pair2, shifted, 0x000f000f, 0x43004300, 0xea;
+                shr.u32 shifted, $4, 12;
+                lop3.b32 pair3, shifted, 0x000f000f, 0x43004300, 0xea;
+                fma.rn.bf16x2 pair0, pair0, one, offset;
+                fma.rn.bf16x2 pair1, pair1, one, offset;
+                fma.rn.bf16x2 pair2, pair2, one, offset;
+                fma.rn.bf16x2 pair3, pair3, one, offset;
+                shl.b32 shifted, pair0, 16;
+                mul.f32 even, shifted, $6;
+                and.b32 shifted, pair0, 0xffff0000;
+                mul.f32 odd, shifted, $6;
+                cvt.rn.bf16x2.f32 $0, odd, even;
+                shl.b32 shifted, pair1, 16;
+                mul.f32 even, shifted, $6;
+                and.b32 shifted, pair1, 0xffff0000;
+                mul.f32 odd, shifted, $6;
+                cvt.rn.bf16x2.f32 $1, odd, even;
+                shl.b32 shifted, pair2, 16;
+                mul.f32 even, shifted, $6;
+                and.b32 shifted, pair2, 0xffff0000;
+                mul.f32 odd, shifted, $6;
+                cvt.rn.bf16x2.f32 $2, odd, even;
+                shl.b32 shifted, pair3, 16;
+                mul.f32 even, shifted, $6;
+                and.b32 shifted, pair3, 0xffff0000;
+                mul.f32 odd, shifted, $6;
+                cvt.rn.bf16x2.f32 $3, odd, even;
+            }
+            """,
+            "=&r,=&r,=&r,=&r,r,r,f,f",
+            [gl.join(word, word), gl.join(scale, scale)],
+            dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
 
 
 @gluon.jit

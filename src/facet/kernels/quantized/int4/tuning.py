@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 # Rows of one program. What they cost comes in tiles of eight, so these are kinds of kernels.
 ROW_KINDS = (8, 16, 32, 64)
-# From here on bringing a matrix to bfloat16 and multiplying by that is faster.
-MAX_FEW_ROWS = 64
+# From here on the wide kernel is faster, and from there on bringing a matrix to bfloat16 before it is multiplied.
+MAX_FEW_ROWS, MAX_WIDE_ROWS = 8, 256
 _WARPS = 132 * 16
 
 
@@ -37,3 +37,26 @@ def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> Tuning:
     # Two tiles share what is loaded of x, as long as there are registers for their sums and tiles for all warps.
     tiles = 2 if num_in_warps <= 2 and rows_of_program(num_rows) <= 32 else 1
     return Tuning(tiles=tiles, num_out_warps=max(1, 4 // num_in_warps), num_in_warps=num_in_warps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideTuning:
+    rows: int  # of a program
+    tiles: int  # of 16 outputs, and warps
+    shares: int  # into which the blocks of a tile are cut
+    stages: int  # blocks in shared memory
+
+
+# Programs that run at a time on an H200, by their rows: four on each multiprocessor, two, or one.
+_WIDE_PROGRAMS = {16: 528, 32: 528, 64: 264, 128: 132}
+_LEAST_BLOCKS = 4  # of a share
+
+
+def choose_wide_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> WideTuning:
+    rows = next((kind for kind in _WIDE_PROGRAMS if num_rows <= kind), 128)
+    num_programs = _WIDE_PROGRAMS[rows]
+    # More tiles share what is loaded of x, where there are enough of them.
+    tiles = 8 if rows == 128 or (rows == 64 and num_tiles >= 8 * num_programs) else 4
+    num_places = -(-num_tiles // tiles) * -(-num_rows // rows)
+    shares = max(1, min(num_programs // num_places, num_blocks // _LEAST_BLOCKS))
+    return WideTuning(rows=rows, tiles=tiles, shares=shares, stages=3 if rows == 128 else 4)

@@ -1,0 +1,200 @@
+"""Products of tens of rows with matrices of shuffled 4-bit codes, in Gluon, by the large products of Hopper.
+
+A warp takes a tile of 16 outputs and brings a block of its codes to bfloat16 values, scales included, in the registers
+from which `wgmma` takes its left operand: for a warp these are the registers of `mma.sync`, for which codes were
+shuffled. The right operand is rows of x in shared memory, the same for all warps. Codes, scales and x come to shared
+memory by copies that run a few blocks ahead.
+
+A thread's eight inputs are neighbours in the matrix, but not in what tensor cores take its registers for: of every 32
+inputs of a row of x, pair 4 t + i has to lie at pair 4 i + t.
+
+Where tiles are too few to occupy all multiprocessors, the blocks of a tile are cut into shares, whose sums the last
+program adds in their order.
+"""
+
+from facet.kernels.quantized.int4.kernel import opened
+from facet.kernels.quantized.int4.language import (
+    allocate_shared_memory,
+    commit_copies,
+    copy_to_shared,
+    dequantize_codes,
+    fence_async_shared,
+    gl,
+    gluon,
+    let_next_start,
+    thread_barrier,
+    wait_for_copies,
+    wait_for_previous,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+BLOCK_IN = gl.constexpr(128)  # inputs of a block of codes
+WORDS = gl.constexpr(256)  # of four bytes, in a block
+
+
+@gluon.jit
+def copy_block(sources, targets, stage, block, num_blocks):
+    """Starts the copies of a block of every tile, its scales and its inputs; after the last, of the last again."""
+    code_places, scale_places, x_places, SCALE_WORDS = sources
+    codes, scales, x = targets
+    block = gl.minimum(block, num_blocks - 1)
+    copy_to_shared(codes.index(stage), code_places + block * WORDS)
+    copy_to_shared(scales.index(stage), scale_places + block * SCALE_WORDS)
+    copy_to_shared(x.index(stage), x_places + block * BLOCK_IN)
+    commit_copies()
+
+
+@gluon.jit
+def values_of(codes, scales, stage, SCALE_DTYPE: gl.constexpr, TILES: gl.constexpr, LEFT: gl.constexpr):
+    """[16 outputs of each tile, inputs] of a block, as the left operand of a product."""
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [TILES, 1], [1, 0])
+    # [tiles, halves of a tile, g, t, chunks]: thread 4 g + t has outputs g and g + 8 and eight inputs of each chunk.
+    THREADS: gl.constexpr = gl.BlockedLayout([1, 2, 1, 1, 4], [1, 1, 8, 4, 1], [TILES, 1, 1, 1, 1], [4, 3, 2, 1, 0])
+    words = gl.reshape(codes.index(stage).load(FLAT), [TILES, 2, 8, 4, 4])
+    words = gl.convert_layout(words, THREADS, assert_trivial=True)
+    pairs = scales.index(stage).load(gl.SliceLayout(1, gl.SliceLayout(3, THREADS)))
+    pairs = gl.expand_dims(gl.expand_dims(pairs, 1), 3)
+    half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, THREADS)))))
+    half = gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(half, 0), 2), 3), 4)
+    values = dequantize_codes(words, pairs, half, SCALE_DTYPE)  # four of [tiles, halves, g, t, chunks, sides]
+    quarters = gl.join(gl.join(values[0], values[1]), gl.join(values[2], values[3]))
+    # [tiles, halves, g, chunks, products of a chunk, halves of its inputs, t, sides]
+    quarters = gl.permute(quarters, (0, 1, 2, 4, 7, 6, 3, 5))
+    return gl.convert_layout(gl.reshape(quarters, [16 * TILES, BLOCK_IN]), LEFT, assert_trivial=True)
+
+
+# One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.
+@gluon.jit(do_not_specialize=["gated_stride", "num_rows", "num_tiles", "num_blocks"])
+def wide_kernel(
+    x,  # [whole groups of rows, whole blocks], in the order of codes
+    codes,
+    scales,
+    gated,
+    output,
+    partial_sums,
+    arrivals,
+    x_stride,
+    gated_stride,
+    num_rows,
+    num_tiles,
+    num_blocks,
+    IS_GATED: gl.constexpr,  # GeGLU
+    HAS_GATED_INPUT: gl.constexpr,  # gelu, times `gated`
+    SCALE_DTYPE: gl.constexpr,
+    GROUPS: gl.constexpr,  # of a block
+    ROWS: gl.constexpr,
+    TILES: gl.constexpr,  # of 16 outputs; a warp for each
+    SHARES: gl.constexpr,
+    STAGES: gl.constexpr,
+    IS_DEPENDENT: gl.constexpr,
+):
+    let_next_start(IS_DEPENDENT)
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [TILES, 1], [16, ROWS, 16])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [TILES, 1], [1, 0])
+    PAIRS: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 8, 4], [TILES, 1, 1], [2, 1, 0])
+    INPUTS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [TILES, 1], [1, 0])
+    PLAIN_2: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    PLAIN_3: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    TILE_OF_X: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_IN], gl.bfloat16)
+
+    # Programs that share tiles run side by side: one reads them from memory, the others from the cache.
+    share = gl.program_id(0) % SHARES
+    place = gl.program_id(0) // SHARES
+    num_row_groups = gl.cdiv(num_rows, ROWS)
+    first_row = place % num_row_groups * ROWS
+    first_tile = place // num_row_groups * TILES
+    per_share = gl.cdiv(num_blocks, SHARES)
+    first = share * per_share
+    num_turns = gl.minimum(per_share, num_blocks - first)
+
+    # Beyond the last tile that one is read again, which needs no mask; the store drops the result.
+    tile = gl.minimum(first_tile + gl.arange(0, TILES, gl.SliceLayout(1, FLAT)), num_tiles - 1)
+    word = gl.arange(0, WORDS, gl.SliceLayout(0, FLAT))
+    code_places = codes + gl.expand_dims(tile.to(gl.int64) * num_blocks * WORDS, 1) + gl.expand_dims(word, 0)
+
+    tile = gl.arange(0, TILES, gl.SliceLayout(1, gl.SliceLayout(2, PAIRS)))
+    tile = gl.minimum(first_tile + tile, num_tiles - 1).to(gl.int64) * num_blocks * (8 * GROUPS)
+    member = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, PAIRS))) * GROUPS
+    chunk = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, PAIRS))) * GROUPS // 4
+    scale_places = (
+        scales
+        + gl.expand_dims(gl.expand_dims(tile, 1), 2)
+        + gl.expand_dims(gl.expand_dims(member, 0), 2)
+        + gl.expand_dims(gl.expand_dims(chunk, 0), 1)
+    )
+
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, INPUTS))
+    column = gl.arange(0, BLOCK_IN, gl.SliceLayout(0, INPUTS))
+    x_places = x + gl.expand_dims(row.to(gl.int64) * x_stride, 1) + gl.expand_dims(column, 0)
+
+    code_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, WORDS], PLAIN_2)
+    scale_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 4], PLAIN_3)
+    x_tiles = allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, BLOCK_IN], TILE_OF_X)
+    sources = (code_places, scale_places, x_places, 8 * GROUPS)
+    targets = (code_tiles, scale_tiles, x_tiles)
+
+    wait_for_previous(IS_DEPENDENT)
+    for ahead in gl.static_range(STAGES - 1):
+        copy_block(sources, targets, ahead, first + ahead, num_blocks)
+    wait_for_copies(STAGES - 2)
+    thread_barrier()
+    values = values_of(code_tiles, scale_tiles, 0, SCALE_DTYPE, TILES, LEFT)
+    sums = gl.zeros([16 * TILES, ROWS], gl.float32, SUMS)
+    for turn in range(0, num_turns):
+        fence_async_shared()
+        product = warpgroup_mma(values, x_tiles.index(turn % STAGES).permute((1, 0)), sums, is_async=True)
+        # Meanwhile the next block comes to registers. The barrier also says that everyone has done with the block
+        # before, into whose place another is copied.
+        wait_for_copies(STAGES - 3)
+        thread_barrier()
+        copy_block(sources, targets, (turn + (STAGES - 1)) % STAGES, first + turn + (STAGES - 1), num_blocks)
+        next_values = values_of(code_tiles, scale_tiles, (turn + 1) % STAGES, SCALE_DTYPE, TILES, LEFT)
+        sums, _ = warpgroup_mma_wait(0, deps=(product, values))
+        values = next_values
+    wait_for_copies(0)
+
+    is_last = True
+    if SHARES > 1:
+        output_in_tile = gl.arange(0, 16 * TILES, gl.SliceLayout(1, SUMS))
+        row_in_tile = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
+        within = gl.expand_dims(output_in_tile * ROWS, 1) + gl.expand_dims(row_in_tile, 0)
+        places = partial_sums + place.to(gl.int64) * (SHARES * 16 * TILES * ROWS) + within
+        gl.store(places + share * (16 * TILES * ROWS), sums)
+        # As in arrivals.py.
+        thread_barrier()
+        is_last = gl.atomic_add(arrivals + place, 1, sem="acq_rel", scope="gpu") == SHARES - 1
+        if is_last:
+            gl.store(arrivals + place, 0)
+            sums = gl.zeros([16 * TILES, ROWS], gl.float32, SUMS)
+            for each in gl.static_range(SHARES):
+                sums += gl.load(places + each * (16 * TILES * ROWS), cache_modifier=".cg")
+    if is_last:
+        finish(
+            sums, first_row, first_tile, gated, output, gated_stride, num_rows, num_tiles,
+            IS_GATED, HAS_GATED_INPUT, ROWS, TILES,
+        )  # fmt: skip
+
+
+@gluon.jit
+def finish(
+    sums, first_row, first_tile, gated, output, gated_stride, num_rows, num_tiles,
+    IS_GATED: gl.constexpr, HAS_GATED_INPUT: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr,
+):  # fmt: skip
+    """Rounds, applies the activation, stores: rows of neighbouring outputs."""
+    WIDTH: gl.constexpr = 8 if IS_GATED else 16
+    OUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // (WIDTH * TILES), WIDTH * TILES // 8], [TILES, 1], [1, 0])
+    rounded = sums.to(gl.bfloat16)
+    if IS_GATED:
+        halves = gl.permute(gl.reshape(rounded, [TILES, 2, 8, ROWS]), (0, 2, 3, 1))
+        gate, up = gl.split(halves)
+        rounded = gl.reshape(opened(gate, up), [8 * TILES, ROWS])
+    result = gl.convert_layout(gl.permute(rounded, (1, 0)), OUT)
+    num_out = num_tiles * WIDTH
+    row = gl.expand_dims(first_row + gl.arange(0, ROWS, gl.SliceLayout(1, OUT)), 1)
+    column = gl.expand_dims(first_tile * WIDTH + gl.arange(0, WIDTH * TILES, gl.SliceLayout(0, OUT)), 0)
+    is_there = (row < num_rows) & (column < num_out)
+    if HAS_GATED_INPUT:
+        result = opened(result, gl.load(gated + row * gated_stride + column, mask=is_there, other=0.0))
+    gl.store(output + row * num_out + column, result, mask=is_there)
