@@ -17,8 +17,16 @@ class WarmUpStep:
     num_computed: int = 0  # tokens before them, of each
 
 
-# A context that attention cuts into as many shares as it ever does.
-_LONG = 16_384
+# Answers beside a prompt, and the tokens before each. Their number and the longest context decide into how many shares
+# attention cuts a row, and who puts these together (`choose_decode_tuning`); a test looks for what is not among them.
+_ANSWERS = (
+    *((1, context) for context in (0, 80, 200, 1000)),
+    *((3, context) for context in (0, 80, 500)),
+    (5, 1000),
+    (10, 500),
+    (20, 500),
+    *((40, context) for context in (200, 16_384)),
+)
 
 STEPS = (
     # Prompts of a few tokens, of some and of many, beside single rows and short runs that lie before and behind them.
@@ -30,11 +38,7 @@ STEPS = (
     WarmUpStep((300,)),
     WarmUpStep((1, 1, 20)),
     WarmUpStep((1, 40, 20)),
-    # Answers with long contexts beside a prompt: the more of them, the fewer shares each is cut into.
-    WarmUpStep((1, 20), _LONG),
-    WarmUpStep((*(8 * (1,)), 20), _LONG),
-    WarmUpStep((*(32 * (1,)), 20), _LONG),
-    WarmUpStep((*(100 * (1,)), 20), _LONG),
+    *(WarmUpStep((*(count * (1,)), 20), context) for count, context in _ANSWERS),
 )
 
 SAMPLING = (

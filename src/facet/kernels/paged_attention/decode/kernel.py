@@ -22,7 +22,7 @@ from facet.kernels.paged_attention.decode.shares import (
     merge_shares_kernel,
     visible_keys,
 )
-from facet.kernels.paged_attention.decode.tuning import MOST_MERGED_BY_LAST, DecodeTuning
+from facet.kernels.paged_attention.decode.tuning import DecodeTuning
 from facet.kernels.paged_attention.tiles import common_arguments
 
 
@@ -37,6 +37,10 @@ def _store_means(totals, weight_sum, target, vectors, is_member, HEAD_DIM: tl.co
         pointers = target + places[:, None] + (first_dim + tl.arange(0, means.shape[1]))[None, :]
         tl.store(pointers, means.to(target.dtype.element_ty), mask=is_member[:, None])
         first_dim += means.shape[1]
+
+
+# What a program of the second kernel puts together at a time: as much as it holds, whatever the number of shares.
+_SHARES_MERGED, _DIMS_MERGED = 64, 64
 
 
 # Not specialized: one kernel serves all batch sizes.
@@ -164,9 +168,6 @@ def attend_rows(
         per_share = (plan.num_rows, num_heads, num_splits)
         results = torch.empty(*per_share, head_dim, dtype=torch.float32, device=queries.device)
         levels = torch.empty(per_share, dtype=torch.float32, device=queries.device)
-    # Two sizes, so that few kernels serve all batch sizes.
-    merged_shares = 0 if num_splits == 1 or not tuning.last_merges else 4 if num_splits <= 4 else MOST_MERGED_BY_LAST
-    assert merged_shares == 0 or num_splits <= merged_shares, "more shares than the last program puts together"
     group_pad = triton.next_power_of_2(int(constants["GROUP"]))
     _decode_kernel[(plan.num_rows, num_kv_heads, num_splits)](
         queries,
@@ -188,7 +189,7 @@ def attend_rows(
         **strides,
         **(constants | in_both_kernels),
         ATTEND=reader.attend,
-        MERGED_SHARES=merged_shares,
+        MERGED_SHARES=tuning.merged_shares,
         IS_WHOLE=num_splits == 1,
         EXITS_EARLY=tuning.exits_early and num_splits > 1,
         BLOCK_M=max(reader.least_heads, group_pad),
@@ -197,9 +198,7 @@ def attend_rows(
         num_stages=tuning.num_stages,
     )
     if num_splits > 1 and not tuning.last_merges:
-        # As many shares at a time as there may be, as long as a program holds them.
-        shares_at_once, dims_per_program = (32, 128) if num_splits <= 32 else (128, 32)
-        dims_per_program = min(head_dim, dims_per_program)
+        dims_per_program = min(head_dim, _DIMS_MERGED)
         merge_shares_kernel[(plan.num_rows, num_heads, head_dim // dims_per_program)](
             results,
             levels,
@@ -208,7 +207,7 @@ def attend_rows(
             output,
             num_heads=num_heads,
             **in_both_kernels,
-            SHARES=shares_at_once,
+            SHARES=_SHARES_MERGED,
             DIMS=dims_per_program,
             num_warps=4,
         )

@@ -30,6 +30,14 @@ class DecodeTuning:
     # wait before the first key.
     exits_early: bool
 
+    @property
+    def merged_shares(self) -> int:
+        """Shares that the last program has room for, if it puts them together: two sizes, so that few kernels serve
+        all batch sizes."""
+        if self.num_splits == 1 or not self.last_merges:
+            return 0
+        return 4 if self.num_splits <= 4 else MOST_MERGED_BY_LAST
+
 
 def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, plan: DecodePlan) -> DecodeTuning:
     """Depends on shapes alone: a captured graph keeps its choice. Times are of an H200, bfloat16, per layer."""
