@@ -107,6 +107,7 @@ def check_pydantic_ai() -> None:
 def check_litellm() -> None:
     import litellm
 
+    litellm.suppress_debug_info = True  # it prints advice for names of models that it does not know
     schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     function = {"name": "get_weather", "description": DESCRIPTION, "parameters": schema}
     for name, url in (

@@ -40,11 +40,32 @@ def server() -> Iterator[RunningServer]:
         yield server
 
 
-def test_openai_responses(server: RunningServer) -> None:
-    class City(pydantic.BaseModel):
-        name: str
-        is_capital: bool
+class City(pydantic.BaseModel):
+    name: str
+    is_capital: bool
 
+
+def test_openai_chat(server: RunningServer) -> None:
+    function = {"name": "get_weather", "description": DESCRIPTION, "parameters": SCHEMA}
+    messages: Any = [{"role": "user", "content": QUESTION}]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
+        settings: Any = {"model": "bundled", "temperature": 0, "max_tokens": 64}
+        offered: Any = {**settings, "tools": [{"type": "function", "function": function}]}
+        asked = client.chat.completions.create(**offered, messages=messages).choices[0].message
+        (call,) = asked.tool_calls or ()
+        assert call.type == "function"
+        assert json.loads(call.function.arguments) == {"city": "Lisbon"}
+        messages += [asked.to_dict(), {"role": "tool", "tool_call_id": call.id, "content": RESULT}]
+        told = client.chat.completions.create(**offered, messages=messages).choices[0].message.content
+        assert "12" in (told or "")
+        chunks = client.chat.completions.create(**offered, messages=messages, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == told
+        question: Any = [{"role": "user", "content": "Tell me about Lisbon."}]
+        parsed = client.chat.completions.parse(**settings, messages=question, response_format=City)
+        assert isinstance(parsed.choices[0].message.parsed, City)
+
+
+def test_openai_responses(server: RunningServer) -> None:
     tools: Any = [{"type": "function", "name": "get_weather", "description": DESCRIPTION, "parameters": SCHEMA}]
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
         settings: Any = {"model": "bundled", "tools": tools, "temperature": 0, "max_output_tokens": 64}
