@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from facet.chat.media_parts import MediaPart
 from facet.prepared_media import PreparedMedia
 from facet.prompts.media_reading import MediaReader
 from tests.media.hostile_pictures import good_files
+from tests.media.sounds import tones, wav
 from tests.prompts.media_models import make_gemma4
 from tests.server.conftest import Scripted
 from tests.server.running import RunningServer
@@ -55,7 +57,10 @@ def test_pictures_reach_the_engine_as_spans(served: tuple[RunningServer, Scripte
         ("image", 126, True),
     ]
     assert request.media[0].content_key != request.media[1].content_key
-    assert response.json()["usage"]["prompt_tokens"] == len(request.prompt_token_ids) > 63 + 126
+    usage = response.json()["usage"]
+    assert usage["prompt_tokens"] == len(request.prompt_token_ids) > 63 + 126
+    assert usage["prompt_tokens_details"].pop("cached_tokens") >= 0
+    assert usage["prompt_tokens_details"] == {"image_tokens": 63 + 126}
     again = ask(server, "one", first, "two", second, mm_processor_kwargs={"max_soft_tokens": 140})
     assert again.status_code == 200
     assert engine.submitted[1].media == request.media
@@ -180,3 +185,80 @@ def test_a_picture_through_every_api(served: tuple[RunningServer, ScriptedEngine
     source["data"] = "AAAA"
     refused = server.post("/v1/messages", bodies["/v1/messages"])
     assert (refused.status_code, refused.json()["type"]) == (400, "error")
+
+
+def test_pictures_in_the_results_of_tools(served: tuple[RunningServer, ScriptedEngine]) -> None:
+    """The same prompt through every API; pictures follow the response that they are part of."""
+    server, engine = served
+    data = base64.b64encode(FILES["png"]).decode()
+    url = f"data:image/png;base64,{data}"
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = {"role": "assistant", "tool_calls": [call]}
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    result = [{"type": "text", "text": "seen"}, {"type": "image", "source": source}]
+    bodies: dict[str, dict[str, Any]] = {
+        CHAT: {
+            "messages": [
+                {"role": "user", "content": "go"},
+                said,
+                {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "seen"}, picture()]},
+            ]
+        },
+        "/v1/messages": {
+            "messages": [
+                {"role": "user", "content": "go"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": result}]},
+            ],
+            "max_tokens": 4,
+        },
+        "/v1/responses": {
+            "input": [
+                {"role": "user", "content": "go"},
+                {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"},
+                {
+                    "type": "function_call_output",
+                    "call_id": "a",
+                    "output": [
+                        {"type": "input_text", "text": "seen"},
+                        {"type": "input_image", "image_url": url},
+                    ],
+                },
+            ]
+        },
+        "/api/chat": {
+            "messages": [
+                {"role": "user", "content": "go"},
+                {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]},
+                {"role": "tool", "tool_name": "look", "content": "seen", "images": [data]},
+            ],
+            "stream": False,
+        },
+    }
+    engine.submitted.clear()
+    for path, body in bodies.items():
+        response = server.post(path, body)
+        assert response.status_code == 200, (path, response.text)
+    first, *others = engine.submitted
+    assert [span.kind for span in first.media] == ["image"]
+    for other in others:
+        assert (other.prompt_token_ids, other.media) == (first.prompt_token_ids, first.media)
+
+
+def test_sound_and_files_where_an_api_has_a_form_for_them(served: tuple[RunningServer, ScriptedEngine]) -> None:
+    server, engine = served
+    sound = base64.b64encode(wav((tones(0.5, 16_000) * 32_000).astype(np.int16), 16_000)).decode()
+    audio = {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}
+    file = {"type": "input_file", "filename": "it.png", "file_data": picture()["image_url"]["url"]}
+    engine.submitted.clear()
+    answer = server.post("/v1/responses", {"input": [{"role": "user", "content": [audio, file]}]})
+    assert answer.status_code == 200, answer.text
+    heard = server.post(
+        "/api/chat", {"messages": [{"role": "user", "content": "", "images": [sound]}], "stream": False}
+    )
+    assert heard.status_code == 200, heard.text
+    both, alone = engine.submitted
+    assert [span.kind for span in both.media] == ["audio", "image"]
+    assert [span.kind for span in alone.media] == ["audio"]
+    details = answer.json()["usage"]["input_tokens_details"]
+    assert [details[f"{span.kind}_tokens"] for span in both.media] == [span.length for span in both.media]

@@ -14,6 +14,7 @@ from facet.chat.messages import normalize_messages
 from facet.chat.tool_choice import normalize_tools, template_variables
 from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
+from facet.media_span import MediaKind
 from facet.prepared_media import PreparedMedia
 from facet.prompts.asked_model import AskedModel, check_thinking_token_budget
 from facet.prompts.continuing import cut_at, mark_end
@@ -38,6 +39,14 @@ class PreparedQuestion:
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         return self.requests[0].prompt_token_ids
+
+    @property
+    def num_media_tokens(self) -> dict[MediaKind, int]:
+        """Of the prompt's tokens, those that are media, by kind."""
+        counts: dict[MediaKind, int] = {}
+        for span in self.requests[0].media:
+            counts[span.kind] = counts.get(span.kind, 0) + span.length
+        return counts
 
 
 def prepare(

@@ -56,6 +56,7 @@ class ChatExchange:
         self.response_id = response_id
         self._fields = fields
         self._prompt_token_ids = list(prepared.prompt_token_ids)
+        self._num_media_tokens = prepared.num_media_tokens
         self._created, self._model_name = int(time.time()), model.name
         self._always_has_usage = fields.wants_usage_always
         self._ends_with_usage = fields.wants_usage_at_end or always_ends_with_usage
@@ -126,6 +127,7 @@ class ChatExchange:
             num_completion_tokens,
             tokens[0].num_cached_tokens,
             sum(answer.num_reasoning_tokens for answer in tokens),
+            self._num_media_tokens,
         )
 
 

@@ -63,3 +63,12 @@ def image_at(url: str, detail: object = None) -> dict[str, Any]:
 
 def image_of(base64: str) -> dict[str, Any]:
     return {"type": "image", "image": {"data": base64}}
+
+
+def sound_of(base64: str) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": base64}}
+
+
+def file_of(data: str) -> dict[str, Any]:
+    """A picture, a sound or a video, as its own bytes tell: base64 or a data URL."""
+    return {"type": "file", "file": {"file_data": data}}

@@ -91,7 +91,8 @@ def _add_turn(
             elif isinstance(block, ImageBlock) and role == "user" and reads_images:
                 parts.append(_image(block))
             elif isinstance(block, ToolResultBlock) and role == "user":
-                conversation.result(block.tool_use_id, _result(block, f"{where}.content[{index}]"))
+                result = _result(block, f"{where}.content[{index}]", reads_images=reads_images)
+                conversation.result(block.tool_use_id, result)
             else:
                 _refuse(block, f"{where}.content[{index}]", role)
     if len(parts) == 1 and "text" in parts[0]:
@@ -120,17 +121,21 @@ def _add_reply(message: InputMessage, where: str, conversation: Conversation) ->
             _refuse(block, f"{where}.content[{index}]", "assistant")
 
 
-def _result(block: ToolResultBlock, where: str) -> str:
-    content = block.content or ""
+def _result(block: ToolResultBlock, where: str, *, reads_images: bool) -> str | list[dict[str, Any]]:
+    """One text, and the images behind it."""
+    content, images = block.content or "", []
     if not isinstance(content, str):
         texts = []
         for index, part in enumerate(content):
-            if not isinstance(part, TextBlock):
-                _refuse(part, f"{where}.content[{index}]", "tool")
-            else:
+            if isinstance(part, TextBlock):
                 texts.append(part.text)
+            elif isinstance(part, ImageBlock) and reads_images:
+                images.append(_image(part))
+            else:
+                _refuse(part, f"{where}.content[{index}]", "tool")
         content = "\n".join(texts)
-    return f"Error: {content}" if block.is_error else content
+    text = f"Error: {content}" if block.is_error else content
+    return [text_part(text), *images] if images else text
 
 
 def _refuse(block: object, where: str, role: str) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from facet.errors import RequestError
 from facet.prompts import AskedModel, ChatQuestion, TextQuestion
-from facet.server.conversation import Conversation, image_of, text_part
+from facet.server.conversation import Conversation, file_of, text_part
 from facet.server.ollama.wire import (
     UNSUPPORTED_FIELDS,
     UNSUPPORTED_IN_GENERATE,
@@ -30,7 +30,8 @@ def chat_question(fields: OllamaChatRequest, model: AskedModel) -> ChatQuestion:
             _add_reply(message, f"messages[{index}]", conversation, open_calls)
         elif message.role == "tool":
             call_id, name = _call_of(message, f"messages[{index}]", open_calls)
-            conversation.result(call_id, message.content or "", name)
+            content = _content(message.content or "", message.images, f"messages[{index}]", model)
+            conversation.result(call_id, content, name)
         else:
             content = _content(message.content or "", message.images, f"messages[{index}]", model)
             conversation.say(message.role, content)
@@ -133,9 +134,9 @@ def _call_of(message: InputMessage, where: str, open_calls: list[tuple[str, str]
 
 
 def _content(text: str, images: list[str] | None, where: str, model: AskedModel) -> str | list[dict[str, Any]]:
-    """Pictures come before the text, as with Ollama."""
+    """Pictures come before the text, as with Ollama. Its clients also send sound and video as images."""
     if not images:
         return text
-    if "image" not in model.media.kinds:
+    if not model.media.kinds:
         raise RequestError(f"images of {where} cannot be read: this model reads text only.", field="images")
-    return [*map(image_of, images), text_part(text)]
+    return [*map(file_of, images), text_part(text)]

@@ -27,7 +27,7 @@ class InputMessage(msgspec.Struct, frozen=True):
     tool_name: str | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    images: list[str] | None = None  # in base64
+    images: list[str] | None = None  # in base64; sound and video, too
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class GenerateRequest(CommonRequest, frozen=True, kw_only=True):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
-    images: list[str] | None = None  # in base64
+    images: list[str] | None = None  # in base64; sound and video, too
 
     # Known but not supported.
     suffix: str | None = None

@@ -35,10 +35,10 @@ from facet.server.responses.events import (
     TextDone,
 )
 from facet.server.responses.wire import (
-    CachedTokens,
     CustomToolCall,
     FunctionCall,
     IncompleteDetails,
+    InputDetails,
     OutputItem,
     OutputMessage,
     OutputText,
@@ -120,6 +120,7 @@ class ResponseExchange:
         self._fields, self._keep = fields, keep
         self._created_at, self._model_name = int(time.time()), model.name
         self._num_prompt_tokens = len(prepared.prompt_token_ids)
+        self._num_media_tokens = prepared.num_media_tokens
         self._numbers = itertools.count()
         assert prepared.reply_format is not None, "a conversation is answered with a reply"
         (request,) = prepared.requests
@@ -228,7 +229,7 @@ class ResponseExchange:
         tokens = self._answer.tokens
         return Usage(
             input_tokens=self._num_prompt_tokens,
-            input_tokens_details=CachedTokens(tokens.num_cached_tokens),
+            input_tokens_details=InputDetails.of(tokens.num_cached_tokens, self._num_media_tokens),
             output_tokens=len(tokens.token_ids),
             output_tokens_details=ReasoningTokens(tokens.num_reasoning_tokens),
             total_tokens=self._num_prompt_tokens + len(tokens.token_ids),

@@ -1,13 +1,14 @@
 """Translates a request of the Responses API into a question."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from facet.chat.custom_tools import ARGUMENT
 from facet.errors import RequestError
+from facet.media_span import MediaKind
 from facet.prompts import AskedModel, ChatQuestion
 from facet.server.body import convert
-from facet.server.conversation import Conversation, image_at, text_part
+from facet.server.conversation import Conversation, file_of, image_at, sound_of, text_part
 from facet.server.protocol.sampling_fields import refuse_unsupported
 from facet.server.responses.wire import (
     UNSUPPORTED_FIELDS,
@@ -59,18 +60,18 @@ def make_question(fields: ResponsesRequest, messages: list[dict[str, Any]], mode
 
 
 def read_input(
-    fields: ResponsesRequest, conversation: Conversation, find_item: FindItem, *, reads_images: bool
+    fields: ResponsesRequest, conversation: Conversation, find_item: FindItem, kinds: Sequence[MediaKind]
 ) -> None:
-    """Adds the input to the conversation so far."""
+    """Adds the input to the conversation so far. `kinds`: what the model reads besides text."""
     if isinstance(fields.input, str):
         conversation.say("user", fields.input)
         return
     for index, item in enumerate(fields.input):
         decoded = _decode(item, f"input[{index}]")
         if isinstance(decoded, InputMessage) and decoded.role != "assistant":
-            conversation.say(decoded.role, _content(decoded.content, f"input[{index}].content", reads_images))
+            conversation.say(decoded.role, _content(decoded.content, f"input[{index}].content", kinds))
         else:
-            _add(decoded, f"input[{index}]", conversation, find_item)
+            _add(decoded, f"input[{index}]", conversation, find_item, kinds)
 
 
 def _refuse_settings(fields: ResponsesRequest) -> None:
@@ -92,7 +93,9 @@ def _decode(item: dict[str, Any], where: str) -> InputItem:
     return decoded
 
 
-def _add(item: InputItem, where: str, conversation: Conversation, find_item: FindItem) -> None:
+def _add(
+    item: InputItem, where: str, conversation: Conversation, find_item: FindItem, kinds: Sequence[MediaKind]
+) -> None:
     """Adds an item other than a message of the user, the system or the developer."""
     match item:
         case InputMessage():
@@ -102,7 +105,7 @@ def _add(item: InputItem, where: str, conversation: Conversation, find_item: Fin
         case CustomToolCall():
             conversation.call(item.call_id, item.name, {ARGUMENT: item.input})
         case FunctionCallOutput() | CustomToolCallOutput():
-            conversation.result(item.call_id, _text(item.output, f"{where}.output"))
+            conversation.result(item.call_id, _result(item.output, f"{where}.output", kinds))
         case ReasoningItem():
             _add_thought(item, where, conversation)
         case ItemReference():
@@ -113,7 +116,7 @@ def _add(item: InputItem, where: str, conversation: Conversation, find_item: Fin
                     "itself.",
                     field="input",
                 )
-            _add(_decode(found, where), where, conversation, find_item)
+            _add(_decode(found, where), where, conversation, find_item, kinds)
 
 
 def _add_thought(item: ReasoningItem, where: str, conversation: Conversation) -> None:
@@ -124,15 +127,33 @@ def _add_thought(item: ReasoningItem, where: str, conversation: Conversation) ->
         conversation.think(text)
 
 
-def _content(content: str | list[Content], where: str, reads_images: bool) -> str | list[dict[str, Any]]:
+def _content(content: str | Sequence[Content], where: str, kinds: Sequence[MediaKind]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     return [
-        image_at(part.image_url, part.detail)
-        if isinstance(part, InputImage) and part.image_url is not None and reads_images
-        else text_part(_part_text(part, f"{where}[{index}]"))
+        _media_part(part, kinds) or text_part(_part_text(part, f"{where}[{index}]"))
         for index, part in enumerate(content)
     ]
+
+
+def _media_part(part: Content, kinds: Sequence[MediaKind]) -> dict[str, Any] | None:
+    """None: a text, or something that the model does not read."""
+    match part:
+        case InputImage(image_url=str(url)) if "image" in kinds:
+            return image_at(url, part.detail)
+        case InputAudio() if "audio" in kinds:
+            return sound_of(part.input_audio.data)
+        case InputFile(file_data=str(data)) if kinds:
+            return file_of(data)
+    return None
+
+
+def _result(output: str | Sequence[Content], where: str, kinds: Sequence[MediaKind]) -> str | list[dict[str, Any]]:
+    """One text, unless media are among its parts."""
+    content = _content(output, where, kinds)
+    if isinstance(content, str):
+        return content
+    return content if any("text" not in part for part in content) else "".join(part["text"] for part in content)
 
 
 def _text(content: str | list[Any], where: str) -> str:

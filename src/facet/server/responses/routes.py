@@ -39,7 +39,7 @@ class ResponsesEndpoints:
                 fields,
                 conversation,
                 lambda item_id: self._store.find_item(item_id, owner),
-                reads_images="image" in model.asked.media.kinds,
+                model.asked.media.kinds,
             )
             question = make_question(fields, conversation.messages, model.asked)
             frontend.check_tool_choice(question)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from facet.server.protocol.sampling_fields import Int
+from facet.server.protocol.shared import PromptDetails
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -29,11 +30,18 @@ class InputImage(msgspec.Struct, tag_field="type", tag="input_image", frozen=Tru
 
 
 class InputFile(msgspec.Struct, tag_field="type", tag="input_file", frozen=True):
+    """Pictures, sound and video are read; what kind a file is, its own bytes tell."""
+
+    file_data: str | None = None  # a data URL, or base64 alone
     file_id: Any = None
 
 
+class AudioData(msgspec.Struct, frozen=True):
+    data: str  # in base64
+
+
 class InputAudio(msgspec.Struct, tag_field="type", tag="input_audio", frozen=True):
-    input_audio: Any = None
+    input_audio: AudioData
 
 
 Content = InputText | OutputText | Refusal | InputImage | InputFile | InputAudio
@@ -62,7 +70,7 @@ class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call", frozen
 
 class FunctionCallOutput(msgspec.Struct, tag_field="type", tag="function_call_output", frozen=True):
     call_id: str
-    output: str | list[InputText | InputImage | InputFile]
+    output: str | list[InputText | InputImage | InputFile | InputAudio]
 
 
 class CustomToolCall(msgspec.Struct, tag_field="type", tag="custom_tool_call", frozen=True):
@@ -174,8 +182,7 @@ UNSUPPORTED_FIELDS = {
 }
 
 
-class CachedTokens(msgspec.Struct):
-    cached_tokens: int
+class InputDetails(PromptDetails):
     cache_write_tokens: int = 0
 
 
@@ -185,7 +192,7 @@ class ReasoningTokens(msgspec.Struct):
 
 class Usage(msgspec.Struct):
     input_tokens: int
-    input_tokens_details: CachedTokens
+    input_tokens_details: InputDetails
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
