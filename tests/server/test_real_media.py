@@ -192,3 +192,26 @@ def test_without_towers_media_are_refused_by_name(folder: Path, tmp_path: Path) 
                 llm.chat(conversation(case.from_python), use_tqdm=False)
     finally:
         llm.close()
+
+
+def test_values_beside_a_text(folder: Path, llm: LLM, tmp_path: Path) -> None:
+    """A picture as a file, a Pillow image and an array; a sound as a file and as samples: all the same."""
+    picture = Image.open(io.BytesIO(good_files()["png"])).convert("RGB")
+    picture.save(tmp_path / "it.png")
+    sound = (tones(0.7, 16_000) * 32_000).astype(np.int16)
+    (tmp_path / "it.wav").write_bytes(wav(sound, 16_000))
+    samples = sound[:, 0].astype(np.float32) / 32_768
+    for kind, placeholder, values in (
+        ("image", "<|image|>", (str(tmp_path / "it.png"), picture, np.asarray(picture))),
+        ("audio", "<|audio|>", (tmp_path / "it.wav", samples, (samples, 16_000))),
+    ):
+        prompts: list[Any] = [
+            {"prompt": f"one {placeholder} two", "multi_modal_data": {kind: value}} for value in values
+        ]
+        first, *others = llm.generate(prompts, SamplingParams(**SAMPLING), use_tqdm=False)
+        assert len(first.prompt_token_ids) > 10
+        for other in others:
+            assert other.prompt_token_ids == first.prompt_token_ids
+            assert other.outputs[0].token_ids == first.outputs[0].token_ids
+    with pytest.raises(RequestError, match="an array of one channel of floats"):
+        llm.generate({"prompt": "<|audio|>", "multi_modal_data": {"audio": sound}}, use_tqdm=False)

@@ -64,10 +64,10 @@ class ThroughputConfig(OfflineBenchConfig):
     dataset_name: str | None = setting(
         None,
         "random: random token ids; sharegpt: a JSON file of conversations; custom: a JSONL file with a prompt per "
-        "line; default: sharegpt with --dataset-path, else random",
-        choices=("random", *DATASETS_FROM_FILES),
+        "line; images: chats with pictures; default: sharegpt with --dataset-path, else random",
+        choices=("random", *DATASETS_FROM_FILES, "images"),
     )
-    dataset_path: str | None = setting(None, "file to read for sharegpt and custom")
+    dataset_path: str | None = setting(None, "file to read for sharegpt and custom; folder of pictures for images")
     num_prompts: int = setting(1000, "number of prompts")
     input_len: int | None = setting(None, "tokens per random prompt; default: 1024")
     output_len: int | None = setting(None, "tokens per answer; default: 128, or what the file says")
@@ -75,6 +75,10 @@ class ThroughputConfig(OfflineBenchConfig):
         0.0, "random lengths are drawn from length * (1 - ratio) to length * (1 + ratio)"
     )
     prefix_len: int = setting(0, "length of a common prefix of all random prompts, on top of their own length")
+    images_per_prompt: int = setting(1, "pictures in each prompt of images")
+    image_sizes: tuple[str, ...] = setting(
+        ("1024x768",), "sizes of made-up pictures, such as 1024x768 320x240, in turn"
+    )
 
     @property
     def dataset(self) -> str:
@@ -96,12 +100,15 @@ class LatencyConfig(OfflineBenchConfig):
 
 def check_throughput(config: ThroughputConfig) -> None:
     """Refuses what cannot be run, before a model is loaded."""
-    _check_at_least(config, 1, "num_prompts", "input_len", "output_len", "n")
+    _check_at_least(config, 1, "num_prompts", "input_len", "output_len", "n", "images_per_prompt")
     _check_at_least(config, 0, "prefix_len", "seed")
     if not 0 <= config.random_range_ratio < 1:
         raise ConfigError(f"--random-range-ratio is {config.random_range_ratio}; it must be at least 0 and below 1.")
     if config.dataset in DATASETS_FROM_FILES:
         _check_file_dataset(config)
+    elif config.dataset == "images":
+        if config.skip_tokenizer_init:
+            raise ConfigError("--dataset-name images is made of chats: leave --skip-tokenizer-init out.")
     elif config.dataset_path is not None:
         raise ConfigError(
             f"--dataset-name random generates its prompts and reads no file. For {config.dataset_path} use "

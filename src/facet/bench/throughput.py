@@ -9,7 +9,7 @@ import numpy as np
 
 from facet.bench.config import BenchConfig
 from facet.bench.datasets import make_dataset
-from facet.bench.dialogue import Turn
+from facet.bench.dialogue import Content, Turn
 from facet.bench.offline_config import (
     DEFAULT_INPUT_LEN,
     DEFAULT_OUTPUT_LEN,
@@ -20,6 +20,7 @@ from facet.bench.offline_config import (
 from facet.bench.random_prompts import DEFAULT_VOCAB_SIZE
 from facet.bench.result_file import write_result
 from facet.errors import ConfigError
+from facet.sampling_params import SamplingParams
 
 if TYPE_CHECKING:  # the engine is handed in: this room needs no torch
     from facet.offline.timed import TimedLLM, TimedRun
@@ -32,9 +33,8 @@ def bench_throughput(config: ThroughputConfig, llm: "TimedLLM") -> int:
     turns, complaints = _make_turns(config, llm)
     for line in complaints:
         print(line, file=sys.stderr)
-    prompts = [turn.content.tolist() if isinstance(turn.content, np.ndarray) else str(turn.content) for turn in turns]
     sampling = [config.sampling(turn.max_tokens or DEFAULT_OUTPUT_LEN) for turn in turns]
-    run = llm.timed(prompts, sampling, show_progress=not config.disable_tqdm)
+    run = _timed(llm, [turn.content for turn in turns], sampling, show_progress=not config.disable_tqdm)
     # The file first: a terminal that goes away must not cost the result.
     if config.output_json is not None:
         write_result(Path(config.output_json), throughput_result(run, len(turns)))
@@ -42,6 +42,17 @@ def bench_throughput(config: ThroughputConfig, llm: "TimedLLM") -> int:
     if run.errors:
         print(f"{len(run.errors)} answers failed, the first with: {run.errors[0]}", file=sys.stderr)
     return EXIT_SOME_FAILED if run.errors or complaints else 0
+
+
+def _timed(
+    llm: "TimedLLM", contents: Sequence[Content], sampling: Sequence[SamplingParams], *, show_progress: bool
+) -> "TimedRun":
+    """All contents of a dataset have the same form."""
+    chats: list[Any] = [content for content in contents if not isinstance(content, str | np.ndarray)]
+    if chats:
+        return llm.timed_chats(chats, sampling, show_progress=show_progress)
+    prompts = [content.tolist() if isinstance(content, np.ndarray) else str(content) for content in contents]
+    return llm.timed(prompts, sampling, show_progress=show_progress)
 
 
 def throughput_lines(run: "TimedRun", num_requests: int) -> Iterator[str]:
@@ -85,6 +96,9 @@ def _make_turns(config: ThroughputConfig, llm: "TimedLLM") -> tuple[list[Turn], 
         output_len=config.output_len,
         random_range_ratio=config.random_range_ratio,
         random_prefix_len=config.prefix_len,
+        images_per_prompt=config.images_per_prompt,
+        image_sizes=config.image_sizes,
+        backend="openai-chat" if config.dataset == "images" else "openai",
         vocab_size=min(llm.vocab_size, DEFAULT_VOCAB_SIZE),
     )
     # Random prompts stay token ids: their length is then exact, whatever the tokenizer.

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from facet.offline.prompts import Prompt, as_list, media_fields, text_or_ids
 from facet.prepared_media import PreparedMedia
 from facet.progress import Advance, Bars, Progress, Silent
 from facet.prompts import ChatQuestion, TextQuestion, prepare, read_asked_model
-from facet.prompts.media_reading import find_media, make_media_reader
+from facet.prompts.media_reading import NUM_THREADS, find_media, make_media_reader
 from facet.request import Request
 from facet.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from facet.tokens import Tokenizer
@@ -163,9 +164,9 @@ class LLM:
         collector = Collector(self._asked.tokenizer)
         outputs: list[RequestOutput] = []
         requests: list[Request] = []
-        for question in questions:
+        for question, media in zip(questions, self._read_media(questions), strict=True):
             ids = [str(next(self._ids)) for _ in range(question.sampling.n)]
-            prepared = prepare(question, self._asked, ids, self._read_media(question))
+            prepared = prepare(question, self._asked, ids, media)
             outputs.append(collector.expect(prepared))
             requests += prepared.requests
         progress = self._progress if use_tqdm else Silent()
@@ -173,8 +174,18 @@ class LLM:
             self._serve(requests, collector, advance)
         return outputs
 
-    def _read_media(self, question: TextQuestion | ChatQuestion) -> list[tuple[PreparedMedia, ...]]:
-        return [self._media.read(part) for part in find_media(question, self._asked, takes_values=True)]
+    def _read_media(self, questions: Sequence[TextQuestion | ChatQuestion]) -> list[list[tuple[PreparedMedia, ...]]]:
+        """What each question holds besides text, in its order. Several items are read at the same time."""
+        parts = [find_media(question, self._asked, takes_values=True) for question in questions]
+        if not any(parts):
+            return [[] for _ in questions]
+        with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="facet-media") as pool:
+            reading = [[pool.submit(self._media.read, part) for part in found] for found in parts]
+            try:
+                return [[item.result() for item in items] for items in reading]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def _serve(self, requests: Sequence[Request], collector: Collector, advance: Advance) -> None:
         """Submits all requests and collects tokens until they have ended. A refused request ends the whole call."""

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from facet.offline.llm import LLM
+from facet.offline.llm import LLM, Conversation
 from facet.offline.outputs import RequestOutput
 from facet.offline.prompts import Prompt
 from facet.sampling_params import SamplingParams
@@ -46,6 +46,14 @@ class TimedLLM(LLM):
     ) -> TimedRun:
         start = time.perf_counter()
         outputs = self.generate(prompts, sampling, use_tqdm=show_progress)
+        return _counted(outputs, time.perf_counter() - start)
+
+    def timed_chats(
+        self, chats: Sequence[Conversation], sampling: Sequence[SamplingParams], *, show_progress: bool = False
+    ) -> TimedRun:
+        """As `timed`; decoding and preparing media count, too."""
+        start = time.perf_counter()
+        outputs = self.chat(chats, sampling, use_tqdm=show_progress)
         return _counted(outputs, time.perf_counter() - start)
 
 

@@ -21,12 +21,17 @@ from facet.media.spec import MediaSpec
 from facet.media.worker import JOBS
 from facet.media.workers import MediaWorkers
 from facet.media_span import MediaKind
-from facet.prepared_media import PreparedMedia
+from facet.prepared_media import PreparedMedia, content_key
 from facet.prompts.asked_model import AskedModel
 from facet.prompts.questions import ChatQuestion, TextQuestion
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from facet.media.sound_waveform import Waveform
+
+# That read parts at the same time. Most of them wait, for a host on the web or for a process that decodes.
+NUM_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +76,12 @@ class MediaReader:
     def _prepare_value(self, part: MediaPart) -> tuple[PreparedMedia, ...]:
         """What a program has in memory, in this process: there is no file to distrust."""
         from facet.media.pictures import prepare_picture
+        from facet.media.sound import prepare_sound
 
+        if part.kind == "audio" and self.spec.sounds is not None:
+            waveform = _as_waveform(part.value, self.spec.sounds.sampling_rate, part.where)
+            key = content_key(waveform.samples.tobytes(), "samples", waveform.rate, self.spec.sounds)
+            return (prepare_sound(waveform, self.spec.sounds, key, part.where),)
         if part.kind != "image" or self.spec.pictures is None:
             raise refused(f"{part.where} is of type {type(part.value).__name__}. Give the path of a file.")
         image = _as_picture(part.value, part.where)
@@ -145,3 +155,19 @@ def _as_picture(value: Any, where: str) -> "Image.Image":
         f"{where} is of type {type(value).__name__}. Give a path, a Pillow image, or an array of bytes [height, width, "
         "3]."
     )
+
+
+def _as_waveform(value: Any, usual_rate: int, where: str) -> "Waveform":
+    """Samples from -1 to 1, at the model's rate or with a rate of their own."""
+    import numpy as np
+
+    from facet.media.sound_waveform import Waveform
+
+    samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, usual_rate)
+    is_sound = str(getattr(samples, "dtype", "")).startswith("float") and len(getattr(samples, "shape", ())) == 1
+    if not is_sound or not isinstance(rate, int) or rate < 1:
+        raise refused(
+            f"{where} is of type {type(value).__name__}. Give a path, an array of one channel of floats, or the array "
+            "and its sampling rate."
+        )
+    return Waveform(rate, np.asarray(samples, np.float32))

@@ -84,10 +84,10 @@ class StepShape:
 
     @property
     def encoder(self) -> EncoderCapacity | None:
-        """Of media, twice what a step can take in."""
+        """Of media, twice what a step computes or encodes, whichever is more."""
         if self.towers is None:
             return None
-        num_rows = 2 * self.max_num_batched_tokens
+        num_rows = 2 * max(self.max_num_batched_tokens, MAX_ENCODED_ROWS)
         row_bytes = self.spec.hidden_size * self.value_bytes
         return EncoderCapacity(num_rows=num_rows, num_bytes=(num_rows + self.towers.num_table_rows) * row_bytes)
 

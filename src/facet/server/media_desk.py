@@ -6,10 +6,8 @@ from functools import partial
 
 from facet.prepared_media import PreparedMedia
 from facet.prompts.asked_model import AskedModel
-from facet.prompts.media_reading import MediaReader, asks_for_media, find_media
+from facet.prompts.media_reading import NUM_THREADS, MediaReader, asks_for_media, find_media
 from facet.prompts.questions import ChatQuestion, TextQuestion
-
-NUM_THREADS = 8
 
 
 class MediaDesk:
