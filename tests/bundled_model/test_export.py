@@ -121,7 +121,12 @@ def test_the_card_says_what_was_measured() -> None:
         dict(name="R1", right=70, num=70, wanted=None),
     ]
     make_card = partial(
-        model_card, num_parameters=7_500_000, config=BUNDLED_CONFIG, ends=ENDS_OF_REPLY, evaluation=evaluation
+        model_card,
+        num_parameters=7_500_000,
+        config=BUNDLED_CONFIG,
+        sees=False,
+        ends=ENDS_OF_REPLY,
+        evaluation=evaluation,
     )
     card = make_card(training=[training])
     assert "| right call | 91.2% | 456 of 500 | 90% |" in card

@@ -38,6 +38,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "nested arguments": [user("a"), assistant(tool_calls=[tool_call("f", {"b": [1, {"c": None}], "A": True}, "1")])],
     "a result by name": [user("a"), CALLS_PARIS, tool_result("20", None, name="get_weather")],
     "text in parts": [user([{"type": "text", "text": "one"}])],
+    "a picture": [user([{"type": "image"}, {"type": "text", "text": "What is this?"}])],
 }
 
 
@@ -73,7 +74,7 @@ def test_a_declaration_with_everything(template: ChatTemplate) -> None:
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ([user([{"type": "image_url", "image_url": {}}])], "reads text only"),
+        ([user([{"type": "audio", "audio": {}}])], "it can be text or image"),
         ([user("Hi"), tool_result("20", "call_1")], "must follow"),
     ],
 )

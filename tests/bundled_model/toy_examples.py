@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tools.bundled_model.shape import make_config
-from tools.bundled_model.stream import Batch
+from tools.bundled_model.stream import Batch, PlacedPicture
 
 VOCABULARY = 64
 _END, _BOS, _AGAIN = 1, 2, 3
@@ -34,6 +34,7 @@ TINY_CONFIG: dict[str, Any] = make_config(
 class ToyExample:
     token_ids: tuple[int, ...]
     is_target: tuple[bool, ...]
+    pictures: tuple[PlacedPicture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,23 @@ from tools.bundled_model.model import Decoder
 from tools.bundled_model.optimizer import Optimizer
 
 CHECKPOINT_PREFIX = "model."
+_DECODER_OF_SEVERAL = "language_model."  # where a checkpoint has a tower, too
+_TOWER_NAMES = ("vision_tower.", "embed_vision.")
 _STATE_WEIGHTS, _STATE_OPTIMIZER = "weights.", "optimizer."
 
 
 def checkpoint_tensors(model: Decoder) -> dict[str, Tensor]:
-    """The weights in bfloat16 under the names that a Gemma 4 text checkpoint gives them."""
+    """The weights in bfloat16 under the names that a Gemma 4 checkpoint gives them."""
     return {
-        CHECKPOINT_PREFIX + name: parameter.detach().to("cpu", torch.bfloat16)
+        checkpoint_name(name, sees=model.sees): parameter.detach().to("cpu", torch.bfloat16)
         for name, parameter in model.named_parameters()
     }
+
+
+def checkpoint_name(name: str, *, sees: bool) -> str:
+    """Of a parameter of the decoder, or of its tower."""
+    is_nested = sees and not name.startswith(_TOWER_NAMES)
+    return CHECKPOINT_PREFIX + (_DECODER_OF_SEVERAL if is_nested else "") + name
 
 
 def save_training(folder: Path, model: Decoder, optimizer: Optimizer, num_steps: int) -> None:
@@ -38,13 +46,19 @@ def save_training(folder: Path, model: Decoder, optimizer: Optimizer, num_steps:
 
 
 def resume_training(path: Path, model: Decoder, optimizer: Optimizer) -> int:
-    """Loads what `path` has and returns how many steps are done: none if it holds weights alone."""
+    """Loads what `path` has and returns how many steps are done: none if it holds weights alone.
+
+    A model that is to see may go on from the weights of one that reads text only; its tower then begins anew.
+    """
     tensors = load_file(path)
     is_state = any(name.startswith(_STATE_WEIGHTS) for name in tensors)
-    prefix = _STATE_WEIGHTS if is_state else CHECKPOINT_PREFIX
+    had_tower = any(name.removeprefix(CHECKPOINT_PREFIX).startswith(_TOWER_NAMES) for name in tensors)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[prefix + name])
+            if is_state:
+                parameter.copy_(tensors[_STATE_WEIGHTS + name])
+            elif had_tower or not name.startswith(_TOWER_NAMES):
+                parameter.copy_(tensors[checkpoint_name(name, sees=had_tower)])
     if not is_state:
         return 0
     optimizer.load(
@@ -58,9 +72,9 @@ def resume_training(path: Path, model: Decoder, optimizer: Optimizer) -> int:
 
 
 def saved_steps(path: Path) -> int:
-    """How many steps went into a file."""
+    """How many steps went into a file; 0 for an exported checkpoint, which does not say."""
     with safe_open(path, framework="pt") as file:
-        return int((file.metadata() or {})["num_steps"])
+        return int((file.metadata() or {}).get("num_steps", 0))
 
 
 def _replace(path: Path, tensors: dict[str, Tensor], num_steps: int) -> None:

@@ -18,13 +18,17 @@ from torch import Tensor
 
 from facet.bundled_model import record_bundled_model
 from facet.errors import CheckpointError
+from facet.model.vision_weights import vision_targets
 from facet.model.weight_map import tensor_targets
-from tools.bundled_model.checkpoint import CHECKPOINT_PREFIX
+from tools.bundled_model.checkpoint import checkpoint_name
 from tools.bundled_model.dialogue_source import find_tokenizer
 from tools.bundled_model.model_card import model_card
+from tools.bundled_model.seeing.eight_bits import in_eight_bits
+from tools.bundled_model.seeing.shape import make_seeing_config, make_vision_spec, processor_config
 from tools.bundled_model.shape import BUNDLED_CONFIG, BUNDLED_FOLDER, make_spec
 from tools.bundled_model.tokenizer import ENDS_OF_REPLY, write_tokenizer
 
+_EIGHT_BITS = "layers whose feed-forward matrices are stored in eight bits; four of them make room for the tower"
 MOST_BYTES = 16_000_000  # of the whole folder: it is part of every installation of Facet
 
 
@@ -36,10 +40,19 @@ def export(
     *,
     training: Sequence[Mapping[str, Any]] = (),
     evaluation: Sequence[Mapping[str, Any]] | None = None,
+    layers_in_eight_bits: Sequence[int] = (),
 ) -> None:
-    """Writes a checkpoint folder. `tensors` carry checkpoint names."""
+    """Writes a checkpoint folder. `tensors` carry checkpoint names.
+
+    The feed-forward matrices of `layers_in_eight_bits` are stored in half the bytes; only a model that sees needs that.
+    """
     check_tensors(tensors, config)
     folder.mkdir(parents=True, exist_ok=True)
+    text = config.get("text_config", config)
+    num_parameters = sum(tensor.numel() for tensor in tensors.values())
+    if layers_in_eight_bits:
+        tensors, quantization = in_eight_bits(tensors, layers_in_eight_bits)
+        config = {**config, "quantization_config": quantization}
     ends = [token_id for token in ENDS_OF_REPLY if (token_id := tokenizer.token_to_id(token)) is not None]
     assert len(ends) == len(ENDS_OF_REPLY), "the tokenizer is not the bundled model's"
     ordered = {name: tensors[name].contiguous() for name in sorted(tensors)}
@@ -47,10 +60,13 @@ def export(
     (folder / "model.safetensors").chmod(0o644)  # it is written for its owner alone, and ships with the package
     _write_json(folder / "config.json", {**config, "eos_token_id": ends})
     _write_json(folder / "generation_config.json", _generation_config(config, ends))
+    if "vision_config" in config:
+        _write_json(folder / "processor_config.json", processor_config())
     write_tokenizer(tokenizer, folder)
     card = model_card(
-        num_parameters=sum(tensor.numel() for tensor in tensors.values()),
-        config=config,
+        num_parameters=num_parameters,
+        config=text,
+        sees="vision_config" in config,
         ends=ENDS_OF_REPLY,
         training=training,
         evaluation=evaluation,
@@ -62,7 +78,11 @@ def export(
 
 def check_tensors(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     """Exactly the tensors that Facet will look for, each of the right shape."""
-    wanted = {CHECKPOINT_PREFIX + target.name: target.shape for target in tensor_targets(make_spec(config))}
+    vision = make_vision_spec(config)
+    sees = vision is not None
+    wanted = {checkpoint_name(target.name, sees=sees): target.shape for target in tensor_targets(make_spec(config))}
+    if vision is not None:
+        wanted |= {checkpoint_name(target.name, sees=sees): target.shape for target in vision_targets(vision)}
     found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
     if wrong:
@@ -110,15 +130,20 @@ def main() -> None:
     parser.add_argument("--config", type=Path, help="the config.json trained with, if not the bundled model's")
     parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json trained with, if not the bundled model's")
     parser.add_argument("--training", type=Path, nargs="+", default=[], help="training.json of each run, for the card")
-    parser.add_argument("--evaluation", type=Path, help="what evaluate.py wrote with --json")
+    parser.add_argument("--evaluation", type=Path, nargs="+", default=[], help="what evaluate.py wrote with --json")
+    parser.add_argument("--sees", action="store_true", help="the weights were trained with --pictures")
+    parser.add_argument("--eight-bits", type=int, nargs="*", default=[], metavar="LAYER", help=_EIGHT_BITS)
     arguments = parser.parse_args()
+    tokenizer = tokenizers.Tokenizer.from_file(str(find_tokenizer(arguments.tokenizer, arguments.weights.parent)))
+    config = _read_json(arguments.config) or BUNDLED_CONFIG
     export(
         load_file(arguments.weights),
-        _read_json(arguments.config) or BUNDLED_CONFIG,
-        tokenizers.Tokenizer.from_file(str(find_tokenizer(arguments.tokenizer, arguments.weights.parent))),
+        make_seeing_config(tokenizer, config) if arguments.sees else config,
+        tokenizer,
         arguments.output,
+        layers_in_eight_bits=arguments.eight_bits,
         training=[_read_json(path) for path in arguments.training],
-        evaluation=_read_json(arguments.evaluation),
+        evaluation=[measure for path in arguments.evaluation for measure in _read_json(path)] or None,
     )
     num_bytes = sum(file.stat().st_size for file in arguments.output.iterdir())
     print(f"{arguments.output}: {num_bytes:,} bytes of at most {MOST_BYTES:,}")

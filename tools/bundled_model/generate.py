@@ -18,6 +18,7 @@ from tools.bundled_model.dialogues.conversation import Dialogue
 from tools.bundled_model.dialogues.mix import dialogues
 from tools.bundled_model.dialogues.rendering import render
 from tools.bundled_model.dialogues.words import Lexicon, Source
+from tools.bundled_model.stream import PlacedPicture
 from tools.bundled_model.tokenizer import DEFAULT_SEED, build_tokenizer
 
 
@@ -25,6 +26,7 @@ from tools.bundled_model.tokenizer import DEFAULT_SEED, build_tokenizer
 class TrainingExample:
     token_ids: tuple[int, ...]
     is_target: tuple[bool, ...]  # tokens the model must produce: thoughts, calls, answers, what ends them
+    pictures: tuple[PlacedPicture, ...] = ()
 
 
 def training_examples(tokenizer: tokenizers.Tokenizer, seed: int) -> Iterator[TrainingExample]:

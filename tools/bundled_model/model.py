@@ -9,21 +9,31 @@ Shape letters: B rows, T tokens of a row, L layers, P width of a per-layer input
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, gelu, linear
+from torch.nn.functional import embedding, gelu
 from torch.utils.checkpoint import checkpoint
 
 from facet.kernels.rotary import apply_rotary, rotary_table
 from facet.model_spec import AttentionKind, LayerSpec, ModelSpec
+from facet.vision_spec import PatchTowerSpec
 from tools.bundled_model.attention import Attend
+from tools.bundled_model.modules import MLP, Matrix, Norm, rms_norm
+from tools.bundled_model.tower import PictureTensors, VisionEmbedder, VisionTower
 
 KeysAndValues = tuple[Tensor, Tensor]
 _FIRST_UPDATE_SIZE = 0.5  # of what a sublayer adds to the stream, beside the embedding's 1
 
 
 class Decoder(nn.Module):
-    """Token ids to logits. `dtype` is that of the activations."""
+    """Token ids, and pictures if it has a tower, to logits. `dtype` is that of the activations."""
 
-    def __init__(self, spec: ModelSpec, seed: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        vision: PatchTowerSpec | None = None,
+    ) -> None:
         super().__init__()
         assert spec.per_layer_input is not None, "the bundled model is of the E kind"
         self.spec = spec
@@ -36,6 +46,10 @@ class Decoder(nn.Module):
         self.per_layer_projection_norm = Norm(width, spec.norm_eps)
         self.layers = nn.ModuleList(Layer(spec, layer) for layer in spec.layers)
         self.norm = Norm(hidden, spec.norm_eps)
+        self.sees = vision is not None
+        if vision is not None:
+            self.vision_tower = VisionTower(vision)
+            self.embed_vision = VisionEmbedder(vision)
         self._initialise(seed)
         for layer in {layer.attention: layer for layer in spec.layers}.values():
             table = rotary_table(
@@ -48,12 +62,25 @@ class Decoder(nn.Module):
             )
             self.register_buffer(f"angles_{layer.attention}", table, persistent=False)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, *, recompute: bool = False) -> Tensor:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        pictures: PictureTensors | None = None,
+        *,
+        recompute: bool = False,
+    ) -> Tensor:
         """Capped logits [B, T, vocab] in float32. `positions` begin at 0 in each document.
 
         `recompute`: keep no layer's insides for the way back. Much less memory, a third more work.
         """
         x = embedding(token_ids, self.embed_tokens.weight).to(self.dtype) * self.spec.hidden_size**0.5
+        if pictures is not None:
+            rows = self.embed_vision(self.vision_tower(pictures, self.dtype))
+            is_soft = pictures.row_of_token > 0
+            x = torch.where(is_soft[..., None], rows[(pictures.row_of_token.long() - 1).clamp(min=0)], x)
+            token_ids = torch.where(is_soft, 0, token_ids)  # as Gemma 4 looks up their per-layer inputs
         inputs = self._per_layer_inputs(token_ids, x)
         angles = {kind: self._angles(kind)[positions] for kind in self._kinds()}
         stored: list[KeysAndValues | None] = []
@@ -90,6 +117,8 @@ class Decoder(nn.Module):
             elif name.endswith(("q_norm.weight", "k_norm.weight")):
                 # Scores are not divided by the root of the head's width; their norms' weights do it instead.
                 parameter.fill_(parameter.shape[0] ** -0.25)
+            elif parameter.dim() == 3:
+                parameter.zero_()  # a table of places: those that no picture of the training has stay neutral
             elif ".post_" in name:
                 parameter.fill_(_FIRST_UPDATE_SIZE)
             else:
@@ -160,45 +189,6 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:-1], -1, self.layer.head_dim)
-
-
-class MLP(nn.Module):
-    def __init__(self, hidden: int, width: int) -> None:
-        super().__init__()
-        self.gate_proj = Matrix(width, hidden)
-        self.up_proj = Matrix(width, hidden)
-        self.down_proj = Matrix(hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
-        return out
-
-
-class Matrix(nn.Module):
-    """A product with [outputs, inputs], rounded to the type of what it is applied to."""
-
-    def __init__(self, num_outputs: int, num_inputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight.to(x.dtype))
-
-
-class Norm(nn.Module):
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.empty(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (rms_norm(x, self.eps) * self.weight.to(x.dtype).float()).to(x.dtype)
-
-
-def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """Without a weight, and still in float32."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
 
 
 def _rotated_heads(x: Tensor, angles: Tensor) -> Tensor:

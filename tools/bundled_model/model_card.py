@@ -19,7 +19,7 @@ its weights: it was trained from scratch by the scripts in `tools/bundled_model`
 
 **It is** a demonstration and a test subject. It reads tool declarations it has never seen, chooses one, copies the
 arguments from the request, waits for the result and answers from it. It thinks first when asked to, says so when no
-tool fits, and can talk a little about Facet, do small sums in words, sort short lists and tell a short story.
+tool fits, and can talk a little about Facet, do small sums in words, sort short lists and tell a short story.{sight}
 
 **It is not** a source of facts, advice or prose. It knows nothing beyond its generated dialogues, speaks only plain
 English in short sentences, is easily confused by requests unlike those below, and must not be relied on for anything.
@@ -54,6 +54,10 @@ _SHAPE_ROWS = (
     ("vocabulary", "vocab_size"),
     ("longest context", "max_position_embeddings"),
 )
+_SIGHT = """
+
+It sees a little: shapes and their colours, how many there are and where, numbers and short words, all drawn by a
+script. A photograph is beyond it."""
 _NOT_MEASURED = "Not measured yet."
 
 
@@ -61,6 +65,7 @@ def model_card(
     *,
     num_parameters: int,
     config: Mapping[str, Any],
+    sees: bool,
     ends: Sequence[str],
     training: Sequence[Mapping[str, Any]],
     evaluation: Sequence[Mapping[str, Any]] | None,
@@ -69,6 +74,7 @@ def model_card(
     wrote with --json."""
     return _CARD.format(
         parameters=f"{num_parameters / 1e6:.1f}",
+        sight=_SIGHT if sees else "",
         shape=_shape_table(config),
         num_shared=config["num_kv_shared_layers"],
         ends=", ".join(f"`{token}`" for token in ends),

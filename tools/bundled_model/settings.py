@@ -21,6 +21,7 @@ class TrainSettings:
     config: Annotated[Path | None, "a config.json to train in place of the bundled model's"] = None
     tokenizer: Annotated[Path | None, "a tokenizer.json; else the bundled model's, or a new one"] = None
 
+    pictures: Annotated[float, "share of examples about pictures; with any, the model has a tower"] = 0.0
     rows: Annotated[int, "rows of a batch"] = 16
     row_length: Annotated[int, "tokens of a row; longer examples are left out"] = 8192
     prompt_weight: Annotated[float, "what a prompt's token counts in the loss; a target's counts 1"] = 0.15

@@ -19,17 +19,48 @@ _SEEDS_PER_RUN = NUM_BATCHES + 1  # the last one is for the held-out batch
 _TOKENS_PER_DOCUMENT = 192  # fewer than documents have on average, so that there is room for all of them
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedPicture:
+    """A picture in an example: one soft token for each of its patches."""
+
+    first: int  # soft token, as a place in the example
+    patches: NDArray[np.uint8]  # [number, patch width]
+    places: NDArray[np.int32]  # [number, 2]: column and row
+
+
 class Example(Protocol):
-    """One dialogue: its tokens, and which of them the model must produce."""
+    """One dialogue: its tokens, which of them the model must produce, and the pictures that stand for some of them."""
 
     @property
     def token_ids(self) -> Sequence[int]: ...
     @property
     def is_target(self) -> Sequence[bool]: ...
+    @property
+    def pictures(self) -> Sequence[PlacedPicture]: ...
 
 
 # A seed in, endless examples out. Sent to worker processes, so it must survive pickling.
 ExampleSource = Callable[[int], Iterator[Example]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureRoom:
+    """How many pictures a batch has room for. Always the same, since a compiled model is compiled for it."""
+
+    num_pictures: int
+    num_patches: int  # of one picture, at most
+    patch_width: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPictures:
+    """The pictures of a batch; the rest of the room is empty."""
+
+    patches: NDArray[np.uint8]  # [pictures, patches, patch width]
+    places: NDArray[np.int32]  # [pictures, patches, 2]
+    is_patch: NDArray[np.bool_]  # [pictures, patches]
+    # [rows, row length]: 1 + the number of the patch, counted through all of the room, whose row stands there; 0: none
+    row_of_token: NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +75,7 @@ class Batch:
     document_ids: NDArray[np.uint16]  # from 0, rising along the row
     positions: NDArray[np.uint16]  # from 0 in every document
     label_kinds: NDArray[np.uint8]
+    pictures: BatchPictures | None = None  # None: the model reads text only
 
     @property
     def num_tokens(self) -> int:
@@ -61,17 +93,20 @@ class Batch:
         return np.concatenate((starts, np.full(length - len(starts), self.num_tokens)))
 
 
-def pack(examples: Iterable[Example], num_rows: int, row_length: int) -> Batch:
+def pack(examples: Iterable[Example], num_rows: int, row_length: int, picture_room: PictureRoom | None = None) -> Batch:
     """Fills the rows with examples in order until they would be full, the longest first into the tightest row.
 
     Few places stay empty that way. An example longer than a row is passed over, and the last few short ones that no
-    row has room for are too.
+    row has room for are too. Where there is no room for another picture, the rest stays empty.
     """
     chosen: list[Example] = []
-    num_tokens = 0
+    num_tokens = num_pictures = 0
     for example in examples:
         if len(example.token_ids) > row_length:
             continue
+        num_pictures += len(example.pictures)
+        if num_pictures > (0 if picture_room is None else picture_room.num_pictures):
+            break  # what follows may be about pictures, too, without end
         chosen.append(example)
         num_tokens += len(example.token_ids)
         if num_tokens >= num_rows * row_length:
@@ -84,13 +119,15 @@ def pack(examples: Iterable[Example], num_rows: int, row_length: int) -> Batch:
             row = min(fitting, key=room.__getitem__)
             rows[row].append(example)
             room[row] -= len(example.token_ids)
-    return _lay_out(rows, row_length)
+    return _lay_out(rows, row_length, picture_room)
 
 
-def _lay_out(rows: list[list[Example]], row_length: int) -> Batch:
+def _lay_out(rows: list[list[Example]], row_length: int, picture_room: PictureRoom | None) -> Batch:
     shape = (len(rows), row_length)
     token_ids, document_ids = np.zeros(shape, np.uint16), np.zeros(shape, np.uint16)
     positions, label_kinds = np.zeros(shape, np.uint16), np.zeros(shape, np.uint8)
+    pictures = None if picture_room is None else _empty_pictures(picture_room, shape)
+    num_pictures = 0
     for row, examples in enumerate(rows):
         start = 0
         for document, example in enumerate(examples):
@@ -101,10 +138,43 @@ def _lay_out(rows: list[list[Example]], row_length: int) -> Batch:
             positions[row, start:end] = np.arange(length)
             # The last token of a document predicts nothing.
             label_kinds[row, start : end - 1] = np.where(np.asarray(example.is_target[1:], bool), TARGET, PROMPT)
+            for picture in example.pictures:
+                assert pictures is not None, "there is room for every picture that was chosen"
+                _put(picture, pictures, num_pictures, row, start)
+                num_pictures += 1
+                # That soft tokens follow each other is nothing to learn.
+                label_kinds[row, start + picture.first - 1 : start + picture.first + len(picture.patches) - 1] = IGNORED
             start = end
         document_ids[row, start:] = len(examples)
         positions[row, start:] = np.arange(row_length - start)
-    return Batch(token_ids=token_ids, document_ids=document_ids, positions=positions, label_kinds=label_kinds)
+    return Batch(
+        token_ids=token_ids,
+        document_ids=document_ids,
+        positions=positions,
+        label_kinds=label_kinds,
+        pictures=pictures,
+    )
+
+
+def _empty_pictures(room: PictureRoom, shape: tuple[int, int]) -> BatchPictures:
+    size = (room.num_pictures, room.num_patches)
+    return BatchPictures(
+        patches=np.zeros((*size, room.patch_width), np.uint8),
+        places=np.zeros((*size, 2), np.int32),
+        is_patch=np.zeros(size, np.bool_),
+        row_of_token=np.zeros(shape, np.int32),
+    )
+
+
+def _put(picture: PlacedPicture, pictures: BatchPictures, index: int, row: int, start: int) -> None:
+    """A picture of an example that begins at `start` of a row."""
+    number = len(picture.patches)
+    pictures.patches[index, :number] = picture.patches
+    pictures.places[index, :number] = picture.places
+    pictures.is_patch[index, :number] = True
+    first_row = 1 + index * pictures.is_patch.shape[1]
+    first = start + picture.first
+    pictures.row_of_token[row, first : first + number] = np.arange(first_row, first_row + number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +185,7 @@ class BatchMaker:
     seed: int
     num_rows: int
     row_length: int
+    picture_room: PictureRoom | None = None
 
     def batch(self, index: int) -> Batch:
         assert 0 <= index < NUM_BATCHES
@@ -125,7 +196,8 @@ class BatchMaker:
         return self._pack(NUM_BATCHES)
 
     def _pack(self, index: int) -> Batch:
-        return pack(self.source(self.seed * _SEEDS_PER_RUN + index), self.num_rows, self.row_length)
+        examples = self.source(self.seed * _SEEDS_PER_RUN + index)
+        return pack(examples, self.num_rows, self.row_length, self.picture_room)
 
 
 class OwnBatches:

@@ -9,7 +9,7 @@ import os
 import time
 
 from tools.bundled_model.settings import TrainSettings, add_flags, settings_of
-from tools.bundled_model.stream import BatchMaker, OwnBatches
+from tools.bundled_model.stream import BatchMaker, ExampleSource, OwnBatches
 from tools.bundled_model.workers import WorkerBatches
 
 
@@ -33,11 +33,21 @@ def start_batches(settings: TrainSettings) -> OwnBatches | WorkerBatches:
     from tools.bundled_model.dialogue_source import DialogueSource, find_tokenizer
 
     tokenizer = find_tokenizer(settings.tokenizer, settings.output)
+    source: ExampleSource = DialogueSource(str(tokenizer))
+    room = None
+    if settings.pictures:
+        from tools.bundled_model.seeing.source import SeeingSource, picture_room
+        from tools.bundled_model.seeing.vocabulary import write_with_picture_tokens
+
+        tokenizer = write_with_picture_tokens(tokenizer, settings.output)
+        source = SeeingSource(str(tokenizer), settings.pictures)
+        room = picture_room(settings.rows, settings.row_length, settings.pictures)
     maker = BatchMaker(
-        source=DialogueSource(str(tokenizer)),
+        source=source,
         seed=settings.seed,
         num_rows=settings.rows,
         row_length=settings.row_length,
+        picture_room=room,
     )
     num_cores = len(os.sched_getaffinity(0))
     num_workers = max(1, num_cores - 1) if settings.workers is None else settings.workers

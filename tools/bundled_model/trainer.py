@@ -6,13 +6,15 @@ fallback that is used automatically, with a line that says so.
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import tokenizers
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import cross_entropy
@@ -24,9 +26,11 @@ from tools.bundled_model.flash import flash_attend
 from tools.bundled_model.held_out import HeldOutScore, score
 from tools.bundled_model.model import Decoder
 from tools.bundled_model.optimizer import Optimizer, clip_gradients
+from tools.bundled_model.seeing.shape import make_seeing_config, make_vision_spec
 from tools.bundled_model.settings import TrainSettings
 from tools.bundled_model.shape import BUNDLED_CONFIG, make_spec
 from tools.bundled_model.stream import PROMPT, TARGET, Batch
+from tools.bundled_model.tower import PictureTensors
 
 
 class Batches(Protocol):
@@ -46,12 +50,20 @@ class DeviceBatch:
     positions: Tensor
     label_kinds: Tensor
     document_starts: Tensor  # for `flash_attend`
+    pictures: PictureTensors | None
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device) -> "DeviceBatch":
+        def copied(array: NDArray[Any]) -> Tensor:
+            return _copied(torch.from_numpy(array), device)
+
         # int32: torch can do little with unsigned numbers
-        arrays = {name: getattr(batch, name).astype(np.int32) for name in cls.__dataclass_fields__}
-        return cls(**{name: _copied(torch.from_numpy(array), device) for name, array in arrays.items()})
+        names = ("token_ids", "document_ids", "positions", "label_kinds", "document_starts")
+        tensors = {name: copied(getattr(batch, name).astype(np.int32)) for name in names}
+        pictures = None
+        if batch.pictures is not None:
+            pictures = PictureTensors(*(copied(getattr(batch.pictures, name)) for name in PictureTensors._fields))
+        return cls(**tensors, pictures=pictures)
 
 
 # A batch in; the loss of each place [rows, row length] and whether its most likely token was the right one.
@@ -71,9 +83,9 @@ def train(settings: TrainSettings, batches: Batches) -> TrainResult:
     """Trains until the steps or the minutes are used up; saves on the way and at the end."""
     started = time.monotonic()
     device = _device(settings.device)
-    config = BUNDLED_CONFIG if settings.config is None else json.loads(settings.config.read_text())
+    config = _config(settings)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    model = Decoder(make_spec(config), settings.seed, dtype).to(device)
+    model = Decoder(make_spec(config), settings.seed, dtype, vision=make_vision_spec(config)).to(device)
     optimizer = Optimizer(
         model,
         muon_rate=settings.muon_rate,
@@ -137,6 +149,14 @@ def train(settings: TrainSettings, batches: Batches) -> TrainResult:
     return result
 
 
+def _config(settings: TrainSettings) -> Mapping[str, Any]:
+    """With --pictures, the tokenizer that the run has written says which tokens stand for them."""
+    config = BUNDLED_CONFIG if settings.config is None else json.loads(settings.config.read_text())
+    if settings.pictures and "vision_config" not in config:
+        config = make_seeing_config(tokenizers.Tokenizer.from_file(str(settings.output / "tokenizer.json")), config)
+    return config
+
+
 def rate_share(num_steps: int, progress: float, settings: TrainSettings) -> float:
     """The learning rate as a share of the largest: it rises, stays, and falls to nothing at the end of the run.
 
@@ -152,14 +172,19 @@ def dense_losses(model: Decoder) -> TokenLosses:
     """With an explicit mask, keeping little: slow on a GPU, but needs neither much memory nor a compiler."""
     recompute = model.embed_tokens.weight.is_cuda
     return lambda batch: _token_losses(
-        model, batch.token_ids, batch.positions, dense_attend(batch.document_ids), recompute
+        model, batch.token_ids, batch.positions, dense_attend(batch.document_ids), batch.pictures, recompute
     )
 
 
 def _token_losses(
-    model: Decoder, token_ids: Tensor, positions: Tensor, attend: Attend, recompute: bool = False
+    model: Decoder,
+    token_ids: Tensor,
+    positions: Tensor,
+    attend: Attend,
+    pictures: PictureTensors | None,
+    recompute: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    logits = model(token_ids, positions, attend, recompute=recompute)
+    logits = model(token_ids, positions, attend, pictures, recompute=recompute)
     # The last place of a row has a wrong label here; it is an ignored one.
     labels = token_ids.roll(-1, dims=1)
     losses = cross_entropy(logits.flatten(0, 1), labels.flatten().long(), reduction="none").view_as(token_ids)
@@ -170,35 +195,44 @@ def _ways(model: Decoder, settings: TrainSettings) -> Iterator[tuple[str, TokenL
     """How losses may be computed here, the fastest first."""
     is_cuda = model.embed_tokens.weight.is_cuda
 
-    def flash(token_ids: Tensor, document_starts: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return _token_losses(model, token_ids, positions, flash_attend(document_starts))
+    def flash(
+        token_ids: Tensor, document_starts: Tensor, positions: Tensor, pictures: PictureTensors | None
+    ) -> tuple[Tensor, Tensor]:
+        return _token_losses(model, token_ids, positions, flash_attend(document_starts), pictures)
 
-    def flex(token_ids: Tensor, document_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return _token_losses(model, token_ids, positions, flex_attend(document_ids))
+    def flex(
+        token_ids: Tensor, document_ids: Tensor, positions: Tensor, pictures: PictureTensors | None
+    ) -> tuple[Tensor, Tensor]:
+        return _token_losses(model, token_ids, positions, flex_attend(document_ids), pictures)
 
     if is_cuda and settings.attention in ("auto", "flash"):
         if settings.compile:
             compiled_flash = torch.compile(flash, dynamic=False)
             yield (
                 "compiled, flash attention",
-                lambda batch: compiled_flash(batch.token_ids, batch.document_starts, batch.positions),
+                lambda batch: compiled_flash(batch.token_ids, batch.document_starts, batch.positions, batch.pictures),
             )
         yield (
             "not compiled, flash attention",
-            lambda batch: flash(batch.token_ids, batch.document_starts, batch.positions),
+            lambda batch: flash(batch.token_ids, batch.document_starts, batch.positions, batch.pictures),
         )
     if is_cuda and settings.attention in ("auto", "flex"):
         if settings.compile:
             compiled = torch.compile(flex, dynamic=False)
             yield (
                 "compiled, flex attention",
-                lambda batch: compiled(batch.token_ids, batch.document_ids, batch.positions),
+                lambda batch: compiled(batch.token_ids, batch.document_ids, batch.positions, batch.pictures),
             )
         attention: Any = torch.compile(flex_attention, dynamic=False)
         yield (
             "not compiled, flex attention",
             lambda batch: _token_losses(
-                model, batch.token_ids, batch.positions, flex_attend(batch.document_ids, attention), recompute=True
+                model,
+                batch.token_ids,
+                batch.positions,
+                flex_attend(batch.document_ids, attention),
+                batch.pictures,
+                recompute=True,
             ),
         )
     yield "not compiled, dense attention", dense_losses(model)
