@@ -12,10 +12,10 @@ from facet.token_logprobs import TokenLogprobs
 def test_faults_hide_the_number_that_stands_in_for_a_token() -> None:
     part = LogprobTensors(
         places=(0, 2),
-        num_top=(1, 0),
+        num_others=(1, 0),
         token_ids=torch.tensor([[5, 6], [7, 8]]),
         logprobs=torch.tensor([[-1.5, -0.5], [-2.0, -1.0]]),
-        ranks=torch.tensor([3, 2]),
+        ranks=torch.tensor([[3], [2]]),
     )
     sampled = SampledTokens(
         token_ids=torch.tensor([5, 0, 7, 0]),
