@@ -82,6 +82,13 @@ class MatrixFormat:
         """Whether rows of both can be stacked into one matrix. An order of inputs, or a scale for them, is of one."""
         return self == other and not (self.is_reordered or self.has_input_scale or self.rounds_outputs)
 
+    def divides_into(self, num_inputs: int) -> bool:
+        """Whether columns can be cut into shares of so many inputs, each with its own codes and scales."""
+        groups = [scales.group for scales in (self.scales, self.coarse_scales) if scales is not None]
+        groups += [8 // self.code_bits, ROUNDING_GROUP if self.rounding == "fp8_group" else 1]
+        is_whole = self.is_reordered or self.rounds_outputs  # what belongs to a row of all inputs
+        return not is_whole and all(num_inputs % (group or 1) == 0 for group in groups)
+
     def bits_per_value(self, num_inputs: int) -> float:
         """With scales, as long rows have them."""
         return 8 * self.num_bytes((1024, num_inputs)) / (1024 * num_inputs)

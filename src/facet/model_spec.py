@@ -34,6 +34,12 @@ class MoeSpec:
     num_experts: int
     num_chosen: int
     width: int
+    num_holders: int = 1  # ranks that hold whole experts, an equal share each
+
+    @property
+    def num_held(self) -> int:
+        """Experts that one rank holds."""
+        return self.num_experts // self.num_holders
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

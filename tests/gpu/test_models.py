@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from facet.config import ModelConfig
+from facet.layers.placement import Placement
 from facet.model.gemma import Gemma
 from facet.model.loader import build_model, load_model
 from tests.model.paged_model import PagedSequence
@@ -39,7 +40,7 @@ def load(folder: Path, device: str, dtype: torch.dtype, weights: Gemma | None = 
     config = ModelConfig(model=str(folder), load_format="dummy", device=device, dtype=str(dtype).removeprefix("torch."))
     if weights is None:
         return load_model(config).model
-    model = build_model(weights.spec, weights.num_positions, dtype, torch.device(device))
+    model = build_model(weights.spec, weights.num_positions, Placement(dtype=dtype, device=torch.device(device)))
     model.load_state_dict(weights.state_dict())
     return model.eval()
 

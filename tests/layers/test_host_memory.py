@@ -8,6 +8,7 @@ from torch import Tensor
 
 from facet.layers import host_memory
 from facet.layers.host_memory import serve_from_host
+from facet.layers.placement import Placement
 from facet.model.loader import NO_TABLES, ON_THE_HOST_ANYWAY, build_model
 from facet.model.weight_map import PER_LAYER_TABLE
 from tests.model.paged_model import PagedSequence, load
@@ -42,7 +43,7 @@ def test_a_table_is_served_whole(name: str, tmp_path: Path, monkeypatch: pytest.
 
 def test_only_the_table_is_placed_on_the_host(tmp_path: Path) -> None:
     spec = load(write_config(tmp_path, wide("Gemma 4 E4B")), dtype="float32", load_format="dummy").spec
-    model = build_model(spec, 32, torch.float32, torch.device("meta"), tables_on_host=True)
+    model = build_model(spec, 32, Placement(dtype=torch.float32, device=torch.device("meta")), tables_on_host=True)
     on_host = {name for name, parameter in model.named_parameters() if parameter.device.type == "cpu"}
     assert on_host == {f"{PER_LAYER_TABLE}.weight.values"}
 

@@ -16,6 +16,7 @@ from facet.sampling.bitmask import num_words, pack_token_ids
 from facet.sampling.logit_bias import LogitBias
 from facet.sampling.min_tokens import MinTokens
 from facet.sampling.sampler import _LogitsFeature as LogitsFeature
+from facet.sampling.vocabulary import Vocabulary
 from facet.sampling_params import SamplingParams
 from tests.sampling.builders import CPU
 from tests.sampling.reference import processed_logits
@@ -124,7 +125,7 @@ def test_a_grammar_forbids_what_its_bits_do_not_allow(first: set[int], second: s
         assert as_integer == sum(1 << token_id for token_id in token_ids)
     logits = torch.randn(3, VOCAB_SIZE)
     changed = logits.clone()
-    GrammarMask(torch.from_numpy(words), [2, 0]).apply(changed)
+    GrammarMask(torch.from_numpy(words), [2, 0]).apply(changed, Vocabulary(VOCAB_SIZE))
     assert torch.equal(changed[1], logits[1])
     for place, allowed in ((2, first), (0, second)):
         for token in range(VOCAB_SIZE):
@@ -134,4 +135,4 @@ def test_a_grammar_forbids_what_its_bits_do_not_allow(first: set[int], second: s
 
 def test_a_bitmask_of_the_wrong_shape_is_refused() -> None:
     with pytest.raises(AssertionError, match=r"shape \(1, 2\) for 1 rows of 70 tokens"):
-        GrammarMask(torch.zeros(1, 2, dtype=torch.int32), [0]).apply(torch.zeros(1, VOCAB_SIZE))
+        GrammarMask(torch.zeros(1, 2, dtype=torch.int32), [0]).apply(torch.zeros(1, VOCAB_SIZE), Vocabulary(VOCAB_SIZE))

@@ -101,14 +101,16 @@ def resolve(
     """Fills in what the user left open, and refuses what is impossible. `weight_lines`: what to say of the weights."""
     check_numbers(config)
     on_gpu = model.placement.device.type == "cuda"
+    group = model.placement.group
+    num_ranks = 1 if group is None else group.rank.size
     if on_gpu and any(isinstance(module, ProductWeight) and not module.has_kernels for module in model.modules()):
         # Their products are plain PyTorch, some of which a graph cannot hold.
         config = replace(config, enforce_eager=True)
         weight_lines += (NO_KERNELS,)
     shape = shape_steps(
         config,
-        model.spec,
-        make_kv_layout(model.spec, dtype=resolve_kv_dtypes(config, model)),
+        model.share,
+        make_kv_layout(model.share, dtype=resolve_kv_dtypes(config, model)),
         vocab_size=model.spec.vocab_size,
         value_bytes=model.placement.dtype.itemsize,
         max_model_len=model.num_positions,
@@ -129,7 +131,9 @@ def resolve(
         )
         num_bytes = gpu_memory.cache
     elif num_bytes is None:
-        num_bytes = cpu_cache_bytes(_weight_bytes(model), at_least=_one_request_bytes(shape))
+        num_bytes = cpu_cache_bytes(_weight_bytes(model), at_least=_one_request_bytes(shape)) // num_ranks
+    if group is not None:
+        num_bytes = group.least(num_bytes, model.placement.device)  # all ranks keep the same books
     capacity = capacity_of(
         shape.layout,
         num_bytes,
@@ -155,7 +159,9 @@ def resolve(
         graph_sizes=shape.graph_sizes,
         piece_sizes=shape.piece_sizes,
         num_threads=(
-            None if on_gpu or are_threads_given() else choose_num_threads(_weight_bytes(model), usable_cores())
+            None
+            if on_gpu or are_threads_given()
+            else choose_num_threads(_weight_bytes(model), max(1, usable_cores() // num_ranks))
         ),
         encoder=shape.encoder,
         gpu_memory=gpu_memory,

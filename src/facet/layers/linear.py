@@ -1,8 +1,8 @@
 """The modules that compute with weights: products without bias, experts, and rows looked up in a table.
 
 What stands around a product is a step of its own: the norm before it (`RMSNorm` with `before`), and the addition to the
-stream with the norm after it (`RMSNorm.add`). Between a product and its addition, results of several devices can be
-summed.
+stream with the norm after it (`RMSNorm.add`). Between a product and its addition, the results of several ranks are
+summed where each has a share of the inputs.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,14 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from facet.kernels.per_layer_input.reference import mix_per_layer_inputs
 from facet.layers.placement import Placement
+from facet.layers.rank_group import RankGroup
 from facet.layers.weight import Inputs, Values, Weight
+
+_ALL = slice(None)
 
 
 class Linear(nn.Module):
@@ -32,23 +37,32 @@ class Linear(nn.Module):
         *,
         num_experts: int | None = None,
         is_gated: bool = False,  # the parts are a gate and what it opens: `geglu` is what is asked for
+        summed_over: RankGroup | None = None,  # ranks that have the other inputs; None: they are all here
     ) -> None:
         super().__init__()
         self._is_gated = is_gated
+        self._group = summed_over
         self._starts = (0, *accumulate((parts,) if isinstance(parts, int) else parts))  # of each part, and the end
         matrix = (self._starts[-1], num_inputs)
         self.weight = placement.weight(*(matrix if num_experts is None else (num_experts, *matrix)))
 
     def forward(self, x: Inputs, parts: slice | None = None) -> Tensor:
-        return self.weight.linear(x, None if parts is None else self._rows(parts))
+        return self._summed(self.weight.linear(x, None if parts is None else self._rows(parts)))
 
     def geglu(self, x: Inputs) -> Tensor:
         """gelu(gate) * up, the two parts of this product."""
         return self.weight.geglu_linear(x)
 
-    def sparse_geglu(self, x: Inputs, cutoff_deviations: float) -> Tensor:
-        """As `geglu`, where only the largest gates of each row let anything through."""
-        return self.weight.sparse_geglu_linear(x, cutoff_deviations)
+    def sparse_geglu(self, x: Inputs, cutoff_deviations: float, group: RankGroup | None = None) -> Tensor:
+        """As `geglu`, where only the largest gates of each row let anything through. `group`: who has other gates."""
+        if group is None:
+            return self.weight.sparse_geglu_linear(x, cutoff_deviations)
+        gate, up = self.weight.linear(x).chunk(2, dim=-1)
+        num_gates = gate.shape[-1] * group.rank.size
+        mean = group.sum(gate.float().sum(-1, keepdim=True)) / num_gates
+        deviation = (group.sum((gate.float() - mean).square().sum(-1, keepdim=True)) / num_gates).sqrt()
+        cut = (mean + deviation * cutoff_deviations).to(gate.dtype)
+        return functional.gelu(torch.relu(gate - cut), approximate="tanh") * up
 
     def gated(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
         """gelu(x @ weight^T) * per_layer_input."""
@@ -56,7 +70,7 @@ class Linear(nn.Module):
 
     def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: "Linear") -> Tensor:
         """Sum over a row's chosen experts of weight * down(geglu(x))."""
-        return self.weight.run_experts(x, weights, chosen, down.weight)
+        return down._summed(self.weight.run_experts(x, weights, chosen, down.weight))
 
     def fill(self, values: Values, part: int | None = None) -> None:
         """Take what a checkpoint holds of one part, or of all."""
@@ -66,16 +80,25 @@ class Linear(nn.Module):
         """Once everything is filled, before the first product."""
         self.weight.prepare(is_gated=self._is_gated)
 
+    def _summed(self, product: Tensor) -> Tensor:
+        return product if self._group is None else self._group.sum(product)
+
     def _rows(self, parts: slice) -> slice:
         first, end, _ = parts.indices(len(self._starts) - 1)
         return slice(self._starts[first], self._starts[end])
 
 
 class Embedding(Linear):
-    """A table of rows to look up, of which products can be taken too: a head may be tied to it."""
+    """A table of rows to look up, of which products can be taken too: a head may be tied to it.
+
+    Ranks have `num_ids` rows each, in the order of the ranks. A row is looked up where it is and summed with the zeros
+    of the others; products are of the rows that are here.
+    """
 
     def __init__(self, num_ids: int, width: int, scale: float, placement: Placement) -> None:
         super().__init__(width, num_ids, placement)
+        self._owners = placement.group
+        self._num_ids = num_ids
         # As a tensor of the model's type holds it: scales are rounded before they are applied, and that shows.
         self.scale = torch.tensor(scale, dtype=placement.dtype).item()
 
@@ -83,7 +106,7 @@ class Embedding(Linear):
         """Rows stay where they can be looked up."""
 
     def look_up(self, token_ids: Tensor) -> Tensor:
-        return self.weight.embed(token_ids, self.scale)
+        return self.weight.embed(token_ids, self.scale) if self._owners is None else self._gathered(token_ids)
 
     def mix(
         self,
@@ -96,6 +119,10 @@ class Embedding(Linear):
         eps: float,
     ) -> Tensor:
         """(norm(context * context_scale) + row) / sqrt(2), where the rows' columns count from `first_column`."""
+        if self._owners is not None:
+            columns = slice(first_column, first_column + context[0].numel())
+            token = self._gathered(token_ids, columns).view(context.shape)
+            return mix_per_layer_inputs(context, token, norm_weight, context_scale=context_scale, eps=eps)
         return self.weight.mix_looked_up_inputs(
             context,
             token_ids,
@@ -105,3 +132,12 @@ class Embedding(Linear):
             context_scale=context_scale,
             eps=eps,
         )
+
+    def _gathered(self, token_ids: Tensor, columns: slice = _ALL) -> Tensor:
+        """Rows of the whole table. Ids past its end take row 0, as everywhere."""
+        assert self._owners is not None, "ranks share the table"
+        rank = self._owners.rank
+        known = torch.where(token_ids < self._num_ids * rank.size, token_ids, 0) - rank.index * self._num_ids
+        is_here = (known >= 0) & (known < self._num_ids)
+        rows = self.weight.embed(torch.where(is_here, known, 0), self.scale)[:, columns]
+        return self._owners.sum(rows * is_here.unsqueeze(-1))

@@ -7,10 +7,14 @@ from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
 from facet.model_spec import MoeSpec
+from facet.ranks import ALONE
 
 
 class Experts(nn.Module):
-    """The expert branch of a layer. Router and experts see the residual stream, each through its own norm."""
+    """The expert branch of a layer. Router and experts see the residual stream, each through its own norm.
+
+    Of experts that ranks share, each rank has some of the columns of all, or some of the experts whole.
+    """
 
     def __init__(self, spec: MoeSpec, hidden_size: int, eps: float, placement: Placement) -> None:
         super().__init__()
@@ -20,12 +24,17 @@ class Experts(nn.Module):
         self.router_factor = hidden_size**-0.5
         self.router_scale = placement.values(hidden_size)
         self.expert_scale = placement.values(spec.num_experts)
-        self.gate_up = Linear(hidden_size, (spec.width, spec.width), placement, num_experts=spec.num_experts)
-        self.down = Linear(spec.width, hidden_size, placement, num_experts=spec.num_experts)
+        self.gate_up = Linear(hidden_size, (spec.width, spec.width), placement, num_experts=spec.num_held)
+        self.down = Linear(spec.width, hidden_size, placement, num_experts=spec.num_held, summed_over=placement.group)
+        self._rank = ALONE if placement.group is None else placement.group.rank
         self.router = Linear(hidden_size, spec.num_experts, placement)
         self.input_norm = RMSNorm(hidden_size, eps, placement, before=self.gate_up)
 
     def forward(self, residual: Tensor) -> Tensor:
         router_input = self.arithmetic.rms_norm(residual, None, self.eps) * self.router_scale * self.router_factor
         weights, chosen = route(self.router(router_input), self.spec.num_chosen, self.expert_scale)
+        if self.spec.num_held < self.spec.num_experts:
+            # Others' experts count for nothing here; which of ours compute that nothing is spread evenly.
+            weights = weights * (chosen // self.spec.num_held == self._rank.index)
+            chosen = chosen % self.spec.num_held
         return self.gate_up.run_experts(self.input_norm(residual), weights, chosen, self.down)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
+from facet.layers.rank_group import RankGroup
 from facet.layers.weight import DenseWeight, Weight
 
 
@@ -16,6 +17,7 @@ class Placement:
     dtype: torch.dtype
     device: torch.device
     arithmetic: Arithmetic = USUAL
+    group: RankGroup | None = None  # those that share the model's layers; None: it is all here
 
     @property
     def is_batch_invariant(self) -> bool:

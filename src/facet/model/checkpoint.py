@@ -16,14 +16,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from facet.errors import CheckpointError
+from facet.kernels.quantized.quantize import quantize
 from facet.layers.linear import Linear
 from facet.layers.weight import Values
 from facet.matrix_format import MatrixFormat
 from facet.model.config_fields import shown
 from facet.model.gguf.folder import SUFFIX as GGUF_SUFFIX
 from facet.model.gguf.scheme import GgufTensors
-from facet.model.quantized.matching import Source, find_source, format_of, tensors_of
+from facet.model.quantized.matching import Source, cut_values, find_source, format_of, read_share, tensors_of
 from facet.model.quantized.scheme import Scheme
+from facet.model.shard import Cut
 from facet.model.stored_tensor import StoredTensor
 from facet.model.weight_map import TensorTarget, is_unused, tensor_targets
 from facet.model_spec import ModelSpec
@@ -48,6 +50,9 @@ _OTHER_PARTS = (
     "vision_embedder.",
     "multi_modal_projector.",
 )
+
+NO_CUTS: Mapping[str, Cut] = {}
+NO_FORMATS: Mapping[str, MatrixFormat] = {}
 
 
 def find_weight_files(folder: Path) -> tuple[Path, ...]:
@@ -188,8 +193,8 @@ class WeightFiles(ExitStack):
         super().__init__()
         self._opened: dict[Path, Any] = {}
 
-    def read(self, tensor: StoredTensor, index: int | None = None) -> Tensor:
-        """A tensor, or one entry along its first axis."""
+    def read(self, tensor: StoredTensor, index: int | None = None, cut: Cut | None = None) -> Tensor:
+        """A tensor, or one entry along its first axis, or what a rank holds of it: only that is read."""
         if tensor.file not in self._opened:
             is_gguf = tensor.file.suffix == GGUF_SUFFIX
             self._opened[tensor.file] = (
@@ -198,7 +203,10 @@ class WeightFiles(ExitStack):
         file = self._opened[tensor.file]
         found: Tensor
         if isinstance(file, GgufTensors):
-            found = file.read(tensor.name, index)
+            found = cut_values(file.read(tensor.name, index), cut)
+        elif cut is not None:
+            before = (slice(None),) * (len(tensor.shape) + cut.axis)
+            found = torch.cat([file.get_slice(tensor.name)[*before, part] for part in cut.slices], dim=cut.axis)
         elif index is None:
             found = file.get_tensor(tensor.name)
         else:
@@ -207,9 +215,18 @@ class WeightFiles(ExitStack):
 
 
 def load_weights(
-    model: nn.Module, matched: Mapping[TensorTarget, Source], progress: Progress, scheme: Scheme | None = None
+    model: nn.Module,
+    matched: Mapping[TensorTarget, Source],
+    progress: Progress,
+    scheme: Scheme | None = None,
+    *,
+    cuts: Mapping[str, Cut] = NO_CUTS,
+    online: Mapping[str, MatrixFormat] = NO_FORMATS,
 ) -> None:
-    """Bring every tensor to its place in the module, one at a time, converting to the type it has there."""
+    """Bring every tensor to its place in the module, one at a time, converting to the type it has there.
+
+    `cuts` says, by name, of which tensors a rank holds only some; `online`, which are quantized on the way.
+    """
     parameters = dict(model.named_parameters())
     linears = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
     # In the order of the files, so that a disk reads each from one end to the other.
@@ -217,12 +234,16 @@ def load_weights(
     total = sum(target.num_values for target in matched)
     with progress.task("Loading weights", total) as advance, WeightFiles() as files:
         for target, source in in_order:
+            cut = cuts.get(target.name)
             if isinstance(source, StoredTensor):
-                tensor = files.read(source)
-                values: Values = as_placed(tensor.float() + target.offset if target.offset else tensor, target)
+                # A scale may belong to all inputs of a row: such rows are quantized before they are cut.
+                format = online.get(target.name) if cut is not None and cut.is_of_inputs else None
+                tensor = files.read(source, cut=cut if format is None else None)
+                placed = as_placed(tensor.float() + target.offset if target.offset else tensor, target)
+                values: Values = placed if format is None else cut_values(quantize(placed, format), cut)
             else:
                 assert scheme is not None, "quantized matrices are read by a scheme"
-                values = source.read(scheme, files.read)
+                values = read_share(source, scheme, files.read, cut)
             if target.place in linears:
                 linears[target.place].fill(values, target.part)
             else:

@@ -23,25 +23,29 @@ class Gemma(nn.Module):
     """Token ids and an arena of keys and values in, the last hidden states of the wanted rows out.
 
     `num_positions` is the longest context this instance will see. Parameters come uninitialised; `checkpoint.py`
-    and `dummy_weights.py` fill them.
+    and `dummy_weights.py` fill them. Where ranks share a model, `share` is the spec of what this one holds: heads and
+    logits are a part of the model's, hidden states are all of them.
     """
 
-    def __init__(self, spec: ModelSpec, num_positions: int, placement: Placement) -> None:
+    def __init__(
+        self, spec: ModelSpec, num_positions: int, placement: Placement, share: ModelSpec | None = None
+    ) -> None:
         super().__init__()
         self.spec = spec
+        self.share = share = share or spec
         self.num_positions = num_positions
         self.placement = placement
-        self.embedding = Embedding(spec.vocab_size, spec.hidden_size, spec.hidden_size**0.5, placement)
+        self.embedding = Embedding(share.vocab_size, spec.hidden_size, spec.hidden_size**0.5, placement)
         self.per_layer_inputs = (
-            PerLayerInputs(spec, spec.per_layer_input, placement) if spec.per_layer_input is not None else None
+            PerLayerInputs(spec, share.per_layer_input, placement) if share.per_layer_input is not None else None
         )
         self.streams = Streams(spec.hidden_size, spec.altup.num_streams, placement) if spec.altup else None
         self.layers = nn.ModuleList(
             AltUpLayer(spec, layer, spec.altup, placement) if spec.altup else DecoderLayer(spec, layer, placement)
-            for layer in spec.layers
+            for layer in share.layers
         )
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps, placement)
-        self.head = None if spec.tied_embeddings else Linear(spec.hidden_size, spec.vocab_size, placement)
+        self.head = None if spec.tied_embeddings else Linear(spec.hidden_size, share.vocab_size, placement)
         self.rotary = RotaryTables(spec.layers, num_positions, placement)
 
     def forward(self, batch: ForwardBatch, arena: KVArena, num_lower: int | None = None) -> Tensor:
@@ -118,7 +122,10 @@ class Gemma(nn.Module):
         return normed
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[rows, vocab] in float32. Apart from `forward`, since a caller may want them a few rows at a time."""
+        """[rows, vocab] in float32, of the tokens that are here where ranks share the vocabulary.
+
+        Apart from `forward`, since a caller may want them a few rows at a time.
+        """
         head = self.embedding if self.head is None else self.head
         return softcap(head(hidden), self.spec.logit_softcap, out=out)
 
@@ -129,7 +136,7 @@ class Gemma(nn.Module):
                 group.kind: self.placement.arithmetic.plan_attention(
                     rows if group.kind in self.spec.bidirectional_image_layers else rows.causal,
                     block_table,
-                    heads_of(self.spec.layers[group.stores[0].layer]),
+                    heads_of(self.share.layers[group.stores[0].layer]),
                     window=group.window,
                     tokens_per_block=group.tokens_per_block,
                 )
@@ -147,7 +154,7 @@ class Gemma(nn.Module):
         steps: dict[AttentionKind, KindStep] = {}
         for group, block_table in zip(arena.layout.groups, rows.block_tables, strict=True):
             table = self.rotary.table(group.kind)
-            owner = self.spec.layers[group.stores[0].layer]
+            owner = self.share.layers[group.stores[0].layer]
             blocks, slots = row_places(rows, block_table, tokens_per_block=group.tokens_per_block)
             steps[group.kind] = KindStep(
                 heads=heads_of(owner),

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ from facet.kernels.arithmetic import USUAL, Arithmetic
 from facet.layers.host_memory import serve_from_host
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
+from facet.layers.rank_group import RankGroup
 from facet.media_span import MediaKind
 from facet.model.checkpoint import (
     common_dtype,
@@ -32,11 +33,13 @@ from facet.model.hub import CONFIG_ONLY, WHOLE_MODEL, local_folder
 from facet.model.placing import WithoutMatrices, place_weights
 from facet.model.quantized.choose import read_scheme
 from facet.model.quantized.scheme import CACHE_SCALES
+from facet.model.shard import Cut, cut_of, shard_of
 from facet.model.towers import FoundTowers, find_towers
 from facet.model.weight_formats import Formats, expected_formats, online_formats, weight_bytes
-from facet.model.weight_map import PER_LAYER_TABLE, is_cache_scale
+from facet.model.weight_map import PER_LAYER_TABLE, is_cache_scale, tensor_targets
 from facet.model_spec import ModelSpec
 from facet.progress import Progress, Silent
+from facet.ranks import ALONE, Rank
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -67,7 +70,9 @@ class LoadedModel:
     def lines(self) -> tuple[str, ...]:
         """What a user is told of quantized weights at start-up."""
         value_bytes = self.model.placement.dtype.itemsize
-        weights = weight_bytes(self.spec, self.formats, value_bytes=value_bytes, tables_on_host=self.tables_on_host)
+        weights = weight_bytes(
+            self.model.share, self.formats, value_bytes=value_bytes, tables_on_host=self.tables_on_host
+        )
         return (
             *([f"Weights: {weights.line}."] if weights.line else []),
             *([f"Per-layer embeddings: {weights.on_host / 2**30:.2f} GiB in the host's memory."] * self.tables_on_host),
@@ -84,14 +89,24 @@ def read_spec(config: ModelConfig, *, config_only: bool = False) -> tuple[ModelS
     return read_model_spec(read_config_file(folder / "config.json")), folder
 
 
-def load_model(config: ModelConfig, progress: Progress | None = None, *, arithmetic: Arithmetic = USUAL) -> LoadedModel:
-    """Read, check, build, fill. Nothing is allocated before everything has been checked."""
+def load_model(
+    config: ModelConfig,
+    progress: Progress | None = None,
+    *,
+    arithmetic: Arithmetic = USUAL,
+    group: RankGroup | None = None,
+) -> LoadedModel:
+    """Read, check, build, fill. Nothing is allocated before everything has been checked.
+
+    `group`: the ranks that share the model; only what this one holds is read.
+    """
     progress = progress or Silent()
     spec, folder = read_spec(config)
     fields = read_config_file(folder / "config.json")
     scheme = read_scheme(fields, folder)
     context_length = resolve_context_length(config.max_model_len, spec)
-    device = resolve_device(config.device)
+    rank = ALONE if group is None else group.rank
+    device = resolve_device(config.device, rank)
     notes = () if scheme is None else scheme.notes
     tables_on_host = config.embeddings_on_cpu and device.type == "cuda" and spec.per_layer_input is not None
     if config.embeddings_on_cpu and not tables_on_host:
@@ -103,9 +118,9 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
             found = find_towers(fields, spec, None)
         dtype = resolve_dtype(config.dtype, dtype_of_config(spec), device)
         formats = online_formats(spec, expected_formats(spec, scheme), config.quantization, config.quantize_head)
-        model = build_model(
-            spec, context_length, dtype, device, arithmetic, formats=formats, tables_on_host=tables_on_host
-        )
+        share = shard_of(spec, rank.size, formats)
+        placement = Placement(dtype=dtype, device=device, arithmetic=arithmetic, group=group)
+        model = build_model(spec, context_length, placement, share, formats=formats, tables_on_host=tables_on_host)
         if tables_on_host:  # first, so that the GPU draws the numbers
             serve_from_host(model.get_submodule(PER_LAYER_TABLE), device)
         fill_dummy_weights(model, device, config.seed, progress)
@@ -117,11 +132,13 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
         # A GGUF file keeps norms and routers in float32, whatever its matrices are: its config says what to compute in.
         stored = dtype_of_config(spec) if scheme is not None and scheme.name == "gguf" else common_dtype(matched)
         dtype = resolve_dtype(config.dtype, stored, device)
-        formats = online_formats(spec, formats_of(matched), config.quantization, config.quantize_head)
-        model = build_model(
-            spec, context_length, dtype, device, arithmetic, formats=formats, tables_on_host=tables_on_host
-        )
-        load_weights(model, matched, progress, scheme)
+        stored_formats = formats_of(matched)
+        formats = online_formats(spec, stored_formats, config.quantization, config.quantize_head)
+        online = {name: format for name, format in formats.items() if name not in stored_formats}
+        share = shard_of(spec, rank.size, formats)
+        placement = Placement(dtype=dtype, device=device, arithmetic=arithmetic, group=group)
+        model = build_model(spec, context_length, placement, share, formats=formats, tables_on_host=tables_on_host)
+        load_weights(model, matched, progress, scheme, cuts=cuts_of(spec, share, rank), online=online)
         if tables_on_host:
             serve_from_host(model.get_submodule(PER_LAYER_TABLE), device)
         notes += cache_notes(headers, notes)
@@ -135,9 +152,16 @@ def load_model(config: ModelConfig, progress: Progress | None = None, *, arithme
         context_length=context_length,
         formats=formats,
         tables_on_host=tables_on_host,
-        towers=found.load(Placement(dtype=dtype, device=device, arithmetic=arithmetic), progress, seed=config.seed),
+        towers=found.load(replace(placement, group=None), progress, seed=config.seed),  # each rank has them whole
         notes=(*notes, *found.notes),
     )
+
+
+def cuts_of(spec: ModelSpec, share: ModelSpec, rank: Rank) -> dict[str, Cut]:
+    """Of the tensors of which a rank holds only a part."""
+    targets = zip(tensor_targets(spec), tensor_targets(share), strict=True)
+    cuts = {whole.name: cut_of(whole, part, rank) for whole, part in targets}
+    return {name: cut for name, cut in cuts.items() if cut is not None}
 
 
 def cache_notes(names: Iterable[str], notes: Sequence[str]) -> tuple[str, ...]:
@@ -149,16 +173,17 @@ def cache_notes(names: Iterable[str], notes: Sequence[str]) -> tuple[str, ...]:
 def build_model(
     spec: ModelSpec,
     context_length: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    arithmetic: Arithmetic = USUAL,
+    placement: Placement,
+    share: ModelSpec | None = None,
     *,
     formats: Formats = MappingProxyType({}),
     tables_on_host: bool = False,
 ) -> Gemma:
-    """With uninitialised weights, those of `formats` quantized."""
+    """With uninitialised weights, those of `formats` quantized. `share`: what this rank holds; None: everything."""
+    share = share or spec
+    dtype, device = placement.dtype, placement.device
     check_dtype(dtype, device)
-    needed = memory_needed(spec, context_length, dtype, formats, tables_on_host=tables_on_host)
+    needed = memory_needed(share, context_length, dtype, formats, tables_on_host=tables_on_host)
     asked = f"The weights take {needed / 2**30:,.1f} GiB as {str(dtype).removeprefix('torch.')}"
     if device.type == "cpu":
         # Asked beforehand: an operating system promises more than it has, and ends the process when that is used.
@@ -170,9 +195,9 @@ def build_model(
             )
     try:
         if not formats and not tables_on_host:
-            return Gemma(spec, context_length, Placement(dtype=dtype, device=device, arithmetic=arithmetic))
-        placement = WithoutMatrices(dtype=dtype, device=device, arithmetic=arithmetic)
-        model = Gemma(spec, context_length, placement)
+            return Gemma(spec, context_length, placement, share)
+        without = WithoutMatrices(dtype=dtype, device=device, arithmetic=placement.arithmetic, group=placement.group)
+        model = Gemma(spec, context_length, without, share)
         place_weights(model, formats, tables_on_host=tables_on_host)
         return model
     except torch.OutOfMemoryError:
@@ -233,9 +258,12 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
         )
 
 
-def resolve_device(asked: str) -> torch.device:
+def resolve_device(asked: str, rank: Rank = ALONE) -> torch.device:
+    """The device asked for, or a rank's own of as many GPUs."""
     if asked == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    if rank.size > 1 and asked != "cpu":
+        return _gpu_of(rank, asked)
     try:
         device = torch.device(asked)
     except RuntimeError:
@@ -248,6 +276,21 @@ def resolve_device(asked: str) -> torch.device:
             "--device cpu always works."
         )
     return device
+
+
+def _gpu_of(rank: Rank, asked: str) -> torch.device:
+    if asked != "cuda":
+        raise ConfigError(
+            f"--device {asked} names one GPU, but --tensor-parallel-size {rank.size} takes the first {rank.size}. "
+            "Leave --device out; CUDA_VISIBLE_DEVICES chooses which are seen."
+        )
+    count = torch.cuda.device_count()
+    if rank.size > count:
+        raise ConfigError(
+            f"--tensor-parallel-size {rank.size} needs as many GPUs, but this machine shows {count}. Use a smaller "
+            "size, or --device cpu."
+        )
+    return torch.device("cuda", rank.index)
 
 
 def resolve_context_length(asked: int | None, spec: ModelSpec) -> int:

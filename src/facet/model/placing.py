@@ -36,7 +36,7 @@ def place_weights(model: Gemma, formats: Formats, *, tables_on_host: bool = Fals
     placement = model.placement
     dense = Placement(dtype=placement.dtype, device=placement.device, arithmetic=placement.arithmetic)
     by_place: dict[str, list[TensorTarget]] = {}
-    for target in tensor_targets(model.spec):
+    for target in tensor_targets(model.share):
         by_place.setdefault(target.place, []).append(target)
     for name, module in list(model.named_modules()):
         if isinstance(module, Linear):

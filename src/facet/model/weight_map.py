@@ -143,13 +143,12 @@ def _mlp_targets(prefix: str, layer: LayerSpec, hidden: int) -> Iterator[TensorT
 def _moe_targets(prefix: str, layer: LayerSpec, hidden: int, offset: float) -> Iterator[TensorTarget]:
     assert layer.moe is not None
     experts, width, ours = layer.moe.num_experts, layer.moe.width, f"{prefix}.experts"
+    held = layer.moe.num_held
     yield TensorTarget(name=f"{prefix}.router.scale", shape=(hidden,), place=f"{ours}.router_scale")
     yield TensorTarget(name=f"{prefix}.router.per_expert_scale", shape=(experts,), place=f"{ours}.expert_scale")
     yield matrix_target(f"{prefix}.router.proj", experts, hidden, f"{ours}.router")
-    yield TensorTarget(
-        name=f"{prefix}.experts.gate_up_proj", shape=(experts, 2 * width, hidden), place=f"{ours}.gate_up"
-    )
-    yield TensorTarget(name=f"{prefix}.experts.down_proj", shape=(experts, hidden, width), place=f"{ours}.down")
+    yield TensorTarget(name=f"{prefix}.experts.gate_up_proj", shape=(held, 2 * width, hidden), place=f"{ours}.gate_up")
+    yield TensorTarget(name=f"{prefix}.experts.down_proj", shape=(held, hidden, width), place=f"{ours}.down")
     yield norm_target(f"{prefix}.pre_feedforward_layernorm_2", hidden, f"{ours}.input_norm", offset)
     yield norm_target(f"{prefix}.post_feedforward_layernorm_1", hidden, f"{prefix}.dense_branch_norm", offset)
     yield norm_target(f"{prefix}.post_feedforward_layernorm_2", hidden, f"{prefix}.expert_branch_norm", offset)

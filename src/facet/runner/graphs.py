@@ -61,7 +61,7 @@ class DecodeBuffers:
             token_ids=torch.zeros(size, dtype=torch.int64, device=device),
             stream=torch.zeros(*streams, size, spec.hidden_size, dtype=dtype, device=device),
             hidden=torch.zeros(size, spec.hidden_size, dtype=dtype, device=device),
-            logits=torch.zeros(size, spec.vocab_size, dtype=torch.float32, device=device),
+            logits=torch.zeros(size, model.share.vocab_size, dtype=torch.float32, device=device),
         )
 
     def attention_rows(self, size: int, max_model_len: int) -> AttentionRows:

@@ -81,7 +81,7 @@ class PieceBuffers:
                     queries=zeros(size, layer.num_heads, layer.head_dim),
                     attended=zeros(size, layer.num_heads, layer.head_dim),
                 )
-                for layer in {layer.attention: layer for layer in spec.layers}.values()
+                for layer in {layer.attention: layer for layer in model.share.layers}.values()
             },
             stream=zeros(*streams, size, spec.hidden_size),
         )

@@ -14,7 +14,7 @@ from torch import Tensor
 from facet.model.gemma import Gemma
 from facet.runner.batch import ranges
 from facet.runner.seat_state import SeatState
-from facet.sampling import GrammarMask, LogprobTensors, Sampler, TokensInFlight, grammar_mask, prompt_logprobs
+from facet.sampling import GrammarMask, LogprobTensors, Sampler, TokensInFlight, grammar_mask
 from facet.sampling_params import SamplingParams
 from facet.step import Admission, StepMasks, StepPlan, StepResult
 from facet.transfer import array_on_device, arrays_on_device
@@ -67,6 +67,7 @@ class StepSampling:
             vocab_size=model.spec.vocab_size,
             device=self._device,
             never_sampled=model.spec.media_token_ids,
+            group=model.placement.group,
         )
         # Of every seat, and behind them the drafts of a captured step.
         self.last_token_ids = torch.zeros(seats.num_seats + 1 + max_num_drafts, dtype=torch.int64, device=self._device)
@@ -100,7 +101,7 @@ class StepSampling:
 
     def sample_nothing(self, params: SamplingParams) -> None:
         """For kernels to be compiled."""
-        logits = torch.zeros(1, self._model.spec.vocab_size, dtype=torch.float32, device=self._device)
+        logits = torch.zeros(1, self._model.share.vocab_size, dtype=torch.float32, device=self._device)
         self._sampler.add_request(0, params, (0,))
         self._sampler.sample(logits, (0,))
         self._sampler.remove_request(0)
@@ -177,7 +178,9 @@ class StepSampling:
                 size = min(PROMPT_LOGITS_AT_ONCE, count - offset)
                 logits = self._model.logits(hidden[start + offset : start + offset + size])
                 parts.append(
-                    prompt_logprobs(logits, following[offset : offset + size], self._num_prompt_logprobs[seat])
+                    self._sampler.prompt_logprobs(
+                        logits, following[offset : offset + size], self._num_prompt_logprobs[seat]
+                    )
                 )
             wanted.append((entry, tuple(parts)))
         return tuple(wanted)

@@ -26,8 +26,13 @@ class Adjustments(NamedTuple):
     amounts: Tensor
 
 
-def add_to_logits(logits: Tensor, adjustments: Adjustments) -> None:
+def add_to_logits(logits: Tensor, adjustments: Adjustments, held: range | None = None) -> None:
+    """`held`: the ids of the logits' columns; None: all."""
     places, token_ids, amounts = adjustments
+    if held is not None:
+        is_here = (token_ids >= held.start) & (token_ids < held.stop)
+        amounts = torch.where(is_here, amounts, 0.0)
+        token_ids = torch.where(is_here, token_ids - held.start, 0)
     logits.index_put_((places, token_ids), amounts, accumulate=True)
 
 

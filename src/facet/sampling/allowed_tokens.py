@@ -32,7 +32,7 @@ class AllowedTokens:
             places = indices_on_device([place for place, _ in users], batch.device)
             self._prepared = (batch, torch.stack([self._bitmasks[seat] for _, seat in users]), places)
         _, bitmask, places = self._prepared
-        apply_bitmask(logits, bitmask, places)
+        apply_bitmask(logits, bitmask, places, batch.held)
 
     def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
         """The same tokens are allowed at every position."""

@@ -67,7 +67,7 @@ class BadWords:
         matches = (history == prepared.prefixes) | (prepared.prefixes == _ANY_TOKEN)
         amounts = torch.zeros(len(matches), dtype=torch.float32, device=logits.device)
         amounts.masked_fill_(matches.all(-1), FORBIDDEN)
-        add_to_logits(logits, Adjustments(prepared.word_places, prepared.last_tokens, amounts))
+        add_to_logits(logits, Adjustments(prepared.word_places, prepared.last_tokens, amounts), batch.held)
 
     def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
         if not self.is_active(batch) or not self._history.shape[1]:

@@ -43,6 +43,7 @@ class BatchSeats:
     seats: tuple[int, ...]  # by place
     device: torch.device
     runs: "Runs | None" = None  # None: every seat has one place
+    held: range | None = None  # the ids of the logits' columns, where ranks share the vocabulary; None: all
 
     def __len__(self) -> int:
         return len(self.seats)

@@ -51,13 +51,13 @@ def top_candidates(logits: Tensor, k: int) -> Candidates:
     chunk = _chunk_size(vocab_size, k)
     if chunk is None:
         vocabulary = torch.arange(vocab_size, device=logits.device)
-        token_ids = _first_ranked(logits, vocabulary, min(k, vocab_size))
+        token_ids = first_ranked(logits, vocabulary, min(k, vocab_size))
         return Candidates(logits.gather(1, token_ids).float(), token_ids, logits.amax(-1))
     maxima = _chunk_maxima(logits, chunk)
     chunks = torch.arange(maxima.shape[-1], device=logits.device)
-    chunk_ids = _first_ranked(maxima, chunks, k, in_order=False)
+    chunk_ids = first_ranked(maxima, chunks, k, in_order=False)
     member_ids, members = _members(logits, chunk_ids, chunk)
-    best = _first_ranked(members, member_ids, k)
+    best = first_ranked(members, member_ids, k)
     return Candidates(members.gather(1, best).float(), member_ids.gather(1, best), maxima.amax(-1))
 
 
@@ -93,7 +93,7 @@ def _members(logits: Tensor, chunk_ids: Tensor, chunk: int) -> tuple[Tensor, Ten
     return token_ids, logits.gather(1, token_ids).masked_fill_(is_lacking, -math.inf)
 
 
-def _first_ranked(logits: Tensor, ids: Tensor, k: int, *, in_order: bool = True) -> Tensor:
+def first_ranked(logits: Tensor, ids: Tensor, k: int, *, in_order: bool = True) -> Tensor:
     """The places of the k first by (logit descending, id ascending), in that order if it matters.
 
     Both are packed into one int64: the float's bits, mapped to an integer of the same order, less the id.

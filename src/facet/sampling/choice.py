@@ -26,9 +26,10 @@ from torch import Tensor
 from facet.kernels.token_choice import NARROW_LIMIT as NARROW_LIMIT
 from facet.kernels.token_choice import ChoiceSettings, Outcome, choose_tokens
 from facet.sampling.batch_seats import Arrival, BatchSeats, row_slices
-from facet.sampling.candidates import Best, Candidates, best_token, top_candidates
+from facet.sampling.candidates import Best, Candidates
 from facet.sampling.noise import exponential, random_bits, scramble_token_ids
 from facet.sampling.truncation import Truncation, is_covered, relative_weights, total_mass, truncate
+from facet.sampling.vocabulary import Vocabulary
 from facet.transfer import array_on_device, indices_on_device
 
 NUCLEUS_CANDIDATES = 1024
@@ -69,8 +70,9 @@ class _Groups:
 
 
 class Choice:
-    def __init__(self, num_seats: int, vocab_size: int, device: torch.device, *, uses_kernels: bool) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, num_seats: int, vocabulary: Vocabulary, device: torch.device, *, uses_kernels: bool) -> None:
+        self._vocabulary = vocabulary
+        self._vocab_size = vocabulary.size
         self._device = device
         self._uses_kernels = uses_kernels
         self._temperature = np.ones(num_seats, dtype=np.float64)
@@ -117,10 +119,10 @@ class Choice:
 
     def _choose_in_groups(self, groups: _Groups, logits: Tensor, keys: Tensor | None) -> Best:
         if groups.is_greedy:
-            return best_token(logits)
+            return self._vocabulary.best_token(logits)
         assert keys is not None, "a row samples, so the step needs noise keys"
         if groups.narrow is not None:
-            candidates = top_candidates(logits, groups.narrow_k)
+            candidates = self._vocabulary.top_candidates(logits, groups.narrow_k)
             chosen = Best(self._race(candidates, groups.narrow, keys), candidates.row_max)
         else:
             chosen = Best(
@@ -152,22 +154,23 @@ class Choice:
 
     def _choose_in_nucleus(self, part: _Part) -> tuple[Best, Tensor]:
         """The choice, and whether it is right: [rows] bool, the nucleus lies within the candidates."""
-        candidates = top_candidates(part.logits, NUCLEUS_CANDIDATES)
+        candidates = self._vocabulary.top_candidates(part.logits, NUCLEUS_CANDIDATES)
         weights = _weights(candidates, part.truncation)
-        mass = total_mass(relative_weights(part.logits, candidates.logits[:, :1], part.truncation))
+        all_weights = relative_weights(part.logits, candidates.logits[:, :1], part.truncation)
+        mass = self._vocabulary.sum(total_mass(all_weights))
         covered = is_covered(weights, part.truncation, mass)
         token_ids = self._winner(truncate(weights, part.truncation, mass), candidates.token_ids, part.keys)
         return Best(token_ids, candidates.row_max), covered
 
     def _choose_among_best(self, part: _Part, k: int) -> Best:
-        candidates = top_candidates(part.logits, k)
+        candidates = self._vocabulary.top_candidates(part.logits, k)
         return Best(self._race(candidates, part.truncation, part.keys), candidates.row_max)
 
     def _choose_openly(self, part: _Part) -> Best:
-        row_max = part.logits.amax(-1)
+        row_max = self._vocabulary.row_max(part.logits)
         weights = relative_weights(part.logits, row_max.unsqueeze(-1), part.truncation)
-        noise = exponential(random_bits(part.keys, self._scrambled()))
-        return Best(best_token(weights.div_(noise)).token_ids, row_max)
+        noise = exponential(random_bits(part.keys, self._scrambled()[self._vocabulary.ids]))
+        return Best(self._vocabulary.best_token(weights.div_(noise)).token_ids, row_max)
 
     def _race(self, candidates: Candidates, truncation: Truncation, keys: Tensor) -> Tensor:
         weights = truncate(_weights(candidates, truncation), truncation)

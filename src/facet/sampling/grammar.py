@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from facet.sampling.bitmask import apply_bitmask, num_words
+from facet.sampling.vocabulary import Vocabulary
 from facet.step import StepMasks
 from facet.transfer import array_on_device, indices_on_device
 
@@ -19,13 +20,13 @@ class GrammarMask:
     bitmask: Tensor  # [len(places), ceil(vocab / 32)] int32 on the logits' device, laid out as in `bitmask.py`
     places: Sequence[int]  # the rows of this step's logits they belong to
 
-    def apply(self, logits: Tensor) -> None:
-        expected = (len(self.places), num_words(logits.shape[-1]))
+    def apply(self, logits: Tensor, vocabulary: Vocabulary) -> None:
+        expected = (len(self.places), num_words(vocabulary.size))
         assert self.bitmask.shape == expected, (
             f"a grammar bitmask of shape {tuple(self.bitmask.shape)} for {len(self.places)} rows of "
-            f"{logits.shape[-1]} tokens; {expected} was expected"
+            f"{vocabulary.size} tokens; {expected} was expected"
         )
-        apply_bitmask(logits, self.bitmask, indices_on_device(self.places, logits.device))
+        apply_bitmask(logits, self.bitmask, indices_on_device(self.places, logits.device), vocabulary.held)
 
 
 def grammar_mask(masks: StepMasks, last_token_ids: Tensor) -> GrammarMask:

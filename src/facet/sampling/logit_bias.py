@@ -29,7 +29,7 @@ class LogitBias:
         return self._adjustments.has_any(batch)
 
     def apply(self, logits: Tensor, batch: BatchSeats) -> None:
-        add_to_logits(logits, self._adjustments.gather(batch))
+        add_to_logits(logits, self._adjustments.gather(batch), batch.held)
 
     def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
         """A bias is the same at every position."""

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from facet.kernels.log_sum_exp import log_sum_exp
 from facet.sampling.batch_seats import Arrival, BatchSeats, row_slices
-from facet.sampling.candidates import top_candidates
+from facet.sampling.vocabulary import Vocabulary
 from facet.sampling_params import WHOLE_VOCABULARY
 from facet.token_logprobs import TokenLogprobs
 from facet.transfer import indices_on_device
@@ -56,14 +55,14 @@ class _Wanted:
 
 
 class Logprobs:
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._wanted: dict[int, _Wanted] = {}  # by seat
 
     def add_request(self, arrival: Arrival) -> None:
         params = arrival.params
         if params.logprobs is not None:
-            num_top = _resolve(params.logprobs, self._vocab_size)
+            num_top = _resolve(params.logprobs, self._vocabulary.size)
             self._wanted[arrival.seat] = _Wanted(num_top, tuple(params.logprob_token_ids or ()))
 
     def remove_request(self, seat: int) -> None:
@@ -82,7 +81,7 @@ class Logprobs:
             logits = logits[indices_on_device(places, batch.device)]
         elif will_change:
             logits = logits.clone()
-        return RawLogits(logits, places, tuple(wanted for _, wanted in users))
+        return RawLogits(logits, places, tuple(wanted for _, wanted in users), self._vocabulary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +91,7 @@ class RawLogits:
     logits: Tensor
     places: tuple[int, ...]
     wanted: tuple[_Wanted, ...]
+    vocabulary: Vocabulary
 
     def of_tokens(self, token_ids: Tensor) -> tuple[LogprobTensors, ...]:
         """The log-probabilities of the tokens chosen for the whole batch."""
@@ -104,11 +104,11 @@ class RawLogits:
 
     def _best(self, group: list[int], token_ids: Tensor) -> LogprobTensors:
         num_top = tuple(self.wanted[index].num_top for index in group)
-        return _token_logprobs(*self._rows(group, token_ids), self._places(group), num_top)
+        return _token_logprobs(*self._rows(group, token_ids), self._places(group), num_top, self.vocabulary)
 
     def _named(self, group: list[int], token_ids: Tensor) -> LogprobTensors:
         named = tuple(self.wanted[index].named for index in group)
-        return _named_logprobs(*self._rows(group, token_ids), self._places(group), named)
+        return _named_logprobs(*self._rows(group, token_ids), self._places(group), named, self.vocabulary)
 
     def _places(self, group: list[int]) -> tuple[int, ...]:
         return tuple(self.places[index] for index in group)
@@ -122,14 +122,18 @@ class RawLogits:
         return logits, token_ids
 
 
-def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, num_top: int) -> LogprobTensors:
+def prompt_logprobs(
+    logits: Tensor, next_token_ids: Tensor, num_top: int, vocabulary: Vocabulary | None = None
+) -> LogprobTensors:
     """For consecutive prompt positions [positions, vocab] and the token that follows each [positions].
 
-    `num_top` is the request's `prompt_logprobs`. The logits are not changed.
+    `num_top` is the request's `prompt_logprobs`. The logits are not changed. `vocabulary`: whose share they are of;
+    None: they are of all tokens.
     """
-    num_positions, vocab_size = logits.shape
-    counts = (_resolve(num_top, vocab_size),) * num_positions
-    return _token_logprobs(logits, next_token_ids, tuple(range(num_positions)), counts)
+    vocabulary = vocabulary or Vocabulary(logits.shape[-1])
+    num_positions = len(logits)
+    counts = (_resolve(num_top, vocabulary.size),) * num_positions
+    return _token_logprobs(logits, next_token_ids, tuple(range(num_positions)), counts, vocabulary)
 
 
 def _resolve(num_top: int, vocab_size: int) -> int:
@@ -137,50 +141,58 @@ def _resolve(num_top: int, vocab_size: int) -> int:
 
 
 def _token_logprobs(
-    logits: Tensor, token_ids: Tensor, places: tuple[int, ...], num_top: tuple[int, ...]
+    logits: Tensor,
+    token_ids: Tensor,
+    places: tuple[int, ...],
+    num_top: tuple[int, ...],
+    vocabulary: Vocabulary,
 ) -> LogprobTensors:
-    num_rows, vocab_size = logits.shape
+    num_rows, num_columns = logits.shape
     k = max(num_top, default=0)
     all_ids = torch.empty(num_rows, 1 + k, dtype=torch.int64, device=logits.device)
     all_logprobs = torch.empty(num_rows, 1 + k, dtype=torch.float32, device=logits.device)
     ranks = torch.empty(num_rows, 1, dtype=torch.int64, device=logits.device)
     own_ids = token_ids.unsqueeze(-1)
     all_ids[:, :1] = own_ids
-    all_logprobs[:, :1] = logits.gather(1, own_ids)
-    parts = list(row_slices(num_rows, vocab_size, logits.device))
+    all_logprobs[:, :1] = vocabulary.logits_of(logits, own_ids)
+    parts = list(row_slices(num_rows, num_columns, logits.device))
     # A few candidates take little memory for all rows at once; many take as much as a part may.
     for part in [] if k == 0 else [slice(None)] if k <= _SHARED_LIMIT else parts:
-        best = top_candidates(logits[part], k)
+        best = vocabulary.top_candidates(logits[part], k)
         all_ids[part, 1:] = best.token_ids
         all_logprobs[part, 1:] = best.logits
     for part in parts:
         some_logits = logits[part].float()
-        ranks[part] = _ranks(some_logits, own_ids[part], all_logprobs[part, :1])
-        all_logprobs[part] -= log_sum_exp(some_logits)
+        ranks[part] = _ranks(some_logits, own_ids[part], all_logprobs[part, :1], vocabulary)
+        all_logprobs[part] -= vocabulary.log_sum_exp(some_logits)
     return LogprobTensors(places, num_top, all_ids, all_logprobs, ranks)
 
 
 def _named_logprobs(
-    logits: Tensor, token_ids: Tensor, places: tuple[int, ...], named: tuple[tuple[int, ...], ...]
+    logits: Tensor,
+    token_ids: Tensor,
+    places: tuple[int, ...],
+    named: tuple[tuple[int, ...], ...],
+    vocabulary: Vocabulary,
 ) -> LogprobTensors:
     counts = tuple(map(len, named))
     padded = [token_id for ids in named for token_id in (*ids, *[0] * (max(counts) - len(ids)))]
     columns = indices_on_device(padded, logits.device).view(len(named), max(counts))
     all_ids = torch.cat((token_ids.unsqueeze(-1), columns), dim=1)
-    all_logprobs = logits.gather(1, all_ids).float()
+    all_logprobs = vocabulary.logits_of(logits, all_ids).float()
     ranks = torch.empty_like(all_ids)
     for part in row_slices(len(named), logits.shape[-1], logits.device):
         some_logits = logits[part].float()
         for column in range(all_ids.shape[1]):
             one = slice(column, column + 1)
-            ranks[part, one] = _ranks(some_logits, all_ids[part, one], all_logprobs[part, one])
-        all_logprobs[part] -= log_sum_exp(some_logits)
+            ranks[part, one] = _ranks(some_logits, all_ids[part, one], all_logprobs[part, one], vocabulary)
+        all_logprobs[part] -= vocabulary.log_sum_exp(some_logits)
     return LogprobTensors(places, counts, all_ids, all_logprobs, ranks)
 
 
-def _ranks(logits: Tensor, token_ids: Tensor, token_logits: Tensor) -> Tensor:
+def _ranks(logits: Tensor, token_ids: Tensor, token_logits: Tensor, vocabulary: Vocabulary) -> Tensor:
     """The rank of one token in each row [rows, 1]: how many come before it, and itself."""
-    vocabulary = torch.arange(logits.shape[-1], dtype=torch.int32, device=logits.device)
+    ids = torch.arange(vocabulary.size, dtype=torch.int32, device=logits.device)[vocabulary.ids]
     is_before = logits > token_logits
-    is_before |= (logits == token_logits) & (vocabulary < token_ids.to(torch.int32))
-    return is_before.sum(-1, keepdim=True).add_(1)
+    is_before |= (logits == token_logits) & (ids < token_ids.to(torch.int32))
+    return vocabulary.sum(is_before.sum(-1, keepdim=True)).add_(1)

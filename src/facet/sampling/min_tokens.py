@@ -35,11 +35,11 @@ class MinTokens:
 
     def apply(self, logits: Tensor, batch: BatchSeats) -> None:
         if batch.runs is None:
-            add_to_logits(logits, self._adjustments.gather(batch))
+            add_to_logits(logits, self._adjustments.gather(batch), batch.held)
             return
         places = zip(batch.seats, batch.runs.offsets, strict=True)
         users = [place for place, (seat, offset) in enumerate(places) if offset < self._num_missing.get(seat, 0)]
-        add_to_logits(logits, self._adjustments.gather_at(users, batch))
+        add_to_logits(logits, self._adjustments.gather_at(users, batch), batch.held)
 
     def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
         for seat in self._num_missing.keys() & set(batch.seats):

@@ -84,13 +84,13 @@ class Penalties:
     def apply(self, logits: Tensor, batch: BatchSeats) -> None:
         num_listed = max(self._num_listed.get(seat, 0) for seat in batch.seats)
         if batch.runs is None:
-            self._penalize(logits, self._prepare(batch), num_listed)
+            self._penalize(logits, self._prepare(batch), num_listed, batch.held)
             return
         # Along the runs: each draft counts for the places behind it, and for nothing once they are done.
         self._reserve(num_listed + batch.runs.longest)
         counted = []
         for offset, users in self._users_by_offset(batch, batch.runs):
-            self._penalize(logits, self._gather(users, batch), num_listed + offset)
+            self._penalize(logits, self._gather(users, batch), num_listed + offset, batch.held)
             drafted = [(place, seat) for place, seat in users if batch.runs.has_next(place)]
             slots = indices_on_device([self._slots[seat] for _, seat in drafted], batch.device)
             drafts = batch.runs.following[indices_on_device([place for place, _ in drafted], batch.device)]
@@ -100,12 +100,17 @@ class Penalties:
         for slots, drafts in counted:
             self._seen[slots, drafts] -= 2
 
-    def _penalize(self, logits: Tensor, prepared: _Prepared, num_listed: int) -> None:
+    def _penalize(self, logits: Tensor, prepared: _Prepared, num_listed: int, held: range | None) -> None:
         for part in row_slices(len(prepared.places), max(num_listed, 1), logits.device):
             places, slots = prepared.places[part].unsqueeze(1), prepared.slots[part]
             token_ids = self._listed_ids[slots, :num_listed]
+            first = 0
+            if held is not None:
+                # In place of others' tokens the first of ours: it too may be penalized again, by what is seen of it.
+                first = held.start
+                token_ids = torch.where((token_ids >= first) & (token_ids < held.stop), token_ids, first)
             seen = self._seen[slots.unsqueeze(1), token_ids]
-            penalized = logits[places, token_ids]
+            penalized = logits[places, token_ids - first]
             if prepared.uses_repetition:
                 penalty = prepared.repetition[part]
                 scale = torch.where(penalized > 0, 1 / penalty, penalty).masked_fill_(seen == 0, 1.0)
@@ -113,7 +118,7 @@ class Penalties:
             occurrences = seen.bitwise_right_shift_(1).to(torch.float32)
             penalized.addcmul_(occurrences, prepared.frequency[part], value=-1)
             penalized.addcmul_(occurrences.clamp_(max=1), prepared.presence[part], value=-1)
-            logits[places, token_ids] = penalized
+            logits[places, token_ids - first] = penalized
 
     def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
         if not self.is_active(batch):

@@ -14,18 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from facet.layers.rank_group import RankGroup
 from facet.sampling.allowed_tokens import AllowedTokens
 from facet.sampling.bad_words import BadWords
 from facet.sampling.batch_seats import Arrival, BatchSeats, make_runs
 from facet.sampling.choice import Choice
 from facet.sampling.grammar import GrammarMask
 from facet.sampling.logit_bias import LogitBias
-from facet.sampling.logprobs import Logprobs
+from facet.sampling.logprobs import Logprobs, LogprobTensors, prompt_logprobs
 from facet.sampling.min_tokens import MinTokens
 from facet.sampling.penalties import Penalties
 from facet.sampling.result import SampledRuns, SampledTokens
 from facet.sampling.seeds import Seeds
 from facet.sampling.thought_budgets import ThoughtBudgets
+from facet.sampling.vocabulary import make_vocabulary
 from facet.sampling_params import SamplingParams
 from facet.thoughts import ThoughtTokens
 from facet.transfer import indices_on_device
@@ -67,23 +69,28 @@ class Sampler:
         device: torch.device,
         never_sampled: Sequence[int] = (),
         uses_kernels: bool | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         """`never_sampled` are tokens that no request may choose.
 
-        `uses_kernels`: choose by `facet.kernels.token_choice`; None: on a GPU. Both ways choose the same tokens.
+        `uses_kernels`: choose by `facet.kernels.token_choice`; None: on a GPU. Both ways choose the same tokens. The
+        kernels are for a vocabulary that is all here; where the ranks of `group` share it, they are not used.
         """
-        self._vocab_size = vocab_size
+        self._vocabulary = make_vocabulary(vocab_size, group)
         self._device = device
+        held = self._vocabulary.held
+        if held is not None:
+            never_sampled = [token_id - held.start for token_id in never_sampled if token_id in held]
         self._never_sampled = indices_on_device(never_sampled, device) if never_sampled else None
         self._occupied: set[int] = set()
         self._num_seats = num_seats
+        self._num_columns = vocab_size if held is None else len(held)
         self._batch = BatchSeats((), device)
-        self._logprobs = Logprobs(vocab_size)
+        self._logprobs = Logprobs(self._vocabulary)
         self._seeds = Seeds(num_seats)
-        is_gpu = device.type == "cuda"
-        self._choice = Choice(
-            num_seats, vocab_size, device, uses_kernels=is_gpu if uses_kernels is None else uses_kernels
-        )
+        if uses_kernels is None:
+            uses_kernels = device.type == "cuda" and held is None
+        self._choice = Choice(num_seats, self._vocabulary, device, uses_kernels=uses_kernels)
         bad_words, min_tokens = BadWords(num_seats, device), MinTokens()
         penalties = Penalties(num_seats, vocab_size, device)
         self._thought_budgets = ThoughtBudgets(num_seats, device)
@@ -140,8 +147,8 @@ class Sampler:
         The logits may be float32, bfloat16 or float16, and may be overwritten. Nothing is remembered of the
         tokens until `accept`.
         """
-        assert logits.shape == (len(seats), self._vocab_size), (
-            f"logits of shape {tuple(logits.shape)} for {len(seats)} rows of {self._vocab_size} tokens"
+        assert logits.shape == (len(seats), self._num_columns), (
+            f"logits of shape {tuple(logits.shape)} for {len(seats)} rows of {self._num_columns} tokens"
         )
         return self._sample(logits, self._batch_of(seats), grammar)
 
@@ -161,13 +168,18 @@ class Sampler:
         """
         self._check_seats(seats)
         runs = make_runs(seats, num_drafts, drafts, self._device)
-        batch = BatchSeats(tuple(np.repeat(seats, 1 + num_drafts).tolist()), self._device, runs)
+        places = tuple(np.repeat(seats, 1 + num_drafts).tolist())
+        batch = BatchSeats(places, self._device, runs, self._vocabulary.held)
         tokens = self._sample(logits, batch, grammar)
         num_emitted = runs.num_emitted(tokens.token_ids, tokens.is_finite & tokens.has_choice)
         for feature in self._histories:
             feature.accept_runs(batch, tokens.token_ids, num_emitted)
         last_places = runs.places.gather(1, num_emitted.unsqueeze(1) - 1).squeeze(1)
         return SampledRuns(tokens, tokens.token_ids[last_places])
+
+    def prompt_logprobs(self, logits: Tensor, next_token_ids: Tensor, num_top: int) -> LogprobTensors:
+        """Of consecutive positions of a prompt, for the token that follows each."""
+        return prompt_logprobs(logits, next_token_ids, num_top, self._vocabulary)
 
     def recount(self, seat: int, num_outputs: int) -> None:
         """So many tokens has the request in the seat by now."""
@@ -186,11 +198,11 @@ class Sampler:
             # One small launch, where a mask of the whole vocabulary would read all logits again.
             logits.index_fill_(-1, self._never_sampled, -math.inf)
         # A mask of ours could hide a NaN of the model's, so the raw logits are asked first.
-        raw_max = logits.amax(-1) if will_change else None
+        raw_max = self._vocabulary.row_max(logits) if will_change else None
         if will_change:
             logits = logits.float()
         if grammar is not None:
-            grammar.apply(logits)
+            grammar.apply(logits, self._vocabulary)
         for feature in active:
             feature.apply(logits, batch)
         keys = self._seeds.keys(batch) if self._choice.needs_noise(batch) else None
@@ -211,7 +223,7 @@ class Sampler:
         """The same value for the same requests, so that features prepare only when a batch changes."""
         if self._batch.seats != tuple(seats):
             self._check_seats(seats)
-            self._batch = BatchSeats(tuple(seats), self._device)
+            self._batch = BatchSeats(tuple(seats), self._device, held=self._vocabulary.held)
         return self._batch
 
     def _check_seats(self, seats: Sequence[int]) -> None:

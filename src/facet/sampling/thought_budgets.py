@@ -82,7 +82,7 @@ class ThoughtBudgets:
         amounts = torch.zeros(len(batch), dtype=torch.float32, device=logits.device)
         amounts.masked_fill_(is_spent & ~states.is_open, FORBIDDEN)
         places = torch.arange(len(batch), device=logits.device)
-        add_to_logits(logits, Adjustments(places, states.open_ids.clamp(min=0), amounts))
+        add_to_logits(logits, Adjustments(places, states.open_ids.clamp(min=0), amounts), batch.held)
         self._forced = (is_spent & states.is_open, states.close_ids)
 
     def force(self, chosen: Outcome) -> None:

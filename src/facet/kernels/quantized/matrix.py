@@ -84,6 +84,19 @@ class QuantizedMatrix:
         chosen = {name: t[..., rows, :] for name, t in self.tensors().items() if name not in _OF_THE_MATRIX}
         return self._with(chosen)
 
+    def columns(self, columns: slice) -> "QuantizedMatrix":
+        """Some of the inputs, in whole groups (`MatrixFormat.divides_into`): a view."""
+        num_inputs = self.num_inputs
+
+        def cut(tensor: Tensor) -> Tensor:
+            """Codes, or scales: as many to a row as there are groups, or one for all of it."""
+            width = tensor.shape[-1]
+            first, end = (place * width // num_inputs for place in (columns.start, columns.stop))
+            return tensor if width == 1 else tensor[..., first:end]
+
+        chosen = {name: cut(tensor) for name, tensor in self.tensors().items() if name not in _OF_THE_MATRIX}
+        return self._with(chosen)
+
     def expert(self, index: int) -> "QuantizedMatrix":
         return self._with({name: tensor[index] for name, tensor in self.tensors().items()})
 

@@ -7,7 +7,7 @@ parts behind an underscore (`experts.down_proj_packed`); split, every matrix of 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from facet.errors import CheckpointError
 from facet.kernels.quantized import QuantizedMatrix, join_rows, stack
 from facet.matrix_format import MatrixFormat
 from facet.model.quantized.scheme import Scheme
+from facet.model.shard import Cut
 from facet.model.stored_tensor import StoredTensor
 from facet.model.weight_map import TensorTarget
 
@@ -72,6 +73,33 @@ def _read_all(parts: Sequence[StoredMatrix | StoredTensor], scheme: Scheme, read
         module = parts[0].module if isinstance(parts[0], StoredMatrix) else ""
         raise CheckpointError(f"{module}: gate and up of one expert round the same inputs with different scales.")
     return found
+
+
+def read_share(
+    source: StoredMatrix | StoredExperts, scheme: Scheme, read: Read, cut: Cut | None
+) -> QuantizedMatrix | Tensor:
+    """What a rank holds of a matrix: some experts are read alone; of a single matrix the rest is dropped again."""
+    if cut is not None and cut.is_of_experts and isinstance(source, StoredExperts):
+        (held,) = cut.slices
+        return replace(source, experts=source.experts[held]).read(scheme, read)
+    return cut_values(source.read(scheme, read), cut)
+
+
+@overload
+def cut_values(values: Tensor, cut: Cut | None) -> Tensor: ...
+@overload
+def cut_values(values: QuantizedMatrix | Tensor, cut: Cut | None) -> QuantizedMatrix | Tensor: ...
+def cut_values(values: QuantizedMatrix | Tensor, cut: Cut | None) -> QuantizedMatrix | Tensor:
+    """What a rank holds of them; None: all."""
+    if cut is None:
+        return values
+    if isinstance(values, Tensor):
+        return torch.cat([values.narrow(cut.axis, part.start, part.stop - part.start) for part in cut.slices], cut.axis)
+    assert not cut.is_of_experts, "quantized experts are read one by one"
+    if cut.is_of_inputs:
+        (held,) = cut.slices
+        return values.columns(held)
+    return join_rows([values.rows(part) for part in cut.slices])
 
 
 def format_of(source: Source) -> MatrixFormat | None:

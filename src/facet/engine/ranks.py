@@ -1,0 +1,39 @@
+"""Runs the steps of one engine on several ranks: rank 0 plans, and sends the others what its own runner is told.
+
+A plan, then the masks of its grammars, travel as the bytes that `step_codec.py` makes of them. Nothing comes back:
+ranks that run the same steps keep the same books and sample the same tokens.
+"""
+
+from collections.abc import Callable
+
+from facet.runner.runner import LaunchedStep, Runner
+from facet.runner.step_sampling import SampledStep
+from facet.step import StepMasks, StepPlan
+from facet.step_codec import decode_masks, decode_plan, encode_masks, encode_plan
+
+
+class LeadingRunner:
+    """Rank 0's `Runner`. `send` brings a message to every other rank."""
+
+    def __init__(self, runner: Runner, send: Callable[[bytes], None]) -> None:
+        self._runner = runner
+        self._send = send
+        self.model, self.media, self.counters = runner.model, runner.media, runner.counters
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        self._send(encode_plan(plan))  # first, so that all ranks begin together
+        return self._runner.launch(plan)
+
+    def sample(self, step: LaunchedStep, masks: StepMasks | None = None) -> SampledStep:
+        self._send(encode_masks(masks))
+        return self._runner.sample(step, masks)
+
+
+def follow(runner: Runner, receive: Callable[[], bytes | None]) -> None:
+    """Run every step that rank 0 sends, until `receive` says with None that there will be no more."""
+    while (plan := receive()) is not None:
+        launched = runner.launch(decode_plan(plan))
+        masks = receive()
+        if masks is None:
+            return
+        runner.sample(launched, decode_masks(masks))
