@@ -60,6 +60,9 @@ class ModelConfig:
 class EngineConfig(ModelConfig):
     """How requests are run."""
 
+    tensor_parallel_size: int = setting(
+        1, "number of GPUs, or of processes on a CPU, that heads, MLPs, embeddings and the KV cache are divided among"
+    )
     max_num_seqs: int = setting(128, "maximum number of requests that run at once; others wait")
     max_num_batched_tokens: int | None = setting(
         None,
@@ -210,7 +213,6 @@ class ServerConfig(PromptConfig):
     # What follows exists because many vLLM command lines contain it. `check_accepted_flags` refuses values that would
     # mean something Facet does not do; nothing else reads these fields.
     enable_chunked_prefill: bool = setting(True, "accepted for compatibility; prompts are always computed in chunks")
-    tensor_parallel_size: int = setting(1, "accepted for compatibility; only 1 is possible")
     trust_remote_code: bool = setting(False, "accepted for compatibility; code from a checkpoint is never run")
     disable_log_requests: bool = setting(
         False, "accepted for compatibility; requests are logged only with --enable-log-requests"
@@ -226,9 +228,6 @@ class PlanConfig(ServerConfig):
     """The settings of `facet plan`: the flags of `facet serve`, and the hardware to plan for."""
 
     gpu_memory: str | None = setting(None, "memory of one GPU, such as 24GiB or 24GB")
-    gpus: int | None = setting(
-        None, "number of GPUs that heads, MLPs and embeddings are divided among; default: --tensor-parallel-size"
-    )
     weight_format: str = setting(
         "auto",
         "format of the weights; auto: what quantization_config in config.json says, or unquantized",

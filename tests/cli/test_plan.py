@@ -14,7 +14,7 @@ from tests.published_configs import PUBLISHED, published
 from tests.tiny_checkpoints import write_config
 
 THE_REPORTS_CASE = (
-    *("--gpus", "2", "--weight-format", "int4", "--weight-group-size", "32"),
+    *("--tensor-parallel-size", "2", "--weight-format", "int4", "--weight-group-size", "32"),
     *("--kv-cache-memory-bytes", "12390980648", "--max-model-len", "131072"),
 )
 QUANTIZED_GROUPS = {"group_0": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}}
@@ -148,8 +148,8 @@ def test_groups_that_gpus_would_cut(tmp_path: Path, capsys: pytest.CaptureFixtur
     """An MLP 2112 wide is 66 groups of 32: two GPUs can share them, four cannot."""
     model = str(write_config(tmp_path, PUBLISHED["Gemma 4 26B-A4B"]))
     flags = ["--gpu-memory", "24GiB", "--weight-format", "int4", "--max-model-len", "8192"]
-    assert main(["plan", model, *flags, "--gpus", "2"]) == 0
-    assert main(["plan", model, *flags, "--gpus", "4"]) == 2
+    assert main(["plan", model, *flags, "--tensor-parallel-size", "2"]) == 0
+    assert main(["plan", model, *flags, "--tensor-parallel-size", "4"]) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert "--gpus 4: layers.0.mlp.down_proj.weight has 528 inputs, which groups of 32 do not divide" in error
-    assert "--gpus 1 or 2 would do" in error
+    assert "-size 4 does not divide the 2112 inputs of layers.0.mlp.down_proj.weight (int4, groups of 32" in error
+    assert "Sizes that do: 1, 2." in error

@@ -92,7 +92,6 @@ def test_flags_with_json_and_lists() -> None:
         (("",), "No model was named"),
         (("m", "--max-model-length", "5"), "Did you mean --max-model-len?"),
         (("m", "--pipeline-parallel-size", "2"), "has no --pipeline-parallel-size"),
-        (("m", "--tensor-parallel-size", "2"), "--tensor-parallel-size 2"),
         (("m", "--kv-cache-dtype", "fp3"), "--kv-cache-dtype fp3"),
         (("m", "--kv-cache-dtype", "middle=fp8"), "'middle' is not a kind of layer"),
         (("m", "--no-enable-chunked-prefill"), "--no-enable-chunked-prefill"),

@@ -29,7 +29,7 @@ MAX_MODEL_LEN = 512
 def kv_layout(model: Gemma, kv_dtype: str = "auto", *, min_tokens_per_block: int = 4) -> KVLayout:
     """Small blocks, so that short requests have several."""
     dtypes = choose_kv_dtypes(model.spec, asked=kv_dtype, model_dtype="float32")
-    return make_kv_layout(model.spec, dtype=dtypes, min_tokens_per_block=min_tokens_per_block)
+    return make_kv_layout(model.share, dtype=dtypes, min_tokens_per_block=min_tokens_per_block)
 
 
 def make_engine(

@@ -187,7 +187,7 @@ def test_the_reports_case(tmp_path: Path) -> None:
         tmp_path,
         PUBLISHED["Gemma 4 31B"],
         weight_format="int4",
-        gpus=2,
+        tensor_parallel_size=2,
         kv_cache_memory_bytes=int(11.54 * GIB),
         max_model_len=131_072,
     )
@@ -218,7 +218,12 @@ def test_weights_take_what_was_planned(name: str, tmp_path: Path) -> None:
 def test_a_31b_in_four_bits_on_two_small_cards(tmp_path: Path) -> None:
     """24 GB each: weights take 9 GiB of a card, and requests of 131,072 tokens fit beside them."""
     plan = plan_of(
-        tmp_path, PUBLISHED["Gemma 4 31B"], weight_format="int4", gpus=2, gpu_memory="24GB", language_model_only=True
+        tmp_path,
+        PUBLISHED["Gemma 4 31B"],
+        weight_format="int4",
+        tensor_parallel_size=2,
+        gpu_memory="24GB",
+        language_model_only=True,
     )
     assert plan.weights.total / GIB == pytest.approx(8.99, abs=0.01)
     assert plan.capacity.sequences(131_072).num_sequences == 1
@@ -246,7 +251,7 @@ def test_e4b_fits_in_eight_gib_without_its_per_layer_table(quantization: str, gi
 
 def test_more_gpus_hold_more(tmp_path: Path) -> None:
     one, two = (
-        plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], gpu_memory="80GiB", gpus=gpus, max_model_len=65_536)
+        plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], gpu_memory="80GiB", tensor_parallel_size=gpus, max_model_len=65_536)
         for gpus in (1, 2)
     )
     assert two.weights.total < 0.51 * one.weights.total
@@ -279,8 +284,8 @@ def test_another_dtype_may_not_fit_where_the_one_asked_for_does(tmp_path: Path) 
             r"max_model_len = 262144 tokens needs 885 cache blocks \(11062 MiB\), but 75 are available .* "
             "--max-model-len to 3200 or less",
         ),
-        (dict(gpu_memory="24GiB", gpus=3), "16 key heads"),
-        (dict(gpu_memory="24GiB", gpus=0), "--gpus is 0"),
+        (dict(gpu_memory="24GiB", tensor_parallel_size=3), "does not divide"),
+        (dict(gpu_memory="24GiB", tensor_parallel_size=0), "--tensor-parallel-size is 0"),
         (dict(gpu_memory="24 apples"), "--gpu-memory 24 apples is not a size"),
         ({}, "--gpu-memory 24GiB, or --kv-cache-memory-bytes"),
         (dict(kv_cache_memory_bytes=10**12, kv_cache_dtype="fp3"), "'fp3' is not a KV dtype"),

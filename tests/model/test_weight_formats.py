@@ -59,7 +59,7 @@ def test_key_heads_are_divided_or_kept_whole() -> None:
         ("sliding", 8, 4),
         ("global", 8, 1),
     }
-    with pytest.raises(ConfigError, match="--gpus 3: the 16 key heads of layer 0 cannot be divided"):
+    with pytest.raises(ConfigError, match="--tensor-parallel-size 3 does not divide"):
         shard_of(SPEC, 3)
     assert shard_of(SPEC, 1) is SPEC
 

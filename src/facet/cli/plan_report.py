@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 def head_lines(plan: "MemoryPlan") -> list[str]:
     gpus = "one GPU" if plan.num_gpus == 1 else f"{plan.num_gpus} GPUs"
     lines = [f"{plan.model}: {plan.spec.architecture}, {plan.dtype}, on {gpus}. All figures are per GPU."]
-    if plan.num_gpus > 1:
-        lines.append(
-            "Heads, MLPs and embeddings are divided among the GPUs, and so is the cache, by key heads; where there are "
-            "fewer key heads than GPUs, each GPU keeps a whole one."
-        )
-    return lines
+    return [*lines, *([plan.division] if plan.division else [])]
 
 
 def memory_table(plan: "MemoryPlan") -> Table:

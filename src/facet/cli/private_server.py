@@ -57,6 +57,6 @@ def _stop(server: uvicorn.Server, thread: threading.Thread, engine: EngineProces
         thread.join()
     except KeyboardInterrupt:
         # The user does not want to wait, but Python itself would wait for a process that is still running.
-        if engine.process_id is not None:
-            os.kill(engine.process_id, signal.SIGKILL)
+        for process_id in engine.process_ids:
+            os.kill(process_id, signal.SIGKILL)
         raise

@@ -18,8 +18,10 @@ import msgspec
 import zmq
 
 from facet.config import EngineConfig
+from facet.engine.addresses import FROM_ENGINE, TO_ENGINE, address
 from facet.engine.messages import AskStats, Cancel, Died, EngineInfo, FromEngine, Shutdown, Stats, Submit, ToEngine
 from facet.errors import ConfigError, EngineDeadError
+from facet.ranks import Rank
 from facet.request import Request
 
 
@@ -43,31 +45,42 @@ class EngineClient(Protocol):
 
 
 class RemoteEngine:
-    """An engine in a process of its own. One thread may receive while others submit and cancel."""
+    """An engine in a process of its own, or one for each rank. One thread may receive while others submit and cancel.
+
+    The ranks are children of this process, which hears of the end of each: when one ends, so do the others at once.
+    """
 
     def __init__(self, config: EngineConfig, *, show_progress: bool = False) -> None:
+        if config.tensor_parallel_size < 1:
+            raise ConfigError(f"--tensor-parallel-size is {config.tensor_parallel_size}, but must be 1 or more.")
         self._folder = tempfile.TemporaryDirectory(prefix="facet-")
         self._context = zmq.Context()
         self._to_engine, self._from_engine = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
         self._to_engine.setsockopt(zmq.LINGER, 0)
-        addresses = [f"ipc://{Path(self._folder.name) / name}" for name in ("in", "out")]
-        self._to_engine.bind(addresses[0])
-        self._from_engine.bind(addresses[1])
+        folder = Path(self._folder.name)
+        self._to_engine.bind(address(folder, TO_ENGINE))
+        self._from_engine.bind(address(folder, FROM_ENGINE))
         self._sending = threading.Lock()  # a socket belongs to one thread at a time
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(list[FromEngine])
         self._kept: Sequence[FromEngine] = ()
         self._death: EngineDeadError | None = None
         # A fresh interpreter: a fork would copy threads' locks and, on a GPU, a context that cannot be used.
-        self._process = multiprocessing.get_context("spawn").Process(
-            target=run_engine, args=(config, *addresses, show_progress), name="facet-engine", daemon=True
-        )
-        with _interrupts_ignored():
-            self._process.start()
+        spawn = multiprocessing.get_context("spawn")
+        ranks = [Rank(index=index, size=config.tensor_parallel_size) for index in range(config.tensor_parallel_size)]
+        self._processes = [
+            spawn.Process(
+                target=run_engine, args=(config, rank, folder, show_progress), name=f"facet-{rank.index}", daemon=True
+            )
+            for rank in ranks
+        ]
         self._poller = zmq.Poller()
         self._poller.register(self._from_engine, zmq.POLLIN)
-        self._poller.register(self._process.sentinel, zmq.POLLIN)
         try:
+            for process in self._processes:
+                with _interrupts_ignored():
+                    process.start()
+                self._poller.register(process.sentinel, zmq.POLLIN)
             self.info = self._wait_until_ready()
         except BaseException:
             self.close()
@@ -75,7 +88,13 @@ class RemoteEngine:
 
     @property
     def process_id(self) -> int | None:
-        return self._process.pid
+        """Of rank 0."""
+        return self._processes[0].pid
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Of all ranks."""
+        return tuple(process.pid for process in self._processes if process.pid is not None)
 
     def submit(self, request: Request) -> None:
         self._send(Submit(request))
@@ -89,8 +108,7 @@ class RemoteEngine:
             return messages
         messages = self._next_messages(timeout)
         if messages and isinstance(messages[-1], Died):
-            self._death = messages[-1].as_error()
-            raise self._death
+            raise self._died(messages[-1].as_error())
         return messages
 
     def stats(self) -> Stats:
@@ -108,12 +126,15 @@ class RemoteEngine:
         return found
 
     def close(self) -> None:
-        if self._process.is_alive():
+        started = [process for process in self._processes if process.pid is not None]
+        if started and all(process.is_alive() for process in started):
             self._send_quietly(Shutdown())
-            self._process.join(timeout=5)
-            if self._process.is_alive():
-                self._process.kill()
-        self._process.join()
+            started[0].join(timeout=5)
+        # Others have been told by rank 0; after a second they are not asked again.
+        for process in started:
+            process.join(timeout=1 if started[0].exitcode == 0 else 0)
+            process.kill()
+            process.join()
         self._to_engine.close()
         self._from_engine.close()
         self._context.term()
@@ -146,25 +167,35 @@ class RemoteEngine:
         ready = dict(self._poller.poll(None if timeout is None else int(timeout * 1000)))
         if self._from_engine in ready:
             return self._decoder.decode(self._from_engine.recv())
-        if self._process.sentinel in ready:
+        if ready:
             if self._from_engine.poll(100):
                 return self._decoder.decode(self._from_engine.recv())
-            self._process.join()
-            self._death = EngineDeadError(
-                f"The engine process ended unexpectedly (exit code {self._process.exitcode}). Requests in it are lost."
-            )
-            raise self._death
+            raise self._died(None)
         return ()
 
+    def _died(self, told: EngineDeadError | None) -> EngineDeadError:
+        """The end of all ranks, because one of them ended: by itself, or as it told. Killed ones could not tell."""
+        codes = [process.exitcode for process in self._processes]
+        ended = [index for index, code in enumerate(codes) if code is not None]
+        first = min(ended, key=lambda index: codes[index] or 0, default=None)
+        if told is None or (first is not None and (codes[first] or 0) < 0):
+            assert first is not None, "a process has ended"
+            who = "engine process" if len(codes) == 1 else f"engine process of rank {first}"
+            told = EngineDeadError(f"The {who} ended unexpectedly (exit code {codes[first]}). Requests in it are lost.")
+        for process in self._processes:
+            process.kill()
+        self._death = told
+        return told
 
-def run_engine(config: EngineConfig, inbox_address: str, outbox_address: str, show_progress: bool) -> None:
+
+def run_engine(config: EngineConfig, rank: Rank, folder: Path, show_progress: bool) -> None:
     """What the new process runs."""
     # Read when torch is loaded. Threads without work sleep: other processes, such as the front, need the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported there and not here: torch takes seconds and 150 MB that a front process has no use for.
     from facet.engine.process import run_engine_process
 
-    run_engine_process(config, inbox_address, outbox_address, show_progress)
+    run_engine_process(config, rank, folder, show_progress)
 
 
 @contextlib.contextmanager

@@ -10,25 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 from facet.arena_picture import ArenaPicture
 from facet.config import EngineConfig
-from facet.draft_config import read_draft_config
-from facet.drafts.step_times import StepTimes
-from facet.drafts.text_drafter import TextDrafter
 from facet.engine.compiling import CompilingRequests
-from facet.engine.device_failures import device_failures_in_words
+from facet.engine.loading import make_runner
 from facet.engine.media_check import check_media
-from facet.engine.settings import EngineSettings, resolve
+from facet.engine.ranks import LeadingRunner
+from facet.engine.settings import EngineSettings
 from facet.errors import RequestError, UserError
-from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_cache.manager import KVCacheManager
 from facet.kv_cache.schedule import Schedule
-from facet.kv_dtypes import parse_kv_cache_dtype
-from facet.layers.kv_arena import KVArena
 from facet.media_span import check_attention
-from facet.model.loader import load_model
 from facet.progress import Progress, Silent
 from facet.request import Request
 from facet.runner.runner import Runner, WorkCounters
@@ -66,7 +58,7 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Runner | LeadingRunner,
         settings: EngineSettings,
         tokenizer_folder: Path | None = None,
         drafter: Drafter | None = None,
@@ -251,30 +243,6 @@ def _with_more_waiting(stats: SchedulerStats, num_more: int) -> SchedulerStats:
 
 
 def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, str]:
-    """Loads the model and sizes the cache. Also returns the folder that the model came from."""
-    progress = progress or Silent()
-    with device_failures_in_words():
-        parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
-        draft_config = read_draft_config(config.speculative_config)
-        loaded = load_model(config, progress, arithmetic=BATCH_INVARIANT if config.batch_invariant else USUAL)
-        settings = resolve(config, loaded.model, loaded.lines(), loaded.towers)
-        if settings.num_threads is not None:
-            torch.set_num_threads(settings.num_threads)
-        runner = Runner(
-            loaded.model,
-            KVArena(settings.layout, settings.num_blocks, loaded.model.placement.device),
-            max_num_seqs=settings.max_num_seqs,
-            max_model_len=settings.max_model_len,
-            fast_prefill=settings.fast_prefill,
-            poison_freed_blocks=settings.poison_freed_blocks,
-            graph_sizes=settings.graph_sizes,
-            piece_sizes=settings.piece_sizes,
-            towers=loaded.towers,
-            num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
-        )
-        runner.compile_kernels(progress)
-        graphs_taken = runner.capture_graphs(progress)
-        drafter = None if draft_config is None else TextDrafter(draft_config, StepTimes(runner.time_steps()))
-    if settings.gpu_memory is not None:
-        settings = replace(settings, gpu_memory=replace(settings.gpu_memory, graphs_taken=graphs_taken))
-    return Engine(runner, settings, loaded.folder, drafter), str(loaded.folder)
+    """An engine on one device. Also returns the folder that the model came from."""
+    ready = make_runner(config, progress or Silent())
+    return Engine(ready.runner, ready.settings, ready.folder, ready.drafter), str(ready.folder)

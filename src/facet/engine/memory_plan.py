@@ -26,11 +26,10 @@ from facet.model.families import read_model_spec
 from facet.model.hub import CONFIG_ONLY, local_folder
 from facet.model.loader import dtype_of_config, resolve_context_length, resolve_dtype, table_bytes
 from facet.model.quantized.choose import read_scheme
-from facet.model.shard import shard_of
+from facet.model.shard import division_line, shard_of
 from facet.model.towers import find_towers
 from facet.model.weight_formats import (
     Formats,
-    FormatSource,
     WeightBytes,
     choose_weight_format,
     expected_formats,
@@ -56,6 +55,7 @@ class MemoryPlan:
     model: str
     spec: ModelSpec  # of the whole model
     num_gpus: int
+    division: str  # what is on every GPU, and what is divided
     dtype: str
     weights: WeightBytes
     towers: int  # bytes of the weights that turn media into rows
@@ -80,24 +80,22 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     check_numbers(config)
     if not config.model:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet plan MODEL.")
-    num_gpus = config.tensor_parallel_size if config.gpus is None else config.gpus
-    if num_gpus < 1:
-        raise ConfigError(f"--gpus is {num_gpus}, but must be 1 or more.")
+    num_gpus = config.tensor_parallel_size
     folder = local_folder(config.model, revision=config.revision, patterns=CONFIG_ONLY)
     fields = read_config_file(folder / "config.json")
     format_source = choose_weight_format(config.weight_format, config.weight_group_size, fields, folder)
     spec = read_model_spec(fields)
-    shard = shard_of(spec, num_gpus)
     dtype = resolve_dtype(config.dtype, dtype_of_config(spec), torch.device("cuda"))
     model_dtype, value_bytes = str(dtype).removeprefix("torch."), dtype.itemsize
     arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
     max_model_len = resolve_context_length(config.max_model_len, spec)
-    stored = _share_of_formats(spec, num_gpus, format_source)
+    stored: Formats = expected_formats(spec, format_source)
     headers = read_headers(find_weight_files(folder)) if has_weights(folder) else None
     if config.weight_format == "auto" and format_source is not None and headers is not None:
         # Headers know what a config does not say: types of scales, and matrices that were left alone.
         stored = formats_of(match_tensors(spec, headers, read_scheme(fields, folder)))
-    formats = online_formats(shard, stored, config.quantization, config.quantize_head)
+    formats = online_formats(spec, stored, config.quantization, config.quantize_head)
+    shard = shard_of(spec, num_gpus, formats)
     weights = weight_bytes(shard, formats, value_bytes=value_bytes, tables_on_host=config.embeddings_on_cpu)
     tables = table_bytes(shard, max_model_len, dtype)
     towers: Mapping[MediaKind, nn.Module] = {}
@@ -166,6 +164,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         model=config.model,
         spec=spec,
         num_gpus=num_gpus,
+        division=division_line(spec, shard, num_gpus),
         dtype=model_dtype,
         weights=weights,
         towers=tower_weights,
@@ -177,26 +176,6 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         capacities=capacities,
         encoder=shape_of(asked).encoder,
     )
-
-
-def _share_of_formats(spec: ModelSpec, num_gpus: int, source: FormatSource | None) -> Formats:
-    """Formats of one GPU's share. Refused where groups of inputs would be cut, with the numbers that would do."""
-    try:
-        return expected_formats(shard_of(spec, num_gpus), source)
-    except ConfigError as error:
-        if num_gpus == 1:
-            raise
-        fitting = [str(count) for count in (1, 2, 4, 8) if count != num_gpus and _divides(spec, count, source)]
-        instead = f" --gpus {' or '.join(fitting)} would do." if fitting else ""
-        raise ConfigError(f"--gpus {num_gpus}: {error}{instead}") from None
-
-
-def _divides(spec: ModelSpec, num_gpus: int, source: FormatSource | None) -> bool:
-    try:
-        expected_formats(shard_of(spec, num_gpus), source)
-    except ConfigError:
-        return False
-    return True
 
 
 def estimate_activations(spec: ModelSpec, shape: StepShape) -> int:
@@ -211,7 +190,7 @@ def estimate_activations(spec: ModelSpec, shape: StepShape) -> int:
     inputs = 0 if spec.per_layer_input is None else 2 * spec.num_layers * spec.per_layer_input.width
     widest = max(_widest_moment(layer, spec.hidden_size) for layer in shape.spec.layers)
     rows = num_tokens * (streams + inputs + widest) * shape.value_bytes
-    logits = min(shape.max_num_seqs, num_tokens) * shape.vocab_size * (4 + shape.value_bytes)
+    logits = min(shape.max_num_seqs, num_tokens) * shape.spec.vocab_size * (4 + shape.value_bytes)
     return max(rows, logits)
 
 

@@ -18,6 +18,7 @@ from facet.layers.quantized_weight import ProductWeight
 from facet.media_span import MediaKind
 from facet.model.gemma import Gemma
 from facet.model.loader import dtype_of_config, resolve_dtype
+from facet.model.shard import division_line
 from facet.model_spec import ModelSpec
 from facet.runner.graphs import default_sizes
 from facet.runner.measuring import cpu_cache_bytes, measure_gpu_memory
@@ -68,6 +69,7 @@ class EngineSettings:
     encoder: EncoderCapacity | None = None  # None: the model has no towers
     max_num_encoded_rows: int = MAX_ENCODED_ROWS  # by towers, in one step
     gpu_memory: GpuMemory | None = None  # None: on a CPU, or the cache was given its size
+    division: str = ""  # how ranks divide the model; empty: there is one
 
     @property
     def capacity(self) -> Capacity:
@@ -82,6 +84,7 @@ class EngineSettings:
     def lines(self) -> list[str]:
         """The lines printed at start-up."""
         return [
+            *([self.division] if self.division else []),
             *self.weight_lines,
             *(() if self.gpu_memory is None else (self.gpu_memory.line(),)),
             *self.capacity.lines(),
@@ -165,6 +168,7 @@ def resolve(
         ),
         encoder=shape.encoder,
         gpu_memory=gpu_memory,
+        division=division_line(model.spec, model.share, num_ranks),
     )
 
 
@@ -232,7 +236,7 @@ def usable_bytes(config: EngineConfig, total: int) -> int:
 
 
 def check_numbers(config: EngineConfig) -> None:
-    for name in ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+    for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be 1 or more.")

@@ -50,6 +50,10 @@ class RankGroup:
             self._processes._allgather_base(gathered, flat).wait()
         return gathered.view(self.rank.size, *tensor.shape)
 
+    def meet(self, device: torch.device) -> None:
+        """Wait until all ranks are here."""
+        self.least(0, device)
+
     def least(self, number: int, device: torch.device) -> int:
         """The smallest of the numbers that the ranks have."""
         return int(self.gather(torch.tensor([number], device=device)).min())
@@ -60,7 +64,7 @@ def _failures_in_words() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise EngineError(f"The ranks of the model lost each other ({str(error).splitlines()[0]}).") from error
+        raise EngineError("Another rank of the model has ended, or cannot be reached.") from error
 
 
 def join_ranks(rank: Rank, device: torch.device, folder: Path, *, adds_in_order: bool = False) -> RankGroup:

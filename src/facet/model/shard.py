@@ -66,6 +66,28 @@ def cut_of(whole: TensorTarget, share: TensorTarget, rank: Rank) -> Cut | None:
     return Cut(axis - len(whole.shape), slices)
 
 
+def division_line(spec: ModelSpec, share: ModelSpec, size: int) -> str:
+    """For people: what ranks divide and what each of them has whole; empty where one has everything."""
+    if size == 1:
+        return ""
+    divided = ["heads", "MLPs", "embeddings and the KV cache"]
+    whole = ["norms"]
+    moe = share.layers[0].moe
+    if moe is not None:
+        divided.insert(2, "experts" if moe.num_holders == 1 else f"experts ({moe.num_held} whole ones each)")
+        whole.append("routers")
+    if spec.per_layer_input is not None:
+        whole.append("per-layer gates")
+    if spec.altup is not None:
+        whole.append("streams and low-rank paths")
+    kinds = {layer.attention: (layer.num_kv_heads, part) for layer, part in zip(spec.layers, share.layers, strict=True)}
+    for kind, (num_kv_heads, part) in kinds.items():
+        if part.num_kv_heads * size > num_kv_heads:
+            copies = part.num_kv_heads * size // num_kv_heads
+            whole.append(f"each key head of {kind} layers on {copies} ranks")
+    return f"Tensor parallel over {size} ranks: {', '.join(divided)} are divided; repeated: {', '.join(whole)}."
+
+
 class _Indivisible(Exception):
     """What it is that ranks cannot divide."""
 

@@ -34,7 +34,8 @@ class LLM:
         print(llm.generate("The capital of France is")[0].outputs[0].text)
 
     Without a name it is the bundled model. Settings are those of `PromptConfig`: the engine's, and those of
-    `facet serve` that are about prompts. `separate_process` runs the engine in a process of its own, as a server does.
+    `facet serve` that are about prompts. `separate_process` runs the engine in a process of its own, as a server does;
+    ranks (`tensor_parallel_size`) always have processes of their own.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class LLM:
         self._progress: Progress = Bars() if show_progress else Silent()
         self._engine: EngineClient = (
             RemoteEngine(engine_config(config), show_progress=show_progress)
-            if separate_process
+            if separate_process or config.tensor_parallel_size > 1
             else LocalEngine(engine_config(config), self._progress)
         )
         info = self._engine.info

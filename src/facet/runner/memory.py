@@ -71,7 +71,7 @@ class StepShape:
     """The largest steps an engine runs on one GPU, as far as their memory depends on it."""
 
     spec: ModelSpec  # of this GPU's share of the model
-    vocab_size: int  # of the whole model: every GPU samples from all logits
+    vocab_size: int  # of the whole model: what requests forbid or have seen is kept for all tokens
     layout: KVLayout
     value_bytes: int  # of a number as the model computes
     max_model_len: int
@@ -187,7 +187,7 @@ def graph_bytes(shape: StepShape, activations: int) -> int:
     """What captured steps keep for good."""
     largest = max(shape.graph_sizes, default=0)
     # The logits twice, as the product leaves them and in float32, and a few rows of everything else.
-    logits = largest * shape.vocab_size * (4 + shape.value_bytes)
+    logits = largest * shape.spec.vocab_size * (4 + shape.value_bytes)
     return logits + _rows(shape, largest, activations) + 2 * len(shape.graph_sizes) * BYTES_PER_GRAPH
 
 

@@ -158,10 +158,12 @@ class Runner:
                 )
                 smaller = size
             return seconds
-        seconds = {}
+        seconds, group = {}, self.model.placement.group
         for size in EAGER_SIZES_TIMED:
             step = warm_up.WarmUpStep((size,))
             seconds[size] = seconds_of(partial(self._compute_on_scratch, step, num_logit_rows=size), self._device)
+            if group is not None:  # all ranks stop at the same size
+                seconds[size] = group.least(int(seconds[size] * 1e9), self._device) / 1e9
             if seconds[size] > LONGEST_TIMED * seconds[1]:
                 break
         return seconds

@@ -149,8 +149,6 @@ def check_accepted_flags(config: ServerConfig) -> None:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet serve MODEL.")
     if not 0 <= config.port < 65536:
         raise ConfigError(f"--port is {config.port}, but must be from 0 to 65535.")
-    if config.tensor_parallel_size != 1:
-        raise ConfigError(f"--tensor-parallel-size {config.tensor_parallel_size} is not supported yet. Leave it at 1.")
     parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
     if config.otlp_traces_endpoint is not None:
         check_traces(config.otlp_traces_endpoint)

@@ -1,0 +1,62 @@
+"""Makes a runner of a config: loads the model, sizes the cache, compiles kernels and captures graphs."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from facet.config import EngineConfig
+from facet.draft_config import read_draft_config
+from facet.drafts.step_times import StepTimes
+from facet.drafts.text_drafter import TextDrafter
+from facet.engine.device_failures import device_failures_in_words
+from facet.engine.settings import EngineSettings, resolve
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
+from facet.kv_dtypes import parse_kv_cache_dtype
+from facet.layers.kv_arena import KVArena
+from facet.layers.rank_group import RankGroup
+from facet.model.loader import load_model
+from facet.progress import Progress
+from facet.runner.runner import Runner
+from facet.scheduler.drafting import Drafter
+
+
+class ReadyRunner(NamedTuple):
+    runner: Runner
+    settings: EngineSettings
+    folder: Path  # that the model came from
+    drafter: Drafter | None
+
+
+def make_runner(config: EngineConfig, progress: Progress, group: RankGroup | None = None) -> ReadyRunner:
+    """`group`: the ranks that share the model; the runner is of what this one holds."""
+    with device_failures_in_words():
+        parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
+        draft_config = read_draft_config(config.speculative_config)
+        arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
+        loaded = load_model(config, progress, arithmetic=arithmetic, group=group)
+        settings = resolve(config, loaded.model, loaded.lines(), loaded.towers)
+        if settings.num_threads is not None:
+            torch.set_num_threads(settings.num_threads)
+        runner = Runner(
+            loaded.model,
+            KVArena(settings.layout, settings.num_blocks, loaded.model.placement.device),
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=settings.max_model_len,
+            fast_prefill=settings.fast_prefill,
+            poison_freed_blocks=settings.poison_freed_blocks,
+            graph_sizes=settings.graph_sizes,
+            piece_sizes=settings.piece_sizes,
+            towers=loaded.towers,
+            num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
+        )
+        runner.compile_kernels(progress)
+        graphs_taken = runner.capture_graphs(progress)
+        # On every rank, though only rank 0 drafts: they run the steps that are timed together.
+        drafter = None if draft_config is None else TextDrafter(draft_config, StepTimes(runner.time_steps()))
+        if group is not None:
+            group.meet(loaded.model.placement.device)  # a model is ready once all its ranks are
+    if settings.gpu_memory is not None:
+        settings = replace(settings, gpu_memory=replace(settings.gpu_memory, graphs_taken=graphs_taken))
+    return ReadyRunner(runner, settings, loaded.folder, drafter)
