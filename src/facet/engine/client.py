@@ -10,7 +10,9 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +25,8 @@ from facet.engine.messages import AskStats, Cancel, Died, EngineInfo, FromEngine
 from facet.errors import ConfigError, EngineDeadError
 from facet.ranks import Rank
 from facet.request import Request
+
+SECONDS_TO_HEAR_OF_AN_END = 1
 
 
 class EngineClient(Protocol):
@@ -176,6 +180,12 @@ class RemoteEngine:
     def _died(self, told: EngineDeadError | None) -> EngineDeadError:
         """The end of all ranks, because one of them ended: by itself, or as it told. Killed ones could not tell."""
         codes = [process.exitcode for process in self._processes]
+        deadline = time.monotonic() + SECONDS_TO_HEAR_OF_AN_END
+        # A rank that lost another tells of it at once, and perhaps before the system does.
+        while len(codes) > 1 and None in codes and not any((code or 0) < 0 for code in codes):
+            if not wait([each.sentinel for each in self._processes if each.is_alive()], deadline - time.monotonic()):
+                break
+            codes = [process.exitcode for process in self._processes]
         ended = [index for index, code in enumerate(codes) if code is not None]
         first = min(ended, key=lambda index: codes[index] or 0, default=None)
         if told is None or (first is not None and (codes[first] or 0) < 0):
