@@ -93,7 +93,11 @@ def resolve_on_a_gpu(folder: Path, plan: MemoryPlan, flags: dict[str, object]) -
     arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
     placement = Placement(dtype=torch.bfloat16, device=torch.device("cuda"), arithmetic=arithmetic)
     model = SimpleNamespace(
-        spec=plan.spec, placement=placement, num_positions=plan.capacity.max_model_len, modules=lambda: ()
+        spec=plan.spec,
+        share=plan.spec,
+        placement=placement,
+        num_positions=plan.capacity.max_model_len,
+        modules=lambda: (),
     )
     assert plan.gpu_memory is not None
     total, weights = plan.gpu_memory.total, plan.weights.total + plan.towers + plan.tables

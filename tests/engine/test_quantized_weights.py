@@ -74,7 +74,9 @@ def test_no_graphs_on_a_gpu_before_there_are_kernels(tmp_path: Path, monkeypatch
     placement = Placement(dtype=torch.bfloat16, device=torch.device("cuda"))
     for quantization in (None, "fp8"):
         loaded = load(folder, dtype="float32", load_format="dummy", quantization=quantization)
-        model = SimpleNamespace(spec=loaded.spec, placement=placement, num_positions=64, modules=loaded.model.modules)
+        model = SimpleNamespace(
+            spec=loaded.spec, share=loaded.spec, placement=placement, num_positions=64, modules=loaded.model.modules
+        )
         config = EngineConfig(model="m", kv_cache_memory_bytes=2**22)
         settings = resolve(config, cast(Gemma, model), loaded.lines())
         assert bool(settings.graph_sizes or settings.piece_sizes) is (quantization is None)

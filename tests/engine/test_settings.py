@@ -73,7 +73,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> Gemm
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     placement = Placement(dtype=torch.bfloat16, device=torch.device("cuda"))
-    return cast(Gemma, SimpleNamespace(spec=read_model_spec(PUBLISHED["Gemma 4 31B"]), placement=placement))
+    spec = read_model_spec(PUBLISHED["Gemma 4 31B"])
+    return cast(Gemma, SimpleNamespace(spec=spec, share=spec, placement=placement))
 
 
 def test_a_gpu_that_lacks_a_format_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ class TestMemory:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
         monkeypatch.setattr("facet.model.loader.Gemma", out_of_memory)
-        monkeypatch.setattr("facet.model.loader.resolve_device", lambda _: torch.device("cuda"))
+        monkeypatch.setattr("facet.model.loader.resolve_device", lambda *_: torch.device("cuda"))
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2**30, 24 * 2**30))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
         folder = write_config(tmp_path, SHRUNK["Gemma 3 1B"])
