@@ -42,7 +42,7 @@ def test_tables_fit_eighty_columns_and_cut_no_number(
         "bfloat16 604,480 262,144 25 15 8 2",
         "int8_per_token_head 1,191,040 262,144 50 35 19 6",
         "a server would print: KV cache: 11.5",
-        "fewer key heads than GPUs, each GPU keeps a whole one",
+        "Tensor parallel over 2 ranks: heads, MLPs, embeddings and the KV cache are divided; repeated: norms.",
     ):
         assert expected in words
 
