@@ -10,7 +10,7 @@ theme and the size can be chosen:
 
     python -m tools.screenshot URL docs/page-dark.png --theme dark
     python -m tools.screenshot URL docs/page-phone.png --size 390x844
-    python -m tools.screenshot URL docs/page-picture.png --no-tools --attach photo.jpg --message "What is this?"
+    python -m tools.screenshot URL docs/page-pictures.png --size 390x844 --attach one.png two.png --unsent
     python -m tools.screenshot URL out.png --thinking --message "Is it cold in Oslo?" --result '{"sky": "snow"}'
 
 Answers are greedy, so a picture can be made again. Without a tool call within --timeout seconds there is no picture,
@@ -44,6 +44,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--message", default=MESSAGE, help="the question (%(default)s)")
     parser.add_argument("--result", default=RESULT, help="what is typed into each tool call's card (%(default)s)")
     parser.add_argument("--attach", type=Path, nargs="+", default=[], help="pictures, sound or video to send along")
+    parser.add_argument("--unsent", action="store_true", help="leave the question, with what is attached, in its field")
     parser.add_argument("--no-tools", action="store_true", help="offer no tools")
     parser.add_argument("--thinking", action="store_true", help="switch thinking on")
     parser.add_argument("--crowd", type=int, default=0, help="other requests that run while the picture is taken")
@@ -86,6 +87,9 @@ def take(browser: Browser, asked: argparse.Namespace) -> bytes:
         browser.upload("#files", *[path.resolve() for path in asked.attach])
         last = f"#tray .attachment:nth-child({len(asked.attach)}) .cost"
         browser.wait_for(last, "tokens")
+    if asked.unsent:
+        browser.type("#message", asked.message)
+        return browser.screenshot()
     browser.type("#message", asked.message + ENTER)
     num_answers = 1
     if not asked.no_tools:

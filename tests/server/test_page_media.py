@@ -62,6 +62,13 @@ def test_pictures_and_sound_are_sent_and_remembered_small(page: Page, tmp_path: 
     texts = page.browser.run("return [...document.querySelectorAll(arguments[0])].map(each => each.textContent)", COST)
     costs = [int(text.removesuffix(" tokens")) for text in texts]
     assert page.browser.run("return document.querySelector('#tray img').naturalWidth") == 128
+    page.browser.resize(320, 640)
+    ends = (
+        "return ['attach', 'tools-button', 'send', 'tray']"
+        ".map(id => document.getElementById(id).getBoundingClientRect().right)"
+    )
+    assert max(page.browser.run(ends)) <= 320, "everything has room on a small phone"
+    page.browser.resize(1280, 800)
     page.ask("what is this")
     page.wait_for_end()
     spans = page.engine.submitted[-1].media
