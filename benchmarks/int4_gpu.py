@@ -25,10 +25,18 @@ from facet.kernels.geglu.reference import geglu
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import int4, reference
 from facet.kernels.quantized.cases import Case
-from facet.kernels.quantized.int4.tuning import MAX_FEW_ROWS, ROW_KINDS, Tuning, choose_tuning, rows_of_program
+from facet.kernels.quantized.int4.tuning import (
+    MAX_FEW_ROWS,
+    MAX_WIDE_ROWS,
+    Tuning,
+    WideTuning,
+    choose_tuning,
+    choose_wide_tuning,
+    rows_of_program,
+)
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
-ROWS = (1, 4, 8, 16, 32, 64)
+ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 BANDWIDTH = 4.3e12  # bytes a second that an H200 reads at best
 TUNINGS = tuple(
     Tuning(tiles=tiles, num_out_warps=num_out_warps, num_in_warps=num_in_warps)
@@ -46,6 +54,10 @@ TUNINGS = tuple(
         (1, 1, 16),
     )
 )
+
+
+# Tiles, shares and stages, for any number of rows.
+WIDE_TUNINGS = ((4, 1, 4), (4, 2, 4), (4, 3, 4), (4, 6, 4), (8, 1, 4), (8, 3, 4), (8, 1, 3), (8, 3, 3))
 
 
 @dataclass(frozen=True)
@@ -77,15 +89,18 @@ SHAPES = (
 )
 
 
-def run(shape: Shape, x: Tensor, matrix: int4.ShuffledInt4, given: Tensor, tuning: Tuning | None) -> Tensor:
-    """A tuning is for few rows; without one as the engine does it."""
-    from facet.kernels.quantized.int4 import few_rows
+def run(
+    shape: Shape, x: Tensor, matrix: int4.ShuffledInt4, given: Tensor, tuning: Tuning | WideTuning | None
+) -> Tensor:
+    """Without a tuning as the engine does it."""
+    from facet.kernels.quantized.int4 import few_rows, wide
 
     more = (given,) if shape.operation == "gated_input_linear" else ()
     if tuning is None:
         chosen: Tensor = getattr(int4, shape.operation)(x, matrix, *more)
         return chosen
-    tuned: Tensor = getattr(few_rows, shape.operation)(x, matrix, *more, tuning=tuning)
+    room = wide if isinstance(tuning, WideTuning) else few_rows
+    tuned: Tensor = getattr(room, shape.operation)(x, matrix, *more, tuning=tuning)
     return tuned
 
 
@@ -95,15 +110,23 @@ def expected_output(shape: Shape, products: Tensor, given: Tensor) -> Tensor:
     return geglu(products) if shape.operation == "geglu_linear" else products
 
 
-def tunings_for(shape: Shape, num_rows: int) -> list[Tuning]:
+def chosen_for(shape: Shape, num_rows: int) -> Tuning | WideTuning:
+    choose = choose_tuning if num_rows <= MAX_FEW_ROWS else choose_wide_tuning
+    return choose(shape.num_tiles, -(-shape.num_in // 128), num_rows)
+
+
+def tunings_for(shape: Shape, num_rows: int) -> list[Tuning | WideTuning]:
     """Those with half to four times the warps that keep memory busy, and registers for their sums."""
-    found = []
+    found: list[Tuning | WideTuning] = []
+    if num_rows > MAX_FEW_ROWS:
+        rows = choose_wide_tuning(1, 1, num_rows).rows
+        return [WideTuning(rows=rows, tiles=tiles, shares=shares, stages=s) for tiles, shares, s in WIDE_TUNINGS]
     for tuning in TUNINGS:
         num_warps = shape.num_tiles * tuning.num_in_warps // tuning.tiles
         fits = tuning.tiles * rows_of_program(num_rows) <= 64
         if fits and tuning.num_in_warps * 2 <= shape.num_in // 128 and 800 <= num_warps <= 8000:
             found.append(tuning)
-    return found or [choose_tuning(shape.num_tiles, -(-shape.num_in // 128), num_rows)]
+    return found or [chosen_for(shape, num_rows)]
 
 
 @dataclass(frozen=True)
@@ -113,7 +136,7 @@ class Job:
     shape: Shape
     num_rows: int
     group: int
-    tuning: Tuning
+    tuning: Tuning | WideTuning
 
 
 def compile_for(job: Job) -> None:
@@ -146,8 +169,8 @@ def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool) -> No
         given = torch.randn(num_rows, shape.num_out, device="cuda", dtype=torch.bfloat16)
         expected = expected_output(shape, reference.linear(x.float(), plain).bfloat16(), given).float()
         library = microseconds([partial(functional.linear, x, weights[i % len(weights)]) for i in range(num_launches)])
-        tunings: list[Tuning | None] = [None]
-        if is_tuned and num_rows <= MAX_FEW_ROWS:
+        tunings: list[Tuning | WideTuning | None] = [None]
+        if is_tuned and num_rows <= MAX_WIDE_ROWS:
             tunings += tunings_for(shape, num_rows)
         lines: list[tuple[float, str]] = []
         for tuning in tunings:
@@ -163,9 +186,7 @@ def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool) -> No
             time = microseconds(
                 [partial(run, shape, x, copies[i % num_copies], given, tuning) for i in range(num_launches)]
             )
-            shown = tuning or choose_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
-            how = f"{shown.tiles} tiles, {shown.num_out_warps} x {shown.num_in_warps} warps"
-            how += " (chosen)" if tuning is None else ""
+            how = str(tuning or chosen_for(shape, num_rows)) + (" (chosen)" if tuning is None else "")
             lines.append((time, f"{time:7.1f} us {num_bytes / time / 1e6:5.2f} TB/s  {distance:.1e}  {how}"))
         for _, line in [*lines[:1], *sorted(lines[1:])[:4]]:
             head = f"{shape.name:18} {num_rows:4} rows  floor {floor:5.1f}  cuBLAS {library:6.1f} "
@@ -184,10 +205,11 @@ def main() -> None:
     if options.workers:
         jobs = {}
         for shape in shapes:
-            for kind in {rows_of_program(num_rows) for num_rows in options.rows if num_rows <= ROW_KINDS[-1]}:
-                chosen = choose_tuning(shape.num_tiles, -(-shape.num_in // 128), kind)
-                for tuning in {chosen, *(tunings_for(shape, kind) if options.tune else ())}:
-                    is_ragged = -(-shape.num_in // 128) % (2 * tuning.num_in_warps) != 0
+            for num_rows in options.rows:
+                for tuning in {chosen_for(shape, num_rows), *(tunings_for(shape, num_rows) if options.tune else ())}:
+                    is_wide = isinstance(tuning, WideTuning)
+                    kind = tuning.rows if is_wide else rows_of_program(num_rows)
+                    is_ragged = not is_wide and -(-shape.num_in // 128) % (2 * tuning.num_in_warps) != 0
                     jobs[shape.operation, kind, tuning, is_ragged] = Job(shape, kind, options.group, tuning)
         with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
             list(pool.map(compile_for, jobs.values()))
