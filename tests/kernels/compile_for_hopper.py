@@ -49,6 +49,7 @@ def int4_launch(num_rows: int, tuning: Tuning) -> tuple[Any, tuple[Any, ...], di
         IS_GATED=True,
         HAS_GATED_INPUT=False,
         SCALE_DTYPE=gl.bfloat16,
+        HAS_ZEROS=False,
         GROUPS=4,
         TILES=tuning.tiles,
         ROW_TILES=num_rows // 8,
@@ -58,7 +59,7 @@ def int4_launch(num_rows: int, tuning: Tuning) -> tuple[Any, tuple[Any, ...], di
         HAS_TAIL=False,
         IS_DEPENDENT=True,
     )
-    arguments = (words, words, words, tensor(), tensor(), 2688, 0, num_rows, 2688, 42, 5376)
+    arguments = (words, words, words, tensor(), tensor(), tensor(), 2688, 0, num_rows, 2688, 42, 5376)
     return few_rows_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
 
 
@@ -69,6 +70,7 @@ def int4_wide_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         IS_GATED=True,
         HAS_GATED_INPUT=False,
         SCALE_DTYPE=gl.bfloat16,
+        HAS_ZEROS=False,
         GROUPS=4,
         ROWS=64,
         TILES=8,
@@ -76,7 +78,7 @@ def int4_wide_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         STAGES=4,
         IS_DEPENDENT=True,
     )
-    arguments = (tensor(), words, words, tensor(), tensor(), tensor(gl.float32), words, 5376, 0, 64, 2688, 42)
+    arguments = (tensor(), words, words, tensor(), tensor(), tensor(), tensor(gl.float32), words, 5376, 0, 64, 2688, 42)
     return wide_kernel, arguments, {**constants, "num_warps": 8}
 
 

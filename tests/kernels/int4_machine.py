@@ -10,8 +10,12 @@ from torch import Tensor
 Words = Sequence[Tensor]  # each [threads, tiles, row tiles], or one of the latter for all
 
 
-def unpack_codes(word: Tensor) -> Words:
-    sides = [[((word >> 4 * pair + 16 * side) & 15).float() - 8 for side in range(2)] for pair in range(4)]
+def offset_of(zero: Tensor) -> Tensor:
+    return zero
+
+
+def unpack_codes(word: Tensor, zero: Tensor) -> Words:
+    sides = [[((word >> 4 * pair + 16 * side) & 15).float() - zero for side in range(2)] for pair in range(4)]
     return [torch.stack(pair, dim=-1).to(torch.bfloat16).view(torch.int32).squeeze(-1) for pair in sides]
 
 
@@ -40,10 +44,10 @@ def _rows(words: Words) -> Tensor:
     return warps.permute(0, 3, 4, 1, 5, 2, 6).flatten(-3)
 
 
-def dequantize_codes(word: Tensor, scales: Tensor, half: Tensor, dtype: torch.dtype) -> Words:
+def dequantize_codes(word: Tensor, scales: Tensor, zero: Tensor, half: Tensor, dtype: torch.dtype) -> Words:
     """Of the wide kernel: [.., sides] for each of four pairs."""
     scale = torch.where(half == 0, *unpack_scales(scales, dtype))
-    sides = [[((word >> 4 * pair + 16 * side) & 15).float() - 8 for side in range(2)] for pair in range(4)]
+    sides = [[((word >> 4 * pair + 16 * side) & 15).float() - zero for side in range(2)] for pair in range(4)]
     return [(torch.stack(pair, dim=-1) * scale.unsqueeze(-1)).to(torch.bfloat16) for pair in sides]
 
 
@@ -121,6 +125,7 @@ def _nothing(*_args: object) -> None:
 
 # In place of the names of that module.
 NAMES = {
+    "offset_of": offset_of,
     "unpack_codes": unpack_codes,
     "unpack_scales": unpack_scales,
     "add_products": add_products,

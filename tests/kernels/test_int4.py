@@ -25,7 +25,7 @@ from facet.kernels.quantized.int4.tuning import (
     rows_of_program,
 )
 from facet.kernels.quantized.matrix import QuantizedMatrix
-from facet.matrix_format import MatrixFormat, ScaleFormat
+from facet.matrix_format import CodeKind, MatrixFormat, ScaleFormat
 
 pytest.importorskip("triton")
 from facet.kernels.quantized.int4.dequantize import dequantize
@@ -41,8 +41,9 @@ DEEP = Tuning(tiles=1, num_out_warps=1, num_in_warps=4)
 BOTH = Tuning(tiles=2, num_out_warps=2, num_in_warps=2)
 
 
-def format_of(group: int | None, dtype: str = "bfloat16") -> MatrixFormat:
-    return MatrixFormat(codes="int4", scales=ScaleFormat(dtype=dtype, group=group))
+def format_of(group: int | None, dtype: str = "bfloat16", *, zeros: bool = False) -> MatrixFormat:
+    codes: CodeKind = "uint4" if zeros else "int4"
+    return MatrixFormat(codes=codes, scales=ScaleFormat(dtype=dtype, group=group), has_zeros=zeros)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,8 @@ def run(
         ("linear", Case(format=format_of(None), num_in=352), 8, DEEP),  # a block that is not whole
         ("geglu_linear", Case(format=format_of(32), num_in=1024), 5, BOTH),
         ("gated_input_linear", Case(format=format_of(32)), 19, WIDE),
+        ("linear", Case(format=format_of(128, "float16", zeros=True), num_in=640), 3, DEEP),
+        ("geglu_linear", Case(format=format_of(32, zeros=True)), 9, BOTH),
         ("linear", Case(format=format_of(32), num_out=32, num_in=256), 70, None),  # more rows than a program takes
     ],
 )
@@ -116,6 +119,8 @@ def test_equals_reference(
         ("geglu_linear", Case(format=format_of(None, "float16"), num_in=352), 33, None),  # a block that is not whole
         ("geglu_linear", Case(format=format_of(32), num_in=896), 17, WideTuning(rows=32, tiles=4, shares=3, stages=4)),
         ("gated_input_linear", Case(format=format_of(128), num_out=64, num_in=384), 9, None),
+        ("linear", Case(format=format_of(128, "float16", zeros=True), num_in=640), 17, None),
+        ("geglu_linear", Case(format=format_of(64, zeros=True)), 20, WideTuning(rows=32, tiles=4, shares=2, stages=3)),
         # A share without a block.
         ("linear", Case(format=format_of(32), num_in=640), 16, WideTuning(rows=16, tiles=8, shares=4, stages=4)),
     ],
@@ -150,9 +155,11 @@ def test_only_warps_that_divide_inputs_change_the_order_of_sums(few_rows: Module
 
 
 @pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize(("group", "num_in"), [(32, 512), (64, 704), (128, 384), (None, 200)])
-def test_shuffling_loses_nothing(group: int | None, num_in: int, is_gated: bool) -> None:
-    matrix = Case(format=format_of(group), num_in=num_in).matrix()
+@pytest.mark.parametrize(
+    ("group", "num_in", "zeros"), [(32, 512, False), (64, 704, True), (128, 384, False), (None, 200, True)]
+)
+def test_shuffling_loses_nothing(group: int | None, num_in: int, zeros: bool, is_gated: bool) -> None:
+    matrix = Case(format=format_of(group, zeros=zeros), num_in=num_in).matrix()
     back = int4.unshuffle(int4.shuffle(matrix, is_gated=is_gated))
     assert back.format == matrix.format
     for name, tensor in matrix.tensors().items():
@@ -160,9 +167,9 @@ def test_shuffling_loses_nothing(group: int | None, num_in: int, is_gated: bool)
 
 
 @pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize(("group", "num_in"), [(32, 512), (64, 704), (None, 1160)])
-def test_dequantized_values_are_the_matrix(group: int | None, num_in: int, is_gated: bool) -> None:
-    matrix = Case(format=format_of(group), num_in=num_in).matrix(DEVICE)
+@pytest.mark.parametrize(("group", "num_in", "zeros"), [(32, 512, True), (64, 704, False), (None, 1160, True)])
+def test_dequantized_values_are_the_matrix(group: int | None, num_in: int, zeros: bool, is_gated: bool) -> None:
+    matrix = Case(format=format_of(group, zeros=zeros), num_in=num_in).matrix(DEVICE)
     assert torch.equal(dequantize(int4.shuffle(matrix, is_gated=is_gated), torch.float32), matrix.values())
 
 
@@ -187,7 +194,7 @@ def test_many_rows_in_slices(operation: str, monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["int4 reordered", "uint4 zeros", "fp4 powers", "int8 rows"])
+@pytest.mark.parametrize("name", ["int4 reordered", "uint4 minimums", "fp4 powers", "int8 rows"])
 def test_other_formats_are_refused(name: str) -> None:
     assert not int4.can_shuffle(FORMATS[name], 96)
     with pytest.raises(AssertionError, match="no kernel here"):

@@ -22,6 +22,7 @@ ROUNDED = ("int8 token", "fp8 token")
         ("int8 rows", (64, 64), torch.float16, GPU, EightBitsWeight),
         ("fp8 token", (4, 64, 64), torch.bfloat16, GPU, EightBitsWeight),
         ("int4 groups", (64, 64), torch.bfloat16, GPU, Int4Weight),
+        ("uint4 zeros", (64, 64), torch.bfloat16, GPU, Int4Weight),
         ("fp8 token", (64, 64), torch.float32, GPU, QuantizedWeight),  # kernels round to 16 bits
         ("fp8 token", (64, 72), torch.bfloat16, GPU, QuantizedWeight),  # rows that are not aligned
         ("int4 groups", (64, 64), torch.float16, GPU, QuantizedWeight),
@@ -78,9 +79,9 @@ def test_norms_round_for_the_products_behind_them(name: str) -> None:
     close(fast.linear(normed), plain.linear(expected))
 
 
-@pytest.mark.parametrize("is_gated", [False, True])
-def test_four_bits_are_the_same_matrix_once_prepared(is_gated: bool) -> None:
-    matrix = Case(format=FORMATS["int4 groups"], num_out=64, num_in=256).matrix()
+@pytest.mark.parametrize(("name", "is_gated"), [("int4 groups", False), ("int4 groups", True), ("uint4 zeros", True)])
+def test_four_bits_are_the_same_matrix_once_prepared(name: str, is_gated: bool) -> None:
+    matrix = Case(format=FORMATS[name], num_out=64, num_in=256).matrix()
     weight = Int4Weight(matrix, dtype=torch.bfloat16, arithmetic=USUAL)
     ids = torch.tensor([3, 0, 63])
     rows = weight.look_up(ids)
@@ -89,4 +90,4 @@ def test_four_bits_are_the_same_matrix_once_prepared(is_gated: bool) -> None:
     assert weight.is_gated is is_gated
     assert torch.equal(weight.matrix.values(), matrix.values())
     assert torch.equal(weight.look_up(ids), rows)
-    assert set(weight.state_dict()) == {"codes", "scales"}
+    assert set(weight.state_dict()) == set(matrix.tensors())

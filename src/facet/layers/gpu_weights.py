@@ -76,7 +76,6 @@ class Int4Weight(QuantizedWeight):
     """Codes of four bits, in the order of their kernels once they are prepared. Tables never are: their rows are looked
     up."""
 
-    scales: Tensor
     _shuffled: int4.ShuffledInt4 | None = None  # has the buffers
 
     @property
@@ -90,7 +89,8 @@ class Int4Weight(QuantizedWeight):
 
     def prepare(self, *, is_gated: bool) -> None:
         self._shuffled = int4.shuffle(self.matrix, is_gated=is_gated)
-        self.codes, self.scales = self._shuffled.codes, self._shuffled.scales
+        for name, tensor in self._shuffled.tensors().items():
+            setattr(self, name, tensor)
 
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
         if self._shuffled is None:

@@ -16,10 +16,12 @@ def dequantize(matrix: ShuffledInt4, dtype: torch.dtype) -> Tensor:
     _dequantize_kernel[(matrix.num_tiles, triton.cdiv(matrix.num_blocks, _BLOCKS))](
         matrix.codes,
         matrix.scales,
+        matrix.scales if matrix.zeros is None else matrix.zeros,
         values,
         matrix.num_tiles,
         matrix.num_blocks,
         matrix.num_inputs,
+        HAS_ZEROS=matrix.zeros is not None,
         GROUPS=matrix.scales.shape[3],
         IS_GATED=matrix.is_gated,
         BLOCKS=_BLOCKS,
@@ -34,10 +36,12 @@ def dequantize(matrix: ShuffledInt4, dtype: torch.dtype) -> Tensor:
 def _dequantize_kernel(
     codes,
     scales,
+    zeros,
     values,
     num_tiles,
     num_blocks,
     num_in,
+    HAS_ZEROS: tl.constexpr,  # else 8
     GROUPS: tl.constexpr,  # of a block
     IS_GATED: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -60,5 +64,6 @@ def _dequantize_kernel(
     code = (eight >> (pair // 2 * 4 + pair % 2 * 16)) & 15
     column = block * (WORDS * 8) + word % WORDS * 8 + pair
     row = half * (num_tiles * 8) + tile * 8 + member if IS_GATED else tile * 16 + half * 8 + member
-    result = (code - 8).to(tl.float32) * scale
+    zero = tl.load(zeros + scale_place, mask=is_block, other=0).to(tl.int32) if HAS_ZEROS else 8
+    result = (code - zero).to(tl.float32) * scale
     tl.store(values + row.to(tl.int64) * num_in + column, result.to(values.dtype.element_ty), mask=column < num_in)

@@ -18,6 +18,7 @@ from facet.kernels.quantized.int4.language import (
     gl,
     gluon,
     let_next_start,
+    offset_of,
     stay_in_order,
     unpack_codes,
     unpack_scales,
@@ -80,12 +81,13 @@ def scale_words(scales, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def load_block(places, num_blocks, turn, NUM_IN_WARPS: gl.constexpr, IS_RAGGED: gl.constexpr):
-    """(codes of outputs g, of outputs g + 8, scales of both): the block of each tile that a warp multiplies in a turn.
+def load_block(places, num_blocks, turn, NUM_IN_WARPS: gl.constexpr, IS_RAGGED: gl.constexpr, HAS_ZEROS: gl.constexpr):
+    """(codes of outputs g, of outputs g + 8, scales of both, zeros of both): the block of each tile that a warp
+    multiplies in a turn.
 
     After the last the last is loaded again, with scales of zero.
     """
-    code_places, code_warp, scale_places, scale_warp = places
+    code_places, code_warp, scale_places, scale_warp, zero_places = places
     GROUPS: gl.constexpr = scale_places.shape[3]
     if IS_RAGGED:
         code_block = gl.minimum(turn * NUM_IN_WARPS + code_warp, num_blocks - 1)
@@ -97,21 +99,26 @@ def load_block(places, num_blocks, turn, NUM_IN_WARPS: gl.constexpr, IS_RAGGED: 
     upper = gl.load(code_places + code_block * WORDS, eviction_policy="evict_first")
     lower = gl.load(code_places + (code_block * WORDS + WORDS // 2), eviction_policy="evict_first")
     scales = gl.load(scale_places + scale_block * (8 * GROUPS), eviction_policy="evict_first")
-    return upper, lower, scales
+    zeros = scales
+    if HAS_ZEROS:
+        zeros = gl.load(zero_places + scale_block * (8 * GROUPS), eviction_policy="evict_first").to(gl.int32)
+    return upper, lower, scales, zeros
 
 
 @gluon.jit
 def add_block(
     sums, block, inputs, turn, num_blocks, scale_warp, num_in,
     SCALE_DTYPE: gl.constexpr, NUM_IN_WARPS: gl.constexpr, IS_RAGGED: gl.constexpr, HAS_TAIL: gl.constexpr,
-    SINGLES: gl.constexpr,
+    HAS_ZEROS: gl.constexpr, SINGLES: gl.constexpr,
 ):  # fmt: skip
     """Sums plus the products of a block."""
-    upper, lower, scales = block
+    upper, lower, scales, zeros = block
     x_places, is_row, place = inputs
     if IS_RAGGED:
         scales = gl.where(turn * NUM_IN_WARPS + scale_warp < num_blocks, scales, 0)
     upper_words, lower_words, words = words_of(upper, SINGLES), words_of(lower, SINGLES), scale_words(scales, SINGLES)
+    if HAS_ZEROS:
+        zero_words = scale_words(zeros, SINGLES)
     for chunk in gl.static_range(4):
         first = turn * (NUM_IN_WARPS * BLOCK_IN) + chunk * CHUNK
         is_live = is_row
@@ -121,9 +128,14 @@ def add_block(
             stay_in_order()  # registers cannot take the inputs of all chunks at once
         b = words_of(gl.load(x_places + first // 2, mask=is_live, other=0), SINGLES)
         scale_g, scale_h = unpack_scales(words[chunk], SCALE_DTYPE)
-        sums = add_products(
-            sums, unpack_codes(upper_words[chunk]), unpack_codes(lower_words[chunk]), b, scale_g, scale_h
-        )
+        if HAS_ZEROS:
+            offset_g, offset_h = offset_of(zero_words[chunk] & 255), offset_of((zero_words[chunk] >> 8) & 255)
+        else:
+            offset_g = offset_of(gl.full(words[chunk].shape, 8, gl.int32, SINGLES))
+            offset_h = offset_g
+        upper_values = unpack_codes(upper_words[chunk], offset_g)
+        lower_values = unpack_codes(lower_words[chunk], offset_h)
+        sums = add_products(sums, upper_values, lower_values, b, scale_g, scale_h)
     return sums
 
 
@@ -154,6 +166,7 @@ def few_rows_kernel(
     x,  # int32: two bfloat16 numbers each
     codes,
     scales,
+    zeros,  # int16: two of them each
     gated,
     output,
     x_stride,
@@ -165,6 +178,7 @@ def few_rows_kernel(
     IS_GATED: gl.constexpr,  # GeGLU
     HAS_GATED_INPUT: gl.constexpr,  # gelu, times `gated`
     SCALE_DTYPE: gl.constexpr,
+    HAS_ZEROS: gl.constexpr,  # else 8
     GROUPS: gl.constexpr,  # of a block
     TILES: gl.constexpr,
     ROW_TILES: gl.constexpr,
@@ -198,11 +212,12 @@ def few_rows_kernel(
     scale_warp = scale_thread // (32 * NUM_OUT_WARPS)
     scale_tile = first_tile + scale_thread // 32 % NUM_OUT_WARPS * TILES + axis(TILES, 1, SCALES)
     first_scale = gl.minimum(scale_tile, num_tiles - 1).to(gl.int64) * num_blocks * (8 * GROUPS)
-    scale_places = scales + first_scale + scale_thread % 32 // 4 * GROUPS + axis(GROUPS, 3, SCALES)
+    scale_place = first_scale + scale_thread % 32 // 4 * GROUPS + axis(GROUPS, 3, SCALES)
+    scale_places = scales + scale_place
 
     # Codes and scales are on their way while x is still being computed.
-    places = (code_places, warp, scale_places, scale_warp)
-    even_block = load_block(places, num_blocks, 0, NUM_IN_WARPS, IS_RAGGED)
+    places = (code_places, warp, scale_places, scale_warp, zeros + scale_place)
+    even_block = load_block(places, num_blocks, 0, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
     wait_for_previous(IS_DEPENDENT)
     row = first_row + lane // 4 + 8 * axis(ROW_TILES, 2, VECTORS)
     place = warp * BLOCK_IN + lane % 4 * 8  # of the first of a thread's eight inputs
@@ -212,17 +227,17 @@ def few_rows_kernel(
     sums = (zeros, zeros, zeros, zeros)
     for turn in range(0, gl.cdiv(num_blocks, NUM_IN_WARPS), 2):
         # Two turns, so that a block stays in the registers into which it was loaded.
-        odd_block = load_block(places, num_blocks, turn + 1, NUM_IN_WARPS, IS_RAGGED)
+        odd_block = load_block(places, num_blocks, turn + 1, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
         stay_in_order()
         sums = add_block(
             sums, even_block, inputs, turn, num_blocks, scale_warp, num_in,
-            SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, SINGLES,
+            SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS, SINGLES,
         )  # fmt: skip
-        even_block = load_block(places, num_blocks, turn + 2, NUM_IN_WARPS, IS_RAGGED)
+        even_block = load_block(places, num_blocks, turn + 2, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
         stay_in_order()
         sums = add_block(
             sums, odd_block, inputs, turn + 1, num_blocks, scale_warp, num_in,
-            SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, SINGLES,
+            SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS, SINGLES,
         )  # fmt: skip
 
     # Thread 4 g + t now has rows 2 t and 2 t + 1 of output g, then those of output g + 8.

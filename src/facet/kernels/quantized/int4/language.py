@@ -21,6 +21,7 @@ __all__ = [
     "gl",
     "gluon",
     "let_next_start",
+    "offset_of",
     "stay_in_order",
     "thread_barrier",
     "unpack_codes",
@@ -39,17 +40,22 @@ wait_for_copies = async_copy.wait_group
 
 
 @gluon.jit
-def unpack_codes(word):
-    """Four words of two bfloat16 numbers u - 8, from one of eight codes u: pair i has bits from 4 i and 16 + 4 i on.
+def offset_of(zero):
+    """Two bfloat16 numbers -128 - zero in a word: what `unpack_codes` adds."""
+    return (zero * 0x00010001) | -1023360256  # 0xC300C300
 
-    A code under the exponent of 128 is 128 + u; 136 less is exact.
+
+@gluon.jit
+def unpack_codes(word, offset):
+    """Four words of two bfloat16 numbers u - zero, from one of eight codes u: pair i has bits from 4 i and 16 + 4 i on.
+
+    A code under the exponent of 128 is 128 + u; adding the offset is exact.
     """
     return gl.inline_asm_elementwise(
         """
         {
-            .reg .b32 one, offset, shifted;
+            .reg .b32 one, shifted;
             mov.b32 one, 0x3f803f80;
-            mov.b32 offset, 0xc308c308;
             lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
             shr.u32 shifted, $4, 4;
             lop3.b32 $1, shifted, 0x000f000f, 0x43004300, 0xea;
@@ -57,14 +63,14 @@ def unpack_codes(word):
             lop3.b32 $2, shifted, 0x000f000f, 0x43004300, 0xea;
             shr.u32 shifted, $4, 12;
             lop3.b32 $3, shifted, 0x000f000f, 0x43004300, 0xea;
-            fma.rn.bf16x2 $0, $0, one, offset;
-            fma.rn.bf16x2 $1, $1, one, offset;
-            fma.rn.bf16x2 $2, $2, one, offset;
-            fma.rn.bf16x2 $3, $3, one, offset;
+            fma.rn.bf16x2 $0, $0, one, $5;
+            fma.rn.bf16x2 $1, $1, one, $5;
+            fma.rn.bf16x2 $2, $2, one, $5;
+            fma.rn.bf16x2 $3, $3, one, $5;
         }
         """,
-        "=&r,=&r,=&r,=&r,r",
-        [word],
+        "=&r,=&r,=&r,=&r,r,r",
+        [word, offset],
         dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
         is_pure=True,
         pack=1,
@@ -72,10 +78,10 @@ def unpack_codes(word):
 
 
 @gluon.jit
-def dequantize_codes(word, scales, half, DTYPE: gl.constexpr):
+def dequantize_codes(word, scales, offset, half, DTYPE: gl.constexpr):
     """The values of each word's eight codes in bfloat16: four tensors with the two sides of a pair as last dimension.
 
-    `scales` are words of those of the first half's output and of the second's.
+    `scales` are words of those of the first half's output and of the second's; `offset` is of `offset_of`.
     """
     if gl.bfloat16 == DTYPE:
         low = (scales & 0xFFFF) | (scales << 16)
@@ -85,9 +91,8 @@ def dequantize_codes(word, scales, half, DTYPE: gl.constexpr):
         return gl.inline_asm_elementwise(
             """
             {
-                .reg .b32 one, offset, shifted;
+                .reg .b32 one, shifted;
                 mov.b32 one, 0x3f803f80;
-                mov.b32 offset, 0xc308c308;
                 lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
                 shr.u32 shifted, $4, 4;
                 lop3.b32 $1, shifted, 0x000f000f, 0x43004300, 0xea;
@@ -95,18 +100,18 @@ def dequantize_codes(word, scales, half, DTYPE: gl.constexpr):
                 lop3.b32 $2, shifted, 0x000f000f, 0x43004300, 0xea;
                 shr.u32 shifted, $4, 12;
                 lop3.b32 $3, shifted, 0x000f000f, 0x43004300, 0xea;
-                fma.rn.bf16x2 $0, $0, one, offset;
-                fma.rn.bf16x2 $1, $1, one, offset;
-                fma.rn.bf16x2 $2, $2, one, offset;
-                fma.rn.bf16x2 $3, $3, one, offset;
+                fma.rn.bf16x2 $0, $0, one, $8;
+                fma.rn.bf16x2 $1, $1, one, $8;
+                fma.rn.bf16x2 $2, $2, one, $8;
+                fma.rn.bf16x2 $3, $3, one, $8;
                 mul.rn.bf16x2 $0, $0, $6;
                 mul.rn.bf16x2 $1, $1, $6;
                 mul.rn.bf16x2 $2, $2, $6;
                 mul.rn.bf16x2 $3, $3, $6;
             }
             """,
-            "=&r,=&r,=&r,=&r,r,r,r,r",
-            [gl.join(word, word), gl.join(scale, scale)],
+            "=&r,=&r,=&r,=&r,r,r,r,r,r,r",
+            [gl.join(word, word), gl.join(scale, scale), gl.join(offset, offset)],
             dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
             is_pure=True,
             pack=2,
@@ -117,10 +122,9 @@ def dequantize_codes(word, scales, half, DTYPE: gl.constexpr):
         return gl.inline_asm_elementwise(
             """
             {
-                .reg .b32 one, offset, shifted, pair<4>;
+                .reg .b32 one, shifted, pair<4>;
                 .reg .f32 even, odd;
                 mov.b32 one, 0x3f803f80;
-                mov.b32 offset, 0xc308c308;
                 lop3.b32 pair0, $4, 0x000f000f, 0x43004300, 0xea;
                 shr.u32 shifted, $4, 4;
                 lop3.b32 pair1, shifted, 0x000f000f, 0x43004300, 0xea;
@@ -128,10 +132,10 @@ def dequantize_codes(word, scales, half, DTYPE: gl.constexpr):
                 lop3.b32 pair2, shifted, 0x000f000f, 0x43004300, 0xea;
                 shr.u32 shifted, $4, 12;
                 lop3.b32 pair3, shifted, 0x000f000f, 0x43004300, 0xea;
-                fma.rn.bf16x2 pair0, pair0, one, offset;
-                fma.rn.bf16x2 pair1, pair1, one, offset;
-                fma.rn.bf16x2 pair2, pair2, one, offset;
-                fma.rn.bf16x2 pair3, pair3, one, offset;
+                fma.rn.bf16x2 pair0, pair0, one, $8;
+                fma.rn.bf16x2 pair1, pair1, one, $8;
+                fma.rn.bf16x2 pair2, pair2, one, $8;
+                fma.rn.bf16x2 pair3, pair3, one, $8;
                 shl.b32 shifted, pair0, 16;
                 mul.f32 even, shifted, $6;
                 and.b32 shifted, pair0, 0xffff0000;
@@ -154,8 +158,8 @@ def dequantize_codes(word, scales, half, DTYPE: gl.constexpr):
                 cvt.rn.bf16x2.f32 $3, odd, even;
             }
             """,
-            "=&r,=&r,=&r,=&r,r,r,f,f",
-            [gl.join(word, word), gl.join(scale, scale)],
+            "=&r,=&r,=&r,=&r,r,r,f,f,r,r",
+            [gl.join(word, word), gl.join(scale, scale), gl.join(offset, offset)],
             dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
             is_pure=True,
             pack=2,

@@ -5,7 +5,8 @@ tile by inputs 32 j + 8 t .. 32 j + 8 t + 7 of a block, j = 0 .. 3:
 
 - Eight codes are a word, in which neighbours lie 16 bits apart: pair i has bits from 4 i and from 16 + 4 i on.
 - A block is 1024 bytes: the four words of outputs g of all threads, then those of outputs g + 8.
-- Of scales, those of outputs g and g + 8 for one group of inputs are neighbours, and the groups of a block too.
+- Of scales, those of outputs g and g + 8 for one group of inputs are neighbours, and the groups of a block too. Zeros
+  lie in the same order.
 
 Inputs are filled up to whole blocks with scales of zero. The rows of a gated matrix are gate, then up: its tiles have
 eight of either, so that a thread holds both of a column.
@@ -32,6 +33,7 @@ class ShuffledInt4:
     format: MatrixFormat
     codes: Tensor  # int32 [tiles, blocks, 256]
     scales: Tensor  # [tiles, blocks, 8, groups of a block, 2]
+    zeros: Tensor | None  # uint8, as the scales
     num_inputs: int
     is_gated: bool
 
@@ -52,15 +54,22 @@ class ShuffledInt4:
         start, stop, step = rows.indices(self.num_rows)
         assert (step, start % TILE_OUT, stop % TILE_OUT) == (1, 0, 0), "outputs are taken in tiles of 16"
         tiles = slice(start // TILE_OUT, stop // TILE_OUT)
-        return replace(self, codes=self.codes[tiles], scales=self.scales[tiles])
+        zeros = None if self.zeros is None else self.zeros[tiles]
+        return replace(self, codes=self.codes[tiles], scales=self.scales[tiles], zeros=zeros)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that there are, under their names in the matrix."""
+        named = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 def can_shuffle(format: MatrixFormat, num_rows: int) -> bool:
     """Whether the kernels here multiply by such a matrix."""
-    is_plain = not (format.has_zeros or format.has_minimums or format.is_reordered or format.rounds_outputs)
+    is_known = format.codes == ("uint4" if format.has_zeros else "int4")
+    is_plain = not (format.has_minimums or format.is_reordered or format.rounds_outputs)
     has_known_scales = format.scales.dtype in ("bfloat16", "float16") and format.scales.group in _GROUPS
     is_fine = format.coarse_scales is None and format.rounding is None
-    return format.codes == "int4" and is_plain and has_known_scales and is_fine and num_rows % TILE_OUT == 0
+    return is_known and is_plain and has_known_scales and is_fine and num_rows % TILE_OUT == 0
 
 
 def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt4:
@@ -70,19 +79,25 @@ def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt4:
     octets = functional.pad(matrix.codes, (0, num_blocks * BLOCK_IN // 2 - matrix.codes.shape[1]))
     words = _spread(octets.contiguous().view(torch.int32)).view(-1, num_blocks, 4, 4)  # [.., j, t]
     codes = _in_tiles(words, is_gated=is_gated).permute(0, 3, 1, 2, 5, 4)  # [tiles, blocks, halves, g, t, j]
-    group = matrix.format.scales.group
-    if group is None:
-        scales = matrix.scales.expand(-1, num_blocks)
-    else:
-        scales = functional.pad(matrix.scales, (0, num_blocks * BLOCK_IN // group - matrix.scales.shape[1]))
-    scales = scales.reshape(matrix.num_rows, num_blocks, -1)
     return ShuffledInt4(
         format=matrix.format,
         codes=codes.flatten(2).contiguous(),
-        scales=_in_tiles(scales, is_gated=is_gated).permute(0, 3, 2, 4, 1).contiguous(),
+        scales=_by_tiles(matrix.scales, matrix, is_gated=is_gated),
+        zeros=None if matrix.zeros is None else _by_tiles(matrix.zeros, matrix, is_gated=is_gated),
         num_inputs=matrix.num_inputs,
         is_gated=is_gated,
     )
+
+
+def _by_tiles(numbers: Tensor, matrix: QuantizedMatrix, *, is_gated: bool) -> Tensor:
+    """[rows, groups] as [tiles, blocks, 8, groups of a block, 2]."""
+    num_blocks, group = -(-matrix.num_inputs // BLOCK_IN), matrix.format.scales.group
+    if group is None:
+        numbers = numbers.expand(-1, num_blocks)
+    else:
+        numbers = functional.pad(numbers, (0, num_blocks * BLOCK_IN // group - numbers.shape[1]))
+    numbers = numbers.reshape(matrix.num_rows, num_blocks, -1)
+    return _in_tiles(numbers, is_gated=is_gated).permute(0, 3, 2, 4, 1).contiguous()
 
 
 def unshuffle(shuffled: ShuffledInt4) -> QuantizedMatrix:
@@ -90,11 +105,16 @@ def unshuffle(shuffled: ShuffledInt4) -> QuantizedMatrix:
     tiles, blocks = shuffled.num_tiles, shuffled.num_blocks
     words = shuffled.codes.view(tiles, blocks, 2, 8, 4, 4).permute(0, 2, 3, 1, 5, 4)
     octets = _gathered(_in_rows(words, is_gated=shuffled.is_gated)).flatten(1).contiguous().view(torch.uint8)
-    scales = _in_rows(shuffled.scales.permute(0, 4, 2, 1, 3), is_gated=shuffled.is_gated).flatten(1)
+
+    def by_rows(numbers: Tensor) -> Tensor:
+        rows = _in_rows(numbers.permute(0, 4, 2, 1, 3), is_gated=shuffled.is_gated).flatten(1)
+        return rows[:, : shuffled.format.scales.count(shuffled.num_inputs)].contiguous()
+
     return QuantizedMatrix(
         format=shuffled.format,
         codes=octets[:, : shuffled.num_inputs // 2].contiguous(),
-        scales=scales[:, : shuffled.format.scales.count(shuffled.num_inputs)].contiguous(),
+        scales=by_rows(shuffled.scales),
+        zeros=None if shuffled.zeros is None else by_rows(shuffled.zeros),
     )
 
 

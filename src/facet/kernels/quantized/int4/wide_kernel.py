@@ -22,6 +22,7 @@ from facet.kernels.quantized.int4.language import (
     gl,
     gluon,
     let_next_start,
+    offset_of,
     thread_barrier,
     wait_for_copies,
     wait_for_previous,
@@ -46,22 +47,43 @@ def copy_block(sources, targets, stage, block, num_blocks):
 
 
 @gluon.jit
-def values_of(codes, scales, stage, SCALE_DTYPE: gl.constexpr, TILES: gl.constexpr, LEFT: gl.constexpr):
-    """[16 outputs of each tile, inputs] of a block, as the left operand of a product."""
+def values_of(
+    codes, scales, zero_places, stage,
+    SCALE_DTYPE: gl.constexpr, HAS_ZEROS: gl.constexpr, TILES: gl.constexpr, LEFT: gl.constexpr, THREADS: gl.constexpr,
+):  # fmt: skip
+    """[16 outputs of each tile, inputs] of a block, as the left operand of a product. Zeros come past shared memory."""
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [TILES, 1], [1, 0])
-    # [tiles, halves of a tile, g, t, chunks]: thread 4 g + t has outputs g and g + 8 and eight inputs of each chunk.
-    THREADS: gl.constexpr = gl.BlockedLayout([1, 2, 1, 1, 4], [1, 1, 8, 4, 1], [TILES, 1, 1, 1, 1], [4, 3, 2, 1, 0])
+    half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, THREADS)))))
+    half = gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(half, 0), 2), 3), 4)
+    zero = half * 0 + 8
+    if HAS_ZEROS:
+        zeros = gl.expand_dims(gl.expand_dims(gl.load(zero_places).to(gl.int32), 1), 3)
+        zero = gl.where(half == 0, zeros & 255, (zeros >> 8) & 255)
     words = gl.reshape(codes.index(stage).load(FLAT), [TILES, 2, 8, 4, 4])
     words = gl.convert_layout(words, THREADS, assert_trivial=True)
     pairs = scales.index(stage).load(gl.SliceLayout(1, gl.SliceLayout(3, THREADS)))
     pairs = gl.expand_dims(gl.expand_dims(pairs, 1), 3)
-    half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, THREADS)))))
-    half = gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(half, 0), 2), 3), 4)
-    values = dequantize_codes(words, pairs, half, SCALE_DTYPE)  # four of [tiles, halves, g, t, chunks, sides]
+    values = dequantize_codes(
+        words, pairs, offset_of(zero), half, SCALE_DTYPE
+    )  # four of [tiles, halves, g, t, chunks, sides]
     quarters = gl.join(gl.join(values[0], values[1]), gl.join(values[2], values[3]))
     # [tiles, halves, g, chunks, products of a chunk, halves of its inputs, t, sides]
     quarters = gl.permute(quarters, (0, 1, 2, 4, 7, 6, 3, 5))
     return gl.convert_layout(gl.reshape(quarters, [16 * TILES, BLOCK_IN]), LEFT, assert_trivial=True)
+
+
+@gluon.jit
+def first_scales(first_tile, num_tiles, num_blocks, GROUPS: gl.constexpr, TILES: gl.constexpr, LAYOUT: gl.constexpr):
+    """[tiles, g, chunks]: where the scales of each lie, in the first block. Groups may be wider than a chunk."""
+    tile = gl.arange(0, TILES, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    tile = gl.minimum(first_tile + tile, num_tiles - 1).to(gl.int64) * num_blocks * (8 * GROUPS)
+    member = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT))) * GROUPS
+    chunk = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, LAYOUT))) * GROUPS // 4
+    return (
+        gl.expand_dims(gl.expand_dims(tile, 1), 2)
+        + gl.expand_dims(gl.expand_dims(member, 0), 2)
+        + gl.expand_dims(gl.expand_dims(chunk, 0), 1)
+    )
 
 
 # One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.
@@ -70,6 +92,7 @@ def wide_kernel(
     x,  # [whole groups of rows, whole blocks], in the order of codes
     codes,
     scales,
+    zeros,  # int16: two of them each
     gated,
     output,
     partial_sums,
@@ -82,6 +105,7 @@ def wide_kernel(
     IS_GATED: gl.constexpr,  # GeGLU
     HAS_GATED_INPUT: gl.constexpr,  # gelu, times `gated`
     SCALE_DTYPE: gl.constexpr,
+    HAS_ZEROS: gl.constexpr,  # else 8
     GROUPS: gl.constexpr,  # of a block
     ROWS: gl.constexpr,
     TILES: gl.constexpr,  # of 16 outputs; a warp for each
@@ -94,6 +118,9 @@ def wide_kernel(
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [TILES, 1], [1, 0])
     PAIRS: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 8, 4], [TILES, 1, 1], [2, 1, 0])
+    # [tiles, halves of a tile, g, t, chunks]: thread 4 g + t has outputs g and g + 8 and eight inputs of each chunk.
+    THREADS: gl.constexpr = gl.BlockedLayout([1, 2, 1, 1, 4], [1, 1, 8, 4, 1], [TILES, 1, 1, 1, 1], [4, 3, 2, 1, 0])
+    ZEROS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, THREADS))
     INPUTS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [TILES, 1], [1, 0])
     PLAIN_2: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     PLAIN_3: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -114,16 +141,8 @@ def wide_kernel(
     word = gl.arange(0, WORDS, gl.SliceLayout(0, FLAT))
     code_places = codes + gl.expand_dims(tile.to(gl.int64) * num_blocks * WORDS, 1) + gl.expand_dims(word, 0)
 
-    tile = gl.arange(0, TILES, gl.SliceLayout(1, gl.SliceLayout(2, PAIRS)))
-    tile = gl.minimum(first_tile + tile, num_tiles - 1).to(gl.int64) * num_blocks * (8 * GROUPS)
-    member = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, PAIRS))) * GROUPS
-    chunk = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, PAIRS))) * GROUPS // 4
-    scale_places = (
-        scales
-        + gl.expand_dims(gl.expand_dims(tile, 1), 2)
-        + gl.expand_dims(gl.expand_dims(member, 0), 2)
-        + gl.expand_dims(gl.expand_dims(chunk, 0), 1)
-    )
+    scale_places = scales + first_scales(first_tile, num_tiles, num_blocks, GROUPS, TILES, PAIRS)
+    zero_places = zeros + first_scales(first_tile, num_tiles, num_blocks, GROUPS, TILES, ZEROS)
 
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, INPUTS))
     column = gl.arange(0, BLOCK_IN, gl.SliceLayout(0, INPUTS))
@@ -140,7 +159,10 @@ def wide_kernel(
         copy_block(sources, targets, ahead, first + ahead, num_blocks)
     wait_for_copies(STAGES - 2)
     thread_barrier()
-    values = values_of(code_tiles, scale_tiles, 0, SCALE_DTYPE, TILES, LEFT)
+    values = values_of(
+        code_tiles, scale_tiles, zero_places + gl.minimum(first, num_blocks - 1) * (8 * GROUPS), 0,
+        SCALE_DTYPE, HAS_ZEROS, TILES, LEFT, THREADS,
+    )  # fmt: skip
     sums = gl.zeros([16 * TILES, ROWS], gl.float32, SUMS)
     for turn in range(0, num_turns):
         fence_async_shared()
@@ -150,7 +172,11 @@ def wide_kernel(
         wait_for_copies(STAGES - 3)
         thread_barrier()
         copy_block(sources, targets, (turn + (STAGES - 1)) % STAGES, first + turn + (STAGES - 1), num_blocks)
-        next_values = values_of(code_tiles, scale_tiles, (turn + 1) % STAGES, SCALE_DTYPE, TILES, LEFT)
+        next_block = gl.minimum(first + turn + 1, num_blocks - 1)
+        next_values = values_of(
+            code_tiles, scale_tiles, zero_places + next_block * (8 * GROUPS), (turn + 1) % STAGES,
+            SCALE_DTYPE, HAS_ZEROS, TILES, LEFT, THREADS,
+        )  # fmt: skip
         sums, _ = warpgroup_mma_wait(0, deps=(product, values))
         values = next_values
     wait_for_copies(0)
