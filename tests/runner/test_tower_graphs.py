@@ -38,6 +38,23 @@ def test_padded_equals_unpadded(name: str, tiny_model: Callable[[str], TinyModel
         assert bool(rows.isfinite().all())
 
 
+@torch.inference_mode()
+def test_a_clip_filled_up_equals_itself(tiny_model: Callable[[str], TinyModel]) -> None:
+    folder = tiny_model("gemma4_e2b_mm").folder
+    config = read_config_file(folder / "config.json")
+    headers = read_headers(find_weight_files(folder))
+    tower = find_towers(config, read_model_spec(config), headers).load(FLOAT32, Silent())["audio"]
+    assert isinstance(tower, PaddingTower)
+    graphs = graphs_of({"audio": tower})[tower]
+    graphs.capture(NoRecorder(), Silent())
+    for num_frames in (431, 97, 501):
+        clip = {"features": torch.randn(num_frames, tower.spec.num_bins)}
+        (expected,) = tower([clip])
+        rows = graphs.encode(clip)
+        assert rows is not None
+        torch.testing.assert_close(rows[: len(expected)], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_too_large_is_not_filled_up(tiny_model: Callable[[str], TinyModel]) -> None:
     config = tiny_model("gemma4_e2b_mm").config
     (found,) = (tower for tower in find_towers(config, read_model_spec(config), None).towers if "image" in tower.kinds)

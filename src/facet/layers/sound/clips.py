@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from facet.transfer import indices_on_device
+
 
 def encode_by_length(
     clips: Sequence[Mapping[str, Tensor]], encode: Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -27,7 +29,7 @@ def encode_by_length(
 
 def stack_clips(clips: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """[clips, frames of the longest, width], and the length of each."""
-    lengths = torch.tensor([len(clip) for clip in clips], device=clips[0].device)
+    lengths = indices_on_device([len(clip) for clip in clips], clips[0].device)
     return pad_sequence([clip.to(dtype) for clip in clips], batch_first=True), lengths
 
 
@@ -41,6 +43,11 @@ def halve_frames(x: Tensor, lengths: Tensor, weight: Tensor, *, frames_before: i
     inside = x.masked_fill(outside[:, None, :, None], 0)
     padded = functional.pad(inside, (1, 1, frames_before, 2 - frames_before))
     return functional.conv2d(padded, weight, stride=2), (lengths + 1) // 2
+
+
+def num_rows(num_frames: int) -> int:
+    """Frames that are left of a clip that was halved twice: the host knows it without asking the device."""
+    return -(-num_frames // 4)
 
 
 def as_frames(x: Tensor) -> Tensor:

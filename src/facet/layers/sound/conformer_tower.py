@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
-from facet.layers.sound.clips import as_frames, encode_by_length, halve_frames, stack_clips
+from facet.layers.sound.clips import as_frames, encode_by_length, halve_frames, num_rows, stack_clips
 from facet.layers.sound.conformer import Conformer
 from facet.layers.tower_products import BiasedLinear
 from facet.sound_spec import ConformerTowerSpec
+
+# Frames of clips that are filled up to: of 5, 10, 20 and 30 seconds, as much as the model hears.
+PADDED_FRAMES = (500, 1000, 2000, 3000)
 
 
 class ConformerTower(nn.Module):
@@ -32,14 +36,37 @@ class ConformerTower(nn.Module):
         """The rows of each clip."""
         return encode_by_length(clips, self._encode)
 
+    @property
+    def padded_sizes(self) -> tuple[int, ...]:
+        """Numbers of frames that `forward_padded` is made for."""
+        return PADDED_FRAMES
+
+    @property
+    def num_padded_rows(self) -> int:
+        return num_rows(PADDED_FRAMES[-1])
+
+    def size_of(self, clip: Mapping[str, Tensor]) -> int:
+        return len(clip["features"])
+
+    def padded_inputs(self, size: int) -> dict[str, Tensor]:
+        return {"features": torch.zeros(size, self.spec.num_bins, device=self.placement.device)}
+
+    def forward_padded(self, clip: Mapping[str, Tensor], num_frames: Tensor) -> Tensor:
+        """The rows of a clip that has `num_frames` frames, and behind them others that mean nothing."""
+        return self._rows(clip["features"].to(self.placement.dtype).unsqueeze(0), num_frames.view(1))[0]
+
     def _encode(self, clips: Sequence[Tensor]) -> list[Tensor]:
-        features, lengths = stack_clips(clips, self.placement.dtype)
+        rows = self._rows(*stack_clips(clips, self.placement.dtype))
+        return [made[: num_rows(len(clip))] for made, clip in zip(rows, clips, strict=True)]
+
+    def _rows(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """[clips, rows, width] of [clips, frames, bins], of which so many are real."""
         x, lengths = self.first(features.unsqueeze(1), lengths)
         x, lengths = self.second(x, lengths)
-        stream = self.projection(self.conformer(self.input(as_frames(x)), len(clips)))
+        stream = self.projection(self.conformer(self.input(as_frames(x)), len(features)))
         normed = self.placement.arithmetic.rms_norm(stream, None, self.spec.norm_eps)
-        rows = self.output(normed).view(len(clips), -1, self.spec.output_size)
-        return [clip[:length] for clip, length in zip(rows, lengths.tolist(), strict=True)]
+        rows: Tensor = self.output(normed)
+        return rows.view(len(features), -1, self.spec.output_size)
 
 
 class HalvingLayer(nn.Module):

@@ -9,9 +9,10 @@ from torch.nn import functional
 from facet.layers.linear import Linear
 from facet.layers.media_embedder import MediaEmbedder
 from facet.layers.placement import Placement
-from facet.layers.sound.clips import as_frames, encode_by_length, halve_frames, stack_clips
+from facet.layers.sound.clips import as_frames, encode_by_length, halve_frames, num_rows, stack_clips
 from facet.layers.sound.conformer import Conformer
 from facet.sound_spec import UsmTowerSpec
+from facet.transfer import indices_on_device
 
 
 class UsmTower(nn.Module):
@@ -42,11 +43,11 @@ class UsmTower(nn.Module):
         )
         kept = stream[:, :: self.spec.reduction]
         rows = self.embedder(kept.flatten(0, 1)).view(*kept.shape[:2], -1)
-        padding = self.embedder.look_up(torch.tensor([self.spec.padding_row], device=rows.device))
-        counts = (lengths + self.spec.reduction - 1) // self.spec.reduction
+        padding = self.embedder.look_up(indices_on_device([self.spec.padding_row], rows.device))
+        counts = [-(-num_rows(len(clip)) // self.spec.reduction) for clip in clips]
         return [
             torch.cat((clip[:count], padding.expand(self.spec.num_rows - count, -1)))
-            for clip, count in zip(rows, counts.tolist(), strict=True)
+            for clip, count in zip(rows, counts, strict=True)
         ]
 
 
