@@ -171,9 +171,16 @@ def _read_dtype(top: ConfigFields, text: ConfigFields) -> str | None:
 
 
 def _media_token_ids(top: ConfigFields, vocab_size: int) -> tuple[int, ...]:
-    """What stands for media in a prompt, and what encloses it. Files say `..._id` or `..._index`."""
+    """What stands for media in a prompt, and what encloses it; in Gemma 3n, every id whose embedding a tower has.
+    Files say `..._id` or `..._index`."""
     names = [f"{token}_token_{suffix}" for token in _MEDIA_TOKENS for suffix in ("id", "index")]
-    return tuple(sorted({token_id for name in names for token_id in top.token_ids(name) if token_id < vocab_size}))
+    found = {token_id for name in names for token_id in top.token_ids(name)}
+    for section in ("vision_config", "audio_config"):
+        tower = top.section(section)
+        if "vocab_offset" in tower:
+            first = tower.integer("vocab_offset", 0)
+            found |= set(range(first, first + tower.integer("vocab_size", 128)))
+    return tuple(sorted(token_id for token_id in found if token_id < vocab_size))
 
 
 def _first(ids: tuple[int, ...], default: int) -> int:
