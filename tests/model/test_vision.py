@@ -1,5 +1,6 @@
 """Towers make of pictures what transformers makes of them, alone and several at once, from the published layouts."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from facet.model.checkpoint import find_weight_files, read_headers
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
 from facet.model.loader import load_model
+from facet.model.quantized.choose import read_scheme
 from facet.model.towers import NO_TOWER, QUANTIZED_TOWER, build_vision_tower, find_towers
 from facet.model.vision_config import read_vision_spec
 from facet.model.vision_weights import vision_targets
@@ -28,6 +30,17 @@ from tests.vision import Picture, oracle_rows, random_pictures
 
 FLOAT32 = Placement(dtype=torch.float32, device=torch.device("cpu"))
 RELATIVE_TOLERANCE = 2e-4
+INT8_TOWERS = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+        }
+    },
+    "ignore": ["lm_head", "re:.*language_model.*", "re:.*layers.0.*", "re:.*embed.*", "re:.*multi_modal.*"],
+}
 
 TinyModels = Callable[[str], TinyModel]
 
@@ -137,9 +150,44 @@ def test_text_is_served_where_the_tower_cannot_be(tiny_model: TinyModels) -> Non
     decoder = {name: tensor for name, tensor in headers.items() if "language_model" in name}
     assert find_towers(tiny.config, spec, decoder).notes == (NO_TOWER.format("pictures"), NO_TOWER.format("sound"))
     odd = {name: tensor for name, tensor in headers.items() if "vision_tower.encoder.layers.0.mlp" not in name}
-    assert find_towers(tiny.config, spec, odd, is_quantized=True).notes == (QUANTIZED_TOWER.format("pictures"),)
+    scheme = read_scheme({**tiny.config, "quantization_config": INT8_TOWERS}, tiny.folder)
+    assert find_towers(tiny.config, spec, odd, scheme).notes == (QUANTIZED_TOWER.format("pictures"),)
     text = {"architectures": ["Gemma4ForCausalLM"], **tiny.config["text_config"]}
     assert not find_towers(text, spec, headers).towers
+
+
+@pytest.mark.parametrize("name", ["gemma4_e2b_mm", "gemma3_mm"])
+def test_quantized_towers_compute_with_what_their_codes_stand_for(
+    name: str, tiny_model: TinyModels, tmp_path: Path
+) -> None:
+    """Matrices of towers in eight bits, but for those that the config leaves alone; the decoder is not quantized."""
+    tiny = tiny_model(name)
+    quantized, rounded = {}, {}
+    for key, tensor in load_file(tiny.folder / "model.safetensors").items():
+        rounded[key] = quantized[key] = tensor
+        is_left_alone = "layers.0." in key or "embed" in key or "multi_modal" in key
+        if "_tower." in key and tensor.ndim == 2 and key.endswith(".weight") and not is_left_alone:
+            scales = tensor.abs().amax(dim=1, keepdim=True) / 127
+            codes = (tensor / scales).round()
+            rounded[key] = codes * scales
+            quantized |= {key: codes.to(torch.int8), f"{key}_scale": scales}
+    assert len(quantized) > len(rounded)
+    for folder, tensors, more in (
+        ("rounded", rounded, {}),
+        ("quantized", quantized, {"quantization_config": INT8_TOWERS}),
+    ):
+        (tmp_path / folder).mkdir()
+        save_file(tensors, tmp_path / folder / "model.safetensors")
+        config = json.loads((tiny.folder / "config.json").read_text()) | more
+        (tmp_path / folder / "config.json").write_text(json.dumps(config))
+    ours, expected = (
+        load_model(ModelConfig(model=str(tmp_path / folder), device="cpu", max_model_len=64))
+        for folder in ("quantized", "rounded")
+    )
+    assert set(ours.towers) == set(expected.towers)
+    pictures = random_pictures(ours.towers["image"].spec)
+    for row, other in zip(*(rows_of(each.towers["image"], pictures) for each in (ours, expected)), strict=True):
+        assert relative_difference(row, other) <= 1e-5
 
 
 @pytest.mark.parametrize(("language_model_only", "kinds"), [(False, {"image", "video", "audio"}), (True, set())])

@@ -16,9 +16,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from facet.errors import CheckpointError
+from facet.kernels.quantized import QuantizedMatrix
 from facet.kernels.quantized.quantize import quantize
 from facet.layers.linear import Linear
-from facet.layers.weight import Values
+from facet.layers.weight import DenseWeight, Values
 from facet.matrix_format import MatrixFormat
 from facet.model.config_fields import shown
 from facet.model.gguf.folder import SUFFIX as GGUF_SUFFIX
@@ -141,14 +142,22 @@ def match_tensors(
     return {target: found[name] for name, target in targets.items()}
 
 
-def match_tower(targets: Iterable[TensorTarget], stored: Mapping[str, StoredTensor]) -> dict[TensorTarget, Source]:
+def match_tower(
+    targets: Iterable[TensorTarget], stored: Mapping[str, StoredTensor], scheme: Scheme | None = None
+) -> dict[TensorTarget, Source]:
     """As `match_tensors`, for what a checkpoint has beside the decoder. Tensors of other towers are left alone."""
     inside = {_name_beside(name): tensor for name, tensor in stored.items()}
     by_name = {target.name: target for target in targets}
-    found: dict[str, Source] = {name: inside[name] for name in by_name if name in inside}
+    found: dict[str, Source] = {}
+    for name, target in by_name.items():
+        is_matrix = len(target.shape) == 2 and name.endswith(".weight")
+        source = find_source(target, inside, scheme) if scheme is not None and is_matrix else inside.get(name)
+        if source is not None:
+            found[name] = source
     towers = {name.partition(".")[0] for name in by_name}
+    used = {tensor.name for source in found.values() for tensor in tensors_of(source)}
     unexpected = [
-        tensor.name for name, tensor in inside.items() if name.partition(".")[0] in towers and name not in by_name
+        tensor.name for name, tensor in inside.items() if name.partition(".")[0] in towers and tensor.name not in used
     ]
     _refuse_misfits(by_name, found, unexpected)
     return {target: found[name] for name, target in by_name.items()}
@@ -244,8 +253,11 @@ def load_weights(
             else:
                 assert scheme is not None, "quantized matrices are read by a scheme"
                 values = read_share(source, scheme, files.read, cut)
-            if target.place in linears:
-                linears[target.place].fill(values, target.part)
+            linear = linears.get(target.place)
+            if linear is not None and isinstance(linear.weight, DenseWeight) and isinstance(values, QuantizedMatrix):
+                values = as_placed(values.values(), target)  # towers compute with what their codes stand for
+            if linear is not None:
+                linear.fill(values, target.part)
             else:
                 assert isinstance(values, Tensor), "only products have quantized weights"
                 parameters[target.place].data.copy_(values)

@@ -128,7 +128,7 @@ def load_model(
         headers = read_headers(find_weight_files(folder))
         matched = match_tensors(spec, headers, scheme)
         if not config.language_model_only:
-            found = find_towers(fields, spec, headers, is_quantized=scheme is not None)
+            found = find_towers(fields, spec, headers, scheme)
         # A GGUF file keeps norms and routers in float32, whatever its matrices are: its config says what to compute in.
         stored = dtype_of_config(spec) if scheme is not None and scheme.name == "gguf" else common_dtype(matched)
         dtype = resolve_dtype(config.dtype, stored, device)

@@ -25,6 +25,7 @@ from facet.model.checkpoint import has_tower, load_weights, match_tower
 from facet.model.config_fields import ConfigFields
 from facet.model.dummy_weights import fill_dummy_weights
 from facet.model.quantized.matching import Source
+from facet.model.quantized.scheme import Scheme
 from facet.model.sound_config import read_sound_spec
 from facet.model.sound_weights import sound_targets
 from facet.model.stored_tensor import StoredTensor
@@ -44,7 +45,7 @@ VISION_PREFIXES = ("vision_tower.", "vision_embedder.")
 SOUND_PREFIXES = ("audio_tower.", "embed_audio.")
 
 NO_TOWER = "The checkpoint has no weights for {}, though its config describes some: the model takes none."
-QUANTIZED_TOWER = "The weights for {} are quantized, which Facet does not read yet: the model takes none."
+QUANTIZED_TOWER = "The weights for {} are quantized in a form that Facet does not read: the model takes none."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,7 @@ class FoundTower:
     kinds: tuple[MediaKind, ...]  # of what goes through it
     build: Build
     tensors: Mapping[TensorTarget, Source] | None  # None: weights are made up
+    scheme: Scheme | None = None  # that quantized matrices are read by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +77,7 @@ class FoundTowers:
             if found.tensors is None:
                 fill_dummy_weights(tower, placement.device, seed, progress)
             else:
-                load_weights(tower, found.tensors, progress)
+                load_weights(tower, found.tensors, progress, found.scheme)
             loaded |= dict.fromkeys(found.kinds, tower.eval())
         return loaded
 
@@ -84,10 +86,12 @@ def find_towers(
     config: Mapping[str, Any],
     model: ModelSpec,
     stored: Mapping[str, StoredTensor] | None,
-    *,
-    is_quantized: bool = False,
+    scheme: Scheme | None = None,
 ) -> FoundTowers:
-    """Of a config and all tensors of its checkpoint. None: there are none, weights are to be made up."""
+    """Of a config and all tensors of its checkpoint. None: there are none, weights are to be made up.
+
+    `scheme`: how the checkpoint is quantized. Matrices of towers that are, too, become unquantized ones: towers are a
+    small part of a model."""
     towers: list[FoundTower] = []
     notes: list[str] = []
     parts = ConfigFields(config)
@@ -102,13 +106,13 @@ def find_towers(
             continue
         kinds, build, targets = read(config, model)
         try:
-            tensors = None if stored is None else match_tower(targets, stored)
+            tensors = None if stored is None else match_tower(targets, stored, scheme)
         except CheckpointError:
-            if not is_quantized:
+            if scheme is None:
                 raise
             notes.append(QUANTIZED_TOWER.format(name))
             continue
-        towers.append(FoundTower(kinds=kinds, build=build, tensors=tensors))
+        towers.append(FoundTower(kinds=kinds, build=build, tensors=tensors, scheme=scheme))
     return FoundTowers(towers=tuple(towers), notes=tuple(notes))
 
 
