@@ -1,9 +1,13 @@
 """Pictures, sound and video with a real engine and a tiny model: HTTP in, HTTP out, and the same from Python."""
 
 import base64
+import importlib.util
 import io
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from facet import LLM, RequestError, SamplingParams
@@ -215,3 +220,79 @@ def test_values_beside_a_text(folder: Path, llm: LLM, tmp_path: Path) -> None:
             assert other.outputs[0].token_ids == first.outputs[0].token_ids
     with pytest.raises(RequestError, match="an array of one channel of floats"):
         llm.generate({"prompt": "<|audio|>", "multi_modal_data": {"audio": sound}}, use_tqdm=False)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed")
+def test_an_mmmu_style_task_through_lm_eval(
+    folder: Path, server: RunningServer, tiny_model: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
+    """Made-up questions about made-up pictures, with choices; answers are those of transformers, word for word."""
+    files = {name: data for name, data in good_files().items() if name in ("png", "jpeg", "webp")}
+    entries = [
+        {"question": f"<image 1> What is {name}?\nA. one\nB. two\nC. three\nAnswer:", "image": f"{name}.png"}
+        for name in files
+    ]
+    for name, data in files.items():
+        Image.open(io.BytesIO(data)).convert("RGB").save(tmp_path / f"{name}.png")
+    (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    (tmp_path / "utils.py").write_text(
+        "from pathlib import Path\nfrom PIL import Image\n"
+        "def images(doc):\n    return [Image.open(Path(__file__).parent / doc['image'])]\n"
+    )
+    (tmp_path / "seen.yaml").write_text(
+        "task: seen\ndataset_path: json\n"
+        f"dataset_kwargs: {{data_files: {{test: {tmp_path / 'data.jsonl'}}}}}\n"
+        "test_split: test\noutput_type: generate_until\ndoc_to_text: '{{question}}'\ndoc_to_target: A\n"
+        "doc_to_image: !function utils.images\n"
+        "generation_kwargs: {until: [], max_gen_toks: 6, do_sample: false}\n"
+        "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "lm_eval", "--model", "local-chat-completions", "--apply_chat_template",
+         "--model_args", f"model={folder},base_url={server.url}{CHAT},max_images=7,num_concurrent=2",
+         "--include_path", str(tmp_path), "--tasks", "seen", "--log_samples", "--output_path", str(tmp_path / "out")],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")},
+        check=True,
+        capture_output=True,
+        timeout=280,
+    )  # fmt: skip
+    (path,) = (tmp_path / "out").rglob("samples_seen_*.jsonl")
+    samples = {sample["doc"]["image"]: sample for sample in map(json.loads, path.read_text().splitlines())}
+    tokenizer, media = Tokenizer.from_folder(folder), read_media_spec(folder)
+    assert media.pictures is not None
+    for entry in entries:
+        data = (tmp_path / entry["image"]).read_bytes()
+        # As lm_eval asks for it.
+        (picture,) = prepare_picture_file(data, media.pictures, MediaOptions(detail="auto"), MediaLimits(), "it")
+        url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64_of(data)}", "detail": "auto"}}
+        messages = [{"role": "user", "content": [url, {"type": "text", "text": entry["question"]}]}]
+        prompt = server.post("/tokenize", {"messages": messages}).json()["tokens"]
+        said = transformers_answer(tiny_model("gemma4_e2b_mm"), prompt, picture, media, num_tokens=6)
+        ((text,),) = samples[entry["image"]]["resps"]
+        assert text == tokenizer.decode(said)
+
+
+@torch.no_grad()
+def transformers_answer(
+    tiny: TinyModel, prompt: list[int], picture: PreparedMedia, media: MediaSpec, *, num_tokens: int
+) -> list[int]:
+    """Its likeliest tokens, of those that are no placeholder of media."""
+    ids = list(prompt)
+    patches, places = (torch.from_numpy(picture.arrays[name].numpy().copy()) for name in ("patches", "positions"))
+    soft = media.tokens["image"].soft
+    never = {token for tokens in media.tokens.values() for token in (tokens.begin, tokens.soft, tokens.end)}
+    image_id = tiny.oracle.config.image_token_id
+    for _ in range(num_tokens):
+        given = torch.tensor([[image_id if token == soft else token for token in ids]])
+        logits = tiny.oracle(
+            given,
+            pixel_values=patches[None].float() / 255,
+            image_position_ids=places[None].long(),
+            mm_token_type_ids=(given == image_id).long(),
+            use_cache=False,
+        ).logits[0, -1]
+        logits[list(never)] = -torch.inf
+        ids.append(int(logits.argmax()))
+        if ids[-1] == 1:
+            break
+    return [token for token in ids[len(prompt) :] if token != 1]
