@@ -4,7 +4,8 @@ A span's content becomes as many rows as the span has tokens before the decoder 
 an image see each other, not only those before them: such a span *attends both ways* and is computed in one step, since
 its first row already needs the keys of its last.
 
-    scheduler/    no chunk cuts such a span: it ends before it or contains it
+    scheduler/    no chunk cuts such a span: it ends before it or contains it; `encoding.py` decides which contents
+                  towers encode in a step, and which are kept
     kv_cache/     no prefix that is kept or found ends inside one
     runner/       `AttentionRows.last_visible` says how far ahead each row of a step sees; towers make the rows of its
                   content, which are kept by content key (`encoder_cache.py`)
