@@ -100,7 +100,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     tables = table_bytes(shard, max_model_len, dtype)
     towers: Mapping[MediaKind, nn.Module] = {}
     if not config.language_model_only:
-        found = find_towers(fields, spec, headers, read_scheme(fields, folder))
+        found = find_towers(fields, spec, headers, None if headers is None else read_scheme(fields, folder))
         towers = found.build(Placement(dtype=dtype, device=torch.device("meta"), arithmetic=arithmetic))
     tower_weights = sum(
         tensor.nbytes for tower in dict.fromkeys(towers.values()) for tensor in (*tower.parameters(), *tower.buffers())
