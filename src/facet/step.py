@@ -146,3 +146,4 @@ class TokenEvent(NamedTuple):
     prompt_logprobs: Any = None
     error: str | None = None  # why, where finish_reason is "error"
     queue_seconds: float = 0.0  # between submission and the first step
+    num_drafts: int = 0  # that the step computed for it; all tokens but the last were among them

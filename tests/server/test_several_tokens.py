@@ -2,8 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from facet.engine.messages import NewTokens
+from facet.prompts.reading import AnswerTokens
+from facet.request import Request
+from facet.sampling_params import SamplingParams
+from facet.server.protocol.shared import make_usage
 from tests.chat.conversations import WEATHER_TOOL
 from tests.server.conftest import Scripted
 from tests.server.test_chat import ASK, CALL, THOUGHT, put_together, stream
@@ -45,3 +51,15 @@ def without_names(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_names(item) for key, item in value.items() if key != "id"}
     return [without_names(item) for item in value] if isinstance(value, list) else value
+
+
+def test_usage_says_what_became_of_drafts() -> None:
+    tokens = AnswerTokens.of(Request(request_id="a", prompt_token_ids=(1,), sampling=SamplingParams()))
+    for new in (NewTokens("a", (1,)), NewTokens("a", (2, 3, 4), num_drafts=4), NewTokens("a", (5,), num_drafts=2)):
+        list(tokens.take(new))
+    assert (tokens.num_drafts, tokens.num_accepted) == (6, 2)
+    usage = make_usage(1, 5, 0, 0, num_drafts=tokens.num_drafts, num_accepted=tokens.num_accepted)
+    details = msgspec.to_builtins(usage.completion_tokens_details)
+    assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": 2, "rejected_prediction_tokens": 4}
+    without = msgspec.to_builtins(make_usage(1, 5, 0, 0, num_drafts=0, num_accepted=0))
+    assert without["completion_tokens_details"] == {"reasoning_tokens": 0}

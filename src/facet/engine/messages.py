@@ -80,6 +80,7 @@ class NewTokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array
     prompt_logprobs: list[TokenLogprobs] | None = None
     error: str | None = None  # why, where finish_reason is "error"
     queue_seconds: float = 0.0  # between submission and the first step
+    num_drafts: int = 0  # that the step computed for it; all tokens but the last were among them
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -40,6 +40,8 @@ class AnswerTokens:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached_tokens: int = 0
+    num_drafts: int = 0  # that were computed for it
+    num_accepted: int = 0  # of these
     finish_reason: FinishReason | None = None
     # The stop string, the stop token if it is not an end of sequence, or "repetition".
     stop_reason: int | str | None = None
@@ -68,6 +70,9 @@ class AnswerTokens:
         If that text ends the answer, that is, if `finish_reason` is set meanwhile, the tokens behind it are dropped.
         """
         self.num_cached_tokens = new.num_cached_tokens
+        if new.num_drafts:
+            self.num_drafts += new.num_drafts
+            self.num_accepted += max(0, len(new.token_ids) - 1)
         if new.prompt_logprobs is not None:
             self.prompt_logprobs += new.prompt_logprobs
         last = len(new.token_ids) - 1

@@ -109,11 +109,12 @@ class Queues:
         prompt_logprobs = self._prompt_logprobs_by_number(plan, result)
         logprobs = result.logprobs or (None,) * len(numbers)
         faults = result.faults or (None,) * len(numbers)
+        num_drafts = plan.num_drafts[plan.samples].tolist() if len(plan.draft_token_ids) else (0,) * len(numbers)
         events: list[TokenEvent] = []
         ended: list[Ended] = []
         num_tokens = 0
-        for number, token_ids, token_logprobs, fault in zip(
-            numbers.tolist(), result.token_ids, logprobs, faults, strict=True
+        for number, token_ids, token_logprobs, fault, num_drafted in zip(
+            numbers.tolist(), result.token_ids, logprobs, faults, num_drafts, strict=True
         ):
             state = self._by_number.get(number)
             if state is None:
@@ -144,6 +145,7 @@ class Queues:
                     prompt_part,
                     fault,
                     state.queue_seconds,
+                    num_drafted,
                 )
             )
         self.num_output_tokens += num_tokens

@@ -128,6 +128,8 @@ class ChatExchange:
             tokens[0].num_cached_tokens,
             sum(answer.num_reasoning_tokens for answer in tokens),
             self._num_media_tokens,
+            num_drafts=sum(answer.num_drafts for answer in tokens),
+            num_accepted=sum(answer.num_accepted for answer in tokens),
         )
 
 

@@ -111,6 +111,8 @@ class CompletionExchange:
             sum(answer.num_tokens for answer in self.answers),
             sum(answer.tokens.num_cached_tokens for answer in firsts),
             sum(answer.num_reasoning_tokens for answer in self.answers),
+            num_drafts=sum(answer.tokens.num_drafts for answer in self.answers),
+            num_accepted=sum(answer.tokens.num_accepted for answer in self.answers),
         )
 
 

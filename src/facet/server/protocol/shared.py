@@ -25,8 +25,12 @@ class PromptDetails(msgspec.Struct):
         return cls(num_cached_tokens, **{f"{kind}_tokens": count for kind, count in num_media_tokens.items()})
 
 
-class ReasoningTokens(msgspec.Struct):
+class CompletionTokens(msgspec.Struct, omit_defaults=True):
+    """Predictions are drafts; where there were none, nothing is said of them."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(msgspec.Struct):
@@ -34,7 +38,7 @@ class Usage(msgspec.Struct):
     total_tokens: int
     completion_tokens: int
     prompt_tokens_details: PromptDetails
-    completion_tokens_details: ReasoningTokens
+    completion_tokens_details: CompletionTokens
 
 
 class PositionLogprob(msgspec.Struct):
@@ -53,11 +57,14 @@ def make_usage(
     num_cached_tokens: int,
     num_reasoning_tokens: int,
     num_media_tokens: Mapping[MediaKind, int] = NO_MEDIA,
+    *,
+    num_drafts: int,
+    num_accepted: int,
 ) -> Usage:
     return Usage(
         num_prompt_tokens,
         num_prompt_tokens + num_completion_tokens,
         num_completion_tokens,
         PromptDetails.of(num_cached_tokens, num_media_tokens),
-        ReasoningTokens(num_reasoning_tokens),
+        CompletionTokens(num_reasoning_tokens, num_accepted, num_drafts - num_accepted),
     )
