@@ -10,6 +10,9 @@ class EagerDrafter:
     def could_gain(self, num_running: int) -> bool:
         return True
 
+    def num_ahead(self, num_running: int) -> int:
+        return 0
+
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
         return True
 

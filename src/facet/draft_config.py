@@ -7,6 +7,7 @@ from typing import Any
 from facet.errors import ConfigError
 
 METHODS = ("suffix", "ngram")
+DRAFTS_OF_A_MODEL = 4  # where num_speculative_tokens does not say
 # More would cost rows of every step and be accepted almost never.
 MOST_DRAFTS = 128
 
@@ -30,7 +31,15 @@ class NgramDrafts:
     max_match: int
 
 
-DraftConfig = SuffixDrafts | NgramDrafts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDrafts:
+    """Continue as a drafter says, which was made for the model."""
+
+    model: str  # a folder, or a name on the hub
+    num_drafts: int
+
+
+DraftConfig = SuffixDrafts | NgramDrafts | ModelDrafts
 
 
 def read_draft_config(given: Mapping[str, Any] | None) -> DraftConfig | None:
@@ -38,14 +47,24 @@ def read_draft_config(given: Mapping[str, Any] | None) -> DraftConfig | None:
     if given is None:
         return None
     method = given.get("method")
+    if "model" in given and method in (None, "mtp"):
+        return _model(given)
     if method == "suffix":
         return _suffix(given)
     if method == "ngram":
         return _ngram(given)
     raise ConfigError(
         f"--speculative-config names the method {method!r}, but there are {' and '.join(METHODS)}. Choose one, as in "
-        '{"method": "suffix"}.'
+        '{"method": "suffix"}, or name a drafter: {"model": ...}.'
     )
+
+
+def _model(given: Mapping[str, Any]) -> ModelDrafts:
+    _refuse_others({"method": "mtp", **given}, ("model",))
+    if not isinstance(given["model"], str) or not given["model"]:
+        raise ConfigError(f"--speculative-config: model is {given['model']!r}, but must be a folder or a name.")
+    num_drafts = _integer(given, "num_speculative_tokens", DRAFTS_OF_A_MODEL, most=MOST_DRAFTS)
+    return ModelDrafts(model=given["model"], num_drafts=num_drafts)
 
 
 def _suffix(given: Mapping[str, Any]) -> SuffixDrafts:

@@ -104,6 +104,7 @@ class StepPlan:
     num_logit_rows: NDArray[np.int32]  # of its scheduled tokens, the last so many want logits: 0, 1 + num_drafts or all
 
     draft_token_ids: NDArray[np.int64]  # of all entries, one after the other
+    num_to_draft: int = 0  # tokens that a drafter on the device guesses behind those of every entry that samples
     media: EncoderWork = NO_ENCODER_WORK
 
     @property
@@ -133,6 +134,7 @@ class StepResult:
     logprobs: tuple[list[Any] | None, ...] | None = None  # one for each token; handed through unread
     # By position in the plan's entries, for entries whose prompt log-probabilities were computed; handed through.
     prompt_logprobs: tuple[tuple[int, Any], ...] = ()
+    drafts: tuple[tuple[int, ...], ...] | None = None  # per entry that samples: how it may go on; None: nobody guessed
 
 
 class TokenEvent(NamedTuple):

@@ -1,4 +1,4 @@
-"""Copies small arrays from the host to a device.
+"""Copies small arrays from the host to a device, and results back.
 
 The host never waits: on a GPU an array is copied from pinned memory, which torch's host allocator reuses only after the
 copy has happened. The caller may change its own array at once.
@@ -42,6 +42,13 @@ def arrays_on_device(arrays: Sequence[NDArray[Integer]], device: torch.device) -
     return [
         together[start : start + array.size].view(array.shape) for start, array in zip(starts, arrays, strict=False)
     ]
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy on its way to the host: it is there once the device has done all that was launched so far."""
+    if tensor.device.type != "cuda":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _staging(shape: tuple[int, ...], dtype: np.dtype[Any], device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from facet.kv_dtypes import choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.kv_arena import KVArena
 from facet.media_span import MediaKind
+from facet.model.draft_model import DraftModel
 from facet.model.gemma import Gemma
 from facet.progress import Silent
 from facet.request import FinishReason, Request
@@ -46,6 +47,7 @@ def make_engine(
     piece_sizes: tuple[int, ...] = (),
     kv_dtype: str = "auto",
     drafter: Drafter | None = None,
+    draft_model: DraftModel | None = None,
     towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
     num_encoder_rows: int = 512,
     max_num_encoded_rows: int = 64,
@@ -76,6 +78,7 @@ def make_engine(
         poison_freed_blocks=True,
         graph_sizes=graph_sizes,
         piece_sizes=piece_sizes,
+        draft_model=draft_model,
         towers=towers,
         num_encoder_rows=num_encoder_rows,
     )

@@ -5,7 +5,7 @@ The index of a request's tokens is made while the request generates, some tokens
 
 from collections.abc import Callable, Sequence
 
-from facet.draft_config import DraftConfig, SuffixDrafts
+from facet.draft_config import NgramDrafts, SuffixDrafts
 from facet.drafts.acceptance import Acceptance
 from facet.drafts.guess import NO_GUESS, Guess, TextIndex
 from facet.drafts.ngrams import NgramIndex
@@ -19,7 +19,7 @@ _TOKENS_AT_ONCE = 1024
 
 
 class TextDrafter:
-    def __init__(self, config: DraftConfig, step_times: StepTimes) -> None:
+    def __init__(self, config: SuffixDrafts | NgramDrafts, step_times: StepTimes) -> None:
         self.max_num_drafts = config.num_drafts
         self._make_index = _index_maker(config)
         self._times = step_times
@@ -29,6 +29,9 @@ class TextDrafter:
 
     def could_gain(self, num_running: int) -> bool:
         return self._times.could_gain(num_running)
+
+    def num_ahead(self, num_running: int) -> int:
+        return 0
 
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
         self._forget_others(requests)
@@ -97,7 +100,7 @@ class TextDrafter:
             self._acceptance.keep_only(numbers)
 
 
-def _index_maker(config: DraftConfig) -> Callable[[], TextIndex]:
+def _index_maker(config: SuffixDrafts | NgramDrafts) -> Callable[[], TextIndex]:
     if isinstance(config, SuffixDrafts):
         return lambda: SuffixIndex(max_match=config.max_match, max_factor=config.max_factor, min_share=config.min_share)
     return lambda: NgramIndex(min_match=config.min_match, max_match=config.max_match)

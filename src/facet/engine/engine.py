@@ -173,6 +173,8 @@ class Engine:
         if schedule.is_empty:
             return None
         plan = self._scheduler.commit(schedule)
+        if self._drafter is not None and (num_to_draft := self._drafter.num_ahead(len(plan.seats))):
+            plan = replace(plan, num_to_draft=num_to_draft)
         masks = self._grammars.start_masks(plan)
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
         launched = self.runner.launch(plan)

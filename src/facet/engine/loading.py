@@ -7,15 +7,18 @@ from typing import NamedTuple
 import torch
 
 from facet.config import EngineConfig
-from facet.draft_config import read_draft_config
+from facet.draft_config import DraftConfig, ModelDrafts, read_draft_config
+from facet.drafts.model_drafter import ModelDrafter
 from facet.drafts.step_times import StepTimes
 from facet.drafts.text_drafter import TextDrafter
 from facet.engine.device_failures import device_failures_in_words
 from facet.engine.settings import EngineSettings, resolve
+from facet.errors import ConfigError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.layers.kv_arena import KVArena
 from facet.layers.rank_group import RankGroup
+from facet.model.draft_loader import load_draft_model
 from facet.model.loader import load_model
 from facet.progress import Progress
 from facet.runner.runner import Runner
@@ -34,8 +37,16 @@ def make_runner(config: EngineConfig, progress: Progress, group: RankGroup | Non
     with device_failures_in_words():
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
         draft_config = read_draft_config(config.speculative_config)
+        if isinstance(draft_config, ModelDrafts) and group is not None:
+            raise ConfigError(
+                "--speculative-config names a drafter, which works with --tensor-parallel-size 1 only. Leave one of the two "
+                'out, or draft from the text: {"method": "suffix"}.'
+            )
         arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
         loaded = load_model(config, progress, arithmetic=arithmetic, group=group)
+        draft_model = None
+        if isinstance(draft_config, ModelDrafts):
+            draft_model = load_draft_model(draft_config.model, loaded.model, progress)
         settings = resolve(config, loaded.model, loaded.lines(), loaded.towers)
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
@@ -49,14 +60,21 @@ def make_runner(config: EngineConfig, progress: Progress, group: RankGroup | Non
             graph_sizes=settings.graph_sizes,
             piece_sizes=settings.piece_sizes,
             towers=loaded.towers,
+            draft_model=draft_model,
             num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
         )
         runner.compile_kernels(progress)
         graphs_taken = runner.capture_graphs(progress)
         # On every rank, though only rank 0 drafts: they run the steps that are timed together.
-        drafter = None if draft_config is None else TextDrafter(draft_config, StepTimes(runner.time_steps()))
+        drafter = None if draft_config is None else _make_drafter(draft_config, StepTimes(runner.time_steps()))
         if group is not None:
             group.meet(loaded.model.placement.device)  # a model is ready once all its ranks are
     if settings.gpu_memory is not None:
         settings = replace(settings, gpu_memory=replace(settings.gpu_memory, graphs_taken=graphs_taken))
     return ReadyRunner(runner, settings, loaded.folder, drafter)
+
+
+def _make_drafter(config: DraftConfig, step_times: StepTimes) -> Drafter:
+    if isinstance(config, ModelDrafts):
+        return ModelDrafter(config.num_drafts, step_times)
+    return TextDrafter(config, step_times)

@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from facet.forward_batch import ForwardBatch
 from facet.layers.kv_arena import KVArena
 from facet.media_span import MediaKind
+from facet.model.draft_model import DraftModel
 from facet.model.gemma import Gemma
 from facet.progress import Progress
 from facet.runner import warm_up
 from facet.runner.batch import Chunks, make_batch, ranges
+from facet.runner.draft_ahead import DraftAhead
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes, seconds_of
 from facet.runner.media_inputs import MediaInputs, StepMedia
@@ -77,6 +79,7 @@ class Runner:
         piece_sizes: Sequence[int] = (),
         towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
         num_encoder_rows: int = 0,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`towers` take the kinds of media that the model has; of what they make, so many rows are kept."""
         self.model = model
@@ -87,6 +90,8 @@ class Runner:
             arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device
         )
         self._sampling = StepSampling(model, self._seats, max_num_drafts=max(graph_sizes, default=0))
+        if draft_model is not None:
+            self._sampling.draft_ahead = DraftAhead(draft_model, arena, self._seats.block_tables, self._device)
         self.media = MediaInputs(towers, model.spec.hidden_size, model.placement, num_encoder_rows=num_encoder_rows)
         self._fast_prefill = fast_prefill
         # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.

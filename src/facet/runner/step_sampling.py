@@ -13,11 +13,12 @@ from torch import Tensor
 
 from facet.model.gemma import Gemma
 from facet.runner.batch import ranges
+from facet.runner.draft_ahead import DraftAhead
 from facet.runner.seat_state import SeatState
-from facet.sampling import GrammarMask, LogprobTensors, Sampler, TokensInFlight, grammar_mask
+from facet.sampling import GrammarMask, LogprobTensors, SampledTokens, Sampler, TokensInFlight, grammar_mask
 from facet.sampling_params import SamplingParams
 from facet.step import Admission, StepMasks, StepPlan, StepResult
-from facet.transfer import array_on_device, arrays_on_device
+from facet.transfer import array_on_device, arrays_on_device, to_host
 
 # Prompt log-probabilities look at every row's logits; a few rows at a time keeps a large vocabulary affordable.
 PROMPT_LOGITS_AT_ONCE = 64
@@ -30,6 +31,15 @@ class ComputedRows(NamedTuple):
     logits: Tensor | None  # [rows, vocab], where they were made along the way
 
 
+class _Chosen(NamedTuple):
+    """The tokens of a step on the device, and of each seat the last that holds."""
+
+    tokens: SampledTokens
+    last_token_ids: Tensor  # [seats]
+    last_rows: Tensor  # [seats]: among those computed, the row it was chosen from
+    num_emitted: Tensor | None  # [seats]: how many hold; None: one each
+
+
 @dataclass(frozen=True, slots=True)
 class SampledStep:
     """A step all of whose work has been launched."""
@@ -37,6 +47,7 @@ class SampledStep:
     plan: StepPlan
     tokens: TokensInFlight
     prompt_logprobs: tuple[tuple[int, tuple[LogprobTensors, ...]], ...]
+    drafts: Tensor | None = None  # [seats, drafts] on the host, once the tokens are there
 
     def wait(self) -> StepResult:
         """The outcome, once the device is done."""
@@ -51,6 +62,7 @@ class SampledStep:
                 (entry, [logprob for part in parts for logprob in part.to_list()])
                 for entry, parts in self.prompt_logprobs
             ),
+            drafts=None if self.drafts is None else tuple(map(tuple, self.drafts.tolist())),
         )
 
 
@@ -59,6 +71,7 @@ class StepSampling:
 
     def __init__(self, model: Gemma, seats: SeatState, *, max_num_drafts: int = 0) -> None:
         """`max_num_drafts`: in a step that finds its tokens among the last ones."""
+        self.draft_ahead: DraftAhead | None = None
         self._model = model
         self._seats = seats
         self._device = model.placement.device
@@ -96,8 +109,14 @@ class StepSampling:
         if self._uncounted:
             self._recount(plan)
         choose = self._choose_along_drafts if len(plan.draft_token_ids) else self._choose
-        tokens = choose(plan, computed, masks)
-        return SampledStep(plan, tokens, self._prompt_logprobs(plan, computed.hidden))
+        sampled = choose(plan, computed, masks)
+        drafts = None
+        if plan.num_to_draft and len(sampled.last_rows):
+            assert self.draft_ahead is not None, "nobody is there to draft"
+            hidden = computed.hidden[sampled.last_rows]
+            drafts = to_host(self.draft_ahead.draft(plan, sampled.last_token_ids, hidden, sampled.num_emitted))
+        tokens = sampled.tokens.start_copy()
+        return SampledStep(plan, tokens, self._prompt_logprobs(plan, computed.hidden), drafts)
 
     def sample_nothing(self, params: SamplingParams) -> None:
         """For kernels to be compiled."""
@@ -106,7 +125,7 @@ class StepSampling:
         self._sampler.sample(logits, (0,))
         self._sampler.remove_request(0)
 
-    def _choose(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> TokensInFlight:
+    def _choose(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> "_Chosen":
         """The last logit row of every entry that samples becomes its next token."""
         last_rows = (np.cumsum(plan.num_logit_rows)[plan.samples] - 1).astype(np.int64)
         seats: Sequence[int] = plan.seats[plan.samples].tolist()
@@ -119,9 +138,9 @@ class StepSampling:
         sampled = self._sampler.sample(logits, seats, grammar=self._mask(masks, device_seats))
         self._sampler.accept(seats, sampled.token_ids)
         self.last_token_ids[device_seats] = sampled.token_ids
-        return sampled.start_copy()
+        return _Chosen(sampled, sampled.token_ids, device_last_rows, None)
 
-    def _choose_along_drafts(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> TokensInFlight:
+    def _choose_along_drafts(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> "_Chosen":
         """As `_choose`, with a row for every draft: the host learns later how many of an entry's tokens hold."""
         num_drafts = plan.num_drafts[plan.samples]
         ends = np.cumsum(plan.num_logit_rows, dtype=np.int32)[plan.samples]
@@ -143,7 +162,7 @@ class StepSampling:
         )
         self.last_token_ids[device_seats] = sampled.last_token_ids
         self._uncounted.update(seats.tolist())
-        return sampled.tokens.start_copy()
+        return _Chosen(sampled.tokens, sampled.last_token_ids, device_rows[sampled.last_places], sampled.num_emitted)
 
     def _mask(self, masks: StepMasks | None, seats_of_rows: Tensor) -> GrammarMask | None:
         return None if masks is None else grammar_mask(masks, self.last_token_ids[seats_of_rows])

@@ -11,6 +11,7 @@ from torch import Tensor
 from facet.kernels.token_choice import Outcome
 from facet.sampling.logprobs import LogprobTensors
 from facet.token_logprobs import TokenLogprobs
+from facet.transfer import to_host
 
 
 class Fault(Enum):
@@ -89,13 +90,13 @@ class SampledTokens:
         if self.token_ids.device.type != "cuda":
             return TokensInFlight(self, None)
         if self.storage is None:
-            token_ids, is_finite, has_choice = map(_copy_to_pinned, (self.token_ids, self.is_finite, self.has_choice))
+            token_ids, is_finite, has_choice = map(to_host, (self.token_ids, self.is_finite, self.has_choice))
         else:
-            copy = Outcome.within(_copy_to_pinned(self.storage), len(self.token_ids))
+            copy = Outcome.within(to_host(self.storage), len(self.token_ids))
             token_ids, is_finite, has_choice = copy.token_ids, copy.is_finite, copy.has_choice
         logprobs = None
         if self.logprobs is not None:
-            logprobs = tuple(part.with_tensors(*map(_copy_to_pinned, part.tensors())) for part in self.logprobs)
+            logprobs = tuple(part.with_tensors(*map(to_host, part.tensors())) for part in self.logprobs)
         arrived = torch.Event("cuda")
         arrived.record(torch.cuda.current_stream(self.token_ids.device))
         return TokensInFlight(SampledTokens(token_ids, is_finite, has_choice, logprobs), arrived)
@@ -109,7 +110,9 @@ class SampledRuns:
     """What `SampledTokens` are for seats with drafts."""
 
     tokens: SampledTokens  # by place
-    last_token_ids: Tensor  # [seats] int64: of each, the last token that holds
+    last_token_ids: Tensor  # [seats] int64: of each, the last token that holds,
+    last_places: Tensor  # [seats] int64: its place,
+    num_emitted: Tensor  # [seats] int64: and how many hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,3 @@ def _fault(is_finite: bool, has_choice: bool) -> Fault | None:
     if not is_finite:
         return Fault.NON_FINITE_LOGITS
     return None if has_choice else Fault.NOTHING_ALLOWED
-
-
-def _copy_to_pinned(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

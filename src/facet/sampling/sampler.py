@@ -175,7 +175,7 @@ class Sampler:
         for feature in self._histories:
             feature.accept_runs(batch, tokens.token_ids, num_emitted)
         last_places = runs.places.gather(1, num_emitted.unsqueeze(1) - 1).squeeze(1)
-        return SampledRuns(tokens, tokens.token_ids[last_places])
+        return SampledRuns(tokens, tokens.token_ids[last_places], last_places, num_emitted)
 
     def prompt_logprobs(self, logits: Tensor, next_token_ids: Tensor, num_top: int) -> LogprobTensors:
         """Of consecutive positions of a prompt, for the token that follows each."""

@@ -46,6 +46,9 @@ class Drafter(Protocol):
     def could_gain(self, num_running: int) -> bool:
         """Whether drafts can be of use beside so many requests. If not, nothing else is asked."""
 
+    def num_ahead(self, num_running: int) -> int:
+        """How many tokens a model of its own should guess, on the device, behind the tokens of the next step."""
+
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
         """Guesses for some of the running requests that have no pending token.
 

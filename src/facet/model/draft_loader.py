@@ -1,0 +1,107 @@
+"""Loads a drafter and checks that it fits the model it drafts for."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from facet.errors import ConfigError
+from facet.layers.linear import Linear
+from facet.model.checkpoint import WeightFiles, find_weight_files, load_weights, match_tensors, read_headers
+from facet.model.config_fields import ConfigFields, read_config_file, shown
+from facet.model.draft_model import CentroidSpec, DraftModel, DraftModelSpec
+from facet.model.families import read_model_spec
+from facet.model.gemma import Gemma
+from facet.model.hub import local_folder
+from facet.model.stored_tensor import StoredTensor
+from facet.model.weight_map import TensorTarget, matrix_target
+from facet.model_spec import LayerSpec, ModelSpec
+from facet.progress import Progress
+
+_MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+_ORDERING = "masked_embedding.token_ordering"
+
+
+def load_draft_model(name: str, target: Gemma, progress: Progress) -> DraftModel:
+    """Read, check, build, fill."""
+    folder = local_folder(name)
+    spec = read_draft_model_spec(read_config_file(folder / "config.json"), target.spec, name)
+    stored = read_headers(find_weight_files(folder))
+    beside = {target.name: target for target in _targets_beside(spec)}
+    decoder = {name: tensor for name, tensor in stored.items() if name not in beside and name != _ORDERING}
+    matched = match_tensors(spec.decoder, decoder)
+    matched |= {target: _require(stored, target) for target in beside.values()}
+    model = DraftModel(spec, target)
+    load_weights(model, matched, progress)
+    if spec.centroids is not None:
+        with WeightFiles() as files:
+            shape = (spec.decoder.vocab_size,)
+            ordering = files.read(_require(stored, TensorTarget(name=_ORDERING, shape=shape, place="token_ordering")))
+            model.get_buffer("token_ordering").copy_(ordering)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.prepare()
+    return model.eval()
+
+
+def read_draft_model_spec(config: Mapping[str, Any], target: ModelSpec, name: str) -> DraftModelSpec:
+    """Refused where it drafts for another model."""
+    top = ConfigFields(config)
+    if top.raw("model_type") not in _MODEL_TYPES:
+        raise ConfigError(
+            f"{name} is no drafter: its model_type is {shown(top.raw('model_type'))}, not {' or '.join(_MODEL_TYPES)}."
+        )
+    decoder = read_model_spec({**top.section("text_config").values(), "num_kv_shared_layers": 0})
+    backbone_size = top.integer("backbone_hidden_size")
+    if backbone_size != target.hidden_size or target.family != "gemma4":
+        raise _misfit(name, "hidden states of width", backbone_size, target.hidden_size)
+    if decoder.vocab_size != target.vocab_size:
+        raise _misfit(name, "a vocabulary of", decoder.vocab_size, target.vocab_size)
+    centroids = None
+    if top.boolean("use_ordered_embeddings"):
+        centroids = CentroidSpec(
+            num_clusters=top.integer("num_centroids", 2048),
+            num_chosen=top.integer("centroid_intermediate_top_k", 32),
+        )
+        if decoder.vocab_size % centroids.num_clusters or centroids.num_chosen > centroids.num_clusters:
+            raise ConfigError(
+                f"{name} divides {decoder.vocab_size} tokens into {centroids.num_clusters} clusters and looks at "
+                f"{centroids.num_chosen}: that cannot be."
+            )
+    layers = tuple(_reading(layer, target, name) for layer in decoder.layers)
+    return DraftModelSpec(decoder=replace(decoder, layers=layers), backbone_size=backbone_size, centroids=centroids)
+
+
+def _reading(layer: LayerSpec, target: ModelSpec, name: str) -> LayerSpec:
+    """The layer, reading the keys of the last layer of its kind that stores any."""
+    owners = [own for own in target.layers if own.owns_kv and own.attention == layer.attention]
+    if not owners:
+        raise ConfigError(f"{name} has {layer.attention} layers, but the model it should draft for has none.")
+    source = owners[-1]
+    for what, own, other in (
+        ("heads of size", layer.head_dim, source.head_dim),
+        ("key heads:", layer.num_kv_heads, source.num_kv_heads),
+        ("a window of", layer.window, source.window),
+    ):
+        if own != other:
+            raise _misfit(name, what, own, other)
+    return replace(layer, kv_from_layer=source.index)
+
+
+def _targets_beside(spec: DraftModelSpec) -> Iterator[TensorTarget]:
+    width = spec.decoder.hidden_size
+    yield matrix_target("pre_projection", width, 2 * spec.backbone_size, "pre_projection")
+    yield matrix_target("post_projection", spec.backbone_size, width, "post_projection")
+    if spec.centroids is not None:
+        yield matrix_target("masked_embedding.centroids", spec.centroids.num_clusters, width, "centroids")
+
+
+def _require(stored: Mapping[str, StoredTensor], target: TensorTarget) -> StoredTensor:
+    tensor = stored.get(target.name)
+    if tensor is None or tensor.shape != target.shape:
+        found = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+        raise ConfigError(f"The drafter's {target.name} is {found}; it should have {list(target.shape)}.")
+    return tensor
+
+
+def _misfit(name: str, what: str, own: object, other: object) -> ConfigError:
+    return ConfigError(f"{name} drafts for another model: it has {what} {own}, this one {other}. Name its own drafter.")
