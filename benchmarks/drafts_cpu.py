@@ -37,7 +37,7 @@ WORDS = (
 
 def copying() -> list[str]:
     choose = random.Random(0)
-    patterns = ["|".join(choose.sample(WORDS, 20)) for _ in range(2)]
+    patterns = ["|".join(choose.sample(WORDS, 8)) for _ in range(4)]
     return [f'Use regex_scan with the pattern "{pattern}".' for pattern in patterns]
 
 

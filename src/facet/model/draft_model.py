@@ -76,7 +76,8 @@ class DraftModel(nn.Module):
 
     def best_tokens(self, state: Tensor) -> Tensor:
         if self.centroids is None:
-            return self.embedding(state).argmax(-1)
+            logits: Tensor = self.embedding(state)
+            return logits.argmax(-1)
         token_ids, logits = self.candidates(state)
         return token_ids.gather(1, logits.argmax(-1, keepdim=True)).squeeze(1)
 
