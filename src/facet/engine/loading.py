@@ -39,8 +39,8 @@ def make_runner(config: EngineConfig, progress: Progress, group: RankGroup | Non
         draft_config = read_draft_config(config.speculative_config)
         if isinstance(draft_config, ModelDrafts) and group is not None:
             raise ConfigError(
-                "--speculative-config names a drafter, which works with --tensor-parallel-size 1 only. Leave one of the two "
-                'out, or draft from the text: {"method": "suffix"}.'
+                "--speculative-config names a drafter, which works with --tensor-parallel-size 1 only. Leave one of "
+                'the two out, or draft from the text: {"method": "suffix"}.'
             )
         arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
         loaded = load_model(config, progress, arithmetic=arithmetic, group=group)
