@@ -244,6 +244,14 @@ class TestCommandsAlone:
         for name in ("/tools", "/think", "/system", "/set", "/clear", "/help", "/exit", "temperature"):
             assert name in text
 
+    @pytest.mark.parametrize("content", [WEATHER, [WEATHER], WEATHER["function"], [WEATHER["function"]]])
+    def test_tools_as_the_page_takes_them(self, tmp_path: Path, content: object) -> None:
+        path = tmp_path / "tools.json"
+        path.write_text(json.dumps(content))
+        conversation = Conversation(MODEL)
+        assert run_command(f"/tools {path}", conversation) == "Tools: weather."
+        assert conversation.tools == [WEATHER]
+
     def test_tools_are_listed_and_taken_away(self, tools_file: Path) -> None:
         conversation = Conversation("m")
         assert run_command(f"/tools {tools_file}", conversation) == "Tools: weather."
@@ -310,12 +318,12 @@ def test_on_a_terminal(tools_file: Path) -> None:
         terminal = Terminal("--url", server.url)
         try:
             terminal.wait_for(rf"{MODEL}, 4,096 tokens of context.*/exit leaves")
-            terminal.type(f"/tools {tools_file}\n")
+            terminal.type(f"/too\t {tools_file}\n")  # completed
             terminal.wait_for(r"Tools: weather\.")
             terminal.type("Weather?\n")
             terminal.wait_for(r"(?s)╭.* weather .*╮.*\"city\": \"Paris\".*╯.*result of weather> ")
             terminal.type("20 degrees\n")
-            terminal.wait_for(r"\x1b\[2mwin\x1b\[0m\x1b\[2md\x1b\[0m\r\n")  # dim
+            terminal.wait_for(r"\x1b\[2mwind\x1b\[0m\r\n")  # dim
             terminal.wait_for(r"light\r\n")
             terminal.type("Hi\n")
             terminal.wait_for(r"title.*one\r\n")  # a model's escape sequences are text

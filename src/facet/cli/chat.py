@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from facet.cli.answers import ChatAnswer
 from facet.cli.asking import Answerer, AskConfig, ask_config_from, open_answerer, read_tools
-from facet.cli.chat_commands import LEAVE, run_command
+from facet.cli.chat_commands import LEAVE, completions, run_command
 from facet.cli.conversation import Conversation
 from facet.cli.flags import add_common_flags, add_config_flags
 from facet.cli.screen import Screen
@@ -25,8 +25,7 @@ def run(options: argparse.Namespace) -> int:
     tools = [] if config.tools is None else read_tools(config.tools)
     screen = Screen()
     if screen.is_interactive:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (from here on what input() reads can be edited)
+        _make_editable()
     if config.url is None:
         screen.note(f"Loading {name} ...")
     with open_answerer(config, name) as answerer:
@@ -37,6 +36,22 @@ def run(options: argparse.Namespace) -> int:
         screen.note(f"{answerer.model}{length}. Ctrl-C stops an answer, /help lists commands, /exit leaves.")
         Session(answerer, conversation, screen).run()
     return 0
+
+
+def _make_editable() -> None:
+    """From here on lines can be edited, and Tab completes commands."""
+    try:
+        import readline
+    except ImportError:
+        return
+
+    def complete(word: str, index: int) -> str | None:
+        found = completions(readline.get_line_buffer())
+        return found[index] if index < len(found) else None
+
+    readline.set_completer_delims(" ")
+    readline.set_completer(complete)
+    readline.parse_and_bind("tab: complete")
 
 
 @dataclass(slots=True)

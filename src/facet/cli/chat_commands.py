@@ -31,6 +31,14 @@ def run_command(line: str, conversation: Conversation) -> str:
     return command.run(conversation, rest.strip())
 
 
+def completions(line: str) -> list[str]:
+    """What the last word of a command may become: a command, or the name of a setting."""
+    words = line.split(" ")
+    if len(words) == 1:
+        return [name for name in sorted((*COMMANDS, *LEAVE)) if name.startswith(line)] if line.startswith("/") else []
+    return [name for name in SETTINGS if name.startswith(words[1])] if words[0] == "/set" and len(words) == 2 else []
+
+
 def _tools(conversation: Conversation, path: str) -> str:
     if path == "off":
         conversation.tools = []

@@ -5,6 +5,7 @@ Answers go to standard output, everything else to standard error.
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from facet.chat import ContentDelta, Delta, ReasoningDelta
 from facet.chat.reply import ToolCall
+from facet.cli.word_wrap import WordWrap
 
 # A model's text must not move the cursor or rename the window: of all that is not text, tabs and line ends are left.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -27,6 +29,7 @@ class Screen:
         self._notes = Console(stderr=True, highlight=False, soft_wrap=True)
         self._showing: type[Delta] | None = None  # the kind of the last part of an answer
         self._ends_line = True
+        self._wrap = self._new_wrap()
 
     def ask(self, prompt: str) -> str:
         """Reads a line from the user. Raises EOFError at the end of the input."""
@@ -36,15 +39,14 @@ class Screen:
         """Shows a part of an answer as it arrives. Calls are shown when they are complete."""
         if isinstance(delta, ReasoningDelta):
             if self._is_terminal:
-                self._write(delta, f"{_DIM}{without_controls(delta.text)}{_PLAIN}", delta.text)
+                self._write(delta, delta.text)
         elif isinstance(delta, ContentDelta):
-            self._write(delta, without_controls(delta.text) if self._is_terminal else delta.text, delta.text)
+            self._write(delta, delta.text)
 
     def end(self) -> None:
         """The answer is over."""
-        if not self._ends_line:
-            print(flush=True)
-        self._showing, self._ends_line = None, True
+        self._end_part()
+        self._showing = None
 
     def calls(self, calls: Sequence[ToolCall]) -> None:
         for called in (call.function for call in calls):
@@ -62,11 +64,28 @@ class Screen:
     def complain(self, text: str) -> None:
         self._notes.print(Text(" ".join(f"error: {text}".splitlines())))
 
-    def _write(self, delta: Delta, shown: str, text: str) -> None:
-        if self._showing not in (None, type(delta)) and not self._ends_line:
-            print()
-        print(shown, end="", flush=True)
-        self._showing, self._ends_line = type(delta), text.endswith("\n")
+    def _write(self, delta: Delta, text: str) -> None:
+        if self._showing not in (None, type(delta)):
+            self._end_part()
+        self._showing = type(delta)
+        self._print(self._wrap.feed(without_controls(text)) if self._is_terminal else text)
+        self._ends_line = text.endswith("\n")
+
+    def _end_part(self) -> None:
+        """Thoughts and content end with a line each."""
+        self._print(self._wrap.end())
+        if not self._ends_line:
+            print(flush=True)
+        self._ends_line = True
+        self._wrap = self._new_wrap()
+
+    def _print(self, shown: str) -> None:
+        is_dim = self._showing is ReasoningDelta
+        print(f"{_DIM}{shown}{_PLAIN}" if is_dim and shown else shown, end="", flush=True)
+
+    @staticmethod
+    def _new_wrap() -> WordWrap:
+        return WordWrap(shutil.get_terminal_size().columns)
 
 
 def without_controls(text: str) -> str:
