@@ -40,6 +40,7 @@ import facet.engine.client
 from facet.config import EngineConfig, ServerConfig
 from facet.engine.messages import AskStats, Cancel, EngineInfo, FromEngine, NewTokens, Stats, Submit, ToEngine
 from facet.engine.process import _loop
+from facet.prompts import read_prompt_files
 from facet.request import Request
 from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
@@ -98,7 +99,7 @@ def serve_facet(pipe: Connection, folder: str, profile: bool) -> None:
     facet.engine.client.run_engine = run_empty_engine
     config = ServerConfig(model=folder, served_model_name=("m",), disable_log_stats=True)
     engine = EngineProcess(EngineConfig(model=folder))
-    serve(pipe, make_app(config, engine, make_served_model(config, engine.info)), profile)
+    serve(pipe, make_app(config, engine, make_served_model(config, read_prompt_files(config), engine.info)), profile)
 
 
 def serve_bare(pipe: Connection, chunk: bytes, profile: bool) -> None:

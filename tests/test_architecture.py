@@ -58,12 +58,13 @@ TENSOR_LIBRARIES = {"torch", "triton", "xgrammar"}  # the other two import torch
 DOORS = {
     "facet": {"facet.offline"},  # facet.LLM, once it is asked for
     "facet.cli.bench": {"facet.offline.timed"},  # throughput and latency run an engine
+    "facet.cli.cached_models": {"facet.engine.fitting"},
     "facet.cli.doctor": {"facet.doctor.examine"},
     "facet.cli.inspect": {
         *("facet.model.inspection", "facet.model.loader", "facet.model.weight_formats"),
         *("facet.layers.kv_arena", "facet.runner.batch", "torch"),  # --load
     },
-    "facet.cli.plan": {"facet.engine.memory_plan"},
+    "facet.cli.plan": {"facet.engine.memory_plan", "facet.engine.plan_advice"},
     "facet.engine.client": {"facet.engine.process"},  # runs in the engine's process
 }
 

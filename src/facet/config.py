@@ -5,13 +5,41 @@ to a config later.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+# `auto`: the longest that fits into the memory of the cache; None: the model's own limit, which has to fit.
+ContextLength = int | Literal["auto"] | None
+
+# Names that vLLM has for the methods of quantized checkpoints, and which of ours they may mean.
+QUANTIZED_BY = {
+    "compressed-tensors": ("compressed-tensors",),
+    "awq": ("awq",),
+    "awq_marlin": ("awq",),
+    "gptq": ("gptq",),
+    "gptq_marlin": ("gptq",),
+    "auto-round": ("gptq", "awq"),
+    "modelopt": ("modelopt",),
+    "modelopt_fp4": ("modelopt",),
+    "petit_nvfp4": ("modelopt",),
+    "gguf": ("gguf",),
+    "fp8": ("fp8",),
+}
+# Names that vLLM has for ways to read a checkpoint's files; here there is one.
+_READERS = ("safetensors", "hf", "gguf", "fastsafetensors", "instanttensor", "runai_streamer")
 
 
-def setting(default: Any, help: str, *, choices: tuple[str, ...] | None = None) -> Any:
-    """A field that is also a command-line flag."""
-    return field(default=default, metadata={"help": help, "choices": choices})
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] | None = None,
+    also: tuple[str, ...] = (),
+    is_secret: bool = False,
+) -> Any:
+    """A field that is also a command-line flag. `also`: other ways to write the flag, such as -q."""
+    return field(default=default, repr=not is_secret, metadata={"help": help, "choices": choices, "also": also})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +48,13 @@ class ModelConfig:
 
     model: str = setting("", "folder with a checkpoint, or its name on the Hugging Face hub (owner/name)")
     revision: str | None = setting(None, "branch, tag or commit of the model on the hub")
+    hf_token: str | None = setting(
+        None, "token for the hub; default: HF_TOKEN, or that of `hf auth login`", is_secret=True
+    )
+    download_dir: str | None = setting(None, "folder for models from the hub; default: the cache of Hugging Face")
+    hf_overrides: Mapping[str, Any] | None = setting(
+        None, "fields that replace those of config.json, a JSON object; objects inside it are merged"
+    )
     dtype: str = setting(
         "auto",
         "data type of weights and activations; auto: the one that most of the checkpoint is stored in, but float32 for "
@@ -28,14 +63,17 @@ class ModelConfig:
     )
     load_format: str = setting(
         "auto",
-        "auto: read the safetensors files; dummy: random weights, for which config.json is enough",
-        choices=("auto", "dummy"),
+        "auto: read the checkpoint's files, and so do vLLM's names of readers; dummy: random weights, for which "
+        "config.json is enough",
+        choices=("auto", "dummy", *_READERS),
     )
     quantization: str | None = setting(
         None,
         "quantize the matrices of attention, MLPs and experts while an unquantized checkpoint is loaded: fp8 or int8 "
-        "with a scale for each row, int4 in groups of 32; a quantized checkpoint needs no flag",
-        choices=("fp8", "int8", "int4"),
+        "with a scale for each row, int4 in groups of 32; a quantized checkpoint needs no flag, but its own method may "
+        "be named",
+        choices=("int4", "int8", "fp8", *(name for name in QUANTIZED_BY if name != "fp8")),
+        also=("-q",),
     )
     quantize_head: bool = setting(
         False,
@@ -50,8 +88,10 @@ class ModelConfig:
         False, "load the text decoder alone, without what a checkpoint has for pictures and sound"
     )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; auto: the first GPU, or the CPU if there is none")
-    max_model_len: int | None = setting(
-        None, "longest context, prompt and answer together, in tokens; default: the model's own limit"
+    max_model_len: int | Literal["auto"] | None = setting(
+        None,
+        "longest context, prompt and answer together, in tokens: a number such as 32768 or 32K, or auto for as much as "
+        "fits into memory; default: the model's own limit",
     )
     seed: int = setting(0, "seed for random weights, and for requests that give no seed")
 
@@ -61,7 +101,9 @@ class EngineConfig(ModelConfig):
     """How requests are run."""
 
     tensor_parallel_size: int = setting(
-        1, "number of GPUs, or of processes on a CPU, that heads, MLPs, embeddings and the KV cache are divided among"
+        1,
+        "number of GPUs, or of processes on a CPU, that heads, MLPs, embeddings and the KV cache are divided among",
+        also=("-tp",),
     )
     max_num_seqs: int = setting(128, "maximum number of requests that run at once; others wait")
     max_num_batched_tokens: int | None = setting(
@@ -106,7 +148,9 @@ class EngineConfig(ModelConfig):
     async_scheduling: bool = setting(True, "plan and launch the next step while the current one is still running")
     enforce_eager: bool = setting(False, "on a GPU, launch every kernel instead of replaying captured CUDA graphs")
     cudagraph_capture_sizes: tuple[int, ...] = setting(
-        (), "numbers of requests for which a decode step is captured as a graph; default: a range up to --max-num-seqs"
+        (),
+        "numbers of requests for which a decode step is captured as a graph; default: a range up to --max-num-seqs",
+        also=("--cuda-graph-sizes",),
     )
     debug_poison_freed_blocks: bool = setting(
         False, "for debugging: fill freed cache blocks with NaN, so that reading one makes the request fail"
@@ -118,6 +162,8 @@ class PromptConfig(EngineConfig):
     """How prompts are made, and what requests default to."""
 
     skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts and answers are token ids only")
+    tokenizer: str | None = setting(None, "folder or hub name of another tokenizer; default: the model's own")
+    tokenizer_revision: str | None = setting(None, "branch, tag or commit of that tokenizer on the hub")
     chat_template: str | None = setting(
         None, "chat template to use instead of the model's: a file, or the template itself"
     )
@@ -140,6 +186,9 @@ class PromptConfig(EngineConfig):
     )
     loop_guard: bool = setting(
         True, "end an answer that repeats the same few tokens without end; a request's loop_guard overrides this"
+    )
+    structured_outputs_config: Mapping[str, Any] | None = setting(
+        None, "vLLM's settings of structured output, a JSON object with backend or disable_any_whitespace"
     )
     structured_outputs_any_whitespace: bool = setting(
         False, "let constrained JSON have blanks and line breaks anywhere; default: none between its tokens"
@@ -168,8 +217,11 @@ class ServerConfig(PromptConfig):
 
     host: str = setting("0.0.0.0", "address to listen on")
     port: int = setting(8000, "port to listen on; 0: any free port")
+    uds: str | None = setting(None, "Unix socket to listen on instead of an address and a port")
     api_key: tuple[str, ...] = setting(
-        (), "API keys; requests must carry one of them as a bearer token; default: FACET_API_KEY or VLLM_API_KEY"
+        (),
+        "API keys; requests must carry one of them as a bearer token; default: FACET_API_KEY or VLLM_API_KEY",
+        is_secret=True,
     )
     served_model_name: tuple[str, ...] = setting(
         (), "names under which clients may ask for the model; responses carry the first; default: MODEL"
@@ -211,18 +263,6 @@ class ServerConfig(PromptConfig):
         None, "address of an OpenTelemetry collector that gets a trace of every answer (pip install 'facet-llm[otel]')"
     )
 
-    # What follows exists because many vLLM command lines contain it. `check_accepted_flags` refuses values that would
-    # mean something Facet does not do; nothing else reads these fields.
-    enable_chunked_prefill: bool = setting(True, "accepted for compatibility; prompts are always computed in chunks")
-    trust_remote_code: bool = setting(False, "accepted for compatibility; code from a checkpoint is never run")
-    disable_log_requests: bool = setting(
-        False, "accepted for compatibility; requests are logged only with --enable-log-requests"
-    )
-    enable_prompt_tokens_details: bool = setting(
-        True, "accepted for compatibility; usage always includes cached tokens"
-    )
-    enable_request_id_headers: bool = setting(True, "accepted for compatibility; responses always carry X-Request-Id")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig(ServerConfig):
@@ -243,6 +283,10 @@ class PlanConfig(ServerConfig):
     )
 
 
-def engine_config(config: EngineConfig) -> EngineConfig:
-    """The part of a larger config that the engine needs; keys and the like stay with those who have them."""
-    return EngineConfig(**{field.name: getattr(config, field.name) for field in fields(EngineConfig)})
+def engine_config(config: EngineConfig, folder: Path) -> EngineConfig:
+    """The part of a larger config that the engine needs, for a model that has been found.
+
+    Keys stay with those who have them, and so does the token by which the model was downloaded.
+    """
+    own = EngineConfig(**{field.name: getattr(config, field.name) for field in fields(EngineConfig)})
+    return replace(own, model=str(folder), revision=None, hf_token=None, download_dir=None)

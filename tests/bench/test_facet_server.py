@@ -60,15 +60,12 @@ class TestScripted:
 @pytest.fixture(scope="module")
 def real_server(model_folder: Path) -> Iterator[RunningServer]:
     # Imported here: the tests above need no torch.
-    from facet.config import engine_config
-    from facet.server.app import make_app
-    from facet.server.engine_process import EngineProcess
-    from facet.server.served_model import make_served_model
+    from facet.server.run import start_app
 
     settings: dict[str, Any] = dict(device="cpu", kv_cache_memory_bytes=64 << 20, max_num_batched_tokens=512)
     config = ServerConfig(model=str(model_folder), served_model_name=("tiny",), disable_log_stats=True, **settings)
-    engine = EngineProcess(engine_config(config))
-    with running(make_app(config, engine, make_served_model(config, engine.info))) as server:
+    _, _, app = start_app(config)
+    with running(app) as server:
         yield server
 
 

@@ -43,6 +43,7 @@ def test_tables_fit_eighty_columns_and_cut_no_number(
         "int8_per_token_head 1,191,040 262,144 50 35 19 6",
         "a server would print: KV cache: 11.5",
         "Tensor parallel over 2 ranks: heads, MLPs, embeddings and the KV cache are divided; repeated: norms.",
+        "at once of the full context, 131,072 tokens.",
     ):
         assert expected in words
 
@@ -85,7 +86,11 @@ def test_the_cache_takes_all_that_is_left(tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--gpu-memory", "24GiB"), "nothing is left for keys and values"),
+        (("--gpu-memory", "24GiB", "--max-model-len", "4096"), "does not fit: "),
+        (("--gpu-memory", "24GiB", "--max-model-len", "4096"), "It would fit with --"),
+        (("--gpu-memory", "80GiB", "--max-num-seqs", "1"), "It would fit with --kv-cache-dtype fp8 or with --max-"),
+        (("--gpu-memory", "4GiB"), "No setting changes that."),
+        (("--gpu-memory", "24"), "GiB? Then write --gpu-memory 24GiB."),
         (("--kv-cache-memory-bytes", "1000000000"), "--max-model-len to 3200 or less"),
         (("--gpu-memory", "80GiB", "--kv-cache-dtype", "fp3"), "'fp3' is not a KV dtype"),
         (("--gpu-memory", "80GiB", "--weight-format", "int3"), "int3"),
@@ -105,6 +110,16 @@ def test_bad_input_is_one_line(
     assert code == 2
     assert words in err
     assert len(err.splitlines()) == 1
+
+
+def test_help_lists_no_flags_of_servers_but_takes_them(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["plan", "--help"])
+    text = capsys.readouterr().out
+    assert "--gpu-memory " in text
+    assert "--port" not in text
+    assert "--api-key" not in text
+    assert main(["plan", model, *THE_REPORTS_CASE, "--port", "1", "--block-size", "16"]) == 0
 
 
 def test_no_model(capsys: pytest.CaptureFixture[str]) -> None:

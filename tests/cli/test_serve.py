@@ -1,5 +1,6 @@
 """`facet serve`: the flags people bring along, and once for real: start, answer, drain, stop."""
 
+import contextlib
 import json
 import os
 import re
@@ -19,7 +20,9 @@ import uvicorn
 from facet.cli import main, make_parser
 from facet.cli.flags import config_from
 from facet.config import ServerConfig
-from facet.server.run import DrainingServer, is_loopback, with_key_of_environment
+from facet.errors import ConfigError
+from facet.server.run import DrainingServer, bind, is_loopback, with_key_of_environment
+from tests.tiny_checkpoints import SHRUNK, write_config
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
 
@@ -91,7 +94,7 @@ def test_flags_with_json_and_lists() -> None:
     [
         (("",), "No model was named"),
         (("m", "--max-model-length", "5"), "Did you mean --max-model-len?"),
-        (("m", "--pipeline-parallel-size", "2"), "has no --pipeline-parallel-size"),
+        (("m", "--pipeline-parallel-size", "2"), "--pipeline-parallel-size 2 is not possible"),
         (("m", "--kv-cache-dtype", "fp3"), "--kv-cache-dtype fp3"),
         (("m", "--kv-cache-dtype", "middle=fp8"), "'middle' is not a kind of layer"),
         (("m", "--no-enable-chunked-prefill"), "--no-enable-chunked-prefill"),
@@ -113,6 +116,43 @@ def test_what_is_refused(arguments: tuple[str, ...], words: str, capsys: pytest.
     assert code == 2
     assert words in message
     assert message.count("\n") == 1
+
+
+def test_what_can_be_refused_is_before_weights_are_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("facet.server.run.EngineProcess", lambda *_, **__: pytest.fail("an engine was started"))
+    folder = str(write_config(tmp_path, SHRUNK["Gemma 3 1B"]))
+    own = ("serve", folder, "--host", "127.0.0.1", "--port", "0")
+    write_tokenizer_folder(tmp_path)
+    for flags, words in (
+        (("--chat-template", "examples/tool_chat_template_gemma4.jinja"), "Leave it out to use the model's own"),
+        (("--override-generation-config.temprature", "1"), "'temprature'"),
+        (("--limit-mm-per-prompt.smell", "1"), "'smell'"),
+        (("--structured-outputs-config.enable_in_reasoning", "true"), "'enable_in_reasoning': True"),
+        (("--tokenizer", str(tmp_path / "none")), "neither a folder nor the name of a model"),
+    ):
+        assert main([*own, *flags]) == 2
+        assert words in capsys.readouterr().err
+    (tmp_path / "tokenizer.json").unlink()
+    assert main([*own]) == 2
+    assert "has no tokenizer.json" in capsys.readouterr().err
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    config = ServerConfig(model="m", uds=str(path))
+    with contextlib.closing(bind(config)) as first:
+        first.listen()
+        with pytest.raises(ConfigError, match="Address already in use"):
+            bind(config)
+    with contextlib.closing(bind(config)) as second:  # the file of a server that has ended is no obstacle
+        assert second.getsockname() == str(path)
+    path.unlink()
+    path.write_text("not a socket")
+    with pytest.raises(ConfigError, match="Cannot listen on"):
+        bind(config)
+    assert path.read_text() == "not a socket"
 
 
 def test_from_start_to_stop(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def test_another_dtype_may_not_fit_where_the_one_asked_for_does(tmp_path: Path) 
             dict(gpu_memory="24GiB"),
             r"Weights take 58\.44 GiB of a GPU, .* but 21\.60 GiB of its 24\.00 GiB may be used",
         ),
-        (dict(kv_cache_memory_bytes=10**6), "0 MiB are left for keys and values, less than the 38 MiB"),
+        (dict(kv_cache_memory_bytes=10**6), r"Nothing is left for keys and values, but a single token needs 37\.5 MiB"),
         (
             dict(kv_cache_memory_bytes=10**9),
             r"max_model_len = 262144 tokens needs 885 cache blocks \(11062 MiB\), but 75 are available .* "
@@ -310,7 +310,7 @@ def test_what_cannot_be_planned(flags: dict[str, object], words: str, tmp_path: 
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("24GiB", 24 * GIB), ("24GB", 24 * 10**9), ("24g", 24 * GIB), ("1.5 TiB", 3 * 2**39), ("1000", 1000)],
+    [("24GiB", 24 * GIB), ("24GB", 24 * 10**9), ("24G", 24 * GIB), ("1.5 TiB", 3 * 2**39), ("25769803776", 24 * GIB)],
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
@@ -320,3 +320,8 @@ def test_sizes(text: str, size: int) -> None:
 def test_no_sizes(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a size"):
         parse_size(text)
+
+
+def test_a_size_without_its_unit() -> None:
+    with pytest.raises(ConfigError, match=r"24 bytes. GiB\? Then write --gpu-memory 24GiB"):
+        parse_size("24")

@@ -9,8 +9,10 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
+from facet.config import ModelConfig
 from facet.errors import CheckpointError
-from facet.model.hub import CONFIG_ONLY, WHOLE_MODEL, local_folder
+from facet.model.hub import CONFIG_ONLY, WHOLE_MODEL, HubAccess, folder_of, local_folder
+from tests.cached_models import write_cached_model
 
 # The hub's errors carry a response of whichever HTTP library its version is built on.
 RESPONSE: Any = SimpleNamespace(headers={}, request=None, status_code=404)
@@ -89,15 +91,21 @@ class TestDownloads:
     def test_what_is_asked_of_the_hub(self, download: Callable[[Download], None], tmp_path: Path) -> None:
         asked: list[tuple[Any, ...]] = []
 
-        def answer(model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-            asked.append((model, revision, tuple(allow_patterns)))
+        def answer(model: str, *, revision: str | None, allow_patterns: list[str], **more: object) -> str:
+            asked.append((model, revision, tuple(allow_patterns), more["cache_dir"], more["token"]))
             return str(tmp_path)
 
         download(answer)
         (tmp_path / "config.json").touch()
         assert local_folder("google/gemma-4-E4B-it", revision="main") == tmp_path
         assert local_folder("google/gemma-4-E4B-it", patterns=CONFIG_ONLY) == tmp_path
-        assert asked == [("google/gemma-4-E4B-it", "main", WHOLE_MODEL), ("google/gemma-4-E4B-it", None, CONFIG_ONLY)]
+        config = ModelConfig(model="google/gemma-4-E4B-it", download_dir="/models", hf_token="secret")
+        assert folder_of(config) == tmp_path
+        assert asked == [
+            ("google/gemma-4-E4B-it", "main", WHOLE_MODEL, None, None),
+            ("google/gemma-4-E4B-it", None, CONFIG_ONLY, None, None),
+            ("google/gemma-4-E4B-it", None, WHOLE_MODEL, "/models", "secret"),
+        ]
 
     @pytest.mark.parametrize(
         ("error", "words"),
@@ -132,18 +140,37 @@ class TestDownloads:
         assert "network" not in message
 
 
+class TestWithoutNetwork:
+    """The library itself, which is told that there is no network."""
+
+    @pytest.fixture(autouse=True)
+    def offline(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def test_what_was_downloaded_is_found(self, tmp_path: Path) -> None:
+        folder = write_cached_model(tmp_path, "owner/name", {"config.json": "{}", "model.safetensors": ""})
+        assert local_folder("owner/name", access=HubAccess(str(tmp_path))) == folder
+        with pytest.raises(CheckpointError, match="Check the network"):
+            local_folder("owner/other", access=HubAccess(str(tmp_path)))
+
+    def test_so_is_a_gguf_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("facet.model.gguf.folder.unfold", lambda path: path)
+        folder = write_cached_model(tmp_path, "owner/name", {"a-Q4_0.gguf": "", "a-Q8_0.gguf": ""})
+        assert local_folder("owner/name:Q8_0", access=HubAccess(str(tmp_path))) == folder / "a-Q8_0.gguf"
+
+
 class TestGguf:
     """Files of a folder or a repository. What is chosen is unfolded by a stand-in that returns it."""
 
     @pytest.fixture(autouse=True)
     def unfolded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("facet.model.hub.unfold", lambda path: path)
+        monkeypatch.setattr("facet.model.gguf.folder.unfold", lambda path: path)
 
     def repository(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> list[tuple[str, ...]]:
         """Puts a repository with these files on the hub; returns what will have been downloaded."""
         asked: list[tuple[str, ...]] = []
 
-        def download(model: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        def download(model: str, *, revision: str | None, allow_patterns: list[str], **_: object) -> str:
             asked.append(tuple(allow_patterns))
             return str(folder)
 

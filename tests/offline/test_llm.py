@@ -207,3 +207,44 @@ def test_an_engine_in_its_own_process_answers_alike(llm: LLM, folder: Path) -> N
 
 def test_exported_names_are_true() -> None:
     assert all(hasattr(facet, name) for name in facet.__all__)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_modellen": 5}, "LLM has no setting 'max_modellen'. Did you mean 'max_model_len'?"),
+        ({"zzz": 5}, "LLM has no setting 'zzz'. `facet serve --help` lists the settings."),
+        ({"port": 5}, r"LLM has no setting 'port': it is for a server \(facet serve --port\)."),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2 is not possible"),
+        ({"enable_lora": True}, "enable_lora=True is not possible"),
+        ({"override_generation_config": {"temprature": 1}}, "temprature"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("facet.offline.llm.LocalEngine", lambda *_: pytest.fail("an engine was made"))
+    with pytest.raises(facet.ConfigError, match=words):
+        LLM("owner/name", **settings)
+
+
+def test_settings_as_vllms_programs_have_them(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings: dict[str, Any] = dict(
+        trust_remote_code=True, tensor_parallel_size=1, swap_space=4, disable_log_stats=True
+    )
+    with caplog.at_level("INFO", "facet"):
+        llm = LLM(
+            str(folder),
+            device="cpu",
+            max_model_len=-1,
+            kv_cache_memory_bytes=8 << 20,
+            show_progress=False,
+            hf_overrides={"max_position_embeddings": 300},
+            **settings,
+        )
+    assert len(llm.generate([[2] * 290], GREEDY)[0].outputs[0].token_ids) == 8
+    with pytest.raises(RequestError, match="300"):
+        llm.generate([[2] * 300], GREEDY)
+    notes = [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
+    assert notes == [
+        "trust_remote_code=True has no effect: code from a checkpoint is never run.",
+        "swap_space=4 has no effect: requests that must wait are computed again, not swapped.",
+    ]

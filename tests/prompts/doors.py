@@ -13,6 +13,7 @@ import facet.offline.llm
 from facet import LLM, RepetitionDetectionParams, RequestError, SamplingParams, StructuredOutputsParams
 from facet.config import ServerConfig
 from facet.engine.messages import EngineInfo
+from facet.prompts import read_prompt_files
 from facet.request import Request
 from facet.sampling_params import DEFAULT_MAX_TOKENS
 from facet.server.app import make_app
@@ -92,7 +93,7 @@ def open_doors(folder: Path, **settings: Any) -> Iterator[Doors]:
         patch.setattr(facet.offline.llm, "LocalEngine", lambda config, progress: engines[0])
         llm = LLM(str(folder), show_progress=False, **settings)
     config = ServerConfig(model=str(folder), disable_log_stats=True, **settings)
-    with running(make_app(config, engines[1], make_served_model(config, info))) as server:
+    with running(make_app(config, engines[1], make_served_model(config, read_prompt_files(config), info))) as server:
         defaults = {} if settings.get("generation_config") == "vllm" else dict(MODEL_DEFAULTS)
         defaults |= {"loop_guard": settings["loop_guard"]} if "loop_guard" in settings else {}
         if "default_thinking_token_budget" in settings:

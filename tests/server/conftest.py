@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from facet.chat import ChatTemplate
-from facet.config import ServerConfig, engine_config
+from facet.config import ServerConfig
 from facet.engine.messages import CacheInfo, EngineInfo
 from facet.prompts import AskedModel
 from facet.request import Request
 from facet.server.app import make_app
-from facet.server.engine_process import EngineProcess
-from facet.server.served_model import ServedModel, make_served_model
+from facet.server.run import start_app
+from facet.server.served_model import ServedModel
 from facet.tokens import Tokenizer
 from tests.server.page_in_browser import REPLIES, Page, start
 from tests.server.running import RunningServer, running
@@ -66,8 +66,8 @@ def real_server(model_folder: Path) -> Iterator[RunningServer]:
         kv_cache_memory_bytes=8 << 20,
         max_num_batched_tokens=512,
     )
-    engine = EngineProcess(engine_config(config))
-    with running(make_app(config, engine, make_served_model(config, engine.info))) as server:
+    _, _, app = start_app(config)
+    with running(app) as server:
         yield server
 
 

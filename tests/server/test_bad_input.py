@@ -148,6 +148,12 @@ def test_a_model_that_is_not_there(server: RunningServer) -> None:
 
 def test_paths_and_methods_that_are_not_there(server: RunningServer) -> None:
     assert "/v1/embeddings" in refusal(server.post("/v1/embeddings", {}), 404)["message"]
+    for path, hint in (
+        ("/chat/completions", "Did you mean /v1/chat/completions? Then the client's base URL must end with /v1."),
+        ("/v1/v1/models", "Did you mean /v1/models? Then the client's base URL must end before /v1."),
+        ("/v1/api/tags", "Did you mean /api/tags? Then the client's base URL must end before /v1."),
+    ):
+        assert hint in refusal(server.get(path), 404)["message"]
     assert "GET" in refusal(server.get(CHAT), 405)["message"]
 
 

@@ -9,10 +9,8 @@ import pydantic
 import pytest
 
 from facet.bundled_model import find_bundled_model
-from facet.config import ServerConfig, engine_config
-from facet.server.app import make_app
-from facet.server.engine_process import EngineProcess
-from facet.server.served_model import make_served_model
+from facet.config import ServerConfig
+from facet.server.run import start_app
 from tests.server.running import RunningServer, running
 
 
@@ -65,8 +63,8 @@ def server() -> Iterator[RunningServer]:
         kv_cache_memory_bytes=16 << 20,
         max_model_len=1024,
     )
-    engine = EngineProcess(engine_config(config))
-    with running(make_app(config, engine, make_served_model(config, engine.info))) as server:
+    _, _, app = start_app(config)
+    with running(app) as server:
         yield server
 
 

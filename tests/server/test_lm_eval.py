@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 
 from facet.chat import ChatTemplate
-from facet.config import ServerConfig, engine_config
-from facet.server.app import make_app
-from facet.server.engine_process import EngineProcess
-from facet.server.served_model import make_served_model
+from facet.config import ServerConfig
+from facet.server.run import start_app
 from facet.tokens import Tokenizer
 from tests.server.conftest import END
 from tests.server.running import RunningServer, running
@@ -89,8 +87,7 @@ def server(model_folder: Path) -> Iterator[RunningServer]:
         kv_cache_memory_bytes=32 << 20,
         max_num_batched_tokens=64,
     )
-    engine = EngineProcess(engine_config(config))
-    app = make_app(config, engine, make_served_model(config, engine.info))
+    _, _, app = start_app(config)
     with running(app) as server:
         yield server
 

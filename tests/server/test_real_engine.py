@@ -15,10 +15,8 @@ import openai
 import pytest
 
 from facet import LLM, SamplingParams
-from facet.config import ServerConfig, engine_config
-from facet.server.app import make_app
-from facet.server.engine_process import EngineProcess
-from facet.server.served_model import make_served_model
+from facet.config import ServerConfig
+from facet.server.run import start_app
 from tests.server.running import RunningServer, running
 
 SETTINGS: dict[str, Any] = dict(device="cpu", kv_cache_memory_bytes=64 << 20, max_num_batched_tokens=512)
@@ -36,8 +34,7 @@ def server(model_folder: Path) -> Iterator[RunningServer]:
         debug_poison_freed_blocks=True,
         **SETTINGS,
     )
-    engine = EngineProcess(engine_config(config))
-    app = make_app(config, engine, make_served_model(config, engine.info))
+    _, _, app = start_app(config)
     with running(app) as server:
         yield server
 
@@ -276,8 +273,8 @@ def read_stream(response: httpx.Response) -> tuple[list[int], str, str, list[Any
 
 def test_a_killed_engine_is_news_for_everybody(model_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = ServerConfig(model=str(model_folder), served_model_name=("tiny",), disable_log_stats=True, **SETTINGS)
-    engine = EngineProcess(engine_config(config))
-    with running(make_app(config, engine, make_served_model(config, engine.info))) as server, server.client() as client:
+    engine, _, app = start_app(config)
+    with running(app) as server, server.client() as client:
         body = {"prompt": "one", "max_tokens": 400, "ignore_eos": True, "seed": 1, "stream": True}
         with client.stream("POST", COMPLETIONS, json=body) as response, caplog.at_level(logging.CRITICAL, "facet"):
             lines = response.iter_lines()

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from facet import LLM, RequestError, SamplingParams
-from facet.config import ModelConfig, ServerConfig, engine_config
+from facet.config import ModelConfig, ServerConfig
 from facet.engine.engine import Engine
 from facet.media.jobs import prepare_picture_file, prepare_sound_file, prepare_video_file
 from facet.media.limits import MediaLimits
@@ -29,9 +29,7 @@ from facet.media.spec_file import read_media_spec
 from facet.model.loader import load_model
 from facet.prepared_media import PreparedMedia
 from facet.request import Request
-from facet.server.app import make_app
-from facet.server.engine_process import EngineProcess
-from facet.server.served_model import make_served_model
+from facet.server.run import start_app
 from facet.tokens import Tokenizer
 from tests.engine.harness import make_engine, run
 from tests.media.hostile_pictures import good_files
@@ -84,8 +82,8 @@ def folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
     config = ServerConfig(model=str(folder), disable_log_stats=True, **SETTINGS)
-    engine = EngineProcess(engine_config(config))
-    with running(make_app(config, engine, make_served_model(config, engine.info))) as server:
+    _, _, app = start_app(config)
+    with running(app) as server:
         yield server
 
 

@@ -10,6 +10,7 @@ import pytest
 from facet.config import EngineConfig, ServerConfig, engine_config
 from facet.engine.messages import EngineInfo
 from facet.errors import CheckpointError, ConfigError
+from facet.prompts import read_prompt_files
 from facet.server.served_model import ServedModel, make_served_model
 from tests.published_configs import published
 from tests.tokens.gemma_like import write_tokenizer_folder
@@ -25,7 +26,8 @@ def folder(tmp_path: Path) -> Path:
 
 def served(folder: Path, **settings: Any) -> ServedModel:
     info = EngineInfo(480, (1,), 512, str(folder), ())
-    return make_served_model(ServerConfig(model="owner/name", **settings), info)
+    config = ServerConfig(model=str(folder), **settings)
+    return make_served_model(config, read_prompt_files(config), info)
 
 
 def rendered(model: ServedModel) -> str:
@@ -34,7 +36,7 @@ def rendered(model: ServedModel) -> str:
 
 def test_as_the_checkpoint_has_it(folder: Path) -> None:
     model = served(folder)
-    assert (model.names, model.name, model.root) == (("owner/name",), "owner/name", "owner/name")
+    assert (model.names, model.name, model.root) == ((str(folder),), str(folder), str(folder))
     assert model.asked.eos_token_ids == (1, 16)
     assert model.asked.sampling_defaults == {"temperature": 0.7, "top_k": 64}
     assert rendered(model) == "its own x"
@@ -84,8 +86,9 @@ def test_pictures_that_cannot_be_prepared_need_not_be(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(published("Gemma 4 E4B")))
     (folder / "processor_config.json").write_text('{"image_processor": {"resample": 5}}')
     info = EngineInfo(480, (1,), 512, str(folder), (), media_kinds=("image",))
+    config = ServerConfig(model=str(folder))
     with pytest.raises(ConfigError, match=r"resample is 5.*--language-model-only"):
-        make_served_model(ServerConfig(model="owner/name"), info)
+        make_served_model(config, read_prompt_files(config), info)
 
 
 def test_a_template_with_a_mistake(folder: Path) -> None:
@@ -94,7 +97,8 @@ def test_a_template_with_a_mistake(folder: Path) -> None:
 
 
 def test_the_engine_is_told_nothing_of_the_server() -> None:
-    config = engine_config(ServerConfig(model="m", api_key=("secret",), max_num_seqs=7))
+    given = ServerConfig(model="m", api_key=("secret",), hf_token="secret", max_num_seqs=7)
+    config = engine_config(given, Path("folder"))
     assert type(config) is EngineConfig
-    assert (config.model, config.max_num_seqs) == ("m", 7)
-    assert "secret" not in str(dataclasses.asdict(config))
+    assert (config.model, config.max_num_seqs) == ("folder", 7)
+    assert "secret" not in str(dataclasses.asdict(config)) + str(given)

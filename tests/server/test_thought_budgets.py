@@ -9,7 +9,7 @@ import tokenizers
 
 from facet.config import PromptConfig
 from facet.errors import ConfigError
-from facet.prompts import read_asked_model
+from facet.prompts import make_asked_model, read_prompt_files
 from facet.tokens import Tokenizer
 from tests.prompts.doors import write_model_folder
 from tests.server.conftest import Scripted
@@ -104,7 +104,7 @@ def test_a_default_that_cannot_be(budget: int, tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path)
     config = PromptConfig(model=str(folder), default_thinking_token_budget=budget)
     with pytest.raises(ConfigError, match="thinking_token_budget"):
-        read_asked_model(config, folder, max_model_len=256, eos_token_ids=(1,))
+        make_asked_model(config, read_prompt_files(config), max_model_len=256, eos_token_ids=(1,))
 
 
 @pytest.mark.parametrize("budget", [0, 1, 13])

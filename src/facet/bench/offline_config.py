@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from facet.bench.config import DATASETS_FROM_FILES
-from facet.config import EngineConfig, setting
+from facet.config import ContextLength, EngineConfig, setting
 from facet.errors import ConfigError, RequestError
 from facet.sampling_params import SamplingParams
 
@@ -136,9 +136,9 @@ def longest_random(config: ThroughputConfig) -> int:
     return config.prefix_len + sum(longest)
 
 
-def check_context(num_tokens: int, max_model_len: int | None) -> None:
-    """`max_model_len`: None if it is not known yet."""
-    if max_model_len is not None and num_tokens > max_model_len:
+def check_context(num_tokens: int, max_model_len: ContextLength) -> None:
+    """`max_model_len`: None or auto if it is not known yet."""
+    if isinstance(max_model_len, int) and num_tokens > max_model_len:
         raise ConfigError(
             f"Prompt and answer have up to {num_tokens} tokens, but the context is {max_model_len}. Lower --input-len "
             "or --output-len, or raise --max-model-len."

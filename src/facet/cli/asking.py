@@ -13,7 +13,7 @@ from facet.bundled_model import NAME
 from facet.chat import normalize_tools
 from facet.cli.api_client import ApiClient
 from facet.cli.flags import config_from
-from facet.cli.models import model_config_from
+from facet.cli.models import model_config_from, name_model
 from facet.config import ModelConfig, ServerConfig, setting
 from facet.errors import ConfigError, RequestError
 
@@ -59,6 +59,7 @@ AskConfigType = TypeVar("AskConfigType", bound=AskConfig)
 
 def ask_config_from(options: argparse.Namespace, config_type: type[AskConfigType]) -> tuple[AskConfigType, str]:
     """The config, and the model's name for messages. With --url the model may be left out."""
+    name_model(options)
     if options.url is not None:
         options.model = options.model or ""
         return config_from(options, config_type), options.model
@@ -118,15 +119,24 @@ def _server_config(config: AskConfig, name: str) -> ServerConfig:
 
 
 def read_tools(path: str) -> list[dict[str, Any]]:
-    """Tools from a file, checked: a list of them, or one."""
+    """Tools from a file, checked: a list of them, or one; functions may stand alone, as the page takes them."""
     value = read_json(path, "tools")
+    if isinstance(value, dict):
+        value = [value]
+    if isinstance(value, list):
+        value = [{"type": "function", "function": tool} if _is_bare(tool) else tool for tool in value]
     try:
-        tools = normalize_tools([value] if isinstance(value, dict) else value).tools
+        tools = normalize_tools(value).tools
     except RequestError as error:
         raise ConfigError(f"{path} does not contain tools in OpenAI's format: {error}") from None
     if not tools:
         raise ConfigError(f"{path} contains no tools.")
     return list(tools)
+
+
+def _is_bare(tool: Any) -> bool:
+    """A function without the wrapper that OpenAI's format puts around it."""
+    return isinstance(tool, dict) and "function" not in tool and "name" in tool
 
 
 def read_json(path: str, what: str) -> Any:

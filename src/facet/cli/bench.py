@@ -3,7 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from facet.bench.config import BenchConfig
 from facet.bench.offline_config import (
@@ -13,15 +13,13 @@ from facet.bench.offline_config import (
     check_latency,
     check_throughput,
 )
-from facet.cli.flags import add_common_flags, add_config_flags, config_from
+from facet.cli.flags import add_common_flags, add_config_flags, add_idle_flags, config_from
 from facet.cli.models import model_config_from
 from facet.errors import ConfigError
 
 if TYPE_CHECKING:
     from facet.offline.timed import TimedLLM
     from facet.tokens import Tokenizer
-
-OfflineType = TypeVar("OfflineType", bound=OfflineBenchConfig)
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens*")
 
@@ -60,7 +58,7 @@ def run_serve(options: argparse.Namespace) -> int:
 def run_throughput(options: argparse.Namespace) -> int:
     from facet.bench.throughput import bench_throughput
 
-    config = _offline_config(options, ThroughputConfig)
+    config = model_config_from(options, ThroughputConfig)
     check_throughput(config)
     return bench_throughput(config, _load_engine(config))
 
@@ -68,7 +66,7 @@ def run_throughput(options: argparse.Namespace) -> int:
 def run_latency(options: argparse.Namespace) -> int:
     from facet.bench.latency import bench_latency
 
-    config = _offline_config(options, LatencyConfig)
+    config = model_config_from(options, LatencyConfig)
     check_latency(config)
     return bench_latency(config, _load_engine(config))
 
@@ -91,18 +89,8 @@ def run_compare(options: argparse.Namespace) -> int:
 
 def _add_offline_flags(parser: argparse.ArgumentParser, config_type: type[OfflineBenchConfig]) -> None:
     add_config_flags(parser, config_type)
-    # `vllm bench` has no positional; its command lines should work as they are.
-    parser.add_argument(
-        "--model", dest="model_by_flag", metavar="MODEL", help="the same as MODEL, as in vLLM's command lines"
-    )
+    add_idle_flags(parser)
     add_common_flags(parser)
-
-
-def _offline_config(options: argparse.Namespace, config_type: type[OfflineType]) -> OfflineType:
-    if options.model is not None and options.model_by_flag is not None:
-        raise ConfigError(f"Two models are named, {options.model} and --model {options.model_by_flag}; give one.")
-    options.model = options.model_by_flag if options.model is None else options.model
-    return model_config_from(options, config_type)
 
 
 def _load_engine(config: OfflineBenchConfig) -> "TimedLLM":

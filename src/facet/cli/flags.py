@@ -3,14 +3,23 @@
 import argparse
 import dataclasses
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from facet.config import ContextLength
+from facet.idle_settings import IDLE_SETTINGS
+from facet.mapping_merge import merged
+from facet.quantity import parse_quantity
+
 ConfigType = TypeVar("ConfigType")
 
+BY_FLAG = "--model"
+_MOST_SHOWN = 6  # choices in help; more of them would bury its text
 _BUNDLED = "; default: the bundled model"
+_PAIRS = re.compile(r"\w+=[^,={}]*(,\w+=[^,={}]*)*")
 
 
 def add_config_flags(
@@ -19,36 +28,52 @@ def add_config_flags(
     *,
     positional: str | None = "model",
     one_at_a_time: Collection[str] = (),
+    unlisted: Collection[str] = (),
 ) -> None:
     """A positional for the field of that name, and a flag in kebab case for every other.
 
     A flag of several values takes all that follow it; those `one_at_a_time` take one, and are given again for more.
+    Those `unlisted` are taken, but help says nothing of them.
     """
     hints = typing.get_type_hints(config_type)
     for field in dataclasses.fields(config_type):
         text = field.metadata["help"].replace("%", "%%") + (_BUNDLED if field.name == "model" else "")
-        choices = field.metadata["choices"]
         if field.name == positional:
             # None where it was left out: an empty string is something else.
             parser.add_argument(field.name, metavar=field.name.upper(), nargs="?", help=text)
+            if positional == "model":
+                parser.add_argument(BY_FLAG, dest="model_by_flag", metavar="MODEL", help="another way to write MODEL")
             continue
-        flag = "--" + field.name.replace("_", "-")
-        if hints[field.name] is bool:
+        kind, choices = _kind_of(hints[field.name]), field.metadata["choices"]
+        if kind.action is argparse.BooleanOptionalAction:
             text += " (default: on)" if field.default else ""
-            parser.add_argument(flag, default=field.default, action=argparse.BooleanOptionalAction, help=text)
-            continue
-        kind = _kind_of(hints[field.name])
-        takes_all = kind.is_list and field.name not in one_at_a_time
+            options: dict[str, Any] = {}
+        else:
+            takes_all = kind.action is _Several and field.name not in one_at_a_time
+            text += _shown_default(field.default)
+            are_shown = choices is not None and len(choices) <= _MOST_SHOWN
+            options = {"type": kind.convert, "choices": choices, "metavar": None if are_shown else kind.name}
+            options["nargs"] = "+" if takes_all else None
         parser.add_argument(
-            flag,
+            "--" + field.name.replace("_", "-"),
+            *field.metadata["also"],
             default=field.default,
-            type=kind.convert,
-            nargs="+" if takes_all else None,
-            action=_Several if takes_all else _OneMore if kind.is_list else "store",
-            choices=choices,
-            metavar=None if choices else kind.name,
-            help=text + _shown_default(field.default),
+            action=_OneMore if field.name in one_at_a_time else kind.action,
+            help=argparse.SUPPRESS if field.name in unlisted else text,
+            **options,
         )
+
+
+def add_idle_flags(parser: argparse.ArgumentParser) -> None:
+    """vLLM's flags that set nothing here, unless this command has them. Help does not list them."""
+    parser.set_defaults(idle={})
+    for name, setting in IDLE_SETTINGS.items():
+        flag = name.replace("_", "-")
+        if f"--{flag}" not in parser._option_string_actions:
+            flags = (f"--{flag}", f"--no-{flag}") if setting.is_switch else (f"--{flag}", *setting.also)
+            parser.add_argument(
+                *flags, dest=name, nargs=0 if setting.is_switch else None, action=_Idle, help=argparse.SUPPRESS
+            )
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +88,11 @@ def config_from(options: argparse.Namespace, config_type: type[ConfigType]) -> C
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kind:
-    """What may follow a flag."""
+    """What may follow a flag, and what becomes of it."""
 
     name: str
     convert: Callable[[str], Any]
-    is_list: bool = False
+    action: type[argparse.Action] | str = "store"
 
 
 class _Several(argparse.Action):
@@ -88,20 +113,63 @@ class _OneMore(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest), values))
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, (*(() if before is self.default else before), values))
+
+
+class _Merged(argparse.Action):
+    """A JSON object; a repeated flag adds to it."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, values if before is self.default else merged(before, values))
+
+
+class _Idle(argparse.Action):
+    """Remembers what was given to a flag that sets nothing."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        value = not str(option).startswith("--no-") if self.nargs == 0 else values
+        namespace.idle = {**namespace.idle, self.dest: value}
 
 
 def _kind_of(hint: Any) -> _Kind:
     """`int` of `int | None`, the items of a tuple, JSON for a mapping."""
-    if isinstance(hint, types.UnionType):
+    if hint == ContextLength:
+        return _Kind("LENGTH", _context_length)
+    is_optional = isinstance(hint, types.UnionType)
+    if is_optional:
         hint = next(part for part in hint.__args__ if part is not type(None))
     if typing.get_origin(hint) is tuple:
-        item = typing.get_args(hint)[0]
-        return _Kind(item.__name__.upper(), item, is_list=True)
+        item = _kind_of(typing.get_args(hint)[0])
+        return _Kind(item.name, item.convert, _Several)
     if typing.get_origin(hint) is Mapping:
-        return _Kind("JSON", _json_object)
+        return _Kind("JSON", _json_object, _Merged)
+    if hint is bool:
+        return _Kind("", bool, argparse.BooleanOptionalAction)
+    if hint is int:
+        return _Kind("INT", _count_or_auto if is_optional else _count)
     assert isinstance(hint, type), f"a flag needs a plain type, not {hint}"
     return _Kind(hint.__name__.upper(), hint)
+
+
+def _count(text: str) -> int:
+    try:
+        return parse_quantity(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count_or_auto(text: str) -> int | None:
+    return None if text == "auto" else _count(text)
+
+
+def _context_length(text: str) -> ContextLength:
+    return "auto" if text in ("auto", "-1") else _count(text)  # vLLM writes either
 
 
 def _json_list(parser: argparse.ArgumentParser, text: str) -> list[str]:
@@ -115,6 +183,8 @@ def _json_list(parser: argparse.ArgumentParser, text: str) -> list[str]:
 
 
 def _json_object(text: str) -> dict[str, Any]:
+    if _PAIRS.fullmatch(text):  # image=4,audio=1, as older recipes write it
+        text = json.dumps({name: _plain(value) for name, _, value in (pair.partition("=") for pair in text.split(","))})
     try:
         value = json.loads(text)
     except ValueError as error:
@@ -122,6 +192,13 @@ def _json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
     return value
+
+
+def _plain(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _shown_default(default: Any) -> str:

@@ -1,12 +1,14 @@
 """`facet plan [MODEL]`: prints what fits on given hardware, as tables, JSON or a plot. Needs no GPU."""
 
 import argparse
+import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from facet.cli.flags import add_common_flags, add_config_flags
+from facet.cli.flags import add_common_flags, add_config_flags, add_idle_flags
 from facet.cli.models import model_config_from
-from facet.config import PlanConfig
+from facet.config import EngineConfig, PlanConfig, ServerConfig
+from facet.errors import CapacityError
 
 if TYPE_CHECKING:
     from facet.engine.memory_plan import MemoryPlan
@@ -14,7 +16,11 @@ if TYPE_CHECKING:
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("plan", help="compute what fits into a GPU's memory; needs no GPU")
-    add_config_flags(parser, PlanConfig)
+    # The command line of a server is taken as it is; help lists what changes a plan.
+    of_servers = {field.name for field in dataclasses.fields(ServerConfig)}
+    of_engines = {field.name for field in dataclasses.fields(EngineConfig)}
+    add_config_flags(parser, PlanConfig, unlisted=of_servers - of_engines)
+    add_idle_flags(parser)
     add_common_flags(parser)
     parser.set_defaults(run=run)
 
@@ -23,10 +29,16 @@ def run(options: argparse.Namespace) -> int:
     # Imported here: other commands need none of it.
     from facet.bench.plot import check_plot
     from facet.engine.memory_plan import make_plan
+    from facet.engine.plan_advice import settings_that_fit
 
     config = model_config_from(options, PlanConfig)
     check_plot(config.plot)
-    plan = make_plan(config)
+    try:
+        plan = make_plan(config)
+    except CapacityError as error:
+        flags = settings_that_fit(config)
+        advice = f"It would fit with {' or with '.join(flags)}." if flags else "No setting changes that."
+        raise CapacityError(f"{config.model} does not fit: {error} {advice}") from None
     if config.json:
         from facet.cli.plan_report import as_json
 
@@ -43,12 +55,12 @@ def run(options: argparse.Namespace) -> int:
 def _print_tables(plan: "MemoryPlan") -> None:
     from rich.console import Console
 
-    from facet.cli.plan_report import capacity_table, head_lines, kind_table, memory_table, notes
+    from facet.cli.plan_report import capacity_table, head_lines, kind_table, memory_table, notes, verdict
 
     console = Console()
     for line in head_lines(plan):
         console.print(line, highlight=False)
     for table in (memory_table(plan), kind_table(plan), capacity_table(plan)):
         console.print(table)
-    for line in notes(plan):
+    for line in (*notes(plan), verdict(plan)):
         console.print(line, highlight=False)

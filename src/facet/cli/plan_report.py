@@ -114,6 +114,14 @@ def notes(plan: "MemoryPlan") -> list[str]:
     return lines
 
 
+def verdict(plan: "MemoryPlan") -> str:
+    """The last line: that it fits, and how much of it."""
+    capacity = plan.capacity
+    num_requests = max(1, capacity.sequences(capacity.max_model_len).num_sequences)
+    requests = "1 request" if num_requests == 1 else f"{num_requests:,} requests"
+    return f"{plan.model} fits: {requests} at once of the full context, {capacity.max_model_len:,} tokens."
+
+
 def as_json(plan: "MemoryPlan") -> dict[str, Any]:
     """Bytes and tokens, all per GPU."""
     memory = plan.gpu_memory
@@ -149,6 +157,7 @@ def as_json(plan: "MemoryPlan") -> dict[str, Any]:
         "max_num_batched_tokens": plan.capacity.max_num_batched_tokens,
         "max_num_seqs": plan.capacity.max_num_seqs,
         "kv_cache_dtype": plan.asked,
+        "verdict": verdict(plan),
         "kv_cache": {
             name: _capacity_json(plan, capacity) if isinstance(capacity, Capacity) else {"error": str(capacity)}
             for name, capacity in plan.capacities.items()

@@ -73,7 +73,7 @@ def _load(config: DoctorConfig, progress: Progress) -> Patient:
     effort = QUICK if config.quick else FULL if config.full else NORMAL
     with device_failures_in_words():
         spec, _ = read_spec(config, config_only=True)
-        if config.max_model_len is None:
+        if not isinstance(config.max_model_len, int):
             # No more than is used: a model's whole context would cost memory and show nothing.
             needed = max(context_needed(spec, effort), CONTEXT_FOR_CHAT)
             config = replace(config, max_model_len=min(needed, spec.max_positions))

@@ -111,14 +111,21 @@ def capacity_of(
 
 
 def require_room(layout: KVLayout, num_blocks: int, max_model_len: int) -> None:
-    page_mib = layout.total_page_bytes / 2**20
+    page_bytes = layout.total_page_bytes
     if num_blocks < 2 or longest_request(layout, num_blocks) == 0:
         raise CapacityError(
-            f"{num_blocks * page_mib:.0f} MiB are left for keys and values, less than the "
-            f"{(1 + len(layout.groups)) * page_mib:.0f} MiB that a single token needs with its page "
-            "of each kind. Give the cache more memory, or use a smaller model."
+            f"{_size(num_blocks * page_bytes)} is left for keys and values, but a single token needs "
+            f"{_size((1 + len(layout.groups)) * page_bytes)}, with its page of each kind. Give the cache more memory, "
+            "or use a smaller model."
         )
     require_fit(layout, num_blocks, max_model_len=max_model_len)
+
+
+def _size(num_bytes: int) -> str:
+    """In a unit in which it is not zero."""
+    if num_bytes == 0:
+        return "Nothing"
+    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:.1f} KiB"
 
 
 def _dtype_line(layout: KVLayout) -> str:

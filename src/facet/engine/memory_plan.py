@@ -4,7 +4,6 @@ The memory is divided by the function that a starting engine uses. Only activati
 a step, are estimated here from shapes; everything else is counted.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from torch import nn
 
 from facet.config import PlanConfig
 from facet.engine.capacity import Capacity, capacity_of
-from facet.engine.settings import check_numbers, shape_steps, usable_bytes
+from facet.engine.settings import check_numbers, context_that_fits, shape_steps, usable_bytes
 from facet.errors import CapacityError, ConfigError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
@@ -23,7 +22,7 @@ from facet.media_span import MediaKind
 from facet.model.checkpoint import find_weight_files, formats_of, has_weights, match_tensors, read_headers
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
-from facet.model.hub import CONFIG_ONLY, local_folder
+from facet.model.hub import folder_of
 from facet.model.loader import dtype_of_config, resolve_context_length, resolve_dtype, table_bytes
 from facet.model.quantized.choose import read_scheme
 from facet.model.shard import division_line, shard_of
@@ -34,18 +33,15 @@ from facet.model.weight_formats import (
     choose_weight_format,
     expected_formats,
     online_formats,
+    quantization_while_loading,
     weight_bytes,
 )
 from facet.model_spec import LayerSpec, ModelSpec
+from facet.quantity import parse_quantity
 from facet.runner.memory import EncoderCapacity, GpuMemory, StepShape, divide_memory, tower_shape
 
 _LENGTHS = (2048, 8192, 32_768, 131_072)
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
+_LEAST_MEMORY = 2**20  # of a GPU; a smaller number lacks its unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +77,8 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     if not config.model:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet plan MODEL.")
     num_gpus = config.tensor_parallel_size
-    folder = local_folder(config.model, revision=config.revision, patterns=CONFIG_ONLY)
-    fields = read_config_file(folder / "config.json")
+    folder = folder_of(config, config_only=True)
+    fields = read_config_file(folder / "config.json", config.hf_overrides)
     format_source = choose_weight_format(config.weight_format, config.weight_group_size, fields, folder)
     spec = read_model_spec(fields)
     dtype = resolve_dtype(config.dtype, dtype_of_config(spec), torch.device("cuda"))
@@ -94,7 +90,11 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     if config.weight_format == "auto" and format_source is not None and headers is not None:
         # Headers know what a config does not say: types of scales, and matrices that were left alone.
         stored = formats_of(match_tensors(spec, headers, read_scheme(fields, folder)))
-    formats = online_formats(spec, stored, config.quantization, config.quantize_head)
+    quantization = config.quantization
+    if quantization is not None:
+        scheme = read_scheme(fields, folder)
+        quantization = quantization_while_loading(quantization, None if scheme is None else scheme.name)
+    formats = online_formats(spec, stored, quantization, config.quantize_head)
     shard = shard_of(spec, num_gpus, formats)
     weights = weight_bytes(shard, formats, value_bytes=value_bytes, tables_on_host=config.embeddings_on_cpu)
     tables = table_bytes(shard, max_model_len, dtype)
@@ -149,11 +149,12 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
             takes_all=True,
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=shape.max_num_batched_tokens,
-            max_model_len=max_model_len,
+            max_model_len=context_that_fits(config, shape, num_bytes),
         )
 
     asked = model_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    capacities: dict[str, Capacity | CapacityError] = {asked: capacity(asked)}
+    own = capacity(asked)
+    capacities: dict[str, Capacity | CapacityError] = {asked: own}
     for name in (model_dtype, *(name for name, dtype in KV_DTYPES.items() if dtype.is_quantized)):
         if name not in capacities:
             try:
@@ -171,7 +172,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         tables=tables,
         gpu_memory=gpu_memory_of(shape_of(asked)),
         gpu_memory_utilization=config.gpu_memory_utilization,
-        lengths=(*(length for length in _LENGTHS if length < max_model_len), max_model_len),
+        lengths=(*(length for length in _LENGTHS if length < own.max_model_len), own.max_model_len),
         asked=asked,
         capacities=capacities,
         encoder=shape_of(asked).encoder,
@@ -204,11 +205,13 @@ def _widest_moment(layer: LayerSpec, hidden_size: int) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes from 24GiB, 24GB, 24G (which is 24GiB) or a plain number."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    unit = "" if found is None else found[2].upper()
-    if unit in ("K", "M", "G", "T"):
-        unit += "IB"
-    if found is None or unit not in _UNITS or (size := int(float(found[1]) * _UNITS[unit])) < 1:
+    """Bytes of a GPU's memory from 24GiB, 24GB, 24G (which is 24GiB) or a plain number of bytes."""
+    try:
+        size = parse_quantity(text)
+    except ValueError:
+        size = 0
+    if text.strip().isdigit() and 0 < size < _LEAST_MEMORY:
+        raise ConfigError(f"--gpu-memory {size} would be {size} bytes. GiB? Then write --gpu-memory {size}GiB.")
+    if size < 1:
         raise ConfigError(f"--gpu-memory {text} is not a size. Write it like 24GiB, 24GB or 25769803776.")
     return size

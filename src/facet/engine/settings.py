@@ -11,7 +11,7 @@ from facet.draft_config import read_draft_config
 from facet.engine.capacity import Capacity, capacity_of
 from facet.engine.cpu_threads import BYTES_PER_THREAD, are_threads_given, choose_num_threads, usable_cores
 from facet.errors import ConfigError
-from facet.kv_cache.accountant import blocks_for
+from facet.kv_cache.accountant import blocks_for, longest_request
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.quantized_weight import ProductWeight
@@ -137,20 +137,21 @@ def resolve(
         num_bytes = cpu_cache_bytes(_weight_bytes(model), at_least=_one_request_bytes(shape)) // num_ranks
     if group is not None:
         num_bytes = group.least(num_bytes, model.placement.device)  # all ranks keep the same books
+    max_model_len = context_that_fits(config, shape, num_bytes)
     capacity = capacity_of(
         shape.layout,
         num_bytes,
         takes_all=on_gpu or config.kv_cache_memory_bytes is not None,
         max_num_seqs=shape.max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
-        max_model_len=shape.max_model_len,
+        max_model_len=max_model_len,
     )
     return EngineSettings(
         layout=shape.layout,
         num_blocks=capacity.num_blocks,
         max_num_seqs=shape.max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
-        max_model_len=shape.max_model_len,
+        max_model_len=max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         fast_prefill=config.kv_sharing_fast_prefill,
         # A CPU computes a step while it is launched: to settle it later would only deliver its tokens later.
@@ -228,6 +229,14 @@ def shape_steps(
         is_batch_invariant=is_batch_invariant,
         towers=towers,
     )
+
+
+def context_that_fits(config: EngineConfig, shape: StepShape, num_bytes: int) -> int:
+    """The longest context: what the config and the model say, or for `auto` as much of it as the cache can hold."""
+    if config.max_model_len != "auto":
+        return shape.max_model_len
+    longest = longest_request(shape.layout, max(0, num_bytes) // shape.layout.total_page_bytes)
+    return shape.max_model_len if longest is None else max(1, min(longest, shape.max_model_len))
 
 
 def usable_bytes(config: EngineConfig, total: int) -> int:

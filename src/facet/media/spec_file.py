@@ -35,9 +35,9 @@ _IDS: dict[str, dict[str, int]] = {
 }
 
 
-def read_media_spec(folder: Path) -> MediaSpec:
-    """What the checkpoint in `folder` reads besides text."""
-    config = ConfigFields(read_config_file(folder / "config.json"))
+def read_media_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> MediaSpec:
+    """What the checkpoint in `folder` reads besides text. `overrides` are the user's changes to its config.json."""
+    config = ConfigFields(read_config_file(folder / "config.json", overrides))
     nested, flat = (_read_optional(folder / name) for name in PROCESSOR_FILES)
     model = read_model_spec(config.values())
     sees, hears = "vision_config" in config, "audio_config" in config

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from facet.errors import CheckpointError, ConfigError
+from facet.mapping_merge import merged
 
 # Larger counts are slips or worse: nothing this large fits a machine, and tensors index with 32 bits in places.
 LARGEST_COUNT = 2**31 - 1
@@ -20,8 +21,8 @@ LARGEST_COUNT = 2**31 - 1
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
-def read_config_file(path: Path) -> dict[str, Any]:
-    """The parsed `config.json` at `path`."""
+def read_config_file(path: Path, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The parsed `config.json` at `path`, with the user's changes to it."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -31,7 +32,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}.") from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds {type(config).__name__}, but a config is a JSON object.")
-    return config
+    return merged(config, overrides or {})
 
 
 class ConfigFields:

@@ -4,13 +4,14 @@ import errno
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from facet.errors import CheckpointError
+from facet.config import ModelConfig
+from facet.errors import CheckpointError, ConfigError
 from facet.model.config_fields import PROCESSOR_FILES, shown
 from facet.model.gguf.choosing import choose_file, model_files
-from facet.model.gguf.folder import SUFFIX, is_unfolded, unfold
 
 CONFIG_ONLY = ("config.json", "generation_config.json", "hf_quant_config.json")
 WHOLE_MODEL = (
@@ -20,24 +21,57 @@ WHOLE_MODEL = (
 _FILE = re.compile(r"[A-Za-z0-9._/-]{1,200}")  # of a GGUF file in a repository, or a quantization
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}/[A-Za-z0-9._-]{1,96}")  # the hub itself is stricter yet
 
+_NO_FILE = "-"  # a pattern that matches none: the folder is asked for as it is
+
 Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class HubAccess:
+    """Where downloads are kept, and as whom the hub is asked; None: as Hugging Face's own programs do."""
+
+    cache_dir: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+
+AS_USUAL = HubAccess()
 
 # A disk that takes nothing more, or nothing from this user.
 _DISK_ERRORS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
 
-def local_folder(model: str, *, revision: str | None = None, patterns: tuple[str, ...] = WHOLE_MODEL) -> Path:
+def folder_of(config: ModelConfig, *, config_only: bool = False) -> Path:
+    """The folder of the model that a config names, with its weights unless they are not wanted."""
+    if not config.model:
+        raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name).")
+    patterns = CONFIG_ONLY if config_only or config.load_format == "dummy" else WHOLE_MODEL
+    return local_folder(config.model, revision=config.revision, patterns=patterns, access=access_of(config))
+
+
+def access_of(config: ModelConfig) -> HubAccess:
+    return HubAccess(config.download_dir, config.hf_token)
+
+
+def local_folder(
+    model: str,
+    *,
+    revision: str | None = None,
+    patterns: tuple[str, ...] = WHOLE_MODEL,
+    access: HubAccess = AS_USUAL,
+    needs_model: bool = True,
+) -> Path:
     """The folder of `model`, downloaded first if it is not a path. Only files matching `patterns` are fetched.
 
     A GGUF file becomes a folder; so does one of a folder or of a repository that has no config.json, where it is the
-    only one, or the one named behind a colon: owner/name:file.gguf, or owner/name:Q4_0.
+    only one, or the one named behind a colon: owner/name:file.gguf, or owner/name:Q4_0. Where only a tokenizer is
+    looked for, there need not be a model.
     """
     # os.path and not Path: these say no, where Path raises, to a user or a name that cannot exist.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
-        return _whole_or_unfolded(Path(path))
-    if os.path.isfile(path) and path.endswith(SUFFIX):
-        return unfold(Path(path))
+        return _whole_or_unfolded(Path(path)) if needs_model else Path(path)
+    if os.path.isfile(path) and path.endswith(".gguf"):
+        return _unfolded(Path(path))
     if os.path.isfile(path):
         raise CheckpointError(f"{model} is a file; give the folder that holds config.json, or a .gguf file.")
     name, colon, file = model.partition(":")
@@ -45,30 +79,47 @@ def local_folder(model: str, *, revision: str | None = None, patterns: tuple[str
     if not is_name or (colon and not _FILE.fullmatch(file)):
         raise _not_a_model(model)
     if colon:
-        return _download_file(name, revision, file)
-    folder = _download(name, revision, patterns)
-    return folder if (folder / "config.json").exists() else _download_file(name, revision, None)
+        return _download_file(name, revision, file, access)
+    folder = _download(name, revision, patterns, access)
+    is_whole = not needs_model or (folder / "config.json").exists()
+    return folder if is_whole else _download_file(name, revision, None, access)
 
 
 def _whole_or_unfolded(folder: Path) -> Path:
     """A config.json beside a GGUF file alone is not what the file says: norms are stored in another way."""
     names = os.listdir(folder)
     found = model_files(names)
-    if not found or is_unfolded(folder) or any(name.endswith(".safetensors") for name in names):
+    if not found or any(name.endswith(".safetensors") for name in names):
         return folder
-    return unfold(folder / choose_file(found, None, str(folder)))
+    return _unfolded(folder / choose_file(found, None, str(folder)), within=folder)
 
 
-def _download_file(model: str, revision: str | None, wanted: str | None) -> Path:
+def _unfolded(path: Path, within: Path | None = None) -> Path:
+    """The folder that a GGUF file becomes; `within` itself where that is one already."""
+    # Imported here: other models need neither numpy nor a reader of such files.
+    from facet.model.gguf import folder
+
+    return within if within is not None and folder.is_unfolded(within) else folder.unfold(path)
+
+
+def _download_file(model: str, revision: str | None, wanted: str | None, access: HubAccess) -> Path:
     """The folder of the GGUF file that was asked for, all its parts included."""
-    from huggingface_hub import HfApi
-
-    names = model_files(_asked(model, revision, lambda: HfApi().list_repo_files(model, revision=revision)))
+    names = model_files(_asked(model, revision, lambda: _list_files(model, revision, access)))
     if not names:
         raise CheckpointError(f"{model} on the hub has neither a config.json nor a GGUF file: it holds no model.")
     chosen = choose_file(names, wanted, f"{model} on the hub")
     parts = re.sub(r"-00001-of-(\d{5})\.gguf$", r"-*-of-\1.gguf", chosen)
-    return unfold(_download(model, revision, (parts,)) / chosen)
+    return _unfolded(_download(model, revision, (parts,), access) / chosen)
+
+
+def _list_files(model: str, revision: str | None, access: HubAccess) -> list[str]:
+    from huggingface_hub import HfApi
+
+    def cached() -> list[str]:
+        folder = _snapshot(model, revision, (_NO_FILE,), access, local_files_only=True)
+        return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+    return _or_cached(lambda: HfApi(token=access.token).list_repo_files(model, revision=revision), cached)
 
 
 def _not_a_model(model: str) -> CheckpointError:
@@ -78,13 +129,48 @@ def _not_a_model(model: str) -> CheckpointError:
     )
 
 
-def _download(model: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+def _download(model: str, revision: str | None, patterns: tuple[str, ...], access: HubAccess) -> Path:
+    def snapshot(*, local_files_only: bool) -> Path:
+        return _snapshot(model, revision, patterns, access, local_files_only=local_files_only)
+
+    return _asked(
+        model,
+        revision,
+        lambda: _or_cached(lambda: snapshot(local_files_only=False), lambda: snapshot(local_files_only=True)),
+    )
+
+
+def _snapshot(
+    model: str, revision: str | None, patterns: tuple[str, ...], access: HubAccess, *, local_files_only: bool
+) -> Path:
     # Imported here: a local checkpoint needs no network library, and importing this one takes a noticeable moment.
     from huggingface_hub import snapshot_download
 
     return Path(
-        _asked(model, revision, lambda: snapshot_download(model, revision=revision, allow_patterns=list(patterns)))
+        snapshot_download(
+            model,
+            revision=revision,
+            allow_patterns=list(patterns),
+            cache_dir=access.cache_dir,
+            token=access.token,
+            local_files_only=local_files_only,
+        )
     )
+
+
+def _or_cached(ask: Callable[[], Answer], look: Callable[[], Answer]) -> Answer:
+    """What the hub answers; where it cannot be reached, what was downloaded before."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return ask()
+    except (HfHubHTTPError, HFValidationError):  # it was reached
+        raise
+    except Exception as error:
+        try:
+            return look()
+        except Exception:
+            raise error from None
 
 
 def _asked(model: str, revision: str | None, ask: Callable[[], Answer]) -> Answer:

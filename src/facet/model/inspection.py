@@ -8,7 +8,7 @@ from facet.model.checkpoint import find_weight_files, formats_of, has_weights, m
 from facet.model.config_fields import read_config_file
 from facet.model.loader import cache_notes, read_spec
 from facet.model.quantized.choose import read_scheme
-from facet.model.weight_formats import Formats, expected_formats, online_formats
+from facet.model.weight_formats import Formats, expected_formats, online_formats, quantization_while_loading
 from facet.model_spec import ModelSpec
 
 
@@ -25,9 +25,9 @@ class Inspection:
 def inspect_checkpoint(config: ModelConfig, *, must_have_files: bool) -> Inspection:
     """Raises where files are broken, incomplete, or do not fit the config."""
     spec, folder = read_spec(config, config_only=not must_have_files)
-    scheme = read_scheme(read_config_file(folder / "config.json"), folder)
+    scheme = read_scheme(read_config_file(folder / "config.json", config.hf_overrides), folder)
     formats: Formats = expected_formats(spec, scheme)
-    notes = () if scheme is None else scheme.notes
+    notes, scheme_name = ((), None) if scheme is None else (scheme.notes, scheme.name)
     num_files = None
     if config.load_format != "dummy" and (must_have_files or has_weights(folder)):
         files = find_weight_files(folder)
@@ -39,7 +39,9 @@ def inspect_checkpoint(config: ModelConfig, *, must_have_files: bool) -> Inspect
         spec=spec,
         folder=folder,
         num_files=num_files,
-        scheme=None if scheme is None else scheme.name,
-        formats=online_formats(spec, formats, config.quantization, config.quantize_head),
+        scheme=scheme_name,
+        formats=online_formats(
+            spec, formats, quantization_while_loading(config.quantization, scheme_name), config.quantize_head
+        ),
         notes=notes,
     )

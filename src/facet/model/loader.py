@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
-from facet.config import ModelConfig
+from facet.config import ContextLength, ModelConfig
 from facet.errors import CapacityError, ConfigError
 from facet.kernels.arithmetic import USUAL, Arithmetic
 from facet.layers.host_memory import serve_from_host
@@ -29,13 +29,19 @@ from facet.model.config_fields import read_config_file
 from facet.model.dummy_weights import fill_dummy_weights
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
-from facet.model.hub import CONFIG_ONLY, WHOLE_MODEL, local_folder
+from facet.model.hub import folder_of
 from facet.model.placing import WithoutMatrices, place_weights
 from facet.model.quantized.choose import read_scheme
 from facet.model.quantized.scheme import CACHE_SCALES
 from facet.model.shard import Cut, cut_of, shard_of
 from facet.model.towers import FoundTowers, find_towers
-from facet.model.weight_formats import Formats, expected_formats, online_formats, weight_bytes
+from facet.model.weight_formats import (
+    Formats,
+    expected_formats,
+    online_formats,
+    quantization_while_loading,
+    weight_bytes,
+)
 from facet.model.weight_map import PER_LAYER_TABLE, is_cache_scale, tensor_targets
 from facet.model_spec import ModelSpec
 from facet.progress import Progress, Silent
@@ -82,11 +88,8 @@ class LoadedModel:
 
 def read_spec(config: ModelConfig, *, config_only: bool = False) -> tuple[ModelSpec, Path]:
     """The spec and folder of the model named, downloading the config alone where that is enough."""
-    if not config.model:
-        raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name).")
-    patterns = CONFIG_ONLY if config_only or config.load_format == "dummy" else WHOLE_MODEL
-    folder = local_folder(config.model, revision=config.revision, patterns=patterns)
-    return read_model_spec(read_config_file(folder / "config.json")), folder
+    folder = folder_of(config, config_only=config_only)
+    return read_model_spec(read_config_file(folder / "config.json", config.hf_overrides)), folder
 
 
 def load_model(
@@ -102,8 +105,9 @@ def load_model(
     """
     progress = progress or Silent()
     spec, folder = read_spec(config)
-    fields = read_config_file(folder / "config.json")
+    fields = read_config_file(folder / "config.json", config.hf_overrides)
     scheme = read_scheme(fields, folder)
+    quantization = quantization_while_loading(config.quantization, None if scheme is None else scheme.name)
     context_length = resolve_context_length(config.max_model_len, spec)
     rank = ALONE if group is None else group.rank
     device = resolve_device(config.device, rank)
@@ -117,7 +121,7 @@ def load_model(
         if not config.language_model_only:
             found = find_towers(fields, spec, None)
         dtype = resolve_dtype(config.dtype, dtype_of_config(spec), device)
-        formats = online_formats(spec, expected_formats(spec, scheme), config.quantization, config.quantize_head)
+        formats = online_formats(spec, expected_formats(spec, scheme), quantization, config.quantize_head)
         share = shard_of(spec, rank.size, formats)
         placement = Placement(dtype=dtype, device=device, arithmetic=arithmetic, group=group)
         model = build_model(spec, context_length, placement, share, formats=formats, tables_on_host=tables_on_host)
@@ -133,7 +137,7 @@ def load_model(
         stored = dtype_of_config(spec) if scheme is not None and scheme.name == "gguf" else common_dtype(matched)
         dtype = resolve_dtype(config.dtype, stored, device)
         stored_formats = formats_of(matched)
-        formats = online_formats(spec, stored_formats, config.quantization, config.quantize_head)
+        formats = online_formats(spec, stored_formats, quantization, config.quantize_head)
         online = {name: format for name, format in formats.items() if name not in stored_formats}
         share = shard_of(spec, rank.size, formats)
         placement = Placement(dtype=dtype, device=device, arithmetic=arithmetic, group=group)
@@ -293,8 +297,9 @@ def _gpu_of(rank: Rank, asked: str) -> torch.device:
     return torch.device("cuda", rank.index)
 
 
-def resolve_context_length(asked: int | None, spec: ModelSpec) -> int:
-    if asked is None:
+def resolve_context_length(asked: ContextLength, spec: ModelSpec) -> int:
+    """Before it is known what fits: `auto` may become less."""
+    if asked is None or asked == "auto":
         return spec.max_positions
     if not 1 <= asked <= spec.max_positions:
         raise ConfigError(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from facet.config import QUANTIZED_BY
 from facet.errors import ConfigError
 from facet.matrix_format import MatrixFormat, ScaleFormat
 from facet.model.quantized.choose import read_scheme
@@ -104,6 +105,16 @@ def expected_formats(spec: ModelSpec, source: FormatSource | None) -> dict[str, 
             raise ConfigError(f"{target.name} has {target.shape[-1]} inputs, which groups of {group} do not divide.")
         formats[target.name] = format
     return formats
+
+
+def quantization_while_loading(asked: str | None, scheme: str | None) -> str | None:
+    """What is left of --quantization: nothing, where it names the method by which the checkpoint is quantized."""
+    if asked is None or (scheme is not None and scheme in QUANTIZED_BY.get(asked, ())):
+        return None
+    if asked not in FLAGS:
+        found = "is not quantized" if scheme is None else f"is quantized by {scheme}"
+        raise ConfigError(f"--quantization {asked}: the checkpoint {found}. Leave the flag out.")
+    return asked
 
 
 def online_formats(spec: ModelSpec, stored: Formats, quantization: str | None, quantize_head: bool) -> Formats:

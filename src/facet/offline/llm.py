@@ -3,11 +3,10 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from facet.bundled_model import find_bundled_model
-from facet.config import PromptConfig, engine_config
+from facet.config import engine_config
 from facet.engine.client import EngineClient, RemoteEngine
 from facet.engine.local_engine import LocalEngine
 from facet.engine.messages import NewTokens, Refused, Stats
@@ -15,9 +14,10 @@ from facet.errors import EngineError, RequestError
 from facet.offline.collector import Collector
 from facet.offline.outputs import RequestOutput
 from facet.offline.prompts import Prompt, as_list, media_fields, text_or_ids
+from facet.offline.settings import read_settings
 from facet.prepared_media import PreparedMedia
 from facet.progress import Advance, Bars, Progress, Silent
-from facet.prompts import ChatQuestion, TextQuestion, prepare, read_asked_model
+from facet.prompts import ChatQuestion, TextQuestion, make_asked_model, prepare, read_prompt_files
 from facet.prompts.media_reading import NUM_THREADS, find_media, make_media_reader
 from facet.request import Request
 from facet.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
@@ -33,9 +33,9 @@ class LLM:
         llm = LLM("google/gemma-4-E4B-it")
         print(llm.generate("The capital of France is")[0].outputs[0].text)
 
-    Without a name it is the bundled model. Settings are those of `PromptConfig`: the engine's, and those of
-    `facet serve` that are about prompts. `separate_process` runs the engine in a process of its own, as a server does;
-    ranks (`tensor_parallel_size`) always have processes of their own.
+    Without a name it is the bundled model. Settings are the flags of `facet serve` that are about the engine and
+    prompts, with underscores; those of vLLM that set nothing here are taken, too. `separate_process` runs the engine in
+    a process of its own, as a server does; ranks (`tensor_parallel_size`) always have processes of their own.
     """
 
     def __init__(
@@ -46,18 +46,21 @@ class LLM:
         show_progress: bool = True,
         **settings: Any,
     ) -> None:
-        config = PromptConfig(model=str(find_bundled_model()) if model is None else model, **settings)
+        name = str(find_bundled_model()) if model is None else model
+        config = read_settings(name, settings)
+        files = read_prompt_files(config)
+        of_engine = engine_config(config, files.folder)
         self._progress: Progress = Bars() if show_progress else Silent()
         self._engine: EngineClient = (
-            RemoteEngine(engine_config(config), show_progress=show_progress)
+            RemoteEngine(of_engine, show_progress=show_progress)
             if separate_process or config.tensor_parallel_size > 1
-            else LocalEngine(engine_config(config), self._progress)
+            else LocalEngine(of_engine, self._progress)
         )
         info = self._engine.info
         try:
-            self._asked = read_asked_model(
+            self._asked = make_asked_model(
                 config,
-                Path(info.folder),
+                files,
                 max_model_len=info.max_model_len,
                 eos_token_ids=info.eos_token_ids,
                 media_kinds=info.media_kinds,

@@ -6,8 +6,9 @@ that constrains the answer, and reads the tokens that come back as text or as a 
 only its messages.
 """
 
-from facet.prompts.asked_model import AskedModel, read_asked_model
+from facet.prompts.asked_model import AskedModel, make_asked_model
 from facet.prompts.preparing import PreparedQuestion, prepare
+from facet.prompts.prompt_files import PromptFiles, read_prompt_files
 from facet.prompts.questions import ChatQuestion, Question, TextQuestion
 from facet.prompts.reading import AnswerTokens, ReplyFormat, ReplyReader, TextReader
 
@@ -16,11 +17,13 @@ __all__ = [
     "AskedModel",
     "ChatQuestion",
     "PreparedQuestion",
+    "PromptFiles",
     "Question",
     "ReplyFormat",
     "ReplyReader",
     "TextQuestion",
     "TextReader",
+    "make_asked_model",
     "prepare",
-    "read_asked_model",
+    "read_prompt_files",
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 from facet.chat.formats import ReplyMarkers
 from facet.chat.media_parts import MediaParts
@@ -15,12 +15,10 @@ from facet.media.options import MediaOptions, check_options, read_processor_kwar
 from facet.media.spec import MediaSpec
 from facet.media.spec_file import read_media_spec
 from facet.media_span import MediaKind
-from facet.model.generation_config import GenerationConfig, read_generation_config
+from facet.prompts.prompt_files import PromptFiles
 from facet.sampling_params import SamplingParams
 from facet.tokens import Tokenizer
 from facet.tokens.text_limit import TextLimit
-
-_OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,54 +96,40 @@ def check_thinking_token_budget(budget: int, *, has_thoughts: bool, max_model_le
         )
 
 
-def read_asked_model(
+def make_asked_model(
     config: PromptConfig,
-    folder: Path,
+    files: PromptFiles,
     *,
     max_model_len: int,
     eos_token_ids: tuple[int, ...],
     media_kinds: Collection[MediaKind] = (),
 ) -> AskedModel:
-    """Reads the files beside the weights, and refuses settings that do not fit them.
+    """Joins what the files say with what the engine knows, and refuses settings that do not fit the model.
 
     The ends of an answer are those of generation_config.json; `eos_token_ids` are the engine's, where it names none.
     `media_kinds` are those that the engine has towers for.
     """
-    media = _read_media(folder, media_kinds)
-    tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(folder)
-    generation = _generation_config(config, folder)
-    overrides = dict(config.override_generation_config or {})
-    max_tokens = overrides.pop("max_new_tokens", overrides.pop("max_tokens", None))
-    if unknown := sorted(set(overrides) - set(_OVERRIDABLE)):
-        raise ConfigError(
-            f"--override-generation-config names {unknown[0]!r}. Known: {', '.join((*_OVERRIDABLE, 'max_new_tokens'))}."
-        )
-    defaults = {**generation.sampling_defaults(), **overrides}
-    if not config.loop_guard:
-        defaults["loop_guard"] = False
+    media = _read_media(config, files.folder, media_kinds)
     budget = config.default_thinking_token_budget
-    if budget is not None:
-        defaults["thinking_token_budget"] = budget
     try:
-        SamplingParams(**defaults, max_tokens=max_tokens)
         if budget is not None:
-            has_thoughts = tokenizer is not None and ReplyMarkers.find(tokenizer) is not None
+            has_thoughts = files.tokenizer is not None and ReplyMarkers.find(files.tokenizer) is not None
             check_thinking_token_budget(budget, has_thoughts=has_thoughts, max_model_len=max_model_len)
     except RequestError as error:
         raise ConfigError(f"The generation defaults cannot be used: {error}") from None
     return AskedModel(
         max_model_len=max_model_len,
-        eos_token_ids=generation.eos_token_ids or eos_token_ids,
-        tokenizer=tokenizer,
-        template=None if tokenizer is None else _template(config, folder, tokenizer),
+        eos_token_ids=files.eos_token_ids or eos_token_ids,
+        tokenizer=files.tokenizer,
+        template=files.template,
         template_variables=config.default_chat_template_kwargs or {},
         trusts_request_templates=config.trust_request_chat_template,
-        sampling_defaults=defaults,
-        any_whitespace=config.structured_outputs_any_whitespace,
-        max_tokens_default=max_tokens,
+        sampling_defaults=files.sampling_defaults,
+        any_whitespace=files.any_whitespace,
+        max_tokens_default=files.max_tokens_default,
         media=media,
         media_options=_media_options(config, media),
-        max_media=_max_media(config.limit_mm_per_prompt or {}),
+        max_media=files.max_media,
     )
 
 
@@ -159,51 +143,10 @@ def _media_options(config: PromptConfig, media: MediaSpec) -> MediaOptions:
     return options
 
 
-def _max_media(given: Mapping[str, Any]) -> dict[MediaKind, int]:
-    limits: dict[MediaKind, int] = {}
-    for kind, value in given.items():
-        count = value.get("count") if isinstance(value, Mapping) else value  # vLLM's longer way to write it
-        if kind not in get_args(MediaKind) or type(count) is not int or count < 0:
-            raise ConfigError(
-                f"--limit-mm-per-prompt has {kind!r}: {value!r}. It maps {', '.join(get_args(MediaKind))} to numbers."
-            )
-        limits[cast(MediaKind, kind)] = count
-    return limits
-
-
-def _generation_config(config: PromptConfig, folder: Path) -> GenerationConfig:
-    if config.generation_config == "auto":
-        return read_generation_config(folder)
-    if config.generation_config == "vllm":
-        # Neutral sampling; which tokens end an answer is a fact about the model all the same.
-        return GenerationConfig(eos_token_ids=read_generation_config(folder).eos_token_ids)
-    path = Path(config.generation_config)
-    if not path.is_dir():
-        raise ConfigError(f"--generation-config {config.generation_config} is neither auto, vllm nor a folder.")
-    return read_generation_config(path)
-
-
-def _template(config: PromptConfig, folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-    if config.chat_template is None:
-        return ChatTemplate.from_folder(folder, tokenizer)
-    source, origin = config.chat_template, "--chat-template"
-    if not any(mark in source for mark in "{}\n"):  # a template has some of these, and a path hardly any
-        try:
-            source, origin = Path(source).expanduser().read_text(encoding="utf-8"), source
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--chat-template {config.chat_template} cannot be read: {error}.") from None
-    return ChatTemplate(
-        source,
-        special_tokens=tokenizer.special_tokens,
-        control_texts=tokenizer.control_tokens.id_of,
-        origin=origin,
-    )
-
-
-def _read_media(folder: Path, kinds: Collection[MediaKind]) -> MediaSpec:
+def _read_media(config: PromptConfig, folder: Path, kinds: Collection[MediaKind]) -> MediaSpec:
     if not kinds:
         return MediaSpec()
     try:
-        return read_media_spec(folder).only(kinds)
+        return read_media_spec(folder, config.hf_overrides).only(kinds)
     except ConfigError as error:
         raise ConfigError(f"{error} To serve the model for text alone, use --language-model-only.") from error

@@ -46,7 +46,11 @@ def cpu_cache_bytes(weight_bytes: int, *, at_least: int) -> int:
 
 
 def cpu_cache_limit() -> int:
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE_OF_FREE_MEMORY)
+    return int(free_host_bytes() * CPU_SHARE_OF_FREE_MEMORY)
+
+
+def free_host_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure_gpu_memory(model: Gemma, shape: StepShape) -> MeasuredMemory:

@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from facet.config import ServerConfig
 from facet.prompts.media_reading import make_media_reader
@@ -136,12 +136,23 @@ def _dialect_of(path: str) -> Dialect:
     return OLLAMA if path.startswith("/api/") else OPENAI
 
 
+def _meant(request: Request) -> str:
+    """A hint for clients whose base URL lacks /v1, or has it twice."""
+    path = request.url.path
+    for other in (f"/v1{path}", path.removeprefix("/v1")):
+        scope = {**request.scope, "path": other}
+        if other != path and any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes):
+            end = "with" if len(other) > len(path) else "before"
+            return f" Did you mean {other}? Then the client's base URL must end {end} /v1."
+    return ""
+
+
 async def _not_found(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, with the same error format as everything else."""
     assert isinstance(error, HTTPException), "registered for these alone"
     path, message = request.url.path, error.detail
     if error.status_code == 404:
-        message = f"There is no {path} on this server. /docs lists the paths."
+        message = f"There is no {path} on this server.{_meant(request)} /docs lists the paths."
     elif error.status_code == 405:
         message = f"{path} does not support {request.method}. /docs lists the paths."
     return _dialect_of(path).error_response(HttpError(error.status_code, message), error.headers)

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
 import signal
 import socket
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -16,6 +18,7 @@ from starlette.applications import Starlette
 from facet.config import ServerConfig, engine_config
 from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
+from facet.prompts import read_prompt_files
 from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
 from facet.server.served_model import ServedModel, make_served_model
@@ -72,14 +75,16 @@ def serve(config: ServerConfig) -> int:
         engine, model, app = start_app(config)
         for line in engine.info.lines:
             logger.info("%s", line)
-        scheme, port = "https" if config.ssl_certfile else "http", listener.getsockname()[1]
-        greeting = f"Serving {', '.join(model.names)} on {scheme}://{config.host}:{port}"
-        if not config.api_key and not is_loopback(config.host):
+        greeting = f"Serving {', '.join(model.names)} on {_address(config, listener)}"
+        if not config.api_key and config.uds is None and not is_loopback(config.host):
             logger.info(
                 "Anyone who can reach this address can use the model: no API key is set (--api-key, %s).", KEYS[0]
             )
         server = DrainingServer(uvicorn_config(config, app), greeting)
         server.run(sockets=[listener])
+        if config.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(config.uds)
     return 0 if server.started else 1
 
 
@@ -99,9 +104,10 @@ def is_loopback(host: str) -> bool:
 
 def start_app(config: ServerConfig) -> tuple[EngineProcess, ServedModel, Starlette]:
     """Loads the model and makes the app, which owns the engine."""
-    engine = EngineProcess(engine_config(config), show_progress=True)
+    files = read_prompt_files(config)
+    engine = EngineProcess(engine_config(config, files.folder), show_progress=True)
     try:
-        model = make_served_model(config, engine.info)
+        model = make_served_model(config, files, engine.info)
         return engine, model, make_app(config, engine, model)
     except BaseException:
         engine.close()
@@ -113,7 +119,16 @@ def _leave(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
+def _address(config: ServerConfig, listener: socket.socket) -> str:
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    return f"{'https' if config.ssl_certfile else 'http'}://{config.host}:{listener.getsockname()[1]}"
+
+
 def bind(config: ServerConfig) -> socket.socket:
+    """The socket to listen on, taken before a model is loaded."""
+    if config.uds is not None:
+        return _bind_file(config.uds)
     listener = socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -123,6 +138,25 @@ def bind(config: ServerConfig) -> socket.socket:
         raise ConfigError(
             f"Cannot listen on {config.host}:{config.port}: {error.strerror}. Choose another --port or --host."
         ) from None
+    listener.set_inheritable(False)
+    return listener
+
+
+def _bind_file(path: str) -> socket.socket:
+    """A Unix socket. A file of a server that has ended is replaced; one that answers is not."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode) and listener.connect_ex(path) == errno.ECONNREFUSED:
+            os.unlink(path)
+    except OSError:
+        pass  # there is nothing yet, or nothing that we may look at: binding says which
+    try:
+        listener.close()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"Cannot listen on {path}: {error.strerror or error}. Choose another --uds.") from None
     listener.set_inheritable(False)
     return listener
 
@@ -152,8 +186,6 @@ def check_accepted_flags(config: ServerConfig) -> None:
     parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
     if config.otlp_traces_endpoint is not None:
         check_traces(config.otlp_traces_endpoint)
-    if not config.enable_chunked_prefill:
-        raise ConfigError("--no-enable-chunked-prefill is not possible: every prompt is computed in chunks.")
     for flag, value in (
         ("--tool-call-parser", config.tool_call_parser),
         ("--reasoning-parser", config.reasoning_parser),

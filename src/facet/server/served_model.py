@@ -3,12 +3,11 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from facet.config import ServerConfig
 from facet.engine.messages import EngineInfo
 from facet.errors import RequestError
-from facet.prompts import AskedModel, read_asked_model
+from facet.prompts import AskedModel, PromptFiles, make_asked_model
 from facet.server.errors import HttpError
 
 
@@ -53,15 +52,15 @@ class ServedModel:
             )
 
 
-def make_served_model(config: ServerConfig, info: EngineInfo) -> ServedModel:
-    """Reads the files beside the weights, and refuses flags that do not fit them."""
+def make_served_model(config: ServerConfig, files: PromptFiles, info: EngineInfo) -> ServedModel:
+    """Refuses flags that do not fit the model."""
     return ServedModel(
         names=config.served_model_name or (config.model,),
         root=config.model,
         vocab_size=info.vocab_size,
-        asked=read_asked_model(
+        asked=make_asked_model(
             config,
-            Path(info.folder),
+            files,
             max_model_len=info.max_model_len,
             eos_token_ids=info.eos_token_ids,
             media_kinds=info.media_kinds,

@@ -1,0 +1,42 @@
+"""Reads settings from a YAML file, as `facet serve --config FILE` does, and writes them as arguments."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from facet.errors import ConfigError
+
+CONFIG_FLAG = "--config"
+
+
+def arguments_of(path: str) -> list[str]:
+    """The flags that stand for the file's entries: `max-model-len: 32k` is --max-model-len=32k."""
+    try:
+        # Loads plain values only: a tag that would make an object of some class is an error.
+        settings = msgspec.yaml.decode(Path(path).expanduser().read_bytes())
+    except OSError as error:
+        raise ConfigError(f"the file cannot be read: {error.strerror}.") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"this is not YAML: {error}") from None
+    if settings is None:
+        return []
+    if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
+        raise ConfigError("the file must map names of flags to values, as in max-model-len: 32768.")
+    if CONFIG_FLAG.removeprefix("--") in settings:
+        raise ConfigError("one file of settings cannot name another.")
+    return [argument for name, value in settings.items() for argument in _arguments(name, value)]
+
+
+def _arguments(name: str, value: Any) -> list[str]:
+    flag = f"--{name.removeprefix('--')}"
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag.removeprefix('--')}"]
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
+    if isinstance(value, dict):
+        return [f"{flag}={json.dumps(value)}"]
+    return [f"{flag}={value}"]

@@ -1,0 +1,72 @@
+"""Finds settings with which a model would fit where it does not, by planning with each of them."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from facet.config import PlanConfig
+from facet.engine.memory_plan import make_plan
+from facet.errors import UserError
+
+_MOST = 3  # settings to name
+_FEW_REQUESTS = 8
+_LEAST_CONTEXT = 2048  # shorter ones are no advice
+
+
+def settings_that_fit(config: PlanConfig) -> list[str]:
+    """Flags any of which would do, those that cost least first; or one group of flags that would do together."""
+    alone = [flags for change in _changes(config) if (flags := _flags_if_it_fits(config, change))]
+    if alone:
+        return alone[:_MOST]
+    together: dict[str, Any] = {}
+    for change in _changes(config):
+        together |= change
+        if _flags_if_it_fits(config, together):
+            return [_flags_if_it_fits(config, _needed(config, together)) or ""]
+    return []
+
+
+def _needed(config: PlanConfig, together: dict[str, Any]) -> dict[str, Any]:
+    """Those without which it does not fit."""
+    for name in list(together):
+        fewer = {other: value for other, value in together.items() if other != name}
+        if _flags_if_it_fits(config, fewer):
+            together = fewer
+    return together
+
+
+def _changes(config: PlanConfig) -> Iterator[dict[str, Any]]:
+    """What a user may change, from what costs least to what costs most. A later one may replace an earlier one."""
+    if not config.embeddings_on_cpu:
+        yield {"embeddings_on_cpu": True}
+    if config.kv_cache_dtype == "auto":
+        yield {"kv_cache_dtype": "fp8"}
+    if config.max_num_batched_tokens is None:
+        yield {"max_num_batched_tokens": 2048}
+    if config.max_num_seqs > _FEW_REQUESTS:
+        yield {"max_num_seqs": _FEW_REQUESTS}
+    yield {"max_model_len": "auto"}
+    if config.quantization is None and config.weight_format == "auto":
+        yield {"quantization": "fp8"}
+        yield {"quantization": "int4"}
+    if not config.quantize_head:
+        yield {"quantize_head": True}
+    yield {"tensor_parallel_size": 2 * config.tensor_parallel_size}
+
+
+def _flags_if_it_fits(config: PlanConfig, change: dict[str, Any]) -> str | None:
+    try:
+        plan = make_plan(replace(config, **change))
+    except UserError:  # it does not fit, or the model is quantized already
+        return None
+    length = plan.capacity.max_model_len
+    if change.get("max_model_len") == "auto":
+        if length < min(_LEAST_CONTEXT, plan.spec.max_positions):
+            return None
+        change = {**change, "max_model_len": length}
+    return " ".join(_flag(name, value) for name, value in change.items())
+
+
+def _flag(name: str, value: Any) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag} {value}"

@@ -1,0 +1,155 @@
+"""Settings of vLLM that set nothing in Facet: which are accepted, with which values, and why they have no effect.
+
+They are accepted so that command lines written for vLLM work as they are, and refused where a value asks for something
+that Facet does not do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from facet.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class IdleSetting:
+    reason: str  # why it has no effect, or why another value is not possible
+    possible: tuple[str, ...] | None = None  # values, in small letters; None: any
+    is_switch: bool = False
+    also: tuple[str, ...] = ()  # other ways to write the flag
+
+
+def _switch(reason: str, *possible: str) -> IdleSetting:
+    return IdleSetting(reason, possible or None, is_switch=True)
+
+
+def _value(reason: str, *possible: str, also: tuple[str, ...] = ()) -> IdleSetting:
+    return IdleSetting(reason, possible or None, also=also)
+
+
+def _never(reason: str, *, is_switch: bool = False) -> IdleSetting:
+    return IdleSetting(reason, ("false",) if is_switch else (), is_switch)
+
+
+_CHUNKS = "every prompt is computed in chunks"
+_GRAPHS = "graphs are captured for the sizes of --cudagraph-capture-sizes"
+_NO_COMPILER = "kernels are written by hand and steps captured as graphs, so there is nothing to compile"
+_ONE_ENGINE = "a server runs one engine"
+_MEDIA_CACHE = "prepared media are cached by content, within fixed limits"
+_NO_LORA = "adapters are not supported; merge them into the weights"
+_NO_TRANSFER = "keys and values stay in the engine that computed them"
+_GENERATES = "Facet generates text and nothing else"
+_XGRAMMAR = "structured output is always xgrammar's"
+_PARALLEL = "Facet divides a model in one way only, by --tensor-parallel-size"
+_NOT_LOGGED = "prompts and answers are never logged"
+
+IDLE_SETTINGS: Mapping[str, IdleSetting] = {
+    # Memory and the cache
+    "block_size": _value("the size of a page follows from the model"),
+    "swap_space": _value("requests that must wait are computed again, not swapped"),
+    "cpu_offload_gb": _value("weights are not offloaded; --quantization makes them smaller", "0", "0.0"),
+    "num_gpu_blocks_override": _never("the size of the cache is set with --kv-cache-memory-bytes"),
+    "prefix_caching_hash_algo": _value("prefixes are found by a hash of their own"),
+    "calculate_kv_scales": _switch("8-bit keys and values need no calibration"),
+    "disable_sliding_window": _switch("sliding layers always keep their window", "false"),
+    "disable_hybrid_kv_cache_manager": _switch("sliding layers always store their window alone"),
+    "preemption_mode": _value("requests that must wait are computed again"),
+    "kv_transfer_config": _never(_NO_TRANSFER),
+    "kv_events_config": _never(_NO_TRANSFER),
+    "kv_offloading_size": _never(_NO_TRANSFER),
+    "kv_offloading_backend": _never(_NO_TRANSFER),
+    # Kernels and graphs
+    "attention_backend": _value("attention has one kernel for each kind of step"),
+    "moe_backend": _value("experts have kernels of their own"),
+    "linear_backend": _value("products have kernels of their own"),
+    "mm_encoder_attn_backend": _value("towers have one attention"),
+    "compilation_config": _value(_NO_COMPILER, also=("-cc",)),
+    "optimization_level": _value(_NO_COMPILER, also=("-O",)),
+    "performance_mode": _value("there is one mode"),
+    "max_seq_len_to_capture": _value(_GRAPHS),
+    "max_cudagraph_capture_size": _value(_GRAPHS),
+    "disable_cascade_attn": _switch("there is no cascade attention"),
+    "enable_flashinfer_autotune": _switch("nothing is tuned at start-up"),
+    # Several GPUs and processes
+    "pipeline_parallel_size": _value(_PARALLEL, "1", also=("-pp",)),
+    "data_parallel_size": _value("a server runs one engine; start several behind a proxy", "1", also=("-dp",)),
+    "data_parallel_size_local": _value(_ONE_ENGINE, "1", also=("-dpl",)),
+    "decode_context_parallel_size": _value(_PARALLEL, "1", also=("-dcp",)),
+    "prefill_context_parallel_size": _value(_PARALLEL, "1", also=("-pcp",)),
+    "enable_expert_parallel": _switch("how experts are divided among GPUs is fixed"),
+    "distributed_executor_backend": _value("processes are started in one way", "mp", "uni", "external_launcher"),
+    "disable_custom_all_reduce": _switch("there is no such kernel"),
+    "max_parallel_loading_workers": _value("weights are read by one reader for each GPU"),
+    "nnodes": _value("a server runs on one machine", "1", also=("-n",)),
+    "mm_encoder_tp_mode": _value("towers are not divided"),
+    "api_server_count": _value("one process serves HTTP", "1", also=("-asc",)),
+    "disable_frontend_multiprocessing": _switch("the engine always has a process of its own"),
+    # Scheduling
+    "enable_chunked_prefill": _switch(_CHUNKS, "true"),
+    "long_prefill_token_threshold": _value(_CHUNKS),
+    "max_num_partial_prefills": _value(_CHUNKS),
+    "max_long_partial_prefills": _value(_CHUNKS),
+    "disable_chunked_mm_input": _switch("media that attend both ways are never cut"),
+    "scheduling_policy": _value("requests run by priority where they have one, else in order", "fcfs", "priority"),
+    "num_scheduler_steps": _value("steps are planned one at a time, and overlap"),
+    "use_v2_block_manager": _switch("there is one cache"),
+    "stream_interval": _value("every token is streamed as it comes"),
+    # The model and its files
+    "trust_remote_code": _switch("code from a checkpoint is never run"),
+    "code_revision": _value("code from a checkpoint is never run"),
+    "hf_config_path": _value("the config is the model's own"),
+    "config_format": _value("the config is read as it is", "auto", "hf"),
+    "tokenizer_mode": _value("there is one tokenizer", "auto", "hf", "fast"),
+    "model_impl": _value("there is one implementation", "auto", "vllm"),
+    "model_loader_extra_config": _value("files are read in one way"),
+    "safetensors_load_strategy": _value("files are read in one way"),
+    "use_tqdm_on_load": _switch("progress is shown in a terminal"),
+    "task": _value(_GENERATES, "auto", "generate"),
+    "runner": _value(_GENERATES, "auto", "generate"),
+    "convert": _value(_GENERATES, "auto", "none"),
+    "additional_config": _value("it is for other hardware"),
+    "enable_lora": _never(_NO_LORA, is_switch=True),
+    "lora_modules": _never(_NO_LORA),
+    "max_loras": _value(_NO_LORA),
+    "max_lora_rank": _value(_NO_LORA),
+    # Media
+    "mm_processor_cache_gb": _value(_MEDIA_CACHE),
+    "mm_processor_cache_type": _value(_MEDIA_CACHE),
+    "disable_mm_preprocessor_cache": _switch(_MEDIA_CACHE),
+    "skip_mm_profiling": _switch("the memory of towers is computed"),
+    "media_io_kwargs": _never("frames of a video are set with --mm-processor-kwargs"),
+    # Answers
+    "chat_template_content_format": _value("contents are given to a template as it expects them"),
+    "enable_reasoning": _switch("thoughts are always parsed"),
+    "guided_decoding_backend": _value(_XGRAMMAR),
+    "response_role": _value("answers are the assistant's", "assistant"),
+    "logits_processors": _never("code of a command line is not run"),
+    "enable_prompt_tokens_details": _switch("usage always includes cached tokens"),
+    "enable_request_id_headers": _switch("responses always carry X-Request-Id"),
+    "enable_server_load_tracking": _switch("/load always answers"),
+    # Logs
+    "disable_log_requests": _switch("requests are logged only with --enable-log-requests"),
+    "disable_uvicorn_access_log": _switch("the HTTP library logs accesses only with --uvicorn-log-level info"),
+    "enable_log_outputs": _switch(_NOT_LOGGED),
+    "max_log_len": _value(_NOT_LOGGED),
+    "show_hidden_metrics_for_version": _value("no metric is hidden"),
+    "enable_sleep_mode": _never("an engine does not sleep; stop it instead", is_switch=True),
+}
+
+
+def note_of(name: str, value: Any, *, is_flag: bool) -> str:
+    """What to tell a user who gave this setting. Refused with a value that asks for something."""
+    setting = IDLE_SETTINGS[name]
+    shown = _shown(name, value, setting.is_switch, is_flag=is_flag)
+    if setting.possible is not None and str(value).lower() not in setting.possible:
+        raise ConfigError(f"{shown} is not possible: {setting.reason}.")
+    return f"{shown} has no effect: {setting.reason}."
+
+
+def _shown(name: str, value: Any, is_switch: bool, *, is_flag: bool) -> str:
+    if not is_flag:
+        return f"{name}={value!r}"
+    flag = name.replace("_", "-")
+    if is_switch:
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {value}"

@@ -1,0 +1,159 @@
+"""Reads and checks the files beside a model's weights: tokenizer, chat template, generation defaults.
+
+They are read before the weights are loaded, so that what is missing or wrong is said within a second.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from facet.chat.template import ChatTemplate
+from facet.config import PromptConfig
+from facet.errors import ConfigError, RequestError
+from facet.media.options import read_processor_kwargs
+from facet.media_span import MediaKind
+from facet.model.generation_config import GenerationConfig, read_generation_config
+from facet.model.hub import access_of, folder_of, local_folder
+from facet.sampling_params import SamplingParams
+from facet.tokens import Tokenizer
+
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens*", "*.jinja")
+_OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_BACKENDS = ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")  # one does the work of all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFiles:
+    """What a model's files and the settings say about prompts and answers, before there is an engine."""
+
+    folder: Path  # of the model
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    eos_token_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, Any]
+    max_tokens_default: int | None
+    any_whitespace: bool
+    max_media: Mapping[MediaKind, int]
+
+
+def read_prompt_files(config: PromptConfig) -> PromptFiles:
+    """Finds the model, downloading it where it must, and reads its files. Refuses settings that cannot be used."""
+    max_media = _max_media(config.limit_mm_per_prompt or {})
+    any_whitespace = _any_whitespace(config)
+    sampling_overrides, max_tokens = _overrides(config)
+    _check_processor_kwargs(config)
+    folder = folder_of(config)
+    generation = _generation_config(config, folder)
+    defaults = {**generation.sampling_defaults(), **sampling_overrides}
+    if not config.loop_guard:
+        defaults["loop_guard"] = False
+    if config.default_thinking_token_budget is not None:
+        defaults["thinking_token_budget"] = config.default_thinking_token_budget
+    try:
+        SamplingParams(**defaults, max_tokens=max_tokens)
+    except RequestError as error:
+        raise ConfigError(f"The generation defaults cannot be used: {error}") from None
+    tokenizer_folder = _tokenizer_folder(config, folder)
+    tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(tokenizer_folder)
+    return PromptFiles(
+        folder=folder,
+        tokenizer=tokenizer,
+        template=None if tokenizer is None else _template(config, (tokenizer_folder, folder), tokenizer),
+        eos_token_ids=generation.eos_token_ids,
+        sampling_defaults=defaults,
+        max_tokens_default=max_tokens,
+        any_whitespace=any_whitespace,
+        max_media=max_media,
+    )
+
+
+def _tokenizer_folder(config: PromptConfig, folder: Path) -> Path:
+    if config.tokenizer is None:
+        return folder
+    return local_folder(
+        config.tokenizer,
+        revision=config.tokenizer_revision,
+        patterns=_TOKENIZER_FILES,
+        access=access_of(config),
+        needs_model=False,
+    )
+
+
+def _overrides(config: PromptConfig) -> tuple[dict[str, Any], int | None]:
+    """Sampling defaults given by the user, and the largest number of tokens apart from them."""
+    overrides = dict(config.override_generation_config or {})
+    max_tokens = overrides.pop("max_new_tokens", overrides.pop("max_tokens", None))
+    if unknown := sorted(set(overrides) - set(_OVERRIDABLE)):
+        raise ConfigError(
+            f"--override-generation-config names {unknown[0]!r}. Known: {', '.join((*_OVERRIDABLE, 'max_new_tokens'))}."
+        )
+    return overrides, max_tokens
+
+
+def _any_whitespace(config: PromptConfig) -> bool:
+    """Whether JSON that follows a schema may have blanks anywhere, from our setting and vLLM's."""
+    given = dict(config.structured_outputs_config or {})
+    backend, is_disabled = given.pop("backend", "auto"), given.pop("disable_any_whitespace", None)
+    given = {name: value for name, value in given.items() if value not in (False, None, "")}
+    if given:
+        name, value = next(iter(given.items()))
+        raise ConfigError(
+            f"--structured-outputs-config has {name!r}: {value!r}. It may hold backend and disable_any_whitespace."
+        )
+    if backend not in _BACKENDS:
+        raise ConfigError(f"--structured-outputs-config: backend {backend!r} is unknown. Leave it out.")
+    return config.structured_outputs_any_whitespace if is_disabled is None else not is_disabled
+
+
+def _check_processor_kwargs(config: PromptConfig) -> None:
+    try:
+        read_processor_kwargs(config.mm_processor_kwargs, "--mm-processor-kwargs")
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _max_media(given: Mapping[str, Any]) -> dict[MediaKind, int]:
+    limits: dict[MediaKind, int] = {}
+    for kind, value in given.items():
+        count = value.get("count") if isinstance(value, Mapping) else value  # vLLM's longer way to write it
+        if kind not in get_args(MediaKind) or type(count) is not int or count < 0:
+            raise ConfigError(
+                f"--limit-mm-per-prompt has {kind!r}: {value!r}. It maps {', '.join(get_args(MediaKind))} to numbers."
+            )
+        limits[cast(MediaKind, kind)] = count
+    return limits
+
+
+def _generation_config(config: PromptConfig, folder: Path) -> GenerationConfig:
+    if config.generation_config == "auto":
+        return read_generation_config(folder)
+    if config.generation_config == "vllm":
+        # Neutral sampling; which tokens end an answer is a fact about the model all the same.
+        return GenerationConfig(eos_token_ids=read_generation_config(folder).eos_token_ids)
+    path = Path(config.generation_config)
+    if not path.is_dir():
+        raise ConfigError(f"--generation-config {config.generation_config} is neither auto, vllm nor a folder.")
+    return read_generation_config(path)
+
+
+def _template(config: PromptConfig, folders: tuple[Path, Path], tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The one given, else the tokenizer's, else the model's."""
+    if config.chat_template is None:
+        found = (ChatTemplate.from_folder(folder, tokenizer) for folder in folders)
+        return next((template for template in found if template is not None), None)
+    source, origin = config.chat_template, "--chat-template"
+    if not any(mark in source for mark in "{}\n"):  # a template has some of these, and a path hardly any
+        try:
+            source, origin = Path(source).expanduser().read_text(encoding="utf-8"), source
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"--chat-template {config.chat_template} cannot be read: {error}. Leave it out to use the model's own, "
+                "which has tools and thoughts."
+            ) from None
+    return ChatTemplate(
+        source,
+        special_tokens=tokenizer.special_tokens,
+        control_texts=tokenizer.control_tokens.id_of,
+        origin=origin,
+    )
