@@ -322,6 +322,13 @@ def test_no_sizes(text: str) -> None:
         parse_size(text)
 
 
+def test_a_context_that_fits_is_chosen(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], kv_cache_memory_bytes=10**9, max_model_len="auto")
+    assert (plan.capacity.max_model_len, plan.lengths) == (3200, (2048, 3200))
+    plan = plan_of(tmp_path, PUBLISHED["Gemma 4 31B"], kv_cache_memory_bytes=10**12, max_model_len="auto")
+    assert plan.capacity.max_model_len == plan.spec.max_positions
+
+
 def test_a_size_without_its_unit() -> None:
     with pytest.raises(ConfigError, match=r"24 bytes. GiB\? Then write --gpu-memory 24GiB"):
         parse_size("24")

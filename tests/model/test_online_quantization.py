@@ -67,6 +67,12 @@ def test_weights_are_not_rounded_twice(tmp_path: Path) -> None:
     folder = tmp_path / "quantized"
     with pytest.raises(ConfigError, match="--quantization fp8: the checkpoint is quantized already"):
         load(folder, dtype="float32", quantization="fp8")
+    with pytest.raises(ConfigError, match="--quantization awq: the checkpoint is quantized by compressed-tensors"):
+        load(folder, dtype="float32", quantization="awq")
+    with pytest.raises(ConfigError, match="--quantization awq: the checkpoint is not quantized"):
+        load(tmp_path / "dense", dtype="float32", quantization="awq")
+    named = load(folder, dtype="float32", quantization="compressed-tensors")
+    assert {format.codes for format in named.formats.values()} == {"int4"}
     head = load(folder, dtype="float32", quantize_head=True)
     assert {format.codes for format in head.formats.values()} == {"int4", "int8"}
     assert logits(head).isfinite().all()

@@ -61,6 +61,28 @@ def test_templates_from_a_flag(folder: Path) -> None:
     assert rendered(served(folder, chat_template="{{ 1 + 1 }}")) == "2"
 
 
+def test_a_tokenizer_from_elsewhere(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    write_tokenizer_folder(other)
+    (folder / "tokenizer.json").unlink()
+    assert rendered(served(folder, tokenizer=str(other))) == "its own x"
+    (other / "chat_template.jinja").write_text("of the tokenizer")
+    assert rendered(served(folder, tokenizer=str(other))) == "of the tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, False),
+        ({"structured_outputs_any_whitespace": True}, True),
+        ({"structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": False}}, True),
+        ({"structured_outputs_config": {"backend": "xgrammar", "disable_fallback": False}}, False),
+    ],
+)
+def test_blanks_in_structured_output(folder: Path, settings: dict[str, Any], expected: bool) -> None:
+    assert served(folder, **settings).asked.any_whitespace == expected
+
+
 def test_no_tokenizer(folder: Path) -> None:
     model = served(folder, skip_tokenizer_init=True)
     assert model.asked.tokenizer is model.asked.template is None
@@ -73,6 +95,7 @@ def test_no_tokenizer(folder: Path) -> None:
         ({"override_generation_config": {"temprature": 1}}, "'temprature'"),
         ({"override_generation_config": {"temperature": -1}}, "temperature is -1"),
         ({"chat_template": "nowhere.jinja"}, "--chat-template nowhere.jinja"),
+        ({"structured_outputs_config": {"backend": "pen"}}, "backend 'pen' is unknown"),
     ],
     ids=str,
 )
