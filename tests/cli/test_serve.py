@@ -1,5 +1,6 @@
 """`facet serve`: the flags people bring along, and once for real: start, answer, drain, stop."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,6 +13,8 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import pytest
@@ -20,6 +23,7 @@ import uvicorn
 from facet.cli import main, make_parser
 from facet.cli.flags import config_from
 from facet.config import ServerConfig
+from facet.engine.client import RemoteEngine
 from facet.errors import ConfigError
 from facet.server.run import DrainingServer, bind, is_loopback, with_key_of_environment
 from tests.tiny_checkpoints import SHRUNK, write_config
@@ -206,9 +210,18 @@ def test_from_start_to_stop(tiny_model: Callable[[str], TinyModel], tmp_path: Pa
     assert "Traceback" not in text
 
 
+def draining_server(*, is_dead: bool) -> DrainingServer:
+    return DrainingServer(uvicorn.Config(lambda: None), cast(RemoteEngine, SimpleNamespace(is_dead=is_dead)), "")
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_server_stops_when_its_engine_is_dead(is_dead: bool) -> None:
+    assert asyncio.run(draining_server(is_dead=is_dead).on_tick(1)) is is_dead
+
+
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_server_at_once(second: signal.Signals) -> None:
-    server = DrainingServer(uvicorn.Config(lambda: None), "")
+    server = draining_server(is_dead=False)
     server._stop(signal.SIGTERM)
     assert (server.should_exit, server.force_exit) == (True, False)
     server._stop(second)

@@ -91,6 +91,11 @@ class RemoteEngine:
             raise
 
     @property
+    def is_dead(self) -> bool:
+        """Whether a caller of `receive` has learned that it ended."""
+        return self._death is not None
+
+    @property
     def process_id(self) -> int | None:
         """Of rank 0."""
         return self._processes[0].pid

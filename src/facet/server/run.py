@@ -16,6 +16,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from facet.config import ServerConfig, engine_config
+from facet.engine.client import RemoteEngine
 from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.prompts import read_prompt_files
@@ -34,12 +35,16 @@ class DrainingServer(uvicorn.Server):
     """On SIGTERM or SIGINT: takes no new connection, lets running requests finish, then returns.
 
     A second signal ends it at once. uvicorn's own handling would raise the signal again at the end, so that a clean
-    stop looks like a death by signal.
+    stop looks like a death by signal. It stops by itself once the engine is dead: whoever watches it can start another.
     """
 
-    def __init__(self, config: uvicorn.Config, greeting: str) -> None:
+    def __init__(self, config: uvicorn.Config, engine: RemoteEngine, greeting: str) -> None:
         super().__init__(config)
+        self._engine = engine
         self._greeting = greeting
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._engine.is_dead
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -80,12 +85,12 @@ def serve(config: ServerConfig) -> int:
             logger.info(
                 "Anyone who can reach this address can use the model: no API key is set (--api-key, %s).", KEYS[0]
             )
-        server = DrainingServer(uvicorn_config(config, app), greeting)
+        server = DrainingServer(uvicorn_config(config, app), engine, greeting)
         server.run(sockets=[listener])
         if config.uds is not None:
             with contextlib.suppress(OSError):
                 os.unlink(config.uds)
-    return 0 if server.started else 1
+    return 0 if server.started and not engine.is_dead else 1
 
 
 def with_key_of_environment(config: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
