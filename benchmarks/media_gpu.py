@@ -115,8 +115,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     with running(folder, options):
         for concurrency in options.concurrency:
             num_prompts = max(8, 3 * concurrency)
-            bench_serve(*picture_load(options, concurrency, concurrency, seed=1))  # compiles and warms up
-            pictures = bench_serve(*picture_load(options, concurrency, num_prompts, seed=2))
+            # No picture comes twice, or the encoder cache would have it.
+            bench_serve(*picture_load(options, concurrency, concurrency, seed=2 * concurrency))  # compiles, warms up
+            pictures = bench_serve(*picture_load(options, concurrency, num_prompts, seed=2 * concurrency + 1))
             num_tokens = round(pictures["total_input_tokens"] / pictures["completed"])
             bench_serve(*text_load(options, concurrency, concurrency, num_tokens, seed=1))
             text = bench_serve(*text_load(options, concurrency, num_prompts, num_tokens, seed=2))
@@ -124,7 +125,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             print(f"c={concurrency}: pictures {summary(pictures)}; text {summary(text)}", flush=True)
         most = max(options.concurrency)
         result["streams"] = {
-            "pictures": measure_streams(options, picture_load(options, most, 3 * most, seed=3)),
+            "pictures": measure_streams(options, picture_load(options, most, 3 * most, seed=0)),
             "text": measure_streams(options, text_load(options, most, 3 * most, num_tokens, seed=3)),
         }
     return result
