@@ -235,6 +235,16 @@ def write_model(folder: Path, model: str, *, is_tiny: bool) -> None:
         shrink(config)
     config |= {name: ids[text] for name, text in family.token_ids.items()}
     (folder / "config.json").write_text(json.dumps(config))
+    name_all_ids(folder / "tokenizer.json", read_model_spec(read_config_file(folder / "config.json")).vocab_size)
+
+
+def name_all_ids(path: Path, vocab_size: int) -> None:
+    """Give every token of the model a text: an answer shows when it begins only by tokens that have one."""
+    tokenizer = json.loads(path.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    taken = {*vocab.values(), *(token["id"] for token in tokenizer["added_tokens"])}
+    vocab |= {f"w{number}": number for number in range(vocab_size) if number not in taken}
+    path.write_text(json.dumps(tokenizer))
 
 
 def shrink(config: Config) -> None:
