@@ -68,12 +68,9 @@ def run_pull(options: argparse.Namespace) -> int:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    # Imported here: what fits is counted with torch's types.
-    from facet.engine.fitting import describe_fit
-
     config = config_from(options, ListConfig)
     models = cached_models(HubAccess(config.download_dir))
-    fits = {model.name: describe_fit(model) for model in models}
+    fits = _fits(models)
     if config.json:
         rows = [
             {
@@ -92,6 +89,15 @@ def run_list(options: argparse.Namespace) -> int:
         return 0
     Console().print(_table(models, fits))
     return 0
+
+
+def _fits(models: "list[CachedModel]") -> dict[str, str]:
+    if not models:
+        return {}
+    # Only now: what fits is counted with torch's types, and loading torch takes seconds.
+    from facet.engine.fitting import describe_fit
+
+    return {model.name: describe_fit(model) for model in models}
 
 
 def run_remove(options: argparse.Namespace) -> int:
