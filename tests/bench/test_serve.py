@@ -162,4 +162,4 @@ class TestMeasuring:
 
         code, table, _, server = bench(answer)
         assert (code, table["Successful requests"]) == (0, "6")
-        assert server.num_connections == 7  # the list of models came over the first
+        assert server.num_connections == 8  # what is asked before came over the first; /metrics is asked for again

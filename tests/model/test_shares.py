@@ -122,7 +122,7 @@ def logits_of(config: ModelConfig, group: RankGroup | None = None) -> torch.Tens
 
 
 def config_of(folder: Path, **settings: object) -> ModelConfig:
-    return ModelConfig(model=str(folder), device="cpu", language_model_only=True, max_model_len=128, **settings)  # type: ignore[arg-type]
+    return ModelConfig(model=str(folder), device="cpu", language_model_only=True, max_model_len=64, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

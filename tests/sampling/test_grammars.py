@@ -21,6 +21,7 @@ from facet.sampling.dead_rules import find_dead_rule
 from facet.sampling.grammar import grammar_mask
 from facet.sampling.grammar_walker import GrammarWalker, Stage
 from facet.sampling.token_bytes import read_token_bytes
+from facet.sampling.vocabulary import Vocabulary
 from facet.sampling_params import SamplingParams
 from facet.step import Admission, NewBlocks, StepMasks, StepPlan, StepResult
 from facet.thoughts import ThoughtTokens
@@ -385,7 +386,7 @@ def test_a_mask_may_depend_on_a_token_that_only_the_device_knows(device: str) ->
     last_token_ids = torch.tensor([7, 7, 7, 8], device=device)
     on_device = grammar_mask(masks, last_token_ids)
     logits = torch.zeros(4, 40, device=device)
-    on_device.apply(logits)
+    on_device.apply(logits, Vocabulary(40))
     finite = [torch.isfinite(row).nonzero().flatten().tolist() for row in logits.cpu()]
     assert finite == [[1], list(range(40)), [2], list(range(40))]
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from facet.errors import CapacityError, ConfigError, RequestError
 from facet.kv_cache.accountant import blocks_for
 from facet.scheduler.admission import admit, still_to_allocate
+from facet.scheduler.encoding import EncoderBooks, StepEncoding
 from facet.scheduler.limits import Limits
 from facet.scheduler.plan import share_budget
 from tests.kv_cache.layouts import make_layout
@@ -133,8 +134,9 @@ def test_memory_is_kept_for_prompts_that_have_begun() -> None:
     engine.submit(make_request("b", [1] * 10))  # one global block and three sliding ones
     roomy = Limits(max_num_batched_tokens=32, max_num_seqs=4, max_model_len=256)
     promised = still_to_allocate(queues, cache, roomy, scheduled)
-    assert admit(queues, cache, roomy, scheduled, budget=16, num_available=promised + 3) == []
-    assert len(admit(queues, cache, roomy, scheduled, budget=16, num_available=promised + 4)) == 1
+    nothing = StepEncoding(EncoderBooks(0), (), max_num_encoded_rows=0)
+    assert admit(queues, cache, roomy, nothing, scheduled, budget=16, num_available=promised + 3) == []
+    assert len(admit(queues, cache, roomy, nothing, scheduled, budget=16, num_available=promised + 4)) == 1
 
 
 def test_what_is_shared_with_those_who_stay_is_not_freed_by_who_leaves() -> None:
