@@ -141,7 +141,7 @@ def _result(block: ToolResultBlock, where: str, *, reads_images: bool) -> str | 
 def _refuse(block: object, where: str, role: str) -> None:
     match block:
         case ImageBlock():
-            fault = "is an image, which this server does not read here"
+            fault = f"is an image, which this model cannot read in a message of the role {role}. Send text instead"
         case DocumentBlock():
             fault = "is a document, but this server reads text only. Send its text"
         case RedactedThinkingBlock():

@@ -165,7 +165,7 @@ def _text(content: str | list[Any], where: str) -> str:
 def _part_text(part: Content, where: str) -> str:
     if isinstance(part, InputImage | InputFile | InputAudio):
         kind = {InputImage: "an image", InputFile: "a file", InputAudio: "audio"}[type(part)]
-        raise RequestError(f"{where} is {kind}, which this server does not read here.", field="input")
+        raise RequestError(f"{where} is {kind}, which this model cannot read there. Send text instead.", field="input")
     return part.refusal if isinstance(part, Refusal) else part.text
 
 
