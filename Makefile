@@ -14,6 +14,10 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_TESTS := $(VENV)/.installed-for-tests
 REQUIREMENTS := pyproject.toml constraints.txt
 
+# Some machines forbid Python to keep bytecode. Every process would then compile what it imports of torch anew: the
+# server and most processes of the tests would start in twice the time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help serve test check format browser clients clean lint types suite
 
