@@ -13,8 +13,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import httpx
 import pytest
@@ -23,7 +21,6 @@ import uvicorn
 from facet.cli import main, make_parser
 from facet.cli.flags import config_from
 from facet.config import ServerConfig
-from facet.engine.client import RemoteEngine
 from facet.errors import ConfigError
 from facet.server.run import DrainingServer, bind, is_loopback, with_key_of_environment
 from tests.tiny_checkpoints import SHRUNK, write_config
@@ -211,7 +208,7 @@ def test_from_start_to_stop(tiny_model: Callable[[str], TinyModel], tmp_path: Pa
 
 
 def draining_server(*, is_dead: bool) -> DrainingServer:
-    return DrainingServer(uvicorn.Config(lambda: None), cast(RemoteEngine, SimpleNamespace(is_dead=is_dead)), "")
+    return DrainingServer(uvicorn.Config(lambda: None), lambda: is_dead)
 
 
 @pytest.mark.parametrize("is_dead", [False, True])

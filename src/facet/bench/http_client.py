@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from facet.bench.http_response import BadResponseError, ResponseReader
+from facet.http_response import BadResponseError, ResponseReader
 from facet.server_url import ServerUrl
 
 # A part of a body and when it arrived.

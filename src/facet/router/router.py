@@ -52,6 +52,9 @@ class Router:
         """Those that take requests."""
         return [replica.name for replica in self._ready]
 
+    def is_ready(self, name: str) -> bool:
+        return name in self._replicas and self._replicas[name].is_ready
+
     @property
     def num_keys(self) -> int:
         """Links, sessions and pins in memory."""

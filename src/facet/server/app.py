@@ -66,7 +66,7 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
 
     return Starlette(
         routes=_routes(frontend),
-        middleware=_middleware(config),
+        middleware=middleware_of(config),
         exception_handlers={HTTPException: _not_found},
         lifespan=lifespan,
     )
@@ -108,7 +108,7 @@ def _routes(frontend: Frontend) -> list[Route]:
     ]
 
 
-def _middleware(config: ServerConfig) -> list[Middleware]:
+def middleware_of(config: ServerConfig) -> list[Middleware]:
     """From the outside in, so that a response without a key also carries an id and CORS headers."""
     stack = [
         Middleware(RequestIdMiddleware),
@@ -124,12 +124,12 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
         # The page itself reveals nothing, and asks the user for a key.
         page_paths = [file.path for file in page_files()]
         stack.append(
-            Middleware(ApiKeyMiddleware, keys=config.api_key, dialect_of=_dialect_of, more_public_paths=page_paths)
+            Middleware(ApiKeyMiddleware, keys=config.api_key, dialect_of=dialect_of, more_public_paths=page_paths)
         )
     return stack
 
 
-def _dialect_of(path: str) -> Dialect:
+def dialect_of(path: str) -> Dialect:
     """How errors are written of paths that lead to no endpoint, or not without a key."""
     if path.startswith("/v1/messages"):
         return ANTHROPIC
@@ -155,4 +155,4 @@ async def _not_found(request: Request, error: Exception) -> Response:
         message = f"There is no {path} on this server.{_meant(request)} /docs lists the paths."
     elif error.status_code == 405:
         message = f"{path} does not support {request.method}. /docs lists the paths."
-    return _dialect_of(path).error_response(HttpError(error.status_code, message), error.headers)
+    return dialect_of(path).error_response(HttpError(error.status_code, message), error.headers)

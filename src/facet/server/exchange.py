@@ -21,6 +21,10 @@ from facet.server.errors import Fault, HttpError
 from facet.server.frontend import Frontend, json_response
 from facet.server.streaming import ClientGoneError, EventStream, WatchedCall
 
+# How many tokens of a prompt were found in the cache, and of how many. A router in front learns from it, and does so
+# from streams without usage too.
+CACHED_TOKENS_HEADER = "x-facet-cached-tokens"
+
 
 class Answer(Protocol):
     """What the endpoints' answers have in common."""
@@ -84,14 +88,20 @@ async def carry_out(
     try:
         if stream:
             # The response starts after the first tokens, so that a refusal by the engine still has its own status.
-            events = _events(exchange, call, await call.next(), timer)
-            return EventStream(events, watched, exchange.dialect.media_type)
-        await collect(exchange, call, timer)
-        watched.close()
+            batch = await call.next()
+            events = _events(exchange, call, batch, timer)
+            response: Response = EventStream(events, watched, exchange.dialect.media_type)
+            first, num_cached = (batch[0][0], batch[0][1].num_cached_tokens) if batch else (0, 0)
+        else:
+            await collect(exchange, call, timer)
+            watched.close()
+            response = json_response(exchange.response())
+            first, num_cached = 0, exchange.answers[0].tokens.num_cached_tokens
     except BaseException:
         watched.close()
         raise
-    return json_response(exchange.response())
+    response.headers[CACHED_TOKENS_HEADER] = f"{num_cached}/{len(requests[first].prompt_token_ids)}"
+    return response
 
 
 def make_timer(

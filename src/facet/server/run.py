@@ -9,14 +9,14 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import uvicorn
 from starlette.applications import Starlette
 
 from facet.config import ServerConfig, engine_config
-from facet.engine.client import RemoteEngine
 from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.prompts import read_prompt_files
@@ -38,18 +38,20 @@ class DrainingServer(uvicorn.Server):
     stop looks like a death by signal. It stops by itself once the engine is dead: whoever watches it can start another.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: RemoteEngine, greeting: str) -> None:
+    def __init__(
+        self, config: uvicorn.Config, is_dead: Callable[[], bool], on_listening: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(config)
-        self._engine = engine
-        self._greeting = greeting
+        self._is_dead = is_dead
+        self._on_listening = on_listening
 
     async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._engine.is_dead
+        return await super().on_tick(counter) or self._is_dead()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
-        if self.started:  # and not before, because clients that wait for this line connect at once
-            logger.info("%s", self._greeting)
+        if self.started:  # and not before, because clients that wait for this connect at once
+            self._on_listening()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,27 +72,41 @@ class DrainingServer(uvicorn.Server):
         self.handle_exit(number, None)
 
 
-def serve(config: ServerConfig) -> int:
-    """Serve until told to stop."""
+def serve(
+    config: ServerConfig, on_listening: Callable[[str], None] = logger.info, *, show_progress: bool = True
+) -> int:
+    """Serve until told to stop. `on_listening` is called with a greeting once clients can connect."""
     check_accepted_flags(config)
     config = with_key_of_environment(config, os.environ)
     signal.signal(signal.SIGTERM, _leave)  # while loading; the server has its own way once it listens
-    listener = bind(config)  # before minutes are spent on loading a model that could not be reached
-    with contextlib.closing(listener):
-        engine, model, app = start_app(config)
+    with listening(config) as listener:  # before minutes are spent on loading a model that could not be reached
+        engine, model, app = start_app(config, show_progress=show_progress)
         for line in engine.info.lines:
             logger.info("%s", line)
-        greeting = f"Serving {', '.join(model.names)} on {_address(config, listener)}"
-        if not config.api_key and config.uds is None and not is_loopback(config.host):
-            logger.info(
-                "Anyone who can reach this address can use the model: no API key is set (--api-key, %s).", KEYS[0]
-            )
-        server = DrainingServer(uvicorn_config(config, app), engine, greeting)
+        warn_of_strangers(config)
+        greet = partial(on_listening, greeting(config, model.names, listener))
+        server = DrainingServer(uvicorn_config(config, app), lambda: engine.is_dead, greet)
         server.run(sockets=[listener])
-        if config.uds is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(config.uds)
     return 0 if server.started and not engine.is_dead else 1
+
+
+@contextlib.contextmanager
+def listening(config: ServerConfig) -> Iterator[socket.socket]:
+    """The socket to listen on."""
+    with contextlib.closing(bind(config)) as listener:
+        yield listener
+    if config.uds is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(config.uds)
+
+
+def warn_of_strangers(config: ServerConfig) -> None:
+    if not config.api_key and config.uds is None and not is_loopback(config.host):
+        logger.info("Anyone who can reach this address can use the model: no API key is set (--api-key, %s).", KEYS[0])
+
+
+def greeting(config: ServerConfig, names: Sequence[str], listener: socket.socket) -> str:
+    return f"Serving {', '.join(names)} on {_address(config, listener)}"
 
 
 def with_key_of_environment(config: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
@@ -107,10 +123,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def start_app(config: ServerConfig) -> tuple[EngineProcess, ServedModel, Starlette]:
+def start_app(config: ServerConfig, *, show_progress: bool = True) -> tuple[EngineProcess, ServedModel, Starlette]:
     """Loads the model and makes the app, which owns the engine."""
     files = read_prompt_files(config)
-    engine = EngineProcess(engine_config(config, files.folder), show_progress=True)
+    engine = EngineProcess(engine_config(config, files.folder), show_progress=show_progress)
     try:
         model = make_served_model(config, files, engine.info)
         return engine, model, make_app(config, engine, model)

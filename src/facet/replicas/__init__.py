@@ -1,0 +1,1 @@
+"""Serves several replicas of a model behind one address."""

@@ -1,0 +1,39 @@
+"""A client's request as it is passed on: the bytes for a replica, and what it is routed by."""
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from facet.router import RouteKey, make_route_key
+from facet.server.middleware import key_digest_of
+
+SESSION_HEADER = "x-session-id"
+RESPONSES_PATH = "/v1/responses"
+# Of one connection only; or what the proxy answers itself.
+_NOT_FORWARDED = frozenset({b"connection", b"keep-alive", b"proxy-authorization", b"te", b"trailer",
+                            b"transfer-encoding", b"upgrade", b"expect", b"content-length", b"origin"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    path: str
+    owner: bytes  # tells the holders of API keys apart
+    key: RouteKey
+    message: bytes  # HTTP, with a body of known length
+
+
+def make_errand(request: Request, path: str, body: bytes | bytearray) -> Errand:
+    """`path` is the one behind --root-path, which replicas know nothing of."""
+    scope, owner = request.scope, key_digest_of(request)
+    _, _, response_id = path.partition(f"{RESPONSES_PATH}/")
+    key = make_route_key(
+        path, body, owner=owner, session=request.headers.get(SESSION_HEADER), pin=response_id.partition("/")[0]
+    )
+    method = "GET" if request.method == "HEAD" else request.method  # the HTTP library leaves out the body
+    target = scope["raw_path"].removeprefix(scope.get("root_path", "").encode())
+    if scope["query_string"]:
+        target += b"?" + scope["query_string"]
+    lines = [b"%b %b HTTP/1.1\r\n" % (method.encode(), target)]
+    lines += [b"%b: %b\r\n" % (name, value) for name, value in scope["headers"] if name not in _NOT_FORWARDED]
+    lines.append(b"content-length: %d\r\n\r\n" % len(body))
+    return Errand(path, owner, key, b"".join((*lines, body)))

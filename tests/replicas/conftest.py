@@ -1,0 +1,57 @@
+"""Replicas for the proxy: the real app with a scripted engine, and sockets that misbehave."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from facet.config import ServerConfig
+from facet.replicas.connection import ReplicaAddress
+from facet.replicas.proxy_app import make_proxy_app
+from facet.replicas.replica_set import ReplicaSet
+from tests.server.conftest import scripted, tokenizer  # noqa: F401  (fixtures)
+from tests.server.running import RunningServer, running
+
+Proxied = Callable[..., contextlib.AbstractContextManager[tuple[RunningServer, ReplicaSet]]]
+
+
+@contextlib.contextmanager
+def proxied(*ports: int, **settings: Any) -> Iterator[tuple[RunningServer, ReplicaSet]]:
+    """A proxy in front of replicas on these ports, which are named by their order."""
+    replicas = ReplicaSet()
+    for number, port in enumerate(ports):
+        replicas.add(str(number), ReplicaAddress(host="127.0.0.1", port=port))
+    with running(make_proxy_app(ServerConfig(model="tiny", **settings), replicas)) as server:
+        yield server, replicas
+
+
+@pytest.fixture
+def misbehaving() -> Iterator[Callable[[bytes | None], int]]:
+    """A port where every request gets these bytes and the end of the connection; None: nobody is there."""
+    listeners = []
+
+    def listen(answer: bytes | None) -> int:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+        if answer is None:
+            listener.close()
+            return port
+        listeners.append(listener)
+        threading.Thread(target=_answer_all, args=(listener, answer), daemon=True).start()
+        return port
+
+    yield listen
+    for listener in listeners:
+        listener.close()
+
+
+def _answer_all(listener: socket.socket, answer: bytes) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
