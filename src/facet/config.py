@@ -111,6 +111,11 @@ class EngineConfig(ModelConfig):
         "maximum number of prompt tokens in one step; the one token that each generating request computes is not "
         "counted; default: 8192 on a GPU, 2048 on a CPU",
     )
+    max_step_ms: float | None = setting(
+        None,
+        "milliseconds that a step may take while answers are generated: prompts computed beside them get as many "
+        "tokens as fit; default: no limit",
+    )
     gpu_memory_utilization: float = setting(
         0.9, "share of the GPU's memory that weights, activations and KV cache may use"
     )

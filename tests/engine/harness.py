@@ -51,6 +51,7 @@ def make_engine(
     towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
     num_encoder_rows: int = 512,
     max_num_encoded_rows: int = 64,
+    max_step_seconds: float | None = None,
 ) -> Engine:
     settings = EngineSettings(
         layout=kv_layout(model, kv_dtype, min_tokens_per_block=min_tokens_per_block),
@@ -66,6 +67,7 @@ def make_engine(
         piece_sizes=piece_sizes,
         encoder=EncoderCapacity(num_rows=num_encoder_rows, num_bytes=0) if towers else None,
         max_num_encoded_rows=max_num_encoded_rows,
+        max_step_seconds=max_step_seconds,
     )
     arena = KVArena(settings.layout, num_blocks, model.placement.device)
     arena.poison(torch.arange(num_blocks, device=model.placement.device))  # what nobody wrote must not be read either

@@ -41,6 +41,16 @@ def test_only_sampled_rows_go_through_upper_layers(name: str, tiny_model: TinyMo
     assert work.num_rows == sum(5 + 13 * index for index in range(6)) + 6 * 7
 
 
+def test_a_prompt_cut_by_time_gets_the_answer_it_gets_whole(model: Gemma) -> None:
+    requests = [request("short", 3, replace(GREEDY, max_tokens=20)), request("long", 400, first=5)]
+    cut = make_engine(model, max_step_seconds=1e-6)
+    answers = run(cut, requests, arrivals={"short": 0, "long": 3})
+    assert cut.stats().scheduler.num_short_steps > 0
+    whole = make_engine(model)
+    assert run(whole, requests, arrivals={"short": 0, "long": 3}) == answers
+    assert whole.stats().scheduler.num_short_steps == 0
+
+
 def test_a_request_that_wants_every_logit_gets_them_and_its_neighbours_still_skip(model: Gemma) -> None:
     engine = make_engine(model, max_num_batched_tokens=512)
     wants_all = request("all", 30, replace(GREEDY, prompt_logprobs=0))

@@ -42,6 +42,13 @@ def test_pages_are_counted_with_their_scales(tmp_path: Path) -> None:
     assert settings.num_blocks == NUM_BYTES // (layout.page_bytes + layout.scale_page_bytes)
 
 
+def test_a_step_takes_some_time(tmp_path: Path) -> None:
+    assert settings_of(tmp_path).max_step_seconds is None
+    assert settings_of(tmp_path, max_step_ms=40.0).max_step_seconds == 0.04
+    with pytest.raises(ConfigError, match=r"--max-step-ms is 0\.0, but must be more than 0\."):
+        settings_of(tmp_path, max_step_ms=0.0)
+
+
 def test_the_dtype_is_said_where_it_is_not_the_models(tmp_path: Path) -> None:
     assert not any("quantized" in line for line in settings_of(tmp_path).lines())
     settings = settings_of(tmp_path, dtype="bfloat16", kv_cache_dtype="global=fp8", kv_cache_dtype_skip_layers=("5",))

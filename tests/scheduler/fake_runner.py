@@ -22,6 +22,7 @@ from facet.step import SCRATCH_BLOCK, StepPlan, StepResult, TokenEvent
 
 DEAD = -1
 NO_GROUP = -1
+SECONDS_PER_ROW = 1.0
 
 Sampler = Callable[[Request, Sequence[int]], int | None]
 
@@ -321,6 +322,7 @@ class FakeEngine:
             self.cancel(cancel_in_flight)
         while self.runner.num_in_flight > (0 if schedule.is_empty else self._max_in_flight):
             plan, result = self.runner.collect()
+            self.scheduler.learn(plan, SECONDS_PER_ROW * plan.num_tokens)
             for event in self.scheduler.settle(plan, result):
                 self._hear(event)
             self._check()

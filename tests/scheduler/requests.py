@@ -89,6 +89,7 @@ def make_engine(
     drafter: Drafter | None = None,
     num_encoder_rows: int = 0,
     max_num_encoded_rows: int = 0,
+    max_step_seconds: float | None = None,
 ) -> FakeEngine:
     manager = KVCacheManager(
         layout,
@@ -105,6 +106,7 @@ def make_engine(
         max_num_drafts=0 if drafter is None else drafter.max_num_drafts,
         num_encoder_rows=num_encoder_rows,
         max_num_encoded_rows=max_num_encoded_rows,
+        max_step_seconds=max_step_seconds,
     )
     runner = FakeRunner(
         layout,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -9,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from facet.errors import CapacityError
 from facet.media_span import MediaSpan
 from facet.request import Request
+from facet.scheduler import time_left
 from tests.kv_cache.layouts import make_layout
 from tests.scheduler.requests import VOCAB_SIZE, Guesser, alone, continuation, make_engine, make_request, sample
 
@@ -45,6 +47,12 @@ def sample_or_fail(request: Request, token_ids: Any) -> int | None:
     return sample(request, token_ids)
 
 
+@pytest.fixture(autouse=True)
+def chunks_may_be_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are short here, and are to be cut by time all the same."""
+    monkeypatch.setattr(time_left, "LEAST_ROWS", 3)
+
+
 class History(RuleBasedStateMachine):
     @initialize(
         layout=st.sampled_from(sorted(LAYOUTS)),
@@ -55,6 +63,7 @@ class History(RuleBasedStateMachine):
         ordered_on_one_stream=st.booleans(),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
         max_num_drafts=st.sampled_from([0, 0, 1, 3, 9]),
+        max_step_seconds=st.sampled_from([None, None, 1e-3, 12.0]),
         seed=st.integers(0, 1000),
     )
     def start(self, layout: str, max_num_drafts: int, seed: int, **options: Any) -> None:

@@ -11,6 +11,8 @@ from facet.scheduler.admission import admit, still_to_allocate
 from facet.scheduler.encoding import EncoderBooks, StepEncoding
 from facet.scheduler.limits import Limits
 from facet.scheduler.plan import share_budget
+from facet.scheduler.step_cost import NO_COST
+from facet.scheduler.time_left import TimeLeft
 from tests.kv_cache.layouts import make_layout
 from tests.scheduler.fake_runner import FakeEngine
 from tests.scheduler.requests import make_engine, make_request
@@ -135,8 +137,9 @@ def test_memory_is_kept_for_prompts_that_have_begun() -> None:
     roomy = Limits(max_num_batched_tokens=32, max_num_seqs=4, max_model_len=256)
     promised = still_to_allocate(queues, cache, roomy, scheduled)
     nothing = StepEncoding(EncoderBooks(0), (), max_num_encoded_rows=0)
-    assert admit(queues, cache, roomy, nothing, scheduled, budget=16, num_available=promised + 3) == []
-    assert len(admit(queues, cache, roomy, nothing, scheduled, budget=16, num_available=promised + 4)) == 1
+    time = TimeLeft(None, NO_COST, scheduled)
+    assert admit(queues, cache, roomy, nothing, time, scheduled, budget=16, num_available=promised + 3) == []
+    assert len(admit(queues, cache, roomy, nothing, time, scheduled, budget=16, num_available=promised + 4)) == 1
 
 
 def test_what_is_shared_with_those_who_stay_is_not_freed_by_who_leaves() -> None:

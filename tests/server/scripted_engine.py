@@ -88,6 +88,8 @@ class ScriptedEngine:
                 "num_blocks_by_kind": (("sliding", 4), ("global", 1)),
                 "num_steps": 7,
                 "num_computed_tokens": 60,
+                "num_short_steps": 2,
+                "num_long_steps": 1,
                 "num_steps_by_size": ((1, 3), (8, 2), (16, 1)),
                 "drafts": DraftCounts(num_runs=5, num_drafts=10, num_accepted=4, num_accepted_by_place=(3, 1)),
             }

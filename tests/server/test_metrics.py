@@ -74,13 +74,14 @@ def test_the_longest_answer_of_each_prompt(scripted: Scripted) -> None:
 
 
 def test_the_cache_and_the_process(scripted: Scripted) -> None:
-    with scripted("one", kv_cache_dtype="fp8") as (server, _):
+    with scripted("one", kv_cache_dtype="fp8", max_step_ms=50.0) as (server, _):
         text, values = server.get("/metrics").text, metrics_of(server)
     (line,) = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")]
     for label in ('block_size="16"', 'cache_dtype="fp8"', 'num_gpu_blocks="10"', 'kv_cache_memory_bytes="10240"'):
         assert label in line
     assert line.endswith(" 1.0")
     assert "# TYPE vllm:cache_config_info gauge" in text
+    assert (values[f"facet:short_steps_total{LABELS}"], values[f"facet:long_steps_total{LABELS}"]) == (2, 1)
     assert values["process_resident_memory_bytes"] > 1 << 20
     assert values["process_cpu_seconds_total"] > 0
 

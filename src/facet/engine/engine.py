@@ -82,11 +82,12 @@ class Engine:
                 max_num_drafts=0 if drafter is None else drafter.max_num_drafts,
                 max_num_encoded_rows=settings.max_num_encoded_rows,
                 num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
+                max_step_seconds=settings.max_step_seconds,
             ),
         )
         self._drafter = drafter
         self._in_flight: _StartedStep | None = None
-        self._last_settled = 0.0  # when, as far as a drafter wants to know it
+        self._last_settled = 0.0  # when, on the monotonic clock
         self._num_corrupted_requests = 0
         self._grammars = Grammars(self._vocab_size)
         eos_token_ids = runner.model.spec.eos_token_ids
@@ -192,10 +193,12 @@ class Engine:
 
     def _settle(self, step: _StartedStep) -> list[TokenEvent]:
         plan, result = step.plan, step.sampled.wait()
+        now = time.monotonic()
+        seconds = now - max(step.start, self._last_settled)  # since the device could begin it
+        self._last_settled = now
+        self._scheduler.learn(plan, seconds)
         if self._drafter is not None:
-            now = time.monotonic()
-            self._drafter.learn(plan, result, now - max(step.start, self._last_settled))
-            self._last_settled = now
+            self._drafter.learn(plan, result, seconds)
         self._grammars.settle(plan, result)
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
         events = self._scheduler.settle(plan, result)

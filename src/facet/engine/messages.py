@@ -120,6 +120,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     # Upper bounds of the tokens in a step, and how many steps are within each but not within the one before.
     num_steps_by_size: tuple[tuple[int, int], ...] = ()
     drafts: DraftCounts = NO_DRAFTS
+    num_short_steps: int = 0  # whose prompts got fewer rows so that they end in time
+    num_long_steps: int = 0  # that took longer than they should all the same
 
 
 class LiveView(msgspec.Struct, frozen=True, tag=True, array_like=True):

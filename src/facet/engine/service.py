@@ -83,6 +83,8 @@ class EngineService:
             num_prompt_tokens_hit=cache.num_prompt_tokens_hit,
             num_steps_by_size=tuple(zip(STEP_SIZES, stats.work.num_steps_by_size, strict=False)),
             drafts=stats.scheduler.drafts,
+            num_short_steps=stats.scheduler.num_short_steps,
+            num_long_steps=stats.scheduler.num_long_steps,
         )
 
 

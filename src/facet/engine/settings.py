@@ -65,6 +65,7 @@ class EngineSettings:
     is_batch_invariant: bool = False  # so is the model, which does the arithmetic
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
     piece_sizes: tuple[int, ...] = ()  # of steps with longer runs; empty: their lower layers are not captured
+    max_step_seconds: float | None = None  # None: prompts get as many rows as the budget has
     num_threads: int | None = None  # None: on a GPU, or as torch was told
     encoder: EncoderCapacity | None = None  # None: the model has no towers
     max_num_encoded_rows: int = MAX_ENCODED_ROWS  # by towers, in one step
@@ -162,6 +163,7 @@ def resolve(
         is_batch_invariant=shape.is_batch_invariant,
         graph_sizes=shape.graph_sizes,
         piece_sizes=shape.piece_sizes,
+        max_step_seconds=None if config.max_step_ms is None else config.max_step_ms / 1000,
         num_threads=(
             None
             if on_gpu or are_threads_given()
@@ -249,6 +251,8 @@ def check_numbers(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be 1 or more.")
+    if config.max_step_ms is not None and not config.max_step_ms > 0:
+        raise ConfigError(f"--max-step-ms is {config.max_step_ms}, but must be more than 0.")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError(f"--gpu-memory-utilization is {config.gpu_memory_utilization}, but must be in (0, 1].")
 

@@ -59,6 +59,7 @@ class Schedule:
     running_seats: NDArray[np.int64]
     running_computed: NDArray[np.int64]
     media: EncoderWork = NO_ENCODER_WORK
+    was_short_of_time: bool = False  # a prompt got fewer rows so that the step ends in time
 
     @property
     def is_empty(self) -> bool:

@@ -17,11 +17,12 @@ from facet.kv_cache.marks import PromptName, prompt_name
 from facet.kv_cache.prefix_index import PrefixHit
 from facet.kv_cache.schedule import Entrant
 from facet.kv_cache.view import CacheView, WhatIf
-from facet.media_span import MediaSpan, largest_chunk, longest_length
+from facet.media_span import MediaSpan, largest_chunk, least_chunk, longest_length
 from facet.scheduler.encoding import SpanRows, StepEncoding
 from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
 from facet.scheduler.request_state import RequestState
+from facet.scheduler.time_left import TimeLeft
 
 NO_BLOCKS = np.zeros(0, np.int32)
 
@@ -52,6 +53,7 @@ def admit(
     cache: CacheView,
     limits: Limits,
     encoding: StepEncoding,
+    time: TimeLeft,
     num_scheduled: NDArray[np.int64],
     budget: int,
     num_available: int,
@@ -75,11 +77,11 @@ def admit(
                 break  # the same prompt, say for another sample, is being computed: soon it is in the cache
             entering.add(prompt)
         is_alone = len(queues.order) == 0 and not turns
-        num_tokens = _try_enter(state, hit, budget, memory, limits, encoding, is_alone=is_alone)
+        num_tokens = _try_enter(state, hit, budget, memory, limits, encoding, time, is_alone=is_alone)
         if num_tokens == 0 and hit is not None and is_alone:
             # Keeping a hit's blocks costs memory too: rather compute all of it than never start.
             hit = None
-            num_tokens = _try_enter(state, hit, budget, memory, limits, encoding, is_alone=is_alone)
+            num_tokens = _try_enter(state, hit, budget, memory, limits, encoding, time, is_alone=is_alone)
         if num_tokens == 0:
             break
         budget -= num_tokens
@@ -94,6 +96,7 @@ def _try_enter(
     memory: WhatIf,
     limits: Limits,
     encoding: StepEncoding,
+    time: TimeLeft,
     *,
     is_alone: bool,
 ) -> int:
@@ -113,11 +116,13 @@ def _try_enter(
     num_tokens = min(in_flight, budget)
     if num_computed < state.num_logits_done < state.num_logits_wanted:  # why: see tokens_wanted
         num_tokens = min(num_tokens, state.num_logits_done - num_computed)
+    num_tokens = time.most_rows(num_computed, num_tokens, least_chunk(state.uncuttable, num_computed))
     num_tokens = largest_chunk(state.uncuttable, num_computed, num_tokens)
     num_tokens = encoding.largest_chunk(state.encoded, num_computed, num_tokens)
     if num_tokens == 0 or num_needed(in_flight) > num_available:
         return 0
     encoding.take(SpanRows(state.encoded, num_computed, num_tokens))
+    time.take(num_computed, num_tokens)
     memory.claim(claim)
     memory.num_available -= num_needed(in_flight)
     return num_tokens

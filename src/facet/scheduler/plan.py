@@ -3,8 +3,8 @@
 There is no prefill phase and no decode phase. A request has tokens and computed tokens, and a step lets some requests
 catch up: a fresh prompt wants many tokens, a generating request wants the one it sampled last. In order:
 
-    1. single tokens are free, the token budget is shared out among running
-       requests that want more                                                     share_budget
+    1. single tokens are free; the token budget, and the time that a step may
+       take beside them, are shared out among running requests that want more      share_budget
     2. if memory does not suffice for that, some get less and the last in line
        are preempted                                                               make_do
     3. if budget and memory are left, waiting requests are admitted, head first    admit
@@ -27,6 +27,8 @@ from facet.scheduler.encoding import EncoderBooks, SpanRows, StepEncoding
 from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
 from facet.scheduler.running_seats import RunningSeats
+from facet.scheduler.step_cost import NO_COST, StepCost
+from facet.scheduler.time_left import TimeLeft
 
 Counts = NDArray[np.int64]
 NO_TOKENS: Counts = np.zeros(0, np.int64)
@@ -38,6 +40,7 @@ def plan_step(
     books: EncoderBooks,
     limits: Limits,
     drafts: Drafts = NO_DRAFTS,
+    cost: StepCost = NO_COST,
     *,
     waits_for_tokens: bool = False,
 ) -> Schedule:
@@ -50,8 +53,10 @@ def plan_step(
         (SpanRows(spans, int(running.num_computed[seat]), 0) for seat, spans in running.encoded.items()),
         max_num_encoded_rows=limits.max_num_encoded_rows,
     )
-    if running.uncuttable or running.encoded:
-        num_scheduled, budget = share_budget_around_media(wanted, budget, seats, running, encoding)
+    generates = running.num_tokens[seats] - num_computed <= 1
+    time = TimeLeft(limits.max_step_seconds, cost, num_computed[generates])
+    if running.uncuttable or running.encoded or (time.is_limited and bool((wanted > 1).any())):
+        num_scheduled, budget = share_budget_one_by_one(wanted, budget, seats, running, encoding, time)
     else:
         num_scheduled, budget = share_budget(wanted, budget)
     num_drafts = np.zeros_like(num_scheduled)
@@ -71,7 +76,7 @@ def plan_step(
     if num_left < 0:
         num_scheduled, num_kept = make_do(seats, num_computed, num_scheduled, num_new, cache, running.uncuttable)
     elif queues.waiting:
-        turns = admit(queues, cache, limits, encoding, num_scheduled, budget, num_left)
+        turns = admit(queues, cache, limits, encoding, time, num_scheduled, budget, num_left)
 
     preempted = tuple(seats[num_kept:].tolist())
     seats, num_computed = seats[:num_kept], num_computed[:num_kept]
@@ -86,6 +91,7 @@ def plan_step(
         running_seats=seats,
         running_computed=num_computed,
         media=encoding.work(_span_rows(running, entries, turns)),
+        was_short_of_time=time.was_short,
     )
 
 
@@ -119,11 +125,11 @@ def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
     return shared + wants_one, budget - int(shared.sum())
 
 
-def share_budget_around_media(
-    wanted: Counts, budget: int, seats: Counts, running: RunningSeats, encoding: StepEncoding
+def share_budget_one_by_one(
+    wanted: Counts, budget: int, seats: Counts, running: RunningSeats, encoding: StepEncoding, time: TimeLeft
 ) -> tuple[Counts, int]:
-    """As `share_budget`, where some prompts have media: chunks end before those that towers cannot encode yet, and
-    never inside those that attend both ways.
+    """As `share_budget`, where time is limited or some prompts have media: chunks end where time does, before media
+    that towers cannot encode yet, and never inside those that attend both ways.
 
     A span that does not fit into what is left waits for a step in which it is further in front; the whole budget has
     room for it, or its request would have been refused.
@@ -131,15 +137,19 @@ def share_budget_around_media(
     num_scheduled, left = wanted.copy(), budget
     for index in np.flatnonzero(wanted).tolist():
         seat = int(seats[index])
-        encoded = running.encoded.get(seat, ())
-        if wanted[index] == 1 and not encoded:
+        encoded, uncuttable = running.encoded.get(seat, ()), running.uncuttable.get(seat, ())
+        is_single = wanted[index] == 1
+        if is_single and not encoded:
             continue
-        start = int(running.num_computed[seat])
-        most = min(int(wanted[index]), left) if wanted[index] > 1 else 1
-        count = encoding.largest_chunk(encoded, start, largest_chunk(running.uncuttable.get(seat, ()), start, most))
+        start, most = int(running.num_computed[seat]), 1
+        if not is_single:
+            most = time.most_rows(start, min(int(wanted[index]), left), least_chunk(uncuttable, start))
+        count = encoding.largest_chunk(encoded, start, largest_chunk(uncuttable, start, most))
         encoding.take(SpanRows(encoded, start, count))
         num_scheduled[index] = count
-        left -= count if wanted[index] > 1 else 0
+        if not is_single:
+            time.take(start, count)
+            left -= count
     return num_scheduled, left
 
 

@@ -21,6 +21,7 @@ from facet.scheduler.limits import Limits, check_request, max_num_tokens
 from facet.scheduler.plan import plan_step
 from facet.scheduler.queues import Ended, Queues
 from facet.scheduler.request_state import RequestState
+from facet.scheduler.step_cost import CostLearner
 from facet.step import StepPlan, StepResult, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ class SchedulerStats:
     num_output_tokens: int  # that requests got, ever
     cache: CacheStats
     drafts: DraftCounts
+    num_short_steps: int = 0  # whose prompts got fewer rows so that they end in time, ever
+    num_long_steps: int = 0  # that took longer than they should all the same, ever
 
 
 class Scheduler:
@@ -44,6 +47,8 @@ class Scheduler:
         self._encoder = EncoderBooks(limits.num_encoder_rows)
         self._num_submitted = 0
         self._draft_counter = DraftCounter(limits.max_num_drafts)
+        self._cost_learner = CostLearner()
+        self._num_short_steps = self._num_long_steps = 0
 
     @property
     def has_requests(self) -> bool:
@@ -86,6 +91,7 @@ class Scheduler:
             self._encoder,
             self.limits,
             drafts,
+            self._cost_learner.cost(),
             waits_for_tokens=waits_for_tokens,
         )
 
@@ -93,7 +99,16 @@ class Scheduler:
         plan = self.kv_cache.commit(schedule)
         self.queues.advance(schedule)
         self._encoder.commit(schedule.media)
+        self._num_short_steps += schedule.was_short_of_time
         return plan
+
+    def learn(self, plan: StepPlan, seconds: float) -> None:
+        """A step has been settled, so long after the device could begin it. Of use where a step's time is limited."""
+        limit = self.limits.max_step_seconds
+        if limit is not None:
+            self._cost_learner.learn(plan, seconds)
+            is_beside_others = bool((plan.num_scheduled - plan.num_drafts == 1).any())
+            self._num_long_steps += is_beside_others and seconds > limit
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         events, ended = self.queues.settle(plan, result)
@@ -120,6 +135,8 @@ class Scheduler:
             num_output_tokens=self.queues.num_output_tokens,
             cache=self.kv_cache.stats(),
             drafts=self._draft_counter.counts(),
+            num_short_steps=self._num_short_steps,
+            num_long_steps=self._num_long_steps,
         )
 
     def check_integrity(self) -> None:

@@ -61,6 +61,10 @@ class EngineMetrics(Collector):
             "facet:computed_tokens", "Tokens computed, of prompts and answers.", stats.num_computed_tokens
         )
         yield self._step_sizes(stats)
+        if self._config.max_step_ms is not None:
+            short, long = "Steps with less of a prompt, to keep to --max-step-ms.", "Steps beyond --max-step-ms."
+            yield self._counter("facet:short_steps", short, stats.num_short_steps)
+            yield self._counter("facet:long_steps", long, stats.num_long_steps)
 
     def _of_drafts(self, drafts: DraftCounts) -> Iterator[Metric]:
         yield self._counter("vllm:spec_decode_num_drafts", "Runs of drafts verified.", drafts.num_runs)
