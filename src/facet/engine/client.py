@@ -74,7 +74,10 @@ class RemoteEngine:
         ranks = [Rank(index=index, size=config.tensor_parallel_size) for index in range(config.tensor_parallel_size)]
         self._processes = [
             spawn.Process(
-                target=run_engine, args=(config, rank, folder, show_progress), name=f"facet-{rank.index}", daemon=True
+                target=run_engine,
+                args=(config, rank, folder, time.monotonic(), show_progress),
+                name=f"facet-{rank.index}",
+                daemon=True,
             )
             for rank in ranks
         ]
@@ -203,14 +206,14 @@ class RemoteEngine:
         return told
 
 
-def run_engine(config: EngineConfig, rank: Rank, folder: Path, show_progress: bool) -> None:
+def run_engine(config: EngineConfig, rank: Rank, folder: Path, started: float, show_progress: bool) -> None:
     """What the new process runs."""
     # Read when torch is loaded. Threads without work sleep: other processes, such as the front, need the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported there and not here: torch takes seconds and 150 MB that a front process has no use for.
     from facet.engine.process import run_engine_process
 
-    run_engine_process(config, rank, folder, show_progress)
+    run_engine_process(config, rank, folder, started, show_progress)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from facet.drafts.step_times import StepTimes
 from facet.drafts.text_drafter import TextDrafter
 from facet.engine.device_failures import device_failures_in_words
 from facet.engine.settings import EngineSettings, resolve
+from facet.engine.start_times import StartClock, StartTimes
 from facet.errors import ConfigError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_dtypes import parse_kv_cache_dtype
@@ -30,10 +31,16 @@ class ReadyRunner(NamedTuple):
     settings: EngineSettings
     folder: Path  # that the model came from
     drafter: Drafter | None
+    start_times: StartTimes
 
 
-def make_runner(config: EngineConfig, progress: Progress, group: RankGroup | None = None) -> ReadyRunner:
-    """`group`: the ranks that share the model; the runner is of what this one holds."""
+def make_runner(
+    config: EngineConfig, progress: Progress, group: RankGroup | None = None, *, started: float | None = None
+) -> ReadyRunner:
+    """`group`: the ranks that share the model; the runner is of what this one holds. `started`: see `StartClock`."""
+    clock = StartClock(started)
+    if started is not None:
+        clock.ends("imports")
     with device_failures_in_words():
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
         draft_config = read_draft_config(config.speculative_config)
@@ -47,7 +54,9 @@ def make_runner(config: EngineConfig, progress: Progress, group: RankGroup | Non
         draft_model = None
         if isinstance(draft_config, ModelDrafts):
             draft_model = load_draft_model(draft_config.model, loaded.model, progress)
+        clock.ends("weights")
         settings = resolve(config, loaded.model, loaded.lines(), loaded.towers)
+        clock.ends("memory")
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         runner = Runner(
@@ -63,15 +72,20 @@ def make_runner(config: EngineConfig, progress: Progress, group: RankGroup | Non
             draft_model=draft_model,
             num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
         )
+        clock.ends("cache")
         runner.compile_kernels(progress)
+        clock.ends("kernels")
         graphs_taken = runner.capture_graphs(progress)
+        clock.ends("graphs")
         # On every rank, though only rank 0 drafts: they run the steps that are timed together.
         drafter = None if draft_config is None else _make_drafter(draft_config, StepTimes(runner.time_steps()))
+        if draft_config is not None:
+            clock.ends("steps timed")
         if group is not None:
             group.meet(loaded.model.placement.device)  # a model is ready once all its ranks are
     if settings.gpu_memory is not None:
         settings = replace(settings, gpu_memory=replace(settings.gpu_memory, graphs_taken=graphs_taken))
-    return ReadyRunner(runner, settings, loaded.folder, drafter)
+    return ReadyRunner(runner, settings, loaded.folder, drafter, clock.times())
 
 
 def _make_drafter(config: DraftConfig, step_times: StepTimes) -> Drafter:

@@ -64,6 +64,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     lines: tuple[str, ...]  # what to tell the user at start-up
     media_kinds: tuple[MediaKind, ...] = ()  # what the model has towers for
     cache: CacheInfo = CacheInfo()
+    start_times: tuple[tuple[str, float], ...] = ()  # seconds of each part of the start
 
 
 class NewTokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):

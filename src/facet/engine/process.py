@@ -37,8 +37,8 @@ _NO_MORE_STEPS = b""
 _Send = Callable[[list[FromEngine]], None]
 
 
-def run_engine_process(config: EngineConfig, rank: Rank, folder: Path, show_progress: bool) -> None:
-    """The process of one rank, from start to end. `folder` has the sockets."""
+def run_engine_process(config: EngineConfig, rank: Rank, folder: Path, started: float, show_progress: bool) -> None:
+    """The process of one rank, from start to end. `folder` has the sockets; `started` is for the `StartClock`."""
     # Ctrl-C and a service manager's stop reach the whole group; the front process drains first and then sends Shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -58,7 +58,7 @@ def run_engine_process(config: EngineConfig, rank: Rank, folder: Path, show_prog
             device = resolve_device(config.device, rank)
             group = join_ranks(rank, device, folder, adds_in_order=config.batch_invariant)
         if rank.plans:
-            _lead(config, group, context, folder, progress, send)
+            _lead(config, group, context, folder, started, progress, send)
         else:
             assert group is not None, "who follows is not alone"
             _follow(config, group, context, folder, progress)
@@ -82,10 +82,11 @@ def _lead(
     group: RankGroup | None,
     context: "zmq.Context[zmq.Socket[bytes]]",
     folder: Path,
+    started: float,
     progress: Progress,
     send: _Send,
 ) -> None:
-    runner, settings, model_folder, drafter = make_runner(config, progress, group)
+    runner, settings, model_folder, drafter, start_times = make_runner(config, progress, group, started=started)
     num_followers = 0 if group is None else group.rank.size - 1
     followers = [context.socket(zmq.PUSH) for _ in range(num_followers)]
     for index, socket in enumerate(followers, start=1):
@@ -98,7 +99,7 @@ def _lead(
 
     leading = LeadingRunner(runner, send_step) if followers else runner
     engine = Engine(leading, settings, model_folder, drafter)
-    service = EngineService(engine, make_info(engine, str(model_folder)))
+    service = EngineService(engine, make_info(engine, str(model_folder), start_times))
     with closing(context.socket(zmq.PULL)) as inbox:
         inbox.connect(address(folder, TO_ENGINE))
         send([service.info])

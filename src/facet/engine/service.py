@@ -20,6 +20,7 @@ from facet.engine.messages import (
     Submit,
     ToEngine,
 )
+from facet.engine.start_times import StartTimes
 from facet.errors import UserError
 from facet.step import STEP_SIZES
 
@@ -88,7 +89,7 @@ class EngineService:
         )
 
 
-def make_info(engine: Engine, folder: str) -> EngineInfo:
+def make_info(engine: Engine, folder: str, start_times: StartTimes = ()) -> EngineInfo:
     spec, settings = engine.runner.model.spec, engine.settings
     return EngineInfo(
         vocab_size=spec.vocab_size,
@@ -96,6 +97,7 @@ def make_info(engine: Engine, folder: str) -> EngineInfo:
         max_model_len=settings.max_model_len,
         folder=folder,
         lines=tuple(settings.lines()),
+        start_times=start_times,
         media_kinds=tuple(engine.runner.media.towers),
         cache=CacheInfo(
             num_blocks=settings.num_blocks,

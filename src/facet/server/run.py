@@ -17,6 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from facet.config import ServerConfig, engine_config
+from facet.engine.start_times import start_line
 from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.prompts import read_prompt_files
@@ -83,6 +84,7 @@ def serve(
         engine, model, app = start_app(config, show_progress=show_progress)
         for line in engine.info.lines:
             logger.info("%s", line)
+        logger.debug("%s", start_line(engine.info.start_times))
         warn_of_strangers(config)
         greet = partial(on_listening, greeting(config, model.names, listener))
         server = DrainingServer(uvicorn_config(config, app), lambda: engine.is_dead, greet)
