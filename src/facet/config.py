@@ -220,6 +220,12 @@ class PromptConfig(EngineConfig):
 class ServerConfig(PromptConfig):
     """How a model is served over HTTP. Where `vllm serve` has the same setting, it has the same name."""
 
+    data_parallel_size: int = setting(
+        1,
+        "number of replicas of the model on this machine, each with GPUs of its own, behind one address; SIGHUP "
+        "restarts them one after the other",
+        also=("-dp",),
+    )
     host: str = setting("0.0.0.0", "address to listen on")
     port: int = setting(8000, "port to listen on; 0: any free port")
     uds: str | None = setting(None, "Unix socket to listen on instead of an address and a port")

@@ -72,7 +72,6 @@ IDLE_SETTINGS: Mapping[str, IdleSetting] = {
     "enable_flashinfer_autotune": _switch("nothing is tuned at start-up"),
     # Several GPUs and processes
     "pipeline_parallel_size": _value(_PARALLEL, "1", also=("-pp",)),
-    "data_parallel_size": _value("a server runs one engine; start several behind a proxy", "1", also=("-dp",)),
     "data_parallel_size_local": _value(_ONE_ENGINE, "1", also=("-dpl",)),
     "decode_context_parallel_size": _value(_PARALLEL, "1", also=("-dcp",)),
     "prefill_context_parallel_size": _value(_PARALLEL, "1", also=("-pcp",)),

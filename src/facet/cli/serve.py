@@ -21,6 +21,11 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     # Imported here: other commands need no HTTP library.
+    config = model_config_from(options, ServerConfig)
+    if config.data_parallel_size != 1:
+        from facet.replicas.run import serve_replicas
+
+        return serve_replicas(config)
     from facet.server.run import serve
 
-    return serve(model_config_from(options, ServerConfig))
+    return serve(config)

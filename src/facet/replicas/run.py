@@ -1,0 +1,59 @@
+"""`facet serve --data-parallel-size N`: several replicas on this machine behind one address."""
+
+import asyncio
+import os
+import signal
+import socket
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from facet.config import ServerConfig
+from facet.replicas.fleet import Fleet
+from facet.replicas.placement import place_replicas, visible_gpus
+from facet.replicas.proxy_app import make_proxy_app
+from facet.replicas.replica_set import ReplicaSet
+from facet.server.run import (
+    DrainingServer,
+    check_accepted_flags,
+    greeting,
+    listening,
+    logger,
+    uvicorn_config,
+    warn_of_strangers,
+    with_key_of_environment,
+)
+
+
+def serve_replicas(config: ServerConfig) -> int:
+    """Serve until told to stop."""
+    check_accepted_flags(config)
+    config = with_key_of_environment(config, os.environ)
+    placements = place_replicas(config, visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")))
+    replicas = ReplicaSet()
+    settings = uvicorn_config(config, make_proxy_app(config, replicas))
+    with (
+        listening(config) as listener,
+        tempfile.TemporaryDirectory(prefix="facet-") as folder,
+        asyncio.Runner(loop_factory=settings.get_loop_factory()) as runner,
+    ):
+        fleet = Fleet(config, replicas, placements, Path(folder))
+        names = config.served_model_name or (config.model,)
+        greet = partial(logger.info, "%s", f"{greeting(config, names, listener)} with {len(placements)} replicas")
+        return runner.run(serve_fleet(fleet, DrainingServer(settings, lambda: False, greet), listener, config))
+
+
+async def serve_fleet(fleet: Fleet, server: DrainingServer, listener: socket.socket, config: ServerConfig) -> int:
+    """Starts the replicas, then listens. Replicas restart one by one on SIGHUP."""
+    loop = asyncio.get_running_loop()
+    this = asyncio.current_task()
+    assert this is not None, "a coroutine runs in a task"
+    loop.add_signal_handler(signal.SIGTERM, this.cancel)  # while loading; the server has its own way once it listens
+    try:
+        async with fleet:
+            warn_of_strangers(config)
+            loop.add_signal_handler(signal.SIGHUP, fleet.restart)
+            await server.serve(sockets=[listener])
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
+    return 0 if server.started else 1

@@ -1,0 +1,109 @@
+"""Replicas in processes of their own: they are started, started again after a death, and restarted one by one."""
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from facet.cli import main
+from facet.config import ServerConfig
+from facet.errors import ConfigError
+from facet.replicas.fleet import Fleet
+from facet.replicas.placement import Placement
+from facet.replicas.proxy_app import make_proxy_app
+from facet.replicas.replica_set import ReplicaSet
+from facet.replicas.run import serve_fleet
+from facet.server.run import DrainingServer, listening, uvicorn_config
+from tests.replicas.stand_in import REFUSED, run_stand_in
+from tests.tokens.gemma_like import write_tokenizer_folder
+
+PLACEMENTS = (Placement(("0",)), Placement(("1",)))
+
+
+def config_for(folder: Path, **settings: Any) -> ServerConfig:
+    write_tokenizer_folder(folder, adds_bos=True)
+    return ServerConfig(model=str(folder), served_model_name=("m",), disable_log_stats=True, **settings)
+
+
+async def wait_until_ready(replicas: ReplicaSet, *names: str) -> None:
+    async with asyncio.timeout(100):
+        while set(replicas.router.ready) != set(names):
+            await asyncio.sleep(0.01)
+
+
+def test_replicas_come_back_and_no_request_fails(tmp_path: Path) -> None:
+    """From start to stop: a death, then SIGHUP, then SIGTERM, while a client asks one thing after the other."""
+    config = config_for(tmp_path, host="127.0.0.1", port=0)
+    replicas = ReplicaSet()
+    fleet = Fleet(config, replicas, PLACEMENTS, tmp_path, target=run_stand_in)
+    server = DrainingServer(uvicorn_config(config, make_proxy_app(config, replicas)), lambda: False)
+    statuses: list[int] = []
+
+    async def ask(client: httpx.AsyncClient, salt: int) -> str:
+        response = await client.post("/v1/completions", json={"prompt": "a", "cache_salt": str(salt), "max_tokens": 2})
+        statuses.append(response.status_code)
+        return str(response.json()["choices"][0]["text"])
+
+    async def ask_always(client: httpx.AsyncClient) -> None:
+        for salt in range(1 << 30):
+            await ask(client, salt)
+            await asyncio.sleep(0.02)
+
+    async def live(listener: socket.socket) -> None:
+        serving = asyncio.create_task(serve_fleet(fleet, server, listener, config))
+        await wait_until_ready(replicas, "0", "1")
+        while not server.started:
+            await asyncio.sleep(0.01)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            assert len({await ask(client, salt) for salt in range(8)}) == 2, "each has a GPU of its own"
+            asking = asyncio.create_task(ask_always(client))
+            first = fleet._posts[0].process
+            assert first is not None
+            first.kill()
+            await wait_until_ready(replicas, "1")
+            await wait_until_ready(replicas, "0", "1")
+            before = [post.process for post in fleet._posts]
+            os.kill(os.getpid(), signal.SIGHUP)
+            while fleet._roll is None:
+                await asyncio.sleep(0.01)
+            await fleet._roll
+            last = [post.process for post in fleet._posts]
+            assert not set(before) & set(last)
+            assert set(replicas.router.ready) == {"0", "1"}
+            asking.cancel()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await serving == 0
+        assert [process and process._process.is_alive() for process in last] == [False, False]
+
+    with listening(config) as listener:
+        asyncio.run(live(listener))
+    assert len(statuses) > 50
+    assert set(statuses) == {200}
+    assert not list(tmp_path.glob("[01]")), "sockets are removed"
+
+
+def test_what_a_replica_refuses_the_fleet_does(tmp_path: Path) -> None:
+    config = config_for(tmp_path, device=REFUSED)
+
+    async def live() -> None:
+        async with Fleet(config, ReplicaSet(), PLACEMENTS, tmp_path, target=run_stand_in):
+            raise AssertionError("it cannot start")
+
+    with pytest.raises(ConfigError, match=r"There is no such device\."):
+        asyncio.run(live())
+
+
+def test_a_port_that_is_taken_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code = main(
+            ["serve", "-dp", "2", "--device", "cpu", "--host", "127.0.0.1", "--port", str(taken.getsockname()[1])]
+        )
+    assert code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "Address already in use" in line
