@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from facet.errors import RequestError
-from facet.media.decoder import VideoFrame, decode_frames, sample_frames
+from facet.media.decoder import decode_frames
 from facet.media.decoder_containers import video_container
 from facet.media.jobs import prepare_video_file
 from facet.media.limits import MediaLimits
 from facet.media.options import MediaOptions
 from facet.media.spec import Videos
+from facet.media.video import VideoFrame, sample_frames
 from facet.prepared_media import PreparedMedia
 from tests.media.families import media_spec
 from tests.media.sounds import encoded_sound, encoded_video, shade

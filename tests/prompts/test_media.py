@@ -16,6 +16,9 @@ from PIL import Image
 from facet.chat import ChatTemplate
 from facet.chat.media_parts import MediaPart, MediaParts
 from facet.errors import RequestError
+from facet.media.decoder import decode_frames
+from facet.media.decoder_containers import video_container
+from facet.media.limits import MediaLimits
 from facet.media.options import MediaOptions
 from facet.media.sources import MediaSources
 from facet.media.spec import MediaSpec
@@ -26,6 +29,7 @@ from facet.prompts import AskedModel, ChatQuestion, PreparedQuestion, TextQuesti
 from facet.prompts.media_reading import MediaReader, find_media
 from facet.sampling_params import SamplingParams
 from tests.media.hostile_pictures import good_files
+from tests.media.sounds import encoded_video
 from tests.prompts.media_models import make_gemma3, make_gemma4
 
 PNG = "data:image/png;base64," + base64.b64encode(good_files()["png"]).decode()
@@ -372,6 +376,39 @@ class TestReading:
             reader.read(find_media(ask({"type": "image", "image": "nowhere"}), gemma4, takes_values=True)[0])
         with pytest.raises(RequestError, match="must be a string"):
             find_media(ask({"type": "image", "image": image}), gemma4)
+
+    def test_videos_of_a_program(self, gemma4: AskedModel, reader: MediaReader, tmp_path: Path) -> None:
+        """Frames in memory are prepared as those of the file that they were decoded from."""
+        path = tmp_path / "clip.mp4"
+        data = encoded_video(7, 2.5, path=path)
+        decoded = decode_frames(data, video_container(data, "it"), 7, MediaLimits(), "it")
+        frames = np.stack([frame.pixels for frame in decoded])
+        pictures = [Image.fromarray(frame) for frame in frames]
+        every_other = {"fps": 2.5, "frames_indices": np.array([0, 2, 4]), "duration": 2.8}
+
+        def prepared(values: Any, num_frames: int = 3) -> PreparedQuestion:
+            kwargs = {"num_frames": num_frames}
+            question = TextQuestion(
+                prompt="<|video|>", sampling=SamplingParams(), multi_modal_data={"video": values},
+                mm_processor_kwargs=kwargs,
+            )  # fmt: skip
+            media = [reader.read(part) for part in find_media(question, gemma4, takes_values=True)]
+            return prepare(question, gemma4, ["a"], media)
+
+        expected = prepared(path)
+        assert len({media.content_key for media in expected.media}) == 3
+        for values in ((frames, 2.5), [(frames, {"fps": 2.5})], (list(frames), 2.5), (frames[[0, 2, 4]], every_other)):
+            found = prepared(values)
+            check_spans(gemma4, found)
+            assert shown(gemma4, found) == shown(gemma4, expected)
+            assert [item.arrays for item in found.media] == [item.arrays for item in expected.media]
+        assert [item.timestamp for item in prepared(pictures, 32).media] == [index / 24 for index in range(7)]
+        assert len(find_media(ask({"type": "video", "video": pictures}), gemma4, takes_values=True)) == 1
+        for values in (np.zeros((2, 8, 8, 4), np.uint8), (frames, 0), (frames, "5"), (frames[:0], 5), [[]], [5]):
+            with pytest.raises(RequestError, match=r"Give a path, an array of bytes \[frames, height, width, 3\]"):
+                prepared(values)
+        with pytest.raises(RequestError, match="has 7 frames, but 3 frames_indices"):
+            prepared((frames, every_other))
 
     def test_options_of_a_request(self, gemma4: AskedModel, gemma3: AskedModel) -> None:
         flagged = replace(gemma4, media_options=MediaOptions(max_soft_tokens=560, num_frames=4))

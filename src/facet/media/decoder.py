@@ -8,7 +8,6 @@ import importlib.util
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -17,12 +16,11 @@ from numpy.typing import NDArray
 
 from facet.media.limits import MediaLimits, refused
 from facet.media.sound_waveform import Waveform, check_sound
+from facet.media.video import USUAL_FRAME_RATE, VideoFrame, sample_frames
 
 if TYPE_CHECKING:
     import av
     from av.container import InputContainer
-
-_USUAL_FRAME_RATE = 24  # where a file does not say
 
 # FFmpeg's names of decoders.
 _SOUND_CODECS = frozenset(
@@ -33,14 +31,6 @@ _SOUND_CODECS = frozenset(
     }
 )
 _VIDEO_CODECS = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "libdav1d", "mpeg4"})
-
-
-@dataclass(frozen=True, slots=True)
-class VideoFrame:
-    """A picture of a video."""
-
-    timestamp: float  # in seconds
-    pixels: NDArray[np.uint8]  # [height, width, red green blue]
 
 
 def decode_sound(data: bytes, container: str, limits: MediaLimits, where: str) -> Waveform:
@@ -79,7 +69,7 @@ def decode_frames(
         _check_video(stream.codec_context.width, stream.codec_context.height, stream.frames, limits, where)
         total = _count_frames(file, stream, limits, where)
         chosen = sample_frames(total, num_frames)
-        rate = stream.average_rate or Fraction(_USUAL_FRAME_RATE)
+        rate = stream.average_rate or Fraction(USUAL_FRAME_RATE)
         stream.thread_type = "AUTO"
         num_found = 0
         for index, frame in enumerate(file.decode(stream)):
@@ -90,12 +80,6 @@ def decode_frames(
                 if num_found == len(chosen):
                     return
         raise refused(f"{where} ends before picture {chosen[num_found]} of {total}: it is broken or cut short.")
-
-
-def sample_frames(total: int, num_frames: int) -> list[int]:
-    """The indices of `num_frames` of `total` pictures, evenly spaced from the first on; all, where there are fewer."""
-    count = min(total, num_frames)
-    return [index * total // count for index in range(count)]
 
 
 @contextmanager

@@ -4,18 +4,17 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from PIL import Image
-
 from facet.media.decoder import decode_frames, decode_sound
 from facet.media.decoder_containers import sound_container, video_container
 from facet.media.limits import MediaLimits
 from facet.media.opening import check_size, open_picture
 from facet.media.options import MediaOptions
-from facet.media.pictures import prepare_patches, prepare_picture
+from facet.media.pictures import prepare_picture
 from facet.media.sound import prepare_sound
 from facet.media.sound_wav import is_wav, read_wav
 from facet.media.sound_waveform import Waveform, check_sound
 from facet.media.spec import PatchPictures, Sounds, SquarePictures, Videos
+from facet.media.video import frames_wanted, prepare_frame
 from facet.prepared_media import PreparedMedia, content_key
 
 
@@ -39,13 +38,9 @@ def prepare_video_file(
 ) -> Iterator[PreparedMedia]:
     """One value for each frame."""
     check_size(data, limits, where)
-    budget = options.max_soft_tokens or spec.frames.budget
-    num_frames = options.num_frames or spec.num_frames
     content = hashlib.sha256(data).digest()  # once, since every frame's key is made of it
-    for frame in decode_frames(data, video_container(data, where), num_frames, limits, where):
-        key = content_key(content, "video", spec.frames, budget, frame.timestamp)
-        picture = Image.fromarray(frame.pixels)
-        yield prepare_patches(picture, spec.frames, budget, key, kind="video", timestamp=frame.timestamp)
+    for frame in decode_frames(data, video_container(data, where), frames_wanted(spec, options), limits, where):
+        yield prepare_frame(frame, content, spec, options)
 
 
 def _open_sound(data: bytes, limits: MediaLimits, where: str) -> Waveform:

@@ -14,7 +14,8 @@ class TokensPrompt(TypedDict):
 
 class TextPrompt(TypedDict):
     prompt: str
-    # By kind, for the placeholders in the prompt: a path, a Pillow image, an array, or a list of them.
+    # By kind, for the placeholders in the prompt: a path, a Pillow image, an array, or a list of them; sound and video
+    # as arrays may have their rate beside them.
     multi_modal_data: NotRequired[Mapping[str, object]]
     mm_processor_kwargs: NotRequired[Mapping[str, Any]]
 

@@ -7,7 +7,6 @@ question, reads each in a thread of its own pool, and hands what it got to `prep
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from facet.chat.media_parts import MEDIA_TYPES, MediaPart
 from facet.chat.messages import normalize_messages
@@ -21,14 +20,10 @@ from facet.media.spec import MediaSpec
 from facet.media.worker import JOBS
 from facet.media.workers import MediaWorkers
 from facet.media_span import MediaKind
-from facet.prepared_media import PreparedMedia, content_key
+from facet.prepared_media import PreparedMedia
 from facet.prompts.asked_model import AskedModel
+from facet.prompts.media_values import items_of, prepare_value
 from facet.prompts.questions import ChatQuestion, TextQuestion
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-    from facet.media.sound_waveform import Waveform
 
 # That read parts at the same time. Most of them wait, for a host on the web or for a process that decodes.
 NUM_THREADS = 8
@@ -45,7 +40,7 @@ class MediaReader:
     def read(self, part: MediaPart) -> tuple[PreparedMedia, ...]:
         """Fetches and prepares one part; blocks."""
         if part.value is not None and not isinstance(part.value, str | Path):
-            return self._prepare_value(part)
+            return prepare_value(part, self.spec)
         data, limits, where = self._fetched(part), self.sources.limits, part.where
 
         def run(job: str, *arguments: object) -> tuple[PreparedMedia, ...]:
@@ -73,21 +68,6 @@ class MediaReader:
         except (OSError, ValueError) as error:
             raise refused(f"{part.where} cannot be read ({error}). Check the path.") from None
 
-    def _prepare_value(self, part: MediaPart) -> tuple[PreparedMedia, ...]:
-        """What a program has in memory, in this process: there is no file to distrust."""
-        from facet.media.pictures import prepare_picture
-        from facet.media.sound import prepare_sound
-
-        if part.kind == "audio" and self.spec.sounds is not None:
-            waveform = _as_waveform(part.value, self.spec.sounds.sampling_rate, part.where)
-            key = content_key(waveform.samples.tobytes(), "samples", waveform.rate, self.spec.sounds)
-            return (prepare_sound(waveform, self.spec.sounds, key, part.where),)
-        if part.kind != "image" or self.spec.pictures is None:
-            raise refused(f"{part.where} is of type {type(part.value).__name__}. Give the path of a file.")
-        image = _as_picture(part.value, part.where)
-        content = repr(image.size).encode() + image.tobytes()
-        return prepare_picture(image, self.spec.pictures, part.options, content)
-
 
 def make_media_reader(config: PromptConfig, spec: MediaSpec) -> MediaReader:
     folder = config.allowed_local_media_path
@@ -113,7 +93,7 @@ def find_media(
         normalize_messages(question.messages, parts.take)
     else:
         for kind, values in (question.multi_modal_data or {}).items():
-            for index, value in enumerate(values if isinstance(values, list) else [values]):
+            for index, value in enumerate(items_of(kind, values)):
                 parts.take_value(kind, value, f"multi_modal_data.{kind}[{index}]")
     asked = read_processor_kwargs(question.mm_processor_kwargs)
     check_options(asked, model.media, "mm_processor_kwargs")
@@ -140,34 +120,3 @@ def asks_for_media(question: TextQuestion | ChatQuestion) -> bool:
     parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
     types = (part.get("type") for part in parts if isinstance(part, Mapping))
     return any(isinstance(kind, str) and kind in MEDIA_TYPES for kind in types)
-
-
-def _as_picture(value: Any, where: str) -> "Image.Image":
-    from PIL import Image
-
-    if isinstance(value, Image.Image):
-        return value.convert("RGB")
-    shape: Any = getattr(value, "shape", ())
-    dtype = str(getattr(value, "dtype", ""))
-    if len(shape) == 3 and shape[2] == 3 and dtype == "uint8":
-        return Image.fromarray(value)
-    raise refused(
-        f"{where} is of type {type(value).__name__}. Give a path, a Pillow image, or an array of bytes [height, width, "
-        "3]."
-    )
-
-
-def _as_waveform(value: Any, usual_rate: int, where: str) -> "Waveform":
-    """Samples from -1 to 1, at the model's rate or with a rate of their own."""
-    import numpy as np
-
-    from facet.media.sound_waveform import Waveform
-
-    samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, usual_rate)
-    is_sound = str(getattr(samples, "dtype", "")).startswith("float") and len(getattr(samples, "shape", ())) == 1
-    if not is_sound or not isinstance(rate, int) or rate < 1:
-        raise refused(
-            f"{where} is of type {type(value).__name__}. Give a path, an array of one channel of floats, or the array "
-            "and its sampling rate."
-        )
-    return Waveform(rate, np.asarray(samples, np.float32))

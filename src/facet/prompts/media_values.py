@@ -1,0 +1,138 @@
+"""Prepares media that a program has in memory: Pillow images, arrays of pixels, samples and frames.
+
+That happens in the caller's process: there is no file to distrust.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from facet.chat.media_parts import MediaPart
+from facet.media.limits import refused
+from facet.media.spec import MediaSpec
+from facet.media_span import MediaKind
+from facet.prepared_media import PreparedMedia, content_key
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+
+    from facet.media.sound_waveform import Waveform
+    from facet.media.video import VideoFrame
+
+_WANTED: Mapping[MediaKind, str] = {
+    "image": "a path, a Pillow image, or an array of bytes [height, width, 3]",
+    "audio": "a path, an array of one channel of floats, or the array and its sampling rate",
+    "video": "a path, an array of bytes [frames, height, width, 3], a list of pictures, or one of these two and the "
+    "frames per second",
+}
+
+
+def items_of(kind: str, values: object) -> list[Any]:
+    """One value, or each of several. A list of pictures is one video."""
+    if not isinstance(values, list) or (kind == "video" and values and _is_picture(values[0])):
+        return [values]
+    return values
+
+
+def prepare_value(part: MediaPart, spec: MediaSpec) -> tuple[PreparedMedia, ...]:
+    match part.kind:
+        case "image":
+            return _prepare_picture(part, spec)
+        case "audio":
+            return _prepare_sound(part, spec)
+        case "video":
+            return _prepare_video(part, spec)
+
+
+def _prepare_picture(part: MediaPart, spec: MediaSpec) -> tuple[PreparedMedia, ...]:
+    from facet.media.pictures import prepare_picture
+
+    assert spec.pictures is not None, "kinds that the model does not take were refused"
+    if not _is_picture(part.value):
+        raise _of_other_type(part)
+    image = _as_picture(part.value)
+    return prepare_picture(image, spec.pictures, part.options, repr(image.size).encode() + image.tobytes())
+
+
+def _prepare_sound(part: MediaPart, spec: MediaSpec) -> tuple[PreparedMedia, ...]:
+    from facet.media.sound import prepare_sound
+
+    assert spec.sounds is not None, "kinds that the model does not take were refused"
+    waveform = _as_waveform(part, spec.sounds.sampling_rate)
+    key = content_key(waveform.samples.tobytes(), "samples", waveform.rate, spec.sounds)
+    return (prepare_sound(waveform, spec.sounds, key, part.where),)
+
+
+def _prepare_video(part: MediaPart, spec: MediaSpec) -> tuple[PreparedMedia, ...]:
+    from facet.media.video import frames_wanted, prepare_frame
+
+    assert spec.videos is not None, "kinds that the model does not take were refused"
+    frames = _as_frames(part, frames_wanted(spec.videos, part.options))
+    return tuple(
+        prepare_frame(frame, repr(frame.pixels.shape).encode() + frame.pixels.tobytes(), spec.videos, part.options)
+        for frame in frames
+    )
+
+
+def _is_picture(value: Any) -> bool:
+    from PIL import Image
+
+    return isinstance(value, Image.Image) or _is_pixels(value, num_dimensions=3)
+
+
+def _is_pixels(value: Any, num_dimensions: int) -> bool:
+    shape: Any = getattr(value, "shape", ())
+    is_bytes = str(getattr(value, "dtype", "")) == "uint8"
+    return is_bytes and len(shape) == num_dimensions and shape[-1] == 3 and 0 not in shape
+
+
+def _as_picture(value: Any) -> "Image.Image":
+    from PIL import Image
+
+    return value.convert("RGB") if isinstance(value, Image.Image) else Image.fromarray(value)
+
+
+def _as_waveform(part: MediaPart, usual_rate: int) -> "Waveform":
+    """Samples from -1 to 1, at the model's rate or with a rate of their own."""
+    import numpy as np
+
+    from facet.media.sound_waveform import Waveform
+
+    value: Any = part.value
+    samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, usual_rate)
+    is_sound = str(getattr(samples, "dtype", "")).startswith("float") and len(getattr(samples, "shape", ())) == 1
+    if not is_sound or not isinstance(rate, int) or rate < 1:
+        raise _of_other_type(part)
+    return Waveform(rate, np.asarray(samples, np.float32))
+
+
+def _as_frames(part: MediaPart, num_frames: int) -> "list[VideoFrame]":
+    """Evenly chosen ones. Beside them may stand the rate, or vLLM's metadata, which may name the frames given."""
+    from facet.media.video import USUAL_FRAME_RATE, VideoFrame, sample_frames
+
+    value: Any = part.value
+    pictures, said = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
+    metadata = said if isinstance(said, Mapping) else {"fps": said}
+    rate = metadata.get("fps", USUAL_FRAME_RATE)
+    is_video = (isinstance(pictures, list) and len(pictures) > 0 and all(map(_is_picture, pictures))) or _is_pixels(
+        pictures, num_dimensions=4
+    )
+    if not is_video or not isinstance(rate, int | float) or not 0 < rate < float("inf"):
+        raise _of_other_type(part)
+    numbers = metadata.get("frames_indices")
+    if numbers is None:
+        numbers = range(len(pictures))
+    if len(numbers) != len(pictures):
+        raise refused(f"{part.where} has {len(pictures)} frames, but {len(numbers)} frames_indices. Give one for each.")
+    chosen = sample_frames(len(pictures), num_frames)
+    return [VideoFrame(float(numbers[index] / rate), _as_pixels(pictures[index])) for index in chosen]
+
+
+def _as_pixels(value: Any) -> "np.ndarray[Any, Any]":
+    import numpy as np
+
+    return np.ascontiguousarray(_as_picture(value))
+
+
+def _of_other_type(part: MediaPart) -> Exception:
+    return refused(f"{part.where} is of type {type(part.value).__name__}. Give {_WANTED[part.kind]}.")
