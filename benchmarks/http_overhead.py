@@ -14,6 +14,7 @@ import asyncio
 import cProfile
 import json
 import multiprocessing
+import os
 import pstats
 import socket
 import statistics
@@ -25,9 +26,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvicorn
-import zmq
+from empty_engine import STEP_SECONDS, run_empty_engine
 from rich.console import Console
 from rich.table import Table
 from starlette.applications import Starlette
@@ -38,65 +38,21 @@ from tokenizer import made_up_tokenizer
 
 import facet.engine.client
 from facet.config import EngineConfig, ServerConfig
-from facet.engine.messages import AskStats, Cancel, EngineInfo, FromEngine, NewTokens, Stats, Submit, ToEngine
-from facet.engine.process import _loop
 from facet.prompts import read_prompt_files
-from facet.request import Request
 from facet.server.app import make_app
 from facet.server.engine_process import EngineProcess
 from facet.server.served_model import make_served_model
 
 PROMPT = "the weather in paris is clear and the wind is light " * 8
-TOKEN_ID = 280
 CHUNK = (  # an event as Facet sends it
     b'data: {"id":"cmpl-00000000000000000000000000000000","created":1700000000,"model":"m","choices":[{"index":0,'
     b'"text":"abc","logprobs":null,"finish_reason":null}],"object":"text_completion"}\n\n'
 )
 
 
-class EmptySteps:
-    """Takes the place of the engine's service: receives and sends messages, computes nothing."""
-
-    def __init__(self, info: EngineInfo) -> None:
-        self.info = info
-        self._left: dict[str, tuple[Request, int]] = {}
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self._left)
-
-    def handle(self, message: ToEngine, send: Callable[[FromEngine], None]) -> None:
-        if isinstance(message, Submit):
-            self._left[message.request.request_id] = (message.request, message.request.sampling.max_tokens or 1)
-        elif isinstance(message, Cancel):
-            self._left.pop(message.request_id, None)
-        elif isinstance(message, AskStats):
-            send(Stats(**dict.fromkeys(Stats.__struct_fields__, 0)))
-
-    def step(self) -> list[FromEngine]:
-        messages: list[FromEngine] = []
-        for request_id, (request, num_left) in list(self._left.items()):
-            messages.append(NewTokens(request_id, (TOKEN_ID,), "length" if num_left == 1 else None))
-            if num_left == 1:
-                del self._left[request_id]
-            else:
-                self._left[request_id] = (request, num_left - 1)
-        return messages
-
-
-def run_empty_engine(config: EngineConfig, inbox_address: str, outbox_address: str, show_progress: bool) -> None:
-    context = zmq.Context()
-    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    inbox.connect(inbox_address)
-    outbox.connect(outbox_address)
-    encoder = msgspec.msgpack.Encoder()
-    service = EmptySteps(EngineInfo(262_144, (1,), 8192, config.model, ()))
-    outbox.send(encoder.encode([service.info]))
-    _loop(service, inbox, outbox, encoder)  # type: ignore[arg-type]
-
-
-def serve_facet(pipe: Connection, folder: str, profile: bool) -> None:
+def serve_facet(pipe: Connection, folder: str, profile: bool, step_seconds: float = 0.0) -> None:
     facet.engine.client.run_engine = run_empty_engine
+    os.environ[STEP_SECONDS] = str(step_seconds)
     config = ServerConfig(model=folder, served_model_name=("m",), disable_log_stats=True)
     engine = EngineProcess(EngineConfig(model=folder))
     serve(pipe, make_app(config, engine, make_served_model(config, read_prompt_files(config), engine.info)), profile)

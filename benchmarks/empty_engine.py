@@ -1,0 +1,80 @@
+"""An engine that computes nothing, behind the real messages: every running request gets a token in every step.
+
+It shows what everything around an engine costs. Steps take no time, or as long as `STEP_SECONDS` in the environment
+says.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from facet.config import EngineConfig
+from facet.engine.addresses import FROM_ENGINE, TO_ENGINE, address
+from facet.engine.messages import AskStats, Cancel, EngineInfo, FromEngine, NewTokens, Shutdown, Stats, Submit, ToEngine
+from facet.ranks import Rank
+from facet.request import Request
+
+TOKEN_ID = 280
+STEP_SECONDS = "FACET_EMPTY_STEP_SECONDS"
+_SECONDS_BETWEEN_LOOKS = 2
+
+
+class EmptySteps:
+    """Takes the place of the engine's service."""
+
+    def __init__(self, step_seconds: float) -> None:
+        self._step_seconds = step_seconds
+        self._left: dict[str, tuple[Request, int]] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._left)
+
+    def handle(self, message: ToEngine, send: Callable[[FromEngine], None]) -> None:
+        if isinstance(message, Submit):
+            self._left[message.request.request_id] = (message.request, message.request.sampling.max_tokens or 1)
+        elif isinstance(message, Cancel):
+            self._left.pop(message.request_id, None)
+        elif isinstance(message, AskStats):
+            send(Stats(**dict.fromkeys(Stats.__struct_fields__, 0)))
+
+    def step(self) -> list[FromEngine]:
+        if self._step_seconds:
+            time.sleep(self._step_seconds)
+        messages: list[FromEngine] = []
+        for request_id, (request, num_left) in list(self._left.items()):
+            messages.append(NewTokens(request_id, (TOKEN_ID,), "length" if num_left == 1 else None))
+            if num_left == 1:
+                del self._left[request_id]
+            else:
+                self._left[request_id] = (request, num_left - 1)
+        return messages
+
+
+def run_empty_engine(config: EngineConfig, rank: Rank, folder: Path, *_: object) -> None:
+    """In place of `facet.engine.client.run_engine`: the process of an engine."""
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.connect(address(folder, TO_ENGINE))
+    outbox.connect(address(folder, FROM_ENGINE))
+    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ToEngine)
+    service = EmptySteps(float(os.environ.get(STEP_SECONDS, "0")))
+    outbox.send(encoder.encode([EngineInfo(262_144, (1,), 8192, config.model, ())]))
+    front = os.getppid()
+    while True:
+        if not service.has_work and not inbox.poll(_SECONDS_BETWEEN_LOOKS * 1000) and os.getppid() != front:
+            return
+        outgoing: list[FromEngine] = []
+        while inbox.poll(0):
+            message = decoder.decode(inbox.recv())
+            if isinstance(message, Shutdown):
+                return
+            service.handle(message, outgoing.append)
+        if service.has_work:
+            outgoing += service.step()
+        if outgoing:
+            outbox.send(encoder.encode(outgoing))
