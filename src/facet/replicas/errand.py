@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from facet.router import RouteKey, make_route_key
+from facet.server.frontend import request_id_of
 from facet.server.middleware import key_digest_of
 
 SESSION_HEADER = "x-session-id"
 RESPONSES_PATH = "/v1/responses"
-# Of one connection only; or what the proxy answers itself.
+# Of one connection only; or what the proxy sets itself.
 _NOT_FORWARDED = frozenset({b"connection", b"keep-alive", b"proxy-authorization", b"te", b"trailer",
-                            b"transfer-encoding", b"upgrade", b"expect", b"content-length", b"origin"})  # fmt: skip
+                            b"transfer-encoding", b"upgrade", b"expect", b"content-length", b"origin",
+                            b"x-request-id"})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +37,5 @@ def make_errand(request: Request, path: str, body: bytes | bytearray) -> Errand:
         target += b"?" + scope["query_string"]
     lines = [b"%b %b HTTP/1.1\r\n" % (method.encode(), target)]
     lines += [b"%b: %b\r\n" % (name, value) for name, value in scope["headers"] if name not in _NOT_FORWARDED]
-    lines.append(b"content-length: %d\r\n\r\n" % len(body))
+    lines.append(b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id_of(request).encode(), len(body)))
     return Errand(path, owner, key, b"".join((*lines, body)))

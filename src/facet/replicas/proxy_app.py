@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Receive, Scope, Send
 
 from facet.config import ServerConfig
 from facet.replicas.connection import ReplicaLostError
@@ -40,21 +41,36 @@ def make_proxy_app(config: ServerConfig, replicas: ReplicaSet) -> Starlette:
         finally:
             await replicas.close()
 
+    own = [
+        *page_routes(),
+        Route("/health", guarded(endpoints.health), methods=["GET"]),
+        Route("/ping", guarded(endpoints.health), methods=["GET", "POST"]),
+        Route("/version", guarded(endpoints.version), methods=["GET"]),
+        Route("/load", guarded(endpoints.load), methods=["GET"]),
+        Route("/metrics", guarded(endpoints.metrics), methods=["GET"]),
+        Route("/engine/live", guarded(endpoints.live), methods=["GET"]),
+        Route("/reset_prefix_cache", guarded(endpoints.reset_prefix_cache), methods=["POST"]),
+    ]
     return Starlette(
-        routes=[
-            *page_routes(),
-            Route("/health", guarded(endpoints.health), methods=["GET"]),
-            Route("/ping", guarded(endpoints.health), methods=["GET", "POST"]),
-            Route("/version", guarded(endpoints.version), methods=["GET"]),
-            Route("/load", guarded(endpoints.load), methods=["GET"]),
-            Route("/metrics", guarded(endpoints.metrics), methods=["GET"]),
-            Route("/engine/live", guarded(endpoints.live), methods=["GET"]),
-            Route("/reset_prefix_cache", guarded(endpoints.reset_prefix_cache), methods=["POST"]),
-            Route("/{path:path}", proxy),
-        ],
+        routes=[_EverythingElse(proxy, frozenset(route.path for route in own)), *own],
         middleware=middleware_of(config),
         lifespan=lifespan,
     )
+
+
+class _EverythingElse(BaseRoute):
+    """What the proxy passes on. It comes first, because most requests are that and every route before it takes time."""
+
+    def __init__(self, proxy: Proxy, own_paths: frozenset[str]) -> None:
+        self._proxy = proxy
+        self._own_paths = own_paths
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return (Match.NONE if path in self._own_paths else Match.FULL), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._proxy(scope, receive, send)
 
 
 class _Endpoints:

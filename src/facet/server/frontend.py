@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import re
-import uuid
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -106,7 +106,7 @@ def request_id_of(request: Request) -> str:
     if known is not None:
         return known
     given = request.headers.get("x-request-id", "")
-    return given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if _USABLE_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def guarded(endpoint: Endpoint, dialect: Dialect = OPENAI) -> Endpoint:
