@@ -92,8 +92,11 @@ def test_what_a_replica_refuses_the_fleet_does(tmp_path: Path) -> None:
     config = config_for(tmp_path, device=REFUSED)
 
     async def live() -> None:
-        async with Fleet(config, ReplicaSet(), PLACEMENTS, tmp_path, target=run_stand_in):
-            raise AssertionError("it cannot start")
+        fleet = Fleet(config, ReplicaSet(), PLACEMENTS, tmp_path, target=run_stand_in)
+        try:
+            await fleet.start()
+        finally:
+            await fleet.stop()
 
     with pytest.raises(ConfigError, match=r"There is no such device\."):
         asyncio.run(live())

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,13 +28,14 @@ class _Post:
 
     name: str
     placement: Placement
+    loading: asyncio.Lock  # shared by those that share GPUs
     process: ReplicaProcess | None = None
     is_ready: asyncio.Event = field(default_factory=asyncio.Event)
     is_restarting: bool = False  # its end is wanted, and another start
 
 
 class Fleet:
-    """Used as a context: inside, all replicas have started; at its end, they are stopped."""
+    """It has to be stopped, also where its start failed."""
 
     def __init__(
         self,
@@ -49,29 +51,25 @@ class Fleet:
         self._replicas = replicas
         self._folder = folder
         self._target = target
-        self._posts = [_Post(str(number), placement) for number, placement in enumerate(placements)]
+        loading: dict[object, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._posts = [
+            _Post(str(number), placement, loading[placement.gpus or number])
+            for number, placement in enumerate(placements)
+        ]
         self._keepers: list[asyncio.Task[None]] = []
-        self._loading = {post.placement: asyncio.Lock() for post in self._posts}
         self._roll: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> "Fleet":
+    async def start(self) -> None:
+        """Returns when all replicas can answer, and looks after them from then on."""
+        # The first alone: what is wrong is said once, and kernels are compiled once.
+        await self._start(self._posts[0], is_first=True)
         try:
-            # The first alone: what is wrong is said once, and kernels are compiled once.
-            await self._start(self._posts[0], is_first=True)
             async with asyncio.TaskGroup() as starts:
                 for post in self._posts[1:]:
                     starts.create_task(self._start(post))
         except BaseExceptionGroup as group:
-            await self.stop()
             raise group.exceptions[0] from None
-        except BaseException:
-            await self.stop()
-            raise
         self._keepers = [asyncio.create_task(self._keep(post)) for post in self._posts]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     def restart(self) -> None:
         """Restarts replicas one after the other, each once its requests are done. Others take what comes meanwhile."""
@@ -79,8 +77,10 @@ class Fleet:
             self._roll = asyncio.create_task(self._restart_all())
 
     async def stop(self) -> None:
-        for task in (*self._keepers, *filter(None, [self._roll])):
+        tasks = [*self._keepers, *filter(None, [self._roll])]
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         processes = [post.process for post in self._posts if post.process is not None]
         for process in processes:
             process.terminate()
@@ -96,7 +96,7 @@ class Fleet:
 
     async def _start(self, post: _Post, *, is_first: bool = False) -> None:
         """Returns when it can answer. Those that share GPUs load one after the other: each measures what is free."""
-        async with self._loading[post.placement]:
+        async with post.loading:
             socket = str(self._folder / post.name)
             config = replace(self._config, uds=socket, root_path=None, ssl_keyfile=None, ssl_certfile=None,
                              data_parallel_size=1, gpu_memory_utilization=self._utilization(post))  # fmt: skip

@@ -46,14 +46,17 @@ def serve_replicas(config: ServerConfig) -> int:
 async def serve_fleet(fleet: Fleet, server: DrainingServer, listener: socket.socket, config: ServerConfig) -> int:
     """Starts the replicas, then listens. Replicas restart one by one on SIGHUP."""
     loop = asyncio.get_running_loop()
-    this = asyncio.current_task()
-    assert this is not None, "a coroutine runs in a task"
-    loop.add_signal_handler(signal.SIGTERM, this.cancel)  # while loading; the server has its own way once it listens
+    loading = asyncio.create_task(fleet.start())
+    loop.add_signal_handler(signal.SIGTERM, loading.cancel)  # the server has its own way once it listens
     try:
-        async with fleet:
-            warn_of_strangers(config)
-            loop.add_signal_handler(signal.SIGHUP, fleet.restart)
-            await server.serve(sockets=[listener])
+        await loading
+        warn_of_strangers(config)
+        loop.add_signal_handler(signal.SIGHUP, fleet.restart)
+        await server.serve(sockets=[listener])
     except asyncio.CancelledError:
+        if not loading.cancelled():
+            raise
         return 128 + signal.SIGTERM
+    finally:
+        await fleet.stop()
     return 0 if server.started else 1
