@@ -157,7 +157,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 
 
 def test_from_start_to_stop(tiny_model: Callable[[str], TinyModel], tmp_path: Path) -> None:
-    shutil.copytree(tiny_model("gemma4_e2b_small").folder, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tiny_model("gemma4_e2b_served").folder, tmp_path, dirs_exist_ok=True)
     write_tokenizer_folder(tmp_path, adds_bos=True)
     command = [sys.executable, "-m", "facet", "serve", str(tmp_path), "--served-model-name", "tiny", "--port", "0"]
     command += ["--host", "127.0.0.1", "--device", "cpu", "--kv-cache-memory-bytes", str(32 << 20)]

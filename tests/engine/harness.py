@@ -149,7 +149,7 @@ def mixed_requests(window: int, vocab_size: int, *, count: int, seed: int) -> li
     for index in range(count):
         length = choose.choice([1, 2, window - 1, window, window + 1, choose.randrange(1, 6 * window), 6 * window])
         own = [choose.randrange(3, vocab_size - 10) for _ in range(length)]
-        stem = choose.choice([[], *stems])[: choose.randrange(4 * window)]
+        stem = choose.choice([[], *stems])[: choose.choice([choose.randrange(4 * window), 4 * window])]
         token_ids = [2, *([*stem, *own] if choose.random() < 0.6 else own)][: max(1, 6 * window)]
         requests.append(
             Request(
@@ -166,7 +166,7 @@ def mixed_requests(window: int, vocab_size: int, *, count: int, seed: int) -> li
 
 def _mixed_sampling(choose: random.Random, index: int) -> SamplingParams:
     base = SamplingParams(
-        temperature=0.0, max_tokens=choose.choice([choose.randrange(1, 10), 4, 6, 30]), ignore_eos=True, logprobs=2
+        temperature=0.0, max_tokens=choose.choice([choose.randrange(1, 10), 4, 6, 20]), ignore_eos=True, logprobs=2
     )
     return choose.choice(
         [

@@ -16,7 +16,7 @@ from tests.engine.harness import Answer, alone, make_engine, mixed_requests, run
 from tests.model.paged_model import load
 from tests.tiny_models import SMALL_WINDOW_NAMES, TinyModel
 
-NUM_REQUESTS = 64
+NUM_REQUESTS = 32
 LOGPROB_TOLERANCE = 1e-4
 PAD = 0
 
@@ -39,14 +39,14 @@ class Setting:
     def engine(self, model: Gemma, requests: list[Request]) -> Engine:
         layout = make_kv_layout(model.spec, dtype="float32", min_tokens_per_block=4)
         longest = max(len(request.prompt_token_ids) + (request.sampling.max_tokens or 0) for request in requests)
-        enough_for_one_and_a_half = 3 * need_of(layout, 0, num_tokens=longest).num_blocks // 2
+        enough_for_one_and_a_bit = 5 * need_of(layout, 0, num_tokens=longest).num_blocks // 4
         return make_engine(
             model,
             max_num_batched_tokens=self.chunk,
             enable_prefix_caching=self.prefix_caching,
             overlapped=self.overlapped,
             fast_prefill=self.fast_prefill,
-            num_blocks=enough_for_one_and_a_half if self.is_short_of_memory else 2000,
+            num_blocks=enough_for_one_and_a_bit if self.is_short_of_memory else 2000,
             graph_sizes=self.graph_sizes,
             piece_sizes=self.piece_sizes,
         )

@@ -170,9 +170,9 @@ def test_a_required_call_is_all_there_is(world: World, overlapped: bool) -> None
 
 @pytest.mark.parametrize("overlapped", [True, False])
 def test_with_a_free_choice_only_calls_are_bound(world: World, overlapped: bool) -> None:
-    bias = {world.markers.opens_call: 3.0, world.markers.opens_channel: -20.0}
-    requests = [request(f"auto{i}", world.tools(), logit_bias=bias, max_tokens=200) for i in range(12)]
-    requests += [request(f"once{i}", world.tools(parallel=False), logit_bias=bias, max_tokens=200) for i in range(6)]
+    bias = {world.markers.opens_call: 8.0, world.markers.opens_channel: -20.0}
+    requests = [request(f"auto{i}", world.tools(), logit_bias=bias, max_tokens=120) for i in range(12)]
+    requests += [request(f"once{i}", world.tools(parallel=False), logit_bias=bias, max_tokens=120) for i in range(6)]
     num_calls, texts = 0, []
     for name, answer in run(world.engine(overlapped=overlapped), requests).items():
         calls = world.calls(answer.token_ids)
@@ -226,7 +226,7 @@ def test_a_thought_is_free_and_then_the_grammar_holds(world: World) -> None:
     markers = world.markers
     thoughtful = thought_tokens(markers, thinking=True)
     inside = thought_tokens(markers, thinking=True, starts_in_thought=True)
-    ends_soon = {markers.closes_channel: 9.0, markers.opens_channel: 2.0, EOS[0]: 12.0}
+    ends_soon = {markers.closes_channel: 11.0, markers.opens_channel: 3.0, EOS[0]: 12.0}
     choices = ("sunny", "rainy")
     requests = [
         *(request(f"opens{i}", choice_grammar(choices, thought=thoughtful), logit_bias=ends_soon) for i in range(8)),

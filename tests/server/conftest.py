@@ -48,7 +48,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def model_folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served")
-    shutil.copytree(tiny_model("gemma4_e2b_small").folder, folder, dirs_exist_ok=True)
+    shutil.copytree(tiny_model("gemma4_e2b_served").folder, folder, dirs_exist_ok=True)
     write_tokenizer_folder(folder, adds_bos=True)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, END], "top_k": 64}))

@@ -99,7 +99,7 @@ def served_tokenizer(model_folder: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def oracle(tiny_model: Callable[[str], TinyModel], served_tokenizer: Tokenizer) -> Oracle:
-    return Oracle(tiny_model("gemma4_e2b_small"), served_tokenizer)
+    return Oracle(tiny_model("gemma4_e2b_served"), served_tokenizer)
 
 
 def ask(server: RunningServer, path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ class TestLoglikelihood:
     def test_a_continuation_the_model_would_have_chosen_is_greedy(
         self, server: RunningServer, oracle: Oracle, tiny_model: Callable[[str], TinyModel]
     ) -> None:
-        model = tiny_model("gemma4_e2b_small")
+        model = tiny_model("gemma4_e2b_served")
         context = model.prompt(20)
         likeliest = model.oracle_greedy(context, 6)
         last_differs = [*likeliest[:-1], 300 if likeliest[-1] != 300 else 301]
@@ -177,7 +177,7 @@ class TestLoglikelihood:
         self, server: RunningServer, oracle: Oracle, tiny_model: Callable[[str], TinyModel]
     ) -> None:
         """loglikelihood_rolling: one token of context, and all others but the one to be generated are scored."""
-        ids = tiny_model("gemma4_e2b_small").prompt(CONTEXT - 1)
+        ids = tiny_model("gemma4_e2b_served").prompt(CONTEXT - 1)
         window = oracle.score(ids[:1], ids[1:])
         ((logprob, is_greedy),) = loglikelihoods(server, [window])
         assert logprob == pytest.approx(window.logprob, abs=TOLERANCE * 10)  # a sum of 254
