@@ -148,3 +148,4 @@ def page(browser: Browser, page_server: tuple[RunningServer, ScriptedEngine], to
     yield Page(browser, server, engine, tokenizer)
     engine.fail_after = None
     assert browser.console() == []
+    browser.open("about:blank")  # what moves in a page is drawn as long as it is open

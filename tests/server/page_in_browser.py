@@ -7,7 +7,7 @@ from tests.server.running import RunningServer
 from tests.server.scripted_engine import ScriptedEngine
 from tools.webdriver import ENTER, Browser
 
-TIMEOUT = 15.0
+TIMEOUT = 60.0  # for what ends soon, on a machine with little to do
 THOUGHT = "<|channel>thought\nThe wind is light.\n<channel|>"
 CALL = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,unit:<|"|>celsius<|"|>}<tool_call|>'
 HTML = "<img src=nothing onerror=\"document.title='gone'\"><b>bold</b> & <script>document.title='gone'</script>"
