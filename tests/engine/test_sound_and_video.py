@@ -1,4 +1,4 @@
-"""Sound and frames of a video through the engine, against transformers."""
+"""Sound, frames of a video, and all kinds of media together through the engine, against transformers."""
 
 import json
 from collections.abc import Callable
@@ -25,6 +25,7 @@ from tests.vision import random_pictures
 TinyModels = Callable[[str], TinyModel]
 
 # Begin, soft and end, as the tiny models have them.
+PICTURE_IDS = (500, 501, 502)
 SOUND_IDS = (503, 504, 505)
 VIDEO_IDS = (500, 506, 502)
 
@@ -50,7 +51,7 @@ def check(tiny: TinyModel, loaded: Any, request: Request, **inputs: torch.Tensor
     """Every position, in one step and in several."""
     types = torch.zeros(1, len(request.prompt_token_ids), dtype=torch.long)
     for span in request.media:
-        types[0, span.first : span.end] = {"video": 2, "audio": 3}[span.kind]
+        types[0, span.first : span.end] = {"image": 1, "video": 2, "audio": 3}[span.kind]
     logits = tiny.oracle(
         torch.tensor([request.prompt_token_ids]), use_cache=False, mm_token_type_ids=types, **inputs
     ).logits[0]
@@ -93,6 +94,55 @@ def test_frames_of_a_video(name: str, tiny_model: TinyModels) -> None:
     pixels = torch.stack([frame["patches"].float() / 255 for frame in frames])
     places = torch.stack([frame["positions"].long() for frame in frames])
     check(tiny, loaded, request, pixel_values_videos=pixels[None], video_position_ids=places[None])
+
+
+def test_all_kinds_in_one_prompt(tiny_model: TinyModels) -> None:
+    """Two pictures of different sizes, and between them sound and a frame."""
+    tiny = tiny_model("gemma4_e2b_mm")
+    loaded = load(tiny)
+    towers: Any = loaded.towers
+    first, second, frame = random_pictures(towers["image"].spec, ((2, 3), (4, 1), (1, 2)))
+    clip = torch.randn(24, towers["audio"].spec.num_bins, generator=torch.Generator().manual_seed(8))
+    sound = PreparedMedia(
+        kind="audio", content_key="it", num_tokens=6, arrays={"features": MediaArray.from_numpy(clip.numpy())}
+    )
+    seen = replace(prepared(frame, loaded), kind="video")
+    text = tiny.prompt(9)[1:]
+    parts = [
+        request_of(text, [item], ids)
+        for item, ids in (
+            (prepared(first, loaded), PICTURE_IDS),
+            (sound, SOUND_IDS),
+            (seen, VIDEO_IDS),
+            (prepared(second, loaded), PICTURE_IDS),
+        )
+    ]
+    token_ids, spans = [2], []
+    for part in parts:
+        spans += [replace(span, first=span.first + len(token_ids) - 1) for span in part.media]
+        token_ids += part.prompt_token_ids[1:]
+    request = replace(
+        parts[0],
+        prompt_token_ids=tuple(token_ids),
+        media=tuple(spans),
+        contents=tuple(content for part in parts for content in part.contents),
+    )
+    longest = max(len(first["patches"]), len(second["patches"]))
+    pixels, places = torch.zeros(2, longest, first["patches"].shape[1]), torch.full((2, longest, 2), -1)
+    for index, picture in enumerate((first, second)):
+        pixels[index, : len(picture["patches"])] = picture["patches"].float() / 255
+        places[index, : len(picture["patches"])] = picture["positions"]
+    check(
+        tiny,
+        loaded,
+        request,
+        pixel_values=pixels,
+        image_position_ids=places,
+        pixel_values_videos=frame["patches"][None, None].float() / 255,
+        video_position_ids=frame["positions"][None, None].long(),
+        input_features=clip[None],
+        input_features_mask=torch.ones(1, len(clip), dtype=torch.bool),
+    )
 
 
 def test_sound_of_gemma_3n(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Makes the rows of media that a step needs: runs towers for what the plan says, and reads the others from the cache.
 
 While a prompt is computed in several steps, its rows stay in the cache; behind the prompt, and for prompts without
-media, nothing here does anything.
+media, nothing here does anything. Every rank of a model has whole towers; several items of a step are dealt among them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +49,8 @@ class MediaInputs:
     ) -> None:
         self.towers = towers
         self.num_encoded = 0  # items, ever
-        self._device = placement.device
+        self._width = width
+        self._dtype, self._device, self._group = placement.dtype, placement.device, placement.group
         self._table_ids = {tower: ids for tower in towers.values() if (ids := table_ids(tower))}
         self.cache = EncoderCache(num_encoder_rows + num_table_rows(towers), width, placement)
         self._graphs: Mapping[Any, TowerGraphs] = {}  # by tower
@@ -114,22 +115,37 @@ class MediaInputs:
         contents = [known[key] for key in content_keys]
         for kind in dict.fromkeys(content.kind for content in contents):
             chosen = [content for content in contents if content.kind == kind]
-            items = [
-                {name: array_on_device(array.numpy(), self._device) for name, array in content.arrays.items()}
-                for content in chosen
-            ]
-            for content, rows in zip(chosen, self._rows(self.towers[kind], items), strict=True):
-                assert len(rows) >= content.num_tokens, f"{content.num_tokens} rows were expected, not {len(rows)}"
-                self.cache.add(content.content_key, rows[: content.num_tokens])
+            deals = self._group is not None and len(chosen) > 1
+            made = self._dealt_rows(chosen) if deals else self._rows(chosen)
+            for content, rows in zip(chosen, made, strict=True):
+                self.cache.add(content.content_key, rows)
         self.num_encoded += len(contents)
 
-    def _rows(self, tower: nn.Module, items: Sequence[Mapping[str, Tensor]]) -> Sequence[Tensor]:
-        """Of each item, with others behind them where it was filled up."""
+    def _dealt_rows(self, contents: Sequence[PreparedMedia]) -> Sequence[Tensor]:
+        """Each rank computes the rows of some contents; added to the others' zeros, everyone has all of them."""
+        assert self._group is not None
+        rank, counts = self._group.rank, [content.num_tokens for content in contents]
+        rows = torch.zeros(sum(counts), self._width, dtype=self._dtype, device=self._device)
+        dealt = range(rank.index, len(contents), rank.size)
+        for index, made in zip(dealt, self._rows([contents[index] for index in dealt]), strict=True):
+            rows.split(counts)[index].copy_(made)
+        return self._group.sum(rows).split(counts)
+
+    def _rows(self, contents: Sequence[PreparedMedia]) -> Sequence[Tensor]:
+        """Of contents of one kind, of each in turn."""
+        if not contents:
+            return ()
+        tower = self.towers[contents[0].kind]
+        items = [
+            {name: array_on_device(array.numpy(), self._device) for name, array in content.arrays.items()}
+            for content in contents
+        ]
         graphs = self._graphs.get(tower)
-        if graphs is not None and len(items) == 1 and (rows := graphs.encode(items[0])) is not None:
-            return (rows,)
-        made: Sequence[Tensor] = tower(items)
-        return made
+        padded = graphs.encode(items[0]) if graphs is not None and len(items) == 1 else None
+        made: Sequence[Tensor] = tower(items) if padded is None else (padded,)
+        for content, rows in zip(contents, made, strict=True):
+            assert len(rows) >= content.num_tokens, f"{content.num_tokens} rows were expected, not {len(rows)}"
+        return [rows[: content.num_tokens] for content, rows in zip(contents, made, strict=True)]
 
 
 def table_ids(tower: nn.Module) -> range:
