@@ -12,7 +12,7 @@ once in a rolling restart.
 The columns: the share of prompt bytes found in caches; that share of what one endless cache would have found; the
 largest load of a replica over the mean, and the 99th percentile over it, both averaged over the run; the time until
 answers begin; requests moved to another replica before they began to be answered; answers lost with their replica; the
-time that the simulation itself took.
+CPU time that the simulation itself took.
 """
 
 import argparse
@@ -328,9 +328,9 @@ POLICIES: dict[str, Callable[[argparse.Namespace], Policy]] = {
 
 def measure(options: argparse.Namespace, name: str) -> list[str]:
     simulation = Simulation(POLICIES[name](options), options)
-    began = time.perf_counter()
+    began = time.process_time()
     simulation.run()
-    seconds = time.perf_counter() - began
+    seconds = time.process_time() - began
     waits = np.array(simulation.waits)
     print(f"{name}: {len(waits):,} answers, {seconds:.0f} s", flush=True)
     return [
