@@ -157,6 +157,11 @@ class EngineConfig(ModelConfig):
         "numbers of requests for which a decode step is captured as a graph; default: a range up to --max-num-seqs",
         also=("--cuda-graph-sizes",),
     )
+    enable_sleep_mode: bool = setting(
+        False,
+        "let the model sleep and wake up (POST /sleep, /wake_up): weights wait in the host's memory, and the GPU's is "
+        "given back",
+    )
     debug_poison_freed_blocks: bool = setting(
         False, "for debugging: fill freed cache blocks with NaN, so that reading one makes the request fail"
     )

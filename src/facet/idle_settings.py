@@ -132,7 +132,6 @@ IDLE_SETTINGS: Mapping[str, IdleSetting] = {
     "enable_log_outputs": _switch(_NOT_LOGGED),
     "max_log_len": _value(_NOT_LOGGED),
     "show_hidden_metrics_for_version": _value("no metric is hidden"),
-    "enable_sleep_mode": _never("an engine does not sleep; stop it instead", is_switch=True),
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from facet.arena_picture import ArenaPicture, PagesOfAKind
 from facet.draft_counts import DraftCounts
-from facet.engine.messages import EngineInfo, FromEngine, LiveView, NewTokens, Refused, Stats
+from facet.engine.messages import EngineInfo, FromEngine, LiveView, NewTokens, Refused, SleepState, Stats
 from facet.errors import EngineDeadError
 from facet.request import FinishReason, Request
 from facet.token_logprobs import TokenLogprobs
@@ -42,6 +42,8 @@ class ScriptedEngine:
     num_resets: int = 0
     num_live_views: int = 0
     is_closed: bool = False
+    sleeps: list[int] = field(default_factory=list)  # the levels it was told
+    cannot_wake_up: str | None = None  # why
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -76,6 +78,14 @@ class ScriptedEngine:
 
     def load_grammars(self) -> None:
         """It has none."""
+
+    def sleep(self, level: int) -> None:
+        assert not self._speaking, "who speaks does not sleep"
+        self.sleeps.append(level)
+        self._inbox.put(SleepState(is_asleep=True))
+
+    def wake_up(self) -> None:
+        self._inbox.put(SleepState(is_asleep=self.cannot_wake_up is not None, error=self.cannot_wake_up))
 
     def stats(self) -> Stats:
         numbers = dict.fromkeys(Stats.__struct_fields__, 0)

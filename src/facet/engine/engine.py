@@ -17,13 +17,14 @@ from facet.engine.loading import make_runner
 from facet.engine.media_check import check_media
 from facet.engine.ranks import LeadingRunner
 from facet.engine.settings import EngineSettings
-from facet.errors import RequestError, UserError
+from facet.errors import ConfigError, RequestError, UserError
 from facet.kv_cache.manager import KVCacheManager
 from facet.kv_cache.schedule import Schedule
 from facet.media_span import check_attention
 from facet.progress import Progress, Silent
 from facet.request import Request
 from facet.runner.runner import Runner, WorkCounters
+from facet.runner.sleeping import Sleeper
 from facet.runner.step_sampling import SampledStep
 from facet.sampling import GrammarCompiler, Grammars
 from facet.sampling_params import check_against_vocabulary
@@ -62,6 +63,7 @@ class Engine:
         settings: EngineSettings,
         tokenizer_folder: Path | None = None,
         drafter: Drafter | None = None,
+        sleeper: Sleeper | None = None,
     ) -> None:
         """`tokenizer_folder` is for grammars, which are matched against tokens; None: requests bring none."""
         self.settings = settings
@@ -86,6 +88,7 @@ class Engine:
             ),
         )
         self._drafter = drafter
+        self._sleeper = sleeper
         self._in_flight: _StartedStep | None = None
         self._last_settled = 0.0  # when, on the monotonic clock
         self._num_corrupted_requests = 0
@@ -106,6 +109,8 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queues a request, or raises at once without affecting others."""
+        if self.is_asleep:
+            raise RequestError("The model is asleep. Wake it up, and send the request again.")
         outside = next((token for token in request.prompt_token_ids if not 0 <= token < self._vocab_size), None)
         if outside is not None:
             raise RequestError(
@@ -234,6 +239,29 @@ class Engine:
         """Forget cached prefixes; blocks that running requests use are theirs and stay."""
         self._scheduler.reset_prefix_cache()
 
+    @property
+    def is_asleep(self) -> bool:
+        return self._sleeper is not None and self._sleeper.level > 0
+
+    def sleep(self, level: int) -> None:
+        """Give the memory of weights and cache back. Requests have to end first; prefixes are forgotten."""
+        if self._sleeper is None:
+            raise ConfigError("This engine does not sleep. Start it with --enable-sleep-mode.")
+        if level not in (1, 2):
+            raise ConfigError(f"There is no level {level} of sleep. Give 1 (weights wait in the host's memory) or 2.")
+        while self._in_flight is not None and not self._scheduler.has_requests:
+            self.step()  # of requests that have ended meanwhile
+        if self.has_work:
+            raise ConfigError("Requests are running. Wait for them, or cancel them, before the model falls asleep.")
+        if not self.is_asleep:
+            self._scheduler.reset_prefix_cache()
+            self._sleeper.sleep(level)
+
+    def wake_up(self) -> None:
+        """Raises `UserError` if memory or files are not there any more, and then sleeps on."""
+        if self._sleeper is not None and self.is_asleep:
+            self._sleeper.wake_up()
+
     def load_grammars(self) -> None:
         """Load what grammars need, in the background; otherwise the first request with one waits for it."""
         self._compiling.load_in_background()
@@ -250,4 +278,4 @@ def _with_more_waiting(stats: SchedulerStats, num_more: int) -> SchedulerStats:
 def make_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, str]:
     """An engine on one device. Also returns the folder that the model came from."""
     ready = make_runner(config, progress or Silent())
-    return Engine(ready.runner, ready.settings, ready.folder, ready.drafter), str(ready.folder)
+    return Engine(ready.runner, ready.settings, ready.folder, ready.drafter, ready.sleeper), str(ready.folder)

@@ -1,10 +1,13 @@
 """Makes a runner of a config: loads the model, sizes the cache, compiles kernels and captures graphs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from facet.config import EngineConfig
 from facet.draft_config import DraftConfig, ModelDrafts, read_draft_config
@@ -20,9 +23,12 @@ from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.layers.kv_arena import KVArena
 from facet.layers.rank_group import RankGroup
 from facet.model.draft_loader import load_draft_model
-from facet.model.loader import load_model
-from facet.progress import Progress
+from facet.model.draft_model import DraftModel
+from facet.model.loader import LoadedModel, load_model
+from facet.model.weight_map import PER_LAYER_TABLE
+from facet.progress import Progress, Silent
 from facet.runner.runner import Runner
+from facet.runner.sleeping import Sleeper, move_weights
 from facet.scheduler.drafting import Drafter
 
 
@@ -32,6 +38,7 @@ class ReadyRunner(NamedTuple):
     folder: Path  # that the model came from
     drafter: Drafter | None
     start_times: StartTimes
+    sleeper: Sleeper | None = None  # None: it never sleeps
 
 
 def make_runner(
@@ -49,19 +56,24 @@ def make_runner(
                 "--speculative-config names a drafter, which works with --tensor-parallel-size 1 only. Leave one of "
                 'the two out, or draft from the text: {"method": "suffix"}.'
             )
-        arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
-        loaded = load_model(config, progress, arithmetic=arithmetic, group=group)
-        draft_model = None
-        if isinstance(draft_config, ModelDrafts):
-            draft_model = load_draft_model(draft_config.model, loaded.model, progress)
+        if config.enable_sleep_mode and group is not None:
+            raise ConfigError("--enable-sleep-mode works with --tensor-parallel-size 1 only. Leave one of the two out.")
+        loaded, draft_model = _load(config, draft_config, progress, group)
         clock.ends("weights")
         settings = resolve(config, loaded.model, loaded.lines(), loaded.towers)
         clock.ends("memory")
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
+        device = loaded.model.placement.device
+        modules = _modules(loaded, draft_model)
+        weights = None
+        if config.enable_sleep_mode:  # they move when they have been measured, before graphs keep their addresses
+            tables = [loaded.model.get_submodule(PER_LAYER_TABLE)] if loaded.tables_on_host else []
+            weights = move_weights(modules, tables_on_host=tables)
+        arena = KVArena(settings.layout, settings.num_blocks, device, is_removable=config.enable_sleep_mode)
         runner = Runner(
             loaded.model,
-            KVArena(settings.layout, settings.num_blocks, loaded.model.placement.device),
+            arena,
             max_num_seqs=settings.max_num_seqs,
             max_model_len=settings.max_model_len,
             fast_prefill=settings.fast_prefill,
@@ -82,10 +94,32 @@ def make_runner(
         if draft_config is not None:
             clock.ends("steps timed")
         if group is not None:
-            group.meet(loaded.model.placement.device)  # a model is ready once all its ranks are
+            group.meet(device)  # a model is ready once all its ranks are
     if settings.gpu_memory is not None:
         settings = replace(settings, gpu_memory=replace(settings.gpu_memory, graphs_taken=graphs_taken))
-    return ReadyRunner(runner, settings, loaded.folder, drafter, clock.times())
+    sleeper = None
+    if weights is not None:
+        sleeper = Sleeper(modules, weights, arena, partial(_load_again, config, draft_config))
+    return ReadyRunner(runner, settings, loaded.folder, drafter, clock.times(), sleeper)
+
+
+def _load(
+    config: EngineConfig, draft_config: DraftConfig | None, progress: Progress, group: RankGroup | None = None
+) -> tuple[LoadedModel, DraftModel | None]:
+    arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
+    loaded = load_model(config, progress, arithmetic=arithmetic, group=group)
+    if not isinstance(draft_config, ModelDrafts):
+        return loaded, None
+    return loaded, load_draft_model(draft_config.model, loaded.model, progress)
+
+
+def _load_again(config: EngineConfig, draft_config: DraftConfig | None) -> Sequence[nn.Module]:
+    with device_failures_in_words():
+        return _modules(*_load(config, draft_config, Silent()))
+
+
+def _modules(loaded: LoadedModel, draft_model: DraftModel | None) -> Sequence[nn.Module]:
+    return [loaded.model, *loaded.towers.values(), *([] if draft_model is None else [draft_model])]
 
 
 def _make_drafter(config: DraftConfig, step_times: StepTimes) -> Drafter:

@@ -35,6 +35,16 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
     """Forget cached prefixes."""
 
 
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Give the memory of weights and cache back. Answered with `SleepState`."""
+
+    level: int
+
+
+class WakeUp(msgspec.Struct, frozen=True, tag=True):
+    """Answered with `SleepState`."""
+
+
 class LoadGrammars(msgspec.Struct, frozen=True, tag=True):
     """Load what grammars need, in the background, before the first one comes."""
 
@@ -43,7 +53,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the loop; requests still running are not finished."""
 
 
-ToEngine = Submit | Cancel | AskStats | AskLiveView | ResetPrefixCache | LoadGrammars | Shutdown
+ToEngine = Submit | Cancel | AskStats | AskLiveView | ResetPrefixCache | Sleep | WakeUp | LoadGrammars | Shutdown
 
 
 class CacheInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -134,6 +144,11 @@ class LiveView(msgspec.Struct, frozen=True, tag=True, array_like=True):
     arena: ArenaPicture
 
 
+class SleepState(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    is_asleep: bool
+    error: str | None = None  # why it does not sleep, or wake up, as it was told to
+
+
 class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The engine's last message: why it stopped."""
 
@@ -145,4 +160,4 @@ class Died(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 # A turn of the loop sends everything it has to say at once, as a list.
-FromEngine = EngineInfo | NewTokens | Refused | Stats | LiveView | Died
+FromEngine = EngineInfo | NewTokens | Refused | Stats | LiveView | SleepState | Died

@@ -86,7 +86,7 @@ def _lead(
     progress: Progress,
     send: _Send,
 ) -> None:
-    runner, settings, model_folder, drafter, start_times = make_runner(config, progress, group, started=started)
+    ready = make_runner(config, progress, group, started=started)
     num_followers = 0 if group is None else group.rank.size - 1
     followers = [context.socket(zmq.PUSH) for _ in range(num_followers)]
     for index, socket in enumerate(followers, start=1):
@@ -97,9 +97,9 @@ def _lead(
         for socket in followers:
             socket.send(message)
 
-    leading = LeadingRunner(runner, send_step) if followers else runner
-    engine = Engine(leading, settings, model_folder, drafter)
-    service = EngineService(engine, make_info(engine, str(model_folder), start_times))
+    leading = LeadingRunner(ready.runner, send_step) if followers else ready.runner
+    engine = Engine(leading, ready.settings, ready.folder, ready.drafter, ready.sleeper)
+    service = EngineService(engine, make_info(engine, str(ready.folder), ready.start_times))
     with closing(context.socket(zmq.PULL)) as inbox:
         inbox.connect(address(folder, TO_ENGINE))
         send([service.info])

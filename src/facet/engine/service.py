@@ -16,9 +16,12 @@ from facet.engine.messages import (
     NewTokens,
     Refused,
     ResetPrefixCache,
+    Sleep,
+    SleepState,
     Stats,
     Submit,
     ToEngine,
+    WakeUp,
 )
 from facet.engine.start_times import StartTimes
 from facet.errors import UserError
@@ -57,6 +60,19 @@ class EngineService:
             self._engine.reset_prefix_cache()
         elif isinstance(message, LoadGrammars):
             self._engine.load_grammars()
+        elif isinstance(message, Sleep | WakeUp):
+            send(self._sleep_or_wake(message))
+
+    def _sleep_or_wake(self, message: Sleep | WakeUp) -> SleepState:
+        error = None
+        try:
+            if isinstance(message, Sleep):
+                self._engine.sleep(message.level)
+            else:
+                self._engine.wake_up()
+        except UserError as failure:
+            error = str(failure)
+        return SleepState(self._engine.is_asleep, error)
 
     def step(self) -> list[FromEngine]:
         start = time.monotonic()

@@ -9,6 +9,7 @@ from torch import Tensor
 from facet.kernels.paged_attention import LayerCache
 from facet.kv_dtypes import SCALE_BYTES
 from facet.kv_layout import KVGroup, KVLayout, LayerStore
+from facet.layers.removable_memory import RemovableMemory, removable_memory
 
 # Every float type reads NaN where all bits are set. An int8 reads -1 there, but its scale is NaN.
 _POISON = 0xFF
@@ -17,16 +18,37 @@ _POISON = 0xFF
 class KVArena:
     """`num_pages` pages of a layout. Owns the bytes; who may use which page is decided elsewhere."""
 
-    def __init__(self, layout: KVLayout, num_pages: int, device: torch.device | str) -> None:
+    def __init__(
+        self, layout: KVLayout, num_pages: int, device: torch.device | str, *, is_removable: bool = False
+    ) -> None:
         self.layout = layout
         self.num_pages = num_pages
-        self.bytes = torch.zeros(num_pages, layout.page_bytes, dtype=torch.uint8, device=device)
-        self.scales = torch.zeros(num_pages, layout.scale_page_bytes // SCALE_BYTES, device=device)
+        self._memory: RemovableMemory | None = None
+        shape, scales_shape = (num_pages, layout.page_bytes), (num_pages, layout.scale_page_bytes // SCALE_BYTES)
+        if is_removable:
+            num_bytes = num_pages * layout.page_bytes
+            self._memory = removable_memory(num_bytes + num_pages * layout.scale_page_bytes, torch.device(device))
+            self._memory.bytes.zero_()
+            self.bytes = self._memory.bytes[:num_bytes].view(shape)
+            self.scales = self._memory.bytes[num_bytes:].view(torch.float32).view(scales_shape)
+        else:
+            self.bytes = torch.zeros(shape, dtype=torch.uint8, device=device)
+            self.scales = torch.zeros(scales_shape, device=device)
         self._caches = {store.layer: self._view(group, store) for group in layout.groups for store in group.stores}
 
     def layer(self, index: int) -> LayerCache:
         """The keys and values that layer `index` owns."""
         return self._caches[index]
+
+    def remove(self) -> None:
+        """Gives the memory back, and all that was in it."""
+        assert self._memory is not None, "it was not made to be removed"
+        self._memory.remove()
+
+    def bring_back(self) -> None:
+        assert self._memory is not None, "it was not made to be removed"
+        self._memory.bring_back()
+        self._memory.bytes.zero_()
 
     def poison(self, pages: Tensor) -> None:
         """Fill pages with NaN, so that any later read of what was there is a loud failure."""

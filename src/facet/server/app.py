@@ -36,6 +36,7 @@ from facet.server.page_routes import page_files, page_routes
 from facet.server.responses.dialect import RESPONSES
 from facet.server.responses.routes import ResponsesEndpoints
 from facet.server.served_model import ServedModel
+from facet.server.sleep_mode import SleepEndpoints
 from facet.server.stats_log import log_stats
 from facet.server.token_routes import DetokenizeEndpoint, ModelsEndpoint, TokenizeEndpoint
 from facet.server.traces import Traces
@@ -105,6 +106,16 @@ def _routes(frontend: Frontend) -> list[Route]:
         Route("/reset_prefix_cache", guarded(operations.reset_prefix_cache), methods=["POST"]),
         Route("/openapi.json", guarded(operations.openapi), methods=["GET"]),
         Route("/docs", guarded(operations.docs), methods=["GET"]),
+        *(_sleep_routes(frontend) if frontend.config.enable_sleep_mode else []),
+    ]
+
+
+def _sleep_routes(frontend: Frontend) -> list[Route]:
+    sleeping = SleepEndpoints(frontend)
+    return [
+        Route("/sleep", guarded(sleeping.sleep), methods=["POST"]),
+        Route("/wake_up", guarded(sleeping.wake_up), methods=["POST"]),
+        Route("/is_sleeping", guarded(sleeping.is_sleeping), methods=["GET"]),
     ]
 
 

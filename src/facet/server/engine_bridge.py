@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from facet.engine.messages import EngineInfo, FromEngine, LiveView, NewTokens, Refused, Stats
+from facet.engine.messages import EngineInfo, FromEngine, LiveView, NewTokens, Refused, SleepState, Stats
 from facet.errors import EngineDeadError, EngineError, FacetError
 from facet.request import Request
 from facet.server.engine_process import ServedEngine
@@ -37,6 +37,13 @@ class OverloadedError(EngineError):
 
     def __init__(self, num_pending: int, limit: int) -> None:
         super().__init__(f"The server has {num_pending} requests, and its limit is {limit}. Try again later.")
+
+
+class AsleepError(EngineError):
+    """Requests are not taken: the model sleeps, or is about to."""
+
+    def __init__(self) -> None:
+        super().__init__("The model is asleep. POST /wake_up wakes it up; then send the request again.")
 
 
 @dataclass(slots=True)
@@ -121,6 +128,8 @@ class EngineBridge:
         self.counters = Counters()
         self.max_pending = max_pending
         self.death: EngineDeadError | None = None
+        self.takes_requests = True  # `sleep_mode.py` decides
+        self.sleep_states: asyncio.Queue[SleepState | EngineDeadError] = asyncio.Queue()  # as they come
         self._engine = engine
         self._stats: Poll[Stats] = Poll(engine.ask_stats)
         self._live_view: Poll[LiveView] = Poll(lambda: engine.ask_live_view(_MAX_CELLS))
@@ -158,6 +167,8 @@ class EngineBridge:
         """Raises if this many requests would be refused now."""
         if self.death is not None:
             raise self.death
+        if not self.takes_requests:
+            raise AsleepError
         if self.num_pending + num_requests > self.max_pending:
             raise OverloadedError(self.num_pending, self.max_pending)
 
@@ -208,6 +219,12 @@ class EngineBridge:
     def reset_prefix_cache(self) -> None:
         self._engine.reset_prefix_cache()
 
+    def sleep(self, level: int) -> None:
+        self._engine.sleep(level)
+
+    def wake_up(self) -> None:
+        self._engine.wake_up()
+
     def _receive(self) -> None:
         """The receiving thread: passes each message to the loop in one call."""
         assert self._loop is not None, "start() before the thread"
@@ -232,6 +249,8 @@ class EngineBridge:
                 self._stats.deliver(message)
             elif isinstance(message, LiveView):
                 self._live_view.deliver(message)
+            elif isinstance(message, SleepState):
+                self.sleep_states.put_nowait(message)
 
     def _distribute_one(self, message: NewTokens | Refused) -> None:
         call = self._calls.get(message.request_id)
@@ -259,3 +278,4 @@ class EngineBridge:
             call.fail(error)
         self._stats.fail(error)
         self._live_view.fail(error)
+        self.sleep_states.put_nowait(error)

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 
 from facet.errors import CapacityError, EngineDeadError, FacetError, NonFiniteLogitsError, RequestError
-from facet.server.engine_bridge import OverloadedError
+from facet.server.engine_bridge import AsleepError, OverloadedError
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def explain(error: BaseException) -> Fault:
             return Fault(400, str(error), error.field)
         case CapacityError():
             return Fault(400, str(error))
-        case OverloadedError() | EngineDeadError():
+        case OverloadedError() | AsleepError() | EngineDeadError():
             return Fault(503, str(error))
         case NonFiniteLogitsError():
             return Fault(500, str(error))

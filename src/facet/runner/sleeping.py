@@ -1,0 +1,90 @@
+"""Gives the memory of weights and cache back while a model sleeps, and brings it again to where it was.
+
+Weights are moved once, when they have been loaded, into memory that can be removed; small ones, which together take
+next to nothing, stay. So do graphs and their buffers.
+
+    level 1    weights wait in page-locked memory of the host; on a CPU they stay where they are
+    level 2    weights are dropped, and read from the checkpoint again
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from facet.layers.kv_arena import KVArena
+from facet.layers.removable_memory import RemovableMemory, removable_memory
+
+LEAST_BYTES = 1 << 20  # of a tensor that is moved
+
+_Modules = Sequence[nn.Module]
+_MovedWeights = Sequence[tuple[Tensor, RemovableMemory]]
+
+
+def move_weights(modules: _Modules, *, tables_on_host: _Modules = ()) -> _MovedWeights:
+    """Before anything keeps their addresses. `tables_on_host` are parts that stay where they are."""
+    stay = {id(tensor) for tensor in _tensors(tables_on_host)}
+    movable = (tensor for tensor in _tensors(modules) if tensor.nbytes >= LEAST_BYTES and id(tensor) not in stay)
+    return [(tensor, _move(tensor)) for tensor in movable]
+
+
+class Sleeper:
+    def __init__(self, modules: _Modules, weights: _MovedWeights, arena: KVArena, load: Callable[[], _Modules]) -> None:
+        """`load` makes the same modules again, with their weights."""
+        self.level = 0  # 0: awake
+        self._modules = modules
+        self._weights = weights
+        self._arena = arena
+        self._load = load
+        self._is_on_gpu = arena.bytes.is_cuda
+        self._kept: list[Tensor] = []  # of these, in the host's memory
+
+    def sleep(self, level: int) -> None:
+        assert level in (1, 2), "there are two levels"
+        assert self.level == 0, "it sleeps already"
+        if level == 1 and self._is_on_gpu:
+            self._kept = [_page_locked(tensor).copy_(tensor, non_blocking=True) for tensor, _ in self._weights]
+            torch.cuda.synchronize()
+        if level == 2 or self._is_on_gpu:
+            for _, memory in self._weights:
+                memory.remove()
+        self._arena.remove()
+        self.level = level
+
+    def wake_up(self) -> None:
+        """Raises `UserError` if what it needs is not there, and then goes on sleeping."""
+        assert self.level != 0, "it is awake"
+        loaded = self._load() if self.level == 2 else ()
+        for _, memory in self._weights:
+            memory.bring_back()
+        self._arena.bring_back()
+        for (tensor, _), kept in zip(self._weights, self._kept, strict=False):
+            tensor.data.copy_(kept, non_blocking=True)
+        if loaded:
+            for tensor, new in zip(_tensors(self._modules), _tensors(loaded), strict=True):
+                tensor.data.copy_(new.data)
+        if self._is_on_gpu:
+            torch.cuda.synchronize()
+        self._kept = []
+        self.level = 0
+
+
+def _tensors(modules: _Modules) -> list[Tensor]:
+    found = chain.from_iterable((*module.parameters(), *module.buffers()) for module in modules)
+    return list({id(tensor): tensor for tensor in found}.values())
+
+
+def _move(tensor: Tensor) -> RemovableMemory:
+    """The tensor itself stays the same: others may hold it."""
+    assert tensor.untyped_storage().nbytes() == tensor.nbytes, "a weight has its memory to itself"
+    memory = removable_memory(tensor.nbytes, tensor.device)
+    moved = memory.bytes.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    tensor.data = moved.copy_(tensor.data)
+    if tensor.is_cuda:
+        torch.cuda.empty_cache()  # before the next one is moved: there may be room for one more only
+    return memory
+
+
+def _page_locked(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True)
