@@ -11,6 +11,7 @@ import torch
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.runner.batch import Chunks, make_batch
+from facet.runner.compile_ahead import compiled_ahead
 from facet.runner.memory import StepShape
 
 CPU_SHARE_OF_FREE_MEMORY = 0.25
@@ -95,11 +96,18 @@ def measure_activations(model: Gemma, shape: StepShape) -> int:
         for group in shape.layout.groups
     )
     token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=device)
+
+    def run() -> None:
+        batch = make_batch(token_ids, chunks, tables, device, skip_upper=False)
+        model.logits(model(batch, arena))
+
+    with compiled_ahead():
+        run()
     torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    batch = make_batch(token_ids, chunks, tables, device, skip_upper=False)
-    model.logits(model(batch, arena))
+    run()
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()

@@ -98,6 +98,18 @@ class GraphPieces:
                 pause(reads)
 
 
+class RunOnce:
+    """Runs work and records nothing."""
+
+    def record(self, run: Callable[[], None]) -> Replayable:
+        run()
+        return Again(run)
+
+    def record_pieces(self, run: Callable[[Pause], None]) -> ReplayableInPieces:
+        run(lambda reads: None)
+        return AgainInPieces(run)
+
+
 class NoRecorder:
     """For machines without a GPU: replaying is computing the same, from the same buffers, again."""
 

@@ -24,15 +24,16 @@ from facet.layers.kv_arena import KVArena
 from facet.media_span import MediaKind
 from facet.model.draft_model import DraftModel
 from facet.model.gemma import Gemma
-from facet.progress import Progress
+from facet.progress import Progress, Silent
 from facet.runner import warm_up
 from facet.runner.batch import Chunks, make_batch, ranges
+from facet.runner.compile_ahead import compiled_ahead
 from facet.runner.draft_ahead import DraftAhead
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes, seconds_of
 from facet.runner.media_inputs import MediaInputs, StepMedia
 from facet.runner.pieces import LowerPieces, PieceBuffers
-from facet.runner.recording import recorder_for
+from facet.runner.recording import RunOnce, recorder_for
 from facet.runner.seat_state import SeatState
 from facet.runner.step_sampling import ComputedRows, SampledStep, StepSampling
 from facet.step import STEP_SIZES, StepMasks, StepPlan
@@ -127,6 +128,13 @@ class Runner:
         if self._device.type != "cuda":
             return
         with progress.task("Compiling kernels", len(warm_up.STEPS) + len(warm_up.SAMPLING)) as advance:
+            with compiled_ahead():
+                for step in warm_up.STEPS:
+                    self._compute_on_scratch(step)
+                for params in warm_up.SAMPLING:
+                    self._sampling.sample_nothing(params)
+                for captured in self._captured:
+                    captured.capture(RunOnce(), Silent())
             for step in warm_up.STEPS:
                 self._compute_on_scratch(step)
                 advance(1)
@@ -139,12 +147,15 @@ class Runner:
         """Before the first step. The bytes of a GPU that graphs then hold."""
         recorder = recorder_for(self._device)
         free = free_gpu_bytes(self._device)
-        for captured in (self._pieces, self._graphs):
-            if captured is not None:
-                captured.capture(recorder, progress)
+        for captured in self._captured:
+            captured.capture(recorder, progress)
         if self._graphs is not None:
             self.media.capture_graphs(recorder, progress)
         return free - free_gpu_bytes(self._device)
+
+    @property
+    def _captured(self) -> "list[LowerPieces | DecodeGraphs]":
+        return [captured for captured in (self._pieces, self._graphs) if captured is not None]
 
     @torch.inference_mode()
     def time_steps(self) -> dict[int, float]:
