@@ -1,0 +1,65 @@
+"""Runs one Gluon kernel, or all launches of an int4 product, under Triton's race detector.
+
+    TRITON_INSTRUMENTATION_MODE=consan python -m tests.gpu.race_check shared_512
+
+The detector makes kernels that check every access to shared memory against barriers and copies under way. A finding
+ends the process, which is why each check has one of its own. Compiling takes a minute, and kernels run far slower.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+
+from facet.kernels.quantized.cases import Case
+from facet.kernels.quantized.int4 import few_rows, wide
+from tests.kernels.test_hopper_prefill import SEPARATE_256, SEPARATE_512, SHARED_512, check
+from tests.kernels.test_int4 import DEVICE, expected, format_of, run
+
+
+@gluon.jit
+def racy_kernel(numbers):
+    """Copies to shared memory twice, and does not wait in between."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, order=[1, 0])
+    tile = gl.allocate_shared_memory(gl.float16, [64, 64], shared)
+    rows = gl.arange(0, 64, gl.SliceLayout(1, layout))[:, None]
+    columns = gl.arange(0, 64, gl.SliceLayout(0, layout))[None, :]
+    for _ in range(2):
+        async_copy.async_copy_global_to_shared(tile, numbers + rows * 64 + columns)
+        async_copy.commit_group()
+    async_copy.wait_group(0)
+
+
+def planted() -> None:
+    racy_kernel[(1,)](torch.zeros(64, 64, dtype=torch.float16, device=DEVICE))
+
+
+def product(room: ModuleType, num_rows: int) -> None:
+    case = Case(format=format_of(32), num_out=64, num_in=640)
+    x, matrix = case.inputs(num_rows, torch.bfloat16, DEVICE), case.matrix(DEVICE)
+    got = run(room, "geglu_linear", x, matrix, x, None)
+    torch.testing.assert_close(got, expected("geglu_linear", x, matrix, x), atol=2e-2, rtol=2**-6)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    # Tiles enough that every buffer is used again.
+    "shared_512": lambda: check(replace(SHARED_512, sequences=((40, 400),))),
+    "separate_512": lambda: check(replace(SEPARATE_512, sequences=((40, 400),))),
+    "separate_256": lambda: check(replace(SEPARATE_256, sequences=((40, 400),))),
+    "window": lambda: check(replace(SEPARATE_256, window=70, sequences=((140, 260),))),
+    "int4": lambda: product(few_rows, 5),
+    "int4_wide": lambda: product(wide, 20),
+    "planted": planted,
+}
+
+if __name__ == "__main__":
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=DEVICE))
+    CHECKS[sys.argv[1]]()
+    torch.cuda.synchronize()

@@ -1,0 +1,48 @@
+"""No kernel in Gluon races: Triton's detector finds nothing in them, and finds a race that was planted."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+NAMES = ("shared_512", "separate_512", "separate_256", "window", "int4", "int4_wide", "planted")
+SECONDS = 300
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="the kernels are for Hopper"
+)
+
+
+@pytest.fixture(scope="module")
+def checks() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """All at the same time: most of it is compiling."""
+    how = {"TRITON_INSTRUMENTATION_MODE": "consan", "CUDA_LAUNCH_BLOCKING": "1"}
+    environment = {**os.environ, **how, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "tests.gpu.race_check", name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for name in NAMES
+    }
+    yield processes
+    for process in processes.values():
+        with process:  # what no test waited for
+            process.kill()
+
+
+@pytest.mark.timeout(SECONDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_races(name: str, checks: dict[str, subprocess.Popen[str]]) -> None:
+    said, _ = checks[name].communicate(timeout=SECONDS)
+    if name == "planted":
+        assert checks[name].returncode != 0
+        assert "outstanding" in said, said[-3000:]
+    else:
+        assert checks[name].returncode == 0, said[-3000:]
