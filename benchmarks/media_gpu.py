@@ -48,7 +48,7 @@ from facet.model.families import read_model_spec
 from facet.model.towers import find_towers
 from facet.prepared_media import PreparedMedia
 from facet.progress import Silent
-from facet.runner.recording import recorder_for
+from facet.runner.recording import recording
 from facet.runner.tower_graphs import graphs_of
 from facet.tokens import Tokenizer
 from facet.transfer import array_on_device
@@ -187,7 +187,8 @@ def measure_parts(folder: Path, *, is_tiny: bool) -> dict[str, float]:
     tower = find_towers(config, read_model_spec(config), None).load(placement, Silent())["image"]
     item = {name: array_on_device(array.numpy(), device) for name, array in prepared.arrays.items()}
     graphs = graphs_of({"image": tower})[tower]
-    graphs.capture(recorder_for(device), Silent())
+    with recording(device) as recorder:
+        graphs.capture(recorder, Silent())
     with torch.inference_mode():
         return {
             "num_soft_tokens": prepared.num_tokens,

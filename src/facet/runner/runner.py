@@ -33,7 +33,7 @@ from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes, seconds_of
 from facet.runner.media_inputs import MediaInputs, StepMedia
 from facet.runner.pieces import LowerPieces, PieceBuffers
-from facet.runner.recording import RunOnce, recorder_for
+from facet.runner.recording import RunOnce, recording
 from facet.runner.seat_state import SeatState
 from facet.runner.step_sampling import ComputedRows, SampledStep, StepSampling
 from facet.step import STEP_SIZES, StepMasks, StepPlan
@@ -145,12 +145,12 @@ class Runner:
     @torch.inference_mode()
     def capture_graphs(self, progress: Progress) -> int:
         """Before the first step. The bytes of a GPU that graphs then hold."""
-        recorder = recorder_for(self._device)
         free = free_gpu_bytes(self._device)
-        for captured in self._captured:
-            captured.capture(recorder, progress)
-        if self._graphs is not None:
-            self.media.capture_graphs(recorder, progress)
+        with recording(self._device) as recorder:
+            for captured in self._captured:
+                captured.capture(recorder, progress)
+            if self._graphs is not None:
+                self.media.capture_graphs(recorder, progress)
         return free - free_gpu_bytes(self._device)
 
     @property
