@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from facet.kernels.arithmetic import USUAL
 from facet.kv_layout import make_kv_layout
+from facet.layers.altup import AltUpLayer
 from facet.layers.attention import KindStep, LayerReads, heads_of
 from facet.layers.decoder_layer import DecoderLayer
 from facet.layers.kv_arena import KVArena
@@ -24,7 +25,7 @@ from tests.tiny_checkpoints import SHRUNK
 triton_jit = pytest.importorskip("triton.runtime.jit")
 
 # What PyTorch computes. Other calls make views, or room for results.
-COMPUTING = {"linear", "mul", "add", "sub", "div", "cat", "stack", "to", "float"}
+COMPUTING = {"linear", "mul", "add", "sub", "div", "cat", "stack", "to", "float", "tanh", "einsum", "add_", "__iadd__"}
 
 
 class Operations(TorchFunctionMode):
@@ -59,6 +60,16 @@ EXPERTS = [
     *["_rms_norm_kernel", "_pair_hidden_kernel", "_pair_down_kernel", "_sum_of_norms_kernel"],
 ]
 CUBLAS = "linear"
+# Of Gemma 3n: what the active stream says of all four, what they become by it, and the layer between.
+COEFFICIENTS = ["_rms_norm_kernel", "mul", PRODUCT, "tanh", PRODUCT]
+LAUREL = [PRODUCT, PRODUCT, ADD_NORM]
+STREAMS = [
+    *[*COEFFICIENTS, "einsum", "add"],
+    *["_rms_norm_kernel", *ATTENTION, *LAUREL, "add", "mul", "_rms_norm_kernel"],
+    *[PRODUCT, "_sparse_geglu_kernel", PRODUCT, ADD_NORM],
+    *[*COEFFICIENTS, "add", "sub", "mul", "add"],
+    *["mul", PRODUCT, PRODUCT, "_rms_norm_kernel", "add_"],
+]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +77,7 @@ CUBLAS = "linear"
     [
         ("Gemma 4 E4B", 1, ATTENTION + MLP + PER_LAYER_INPUT),
         ("Gemma 4 31B", 1, ATTENTION + MLP),
+        ("Gemma 3n E4B", 1, STREAMS),
         ("Gemma 4 26B-A4B", 1, ATTENTION + MLP[:2] + EXPERTS + MLP[2:]),
         (
             "Gemma 4 E4B",
@@ -83,7 +95,9 @@ def test_a_layer_in_the_middle(name: str, num_rows: int, expected: list[str], la
     spec = read_model_spec(SHRUNK[name])
     layer = spec.layers[1]
     placement = Placement(dtype=torch.float16, device=torch.device("cpu"), arithmetic=USUAL)
-    module = DecoderLayer(spec, layer, placement)
+    module: DecoderLayer | AltUpLayer = DecoderLayer(spec, layer, placement)
+    if spec.altup is not None:
+        module = AltUpLayer(spec, layer, spec.altup, placement)
     arena = KVArena(make_kv_layout(spec, dtype="float16"), 2, "cpu")
 
     def attend(queries: Tensor, reads: LayerReads) -> Tensor:
@@ -99,7 +113,8 @@ def test_a_layer_in_the_middle(name: str, num_rows: int, expected: list[str], la
         write_blocks=torch.empty(num_rows, dtype=torch.int64),
         write_slots=torch.empty(num_rows, dtype=torch.int64),
     )
-    stream = torch.empty(num_rows, spec.hidden_size, dtype=torch.float16)
+    streams = () if spec.altup is None else (spec.altup.num_streams,)
+    stream = torch.empty(*streams, num_rows, spec.hidden_size, dtype=torch.float16)
     per_layer = spec.per_layer_input
     given = None if per_layer is None else torch.empty(num_rows, per_layer.width, dtype=torch.float16)
     launched.clear()

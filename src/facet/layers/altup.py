@@ -31,7 +31,8 @@ class StreamRouter(nn.Module):
         self.factor = 1.0 / hidden_size
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.router(self.norm(x) * self.factor).float()).to(x.dtype)
+        """Half types need not be widened for it: PyTorch takes their tanh in float32."""
+        return torch.tanh(self.router(self.norm(x) * self.factor))
 
 
 class Laurel(nn.Module):
@@ -44,8 +45,7 @@ class Laurel(nn.Module):
         self.norm = RMSNorm(hidden_size, eps, placement)
 
     def forward(self, h: Tensor) -> Tensor:
-        out: Tensor = h + self.norm(self.right(self.left(h)))
-        return out
+        return self.norm.add(h, self.right(self.left(h))).stream
 
 
 class AltUpLayer(nn.Module):
@@ -85,8 +85,8 @@ class AltUpLayer(nn.Module):
         predicted = self._predict(residual.stream)
         active = self._compute(predicted[0], step, cache, source, is_stored)
         corrected = self._correct(predicted, active)
-        injected = self.per_layer_gate(corrected[0] * self.output_scale, per_layer_input)
-        return Residual(torch.cat((corrected[:1], corrected[1:] + injected)), None)
+        corrected[1:] += self.per_layer_gate(corrected[0] * self.output_scale, per_layer_input)
+        return Residual(corrected, None)
 
     def store(self, residual: Residual, step: KindStep, cache: LayerCache) -> None:
         """The keys and values of rows that go no further."""
@@ -99,10 +99,9 @@ class AltUpLayer(nn.Module):
 
     def _compute(self, active: Tensor, step: KindStep, cache: LayerCache, source: Attention, is_stored: bool) -> Tensor:
         h = self.input_norm(active)
-        attended = self.post_attention_norm(self.attention(h, step, cache, source, is_stored=is_stored))
-        x = (active + attended + self.laurel(h)) * 2.0**-0.5
-        out: Tensor = x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
-        return out
+        attended = self.attention(h, step, cache, source, is_stored=is_stored)
+        x = (self.post_attention_norm.add(active, attended).stream + self.laurel(h)) * 2.0**-0.5
+        return self.post_mlp_norm.add(x, self.mlp(self.pre_mlp_norm(x))).stream
 
     def _correct(self, predicted: Tensor, active: Tensor) -> Tensor:
         coefficients = self.correction(self.stream_router(active)) + 1.0
