@@ -68,7 +68,8 @@ def test_both_sides_of_the_boundary_answer_alike(remote: RemoteEngine, config: E
             result |= collect(engine, {item.request_id})
     assert results[0] == results[1]
     assert len(results[1]["plain"]) == 6
-    assert remote.info == local.info
+    assert [part for part, _ in remote.info.start_times][:2] == ["imports", "weights"]
+    assert msgspec.structs.replace(remote.info, start_times=()) == local.info
     assert remote.stats().num_sampled_tokens - num_sampled_before == local.stats().num_sampled_tokens
 
 

@@ -4,11 +4,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from facet.config import EngineConfig
 from facet.engine.engine import Engine, make_engine
+from facet.engine.messages import FromEngine, Sleep, SleepState, ToEngine, WakeUp
+from facet.engine.service import EngineService, make_info
 from facet.errors import ConfigError, RequestError, UserError
 from facet.request import Request
 from facet.runner import sleeping
@@ -58,6 +61,23 @@ def test_answers_are_the_same_after_a_sleep(config: EngineConfig) -> None:
         assert torch.equal(weight, values)
         assert answer(engine, f"after {level}") == expected
     assert engine.stats().scheduler.cache.num_prompt_tokens_hit == 0, "prefixes were forgotten"
+
+
+def test_messages_of_another_process(config: EngineConfig) -> None:
+    engine, folder = make_engine(config)
+    service = EngineService(engine, make_info(engine, folder))
+
+    def said(message: ToEngine) -> list[FromEngine]:
+        sent: list[FromEngine] = []
+        service.handle(msgspec.msgpack.Decoder(ToEngine).decode(msgspec.msgpack.encode(message)), sent.append)
+        return msgspec.msgpack.Decoder(list[FromEngine]).decode(msgspec.msgpack.encode(sent))
+
+    assert said(Sleep(1)) == [SleepState(is_asleep=True)]
+    (state,) = said(Sleep(7))
+    assert isinstance(state, SleepState)
+    assert state.is_asleep
+    assert "no level 7" in str(state.error)
+    assert said(WakeUp()) == [SleepState(is_asleep=False)]
 
 
 def test_a_model_whose_files_are_gone_sleeps_on(config: EngineConfig, tmp_path: Path) -> None:

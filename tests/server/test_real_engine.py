@@ -32,7 +32,6 @@ def server(model_folder: Path) -> Iterator[RunningServer]:
         served_model_name=("tiny",),
         disable_log_stats=True,
         debug_poison_freed_blocks=True,
-        enable_sleep_mode=True,
         **SETTINGS,
     )
     _, _, app = start_app(config)
@@ -52,15 +51,6 @@ def ask(server: RunningServer, path: str, **body: Any) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
-
-
-def test_a_model_that_slept_answers_as_before(server: RunningServer) -> None:
-    before = ask(server, COMPLETIONS, prompt="one two", **GREEDY)["choices"]
-    for level in (1, 2):
-        assert server.post(f"/sleep?level={level}", {}).status_code == 200
-        assert server.post(COMPLETIONS, {"prompt": "one two", **GREEDY}).status_code == 503
-        assert server.post("/wake_up", {}).status_code == 200
-        assert ask(server, COMPLETIONS, prompt="one two", **GREEDY)["choices"] == before
 
 
 def test_completions_are_what_the_engine_says_offline(server: RunningServer, llm: LLM) -> None:

@@ -38,10 +38,13 @@ class Recorder(Protocol):
 def recording(device: torch.device) -> Iterator[Recorder]:
     """What records inside. Garbage is collected before each recording; what exists now is looked through only once,
     since a whole program takes a tenth of a second."""
+    if device.type != "cuda":
+        yield NoRecorder()
+        return
     gc.collect()
     gc.freeze()
     try:
-        yield GraphRecorder() if device.type == "cuda" else NoRecorder()
+        yield GraphRecorder()
     finally:
         gc.unfreeze()
 
