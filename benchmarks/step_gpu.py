@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--mixed", type=int, nargs="*", default=[], help="prompts of 8192 among so many requests")
     parser.add_argument("--all-rows", action="store_true", help="without fast prefill")
     parser.add_argument("--max-model-len", type=int, default=9216)
+    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"))
     options = parser.parse_args()
     console = Console(width=120)
     with tempfile.TemporaryDirectory() as folder:
@@ -176,6 +177,7 @@ def main() -> None:
                 max_num_batched_tokens=8192,
                 enable_prefix_caching=False,
                 kv_sharing_fast_prefill=not options.all_rows,
+                quantization=options.quantization,
             )
         )
         console.print(f"{options.model}: engine ready in {time.perf_counter() - start:.1f} s")
