@@ -4,6 +4,8 @@ Gluon cannot say that two bfloat16 numbers share a register, nor name the instru
 written in PTX. A tensor's element is then what one thread holds.
 """
 
+from collections.abc import Sequence
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
@@ -45,30 +47,68 @@ def offset_of(zero):
     return (zero * 0x00010001) | -1023360256  # 0xC300C300
 
 
+def _unpacking(pairs: Sequence[str], word: str, offset: str) -> str:
+    """Instructions that make four registers of two bfloat16 numbers u - zero of a word of eight codes u, where pair i
+    has bits from 4 i and 16 + 4 i on. A code under the exponent of 128 is 128 + u; adding the offset is exact."""
+    lines = ["mov.b32 one, 0x3f803f80;"]
+    for place, pair in enumerate(pairs):
+        if place > 0:
+            lines.append(f"shr.u32 shifted, {word}, {4 * place};")
+        lines.append(f"lop3.b32 {pair}, {'shifted' if place > 0 else word}, 0x000f000f, 0x43004300, 0xea;")
+    lines += [f"fma.rn.bf16x2 {pair}, {pair}, one, {offset};" for pair in pairs]
+    return "\n".join(lines)
+
+
+def _scaling(pairs: Sequence[str], results: Sequence[str], scale: str) -> str:
+    """Instructions that multiply both numbers of each pair by a float32 scale, and round them once."""
+    return "\n".join(
+        f"""
+        shl.b32 shifted, {pair}, 16;
+        mul.f32 even, shifted, {scale};
+        and.b32 shifted, {pair}, 0xffff0000;
+        mul.f32 odd, shifted, {scale};
+        cvt.rn.bf16x2.f32 {result}, odd, even;
+        """
+        for pair, result in zip(pairs, results, strict=True)
+    )
+
+
+_RESULTS, _PAIRS = ("$0", "$1", "$2", "$3"), ("pair0", "pair1", "pair2", "pair3")
+_UNPACK = gl.constexpr(
+    f"""
+    {{
+        .reg .b32 one, shifted;
+        {_unpacking(_RESULTS, "$4", "$5")}
+    }}
+    """
+)
+# Of two elements each, which make one register: $5, $7 and $9 are $4, $6 and $8 again.
+_DEQUANTIZE_BY_BFLOAT16 = gl.constexpr(
+    f"""
+    {{
+        .reg .b32 one, shifted;
+        {_unpacking(_RESULTS, "$4", "$8")}
+        {"".join(f"mul.rn.bf16x2 {result}, {result}, $6;" for result in _RESULTS)}
+    }}
+    """
+)
+_DEQUANTIZE_BY_FLOAT32 = gl.constexpr(
+    f"""
+    {{
+        .reg .b32 one, shifted, pair<4>;
+        .reg .f32 even, odd;
+        {_unpacking(_PAIRS, "$4", "$8")}
+        {_scaling(_PAIRS, _RESULTS, "$6")}
+    }}
+    """
+)
+
+
 @gluon.jit
 def unpack_codes(word, offset):
-    """Four words of two bfloat16 numbers u - zero, from one of eight codes u: pair i has bits from 4 i and 16 + 4 i on.
-
-    A code under the exponent of 128 is 128 + u; adding the offset is exact.
-    """
+    """Four words of two bfloat16 numbers u - zero, from one of eight codes u; `offset` is of `offset_of`."""
     return gl.inline_asm_elementwise(
-        """
-        {
-            .reg .b32 one, shifted;
-            mov.b32 one, 0x3f803f80;
-            lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
-            shr.u32 shifted, $4, 4;
-            lop3.b32 $1, shifted, 0x000f000f, 0x43004300, 0xea;
-            shr.u32 shifted, $4, 8;
-            lop3.b32 $2, shifted, 0x000f000f, 0x43004300, 0xea;
-            shr.u32 shifted, $4, 12;
-            lop3.b32 $3, shifted, 0x000f000f, 0x43004300, 0xea;
-            fma.rn.bf16x2 $0, $0, one, $5;
-            fma.rn.bf16x2 $1, $1, one, $5;
-            fma.rn.bf16x2 $2, $2, one, $5;
-            fma.rn.bf16x2 $3, $3, one, $5;
-        }
-        """,
+        _UNPACK,
         "=&r,=&r,=&r,=&r,r,r",
         [word, offset],
         dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
@@ -83,87 +123,23 @@ def dequantize_codes(word, scales, offset, half, DTYPE: gl.constexpr):
 
     `scales` are words of those of the first half's output and of the second's; `offset` is of `offset_of`.
     """
-    if gl.bfloat16 == DTYPE:
+    IS_BFLOAT16: gl.constexpr = gl.bfloat16 == DTYPE
+    ASM: gl.constexpr = _DEQUANTIZE_BY_BFLOAT16 if IS_BFLOAT16 else _DEQUANTIZE_BY_FLOAT32
+    REGISTERS: gl.constexpr = "=&r,=&r,=&r,=&r,r,r,r,r,r,r" if IS_BFLOAT16 else "=&r,=&r,=&r,=&r,r,r,f,f,r,r"
+    if IS_BFLOAT16:
         low = (scales & 0xFFFF) | (scales << 16)
         high = (scales & -65536) | ((scales >> 16) & 0xFFFF)
-        scale = gl.where(half == 0, low, high)
-        # Twice, since an element here is half a register, and two make one.
-        return gl.inline_asm_elementwise(
-            """
-            {
-                .reg .b32 one, shifted;
-                mov.b32 one, 0x3f803f80;
-                lop3.b32 $0, $4, 0x000f000f, 0x43004300, 0xea;
-                shr.u32 shifted, $4, 4;
-                lop3.b32 $1, shifted, 0x000f000f, 0x43004300, 0xea;
-                shr.u32 shifted, $4, 8;
-                lop3.b32 $2, shifted, 0x000f000f, 0x43004300, 0xea;
-                shr.u32 shifted, $4, 12;
-                lop3.b32 $3, shifted, 0x000f000f, 0x43004300, 0xea;
-                fma.rn.bf16x2 $0, $0, one, $8;
-                fma.rn.bf16x2 $1, $1, one, $8;
-                fma.rn.bf16x2 $2, $2, one, $8;
-                fma.rn.bf16x2 $3, $3, one, $8;
-                mul.rn.bf16x2 $0, $0, $6;
-                mul.rn.bf16x2 $1, $1, $6;
-                mul.rn.bf16x2 $2, $2, $6;
-                mul.rn.bf16x2 $3, $3, $6;
-            }
-            """,
-            "=&r,=&r,=&r,=&r,r,r,r,r,r,r",
-            [gl.join(word, word), gl.join(scale, scale), gl.join(offset, offset)],
-            dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
     else:
         low, high = unpack_scales(scales, DTYPE)
-        scale = gl.where(half == 0, low, high)
-        return gl.inline_asm_elementwise(
-            """
-            {
-                .reg .b32 one, shifted, pair<4>;
-                .reg .f32 even, odd;
-                mov.b32 one, 0x3f803f80;
-                lop3.b32 pair0, $4, 0x000f000f, 0x43004300, 0xea;
-                shr.u32 shifted, $4, 4;
-                lop3.b32 pair1, shifted, 0x000f000f, 0x43004300, 0xea;
-                shr.u32 shifted, $4, 8;
-                lop3.b32 pair2, shifted, 0x000f000f, 0x43004300, 0xea;
-                shr.u32 shifted, $4, 12;
-                lop3.b32 pair3, shifted, 0x000f000f, 0x43004300, 0xea;
-                fma.rn.bf16x2 pair0, pair0, one, $8;
-                fma.rn.bf16x2 pair1, pair1, one, $8;
-                fma.rn.bf16x2 pair2, pair2, one, $8;
-                fma.rn.bf16x2 pair3, pair3, one, $8;
-                shl.b32 shifted, pair0, 16;
-                mul.f32 even, shifted, $6;
-                and.b32 shifted, pair0, 0xffff0000;
-                mul.f32 odd, shifted, $6;
-                cvt.rn.bf16x2.f32 $0, odd, even;
-                shl.b32 shifted, pair1, 16;
-                mul.f32 even, shifted, $6;
-                and.b32 shifted, pair1, 0xffff0000;
-                mul.f32 odd, shifted, $6;
-                cvt.rn.bf16x2.f32 $1, odd, even;
-                shl.b32 shifted, pair2, 16;
-                mul.f32 even, shifted, $6;
-                and.b32 shifted, pair2, 0xffff0000;
-                mul.f32 odd, shifted, $6;
-                cvt.rn.bf16x2.f32 $2, odd, even;
-                shl.b32 shifted, pair3, 16;
-                mul.f32 even, shifted, $6;
-                and.b32 shifted, pair3, 0xffff0000;
-                mul.f32 odd, shifted, $6;
-                cvt.rn.bf16x2.f32 $3, odd, even;
-            }
-            """,
-            "=&r,=&r,=&r,=&r,r,r,f,f,r,r",
-            [gl.join(word, word), gl.join(scale, scale), gl.join(offset, offset)],
-            dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
-            is_pure=True,
-            pack=2,
-        )
+    scale = gl.where(half == 0, low, high)
+    return gl.inline_asm_elementwise(
+        ASM,
+        REGISTERS,
+        [gl.join(word, word), gl.join(scale, scale), gl.join(offset, offset)],
+        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
 
 
 @gluon.jit
