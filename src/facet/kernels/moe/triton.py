@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options, let_next_start, start_after_previous, wait_for_previous
 from facet.kernels.linear.triton import add_products, load_weight_tile, tile_places
 from facet.kernels.moe.config import MAX_PAIR_ROWS, TileConfig, choose_tiles
 from facet.kernels.moe.triton_groups import ExpertMatrices, geglu, run_groups
@@ -32,6 +33,7 @@ def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple
             CHOSEN_PAD=triton.next_power_of_2(num_chosen),
             EXPERTS_PAD=triton.next_power_of_2(num_experts),
             num_warps=1,
+            **launch_options(router_logits.device),
         )
     return weights, chosen
 
@@ -90,6 +92,7 @@ def _run_pairs(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down
         BLOCK_OUT=8,
         BLOCK_IN=512,
         num_warps=2,
+        **launch_options(x.device),
     )
     output = torch.empty_like(x)
     block_in = min(1024, max(256, triton.next_power_of_2(width)))
@@ -105,6 +108,7 @@ def _run_pairs(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, down
         BLOCK_OUT=8,
         BLOCK_IN=block_in,
         num_warps=block_in // 256,
+        **launch_options(x.device),
     )
     return output
 
@@ -119,7 +123,9 @@ def _route_kernel(
     NUM_CHOSEN: tl.constexpr,
     CHOSEN_PAD: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    start_after_previous(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS_PAD)
     is_expert = experts < num_experts
@@ -165,8 +171,11 @@ def _pair_hidden_kernel(
     NUM_CHOSEN: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """geglu of one pair's gate and up, whose rows are neighbours in a tile so that they can be split apart again."""
+    let_next_start(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     pair = tl.program_id(0)
     expert = tl.load(chosen + pair)
     local = tl.arange(0, BLOCK_OUT)
@@ -192,8 +201,11 @@ def _pair_down_kernel(
     NUM_CHOSEN: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Some columns of one row: the results of its choices, rounded, times their weights, in order."""
+    let_next_start(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     weight_row = tl.minimum(columns, hidden_size - 1)

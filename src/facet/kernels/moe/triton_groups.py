@@ -1,7 +1,6 @@
-"""Experts for many rows in Triton: pairs are sorted by expert, and a program computes a tile of one expert's pairs.
+"""Experts for many rows in Triton: a program computes a tile of one group of pairs (`triton_sorting.py`).
 
-A pair is a row and one of its choices; pairs are numbered row by row. There are as many programs as the worst division
-of pairs among experts needs, since the host does not wait to learn the actual one; those without a tile end at once.
+As many programs are launched as there may be groups; those without one end at once.
 """
 
 # Kernels are written in Triton's language, whose values have no Python types.
@@ -15,12 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.linear.triton import gelu
 from facet.kernels.moe.config import TileConfig
+from facet.kernels.moe.triton_sorting import Groups, group_pairs
 from facet.kernels.rounded_rows import RoundedRows
-
-# Pairs that one program counts or places.
-CHUNK = 128
 
 
 class ExpertMatrices(NamedTuple):
@@ -42,55 +40,65 @@ def run_groups(
     """`round_hidden`: what the second product takes, where codes are multiplied by codes."""
     num_rows, num_chosen = chosen.shape
     num_experts, hidden_size, width = down.values.shape
-    num_pairs = num_rows * num_chosen
-    order, totals = sort_pairs(chosen, num_experts)
+    assert tiles[0].block_rows == tiles[1].block_rows, "both products compute the same groups"
+    groups = group_pairs(chosen, num_experts, tiles[0].block_rows)
+    hidden = torch.empty(num_rows * num_chosen, width, dtype=x.dtype, device=chosen.device)
+    multiply_groups(x, groups, gate_up, hidden, num_chosen, tiles[0])
+    inputs = hidden if round_hidden is None else round_hidden(hidden)
+    by_pair = torch.empty(num_rows * num_chosen, hidden_size, dtype=x.dtype, device=chosen.device)
+    multiply_groups(inputs, groups, down, by_pair, None, tiles[1])
+    return combine(by_pair, weights)
 
-    def product(source: Tensor | RoundedRows, matrices: ExpertMatrices, result: Tensor, config: TileConfig) -> None:
-        num_out, num_in = matrices.values.shape[1:]
-        num_tiles = num_pairs // config.block_rows + min(num_experts, num_pairs)
-        _grouped_kernel[(triton.cdiv(num_out, config.block_out), num_tiles)](
-            source.codes if isinstance(source, RoundedRows) else source,
-            source.scales if isinstance(source, RoundedRows) else None,
-            order,
-            totals,
-            matrices.values,
-            matrices.scales,
-            result,
-            num_out,
-            num_experts,
-            NUM_IN=num_in,
-            NUM_CHOSEN=num_chosen,
-            IS_FIRST=matrices is gate_up,
-            EXPERTS_PAD=triton.next_power_of_2(num_experts),
-            BLOCK_ROWS=config.block_rows,
-            BLOCK_OUT=config.block_out,
-            BLOCK_IN=config.block_in,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
 
-    hidden = torch.empty(num_pairs, width, dtype=x.dtype, device=chosen.device)
-    product(x, gate_up, hidden, tiles[0])
-    by_pair = torch.empty(num_pairs, hidden_size, dtype=x.dtype, device=chosen.device)
-    product(hidden if round_hidden is None else round_hidden(hidden), down, by_pair, tiles[1])
-    output = torch.empty(num_rows, hidden_size, dtype=x.dtype, device=chosen.device)
-    _combine_kernel[(num_rows, triton.cdiv(hidden_size, 1024))](
-        by_pair, weights, output, hidden_size, NUM_CHOSEN=num_chosen, BLOCK=1024, num_warps=4
+def multiply_groups(
+    source: Tensor | RoundedRows,
+    groups: Groups,
+    matrices: ExpertMatrices,
+    result: Tensor,
+    num_chosen: int | None,
+    config: TileConfig,
+    first_expert: int = 0,
+) -> None:
+    """Writes what the experts from `first_expert` on, as many as there are matrices, make of their pairs.
+
+    `num_chosen`: those of a row, for the first product: the source has rows, and `result` becomes the geglu, in order
+    of experts. None: for the second, which takes that and writes results by pair.
+    """
+    num_experts, num_out, num_in = matrices.values.shape
+    codes, scales = (source.codes, source.scales) if isinstance(source, RoundedRows) else (source, None)
+    _grouped_kernel[(triton.cdiv(num_out, config.block_out), groups.num_groups)](
+        codes,
+        scales,
+        groups.order,
+        groups.table,
+        matrices.values,
+        matrices.scales,
+        result,
+        num_out,
+        first_expert,
+        num_experts,
+        NUM_IN=num_in,
+        NUM_CHOSEN=num_chosen or 1,
+        IS_FIRST=num_chosen is not None,
+        BLOCK_ROWS=config.block_rows,
+        BLOCK_OUT=config.block_out,
+        BLOCK_IN=config.block_in,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **launch_options(result.device),
     )
+
+
+def combine(by_pair: Tensor, weights: Tensor) -> Tensor:
+    """The results of a row's choices times their weights, added."""
+    num_rows, num_chosen = weights.shape
+    hidden_size = by_pair.shape[1]
+    output = torch.empty(num_rows, hidden_size, dtype=by_pair.dtype, device=by_pair.device)
+    _combine_kernel[(num_rows, triton.cdiv(hidden_size, 1024))](
+        by_pair, weights, output, hidden_size, NUM_CHOSEN=num_chosen, BLOCK=1024, num_warps=4,
+        **launch_options(by_pair.device),
+    )  # fmt: skip
     return output
-
-
-def sort_pairs(chosen: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Pairs in order of their experts, within an expert by number; and how many pairs each expert has."""
-    num_pairs = chosen.numel()
-    num_chunks = triton.cdiv(num_pairs, CHUNK)
-    counts = torch.empty(num_chunks, num_experts, dtype=torch.int32, device=chosen.device)
-    order = torch.empty(num_pairs, dtype=torch.int32, device=chosen.device)
-    sizes = dict(EXPERTS_PAD=triton.next_power_of_2(num_experts), CHUNK=CHUNK, num_warps=4)
-    _count_kernel[(num_chunks,)](chosen, counts, num_pairs, num_experts, **sizes)
-    ends = counts.cumsum(0, dtype=torch.int32)
-    _place_kernel[(num_chunks,)](chosen, counts, ends, order, num_pairs, num_experts, **sizes)
-    return order, ends[-1]
 
 
 @triton.jit
@@ -100,72 +108,35 @@ def geglu(gate, up, dtype: tl.constexpr):
     return (opened.to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
-def _count_kernel(chosen, counts, num_pairs, num_experts, EXPERTS_PAD: tl.constexpr, CHUNK: tl.constexpr):
-    """How many pairs of a chunk each expert has."""
-    chunk = tl.program_id(0)
-    pairs = chunk * CHUNK + tl.arange(0, CHUNK)
-    experts = tl.arange(0, EXPERTS_PAD)
-    pair_experts = tl.load(chosen + pairs, mask=pairs < num_pairs, other=-1).to(tl.int32)
-    is_same = pair_experts[:, None] == experts[None, :]
-    tl.store(counts + chunk * num_experts + experts, tl.sum(is_same.to(tl.int32), 0), mask=experts < num_experts)
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def _place_kernel(chosen, counts, ends, order, num_pairs, num_experts, EXPERTS_PAD: tl.constexpr, CHUNK: tl.constexpr):
-    """Writes a chunk's pairs to their places: after those of earlier experts, earlier chunks, and earlier pairs."""
-    chunk = tl.program_id(0)
-    experts = tl.arange(0, EXPERTS_PAD)
-    is_expert = experts < num_experts
-    totals = tl.load(ends + (tl.num_programs(0) - 1) * num_experts + experts, mask=is_expert, other=0)
-    end = tl.load(ends + chunk * num_experts + experts, mask=is_expert, other=0)
-    count = tl.load(counts + chunk * num_experts + experts, mask=is_expert, other=0)
-    first_place = tl.cumsum(totals, 0) - totals + end - count
-    local = tl.arange(0, CHUNK)
-    pairs = chunk * CHUNK + local
-    is_pair = pairs < num_pairs
-    row_experts = tl.load(chosen + pairs, mask=is_pair, other=-1).to(tl.int32)
-    is_own = row_experts[:, None] == experts[None, :]
-    place = tl.sum(tl.where(is_own, first_place[None, :], 0), 1)
-    # The same experts once more, along the other axis.
-    column_experts = tl.load(chosen + chunk * CHUNK + local, mask=is_pair, other=-1).to(tl.int32)
-    is_before = (row_experts[:, None] == column_experts[None, :]) & (local[None, :] < local[:, None])
-    place += tl.sum(is_before.to(tl.int32), 1)
-    tl.store(order + place, pairs, mask=is_pair)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=["first_expert"])
 def _grouped_kernel(
     source,  # x, by row, for the first product; the hidden activations, in order of experts, for the second
     source_scales,  # of the source's rows, where it is codes
     order,
-    totals,
+    table,
     expert_weights,
     weight_scales,  # of the weights' rows, where they are codes
     result,  # the hidden activations, in order of experts, or the results by pair
     num_out,
+    first_expert,
     num_experts,
     NUM_IN: tl.constexpr,
     NUM_CHOSEN: tl.constexpr,
     IS_FIRST: tl.constexpr,
-    EXPERTS_PAD: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
-    tile = tl.program_id(1)
-    experts = tl.arange(0, EXPERTS_PAD)
-    num_pairs = tl.load(totals + experts, mask=experts < num_experts, other=0)
-    num_tiles = (num_pairs + BLOCK_ROWS - 1) // BLOCK_ROWS
-    expert = tl.sum((tl.cumsum(num_tiles, 0) <= tile).to(tl.int32), 0)
-    if expert >= num_experts:
+    start_after_previous(IS_DEPENDENT)
+    group = table + tl.program_id(1) * 3
+    expert = tl.load(group) - first_expert
+    first_place, end = tl.load(group + 1), tl.load(group + 2)
+    if (end == 0) | (expert < 0) | (expert >= num_experts):
         return
-    first_place = tl.sum(tl.where(experts < expert, num_pairs, 0), 0)
-    first_tile = tl.sum(tl.where(experts < expert, num_tiles, 0), 0)
-    end = first_place + tl.sum(tl.where(experts == expert, num_pairs, 0), 0)
-    places = first_place + (tile - first_tile) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    places = first_place + tl.arange(0, BLOCK_ROWS)
     is_place = places < end
-    # Beyond the expert's last pair a tile takes that pair again; the store drops the result.
+    # Beyond the group's last pair a tile takes that pair again; the store drops the result.
     pairs = tl.load(order + tl.minimum(places, end - 1))
     source_row = pairs // NUM_CHOSEN if IS_FIRST else tl.minimum(places, end - 1)
     source_rows = source + source_row.to(tl.int64) * NUM_IN
@@ -212,8 +183,12 @@ def _grouped_kernel(
 
 
 @triton.jit
-def _combine_kernel(by_pair, weights, output, hidden_size, NUM_CHOSEN: tl.constexpr, BLOCK: tl.constexpr):
+def _combine_kernel(
+    by_pair, weights, output, hidden_size,
+    NUM_CHOSEN: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """Sums a row's results in the order of its choices, in float32."""
+    start_after_previous(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < hidden_size

@@ -160,6 +160,81 @@ def sum_warps(sums, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr, LAY
     return sums.to(gl.bfloat16)
 
 
+@gluon.jit
+def places_of_tiles(
+    codes, scales, zeros, first_tile, num_tiles, num_blocks,
+    GROUPS: gl.constexpr, TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
+):  # fmt: skip
+    """Where a program's tiles begin, as `load_block` takes it."""
+    NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
+    VECTORS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
+    SCALES: gl.constexpr = gl.BlockedLayout([1, 1, 1, GROUPS], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
+    thread = axis(32 * NUM_WARPS, 0, VECTORS)
+    tile = first_tile + thread // 32 % NUM_OUT_WARPS * TILES + axis(TILES, 1, VECTORS)
+    # Beyond the last tile that one is read again, which needs no mask; the store drops the result.
+    first_block = gl.minimum(tile, num_tiles - 1).to(gl.int64) * num_blocks
+    code_places = codes + first_block * WORDS + thread % 32 * 4 + axis(4, 3, VECTORS)
+
+    scale_thread = axis(32 * NUM_WARPS, 0, SCALES)
+    scale_warp = scale_thread // (32 * NUM_OUT_WARPS)
+    scale_tile = first_tile + scale_thread // 32 % NUM_OUT_WARPS * TILES + axis(TILES, 1, SCALES)
+    first_scale = gl.minimum(scale_tile, num_tiles - 1).to(gl.int64) * num_blocks * (8 * GROUPS)
+    scale_place = first_scale + scale_thread % 32 // 4 * GROUPS + axis(GROUPS, 3, SCALES)
+    return code_places, thread // (32 * NUM_OUT_WARPS), scales + scale_place, scale_warp, zeros + scale_place
+
+
+@gluon.jit
+def sums_of_tiles(
+    places, even_block, inputs, num_blocks, num_in,
+    SCALE_DTYPE: gl.constexpr, TILES: gl.constexpr, ROW_TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr,
+    NUM_IN_WARPS: gl.constexpr, IS_RAGGED: gl.constexpr, HAS_TAIL: gl.constexpr, HAS_ZEROS: gl.constexpr,
+):  # fmt: skip
+    """Rounded sums [threads of NUM_OUT_WARPS, tiles, row tiles]: thread 4 g + t has rows 2 t and 2 t + 1 of output g,
+    then those of output g + 8. `even_block` is the first, loaded before."""
+    NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
+    SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [32, 1, 1], [NUM_WARPS, 1, 1], [2, 1, 0])
+    scale_warp = places[3]
+    zeros = gl.zeros([32 * NUM_WARPS, TILES, ROW_TILES], gl.float32, SINGLES)
+    sums = (zeros, zeros, zeros, zeros)
+    for turn in range(0, gl.cdiv(num_blocks, NUM_IN_WARPS), 2):
+        # Two turns, so that a block stays in the registers into which it was loaded.
+        odd_block = load_block(places, num_blocks, turn + 1, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
+        stay_in_order()
+        sums = add_block(
+            sums, even_block, inputs, turn, num_blocks, scale_warp, num_in,
+            SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS, SINGLES,
+        )  # fmt: skip
+        even_block = load_block(places, num_blocks, turn + 2, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
+        stay_in_order()
+        sums = add_block(
+            sums, odd_block, inputs, turn + 1, num_blocks, scale_warp, num_in,
+            SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS, SINGLES,
+        )  # fmt: skip
+    return (
+        sum_warps(sums[0], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES),
+        sum_warps(sums[1], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES),
+        sum_warps(sums[2], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES),
+        sum_warps(sums[3], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES),
+    )
+
+
+@gluon.jit
+def places_of_sums(
+    first_tile,
+    TILES: gl.constexpr, ROW_TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
+):  # fmt: skip
+    """(tile, g, first of the two rows), of the sums of `sums_of_tiles`."""
+    SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [32, 1, 1], [NUM_OUT_WARPS * NUM_IN_WARPS, 1, 1], [2, 1, 0])
+    thread = gl.expand_dims(
+        gl.expand_dims(gl.arange(0, 32 * NUM_OUT_WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SINGLES))), 1), 2
+    )
+    tiles = gl.expand_dims(gl.expand_dims(gl.arange(0, TILES, gl.SliceLayout(0, gl.SliceLayout(2, SINGLES))), 0), 2)
+    row_tiles = gl.expand_dims(
+        gl.expand_dims(gl.arange(0, ROW_TILES, gl.SliceLayout(0, gl.SliceLayout(1, SINGLES))), 0), 1
+    )
+    return first_tile + thread // 32 * TILES + tiles, thread % 32 // 4, 8 * row_tiles + thread % 4 * 2
+
+
 # One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.
 @gluon.jit(do_not_specialize=["gated_stride", "num_rows", "num_tiles", "num_blocks", "num_in"])
 def few_rows_kernel(
@@ -190,80 +265,38 @@ def few_rows_kernel(
 ):
     let_next_start(IS_DEPENDENT)
     NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
-    THREADS: gl.constexpr = 32 * NUM_WARPS
-    SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [32, 1, 1], [NUM_WARPS, 1, 1], [2, 1, 0])
     VECTORS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
-    SCALES: gl.constexpr = gl.BlockedLayout([1, 1, 1, GROUPS], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
 
     # Programs that share tiles run side by side: one reads them from memory, the others from the cache.
     num_row_groups = gl.cdiv(num_rows, 8 * ROW_TILES)
     first_row = gl.program_id(0) % num_row_groups * (8 * ROW_TILES)
     first_tile = gl.program_id(0) // num_row_groups * (TILES * NUM_OUT_WARPS)
-
-    thread = axis(THREADS, 0, VECTORS)
-    lane = thread % 32
-    warp = thread // (32 * NUM_OUT_WARPS)
-    tile = first_tile + thread // 32 % NUM_OUT_WARPS * TILES + axis(TILES, 1, VECTORS)
-    # Beyond the last tile that one is read again, which needs no mask; the store drops the result.
-    first_block = gl.minimum(tile, num_tiles - 1).to(gl.int64) * num_blocks
-    code_places = codes + first_block * WORDS + lane * 4 + axis(4, 3, VECTORS)
-
-    scale_thread = axis(THREADS, 0, SCALES)
-    scale_warp = scale_thread // (32 * NUM_OUT_WARPS)
-    scale_tile = first_tile + scale_thread // 32 % NUM_OUT_WARPS * TILES + axis(TILES, 1, SCALES)
-    first_scale = gl.minimum(scale_tile, num_tiles - 1).to(gl.int64) * num_blocks * (8 * GROUPS)
-    scale_place = first_scale + scale_thread % 32 // 4 * GROUPS + axis(GROUPS, 3, SCALES)
-    scale_places = scales + scale_place
-
+    places = places_of_tiles(
+        codes, scales, zeros, first_tile, num_tiles, num_blocks, GROUPS, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
+    )
     # Codes and scales are on their way while x is still being computed.
-    places = (code_places, warp, scale_places, scale_warp, zeros + scale_place)
     even_block = load_block(places, num_blocks, 0, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
     wait_for_previous(IS_DEPENDENT)
+    lane = axis(32 * NUM_WARPS, 0, VECTORS) % 32
     row = first_row + lane // 4 + 8 * axis(ROW_TILES, 2, VECTORS)
-    place = warp * BLOCK_IN + lane % 4 * 8  # of the first of a thread's eight inputs
+    place = places[1] * BLOCK_IN + lane % 4 * 8  # of the first of a thread's eight inputs
     inputs = (x + row * x_stride + place // 2 + axis(4, 3, VECTORS), row < num_rows, place)
-
-    zeros = gl.zeros([THREADS, TILES, ROW_TILES], gl.float32, SINGLES)
-    sums = (zeros, zeros, zeros, zeros)
-    for turn in range(0, gl.cdiv(num_blocks, NUM_IN_WARPS), 2):
-        # Two turns, so that a block stays in the registers into which it was loaded.
-        odd_block = load_block(places, num_blocks, turn + 1, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
-        stay_in_order()
-        sums = add_block(
-            sums, even_block, inputs, turn, num_blocks, scale_warp, num_in,
-            SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS, SINGLES,
-        )  # fmt: skip
-        even_block = load_block(places, num_blocks, turn + 2, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
-        stay_in_order()
-        sums = add_block(
-            sums, odd_block, inputs, turn + 1, num_blocks, scale_warp, num_in,
-            SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS, SINGLES,
-        )  # fmt: skip
-
-    # Thread 4 g + t now has rows 2 t and 2 t + 1 of output g, then those of output g + 8.
-    sum_0 = sum_warps(sums[0], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
-    sum_1 = sum_warps(sums[1], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
-    sum_2 = sum_warps(sums[2], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
-    sum_3 = sum_warps(sums[3], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
-    out_thread = gl.expand_dims(
-        gl.expand_dims(gl.arange(0, 32 * NUM_OUT_WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SINGLES))), 1), 2
-    )
-    out_tiles = gl.expand_dims(gl.expand_dims(gl.arange(0, TILES, gl.SliceLayout(0, gl.SliceLayout(2, SINGLES))), 0), 2)
-    row_tiles = gl.expand_dims(
-        gl.expand_dims(gl.arange(0, ROW_TILES, gl.SliceLayout(0, gl.SliceLayout(1, SINGLES))), 0), 1
-    )
-    tile_o = first_tile + out_thread // 32 * TILES + out_tiles
-    row_o = first_row + 8 * row_tiles + out_thread % 4 * 2
+    sum_0, sum_1, sum_2, sum_3 = sums_of_tiles(
+        places, even_block, inputs, num_blocks, num_in,
+        SCALE_DTYPE, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS,
+    )  # fmt: skip
+    tile_o, member, row_o = places_of_sums(first_tile, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS)
+    row_o = first_row + row_o
     is_first = (row_o < num_rows) & (tile_o < num_tiles)
     is_second = (row_o + 1 < num_rows) & (tile_o < num_tiles)
     if IS_GATED:
         num_out = num_tiles * 8
-        place_o = output + row_o * num_out + tile_o * 8 + out_thread % 32 // 4
+        place_o = output + row_o * num_out + tile_o * 8 + member
         gl.store(place_o, opened(sum_0, sum_2), mask=is_first)
         gl.store(place_o + num_out, opened(sum_1, sum_3), mask=is_second)
     else:
         num_out = num_tiles * 16
-        column = tile_o * 16 + out_thread % 32 // 4
+        column = tile_o * 16 + member
         if HAS_GATED_INPUT:
             gated_o = gated + row_o * gated_stride + column
             sum_0 = opened(sum_0, gl.load(gated_o, mask=is_first, other=0.0))
