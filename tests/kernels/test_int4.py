@@ -1,6 +1,7 @@
 """Products with shuffled 4-bit codes against the reference: emulated on a CPU, as they are on a GPU; and compiled."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -199,6 +200,23 @@ def test_other_formats_are_refused(name: str) -> None:
     assert not int4.can_shuffle(FORMATS[name], 96)
     with pytest.raises(AssertionError, match="no kernel here"):
         int4.shuffle(Case(format=FORMATS[name]).matrix())
+
+
+@pytest.mark.parametrize(
+    ("capability", "names"),
+    [((9, 0), ["few_rows", "wide", "wide", None]), ((8, 9), ["few_rows", "few_rows", None, None])],
+)
+def test_wide_products_are_for_hopper(
+    capability: tuple[int, int], names: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
+    rows = (int4.MAX_FEW_ROWS, 64, MAX_WIDE_ROWS, MAX_WIDE_ROWS + 1)
+    found = [
+        int4.choose_kernels(torch.empty(num_rows, 8, dtype=torch.bfloat16), int4.MAX_FEW_ROWS) for num_rows in rows
+    ]
+    assert [None if each is None else vars(each)["__name__"].rpartition(".")[2] for each in found] == names
+    everything = int4.choose_kernels(torch.empty(rows[-1], 8, dtype=torch.bfloat16), math.inf)
+    assert vars(everything)["__name__"].endswith("few_rows")
 
 
 def test_tuning_fills_the_card() -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from facet.kernels.arithmetic import USUAL
 from facet.kernels.quantized.cases import FORMATS, Case
+from facet.kernels.quantized.matrix import stack
 from facet.kernels.rounded_rows import RoundedRows
 from facet.layers.gpu_weights import EightBitsWeight, Int4Weight, choose_kind
 from facet.layers.quantized_weight import QuantizedWeight
@@ -26,7 +27,7 @@ ROUNDED = ("int8 token", "fp8 token")
         ("fp8 token", (64, 64), torch.float32, GPU, QuantizedWeight),  # kernels round to 16 bits
         ("fp8 token", (64, 72), torch.bfloat16, GPU, QuantizedWeight),  # rows that are not aligned
         ("int4 groups", (64, 64), torch.float16, GPU, QuantizedWeight),
-        ("int4 groups", (4, 64, 64), torch.bfloat16, GPU, QuantizedWeight),  # experts
+        ("int4 groups", (4, 64, 64), torch.bfloat16, GPU, Int4Weight),  # experts
         ("int4 reordered", (64, 64), torch.bfloat16, GPU, QuantizedWeight),
         ("fp8 token", (64, 64), torch.bfloat16, CPU, QuantizedWeight),
     ],
@@ -77,6 +78,18 @@ def test_norms_round_for_the_products_behind_them(name: str) -> None:
     (new, normed), (same, expected) = (each.add_norm(x, update, weight, weight, 1e-6, None) for each in (fast, plain))
     close(new, same)
     close(fast.linear(normed), plain.linear(expected))
+
+
+def test_four_bits_of_experts_multiply_one_by_one_too() -> None:
+    """As where the other matrix of the experts is of another kind."""
+    matrix = stack([Case(format=FORMATS["int4 groups"], num_out=64, num_in=256).matrix(str(DEVICE)) for _ in range(2)])
+    weight, plain = (kind(matrix, dtype=torch.float32, arithmetic=USUAL) for kind in (Int4Weight, QuantizedWeight))
+    x, is_cuda = torch.randn(3, 256, device=DEVICE), DEVICE == GPU
+    weight.prepare(is_gated=True)
+    assert weight.has_kernels
+    torch.testing.assert_close(
+        weight.product(x, expert=1), plain.product(x, expert=1), atol=1e-2 if is_cuda else 1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(("name", "is_gated"), [("int4 groups", False), ("int4 groups", True), ("uint4 zeros", True)])

@@ -14,6 +14,7 @@ from facet.errors import ConfigError
 from facet.kv_cache.accountant import blocks_for, longest_request
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
+from facet.layers.moe import Experts
 from facet.layers.quantized_weight import ProductWeight
 from facet.media_span import MediaKind
 from facet.model.gemma import Gemma
@@ -107,7 +108,8 @@ def resolve(
     on_gpu = model.placement.device.type == "cuda"
     group = model.placement.group
     num_ranks = 1 if group is None else group.rank.size
-    if on_gpu and any(isinstance(module, ProductWeight) and not module.has_kernels for module in model.modules()):
+    weights = [module for module in model.modules() if isinstance(module, ProductWeight | Experts)]
+    if on_gpu and not all(weight.has_kernels for weight in weights):
         # Their products are plain PyTorch, some of which a graph cannot hold.
         config = replace(config, enforce_eager=True)
         weight_lines += (NO_KERNELS,)

@@ -27,7 +27,7 @@ def choose_kind(
         return QuantizedWeight
     if dtype.itemsize == 2 and eight_bits.serves(format, shape[-1]) and eight_bits.runs_on(device, format):
         return EightBitsWeight
-    if dtype == torch.bfloat16 and len(shape) == 2 and int4.can_shuffle(format, shape[-2]):
+    if dtype == torch.bfloat16 and int4.can_shuffle(format, shape[-2]) and int4.runs_on(device):
         return Int4Weight
     return QuantizedWeight
 
@@ -92,9 +92,15 @@ class Int4Weight(QuantizedWeight):
         for name, tensor in self._shuffled.tensors().items():
             setattr(self, name, tensor)
 
+    @property
+    def has_kernels(self) -> bool:
+        return self._shuffled is not None or super().has_kernels
+
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
         if self._shuffled is None:
             return super().product(x, rows, expert)
+        if expert is not None:
+            return int4.expert_linear(x, self._shuffled, expert, self.arithmetic.linear)
         shuffled = self._shuffled if rows is None else self._shuffled.rows(rows)
         return int4.linear(x, shuffled, self.arithmetic.most_rows_of_int4)
 
@@ -107,3 +113,9 @@ class Int4Weight(QuantizedWeight):
         if self._shuffled is None:
             return super().gated_input_linear(x, per_layer_input)
         return int4.gated_input_linear(x, self._shuffled, per_layer_input, self.arithmetic.most_rows_of_int4)
+
+    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
+        if self._shuffled is None or not isinstance(down, Int4Weight) or down._shuffled is None:
+            return super().run_experts(x, weights, chosen, down)
+        most_few_rows = self.arithmetic.most_rows_of_int4
+        return int4.run_experts(x, weights, chosen, self._shuffled, down._shuffled, most_few_rows)

@@ -24,11 +24,18 @@ class Experts(nn.Module):
         self.router_factor = hidden_size**-0.5
         self.router_scale = placement.values(hidden_size)
         self.expert_scale = placement.values(spec.num_experts)
-        self.gate_up = Linear(hidden_size, (spec.width, spec.width), placement, num_experts=spec.num_held)
+        self.gate_up = Linear(
+            hidden_size, (spec.width, spec.width), placement, num_experts=spec.num_held, is_gated=True
+        )
         self.down = Linear(spec.width, hidden_size, placement, num_experts=spec.num_held, summed_over=placement.group)
         self._rank = ALONE if placement.group is None else placement.group.rank
         self.router = Linear(hidden_size, spec.num_experts, placement)
         self.input_norm = RMSNorm(hidden_size, eps, placement, before=self.gate_up)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels of a GPU compute both products: those of two kinds are plain PyTorch, expert by expert."""
+        return type(self.gate_up.weight) is type(self.down.weight)
 
     def forward(self, residual: Tensor) -> Tensor:
         router_input = self.arithmetic.rms_norm(residual, None, self.eps) * self.router_scale * self.router_factor

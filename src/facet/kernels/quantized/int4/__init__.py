@@ -2,13 +2,15 @@
 
 Few rows are bound by reading the codes: `kernel.py` multiplies by them as they are. For more, `wide_kernel.py` brings
 them to bfloat16 on their way to the tensor cores. For many, slices of the matrix are brought to bfloat16 and multiplied
-by cuBLAS. Codes are put into an order of their own when a model is loaded (`shuffled.py`).
+by cuBLAS. Of experts, few rows of each are multiplied by codes as they are, many by values made of some experts at a
+time (`experts.py`). Codes are put into an order of their own when a model is loaded (`shuffled.py`).
 
 The first gives a row the same bits in any company, for any number of rows. The others round values to bfloat16 before
 they are multiplied.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,63 +19,106 @@ from torch.nn import functional
 from facet.kernels.geglu import geglu
 from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4, can_shuffle, shuffle, unshuffle
-from facet.kernels.quantized.int4.tuning import MAX_FEW_ROWS, MAX_WIDE_ROWS
+from facet.kernels.quantized.int4.tuning import MAX_FEW_ROWS, MAX_FEW_ROWS_OF_EXPERT, MAX_WIDE_ROWS, ROW_KINDS
+from facet.kernels.quantized.reference import Product
 
 __all__ = [
     "MAX_FEW_ROWS",
     "ShuffledInt4",
     "can_shuffle",
+    "choose_kernels",
+    "expert_linear",
     "gated_input_linear",
     "geglu_linear",
     "linear",
+    "run_experts",
+    "runs_on",
     "shuffle",
     "unshuffle",
 ]
 
+_AMPERE, _HOPPER = (8, 0), 9
 # Of a slice in bfloat16: large enough for cuBLAS, and little beside a model.
 _SLICE_BYTES = 64 << 20
 
 
+class Kernels(Protocol):
+    """The products of one kernel."""
+
+    def linear(self, x: Tensor, matrix: ShuffledInt4) -> Tensor: ...
+    def geglu_linear(self, x: Tensor, matrix: ShuffledInt4) -> Tensor: ...
+    def gated_input_linear(self, x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor) -> Tensor: ...
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether this is a GPU that multiplies bfloat16 matrices."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _AMPERE
+
+
 def linear(x: Tensor, matrix: ShuffledInt4, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
     """x [rows, inputs] @ values^T. `most_few_rows`, here and below: infinity where company must change no bit."""
-    if x.shape[0] <= most_few_rows:
-        # Imported here and below: machines without a GPU need no Triton.
-        from facet.kernels.quantized.int4 import few_rows
-
-        return few_rows.linear(x, matrix)
-    if x.shape[0] <= MAX_WIDE_ROWS and x.dtype == torch.bfloat16:
-        from facet.kernels.quantized.int4 import wide
-
-        return wide.linear(x, matrix)
-    return _in_slices(x, matrix, functional.linear)
+    kernels = choose_kernels(x, most_few_rows)
+    return _in_slices(x, matrix, functional.linear) if kernels is None else kernels.linear(x, matrix)
 
 
 def geglu_linear(x: Tensor, matrix: ShuffledInt4, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
     """gelu_tanh(gate) * up of a gated matrix, [rows, width]."""
-    if x.shape[0] <= most_few_rows:
-        from facet.kernels.quantized.int4 import few_rows
-
-        return few_rows.geglu_linear(x, matrix)
-    if x.shape[0] <= MAX_WIDE_ROWS and x.dtype == torch.bfloat16:
-        from facet.kernels.quantized.int4 import wide
-
-        return wide.geglu_linear(x, matrix)
-    return _in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
+    kernels = choose_kernels(x, most_few_rows)
+    if kernels is None:
+        return _in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
+    return kernels.geglu_linear(x, matrix)
 
 
 def gated_input_linear(
     x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor, most_few_rows: float = MAX_FEW_ROWS
 ) -> Tensor:
     """gelu_tanh(x @ values^T) * per_layer_input, the latter [rows, outputs]."""
-    if x.shape[0] <= most_few_rows:
-        from facet.kernels.quantized.int4 import few_rows
+    kernels = choose_kernels(x, most_few_rows)
+    if kernels is None:
+        return gate_per_layer_input(_in_slices(x, matrix, functional.linear), per_layer_input)
+    return kernels.gated_input_linear(x, matrix, per_layer_input)
 
-        return few_rows.gated_input_linear(x, matrix, per_layer_input)
-    if x.shape[0] <= MAX_WIDE_ROWS and x.dtype == torch.bfloat16:
-        from facet.kernels.quantized.int4 import wide
 
-        return wide.gated_input_linear(x, matrix, per_layer_input)
-    return gate_per_layer_input(_in_slices(x, matrix, functional.linear), per_layer_input)
+def choose_kernels(x: Tensor, most_few_rows: float) -> Kernels | None:
+    """Those that multiply these rows by codes. None: there are so many that values are made of the codes first."""
+    # Imported here: machines without a GPU need no Triton.
+    from facet.kernels.quantized.int4 import few_rows, wide
+
+    num_rows = x.shape[0]
+    if num_rows <= most_few_rows:
+        return few_rows
+    if x.dtype != torch.bfloat16:
+        return None
+    if torch.cuda.get_device_capability(x.device)[0] == _HOPPER:  # no other has the wide kernel's products
+        return wide if num_rows <= MAX_WIDE_ROWS else None
+    return few_rows if num_rows <= ROW_KINDS[-1] else None
+
+
+def run_experts(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    gate_up: ShuffledInt4,
+    down: ShuffledInt4,
+    most_few_rows: float = MAX_FEW_ROWS,
+) -> Tensor:
+    """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))), gate and up in one gated matrix."""
+    from facet.kernels.quantized.int4 import experts
+
+    assert gate_up.is_gated, "gates and ups have to be interleaved"
+    if x.shape[0] == 0:
+        return torch.empty_like(x)
+    x, weights, chosen = x.contiguous(), weights.contiguous(), chosen.contiguous()
+    most_pairs = max(MAX_FEW_ROWS_OF_EXPERT, most_few_rows) * gate_up.codes.shape[0]
+    run = experts.run_few if chosen.numel() <= most_pairs else experts.run_many
+    return run(x, weights, chosen, gate_up, down)
+
+
+def expert_linear(x: Tensor, matrices: ShuffledInt4, expert: int, product: Product) -> Tensor:
+    """x [rows, inputs] @ values^T of one expert; of a gated matrix gates, then ups. `product` multiplies by them."""
+    from facet.kernels.quantized.int4.dequantize import dequantize
+
+    return product(x, dequantize(matrices.experts(expert), x.dtype))
 
 
 def _in_slices(x: Tensor, matrix: ShuffledInt4, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -11,9 +11,10 @@ _BLOCKS = 4  # of a program
 
 
 def dequantize(matrix: ShuffledInt4, dtype: torch.dtype) -> Tensor:
-    """[outputs, inputs]; of a gated matrix gates, then ups. Values are rounded to `dtype` once."""
-    values = torch.empty(matrix.num_rows, matrix.num_inputs, dtype=dtype, device=matrix.codes.device)
-    _dequantize_kernel[(matrix.num_tiles, triton.cdiv(matrix.num_blocks, _BLOCKS))](
+    """[..., outputs, inputs]; of a gated matrix gates, then ups. Values are rounded to `dtype` once."""
+    experts = matrix.codes.shape[:-3]
+    values = torch.empty(*experts, matrix.num_rows, matrix.num_inputs, dtype=dtype, device=matrix.codes.device)
+    _dequantize_kernel[(experts.numel() * matrix.num_tiles, triton.cdiv(matrix.num_blocks, _BLOCKS))](
         matrix.codes,
         matrix.scales,
         matrix.scales if matrix.zeros is None else matrix.zeros,
@@ -22,7 +23,7 @@ def dequantize(matrix: ShuffledInt4, dtype: torch.dtype) -> Tensor:
         matrix.num_blocks,
         matrix.num_inputs,
         HAS_ZEROS=matrix.zeros is not None,
-        GROUPS=matrix.scales.shape[3],
+        GROUPS=matrix.scales.shape[-2],
         IS_GATED=matrix.is_gated,
         BLOCKS=_BLOCKS,
         WORDS=BLOCK_IN // 8,
@@ -38,7 +39,7 @@ def _dequantize_kernel(
     scales,
     zeros,
     values,
-    num_tiles,
+    num_tiles,  # of a matrix
     num_blocks,
     num_in,
     HAS_ZEROS: tl.constexpr,  # else 8
@@ -63,7 +64,10 @@ def _dequantize_kernel(
     # Neighbours lie 16 bits apart.
     code = (eight >> (pair // 2 * 4 + pair % 2 * 16)) & 15
     column = block * (WORDS * 8) + word % WORDS * 8 + pair
-    row = half * (num_tiles * 8) + tile * 8 + member if IS_GATED else tile * 16 + half * 8 + member
+    if IS_GATED:
+        row = tile // num_tiles * (num_tiles * 16) + half * (num_tiles * 8) + tile % num_tiles * 8 + member
+    else:
+        row = tile * 16 + half * 8 + member
     zero = tl.load(zeros + scale_place, mask=is_block, other=0).to(tl.int32) if HAS_ZEROS else 8
     result = (code - zero).to(tl.float32) * scale
     tl.store(values + row.to(tl.int64) * num_in + column, result.to(values.dtype.element_ty), mask=column < num_in)

@@ -59,7 +59,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: Tuning |
         HAS_GATED_INPUT=gated is not None,
         SCALE_DTYPE=gl.bfloat16 if matrix.scales.dtype == torch.bfloat16 else gl.float16,
         HAS_ZEROS=matrix.zeros is not None,
-        GROUPS=matrix.scales.shape[3],
+        GROUPS=matrix.scales.shape[-2],
         TILES=tuning.tiles,
         ROW_TILES=rows // 8,
         NUM_OUT_WARPS=tuning.num_out_warps,

@@ -9,16 +9,17 @@ tile by inputs 32 j + 8 t .. 32 j + 8 t + 7 of a block, j = 0 .. 3:
   lie in the same order.
 
 Inputs are filled up to whole blocks with scales of zero. The rows of a gated matrix are gate, then up: its tiles have
-eight of either, so that a thread holds both of a column.
+eight of either, so that a thread holds both of a column. The matrices of experts lie one after another.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from facet.kernels.quantized.matrix import QuantizedMatrix
+from facet.kernels.quantized.matrix import QuantizedMatrix, stack
 from facet.matrix_format import MatrixFormat
 
 TILE_OUT = 16
@@ -28,34 +29,41 @@ _GROUPS = (None, 32, 64, 128)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShuffledInt4:
-    """A matrix in this order. A scale that a whole row has is there once for every block."""
+    """A matrix in this order, or those of experts. A scale that a whole row has is there once for every block."""
 
     format: MatrixFormat
-    codes: Tensor  # int32 [tiles, blocks, 256]
-    scales: Tensor  # [tiles, blocks, 8, groups of a block, 2]
+    codes: Tensor  # int32 [..., tiles, blocks, 256]
+    scales: Tensor  # [..., tiles, blocks, 8, groups of a block, 2]
     zeros: Tensor | None  # uint8, as the scales
     num_inputs: int
     is_gated: bool
 
     @property
     def num_tiles(self) -> int:
-        return self.codes.shape[0]
+        """Of one matrix."""
+        return self.codes.shape[-3]
 
     @property
     def num_blocks(self) -> int:
-        return self.codes.shape[1]
+        return self.codes.shape[-2]
 
     @property
     def num_rows(self) -> int:
+        """Of one matrix."""
         return self.num_tiles * TILE_OUT
 
     def rows(self, rows: slice) -> "ShuffledInt4":
         """Some of the outputs, in whole tiles: a view. Of a gated matrix, both gates and ups of some columns."""
         start, stop, step = rows.indices(self.num_rows)
         assert (step, start % TILE_OUT, stop % TILE_OUT) == (1, 0, 0), "outputs are taken in tiles of 16"
-        tiles = slice(start // TILE_OUT, stop // TILE_OUT)
-        zeros = None if self.zeros is None else self.zeros[tiles]
-        return replace(self, codes=self.codes[tiles], scales=self.scales[tiles], zeros=zeros)
+        return self.experts(slice(start // TILE_OUT, stop // TILE_OUT))
+
+    def experts(self, experts: slice | int) -> "ShuffledInt4":
+        """The matrices of some, or of one: a view."""
+        return self.with_tensors({name: tensor[experts] for name, tensor in self.tensors().items()})
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "ShuffledInt4":
+        return replace(self, codes=tensors["codes"], scales=tensors["scales"], zeros=tensors.get("zeros"))
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that there are, under their names in the matrix."""
@@ -74,6 +82,8 @@ def can_shuffle(format: MatrixFormat, num_rows: int) -> bool:
 
 def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt4:
     """The same codes and scales in this order, in tensors of their own."""
+    if matrix.codes.dim() > 2:
+        return _joined([shuffle(matrix.expert(index), is_gated=is_gated) for index in range(matrix.codes.shape[0])])
     assert can_shuffle(matrix.format, matrix.num_rows), f"no kernel here multiplies by {matrix.format.line}"
     num_blocks = -(-matrix.num_inputs // BLOCK_IN)
     octets = functional.pad(matrix.codes, (0, num_blocks * BLOCK_IN // 2 - matrix.codes.shape[1]))
@@ -100,8 +110,15 @@ def _by_tiles(numbers: Tensor, matrix: QuantizedMatrix, *, is_gated: bool) -> Te
     return _in_tiles(numbers, is_gated=is_gated).permute(0, 3, 2, 4, 1).contiguous()
 
 
+def _joined(experts: Sequence[ShuffledInt4]) -> ShuffledInt4:
+    named = [expert.tensors() for expert in experts]
+    return experts[0].with_tensors({name: torch.stack([each[name] for each in named]) for name in named[0]})
+
+
 def unshuffle(shuffled: ShuffledInt4) -> QuantizedMatrix:
     """The matrix as it was."""
+    if shuffled.codes.dim() > 3:
+        return stack([unshuffle(shuffled.experts(index)) for index in range(shuffled.codes.shape[0])])
     tiles, blocks = shuffled.num_tiles, shuffled.num_blocks
     words = shuffled.codes.view(tiles, blocks, 2, 8, 4, 4).permute(0, 2, 3, 1, 5, 4)
     octets = _gathered(_in_rows(words, is_gated=shuffled.is_gated)).flatten(1).contiguous().view(torch.uint8)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 ROW_KINDS = (8, 16, 32, 64)
 # From here on the wide kernel is faster, and from there on bringing a matrix to bfloat16 before it is multiplied.
 MAX_FEW_ROWS, MAX_WIDE_ROWS = 8, 256
+# Of experts, rows of each: from there on their matrices are brought to bfloat16 too.
+MAX_FEW_ROWS_OF_EXPERT = 64
 _WARPS = 132 * 16
 
 

@@ -66,7 +66,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuni
         HAS_GATED_INPUT=gated is not None,
         SCALE_DTYPE=gl.bfloat16 if matrix.scales.dtype == torch.bfloat16 else gl.float16,
         HAS_ZEROS=matrix.zeros is not None,
-        GROUPS=matrix.scales.shape[3],
+        GROUPS=matrix.scales.shape[-2],
         ROWS=tuning.rows,
         TILES=tuning.tiles,
         SHARES=tuning.shares,

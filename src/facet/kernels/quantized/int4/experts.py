@@ -1,0 +1,95 @@
+"""Runs experts whose matrices are shuffled 4-bit codes."""
+
+import torch
+from torch import Tensor
+
+from facet.kernels.dependent_launch import launch_options
+from facet.kernels.moe.config import MAX_PAIR_ROWS, choose_tiles
+from facet.kernels.moe.triton_groups import ExpertMatrices, combine, multiply_groups
+from facet.kernels.moe.triton_sorting import Groups, group_pairs
+from facet.kernels.quantized.int4.dequantize import dequantize
+from facet.kernels.quantized.int4.experts_kernel import experts_kernel
+from facet.kernels.quantized.int4.language import gl
+from facet.kernels.quantized.int4.shuffled import BLOCK_IN, TILE_OUT, ShuffledInt4
+from facet.kernels.quantized.int4.tuning import Tuning, choose_tuning, rows_of_program
+
+# Of some experts' matrices in bfloat16: enough programs for all multiprocessors, and little beside a model.
+_SLICE_BYTES = 128 << 20
+
+
+def run_few(
+    x: Tensor,
+    weights: Tensor,
+    chosen: Tensor,
+    gate_up: ShuffledInt4,
+    down: ShuffledInt4,
+    tunings: tuple[Tuning, Tuning] | None = None,
+) -> Tensor:
+    """By the codes as they are, for any number of rows. `tunings`: of both products; None: chosen."""
+    assert x.dtype == torch.bfloat16, "pairs of bfloat16 numbers are what a word has"
+    assert gate_up.num_inputs % 8 == down.num_inputs % 8 == 0, "a thread takes eight inputs at a time"
+    num_rows, num_chosen = chosen.shape
+    num_experts = gate_up.codes.shape[0]
+    num_pairs = num_rows * num_chosen
+    # With few rows every pair reads its expert by itself, which saves sorting.
+    is_sorted = num_rows > MAX_PAIR_ROWS
+    group_size = rows_of_program(-(-num_pairs // num_experts)) if is_sorted else 8
+    groups = group_pairs(chosen, num_experts, group_size) if is_sorted else Groups(chosen, chosen)
+    grid_groups = groups.num_groups if is_sorted else num_pairs
+
+    def multiply(source: Tensor, matrices: ShuffledInt4, tuning: Tuning | None, *, is_first: bool) -> Tensor:
+        # How sums are cut must not depend on the number of rows: the tiles of one.
+        tuning = tuning or choose_tuning(matrices.num_tiles * num_chosen, matrices.num_blocks, group_size)
+        width = matrices.num_tiles * (TILE_OUT // 2 if is_first else TILE_OUT)
+        result = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
+        experts_kernel[(-(-matrices.num_tiles // (tuning.tiles * tuning.num_out_warps)), grid_groups)](
+            source.view(torch.int32),
+            matrices.codes,
+            matrices.scales.view(torch.int32),
+            matrices.scales if matrices.zeros is None else matrices.zeros.view(torch.int16),
+            groups.order,
+            groups.table,
+            result,
+            matrices.num_inputs // 2,
+            matrices.num_tiles,
+            matrices.num_blocks,
+            matrices.num_inputs,
+            NUM_CHOSEN=num_chosen,
+            IS_FIRST=is_first,
+            IS_SORTED=is_sorted,
+            SCALE_DTYPE=gl.bfloat16 if matrices.scales.dtype == torch.bfloat16 else gl.float16,
+            HAS_ZEROS=matrices.zeros is not None,
+            GROUPS=matrices.scales.shape[-2],
+            TILES=tuning.tiles,
+            ROW_TILES=group_size // 8,
+            NUM_OUT_WARPS=tuning.num_out_warps,
+            NUM_IN_WARPS=tuning.num_in_warps,
+            IS_RAGGED=matrices.num_blocks % (2 * tuning.num_in_warps) != 0,
+            HAS_TAIL=matrices.num_inputs % BLOCK_IN != 0,
+            num_warps=tuning.num_out_warps * tuning.num_in_warps,
+            **launch_options(x.device),
+        )
+        return result
+
+    first, second = (None, None) if tunings is None else tunings
+    hidden = multiply(x, gate_up, first, is_first=True)
+    return combine(multiply(hidden, down, second, is_first=False), weights)
+
+
+def run_many(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: ShuffledInt4, down: ShuffledInt4) -> Tensor:
+    """By values of x's type, some experts at a time."""
+    num_rows, num_chosen = chosen.shape
+    num_experts = gate_up.codes.shape[0]
+    tiles = choose_tiles(num_rows * num_chosen, num_experts, x.element_size())
+    groups = group_pairs(chosen, num_experts, tiles[0].block_rows)
+    hidden = torch.empty(num_rows * num_chosen, down.num_inputs, dtype=x.dtype, device=x.device)
+    by_pair = torch.empty(num_rows * num_chosen, down.num_rows, dtype=x.dtype, device=x.device)
+    for source, matrices, result, choices, config in (
+        (x, gate_up, hidden, num_chosen, tiles[0]),
+        (hidden, down, by_pair, None, tiles[1]),
+    ):
+        size = max(1, _SLICE_BYTES // (x.element_size() * matrices.num_rows * matrices.num_inputs))
+        for start in range(0, num_experts, size):
+            values = dequantize(matrices.experts(slice(start, start + size)), x.dtype)
+            multiply_groups(source, groups, ExpertMatrices(values), result, choices, config, start)
+    return combine(by_pair, weights)

@@ -1,0 +1,146 @@
+"""Experts of shuffled 4-bit codes against the reference: emulated on a CPU, as they are on a GPU."""
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from facet.kernels.geglu.reference import geglu
+from facet.kernels.moe.config import MAX_PAIR_ROWS
+from facet.kernels.moe.reference import sum_of_chosen
+from facet.kernels.quantized import int4, reference
+from facet.kernels.quantized.cases import Case
+from facet.kernels.quantized.int4.tuning import Tuning
+from facet.kernels.quantized.matrix import QuantizedMatrix, stack
+from facet.matrix_format import CodeKind, MatrixFormat, ScaleFormat
+
+pytest.importorskip("triton")
+from facet.kernels.quantized.int4 import experts as for_gpu
+from facet.kernels.quantized.int4.dequantize import dequantize
+from tests.kernels.gluon_emulator import emulated
+from tests.kernels.int4_machine import NAMES
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+ROOM = "facet.kernels.quantized.int4"
+NUM_EXPERTS = 5
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Matrices of a few experts, and rows that chose among them."""
+
+    group: int | None = 32
+    dtype: str = "bfloat16"
+    zeros: bool = False
+    hidden: int = 128
+    width: int = 96  # less than a block
+    num_rows: int = 7
+    num_chosen: int = 2
+
+    def matrices(self) -> tuple[QuantizedMatrix, QuantizedMatrix]:
+        codes: CodeKind = "uint4" if self.zeros else "int4"
+        scales = ScaleFormat(dtype=self.dtype, group=self.group)
+        format = MatrixFormat(codes=codes, scales=scales, has_zeros=self.zeros)
+        shapes = ((2 * self.width, self.hidden), (self.hidden, self.width))
+        gate_up, down = (
+            stack([Case(format=format, num_out=out, num_in=width).matrix(DEVICE) for _ in range(NUM_EXPERTS)])
+            for out, width in shapes
+        )
+        for index in range(NUM_EXPERTS):  # that experts differ is what is tested
+            gate_up.scales[index] *= 1 + index / 4
+            down.scales[index] *= 2 - index / 4
+        return gate_up, down
+
+    def rows(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """x, weights and choices. Nobody chose expert 1, and all rows expert 3."""
+        generator = torch.Generator().manual_seed(1)
+        x = torch.randn(self.num_rows, self.hidden, generator=generator).to(dtype)
+        weights = torch.rand(self.num_rows, self.num_chosen, generator=generator)
+        others = torch.tensor([0, 2, 4])[torch.rand(self.num_rows, 3, generator=generator).argsort(-1)]
+        chosen = torch.cat((torch.full((self.num_rows, 1), 3), others), dim=1)[:, : self.num_chosen].contiguous()
+        return x.to(DEVICE), weights.to(DEVICE), chosen.to(DEVICE)
+
+
+@pytest.fixture(scope="module")
+def experts() -> ModuleType:
+    if HAS_GPU:
+        return for_gpu
+    return emulated([f"{ROOM}.kernel", f"{ROOM}.experts_kernel", f"{ROOM}.experts"], f"{ROOM}.language", own=NAMES)
+
+
+def expected(case: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    gate_up, down = case.matrices()
+
+    def run_expert(rows: Tensor, expert: int) -> Tensor:
+        hidden = geglu(reference.linear(rows.float(), gate_up.expert(expert)).to(x.dtype))
+        return reference.linear(hidden.float(), down.expert(expert)).to(x.dtype)
+
+    return sum_of_chosen(x, weights, chosen, run_expert)
+
+
+def shuffled(case: Experts) -> tuple[int4.ShuffledInt4, int4.ShuffledInt4]:
+    gate_up, down = case.matrices()
+    return int4.shuffle(gate_up, is_gated=True), int4.shuffle(down)
+
+
+WIDE = Tuning(tiles=2, num_out_warps=2, num_in_warps=1)
+DEEP = Tuning(tiles=1, num_out_warps=1, num_in_warps=2)
+
+
+@pytest.mark.parametrize(
+    ("case", "tunings"),
+    [
+        (Experts(num_rows=1), None),  # pairs as they are
+        (Experts(num_rows=MAX_PAIR_ROWS, group=None, dtype="float16", zeros=True), (DEEP, WIDE)),
+        (Experts(num_rows=7, num_chosen=3), (WIDE, DEEP)),  # sorted
+        (Experts(num_rows=20, hidden=256, group=64, zeros=True), None),  # an expert with several groups
+        (Experts(num_rows=30, width=40, group=None), (WIDE, WIDE)),  # 16 rows to a group
+    ],
+    ids=str,
+)
+def test_few_rows_equal_the_reference(
+    experts: ModuleType, case: Experts, tunings: tuple[Tuning, Tuning] | None
+) -> None:
+    rows = case.rows(torch.bfloat16)
+    got = experts.run_few(*rows, *shuffled(case), tunings)
+    torch.testing.assert_close(got, expected(case, *rows), atol=2e-2, rtol=2**-5)
+
+
+def test_a_row_is_the_same_bits_in_any_company(experts: ModuleType) -> None:
+    case = Experts(num_rows=20)
+    (x, weights, chosen), matrices = case.rows(torch.bfloat16), shuffled(case)
+    alone = experts.run_few(x[4:5], weights[4:5], chosen[4:5], *matrices)
+    for num_rows in (6, 20):  # in groups of 8, and of 8 and more
+        together = experts.run_few(x[:num_rows], weights[:num_rows], chosen[:num_rows], *matrices)
+        assert torch.equal(together[4:5], alone)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter computes with numpy
+@pytest.mark.parametrize("case", [Experts(num_rows=40), Experts(num_rows=33, zeros=True, group=64)], ids=str)
+def test_many_rows_equal_the_reference(case: Experts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(for_gpu, "_SLICE_BYTES", 2 * 4 * 192 * 128)  # two experts at a time
+    dtype = torch.bfloat16 if HAS_GPU else torch.float32  # the interpreter's bfloat16 is not the GPU's
+    rows = case.rows(dtype)
+    tolerance = 2e-2 if HAS_GPU else 1e-4
+    torch.testing.assert_close(
+        for_gpu.run_many(*rows, *shuffled(case)), expected(case, *rows), atol=tolerance, rtol=tolerance
+    )
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_shuffling_experts_loses_nothing(zeros: bool) -> None:
+    for matrix, ordered in zip(Experts(zeros=zeros).matrices(), shuffled(Experts(zeros=zeros)), strict=True):
+        back = int4.unshuffle(ordered)
+        assert back.format == matrix.format
+        for name, tensor in matrix.tensors().items():
+            assert torch.equal(back.tensors()[name], tensor), name
+        assert torch.equal(dequantize(ordered, torch.float32), matrix.values())
+        assert torch.equal(dequantize(ordered.experts(2), torch.float32), matrix.expert(2).values())
+
+
+def test_no_rows() -> None:
+    x, weights, chosen = Experts().rows(torch.bfloat16)
+    assert int4.run_experts(x[:0], weights[:0], chosen[:0], *shuffled(Experts())).shape == (0, 128)
