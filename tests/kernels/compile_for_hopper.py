@@ -23,6 +23,7 @@ from triton.runtime.jit import MockTensor, create_function_from_signature
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.language import TensorDescriptor, gl
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
+from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.kernel import few_rows_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
@@ -82,6 +83,28 @@ def int4_wide_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return wide_kernel, arguments, {**constants, "num_warps": 8}
 
 
+def int4_experts_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of the second product of 26B-A4B, groups of eight pairs."""
+    words, tuning = tensor(gl.int32), choose_tuning(8 * 176, 6, 8)
+    constants = dict(
+        NUM_CHOSEN=8,
+        IS_FIRST=False,
+        IS_SORTED=True,
+        SCALE_DTYPE=gl.bfloat16,
+        HAS_ZEROS=False,
+        GROUPS=4,
+        TILES=tuning.tiles,
+        ROW_TILES=1,
+        NUM_OUT_WARPS=tuning.num_out_warps,
+        NUM_IN_WARPS=tuning.num_in_warps,
+        IS_RAGGED=6 % (2 * tuning.num_in_warps) != 0,
+        HAS_TAIL=True,
+        IS_DEPENDENT=True,
+    )
+    arguments = (words, words, words, tensor(), words, words, tensor(), 352, 176, 6, 704)
+    return experts_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
+
+
 def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     """A launch of each: the kernel, its arguments, its constants and options."""
     heads_of_31b = (tiles((8192, 32, 256), [32, 2, 256]), tensor(), tiles((9216, 256), [64, 256]))
@@ -117,6 +140,7 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         ),
         **{f"int4_{rows}": int4_launch(rows, choose_tuning(2688, 42, rows)) for rows in ROW_KINDS},
         "int4_wide": int4_wide_launch(),
+        "int4_experts": int4_experts_launch(),
     }
 
 

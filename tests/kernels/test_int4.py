@@ -237,7 +237,9 @@ def test_wide_tuning_fills_the_card() -> None:
         assert tuning.rows >= num_rows or tuning.rows == 128
 
 
-@pytest.mark.parametrize(("name", "most_registers"), [("int4_8", 144), ("int4_64", 168), ("int4_wide", 128)])
+@pytest.mark.parametrize(
+    ("name", "most_registers"), [("int4_8", 144), ("int4_64", 168), ("int4_wide", 128), ("int4_experts", 168)]
+)
 def test_it_compiles_without_spills(name: str, most_registers: int) -> None:
     """And leaves registers for 14, 12 or 16 warps on a multiprocessor."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
