@@ -6,10 +6,13 @@ from torch import Tensor
 
 from facet.kernels.arithmetic import USUAL
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.matrix import stack
+from facet.kernels.quantized.matrix import QuantizedMatrix, stack
 from facet.kernels.rounded_rows import RoundedRows
 from facet.layers.gpu_weights import EightBitsWeight, Int4Weight, choose_kind
+from facet.layers.moe import Experts
+from facet.layers.placement import Placement
 from facet.layers.quantized_weight import QuantizedWeight
+from facet.model_spec import MoeSpec
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 DEVICE = GPU if torch.cuda.is_available() else CPU
@@ -90,6 +93,15 @@ def test_four_bits_of_experts_multiply_one_by_one_too() -> None:
     torch.testing.assert_close(
         weight.product(x, expert=1), plain.product(x, expert=1), atol=1e-2 if is_cuda else 1e-4, rtol=1e-4
     )
+
+
+def test_experts_of_two_kinds_have_no_kernels() -> None:
+    placement = Placement(dtype=torch.bfloat16, device=CPU)
+    experts = Experts(MoeSpec(num_experts=2, num_chosen=1, width=32), 64, 1e-6, placement)
+    assert experts.has_kernels
+    matrix = QuantizedMatrix.empty(FORMATS["int4 groups"], (2, 64, 64), CPU)
+    experts.gate_up.weight = Int4Weight(matrix, dtype=torch.bfloat16, arithmetic=USUAL)
+    assert not experts.has_kernels
 
 
 @pytest.mark.parametrize(("name", "is_gated"), [("int4 groups", False), ("int4 groups", True), ("uint4 zeros", True)])

@@ -6,7 +6,7 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.moe.config import MAX_PAIR_ROWS, choose_tiles
 from facet.kernels.moe.triton_groups import ExpertMatrices, combine, multiply_groups
-from facet.kernels.moe.triton_sorting import Groups, group_pairs
+from facet.kernels.moe.triton_sorting import group_pairs
 from facet.kernels.quantized.int4.dequantize import dequantize
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.language import gl
@@ -34,21 +34,23 @@ def run_few(
     # With few rows every pair reads its expert by itself, which saves sorting.
     is_sorted = num_rows > MAX_PAIR_ROWS
     group_size = rows_of_program(-(-num_pairs // num_experts)) if is_sorted else 8
-    groups = group_pairs(chosen, num_experts, group_size) if is_sorted else Groups(chosen, chosen)
-    grid_groups = groups.num_groups if is_sorted else num_pairs
+    if is_sorted:
+        order, table = group_pairs(chosen, num_experts, group_size)
+    else:  # the expert of every pair stands for the table
+        order = table = chosen.flatten()
 
     def multiply(source: Tensor, matrices: ShuffledInt4, tuning: Tuning | None, *, is_first: bool) -> Tensor:
         # How sums are cut must not depend on the number of rows: the tiles of one.
         tuning = tuning or choose_tuning(matrices.num_tiles * num_chosen, matrices.num_blocks, group_size)
         width = matrices.num_tiles * (TILE_OUT // 2 if is_first else TILE_OUT)
         result = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
-        experts_kernel[(-(-matrices.num_tiles // (tuning.tiles * tuning.num_out_warps)), grid_groups)](
+        experts_kernel[(-(-matrices.num_tiles // (tuning.tiles * tuning.num_out_warps)), table.shape[0])](
             source.view(torch.int32),
             matrices.codes,
             matrices.scales.view(torch.int32),
             matrices.scales if matrices.zeros is None else matrices.zeros.view(torch.int16),
-            groups.order,
-            groups.table,
+            order,
+            table,
             result,
             matrices.num_inputs // 2,
             matrices.num_tiles,
