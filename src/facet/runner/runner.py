@@ -94,6 +94,7 @@ class Runner:
         if draft_model is not None:
             self._sampling.draft_ahead = DraftAhead(draft_model, arena, self._seats.block_tables, self._device)
         self.media = MediaInputs(towers, model.spec.hidden_size, model.placement, num_encoder_rows=num_encoder_rows)
+        self._longest_context = min(max_model_len, model.num_positions)  # of which seats and model have places
         self._fast_prefill = fast_prefill
         # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.
         # With fast prefill they also skip layers that own no keys, whose output nothing reads either.
@@ -185,10 +186,10 @@ class Runner:
         return seconds
 
     def _compute_on_scratch(self, step: warm_up.WarmUpStep, num_logit_rows: int = 1) -> None:
-        """A step of prompts of zeros in blocks of no request, as long as the model can tell positions apart."""
-        lens = np.minimum(np.array(step.query_lens, np.int32), self.model.num_positions)
+        """A step of prompts of zeros in blocks of no request, as long as a context may be."""
+        lens = np.minimum(np.array(step.query_lens, np.int32), self._longest_context)
         chunks = Chunks(
-            num_computed=np.minimum(step.num_computed, self.model.num_positions - lens),
+            num_computed=np.minimum(step.num_computed, self._longest_context - lens),
             num_scheduled=lens,
             num_logit_rows=np.minimum(lens, num_logit_rows),
             seats=np.full_like(lens, self._seats.scratch_seat),
