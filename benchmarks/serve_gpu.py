@@ -1,6 +1,6 @@
 """Measures the table of `benchmarks/h200.md` through HTTP: `facet bench serve` against servers with random weights.
 
-    python benchmarks/serve_gpu.py [--rows e4b-8k-c8 31b-c1 ...] [--output results.json]
+    python benchmarks/serve_gpu.py [--rows e4b-8k-c8 31b-c1 ...] [--repeat 2] [--output results.json]
 
 One server per set of flags, all loads of that server one after the other, each after its own warm-up requests. vLLM's
 figures and the targets are printed for comparison; vLLM was measured elsewhere, on the same kind of card.
@@ -83,24 +83,25 @@ ROWS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS], default=[row.name for row in ROWS])
+    parser.add_argument("--repeat", type=int, default=1, help="times that each row is measured, in one server")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--temperature", type=float, default=None, help="default: the server's, which is 1")
     parser.add_argument("--serve-flags", nargs=argparse.REMAINDER, default=[], help="further flags of every server")
     options = parser.parse_args()
     chosen = [row for row in ROWS if row.name in options.rows]
-    results: dict[str, Any] = {}
+    results: dict[str, list[dict[str, Any]]] = {row.name: [] for row in chosen}
     for server in dict.fromkeys(row.server for row in chosen):
         with running(server, options.serve_flags) as seconds:
             print(f"{server.model} {' '.join(server.flags)}: ready after {seconds:.1f} s", flush=True)
-            for row in chosen:
-                if row.server is server:
-                    results[row.name] = measure(row, options.temperature)
-                    show(row, results[row.name])
+            for row in (row for row in chosen if row.server is server):
+                for _ in range(options.repeat):
+                    results[row.name].append(measure(row, options.temperature))
+                    show(row, results[row.name][-1])
     table = Table(title="through HTTP")
     for column in ("load", "Facet", "vLLM 0.26.0", "target"):
         table.add_column(column, no_wrap=True)
     for row in chosen:
-        table.add_row(row.name, figures(row, results[row.name]), row.vllm, row.target)
+        table.add_row(row.name, "\n".join(figures(row, result) for result in results[row.name]), row.vllm, row.target)
     Console(width=140).print(table)
     if options.output:
         options.output.write_text(json.dumps(results, indent=1))
