@@ -181,9 +181,10 @@ class Engine:
         plan = self._scheduler.commit(schedule)
         if self._drafter is not None and (num_to_draft := self._drafter.num_ahead(len(plan.seats))):
             plan = replace(plan, num_to_draft=num_to_draft)
+        launched = self.runner.launch(plan)
+        # Not before: the thread that makes masks would take the time of this one, and the device would wait for both.
         masks = self._grammars.start_masks(plan)
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
-        launched = self.runner.launch(plan)
         return _StartedStep(plan, self.runner.sample(launched, None if masks is None else masks.result()), start)
 
     def _plan(self) -> Schedule:

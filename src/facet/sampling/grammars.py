@@ -1,8 +1,8 @@
 """The grammars of running requests, by seat: they take the tokens of settled steps and provide masks for the next.
 
 All walking is done by one thread, in the order it was asked for, so that masks are made while the device computes and
-no lock is needed. The loop's thread only asks; the runner waits for the answer when it has launched the model and is
-about to sample.
+no lock is needed. The loop's thread only asks, once it has launched the model, and waits for the answer when it is about
+to sample. Tokens of settled steps are walked then, too: before, the device would wait for two threads instead of one.
 
 A request whose text is free until a trigger comes need not wait for the host in the overlapped order: the mask of what
 follows the trigger goes along with every step, and applies if the token before, not yet known here, was the trigger.
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 
 class Grammars:
-    """Owned by the loop. A plan goes through `start_masks` before it is launched, its result through `settle`."""
+    """Owned by the loop. A plan goes through `start_masks` when it has been launched, its result through `settle`."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -39,6 +39,7 @@ class Grammars:
         self._seats: dict[int, _Seat] = {}
         self._thread: ThreadPoolExecutor | None = None
         self._waits: dict[int, bool] = {}
+        self._unwalked: list[tuple[_WalkState, tuple[int, ...]]] = []  # tokens of settled steps
 
     def add(self, request: Request, compiled: "xgrammar.CompiledGrammar") -> None:
         """Keep a request's grammar until the request ends, however often it is preempted."""
@@ -52,6 +53,9 @@ class Grammars:
         """What the plan's requests may sample. None: none of them has a grammar."""
         if not self._compiled and not self._seats:
             return None
+        if self._unwalked:
+            unwalked, self._unwalked = self._unwalked, []
+            self._ask(_walk_all, unwalked)
         for seat in plan.released_seats:
             self._seats.pop(seat, None)
         numbers = dict(zip(plan.seats.tolist(), plan.request_numbers.tolist(), strict=True))
@@ -87,14 +91,11 @@ class Grammars:
             result.token_ids,
             strict=True,
         )
-        seen = []
         for seat, number, token_ids in entries:
             held = self._seats.get(seat)
             if held is not None and held.request_number == number and token_ids:
                 self._note_waiting(held, token_ids)
-                seen.append((held.state, token_ids))
-        if seen:
-            self._ask(_walk_all, seen)
+                self._unwalked.append((held.state, token_ids))
 
     def close(self) -> None:
         if self._thread is not None:
