@@ -213,6 +213,25 @@ def test_free_text_does_not_wait_for_the_host(world: World, monkeypatch: pytest.
     assert share_launched_ahead["bound"] == 0
 
 
+def test_bound_requests_that_came_one_by_one_go_on_together(world: World) -> None:
+    """Whoever waits for the host would else be computed in two halves, which take turns."""
+    engine = world.engine(overlapped=True)
+    names = {f"bound{i}" for i in range(4)}
+    counts = dict.fromkeys(names, 0)
+    shares = []
+    for name in sorted(names):
+        engine.submit(request(name, regex_grammar("[a-z]{60}"), max_tokens=60))
+        while counts[name] == 0:  # the next one comes while others are in flight
+            for event in engine.step():
+                counts[event.request_id] += len(event.token_ids)
+    while all(count < 20 for count in counts.values()):
+        events = engine.step()
+        shares.append({event.request_id for event in events})
+        for event in events:
+            counts[event.request_id] += len(event.token_ids)
+    assert shares[1:] == [names] * len(shares[1:])
+
+
 def test_a_free_choice_is_the_same_in_company_and_after_preemption(world: World) -> None:
     bias = {world.markers.opens_call: 3.0, world.markers.opens_channel: 1.0, world.markers.closes_channel: 3.0}
     requests = [request(f"auto{i}", world.tools(), logit_bias=bias, max_tokens=48, ignore_eos=True) for i in range(8)]

@@ -38,8 +38,11 @@ class CompilingRequests:
             )
         self._requests[request.request_id] = (request, self._compiler.start(request.grammar))
 
-    def load_in_background(self) -> None:
-        self._compiler.load_in_background()
+    def load(self, *, in_background: bool) -> None:
+        if in_background:
+            self._compiler.load_in_background()
+        else:
+            self._compiler.load()
 
     def cancel(self, request_id: str) -> bool:
         """Whether the request was here. Its grammar is compiled all the same, for later requests."""

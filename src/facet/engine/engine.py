@@ -162,6 +162,12 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """One turn of the loop. An empty list is normal: the first overlapped step has nothing to settle yet."""
         self._queue_compiled()
+        if self._in_flight is not None and self._scheduler.queues.all_wait_for_host:
+            # Ahead of their tokens nobody could go on but those that are not in flight: two halves would take turns.
+            before, self._in_flight = self._in_flight, None
+            events = self._settle(before)
+            self._in_flight = self._start()
+            return events
         started = self._start()
         if not self.settings.overlapped:
             return [] if started is None else self._settle(started)
@@ -263,9 +269,9 @@ class Engine:
         if self._sleeper is not None and self.is_asleep:
             self._sleeper.wake_up()
 
-    def load_grammars(self) -> None:
-        """Load what grammars need, in the background; otherwise the first request with one waits for it."""
-        self._compiling.load_in_background()
+    def load_grammars(self, *, in_background: bool = True) -> None:
+        """Load what grammars need; otherwise the first request with one waits for it."""
+        self._compiling.load(in_background=in_background)
 
     def check_integrity(self) -> None:
         """For tests: checks that scheduler and cache agree."""

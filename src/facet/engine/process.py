@@ -8,8 +8,10 @@ it waits for one, or for the end of the front process. Other ranks wait for the 
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
@@ -26,7 +28,7 @@ from facet.errors import EngineError, UserError
 from facet.layers.rank_group import RankGroup, join_ranks
 from facet.model.loader import resolve_device
 from facet.progress import Bars, Progress, Silent
-from facet.ranks import Rank
+from facet.ranks import ALONE, Rank
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,11 @@ def _lead(
     progress: Progress,
     send: _Send,
 ) -> None:
+    # The library for grammars takes seconds to import, and a thread that imports keeps the loop from launching kernels:
+    # where steps are short it is loaded before there are any, as far as possible while weights are.
+    importing = threading.Thread(target=import_module, args=("xgrammar",), daemon=True)
+    if loads_grammars := resolve_device(config.device, ALONE if group is None else group.rank).type == "cuda":
+        importing.start()
     ready = make_runner(config, progress, group, started=started)
     num_followers = 0 if group is None else group.rank.size - 1
     followers = [context.socket(zmq.PUSH) for _ in range(num_followers)]
@@ -99,6 +106,8 @@ def _lead(
 
     leading = LeadingRunner(ready.runner, send_step) if followers else ready.runner
     engine = Engine(leading, ready.settings, ready.folder, ready.drafter, ready.sleeper)
+    if loads_grammars:
+        engine.load_grammars(in_background=False)
     service = EngineService(engine, make_info(engine, str(ready.folder), ready.start_times))
     with closing(context.socket(zmq.PULL)) as inbox:
         inbox.connect(address(folder, TO_ENGINE))

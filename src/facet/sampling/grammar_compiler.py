@@ -61,16 +61,21 @@ class GrammarCompiler:
         self._cache.move_to_end(spec.key)
         return found.compiling
 
+    def load(self) -> None:
+        """Load the library now, so that the first grammar need not wait for it."""
+        if self._folder is not None:
+            with contextlib.suppress(FacetError):  # said to those who send a grammar
+                self._load()
+
     def load_in_background(self) -> None:
-        """Load the library now, without hurry, so that the first grammar need not wait for it."""
+        """As `load`, without hurry."""
         if self._folder is not None:
             threading.Thread(target=self._load_without_hurry, name="facet-grammar-loader", daemon=True).start()
 
     def _load_without_hurry(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # only Linux gives a thread a priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        with contextlib.suppress(FacetError):  # said to those who send a grammar
-            self._load()
+        self.load()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,8 @@
 """The grammars of running requests, by seat: they take the tokens of settled steps and provide masks for the next.
 
 All walking is done by one thread, in the order it was asked for, so that masks are made while the device computes and
-no lock is needed. The loop's thread only asks, once it has launched the model, and waits for the answer when it is about
-to sample. Tokens of settled steps are walked then, too: before, the device would wait for two threads instead of one.
+no lock is needed. The loop's thread asks once it has launched the model, and waits for the answer when it is about to
+sample. Tokens of settled steps are walked then, too: before, the device would wait for two threads instead of one.
 
 A request whose text is free until a trigger comes need not wait for the host in the overlapped order: the mask of what
 follows the trigger goes along with every step, and applies if the token before, not yet known here, was the trigger.

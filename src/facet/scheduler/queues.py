@@ -173,6 +173,11 @@ class Queues:
         seats = seats[self._seats.request_number[seats] == plan.request_numbers[has_drafts]].astype(np.int64)
         return seats, self._seats.num_computed[seats]
 
+    @property
+    def all_wait_for_host(self) -> bool:
+        """Whether every running request goes on only once its last token is known."""
+        return len(self._running) > 0 and bool(self._seats.waits_for_host[self._order].all())
+
     def set_waits_for_host(self, waits: Mapping[int, bool]) -> None:
         """By request number, whether from now on a sampled token must be known before the next may be computed."""
         for number, must_wait in waits.items():
