@@ -128,8 +128,8 @@ class MediaInputs:
         rows = torch.zeros(sum(counts), self._width, dtype=self._dtype, device=self._device)
         dealt = range(rank.index, len(contents), rank.size)
         for index, made in zip(dealt, self._rows([contents[index] for index in dealt]), strict=True):
-            rows.split(counts)[index].copy_(made)
-        return self._group.sum(rows).split(counts)
+            torch.split(rows, counts)[index].copy_(made)
+        return torch.split(self._group.sum(rows), counts)
 
     def _rows(self, contents: Sequence[PreparedMedia]) -> Sequence[Tensor]:
         """Of contents of one kind, of each in turn."""
