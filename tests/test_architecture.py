@@ -48,23 +48,12 @@ ROOMS = {
     "kernels": "tensor operations, each with a plain reference",
 }
 # What serves HTTP, text and the command line, and what plans, needs no tensors: it starts quickly, stays small and is
-# tested without them. So do two modules of the engine, by which a front process talks to it.
+# tested without them. So do the modules of the engine by which a front process talks to it.
 WITHOUT_TORCH = {
-    *(
-        "cli",
-        "bench",
-        "replicas",
-        "router",
-        "server",
-        "prompts",
-        "chat",
-        "tokens",
-        "drafts",
-        "scheduler",
-        "kv_cache",
-        "media",
-    ),
-    *("engine.client", "engine.messages"),
+    *("cli", "bench", "replicas", "router", "server", "prompts", "chat", "tokens"),
+    *("drafts", "scheduler", "kv_cache", "media"),
+    *("engine.client", "engine.messages", "engine.addresses", "engine.rank_processes"),
+    *("engine.ray_cluster", "engine.ray_ranks"),
 }
 VOCABULARY_WITH_TORCH = {"forward_batch", "transfer"}
 TENSOR_LIBRARIES = {"torch", "triton", "xgrammar"}  # the other two import torch themselves
@@ -80,7 +69,8 @@ DOORS = {
         *("facet.layers.kv_arena", "facet.runner.batch", "torch"),  # --load
     },
     "facet.cli.plan": {"facet.engine.memory_plan", "facet.engine.plan_advice"},
-    "facet.engine.client": {"facet.engine.process"},  # runs in the engine's process
+    "facet.engine.rank_processes": {"facet.engine.process"},  # runs in the engine's process
+    "facet.engine.ray_ranks": {"facet.engine.process", "facet.layers.rank_group"},  # likewise
 }
 
 RANKS = {room: rank for rank, room in enumerate(ROOMS)}

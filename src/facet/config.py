@@ -105,6 +105,12 @@ class EngineConfig(ModelConfig):
         "number of GPUs, or of processes on a CPU, that heads, MLPs, embeddings and the KV cache are divided among",
         also=("-tp",),
     )
+    distributed_executor_backend: str = setting(
+        "mp",
+        "where their processes run: mp or uni: on this machine; ray: on the nodes of the Ray cluster at RAY_ADDRESS "
+        "(pip install 'facet-llm[cluster]')",
+        choices=("mp", "uni", "ray"),
+    )
     max_num_seqs: int = setting(128, "maximum number of requests that run at once; others wait")
     max_num_batched_tokens: int | None = setting(
         None,

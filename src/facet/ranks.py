@@ -13,6 +13,7 @@ class Rank:
 
     index: int = 0
     size: int = 1
+    gpu: int | None = None  # of those that its process sees; None: the one with the rank's own number
 
     def __post_init__(self) -> None:
         assert 0 <= self.index < self.size, f"rank {self.index} of {self.size}"

@@ -80,7 +80,7 @@ def quick_starts() -> Iterator[None]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["facet.engine.process"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("facet.engine.client.multiprocessing.get_context", lambda method: context)
+        patch.setattr("facet.engine.rank_processes.multiprocessing.get_context", lambda method: context)
         yield
 
 

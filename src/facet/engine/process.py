@@ -1,8 +1,9 @@
 """Runs the engine in a process of its own, or in one for each rank.
 
-All of them know a folder with sockets. The front process sends messages to rank 0, which plans; every rank may send
-some back, the first of them `EngineInfo` or `Died`. While there is work the loop only checks for messages; without work
-it waits for one, or for the end of the front process. Other ranks wait for the steps that rank 0 sends.
+All of them know how to reach each other (`addresses.py`). The front process sends messages to rank 0, which plans;
+every rank may send some back, the first of them `EngineInfo` or `Died`. While there is work the loop only checks for
+messages; without work it waits for one, or for the end of the front process. Other ranks wait for the steps that rank 0
+sends.
 """
 
 import logging
@@ -11,21 +12,22 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
 
 from facet.config import EngineConfig
-from facet.engine.addresses import FROM_ENGINE, TO_ENGINE, address, steps_of
+from facet.engine.addresses import FrontAddresses, Network, Socket, steps_of
 from facet.engine.engine import Engine
 from facet.engine.loading import make_runner
 from facet.engine.messages import Died, FromEngine, Shutdown, ToEngine
 from facet.engine.ranks import LeadingRunner, follow
 from facet.engine.service import EngineService, make_info
 from facet.errors import EngineError, UserError
-from facet.layers.rank_group import RankGroup, join_ranks
+from facet.layers.rank_group import RankGroup, file_store, join_ranks
 from facet.model.loader import resolve_device
 from facet.progress import Bars, Progress, Silent
 from facet.ranks import ALONE, Rank
@@ -39,15 +41,26 @@ _NO_MORE_STEPS = b""
 _Send = Callable[[list[FromEngine]], None]
 
 
-def run_engine_process(config: EngineConfig, rank: Rank, folder: Path, started: float, show_progress: bool) -> None:
-    """The process of one rank, from start to end. `folder` has the sockets; `started` is for the `StartClock`."""
+def run_engine_process(
+    config: EngineConfig,
+    rank: Rank,
+    network: Network,
+    front: FrontAddresses,
+    started: float,
+    show_progress: bool,
+    store: Any = None,
+) -> None:
+    """The process of one rank, from start to end.
+
+    `started` is for the `StartClock`. `store`: where ranks meet; None: in the network's folder.
+    """
     # Ctrl-C and a service manager's stop reach the whole group; the front process drains first and then sends Shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     context = zmq.Context()
     outbox = context.socket(zmq.PUSH)
     outbox.setsockopt(zmq.LINGER, 2000)  # milliseconds for the last messages to be delivered
-    outbox.connect(address(folder, FROM_ENGINE))
+    network.connect(outbox, front.from_engine)
     encoder = msgspec.msgpack.Encoder()
 
     def send(messages: list[FromEngine]) -> None:
@@ -58,12 +71,15 @@ def run_engine_process(config: EngineConfig, rank: Rank, folder: Path, started: 
         group = None
         if rank.size > 1:
             device = resolve_device(config.device, rank)
-            group = join_ranks(rank, device, folder, adds_in_order=config.batch_invariant)
+            if store is None:
+                assert network.folder is not None, "ranks on several machines meet elsewhere"
+                store = file_store(network.folder, rank)
+            group = join_ranks(rank, device, store, host=network.host, adds_in_order=config.batch_invariant)
         if rank.plans:
-            _lead(config, group, context, folder, started, progress, send)
+            _lead(config, group, _Wires(context, network, store), front.to_engine, started, progress, send)
         else:
             assert group is not None, "who follows is not alone"
-            _follow(config, group, context, folder, progress)
+            _follow(config, group, _Wires(context, network, store), progress)
     except UserError as error:
         send([Died(str(error), is_users_to_fix=True)])
     except EngineError as error:
@@ -79,11 +95,20 @@ def run_engine_process(config: EngineConfig, rank: Rank, folder: Path, started: 
         context.term()
 
 
+@dataclass(frozen=True, slots=True)
+class _Wires:
+    """What a process needs to reach the others."""
+
+    context: "zmq.Context[Socket]"
+    network: Network
+    store: Any
+
+
 def _lead(
     config: EngineConfig,
     group: RankGroup | None,
-    context: "zmq.Context[zmq.Socket[bytes]]",
-    folder: Path,
+    wires: _Wires,
+    to_engine: str,
     started: float,
     progress: Progress,
     send: _Send,
@@ -95,10 +120,10 @@ def _lead(
         importing.start()
     ready = make_runner(config, progress, group, started=started)
     num_followers = 0 if group is None else group.rank.size - 1
-    followers = [context.socket(zmq.PUSH) for _ in range(num_followers)]
+    followers = [wires.context.socket(zmq.PUSH) for _ in range(num_followers)]
     for index, socket in enumerate(followers, start=1):
         socket.setsockopt(zmq.LINGER, 2000)
-        socket.bind(address(folder, steps_of(index)))
+        wires.store.set(steps_of(index), wires.network.listen(socket, steps_of(index)))
 
     def send_step(message: bytes) -> None:
         for socket in followers:
@@ -109,8 +134,8 @@ def _lead(
     if loads_grammars:
         engine.load_grammars(in_background=False)
     service = EngineService(engine, make_info(engine, str(ready.folder), ready.start_times))
-    with closing(context.socket(zmq.PULL)) as inbox:
-        inbox.connect(address(folder, TO_ENGINE))
+    with closing(wires.context.socket(zmq.PULL)) as inbox:
+        wires.network.connect(inbox, to_engine)
         send([service.info])
         try:
             _loop(service, inbox, send)
@@ -124,14 +149,13 @@ def _lead(
 def _follow(
     config: EngineConfig,
     group: RankGroup,
-    context: "zmq.Context[zmq.Socket[bytes]]",
-    folder: Path,
+    wires: _Wires,
     progress: Progress,
 ) -> None:
     runner = make_runner(config, progress, group).runner
     front = os.getppid()
-    with closing(context.socket(zmq.PULL)) as steps:
-        steps.connect(address(folder, steps_of(group.rank.index)))
+    with closing(wires.context.socket(zmq.PULL)) as steps:
+        wires.network.connect(steps, wires.store.get(steps_of(group.rank.index)).decode())
 
         def receive() -> bytes | None:
             while not steps.poll(SECONDS_BETWEEN_LOOKS * 1000):
@@ -142,7 +166,7 @@ def _follow(
         follow(runner, receive)
 
 
-def _loop(service: EngineService, inbox: "zmq.Socket[bytes]", send: _Send) -> None:
+def _loop(service: EngineService, inbox: Socket, send: _Send) -> None:
     decoder = msgspec.msgpack.Decoder(ToEngine)
     front = os.getppid()
     while True:
@@ -159,7 +183,7 @@ def _loop(service: EngineService, inbox: "zmq.Socket[bytes]", send: _Send) -> No
             send(outgoing)
 
 
-def _messages(inbox: "zmq.Socket[bytes]", decoder: "msgspec.msgpack.Decoder[ToEngine]") -> Iterator[ToEngine]:
+def _messages(inbox: Socket, decoder: "msgspec.msgpack.Decoder[ToEngine]") -> Iterator[ToEngine]:
     """Everything that has come."""
     while True:
         try:

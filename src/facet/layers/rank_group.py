@@ -4,6 +4,7 @@ Every rank makes the same calls in the same order; each call waits for all of th
 and makes no call.
 """
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +20,8 @@ from facet.ranks import Rank
 
 # For one call. Ranks may load at different speeds, and whoever started them ends them all when one of them dies.
 _PATIENCE = timedelta(hours=1)
+
+LOOPBACK = "127.0.0.1"
 
 
 class RankGroup:
@@ -67,20 +70,43 @@ def _failures_in_words() -> Iterator[None]:
         raise EngineError("Another rank of the model has ended, or cannot be reached.") from error
 
 
-def join_ranks(rank: Rank, device: torch.device, folder: Path, *, adds_in_order: bool = False) -> RankGroup:
-    """Meet the other ranks on this machine. `folder` is one that all of them see and nobody else can write to."""
-    store = dist.FileStore(str(folder / "ranks"), rank.size)  # type: ignore[attr-defined]
+def file_store(folder: Path, rank: Rank) -> Any:
+    """For ranks on one machine. `folder` is one that all of them see and nobody else can write to."""
+    return dist.FileStore(str(folder / "ranks"), rank.size)  # type: ignore[attr-defined]
+
+
+def network_store(host: str, port: int, rank: Rank, secret: str, listener: socket.socket | None) -> Any:
+    """For ranks on several machines. Rank 0 keeps it, and brings a socket that listens there.
+
+    The store takes keys and values from anybody, so ours are under a name that nobody else knows.
+    """
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        rank.size,
+        is_master=listener is not None,
+        timeout=_PATIENCE,
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
+    return dist.PrefixStore(secret, store)  # type: ignore[attr-defined]
+
+
+def join_ranks(
+    rank: Rank, device: torch.device, store: Any, *, host: str = LOOPBACK, adds_in_order: bool = False
+) -> RankGroup:
+    """Meet the other ranks in a store of torch. `host`: the address of this machine that the others know."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = _PATIENCE
         return RankGroup(rank, dist.ProcessGroupNCCL(store, rank.index, rank.size, nccl), adds_in_order=adds_in_order)
-    return RankGroup(rank, gloo(store, rank), adds_in_order=adds_in_order)
+    return RankGroup(rank, gloo(store, rank, host=host), adds_in_order=adds_in_order)
 
 
-def gloo(store: Any, rank: Rank, *, patience: timedelta = _PATIENCE) -> Any:
-    """Ranks on processors. They talk over the loopback interface, where no other machine can reach them."""
+def gloo(store: Any, rank: Rank, *, host: str = LOOPBACK, patience: timedelta = _PATIENCE) -> Any:
+    """Ranks on processors. On one machine they talk over the loopback interface, where no other can reach them."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = patience
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     return dist.ProcessGroupGloo(store, rank.index, rank.size, options)

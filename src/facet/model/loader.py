@@ -289,6 +289,8 @@ def _gpu_of(rank: Rank, asked: str) -> torch.device:
             "Leave --device out; CUDA_VISIBLE_DEVICES chooses which are seen."
         )
     count = torch.cuda.device_count()
+    if rank.gpu is not None and rank.gpu < count:
+        return torch.device("cuda", rank.gpu)
     if rank.size > count:
         raise ConfigError(
             f"--tensor-parallel-size {rank.size} needs as many GPUs, but this machine shows {count}. Use a smaller "

@@ -1,0 +1,139 @@
+"""Starts the processes of an engine's ranks, hears of their ends, and ends them.
+
+`LocalRanks` are children of this process. `RayRanks` (`ray_ranks.py`) has the same methods for ranks that Ray places on
+the nodes of a cluster.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Protocol
+
+from facet.config import EngineConfig
+from facet.engine.addresses import FrontAddresses, Network, in_folder
+from facet.ranks import Rank
+
+SECONDS_TO_HEAR_OF_AN_END = 1
+
+
+class RankProcesses(Protocol):
+    network: Network  # how the front process listens
+
+    def start(self, config: EngineConfig, front: FrontAddresses, show_progress: bool) -> None: ...
+
+    @property
+    def sentinels(self) -> Sequence[int]:
+        """File descriptors that can be read once a rank has ended."""
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """On this machine, by rank."""
+
+    def who_ended(self, *, is_told: bool) -> str | None:
+        """The rank that ended first, in words. `is_told`: another one told why it ends, which may be because of that
+        one; None then means that it was not. Ranks that were killed could not tell."""
+
+    def kill(self) -> None: ...
+
+    def close(self, *, are_asked: bool) -> None:
+        """End all that still run, after a moment if they are asked to end, and clean up."""
+
+    @property
+    def all_run(self) -> bool: ...
+
+
+class LocalRanks:
+    """Ranks on this machine, each a child process. The system tells of the end of each."""
+
+    def __init__(self, size: int) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="facet-")
+        self.network = in_folder(Path(self._folder.name))
+        self._ranks = [Rank(index=index, size=size) for index in range(size)]
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+
+    def start(self, config: EngineConfig, front: FrontAddresses, show_progress: bool) -> None:
+        # A fresh interpreter: a fork would copy threads' locks and, on a GPU, a context that cannot be used.
+        spawn = multiprocessing.get_context("spawn")
+        for rank in self._ranks:
+            process = spawn.Process(
+                target=_run,
+                args=(config, rank, self.network, front, time.monotonic(), show_progress),
+                name=f"facet-{rank.index}",
+                daemon=True,
+            )
+            with _interrupts_ignored():
+                process.start()
+            self._processes.append(process)
+
+    @property
+    def sentinels(self) -> Sequence[int]:
+        return [process.sentinel for process in self._processes]
+
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        return tuple(process.pid for process in self._processes if process.pid is not None)
+
+    @property
+    def all_run(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
+    def who_ended(self, *, is_told: bool) -> str | None:
+        codes = [process.exitcode for process in self._processes]
+        deadline = time.monotonic() + SECONDS_TO_HEAR_OF_AN_END
+        # A rank that lost another tells of it at once, and perhaps before the system does.
+        while len(codes) > 1 and None in codes and not any((code or 0) < 0 for code in codes):
+            if not wait([each.sentinel for each in self._processes if each.is_alive()], deadline - time.monotonic()):
+                break
+            codes = [process.exitcode for process in self._processes]
+        ended = [index for index, code in enumerate(codes) if code is not None]
+        first = min(ended, key=lambda index: codes[index] or 0, default=None)
+        if first is None or (is_told and (codes[first] or 0) >= 0):
+            return None
+        who = "engine process" if len(codes) == 1 else f"engine process of rank {first}"
+        return f"The {who} ended unexpectedly (exit code {codes[first]})."
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    def close(self, *, are_asked: bool) -> None:
+        if are_asked:
+            self._processes[0].join(timeout=5)
+        # Others have been told by rank 0; after a second they are not asked again.
+        for process in self._processes:
+            process.join(timeout=1 if self._processes[0].exitcode == 0 else 0)
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+
+def _run(
+    config: EngineConfig, rank: Rank, network: Network, front: FrontAddresses, started: float, show_progress: bool
+) -> None:
+    """What a new process runs."""
+    # Read when torch is loaded. Threads without work sleep: other processes, such as the front, need the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Imported there and not here: torch takes seconds and 150 MB that a front process has no use for.
+    from facet.engine.process import run_engine_process
+
+    run_engine_process(config, rank, network, front, started, show_progress)
+
+
+@contextlib.contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """For a process that is being started: Ctrl-C reaches it too, before it can say that its parent sees to that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's to arrange
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,28 @@
+"""A Ray cluster of two nodes on this machine, for `make cluster`. The other targets do not collect these tests."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+collect_ignore_glob = [] if "FACET_CLUSTER" in os.environ else ["test_*.py"]
+
+OBJECT_STORE = 80 << 20  # bytes: nothing of ours goes through it
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """The head and a second node, each with two processors as far as Ray knows. Both are processes on this machine."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    head = dict(num_cpus=2, include_dashboard=False, object_store_memory=OBJECT_STORE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        cluster.add_node(num_cpus=2, object_store_memory=OBJECT_STORE)
+        patch.setenv("RAY_ADDRESS", cluster.address)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
