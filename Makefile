@@ -12,6 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-v
 # A stamp that is newer than its requirements means that there is nothing to install.
 INSTALLED := $(VENV)/.installed
 INSTALLED_FOR_TESTS := $(VENV)/.installed-for-tests
+INSTALLED_FOR_CLUSTER := $(VENV)/.installed-for-cluster
 REQUIREMENTS := pyproject.toml constraints.txt
 
 # Some machines forbid Python to keep bytecode. Every process would then compile what it imports of torch anew: the
@@ -19,7 +20,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format browser clients clean lint types suite
+.PHONY: help serve test check format browser clients cluster clean lint types suite
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +53,10 @@ browser: ## install Chromium for the tests of the page, which are skipped withou
 clients: $(INSTALLED) $(CLIENTS)/.installed ## try heavier clients (langchain, openai-agents, AI SDK, ...) on the bundled model
 	$(BIN)/python tests/clients/run.py $(CLIENTS)/bin/python $(ARGS)
 
+# Warnings of Ray are its own.
+cluster: $(INSTALLED_FOR_CLUSTER) ## try ranks and replicas on a Ray cluster of two nodes on this machine
+	FACET_CLUSTER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster --timeout 300 -W default --disable-warnings
+
 clean: ## remove .venv and caches
 	rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -74,6 +79,10 @@ $(INSTALLED): $(REQUIREMENTS) | $(BIN)/python
 $(INSTALLED_FOR_TESTS): $(REQUIREMENTS) | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[test]'
 	@touch $(INSTALLED) $@
+
+$(INSTALLED_FOR_CLUSTER): $(REQUIREMENTS) | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[test,cluster]'
+	@touch $(INSTALLED) $(INSTALLED_FOR_TESTS) $@
 
 $(CLIENTS)/.installed: tests/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)

@@ -7,13 +7,12 @@ says.
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import zmq
 
 from facet.config import EngineConfig
-from facet.engine.addresses import FROM_ENGINE, TO_ENGINE, address
+from facet.engine.addresses import FrontAddresses, Network
 from facet.engine.messages import AskStats, Cancel, EngineInfo, FromEngine, NewTokens, Shutdown, Stats, Submit, ToEngine
 from facet.ranks import Rank
 from facet.request import Request
@@ -55,18 +54,18 @@ class EmptySteps:
         return messages
 
 
-def run_empty_engine(config: EngineConfig, rank: Rank, folder: Path, *_: object) -> None:
-    """In place of `facet.engine.client.run_engine`: the process of an engine."""
+def run_empty_engine(config: EngineConfig, rank: Rank, network: Network, front: FrontAddresses, *_: object) -> None:
+    """In place of `facet.engine.rank_processes.run_rank`: the process of an engine."""
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    inbox.connect(address(folder, TO_ENGINE))
-    outbox.connect(address(folder, FROM_ENGINE))
+    network.connect(inbox, front.to_engine)
+    network.connect(outbox, front.from_engine)
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ToEngine)
     service = EmptySteps(float(os.environ.get(STEP_SECONDS, "0")))
     outbox.send(encoder.encode([EngineInfo(262_144, (1,), 8192, config.model, ())]))
-    front = os.getppid()
+    parent = os.getppid()
     while True:
-        if not service.has_work and not inbox.poll(_SECONDS_BETWEEN_LOOKS * 1000) and os.getppid() != front:
+        if not service.has_work and not inbox.poll(_SECONDS_BETWEEN_LOOKS * 1000) and os.getppid() != parent:
             return
         outgoing: list[FromEngine] = []
         while inbox.poll(0):

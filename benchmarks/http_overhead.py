@@ -36,7 +36,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tokenizer import made_up_tokenizer
 
-import facet.engine.client
+import facet.engine.rank_processes
 from facet.config import EngineConfig, ServerConfig
 from facet.prompts import read_prompt_files
 from facet.server.app import make_app
@@ -51,11 +51,16 @@ CHUNK = (  # an event as Facet sends it
 
 
 def serve_facet(pipe: Connection, folder: str, profile: bool, step_seconds: float = 0.0) -> None:
-    facet.engine.client.run_engine = run_empty_engine
     os.environ[STEP_SECONDS] = str(step_seconds)
+    serve(pipe, empty_app(folder), profile)
+
+
+def empty_app(folder: str) -> Starlette:
+    """The server, with an engine that computes nothing."""
+    facet.engine.rank_processes.run_rank = run_empty_engine
     config = ServerConfig(model=folder, served_model_name=("m",), disable_log_stats=True)
     engine = EngineProcess(EngineConfig(model=folder))
-    serve(pipe, make_app(config, engine, make_served_model(config, read_prompt_files(config), engine.info)), profile)
+    return make_app(config, engine, make_served_model(config, read_prompt_files(config), engine.info))
 
 
 def serve_bare(pipe: Connection, chunk: bytes, profile: bool) -> None:

@@ -29,6 +29,7 @@ ROOMS = {
     "cli": "parses the command line into a frozen config",
     "bench": "measures the speed of a server or an engine",
     "doctor": "checks that a machine computes a model correctly",
+    "cluster": "serves replicas on a Ray cluster",
     "replicas": "serves several replicas behind one address",
     "router": "chooses the replica that answers a request",
     "server": "the HTTP API: JSON to requests, answers to JSON",
@@ -50,7 +51,7 @@ ROOMS = {
 # What serves HTTP, text and the command line, and what plans, needs no tensors: it starts quickly, stays small and is
 # tested without them. So do the modules of the engine by which a front process talks to it.
 WITHOUT_TORCH = {
-    *("cli", "bench", "replicas", "router", "server", "prompts", "chat", "tokens"),
+    *("cli", "bench", "cluster", "replicas", "router", "server", "prompts", "chat", "tokens"),
     *("drafts", "scheduler", "kv_cache", "media"),
     *("engine.client", "engine.messages", "engine.addresses", "engine.rank_processes"),
     *("engine.ray_cluster", "engine.ray_ranks"),

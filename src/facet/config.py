@@ -237,6 +237,12 @@ class ServerConfig(PromptConfig):
         "restarts them one after the other",
         also=("-dp",),
     )
+    data_parallel_backend: str = setting(
+        "mp",
+        "where replicas run: mp: on this machine; ray: on the nodes of the Ray cluster at RAY_ADDRESS (pip install "
+        "'facet-llm[cluster]')",
+        choices=("mp", "ray"),
+    )
     host: str = setting("0.0.0.0", "address to listen on")
     port: int = setting(8000, "port to listen on; 0: any free port")
     uds: str | None = setting(None, "Unix socket to listen on instead of an address and a port")
@@ -284,6 +290,19 @@ class ServerConfig(PromptConfig):
     otlp_traces_endpoint: str | None = setting(
         None, "address of an OpenTelemetry collector that gets a trace of every answer (pip install 'facet-llm[otel]')"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployConfig(ServerConfig):
+    """The settings of `facet deploy`: the flags of `facet serve`, and what concerns Ray Serve."""
+
+    name: str = setting("facet", "name of the application; one that is deployed already is updated")
+    max_replicas: int | None = setting(
+        None,
+        "maximum number of replicas; --data-parallel-size is then the least, and load decides; default: no scaling",
+    )
+    target_requests: int = setting(32, "number of requests per replica that --max-replicas scales for")
+    delete: bool = setting(False, "remove the application of that name from the cluster")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,15 @@
-"""A Ray cluster of two nodes on this machine, for `make cluster`. The other targets do not collect these tests."""
+"""A Ray cluster of two nodes on this machine. Only `make cluster` collects the tests that need it."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-collect_ignore_glob = [] if "FACET_CLUSTER" in os.environ else ["test_*.py"]
+collect_ignore_glob = [] if "FACET_CLUSTER" in os.environ else ["test_ray_*.py"]
 
+REPOSITORY = Path(__file__).parents[2]  # what Ray starts finds these modules, too
 OBJECT_STORE = 80 << 20  # bytes: nothing of ours goes through it
 
 
@@ -20,6 +22,7 @@ def cluster() -> Iterator[Any]:
     head = dict(num_cpus=2, include_dashboard=False, object_store_memory=OBJECT_STORE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)]), prepend=os.pathsep)
         cluster = Cluster(initialize_head=True, head_node_args=head)
         cluster.add_node(num_cpus=2, object_store_memory=OBJECT_STORE)
         patch.setenv("RAY_ADDRESS", cluster.address)

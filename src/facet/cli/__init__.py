@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from facet.cli import bench, cached_models, chat, complete, doctor, inspect, plan, see, serve
+from facet.cli import bench, cached_models, chat, complete, deploy, doctor, inspect, plan, see, serve
 from facet.cli.parser import EXIT_USER_ERROR, Parser, one_line, spelled_out
 from facet.errors import EngineError, UserError
 from facet.version import __version__
@@ -21,7 +21,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="facet", description="Inference and serving for the Gemma family of models.")
     parser.add_argument("--version", action="version", version=f"facet {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (serve, chat, complete, cached_models, plan, bench, doctor, inspect, see):
+    for command in (serve, deploy, chat, complete, cached_models, plan, bench, doctor, inspect, see):
         command.add_parser(commands)
     return parser
 

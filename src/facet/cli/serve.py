@@ -22,6 +22,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     # Imported here: other commands need no HTTP library.
     config = model_config_from(options, ServerConfig)
+    if config.data_parallel_backend == "ray":
+        from facet.cluster.deploying import serve_on_ray
+
+        return serve_on_ray(config)
     if config.data_parallel_size != 1:
         from facet.replicas.run import serve_replicas
 

@@ -63,7 +63,7 @@ class LocalRanks:
         spawn = multiprocessing.get_context("spawn")
         for rank in self._ranks:
             process = spawn.Process(
-                target=_run,
+                target=run_rank,
                 args=(config, rank, self.network, front, time.monotonic(), show_progress),
                 name=f"facet-{rank.index}",
                 daemon=True,
@@ -114,7 +114,7 @@ class LocalRanks:
         self._folder.cleanup()
 
 
-def _run(
+def run_rank(
     config: EngineConfig, rank: Rank, network: Network, front: FrontAddresses, started: float, show_progress: bool
 ) -> None:
     """What a new process runs."""

@@ -85,6 +85,8 @@ def check_alike(here: NodeFacts, others: list[NodeFacts]) -> None:
                     f"Node {there.host} of the Ray cluster has {name} {theirs}, but this machine has {mine}. Install "
                     "the same version everywhere."
                 )
+        if here.digest is None:
+            continue  # not compared: each node gets the model by its name
         if there.digest is None:
             raise ConfigError(
                 f"Node {there.host} of the Ray cluster has no {here.model}. Put the model at the same path on every "

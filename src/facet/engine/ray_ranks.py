@@ -34,7 +34,7 @@ class RayRanks:
         self._size = config.tensor_parallel_size
         self._host: str = ray.util.get_node_ip_address()
         self.network: Network = over_network(self._host)
-        self._device = _device(ray, config.device)
+        self._device = ranks_device(config.device)
         self._group: Any = ray.util.get_current_placement_group()
         self._is_own_group = self._group is None
         self._actors: list[Any] = []
@@ -51,9 +51,9 @@ class RayRanks:
             raise
 
     def _place(self) -> None:
-        ray, bundle = self._ray, _bundle(self._device)
+        ray, bundle = self._ray, bundle_of(self._device)
         if self._is_own_group:
-            _check_resources(ray, bundle, self._size)
+            check_resources(bundle, self._size, f"--tensor-parallel-size {self._size}")
             self._group = ray.util.placement_group([bundle] * self._size, strategy="PACK")
             if not self._group.wait(_SECONDS_TO_PLACE):
                 raise ConfigError(
@@ -190,7 +190,10 @@ class RankActor:
             run_engine_process(config, rank, network, front, started, show_progress, store)
 
 
-def _device(ray: Any, asked: str) -> str:
+def ranks_device(asked: str) -> str:
+    """What kind of device ranks run on, once this process is connected to a cluster."""
+    import ray
+
     if asked == "auto":
         return "cuda" if ray.cluster_resources().get("GPU") else "cpu"
     if asked not in ("cpu", "cuda"):
@@ -198,18 +201,21 @@ def _device(ray: Any, asked: str) -> str:
     return asked
 
 
-def _bundle(device: str) -> dict[str, float]:
+def bundle_of(device: str) -> dict[str, float]:
     """What a rank takes of a node."""
     return {"CPU": 1} if device == "cpu" else {"CPU": 1, "GPU": 1}
 
 
-def _check_resources(ray: Any, bundle: dict[str, float], size: int) -> None:
+def check_resources(bundle: dict[str, float], size: int, what: str) -> None:
+    """Refuse what the whole cluster could not hold, whoever else uses it."""
+    import ray
+
     there = ray.cluster_resources()
     for name, amount in bundle.items():
         if there.get(name, 0) < size * amount:
             raise ConfigError(
-                f"--tensor-parallel-size {size} needs {size * amount:.0f} {name}s, but the Ray cluster has "
-                f"{there.get(name, 0):.0f}. Use a smaller size, or add nodes."
+                f"{what} needs {size * amount:.0f} {name}s, but the Ray cluster has {there.get(name, 0):.0f}. Use a "
+                "smaller number, or add nodes."
             )
 
 

@@ -5,11 +5,12 @@ the replica's stream and no other.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 from facet.http_response import BadResponseError, ResponseReader
 
+SECRET_HEADER = b"x-facet-replica-secret"
 _MOST_BUFFERED = 1 << 18
 
 
@@ -19,11 +20,12 @@ class ReplicaLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAddress:
-    """A Unix socket, or a host and a port."""
+    """A Unix socket, or a host and a port, which others may reach: requests there carry a secret."""
 
     socket: str = ""
     host: str = ""
     port: int = 0
+    secret: str = field(default="", repr=False)
 
 
 class ReplicaResponse:
@@ -69,6 +71,9 @@ class ReplicaClient:
 
     async def send(self, request: bytes) -> ReplicaResponse:
         """Sends a whole request and waits for the head of the response."""
+        if self._address.secret:
+            line, _, rest = request.partition(b"\r\n")
+            request = b"%b\r\n%b: %b\r\n%b" % (line, SECRET_HEADER, self._address.secret.encode(), rest)
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_open:

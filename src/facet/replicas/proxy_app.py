@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -29,16 +29,24 @@ from facet.version import __version__
 _SECONDS_TO_REPORT = 10.0
 
 
-def make_proxy_app(config: ServerConfig, replicas: ReplicaSet) -> Starlette:
-    """An app that owns `replicas` from its start-up to its shutdown, but not what runs them."""
+def make_proxy_app(
+    config: ServerConfig, replicas: ReplicaSet, follow: Callable[[], Coroutine[None, None, None]] | None = None
+) -> Starlette:
+    """An app that owns `replicas` from its start-up to its shutdown, but not what runs them.
+
+    `follow` runs meanwhile: it learns which replicas there are, where nobody else tells.
+    """
     proxy = Proxy(replicas, config)
     endpoints = _Endpoints(config, replicas, proxy)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        following = None if follow is None else asyncio.create_task(follow())
         try:
             yield
         finally:
+            if following is not None:
+                following.cancel()
             await replicas.close()
 
     own = [

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -27,6 +28,8 @@ from facet.server.served_model import ServedModel, make_served_model
 from facet.server.traces import check_traces
 
 logger = logging.getLogger(__name__)
+
+Settings = TypeVar("Settings", bound=ServerConfig)
 
 KEYS = ("FACET_API_KEY", "VLLM_API_KEY")
 _PARSERS = ("auto", "gemma4", "gemma3", "gemma", "functiongemma")
@@ -111,7 +114,7 @@ def greeting(config: ServerConfig, names: Sequence[str], listener: socket.socket
     return f"Serving {', '.join(names)} on {_address(config, listener)}"
 
 
-def with_key_of_environment(config: ServerConfig, environment: Mapping[str, str]) -> ServerConfig:
+def with_key_of_environment(config: Settings, environment: Mapping[str, str]) -> Settings:
     """A key that stands in the environment, unless flags name some: a command line can be read by others."""
     key = next((environment[name] for name in KEYS if environment.get(name)), None)
     return config if config.api_key or key is None else replace(config, api_key=(key,))
