@@ -17,7 +17,7 @@ from tools.bundled_model.model import Decoder
 from tools.bundled_model.optimizer import Optimizer
 
 CHECKPOINT_PREFIX = "model."
-_DECODER_OF_SEVERAL = "language_model."  # where a checkpoint has a tower, too
+DECODER_OF_SEVERAL = "language_model."  # where a checkpoint has a tower, too
 _TOWER_NAMES = ("vision_tower.", "embed_vision.")
 _STATE_WEIGHTS, _STATE_OPTIMIZER = "weights.", "optimizer."
 
@@ -33,7 +33,7 @@ def checkpoint_tensors(model: Decoder) -> dict[str, Tensor]:
 def checkpoint_name(name: str, *, sees: bool) -> str:
     """Of a parameter of the decoder, or of its tower."""
     is_nested = sees and not name.startswith(_TOWER_NAMES)
-    return CHECKPOINT_PREFIX + (_DECODER_OF_SEVERAL if is_nested else "") + name
+    return CHECKPOINT_PREFIX + (DECODER_OF_SEVERAL if is_nested else "") + name
 
 
 def save_training(folder: Path, model: Decoder, optimizer: Optimizer, num_steps: int) -> None:

@@ -56,8 +56,8 @@ _SHAPE_ROWS = (
 )
 _SIGHT = """
 
-It sees a little: shapes and their colours, how many there are and where, numbers and short words, all drawn by a
-script. A photograph is beyond it."""
+It sees a little: shapes and their colours, how many there are and where, and numbers, all drawn by a script. Of short
+words it gets some letters right, seldom all. A photograph is beyond it."""
 _NOT_MEASURED = "Not measured yet."
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from facet import LLM, SamplingParams
 from facet.bundled_model import FOLDER
@@ -22,6 +21,7 @@ from facet.model.loader import memory_needed
 from tests.model.gguf.writing import model_file, tokenizer_metadata
 from tests.model.paged_model import PagedSequence, load
 from tests.tiny_checkpoints import SHRUNK, random_tensors, write_checkpoint
+from tools.bundled_model.text_only import text_config, text_tensors, write_text_model
 
 PROMPT = [2, 3, 60, 5, 5, 17, 42, 63, 8, 9, 11, 30]
 # Widths that whole blocks of 32 fit.
@@ -126,10 +126,10 @@ def test_whole_models_in_k_quants(name: str, type: str, tmp_path: Path) -> None:
 
 
 def write_bundled(path: Path, type: str) -> dict[str, torch.Tensor]:
-    config = json.loads((FOLDER / "config.json").read_text())
+    """The text model of it."""
     data, dense = model_file(
-        config,
-        load_file(FOLDER / "model.safetensors"),
+        text_config(FOLDER),
+        text_tensors(FOLDER),
         lambda name: type if name.startswith("layers.") and "per_layer" not in name else "F16",
         {
             **tokenizer_metadata(FOLDER),
@@ -151,8 +151,9 @@ def answers(model: str) -> list[list[int]]:
 
 def test_the_bundled_model_answers_as_its_folder(tmp_path: Path) -> None:
     write_bundled(tmp_path / "facet.gguf", "F16")
+    write_text_model(FOLDER, tmp_path / "text")
     folder = local_folder(str(tmp_path / "facet.gguf"))
-    assert answers(str(tmp_path / "facet.gguf")) == answers(str(FOLDER))
+    assert answers(str(tmp_path / "facet.gguf")) == answers(str(tmp_path / "text"))
     assert local_folder(str(tmp_path / "facet.gguf")) == folder, "unfolded once"
     generation = json.loads((folder / "generation_config.json").read_text())
     assert (generation["temperature"], generation["top_k"]) == (0.5, 40)
@@ -164,8 +165,7 @@ def test_the_bundled_model_answers_as_its_folder(tmp_path: Path) -> None:
 def test_the_bundled_model_in_few_bits(type: str, tmp_path: Path) -> None:
     dense = write_bundled(tmp_path / "facet.gguf", type)
     loaded = load(tmp_path / "facet.gguf", dtype="float32")
-    config = json.loads((FOLDER / "config.json").read_text())
-    write_checkpoint(tmp_path / "dense", config, dense)
+    write_checkpoint(tmp_path / "dense", text_config(FOLDER), dense)
     got = PagedSequence(loaded.model, len(PROMPT)).run(PROMPT)
     expected = PagedSequence(load(tmp_path / "dense", dtype="float32").model, len(PROMPT)).run(PROMPT)
     assert (got - expected).abs().max() <= 2e-4 * max(1.0, float(expected.abs().max()))
