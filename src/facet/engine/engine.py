@@ -162,10 +162,11 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """One turn of the loop. An empty list is normal: the first overlapped step has nothing to settle yet."""
         self._queue_compiled()
-        if self._in_flight is not None and self._scheduler.queues.all_wait_for_host:
+        in_flight = self._in_flight
+        if in_flight is not None and self._scheduler.queues.all_wait_for_host:
             # Ahead of their tokens nobody could go on but those that are not in flight: two halves would take turns.
-            before, self._in_flight = self._in_flight, None
-            events = self._settle(before)
+            self._in_flight = None
+            events = self._settle(in_flight)
             self._in_flight = self._start()
             return events
         started = self._start()
