@@ -52,8 +52,7 @@ def drain(engine: Engine) -> dict[str, list[list[float]]]:
     answers: dict[str, list[list[float]]] = {}
     while engine.has_work:
         for event in engine.step():
-            if event.logprobs is not None:
-                answers.setdefault(event.request_id, []).append(event.logprobs.logprobs)
+            answers.setdefault(event.request_id, []).extend(token.logprobs for token in event.logprobs or ())
     return answers
 
 

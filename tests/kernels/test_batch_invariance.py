@@ -12,9 +12,10 @@ from facet.forward_batch import AttentionRows
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
 from facet.kernels.geglu import invariant as activations
 from facet.kernels.geglu import reference as plain_activations
+from facet.kernels.linear import alike
 from facet.kernels.linear import cases as linear_cases
 from facet.kernels.linear import reference as plain_products
-from facet.kernels.linear.invariant import ROWS_PER_BLOCK
+from facet.kernels.linear.alike import ANCHOR
 from facet.kernels.moe import cases as moe_cases
 from facet.kernels.moe import reference as plain_experts
 from facet.kernels.moe import route
@@ -24,11 +25,11 @@ from facet.kernels.paged_attention.invariant.reference import KEYS_PER_TILE
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = (
     *linear_cases.ODD,
-    linear_cases.Shape("wide", 384, 640),
-    linear_cases.Shape("deep", 32, 5376),
+    linear_cases.Shape("wide", 96, 640),
+    linear_cases.Shape("deep", 8, 5376),
     linear_cases.Shape("router", 16, 4),
 )
-NUM_ROWS = 2 * ROWS_PER_BLOCK + 5
+NUM_ROWS = 2 * ANCHOR + 5
 # Some rows, in some order: alone, fewer than a block, a whole one, more.
 CHOICES = ([7], [0, 36], [36, 20, 3], list(range(15, -1, -1)), list(range(5, 36)))
 
@@ -45,6 +46,22 @@ def test_products(shape: linear_cases.Shape, dtype: torch.dtype) -> None:
     for rows in CHOICES:
         assert torch.equal(BATCH_INVARIANT.linear(x[rows], weight), together[rows])
         assert torch.equal(BATCH_INVARIANT.gated_input_linear(x[rows], weight, given[rows]), opened[rows])
+
+
+def test_sizes_of_blocks_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that sums 1, 2 and 64 rows in an order of its own."""
+    x, weight = linear_cases.ODD[1].inputs(300, torch.float32)
+
+    def moody(x: Tensor, weight: Tensor) -> Tensor:
+        product = (x.double()[:, None] * weight.double()).sum(-1).float()
+        return product * (1 + 2**-20) if len(x) in (1, 2, 64) else product
+
+    expected = moody(x, weight)
+    monkeypatch.setattr(alike, "_found", {})
+    monkeypatch.setattr(alike.functional, "linear", moody)
+    assert alike.sizes_alike(weight) == (4, 8, 16, 32, 128, 256)
+    for num_rows in (1, 2, 33, 64, 300):
+        assert torch.equal(alike.linear(x[:num_rows], weight), expected[:num_rows])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

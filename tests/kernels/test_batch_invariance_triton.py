@@ -3,6 +3,7 @@ nor on its place among them, nor on where a run of rows was cut. On a GPU the sa
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,8 @@ from facet.kernels.geglu import cases as geglu_cases
 from facet.kernels.geglu import reference as plain_activations
 from facet.kernels.geglu.triton_sparse import sparse_geglu
 from facet.kernels.linear import cases as linear_cases
+from facet.kernels.linear import chain
 from facet.kernels.linear import reference as plain_products
-from facet.kernels.linear.triton_invariant import linear
 from facet.kernels.log_sum_exp import cases as log_sum_cases
 from facet.kernels.log_sum_exp import reference as plain_log_sums
 from facet.kernels.log_sum_exp.triton import log_sum_exp
@@ -36,7 +37,12 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 # Products of bfloat16 numbers are wrong in the interpreter.
 DTYPES = (torch.bfloat16,) if ON_GPU else (torch.float32, torch.float16)
 
-PRODUCTS = (*linear_cases.ODD, linear_cases.Shape("deep", 72, 300))
+PRODUCTS = (
+    *linear_cases.ODD,
+    linear_cases.Shape("deep", 72, 300),
+    linear_cases.Shape("gate and up", 40, 100, "geglu_linear"),
+    linear_cases.Shape("gate", 24, 40, "gated_input_linear"),
+)
 if ON_GPU:
     PRODUCTS += (*linear_cases.E4B, linear_cases.LARGE[1], linear_cases.LARGE[2])
 NUM_ROWS = 300 if ON_GPU else 66
@@ -48,13 +54,36 @@ CHOICES = ([7], [65, 20, 3], list(range(3, NUM_ROWS)))
 @pytest.mark.parametrize("shape", PRODUCTS, ids=lambda shape: shape.name)
 def test_products(shape: linear_cases.Shape, dtype: torch.dtype) -> None:
     x, weight = shape.inputs(NUM_ROWS, dtype, DEVICE)
-    together = linear(x, weight)
-    linear_cases.TOLERANCES[dtype].check(together, plain_products.linear(x, weight))
+    given = torch.randn(NUM_ROWS, shape.num_out, device=DEVICE).to(dtype)
+
+    def run(module: Any, rows: list[int] | slice) -> Tensor:
+        if shape.operation == "gated_input_linear":
+            return module.gated_input_linear(x[rows], weight, given[rows])
+        return getattr(module, shape.operation)(x[rows], weight)
+
+    together = run(chain, slice(None))
+    linear_cases.TOLERANCES[dtype].check(together, run(plain_products, slice(None)))
+    assert run(chain, slice(0, 0)).shape == (0, together.shape[1])
+    if dtype == torch.float16:
+        return  # the interpreter has no tensor cores, whose bits are the same in all tiles
     for rows in CHOICES:
-        assert torch.equal(linear(x[rows], weight), together[rows])
+        assert torch.equal(run(chain, rows), together[rows])
     # Rows that begin where memory is not aligned.
-    assert torch.equal(linear(x[1:], weight), together[1:])
-    assert linear(x[:0], weight).shape == (0, shape.num_out)
+    assert torch.equal(run(chain, slice(1, None)), together[1:])
+
+
+@pytest.mark.parametrize("least_agreeing", [None, 256, 300])
+def test_library_serves_where_it_sums_in_one_chain(least_agreeing: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried from many rows to few, and used down to where it first differs."""
+    tried = (400, 300, 256, 200, 128)
+    _, weight = linear_cases.ODD[1].inputs(1, torch.float16, DEVICE)
+    monkeypatch.setattr(chain, "_least_rows", {})
+    monkeypatch.setattr(chain, "_TRIED_ROWS", tried)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    agrees = {rows for rows in tried if least_agreeing is not None and rows >= least_agreeing} | {128}
+    monkeypatch.setattr(chain, "_is_one_chain", lambda x, weight: len(x) in agrees)
+    assert chain.least_library_rows(weight) == least_agreeing
+    assert chain.least_library_rows(weight) == least_agreeing
 
 
 @pytest.mark.parametrize("width", [48, 1100, 2560])
@@ -118,7 +147,7 @@ def test_experts(dtype: torch.dtype) -> None:
 
     def run(rows: list[int]) -> Tensor:
         weights, chosen = experts.route(inputs.router_logits[rows], case.num_chosen, inputs.expert_scale)
-        tiles = invariant_tiles(dtype.itemsize)
+        tiles = invariant_tiles(chosen.numel(), case.num_experts, dtype.itemsize)
         return experts.run_experts(inputs.x[rows], weights, chosen, inputs.gate_up, inputs.down, tiles)
 
     together = run(list(range(21)))

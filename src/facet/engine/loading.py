@@ -19,6 +19,7 @@ from facet.engine.settings import EngineSettings, resolve
 from facet.engine.start_times import StartClock, StartTimes
 from facet.errors import ConfigError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
+from facet.kernels.linear import never_split_sums
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.layers.kv_arena import KVArena
 from facet.layers.rank_group import RankGroup
@@ -59,6 +60,8 @@ def make_runner(
         if config.enable_sleep_mode and group is not None:
             raise ConfigError("--enable-sleep-mode works with --tensor-parallel-size 1 only. Leave one of the two out.")
         loaded, draft_model = _load(config, draft_config, progress, group)
+        if config.batch_invariant and loaded.model.placement.device.type == "cuda":
+            never_split_sums()
         clock.ends("weights")
         settings = resolve(config, loaded.model, loaded.lines(), loaded.towers)
         clock.ends("memory")

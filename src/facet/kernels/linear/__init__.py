@@ -16,6 +16,7 @@ from facet.kernels.linear.config import Config, choose_config
 from facet.kernels.linear.invariant import gated_input_linear as invariant_gated_input_linear
 from facet.kernels.linear.invariant import geglu_linear as invariant_geglu_linear
 from facet.kernels.linear.invariant import linear as invariant_linear
+from facet.kernels.linear.invariant import never_split_sums
 from facet.kernels.per_layer_input import gate_per_layer_input
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "invariant_geglu_linear",
     "invariant_linear",
     "linear",
+    "never_split_sums",
 ]
 
 

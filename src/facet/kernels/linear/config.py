@@ -32,6 +32,7 @@ class Config:
     block_in: int
     num_warps: int
     num_stages: int  # tiles on their way to shared memory at a time; 1: straight to registers
+    num_rows: int = NUM_DOT_ROWS  # of a tensor core tile
 
 
 def _vector(block_out: int, num_warps: int, block_in: int | None = None) -> Config:
@@ -55,6 +56,13 @@ EXCEPTIONS: Mapping[tuple[int, int, int], Config] = MappingProxyType(
         (1, 16384, 5376): _vector(4, 1),  # 31B qkv of a sliding layer: 41.8, by the rule 43.3, cuBLAS 43.1
     }
 )
+
+
+# In one chain of sums (`chain.py`): where the rules below leave few rows to cuBLAS and it may not serve, and more rows.
+_FEW_CHAINS = _dot(64, 128, num_warps=4, num_stages=6)
+_MANY_CHAINS = Config(is_dot=True, block_out=128, block_in=64, num_warps=8, num_stages=4, num_rows=128)
+# Float32 is for checking models, not for serving them: small enough to fit anywhere.
+_FLOAT32_CHAINS = _dot(32, 32, num_warps=4, num_stages=2)
 
 
 def choose_config(num_rows: int, num_out: int, num_in: int) -> Config | None:
@@ -120,3 +128,17 @@ def _choose_dot(num_out: int, num_in: int) -> Config | None:
     # The best that was found for the others. E4B: down 1.15 of cuBLAS, qkv sliding 1.00, q sliding 1.04, q global 0.98,
     # o sliding 0.95 to 0.97 (6.0 for 6.2), o global 1.01. 31B: down 1.02, qkv sliding 0.98, qkv global 0.96 to 0.97.
     return None
+
+
+def choose_chain(num_rows: int, num_out: int, num_in: int, element_size: int) -> Config:
+    """Tiles for a product in one chain of sums, whose bits do not depend on them; of float32, one for all rows."""
+    if element_size > 2:
+        return _FLOAT32_CHAINS
+    if num_rows > NUM_DOT_ROWS:
+        return _MANY_CHAINS
+    return _choose_dot(num_out, num_in) or _FEW_CHAINS
+
+
+def prefers_library(num_rows: int, num_out: int, num_in: int) -> bool:
+    """Whether cuBLAS is faster than the chains here, if it sums in one chain too."""
+    return num_rows > NUM_DOT_ROWS or _choose_dot(num_out, num_in) is None

@@ -10,7 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
-from facet.kernels.linear.config import MAX_VECTOR_ROWS, NUM_DOT_ROWS, Config
+from facet.kernels.geglu.triton import gelu_tanh
+from facet.kernels.linear.config import MAX_VECTOR_ROWS, Config
 
 # What follows the product, as the kernel's compile-time constant.
 PLAIN, GEGLU, GATED_INPUT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -38,7 +39,9 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, activation: tl.constex
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
     output = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
-    rows_per_program = NUM_DOT_ROWS if config.is_dot else min(MAX_VECTOR_ROWS, triton.next_power_of_2(num_rows))
+    rows_per_program = config.num_rows if config.is_dot else min(MAX_VECTOR_ROWS, triton.next_power_of_2(num_rows))
+    if num_rows == 0:
+        return output
     columns_per_program = config.block_out // 2 if activation is GEGLU else config.block_out
     grid = (triton.cdiv(num_rows, rows_per_program) * triton.cdiv(num_out, columns_per_program),)
     _few_rows_kernel[grid](
@@ -62,12 +65,6 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, activation: tl.constex
         **launch_options(x.device),
     )
     return output
-
-
-@triton.jit
-def gelu(gate):
-    """The tanh form: gate * (1 + tanh(u)) / 2 is gate * sigmoid(2 * u)."""
-    return gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
 
 
 @triton.jit
@@ -144,13 +141,13 @@ def finish(
         gate = rounded
     is_live = is_row[:, None] & (columns < num_out)[None, :]
     if ACTIVATION == GATED_INPUT:
-        up = tl.load(gated + rows[:, None] * gated_stride + columns[None, :], mask=is_live, other=0.0)
+        up = tl.load(gated + rows[:, None].to(tl.int64) * gated_stride + columns[None, :], mask=is_live, other=0.0)
     if ACTIVATION == PLAIN:
         result = rounded
     else:
-        opened = gelu(gate.to(tl.float32)).to(dtype)
+        opened = gelu_tanh(gate.to(tl.float32)).to(dtype)
         result = (opened.to(tl.float32) * up.to(tl.float32)).to(dtype)
-    tl.store(output + rows[:, None] * num_out + columns[None, :], result, mask=is_live)
+    tl.store(output + rows[:, None].to(tl.int64) * num_out + columns[None, :], result, mask=is_live)
 
 
 # One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.
@@ -198,7 +195,9 @@ def _few_rows_kernel(
                 eviction_policy="evict_first",
             )
             x_tile = tl.load(
-                x + rows[None, :] * x_stride + columns[:, None], mask=is_live[:, None] & is_row[None, :], other=0.0
+                x + rows[None, :].to(tl.int64) * x_stride + columns[:, None],
+                mask=is_live[:, None] & is_row[None, :],
+                other=0.0,
             )
             totals = tl.dot(weight_tile, x_tile, totals, input_precision="ieee")
         sums = tl.trans(totals)

@@ -47,10 +47,13 @@ def _choose_tiles_of_codes(pairs_per_expert: float) -> tuple[TileConfig, TileCon
     return config, config
 
 
-def invariant_tiles(element_size: int) -> tuple[TileConfig, TileConfig]:
-    """Whatever the number of pairs: tiles of one size, in which a row is multiplied alike wherever it stands."""
-    if element_size > 2:
-        config = TileConfig(block_rows=16, block_out=32, block_in=32, num_warps=4, num_stages=2)
-    else:
-        config = TileConfig(block_rows=64, block_out=64, block_in=128, num_warps=4, num_stages=4)
+def invariant_tiles(num_pairs: int, num_experts: int, element_size: int) -> tuple[TileConfig, TileConfig]:
+    """Tiles in which a row is multiplied alike wherever it stands and however many pairs there are.
+
+    Of two bytes, all tiles leave the same bits (`linear/chain.py`), and of four there is only one. Sums of fp8 are
+    rounded at the end of each tile's inputs: their number is always the same.
+    """
+    if element_size > 1:
+        return choose_tiles(num_pairs, num_experts, element_size)
+    config = TileConfig(block_rows=64, block_out=64, block_in=128, num_warps=4, num_stages=4)
     return config, config

@@ -13,5 +13,6 @@ def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, dow
         # Imported here: machines without a GPU need no Triton.
         from facet.kernels.moe import triton
 
-        return triton.run_experts(x, weights, chosen, gate_up, down, invariant_tiles(x.element_size()))
+        tiles = invariant_tiles(chosen.numel(), len(gate_up), x.element_size())
+        return triton.run_experts(x, weights, chosen, gate_up, down, tiles)
     return sum_of_chosen(x, weights, chosen, lambda rows, e: linear(geglu_linear(rows, gate_up[e]), down[e]))

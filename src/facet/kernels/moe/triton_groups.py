@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
-from facet.kernels.linear.triton import gelu
+from facet.kernels.geglu.triton import gelu_tanh
 from facet.kernels.moe.config import TileConfig
 from facet.kernels.moe.triton_sorting import Groups, group_pairs
 from facet.kernels.rounded_rows import RoundedRows
@@ -104,7 +104,7 @@ def combine(by_pair: Tensor, weights: Tensor) -> Tensor:
 @triton.jit
 def geglu(gate, up, dtype: tl.constexpr):
     """Rounded where the reference rounds."""
-    opened = gelu(gate.to(dtype).to(tl.float32)).to(dtype)
+    opened = gelu_tanh(gate.to(dtype).to(tl.float32)).to(dtype)
     return (opened.to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
 
 

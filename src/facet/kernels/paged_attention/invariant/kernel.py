@@ -2,7 +2,7 @@
 how many rows of the same sequence, since other requests decide where a prompt is split into chunks.
 
     keys of a sequence   |0 .. 1023|1024 .. 2047|...    *shares*, each by a program of its own, then put together
-    of one share         |0 .. 63|64 .. 127|...         tiles, taken in turn with a running softmax
+    of one share         |0 .. 31|32 .. 63|...          tiles, taken in turn with a running softmax
 
 Both are cut at fixed positions, the same for all rows. One kernel of one shape serves a decoded row and a tile of
 rows of a prompt, so a row meets the same tiles in the same order, and the same instructions. A tile of which it sees
@@ -13,6 +13,7 @@ one. Layers with a window have one share: a window is short.
 import triton
 import triton.language as tl
 
+from facet.kernels.dependent_launch import start_after_previous
 from facet.kernels.paged_attention.tiles import load_queries, running_softmax, score_tile
 
 
@@ -62,8 +63,10 @@ def invariant_kernel(
     TOKENS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Some rows of one sequence, one key head, one share of its keys."""
+    start_after_previous(IS_DEPENDENT)
     tile = tiles + (first_tile + tl.program_id(0) // PROGRAMS_PER_TILE) * 2
     skipped = tl.program_id(0) % PROGRAMS_PER_TILE * TOKENS
     kv_head, share = tl.program_id(1), tl.program_id(2)
@@ -135,9 +138,18 @@ def invariant_kernel(
 
 @triton.jit(do_not_specialize=["pass_row", "num_shares"])
 def merge_invariant_kernel(
-    partials, levels, last_visible, output, pass_row, num_shares, HEAD_DIM: tl.constexpr, KEYS_PER_SHARE: tl.constexpr
+    partials,
+    levels,
+    last_visible,
+    output,
+    pass_row,
+    num_shares,
+    HEAD_DIM: tl.constexpr,
+    KEYS_PER_SHARE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Put the shares of one row and head together, in their order."""
+    start_after_previous(IS_DEPENDENT)
     local, head, num_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = pass_row + local
     num_seen = tl.load(last_visible + row) // KEYS_PER_SHARE + 1

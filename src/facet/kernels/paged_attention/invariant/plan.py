@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-# Fewer keys make a long context quicker for a decoded row; more leave less to put together behind a prompt.
+# Fewer keys make a decoded row quicker: a tile of 32 takes 3 to 4 us, and shares are worked on side by side. More leave
+# less to put together behind a prompt, and fewer programs without keys in a graph captured for the longest context.
 KEYS_PER_SHARE = 1024
 # What shares leave behind takes memory by row: more rows than fit here are attended to in several passes.
 PARTIALS_LIMIT = 256 * 2**20

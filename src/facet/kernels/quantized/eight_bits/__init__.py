@@ -137,7 +137,8 @@ def invariant_run_experts(
     x: Tensor | RoundedRows, weights: Tensor, chosen: Tensor, gate_up: QuantizedMatrix, down: QuantizedMatrix
 ) -> Tensor:
     """As `run_experts`. A row's bits do not depend on which others chose the same experts."""
-    return _run_experts(x, weights, chosen, gate_up, down, invariant_tiles(gate_up.codes.element_size()))
+    tiles = invariant_tiles(chosen.numel(), len(gate_up.codes), gate_up.codes.element_size())
+    return _run_experts(x, weights, chosen, gate_up, down, tiles)
 
 
 def _inputs(x: Tensor | RoundedRows, matrix: QuantizedMatrix) -> Tensor | RoundedRows:

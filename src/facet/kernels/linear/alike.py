@@ -1,0 +1,70 @@
+"""Finds by trial how many rows a library's product may have for each row to be summed in the same order.
+
+A library picks its blocking, and with it the order of a sum, by the shapes it is given: one row is often summed in
+another order than two, and two than sixteen. Which of them agree depends on the machine, the library and the shape. So
+each weight shape is tried once: some rows are multiplied in blocks of `ANCHOR`, then in blocks of every other size, and
+a size is used where all bits are the same. What is multiplied later consists of blocks of such sizes alone, the last
+one filled up with zeros; within a block a row meets the same arithmetic wherever it stands.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# The size that always serves.
+ANCHOR = 16
+SIZES = (1, 2, 4, 8, ANCHOR, 32, 64, 128, 256)
+# Larger weights are heads, which multiply few rows: a trial of many would take seconds.
+_MOST_TRIED = 2**27
+
+_found: dict[tuple[object, ...], tuple[int, ...]] = {}
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [rows, in] @ weight^T, weight [out, in], in blocks of rows whose sizes agree."""
+    num_rows = len(x)
+    output = x.new_empty(num_rows, len(weight))
+    row = 0
+    for size in _cut(num_rows, sizes_alike(weight)):
+        # Copied even where it fits: an order of sums may also follow from how the rows lie in memory.
+        output[row : row + size] = _product(x[row : row + size], weight, size)[: num_rows - row]
+        row += size
+    return output
+
+
+def sizes_alike(weight: Tensor) -> tuple[int, ...]:
+    """The sizes of blocks in which rows have the same bits, ascending."""
+    # Also by the number of threads, among which a library divides its work.
+    key = (tuple(weight.shape), weight.stride(0), weight.dtype, torch.get_num_threads())
+    if key not in _found:
+        _found[key] = _try_sizes(weight)
+    return _found[key]
+
+
+def _try_sizes(weight: Tensor) -> tuple[int, ...]:
+    sizes = [size for size in SIZES if size <= ANCHOR or size * weight.numel() <= _MOST_TRIED * ANCHOR]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(sizes[-1], weight.shape[1], generator=generator).to(weight.dtype)
+
+    def in_blocks(size: int, num_rows: int) -> Tensor:
+        return torch.cat([_product(x[row : row + size], weight, size) for row in range(0, num_rows, size)])
+
+    expected = in_blocks(ANCHOR, len(x))
+    trials = {size: in_blocks(size, max(size, ANCHOR)) for size in sizes if size != ANCHOR}
+    return tuple(size for size in sizes if size == ANCHOR or torch.equal(trials[size], expected[: len(trials[size])]))
+
+
+def _product(rows: Tensor, weight: Tensor, size: int) -> Tensor:
+    """`size` rows; those that are missing are zeros."""
+    block = rows.new_zeros(size, rows.shape[1])
+    block[: len(rows)] = rows
+    return functional.linear(block, weight)
+
+
+@lru_cache(maxsize=1024)
+def _cut(num_rows: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The largest blocks that can be filled, then the smallest that holds the rest."""
+    whole, rest = divmod(num_rows, sizes[-1])
+    return (*(whole * (sizes[-1],)), *((min(size for size in sizes if size >= rest),) if rest else ()))
