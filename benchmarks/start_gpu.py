@@ -2,8 +2,8 @@
 
     python benchmarks/start_gpu.py [--model "Gemma 4 E4B"]
 
-The server itself says where the seconds of its start went (--verbose). Asleep, its GPU's free memory is read; a greedy
-answer before and after must be the same.
+Kernels are compiled side by side. The server itself says where the seconds of its start went (--verbose). Asleep, its
+GPU's free memory is read; a greedy answer before and after must be the same.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from facet.runner.compile_ahead import SWITCH
 from tests.published_configs import text_only
 
 PORT = 8124
@@ -83,7 +84,7 @@ def running(folder: str, cache: str, flags: tuple[str, ...]) -> Iterator[float]:
         "--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "9216", *flags,
     ]  # fmt: skip
     start = time.perf_counter()
-    process = subprocess.Popen(command, env={**os.environ, "TRITON_CACHE_DIR": cache})
+    process = subprocess.Popen(command, env={**os.environ, "TRITON_CACHE_DIR": cache, SWITCH: "1"})
     try:
         while not is_ready():
             if process.poll() is not None:

@@ -15,8 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Set to 1, it is used. Not by default: kernels have been compiled this way, but no GPU has been started with them yet.
+SWITCH = "FACET_COMPILE_AHEAD"
 # Most of the compiler is C++ that does without Python's lock, and its last part a process of its own.
 MAX_NUM_THREADS = 16
+
+
+def is_wanted() -> bool:
+    return os.environ.get(SWITCH) == "1"
 
 
 @contextmanager

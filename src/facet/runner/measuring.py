@@ -10,8 +10,8 @@ import torch
 
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
+from facet.runner import compile_ahead
 from facet.runner.batch import Chunks, make_batch
-from facet.runner.compile_ahead import compiled_ahead
 from facet.runner.memory import StepShape
 
 CPU_SHARE_OF_FREE_MEMORY = 0.25
@@ -101,8 +101,9 @@ def measure_activations(model: Gemma, shape: StepShape) -> int:
         batch = make_batch(token_ids, chunks, tables, device, skip_upper=False)
         model.logits(model(batch, arena))
 
-    with compiled_ahead():
-        run()
+    if compile_ahead.is_wanted():
+        with compile_ahead.compiled_ahead():
+            run()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)

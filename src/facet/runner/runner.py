@@ -25,9 +25,8 @@ from facet.media_span import MediaKind
 from facet.model.draft_model import DraftModel
 from facet.model.gemma import Gemma
 from facet.progress import Progress, Silent
-from facet.runner import warm_up
+from facet.runner import compile_ahead, warm_up
 from facet.runner.batch import Chunks, make_batch, ranges
-from facet.runner.compile_ahead import compiled_ahead
 from facet.runner.draft_ahead import DraftAhead
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes, seconds_of
@@ -129,13 +128,14 @@ class Runner:
         if self._device.type != "cuda":
             return
         with progress.task("Compiling kernels", len(warm_up.STEPS) + len(warm_up.SAMPLING)) as advance:
-            with compiled_ahead():
-                for step in warm_up.STEPS:
-                    self._compute_on_scratch(step)
-                for params in warm_up.SAMPLING:
-                    self._sampling.sample_nothing(params)
-                for captured in self._captured:
-                    captured.capture(RunOnce(), Silent())
+            if compile_ahead.is_wanted():
+                with compile_ahead.compiled_ahead():
+                    for step in warm_up.STEPS:
+                        self._compute_on_scratch(step)
+                    for params in warm_up.SAMPLING:
+                        self._sampling.sample_nothing(params)
+                    for captured in self._captured:
+                        captured.capture(RunOnce(), Silent())
             for step in warm_up.STEPS:
                 self._compute_on_scratch(step)
                 advance(1)
