@@ -29,7 +29,7 @@ from tests.engine.harness import MAX_MODEL_LEN, Answer, kv_layout, make_engine, 
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
 
-NUM_REQUESTS = int(os.environ.get("FACET_NUM_DRAFTED", "120"))
+NUM_REQUESTS = int(os.environ.get("FACET_NUM_DRAFTED", "60"))
 VOCAB_SIZE = 480
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
 GRAMMARS = (choice_grammar(["yes", "no, never"]), json_schema_grammar(SCHEMA))
