@@ -52,7 +52,7 @@ def main() -> None:
         chats = chat_rates(folder, options)
         for num_threads in options.threads:
             prepared = preparing_rates(read_media_spec(folder), num_threads, options)
-            table.add_row(str(num_threads), *(f"{each:.1f}" for each in (*prepared, chats[num_threads])))
+            table.add_row(str(num_threads), *(f"{each:.2f}" for each in (*prepared, chats[num_threads])))
     Console().print(table)
 
 
