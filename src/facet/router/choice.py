@@ -15,8 +15,8 @@ from facet.router.holdings import Replica
 class RouterLimits:
     max_keys: int = 1 << 19  # links, sessions and pins remembered, about 150 bytes each
     load_factor: float = 1.25  # times the mean load that a replica may have,
-    load_slack: int = 8  # or so many requests more than the mean, which batching hides
-    bytes_per_request: int = 1024  # of prompt that are as dear as one more request beside this one
+    load_slack: int = 4  # or so many requests more than the mean, which batching hides
+    bytes_per_request: int = 256  # of prompt that are as dear as one more request beside this one
     stale_share: float = 0.25  # of its length that a prefix counts for which is probably gone
 
     def most_load(self, mean: float) -> float:
