@@ -271,6 +271,57 @@ PUBLISHED: dict[str, Config] = {
 }
 
 
+def _drafter(target: str, *, num_heads: int, hidden_size: int, intermediate_size: int, centroids: bool) -> Config:
+    """Four layers that read the keys of the model they draft for: what has to agree with it is taken from there."""
+    config, text = PUBLISHED[target], PUBLISHED[target]["text_config"]
+    same = ("vocab_size", "head_dim", "global_head_dim", "num_key_value_heads", "num_global_key_value_heads")
+    same += ("sliding_window", "attention_k_eq_v", "rope_parameters", "rms_norm_eps", "max_position_embeddings")
+    return {
+        "architectures": [config["architectures"][0].replace("ForConditionalGeneration", "AssistantForCausalLM")],
+        "model_type": f"{config['model_type']}_assistant",
+        "backbone_hidden_size": text["hidden_size"],
+        "use_ordered_embeddings": centroids,
+        "num_centroids": 2048,
+        "centroid_intermediate_top_k": 32,
+        "dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        "text_config": {
+            **{key: text[key] for key in same},
+            "model_type": "gemma4_text",
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size,
+            "num_hidden_layers": 4,
+            "num_attention_heads": num_heads,
+            "num_kv_shared_layers": 4,
+            "layer_types": pattern(3, 4),
+            "hidden_size_per_layer_input": 0,
+            "vocab_size_per_layer_input": 0,
+            "enable_moe_block": False,
+            "use_double_wide_mlp": False,
+            "final_logit_softcapping": None,
+        },
+    }
+
+
+# By the model they draft for.
+DRAFTERS: dict[str, Config] = {
+    name: _drafter(
+        name,
+        num_heads=num_heads,
+        hidden_size=256 if is_small else 1024,
+        intermediate_size=2048 if is_small else 8192,
+        centroids=is_small,
+    )
+    for name, num_heads, is_small in (
+        ("Gemma 4 E2B", 4, True),
+        ("Gemma 4 E4B", 4, True),
+        ("Gemma 4 12B", 16, False),
+        ("Gemma 4 26B-A4B", 16, False),
+        ("Gemma 4 31B", 32, False),
+    )
+}
+
+
 def published(name: str) -> Config:
     """A copy to change at will."""
     return copy.deepcopy(PUBLISHED[name])

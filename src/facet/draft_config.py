@@ -37,6 +37,9 @@ class ModelDrafts:
 
     model: str  # a folder, or a name on the hub
     num_drafts: int
+    # For measurements with random weights: how often the first so many drafts of a run count as right, whatever they
+    # are. Empty: they are right where they are.
+    made_up_rates: tuple[float, ...] = ()
 
 
 DraftConfig = SuffixDrafts | NgramDrafts | ModelDrafts
@@ -60,11 +63,26 @@ def read_draft_config(given: Mapping[str, Any] | None) -> DraftConfig | None:
 
 
 def _model(given: Mapping[str, Any]) -> ModelDrafts:
-    _refuse_others({"method": "mtp", **given}, ("model",))
+    _refuse_others({"method": "mtp", **given}, ("model", "synthetic_acceptance_rates"))
     if not isinstance(given["model"], str) or not given["model"]:
         raise ConfigError(f"--speculative-config: model is {given['model']!r}, but must be a folder or a name.")
     num_drafts = _integer(given, "num_speculative_tokens", DRAFTS_OF_A_MODEL, most=MOST_DRAFTS)
-    return ModelDrafts(model=given["model"], num_drafts=num_drafts)
+    return ModelDrafts(model=given["model"], num_drafts=num_drafts, made_up_rates=_rates(given, num_drafts))
+
+
+def _rates(given: Mapping[str, Any], num_drafts: int) -> tuple[float, ...]:
+    name = "synthetic_acceptance_rates"
+    rates = given.get(name, ())
+    if not isinstance(rates, list | tuple) or not all(
+        isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate <= 1 for rate in rates
+    ):
+        raise ConfigError(f"--speculative-config: {name} is {rates!r}, but must be a list of numbers from 0 to 1.")
+    if rates and (len(rates) != num_drafts or list(rates) != sorted(rates, reverse=True)):
+        raise ConfigError(
+            f"--speculative-config: {name} is {rates!r}, but must have num_speculative_tokens numbers, {num_drafts}, "
+            "none greater than the one before it."
+        )
+    return tuple(map(float, rates))
 
 
 def _suffix(given: Mapping[str, Any]) -> SuffixDrafts:

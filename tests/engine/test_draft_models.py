@@ -6,7 +6,6 @@ FACET_DRAFTER_PAIRS names a folder that `tests/spec/make_tiny_drafters.py` fille
 
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from facet.config import ModelConfig
+from facet.config import EngineConfig, ModelConfig
 from facet.draft_config import ModelDrafts, read_draft_config
-from facet.drafts.model_drafter import ModelDrafter
-from facet.drafts.step_times import StepTimes
+from facet.engine.engine import Engine
+from facet.engine.loading import make_runner
 from facet.errors import ConfigError
 from facet.model.config_fields import read_config_file
 from facet.model.draft_loader import load_draft_model, read_draft_model_spec
@@ -28,9 +27,9 @@ from facet.model.loader import load_model
 from facet.progress import Silent
 from facet.request import Request
 from facet.sampling_params import SamplingParams
-from facet.scheduler.drafting import Draftable
-from facet.step import StepPlan, StepResult
-from tests.engine.harness import MAX_MODEL_LEN, make_engine, run
+from tests import tiny_drafters
+from tests.engine.harness import MAX_MODEL_LEN, make_engine, mixed_requests, run
+from tests.tiny_drafters import AlwaysDrafts, write_pair
 
 TOLERANCE = 1e-3  # of logits of size 4 to 8; another position or one key more changes them by 0.1 and more
 NUM_DRAFTS = (2, 3)
@@ -86,7 +85,7 @@ class Pair:
 def load_pair(folder: Path) -> Pair:
     config = ModelConfig(model=str(folder / "target"), device="cpu", max_model_len=MAX_MODEL_LEN)
     model = load_model(config).model
-    draft_model = load_draft_model(str(folder / "assistant"), model, Silent())
+    draft_model = load_draft_model(str(folder / "assistant"), model, config, Silent())
     return Pair(folder.name, model, draft_model, json.loads((folder / "reference.json").read_text())["cases"])
 
 
@@ -109,45 +108,31 @@ class Recorder:
         return DraftModel.best_tokens(model, state)
 
 
-class Always(ModelDrafter):
-    """Verifies every draft, and remembers each round."""
-
-    def __init__(self, num_drafts: int) -> None:
-        super().__init__(num_drafts, StepTimes({1: 1.0, 1000: 1.0}))
-        self.rounds: list[tuple[list[int], list[int]]] = []
-
-    def propose(self, requests: Sequence[Draftable]) -> dict[int, list[int]]:
-        return {
-            request.request_number: self._guesses[request.request_number].token_ids
-            for request in requests
-            if request.request_number in self._guesses and not request.num_pending
-        }
-
-    def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        super().learn(plan, result, seconds)
-        if len(plan.draft_token_ids):
-            self.rounds.append((plan.draft_token_ids.tolist(), list(result.token_ids[0])))
-
-
 @pytest.mark.parametrize(
-    ("num_drafts", "overlapped"), [(2, True), (4 if "FACET_DRAFTER_PAIRS" in os.environ else 3, False)]
+    ("num_drafts", "options"),
+    [
+        (2, {"overlapped": True, "graph_sizes": (1, 2, 8)}),
+        (4 if "FACET_DRAFTER_PAIRS" in os.environ else 3, {"overlapped": False}),
+    ],
+    ids=["captured", "kernel by kernel"],
 )
 def test_rounds_are_those_of_the_reference(
-    num_drafts: int, overlapped: bool, pairs: list[Path], monkeypatch: pytest.MonkeyPatch
+    num_drafts: int, options: dict[str, Any], pairs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder in pairs:
         pair = load_pair(folder)
         for case in pair.cases:
-            recorder, drafter = Recorder(pair.draft_model), Always(num_drafts)
+            recorder, drafter = Recorder(pair.draft_model), AlwaysDrafts(num_drafts)
             monkeypatch.setattr(pair.draft_model, "best_tokens", recorder.best_tokens)
-            engine = make_engine(pair.model, drafter=drafter, draft_model=pair.draft_model, overlapped=overlapped)
+            engine = make_engine(pair.model, drafter=drafter, draft_model=pair.draft_model, **options)
             expected = case["continuation"]
             sampling = SamplingParams(temperature=0.0, max_tokens=len(expected) + 8, ignore_eos=True)
             answers = run(engine, [Request(request_id="a", prompt_token_ids=tuple(case["prompt"]), sampling=sampling)])
             assert answers["a"].token_ids[: len(expected)] == expected
             rounds = case["runs"][RULE][str(num_drafts)]
             top = [entry for one in rounds for entry in one["draft_top5"]]
-            assert drafter.rounds[: len(rounds)] == [(one["drafted"], one["emitted"]) for one in rounds], pair.name
+            expected_rounds = [(one["drafted"], (tuple(one["emitted"]),)) for one in rounds]
+            assert drafter.rounds[: len(rounds)] == expected_rounds, pair.name
             for ours, theirs in zip(recorder.top, top, strict=False):
                 assert [token_id for token_id, _ in ours[:1]] == [token_id for token_id, _ in theirs[:1]]
                 for (_, logit), (_, other) in zip(ours, theirs, strict=True):
@@ -176,6 +161,46 @@ def test_vllms_form_names_a_drafter() -> None:
         {"model": 3},
         {"model": "a/b", "num_speculative_tokens": 999},
         {"model": "a/b", "prompt_lookup_min": 1},
+        {"model": "a/b", "num_speculative_tokens": 2, "synthetic_acceptance_rates": [0.5]},
+        {"model": "a/b", "num_speculative_tokens": 2, "synthetic_acceptance_rates": [0.5, 0.6]},
+        {"model": "a/b", "num_speculative_tokens": 1, "synthetic_acceptance_rates": ["all"]},
     ):
         with pytest.raises(ConfigError, match="--speculative-config"):
             read_draft_config(given)
+
+
+def test_drafts_are_accepted_at_made_up_rates(tmp_path: Path) -> None:
+    model, drafter = write_pair("Gemma 4 E4B", tmp_path)
+    speculative = {"model": str(drafter), "num_speculative_tokens": 3, "synthetic_acceptance_rates": [1.0, 0.5, 0.0]}
+    config = EngineConfig(
+        model=str(model),
+        load_format="dummy",
+        device="cpu",
+        dtype="float32",
+        max_model_len=256,
+        speculative_config=speculative,
+    )
+    ready = make_runner(config, Silent())
+    assert any("answers mean nothing" in line for line in ready.settings.lines())
+    engine = Engine(ready.runner, ready.settings, None, AlwaysDrafts(3))
+    sampling = SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    run(engine, [Request(request_id="a", prompt_token_ids=(5, 6, 7), sampling=sampling)])
+    counts = engine.stats().scheduler.drafts
+    assert counts.num_runs > 25
+    first, second, third = (count / counts.num_runs for count in counts.num_accepted_by_place)
+    assert first > 0.98  # all but what the end cuts off
+    assert 0.3 < second < 0.7
+    assert third == 0
+
+
+@pytest.mark.parametrize(("name", "kv_dtype"), [("Gemma 4 E4B", "int8_per_token_head"), ("Gemma 4 31B", "auto")])
+def test_drafts_change_no_answer(name: str, kv_dtype: str, tmp_path: Path) -> None:
+    """Several requests at once, in captured steps, with keys and values stored in eight bits or not."""
+    model, draft_model = tiny_drafters.load_pair(name, tmp_path, device="cpu", max_model_len=MAX_MODEL_LEN)
+    requests = mixed_requests(16, model.spec.vocab_size, count=8, seed=1)
+    options: dict[str, Any] = {"kv_dtype": kv_dtype, "graph_sizes": (2, 8, 40), "max_num_seqs": 8}
+    expected = run(make_engine(model, **options), requests)
+    engine = make_engine(model, drafter=AlwaysDrafts(3), draft_model=draft_model, **options)
+    got = run(engine, requests)
+    assert {key: one.token_ids for key, one in got.items()} == {key: one.token_ids for key, one in expected.items()}
+    assert engine.stats().scheduler.drafts.num_drafts > 20

@@ -6,12 +6,12 @@ well this very text repeats itself. What is no longer tried slowly becomes as li
 nothing is given up for ever.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from facet.drafts.guess import Guess
 
 # Shares of right tokens by class of match length (1, 2 to 3, 4 to 7, ...), before anything is known.
-_AT_FIRST = (0.4, 0.55, 0.7, 0.8, 0.85, 0.9, 0.9, 0.9)
+_OF_TEXT_AT_FIRST = (0.4, 0.55, 0.7, 0.8, 0.85, 0.9, 0.9, 0.9)
 _WEIGHT_AT_FIRST = 4.0  # tokens that this counts as
 _MEMORY = 0.97  # of what was tried, for every token more
 _MEMORY_OF_A_REQUEST = 0.9
@@ -19,42 +19,49 @@ _MEMORY_UNTRIED = 0.999  # for every guess that was not tried
 
 
 class Acceptance:
-    def __init__(self) -> None:
-        self._engine = _Classes(_MEMORY)
+    def __init__(self, at_first: Sequence[float] = _OF_TEXT_AT_FIRST) -> None:
+        self._at_first = at_first
+        self._engine = _Classes(_MEMORY, len(at_first))
         self._requests: dict[int, _Classes] = {}  # by request number
 
-    def chances(self, request_number: int, guess: Guess) -> list[float]:
-        """Of each token of a guess, how likely it and all before it are right. They never rise."""
-        own = self._requests.get(request_number)
+    def chances(self, request_number: int | None, guess: Guess) -> list[float]:
+        """Of each token of a guess, how likely it and all before it are right. They never rise.
+
+        `request_number` None: for any request.
+        """
+        own = None if request_number is None else self._requests.get(request_number)
         chances, chance = [], 1.0
         for offset, share in enumerate(guess.shares):
-            index = _class_of(guess.match_length + offset)
-            expected = self._engine.share(index, _AT_FIRST[index])
+            index = self._class_of(guess.match_length + offset)
+            expected = self._engine.share(index, self._at_first[index])
             chance *= expected if own is None else own.share(index, expected)
             chances.append(chance * share)
         return chances
 
     def learn(self, request_number: int, match_length: int, num_drafts: int, num_right: int) -> None:
         """Of a guess behind such a match so many tokens were tried, and so many were right before one was not."""
-        own = self._requests.setdefault(request_number, _Classes(_MEMORY_OF_A_REQUEST))
+        own = self._requests.setdefault(request_number, _Classes(_MEMORY_OF_A_REQUEST, len(self._at_first)))
         for offset in range(min(num_drafts, num_right + 1)):
-            index = _class_of(match_length + offset)
+            index = self._class_of(match_length + offset)
             for classes in (self._engine, own):
                 classes.count(index, is_right=offset < num_right)
 
     def forgo(self, match_length: int) -> None:
         """A guess was not tried."""
-        self._engine.fade(_class_of(match_length), _MEMORY_UNTRIED)
+        self._engine.fade(self._class_of(match_length), _MEMORY_UNTRIED)
 
     def keep_only(self, request_numbers: Iterable[int]) -> None:
         self._requests = {number: self._requests[number] for number in request_numbers if number in self._requests}
 
+    def _class_of(self, match_length: int) -> int:
+        return min(match_length.bit_length(), len(self._at_first)) - 1
+
 
 class _Classes:
-    def __init__(self, memory: float) -> None:
+    def __init__(self, memory: float, count: int) -> None:
         self._memory = memory
-        self._tried = [0.0] * len(_AT_FIRST)
-        self._right = [0.0] * len(_AT_FIRST)
+        self._tried = [0.0] * count
+        self._right = [0.0] * count
 
     def share(self, index: int, at_first: float) -> float:
         return (_WEIGHT_AT_FIRST * at_first + self._right[index]) / (_WEIGHT_AT_FIRST + self._tried[index])
@@ -67,7 +74,3 @@ class _Classes:
     def fade(self, index: int, memory: float) -> None:
         self._tried[index] *= memory
         self._right[index] *= memory
-
-
-def _class_of(match_length: int) -> int:
-    return min(match_length.bit_length(), len(_AT_FIRST)) - 1

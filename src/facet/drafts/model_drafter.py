@@ -10,20 +10,26 @@ from facet.step import StepPlan, StepResult
 
 # What is learned of guesses behind matches is learned here of places in a run.
 _FIRST_PLACE = 1
+_RIGHT_AT_FIRST = (0.75,) * 8  # about what published drafters reach, place by place
 
 
 class ModelDrafter:
     def __init__(self, num_drafts: int, step_times: StepTimes) -> None:
         self.max_num_drafts = num_drafts
         self._times = step_times
-        self._acceptance = Acceptance()
+        self._acceptance = Acceptance(_RIGHT_AT_FIRST)
         self._guesses: dict[int, Guess] = {}  # by request number: how it may go on from the tokens it has
+        self._are_on_their_way = False  # guesses, behind the step launched last
 
     def could_gain(self, num_running: int) -> bool:
-        return self._times.could_gain(num_running)
+        return self._are_on_their_way or self._length(num_running) > 0
 
     def num_ahead(self, num_running: int) -> int:
-        return self.max_num_drafts if self._times.could_gain(num_running) else 0
+        length = self._length(num_running)
+        self._are_on_their_way = length > 0
+        if not length:
+            self._acceptance.forgo(_FIRST_PLACE)
+        return length
 
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
         if len(self._guesses) > len(requests):
@@ -46,12 +52,18 @@ class ModelDrafter:
         }
 
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
-        """Guesses come with the tokens: they are on their way."""
-        return self._times.could_gain(len(requests))
+        """Guesses come with the tokens."""
+        return self._are_on_their_way
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         if int((plan.num_scheduled - plan.num_drafts).max()) == 1:
-            self._times.learn(plan.num_tokens, seconds, has_drafts=len(plan.draft_token_ids) > 0)
+            self._times.learn(
+                plan.num_tokens,
+                seconds,
+                has_drafts=len(plan.draft_token_ids) > 0,
+                num_requests=len(plan.seats),
+                num_to_draft=plan.num_to_draft,
+            )
         numbers = plan.request_numbers[plan.samples].tolist()
         for number, num_drafts, token_ids in zip(
             numbers, plan.num_drafts[plan.samples].tolist(), result.token_ids, strict=True
@@ -62,4 +74,13 @@ class ModelDrafter:
             self._guesses.pop(number, None)  # it has gone on since
         if result.drafts is not None:
             for number, drafts in zip(numbers, result.drafts, strict=True):
-                self._guesses[number] = Guess(list(drafts), [1.0] * len(drafts), _FIRST_PLACE)
+                self._guesses[number] = _guess(drafts)
+
+    def _length(self, num_running: int) -> int:
+        """How many drafts of each of so many requests are worth making."""
+        any_guess = _guess((0,) * self.max_num_drafts)
+        return self._times.worthwhile_length(self._acceptance.chances(None, any_guess), num_running)
+
+
+def _guess(token_ids: Sequence[int]) -> Guess:
+    return Guess(list(token_ids), [1.0] * len(token_ids), _FIRST_PLACE)

@@ -3,9 +3,13 @@
 A draft is one row more in a step. Up to some number of rows a step takes hardly longer for it, since it is bound by
 reading weights; beyond, every row costs its share. So what drafts bring depends on how many requests run: the curve of
 seconds over rows is measured at start, and corrected by what steps with and without drafts then really take.
+
+A drafter that is a model takes time of its own, behind the step whose tokens it continues: one pass for the first draft
+of all requests, one for the second, and so on.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +20,29 @@ _MEMORY = 0.95
 _MEMORY_UNSEEN = 0.998
 # Drafts must promise so much more than none: what is expected is never exact.
 _LEAST_GAIN = 1.02
+_NO_TIME: Mapping[int, float] = MappingProxyType({1: 0.0})
 
 
 class StepTimes:
-    def __init__(self, measured: Mapping[int, float]) -> None:
-        """Seconds of steps by rows; between two of them seconds grow evenly. Steps with more rows have no drafts."""
-        rows = sorted(measured)
-        # More rows never take less time: what says otherwise was disturbed.
-        rising = np.maximum.accumulate([measured[count] for count in rows])
-        self._seconds = np.interp(np.arange(rows[-1] + 1), rows, rising)
+    def __init__(self, measured: Mapping[int, float], drafting: Mapping[int, float] = _NO_TIME) -> None:
+        """Seconds of steps by rows; between two of them seconds grow evenly. Steps with more rows have no drafts.
+
+        `drafting`: seconds that a drafter takes for one draft of every request, by their number.
+        """
+        most = max(measured)
+        self._seconds = _curve(measured, most)
+        self._draft_seconds = _curve(drafting, most)
         self._beyond_plain = _Average()
         self._beyond_drafted = _Average()
 
-    def learn(self, num_rows: int, seconds: float, *, has_drafts: bool) -> None:
-        """A step that computed only single tokens and drafts took so long."""
+    def learn(
+        self, num_rows: int, seconds: float, *, has_drafts: bool, num_requests: int = 0, num_to_draft: int = 0
+    ) -> None:
+        """A step that computed only single tokens and drafts took so long, drafting for the next one included."""
         if num_rows < len(self._seconds):
-            expected = float(self._seconds[num_rows])
+            expected = float(self._seconds[num_rows] + num_to_draft * self._draft_seconds[num_requests])
             beyond = min(seconds, _STRANGE * expected) - expected
-            if has_drafts:
+            if has_drafts or num_to_draft:
                 self._beyond_drafted.add(beyond)
             else:
                 self._beyond_plain.add(beyond)
@@ -43,6 +52,20 @@ class StepTimes:
         """Whether drafts that are all right would be worth it, beside so many requests."""
         num_drafts = len(self._seconds) - 1 - num_rows
         return num_drafts > 0 and self._best_count(np.ones(num_drafts), num_rows) > 0
+
+    def worthwhile_length(self, chances: Sequence[float], num_requests: int) -> int:
+        """How many drafts of every request a model should make for the next step.
+
+        `chances`: of the n-th draft of any request and all before it to be right.
+        """
+        lengths = np.arange(1, len(chances) + 1)
+        num_rows = num_requests * (1 + lengths)
+        lengths, num_rows = lengths[num_rows < len(self._seconds)], num_rows[num_rows < len(self._seconds)]
+        if not len(lengths):
+            return 0
+        num_tokens = num_requests * (1 + np.cumsum(chances)[: len(lengths)])
+        drafting = lengths * self._draft_seconds[num_requests]
+        return self._best(num_tokens, self._seconds[num_rows] + drafting, num_requests)
 
     def worthwhile(self, chances: Sequence[Sequence[float]], num_rows: int) -> list[int]:
         """How many drafts of each request to compute, so that a second brings most tokens.
@@ -60,13 +83,25 @@ class StepTimes:
         """Of drafts in the order of their chances, how many to compute beside so many rows."""
         if not len(chances):
             return 0
-        num_tokens = num_rows + np.cumsum(chances)
         seconds = self._seconds[num_rows + 1 : num_rows + 1 + len(chances)]
+        return self._best(num_rows + np.cumsum(chances), seconds, num_rows)
+
+    def _best(self, num_tokens: NDArray[np.float64], seconds: NDArray[np.float64], num_rows: int) -> int:
+        """Which of these promises most tokens a second, from 1 on; 0: a step of `num_rows` without drafts does."""
         plain = self._beyond_plain.value()
         drafted = self._beyond_drafted.value(at_first=plain)
         rates = num_tokens / (seconds + drafted)
         best = int(rates.argmax())
         return best + 1 if rates[best] > _LEAST_GAIN * num_rows / (self._seconds[num_rows] + plain) else 0
+
+
+def _curve(measured: Mapping[int, float], most: int) -> NDArray[np.float64]:
+    """Seconds from 0 to the most there are."""
+    counts = sorted(measured)
+    # More rows never take less time: what says otherwise was disturbed.
+    rising = np.maximum.accumulate([measured[count] for count in counts])
+    curve: NDArray[np.float64] = np.interp(np.arange(most + 1), counts, rising)
+    return curve
 
 
 class _Average:

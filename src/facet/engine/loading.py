@@ -32,6 +32,10 @@ from facet.runner.runner import Runner
 from facet.runner.sleeping import Sleeper, move_weights
 from facet.scheduler.drafting import Drafter
 
+MADE_UP_RATES = (
+    "Drafts are accepted at made-up rates (synthetic_acceptance_rates), for measurements: answers mean nothing."
+)
+
 
 class ReadyRunner(NamedTuple):
     runner: Runner
@@ -63,7 +67,9 @@ def make_runner(
         if config.batch_invariant and loaded.model.placement.device.type == "cuda":
             never_split_sums()
         clock.ends("weights")
-        settings = resolve(config, loaded.model, loaded.lines(), loaded.towers)
+        made_up_rates = draft_config.made_up_rates if isinstance(draft_config, ModelDrafts) else ()
+        lines = loaded.lines() + ((MADE_UP_RATES,) if made_up_rates else ())
+        settings = resolve(config, loaded.model, lines, loaded.towers)
         clock.ends("memory")
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
@@ -85,6 +91,7 @@ def make_runner(
             piece_sizes=settings.piece_sizes,
             towers=loaded.towers,
             draft_model=draft_model,
+            made_up_rates=made_up_rates,
             num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
         )
         clock.ends("cache")
@@ -93,8 +100,9 @@ def make_runner(
         graphs_taken = runner.capture_graphs(progress)
         clock.ends("graphs")
         # On every rank, though only rank 0 drafts: they run the steps that are timed together.
-        drafter = None if draft_config is None else _make_drafter(draft_config, StepTimes(runner.time_steps()))
+        drafter = None
         if draft_config is not None:
+            drafter = _make_drafter(draft_config, StepTimes(runner.time_steps(), runner.time_drafts()))
             clock.ends("steps timed")
         if group is not None:
             group.meet(device)  # a model is ready once all its ranks are
@@ -113,7 +121,7 @@ def _load(
     loaded = load_model(config, progress, arithmetic=arithmetic, group=group)
     if not isinstance(draft_config, ModelDrafts):
         return loaded, None
-    return loaded, load_draft_model(draft_config.model, loaded.model, progress)
+    return loaded, load_draft_model(draft_config.model, loaded.model, config, progress)
 
 
 def _load_again(config: EngineConfig, draft_config: DraftConfig | None) -> Sequence[nn.Module]:

@@ -36,6 +36,8 @@ from facet.runner.pieces import sizes_up_to
 from facet.runner.runner import NO_TOWERS
 
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048  # where --max-num-batched-tokens does not say
+# Steps with drafts are captured for so many rows at least: beyond, few drafts are worth their time.
+MOST_ROWS_WITH_DRAFTS = 256
 
 WIDENED = (
     "This processor has no bfloat16 products: weights are held in float32. --dtype bfloat16 takes half the memory, but "
@@ -278,13 +280,15 @@ def resolve_kv_dtypes(config: EngineConfig, model: Gemma) -> dict[int, str]:
 def resolve_graph_sizes(config: EngineConfig) -> tuple[int, ...]:
     if config.enforce_eager:
         return ()
+    most_rows, drafts = config.max_num_seqs, read_draft_config(config.speculative_config)
+    if drafts is not None:
+        most_rows = max(most_rows, min(most_rows * (1 + drafts.num_drafts), MOST_ROWS_WITH_DRAFTS))
     sizes = config.cudagraph_capture_sizes
     if not sizes:
-        drafts = read_draft_config(config.speculative_config)
-        return default_sizes(max(config.max_num_seqs, 0 if drafts is None else 1 + drafts.num_drafts))
+        return tuple(sorted({*default_sizes(most_rows), config.max_num_seqs}))
     if min(sizes) < 1:
         raise ConfigError(f"--cudagraph-capture-sizes holds {min(sizes)}, but a step has 1 request or more.")
-    return tuple(sorted({min(size, config.max_num_seqs) for size in sizes}))
+    return tuple(sorted({min(size, most_rows) for size in sizes}))
 
 
 def resolve_piece_sizes(config: EngineConfig, max_num_batched_tokens: int) -> tuple[int, ...]:

@@ -2,16 +2,21 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from facet.config import ModelConfig
 from facet.errors import ConfigError
 from facet.layers.linear import Linear
 from facet.model.checkpoint import WeightFiles, find_weight_files, load_weights, match_tensors, read_headers
 from facet.model.config_fields import ConfigFields, read_config_file, shown
 from facet.model.draft_model import CentroidSpec, DraftModel, DraftModelSpec
+from facet.model.dummy_weights import fill_dummy_weights
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
-from facet.model.hub import local_folder
+from facet.model.hub import CONFIG_ONLY, WHOLE_MODEL, access_of, local_folder
 from facet.model.stored_tensor import StoredTensor
 from facet.model.weight_map import TensorTarget, matrix_target
 from facet.model_spec import LayerSpec, ModelSpec
@@ -21,26 +26,36 @@ _MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 _ORDERING = "masked_embedding.token_ordering"
 
 
-def load_draft_model(name: str, target: Gemma, progress: Progress) -> DraftModel:
-    """Read, check, build, fill."""
-    folder = local_folder(name)
+def load_draft_model(name: str, target: Gemma, config: ModelConfig, progress: Progress) -> DraftModel:
+    """Read, check, build, fill. `config` is of the model: it says where downloads are kept and whether to read any."""
+    is_dummy = config.load_format == "dummy"
+    folder = local_folder(name, patterns=CONFIG_ONLY if is_dummy else WHOLE_MODEL, access=access_of(config))
     spec = read_draft_model_spec(read_config_file(folder / "config.json"), target.spec, name)
-    stored = read_headers(find_weight_files(folder))
+    model = DraftModel(spec, target)
+    if is_dummy:
+        fill_dummy_weights(model, target.placement.device, config.seed, progress)
+        if spec.centroids is not None:
+            torch.arange(spec.decoder.vocab_size, out=model.get_buffer("token_ordering"))
+    else:
+        _read_weights(model, folder, progress)
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.prepare()
+    return model.eval()
+
+
+def _read_weights(model: DraftModel, folder: Path, progress: Progress) -> None:
+    spec, stored = model.spec, read_headers(find_weight_files(folder))
     beside = {target.name: target for target in _targets_beside(spec)}
     decoder = {name: tensor for name, tensor in stored.items() if name not in beside and name != _ORDERING}
     matched = match_tensors(spec.decoder, decoder)
     matched |= {target: _require(stored, target) for target in beside.values()}
-    model = DraftModel(spec, target)
     load_weights(model, matched, progress)
     if spec.centroids is not None:
         with WeightFiles() as files:
             shape = (spec.decoder.vocab_size,)
             ordering = files.read(_require(stored, TensorTarget(name=_ORDERING, shape=shape, place="token_ordering")))
             model.get_buffer("token_ordering").copy_(ordering)
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.prepare()
-    return model.eval()
 
 
 def read_draft_model_spec(config: Mapping[str, Any], target: ModelSpec, name: str) -> DraftModelSpec:

@@ -47,6 +47,8 @@ class DraftModel(nn.Module):
         super().__init__()
         decoder, placement = spec.decoder, target.placement
         self.spec = spec
+        self.placement = placement
+        self.num_positions = target.num_positions
         self._target = (target,)  # not a part of this module
         self.pre_projection = Linear(2 * spec.backbone_size, decoder.hidden_size, placement)
         self.layers = nn.ModuleList(DecoderLayer(decoder, layer, placement) for layer in decoder.layers)
@@ -65,14 +67,19 @@ class DraftModel(nn.Module):
         `hidden` [rows, backbone] is the model's last hidden state from which that token was chosen, and `rows` are at
         the positions of these states: the last whose keys are stored.
         """
-        steps = self._kind_steps(rows, arena)
+        steps = self.plan(rows, arena)
         drafts = []
         for _ in range(count):
-            state = self._run(token_ids, hidden, steps, arena)
-            token_ids = self.best_tokens(state)
-            hidden = self.post_projection(state)
+            token_ids, hidden = self.draft_one(token_ids, hidden, steps, arena)
             drafts.append(token_ids)
         return torch.stack(drafts, dim=1)
+
+    def draft_one(
+        self, token_ids: Tensor, hidden: Tensor, steps: Mapping[AttentionKind, KindStep], arena: KVArena
+    ) -> tuple[Tensor, Tensor]:
+        """The token behind each, and the hidden state to go on from. `steps` are what `plan` made."""
+        state = self._run(token_ids, hidden, steps, arena)
+        return self.best_tokens(state), self.post_projection(state)
 
     def best_tokens(self, state: Tensor) -> Tensor:
         if self.centroids is None:
@@ -103,7 +110,8 @@ class DraftModel(nn.Module):
         state: Tensor = self.norm(residual.stream)
         return state
 
-    def _kind_steps(self, rows: AttentionRows, arena: KVArena) -> dict[AttentionKind, KindStep]:
+    def plan(self, rows: AttentionRows, arena: KVArena) -> dict[AttentionKind, KindStep]:
+        """How all drafts of a round attend."""
         (target,) = self._target
         layers = {layer.attention: layer for layer in self.spec.decoder.layers}
         groups = dict(zip((group.kind for group in arena.layout.groups), rows.block_tables, strict=True))

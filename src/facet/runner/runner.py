@@ -27,7 +27,7 @@ from facet.model.gemma import Gemma
 from facet.progress import Progress, Silent
 from facet.runner import compile_ahead, warm_up
 from facet.runner.batch import Chunks, make_batch, ranges
-from facet.runner.draft_ahead import DraftAhead
+from facet.runner.draft_ahead import DraftAhead, draft_sizes
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes, seconds_of
 from facet.runner.media_inputs import MediaInputs, StepMedia
@@ -80,8 +80,12 @@ class Runner:
         towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
         num_encoder_rows: int = 0,
         draft_model: DraftModel | None = None,
+        made_up_rates: Sequence[float] = (),
     ) -> None:
-        """`towers` take the kinds of media that the model has; of what they make, so many rows are kept."""
+        """`towers` take the kinds of media that the model has; of what they make, so many rows are kept.
+
+        `made_up_rates`: at which drafts are accepted, for measurements; none: where they are right.
+        """
         self.model = model
         self.arena = arena
         self.counters = WorkCounters()
@@ -89,9 +93,12 @@ class Runner:
         self._seats = SeatState(
             arena.layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=self._device
         )
-        self._sampling = StepSampling(model, self._seats, max_num_drafts=max(graph_sizes, default=0))
+        self._sampling = StepSampling(
+            model, self._seats, max_num_drafts=max(graph_sizes, default=0), made_up_rates=made_up_rates
+        )
         if draft_model is not None:
-            self._sampling.draft_ahead = DraftAhead(draft_model, arena, self._seats.block_tables, self._device)
+            sizes = draft_sizes(graph_sizes, max_num_seqs)
+            self._sampling.draft_ahead = DraftAhead(draft_model, arena, self._seats, sizes=sizes)
         self.media = MediaInputs(towers, model.spec.hidden_size, model.placement, num_encoder_rows=num_encoder_rows)
         self._longest_context = min(max_model_len, model.num_positions)  # of which seats and model have places
         self._fast_prefill = fast_prefill
@@ -155,8 +162,9 @@ class Runner:
         return free - free_gpu_bytes(self._device)
 
     @property
-    def _captured(self) -> "list[LowerPieces | DecodeGraphs]":
-        return [captured for captured in (self._pieces, self._graphs) if captured is not None]
+    def _captured(self) -> "list[LowerPieces | DecodeGraphs | DraftAhead]":
+        captured = (self._pieces, self._graphs, self._sampling.draft_ahead)
+        return [one for one in captured if one is not None]
 
     @torch.inference_mode()
     def time_steps(self) -> dict[int, float]:
@@ -184,6 +192,11 @@ class Runner:
             if seconds[size] > LONGEST_TIMED * seconds[1]:
                 break
         return seconds
+
+    def time_drafts(self) -> dict[int, float]:
+        """Seconds that a drafter takes for one draft of every sequence, by their number; empty: there is none."""
+        draft_ahead = self._sampling.draft_ahead
+        return {} if draft_ahead is None else draft_ahead.seconds_of_drafts()
 
     def _compute_on_scratch(self, step: warm_up.WarmUpStep, num_logit_rows: int = 1) -> None:
         """A step of prompts of zeros in blocks of no request, as long as a context may be."""

@@ -69,8 +69,10 @@ class SampledStep:
 class StepSampling:
     """Owns the sampler, and the last token of every seat."""
 
-    def __init__(self, model: Gemma, seats: SeatState, *, max_num_drafts: int = 0) -> None:
-        """`max_num_drafts`: in a step that finds its tokens among the last ones."""
+    def __init__(
+        self, model: Gemma, seats: SeatState, *, max_num_drafts: int = 0, made_up_rates: Sequence[float] = ()
+    ) -> None:
+        """`max_num_drafts`: in a step that finds its tokens among the last ones. The rates are for the sampler."""
         self.draft_ahead: DraftAhead | None = None
         self._model = model
         self._seats = seats
@@ -81,6 +83,7 @@ class StepSampling:
             device=self._device,
             never_sampled=model.spec.media_token_ids,
             group=model.placement.group,
+            made_up_rates=made_up_rates,
         )
         # Of every seat, and behind them the drafts of a captured step.
         self.last_token_ids = torch.zeros(seats.num_seats + 1 + max_num_drafts, dtype=torch.int64, device=self._device)

@@ -22,6 +22,7 @@ from facet.sampling.choice import Choice
 from facet.sampling.grammar import GrammarMask
 from facet.sampling.logit_bias import LogitBias
 from facet.sampling.logprobs import Logprobs, LogprobTensors, prompt_logprobs
+from facet.sampling.made_up_acceptance import MadeUpAcceptance
 from facet.sampling.min_tokens import MinTokens
 from facet.sampling.penalties import Penalties
 from facet.sampling.result import SampledRuns, SampledTokens
@@ -70,8 +71,9 @@ class Sampler:
         never_sampled: Sequence[int] = (),
         uses_kernels: bool | None = None,
         group: RankGroup | None = None,
+        made_up_rates: Sequence[float] = (),
     ) -> None:
-        """`never_sampled` are tokens that no request may choose.
+        """`never_sampled` are tokens that no request may choose. `made_up_rates`: see `MadeUpAcceptance`.
 
         `uses_kernels`: choose by `facet.kernels.token_choice`; None: on a GPU. Both ways choose the same tokens. The
         kernels are for a vocabulary that is all here; where the ranks of `group` share it, they are not used.
@@ -86,6 +88,7 @@ class Sampler:
         self._num_seats = num_seats
         self._num_columns = vocab_size if held is None else len(held)
         self._batch = BatchSeats((), device)
+        self._made_up = MadeUpAcceptance(made_up_rates) if made_up_rates else None
         self._logprobs = Logprobs(self._vocabulary)
         self._seeds = Seeds(num_seats)
         if uses_kernels is None:
@@ -171,6 +174,8 @@ class Sampler:
         places = tuple(np.repeat(seats, 1 + num_drafts).tolist())
         batch = BatchSeats(places, self._device, runs, self._vocabulary.held)
         tokens = self._sample(logits, batch, grammar)
+        if self._made_up is not None:
+            self._made_up.apply(tokens.token_ids, runs)
         num_emitted = runs.num_emitted(tokens.token_ids, tokens.is_finite & tokens.has_choice)
         for feature in self._histories:
             feature.accept_runs(batch, tokens.token_ids, num_emitted)
