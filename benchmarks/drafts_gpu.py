@@ -63,6 +63,9 @@ class Switched:
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         self._drafter.learn(plan, result, seconds)
 
+    def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
+        self._drafter.hear(plan, guesses)
+
 
 class Turn(NamedTuple):
     seconds: float

@@ -19,5 +19,8 @@ class EagerDrafter:
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """Nothing."""
 
+    def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
+        """Nothing."""
+
     def draftable(self, requests: Sequence[Draftable]) -> list[Draftable]:
         return [request for request in requests if request.max_num_drafts and not request.num_pending]

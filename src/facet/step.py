@@ -134,7 +134,6 @@ class StepResult:
     logprobs: tuple[list[Any] | None, ...] | None = None  # one for each token; handed through unread
     # By position in the plan's entries, for entries whose prompt log-probabilities were computed; handed through.
     prompt_logprobs: tuple[tuple[int, Any], ...] = ()
-    drafts: tuple[tuple[int, ...], ...] | None = None  # per entry that samples: how it may go on; None: nobody guessed
 
 
 class TokenEvent(NamedTuple):

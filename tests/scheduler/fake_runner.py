@@ -311,8 +311,9 @@ class FakeEngine:
             running = self.scheduler.draftable()
             drafts = self._drafter.propose(running)
             waits = self.runner.has_drafts_in_flight or self._drafter.is_worth_waiting(running)
-        schedule = self.scheduler.plan(drafts, waits_for_tokens=waits)
-        if not schedule.is_empty:
+        schedule = None if waits and self.runner.num_in_flight else self.scheduler.plan(drafts)
+        plans = schedule is not None and not schedule.is_empty
+        if schedule is not None and plans:
             plan = self.scheduler.commit(schedule)
             self._check()
             self.runner.launch(plan)
@@ -320,7 +321,7 @@ class FakeEngine:
             assert self.runner.num_in_flight or not self.scheduler.has_requests, "nothing runs and nothing will"
         if cancel_in_flight is not None:
             self.cancel(cancel_in_flight)
-        while self.runner.num_in_flight > (0 if schedule.is_empty else self._max_in_flight):
+        while self.runner.num_in_flight > (self._max_in_flight if plans else 0):
             plan, result = self.runner.collect()
             self.scheduler.learn(plan, SECONDS_PER_ROW * plan.num_tokens)
             for event in self.scheduler.settle(plan, result):

@@ -72,9 +72,10 @@ class ModelDrafter:
                 self._acceptance.learn(number, _FIRST_PLACE, num_drafts, max(0, len(token_ids) - 1))
         for number in numbers:
             self._guesses.pop(number, None)  # it has gone on since
-        if result.drafts is not None:
-            for number, drafts in zip(numbers, result.drafts, strict=True):
-                self._guesses[number] = _guess(drafts)
+
+    def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
+        for number, guess in zip(plan.request_numbers[plan.samples].tolist(), guesses, strict=True):
+            self._guesses[number] = _guess(guess)
 
     def _length(self, num_running: int) -> int:
         """How many drafts of each of so many requests are worth making."""

@@ -73,6 +73,9 @@ class TextDrafter:
                 match_length = self._match_lengths.pop(number)
                 self._acceptance.learn(number, match_length, num_drafts, max(0, len(token_ids) - 1))
 
+    def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
+        """Nothing is guessed on the device."""
+
     def _lengths(
         self, requests: Sequence[Draftable], guesses: Sequence[Guess], num_running: int, skip: int = 0
     ) -> list[int]:

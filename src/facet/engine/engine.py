@@ -23,6 +23,7 @@ from facet.kv_cache.schedule import Schedule
 from facet.media_span import check_attention
 from facet.progress import Progress, Silent
 from facet.request import Request
+from facet.runner.draft_ahead import DraftsInFlight
 from facet.runner.runner import Runner, WorkCounters
 from facet.runner.sleeping import Sleeper
 from facet.runner.step_sampling import SampledStep
@@ -51,7 +52,14 @@ class _StartedStep(NamedTuple):
 
     plan: StepPlan
     sampled: SampledStep
-    start: float  # when it was planned, on the monotonic clock
+    start: float  # when the device could begin it at the earliest, on the monotonic clock
+
+
+class _Guesses(NamedTuple):
+    """Guesses behind the tokens of a settled step. The host was at work while they were made."""
+
+    plan: StepPlan
+    drafts: DraftsInFlight
 
 
 class Engine:
@@ -90,6 +98,7 @@ class Engine:
         self._drafter = drafter
         self._sleeper = sleeper
         self._in_flight: _StartedStep | None = None
+        self._unheard: _Guesses | None = None
         self._last_settled = 0.0  # when, on the monotonic clock
         self._num_corrupted_requests = 0
         self._grammars = Grammars(self._vocab_size)
@@ -167,23 +176,25 @@ class Engine:
             # Ahead of their tokens nobody could go on but those that are not in flight: two halves would take turns.
             self._in_flight = None
             events = self._settle(in_flight)
-            self._in_flight = self._start()
+            self._in_flight = self._start(self._last_settled)
             return events
-        started = self._start()
+        started = self._start(time.monotonic())
         if not self.settings.overlapped:
             return [] if started is None else self._settle(started)
         before, self._in_flight = self._in_flight, started
         events = [] if before is None else self._settle(before)
         if started is None and events:
             # Everyone waited for these tokens. The device gets its next step before the clients get theirs.
-            self._in_flight = self._start()
+            self._in_flight = self._start(self._last_settled)
         return events
 
-    def _start(self) -> _StartedStep | None:
-        """Plans, launches and samples a step. None: no request can go on."""
-        start = time.monotonic()
+    def _start(self, start: float) -> _StartedStep | None:
+        """Plans, launches and samples a step, which the device could begin at `start`. None: no request can go on."""
+        if self._unheard is not None and self._drafter is not None:
+            self._drafter.hear(self._unheard.plan, self._unheard.drafts.wait())
+            self._unheard = None
         schedule = self._plan()
-        if schedule.is_empty:
+        if schedule is None or schedule.is_empty:
             return None
         plan = self._scheduler.commit(schedule)
         if self._drafter is not None and (num_to_draft := self._drafter.num_ahead(len(plan.seats))):
@@ -194,15 +205,20 @@ class Engine:
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
         return _StartedStep(plan, self.runner.sample(launched, None if masks is None else masks.result()), start)
 
-    def _plan(self) -> Schedule:
+    def _plan(self) -> Schedule | None:
+        """None: the step in flight is settled first, because drafts follow its tokens.
+
+        Nobody goes on meanwhile. Requests that did would take turns with the others from then on, in steps of half as
+        many rows that take as long.
+        """
         drafter, in_flight = self._drafter, self._in_flight
         has_drafts_in_flight = in_flight is not None and len(in_flight.plan.draft_token_ids) > 0
         if drafter is None or not (has_drafts_in_flight or drafter.could_gain(self._scheduler.queues.num_running)):
             return self._scheduler.plan()
         running = self._scheduler.draftable()
-        return self._scheduler.plan(
-            drafter.propose(running), waits_for_tokens=has_drafts_in_flight or drafter.is_worth_waiting(running)
-        )
+        if in_flight is not None and (has_drafts_in_flight or drafter.is_worth_waiting(running)):
+            return None
+        return self._scheduler.plan(drafter.propose(running))
 
     def _settle(self, step: _StartedStep) -> list[TokenEvent]:
         plan, result = step.plan, step.sampled.wait()
@@ -212,6 +228,7 @@ class Engine:
         self._scheduler.learn(plan, seconds)
         if self._drafter is not None:
             self._drafter.learn(plan, result, seconds)
+            self._unheard = None if step.sampled.drafts is None else _Guesses(plan, step.sampled.drafts)
         self._grammars.settle(plan, result)
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
         events = self._scheduler.settle(plan, result)

@@ -22,7 +22,7 @@ from facet.runner.measuring import seconds_of
 from facet.runner.recording import Recorder, Replayable
 from facet.runner.seat_state import SeatState
 from facet.step import StepPlan
-from facet.transfer import arrays_on_device
+from facet.transfer import arrays_on_device, to_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,6 +44,28 @@ class DraftBuffers:
             token_ids=torch.zeros(size, dtype=torch.int64, device=device),
             hidden=torch.zeros(size, model.spec.backbone_size, dtype=dtype, device=device),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftsInFlight:
+    """Drafts on their way to the host, which meanwhile looks at the tokens that they follow."""
+
+    token_ids: Tensor  # [seats, drafts]
+    arrived: torch.Event | None
+
+    @classmethod
+    def start_copy(cls, drafts: Tensor) -> "DraftsInFlight":
+        if drafts.device.type != "cuda":
+            return cls(drafts, None)
+        copy, arrived = to_host(drafts), torch.Event("cuda")
+        arrived.record(torch.cuda.current_stream(drafts.device))
+        return cls(copy, arrived)
+
+    def wait(self) -> tuple[tuple[int, ...], ...]:
+        """Of each seat, once they are there."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return tuple(map(tuple, self.token_ids.tolist()))
 
 
 class DraftAhead:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from facet.model.gemma import Gemma
 from facet.runner.batch import ranges
-from facet.runner.draft_ahead import DraftAhead
+from facet.runner.draft_ahead import DraftAhead, DraftsInFlight
 from facet.runner.seat_state import SeatState
 from facet.sampling import GrammarMask, LogprobTensors, SampledTokens, Sampler, TokensInFlight, grammar_mask
 from facet.sampling_params import SamplingParams
 from facet.step import Admission, StepMasks, StepPlan, StepResult
-from facet.transfer import array_on_device, arrays_on_device, to_host
+from facet.transfer import array_on_device, arrays_on_device
 
 # Prompt log-probabilities look at every row's logits; a few rows at a time keeps a large vocabulary affordable.
 PROMPT_LOGITS_AT_ONCE = 64
@@ -47,10 +47,10 @@ class SampledStep:
     plan: StepPlan
     tokens: TokensInFlight
     prompt_logprobs: tuple[tuple[int, tuple[LogprobTensors, ...]], ...]
-    drafts: Tensor | None = None  # [seats, drafts] on the host, once the tokens are there
+    drafts: DraftsInFlight | None  # behind the tokens; None: nobody drafts
 
     def wait(self) -> StepResult:
-        """The outcome, once the device is done."""
+        """The outcome, once the device is done with it. The drafts may still be on their way."""
         plan, host = self.plan, self.tokens.wait()
         num_drafts = plan.num_drafts[plan.samples].tolist() if len(plan.draft_token_ids) else None
         runs = host.runs(num_drafts, plan.draft_token_ids.tolist())
@@ -62,7 +62,6 @@ class SampledStep:
                 (entry, [logprob for part in parts for logprob in part.to_list()])
                 for entry, parts in self.prompt_logprobs
             ),
-            drafts=None if self.drafts is None else tuple(map(tuple, self.drafts.tolist())),
         )
 
 
@@ -113,12 +112,14 @@ class StepSampling:
             self._recount(plan)
         choose = self._choose_along_drafts if len(plan.draft_token_ids) else self._choose
         sampled = choose(plan, computed, masks)
+        tokens = sampled.tokens.start_copy()
         drafts = None
         if plan.num_to_draft and len(sampled.last_rows):
             assert self.draft_ahead is not None, "nobody is there to draft"
             hidden = computed.hidden[sampled.last_rows]
-            drafts = to_host(self.draft_ahead.draft(plan, sampled.last_token_ids, hidden, sampled.num_emitted))
-        tokens = sampled.tokens.start_copy()
+            drafts = DraftsInFlight.start_copy(
+                self.draft_ahead.draft(plan, sampled.last_token_ids, hidden, sampled.num_emitted)
+            )
         return SampledStep(plan, tokens, self._prompt_logprobs(plan, computed.hidden), drafts)
 
     def sample_nothing(self, params: SamplingParams) -> None:

@@ -10,8 +10,8 @@ what it computes next depends on how many were right.
 
 The overlapped loop launches a step before it knows the tokens of the last one, and only known tokens can be continued.
 So drafts and overlap take turns. While no text can be guessed, or too many requests run for drafts to pay, steps
-overlap as without a drafter. Where guesses promise more than overlap saves (`Drafter.is_worth_waiting`), requests wait
-for their tokens, and for as long as steps have drafts each is settled before the next is planned.
+overlap as without a drafter. Where guesses promise more than overlap saves (`Drafter.is_worth_waiting`), and for as
+long as steps have drafts, each is settled before the next is planned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,6 +60,9 @@ class Drafter(Protocol):
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         """A step has been settled, so long after the device could begin it."""
+
+    def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
+        """What was guessed on the device, as `num_ahead` asked for: one guess per entry of the plan that samples."""
 
 
 def allot_drafts(

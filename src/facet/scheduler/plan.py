@@ -41,13 +41,10 @@ def plan_step(
     limits: Limits,
     drafts: Drafts = NO_DRAFTS,
     cost: StepCost = NO_COST,
-    *,
-    waits_for_tokens: bool = False,
 ) -> Schedule:
-    """`waits_for_tokens`: no request goes on from a token that is not known yet, whether it must wait or not."""
     seats, running = queues.order, queues.seats
     num_computed = running.num_computed[seats]
-    wanted, budget = tokens_wanted(running, seats, waits_for_tokens), limits.max_num_batched_tokens
+    wanted, budget = tokens_wanted(running, seats), limits.max_num_batched_tokens
     encoding = StepEncoding(
         books,
         (SpanRows(spans, int(running.num_computed[seat]), 0) for seat, spans in running.encoded.items()),
@@ -95,14 +92,14 @@ def plan_step(
     )
 
 
-def tokens_wanted(running: RunningSeats, seats: Counts, waits_for_tokens: bool) -> Counts:
+def tokens_wanted(running: RunningSeats, seats: Counts) -> Counts:
     """Per seat, how many tokens it could compute now. Pending ones count: their ids are on the device."""
     num_tokens, num_computed = running.num_tokens[seats], running.num_computed[seats]
     wanted = num_tokens - num_computed
-    # A token at the very end is sampled but never computed; and one that a grammar or a drafter must see first waits.
+    # A token at the very end is sampled but never computed; and one that a grammar must see first waits.
     is_pending = num_tokens > running.num_known[seats]
     wanted[(num_tokens >= running.max_num_tokens[seats]) & (wanted <= 1)] = 0
-    wanted[is_pending if waits_for_tokens else running.waits_for_host[seats] & is_pending] = 0
+    wanted[running.waits_for_host[seats] & is_pending] = 0
     # Recomputing after a preemption stops where prompt logits were not delivered before, to start again from there.
     logits_from = running.logits_from[seats]
     again = (num_computed < logits_from) & (logits_from < running.logits_until[seats])

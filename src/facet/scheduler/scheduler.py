@@ -82,8 +82,8 @@ class Scheduler:
         """The running requests, and how many drafts of each a plan could take."""
         return self.queues.draftable(self.limits.max_num_drafts)
 
-    def plan(self, drafts: Drafts = NO_DRAFTS, *, waits_for_tokens: bool = False) -> Schedule:
-        """`waits_for_tokens`: no request goes on from a token that is not known yet, whether it must wait or not."""
+    def plan(self, drafts: Drafts = NO_DRAFTS) -> Schedule:
+        """While a step with drafts is in flight nothing is planned: how its requests go on is not known."""
         assert not drafts or self.limits.max_num_drafts > 0, "drafts were not allowed for"
         return plan_step(
             self.queues.view(),
@@ -92,7 +92,6 @@ class Scheduler:
             self.limits,
             drafts,
             self._cost_learner.cost(),
-            waits_for_tokens=waits_for_tokens,
         )
 
     def commit(self, schedule: Schedule) -> StepPlan:
