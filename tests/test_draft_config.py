@@ -12,6 +12,7 @@ from facet.errors import ConfigError
     ("given", "expected"),
     [
         (None, None),
+        ({"method": "none"}, None),
         ({"method": "suffix"}, SuffixDrafts(num_drafts=24, max_match=24, max_factor=1.0, min_share=0.1)),
         (
             {"method": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_spec_factor": 2},

@@ -11,7 +11,6 @@ from pathlib import Path
 from facet.config import ModelConfig
 from facet.drafts.model_drafter import ModelDrafter
 from facet.drafts.step_times import StepTimes
-from facet.layers.rank_group import RankGroup
 from facet.model.draft_loader import load_draft_model
 from facet.model.draft_model import DraftModel
 from facet.model.gemma import Gemma
@@ -21,6 +20,7 @@ from facet.scheduler.drafting import Draftable
 from facet.step import StepPlan, StepResult
 from tests.published_configs import DRAFTERS, pattern, text_only
 
+Rounds = list[tuple[list[int], tuple[tuple[int, ...], ...]]]  # drafts of a step, and what became of each run
 NAMES = ("Gemma 4 E4B", "Gemma 4 31B")  # with centroids and without, keys and values separate and shared
 _SIZES = {"head_dim": 16, "global_head_dim": 32, "vocab_size": 128, "sliding_window": 16}
 
@@ -41,13 +41,18 @@ def write_pair(name: str, folder: Path) -> tuple[Path, Path]:
 
 
 def load_pair(
-    name: str, folder: Path, *, device: str, max_model_len: int, group: RankGroup | None = None
+    name: str, folder: Path, *, device: str, max_model_len: int, quantization: str | None = None
 ) -> tuple[Gemma, DraftModel]:
     model, drafter = write_pair(name, folder)
     config = ModelConfig(
-        model=str(model), load_format="dummy", device=device, dtype="float32", max_model_len=max_model_len
+        model=str(model),
+        load_format="dummy",
+        device=device,
+        dtype="float32",
+        max_model_len=max_model_len,
+        quantization=quantization,
     )
-    target = load_model(config, group=group).model
+    target = load_model(config).model
     return target, load_draft_model(str(drafter), target, config, Silent())
 
 
@@ -56,7 +61,7 @@ class AlwaysDrafts(ModelDrafter):
 
     def __init__(self, num_drafts: int) -> None:
         super().__init__(num_drafts, StepTimes({1: 1.0, 1000: 1.0}))
-        self.rounds: list[tuple[list[int], tuple[tuple[int, ...], ...]]] = []
+        self.rounds: Rounds = []
 
     def propose(self, requests: Sequence[Draftable]) -> dict[int, list[int]]:
         return {

@@ -7,6 +7,7 @@ from typing import Any
 from facet.errors import ConfigError
 
 METHODS = ("suffix", "ngram")
+NONE = {"method": "none"}  # not even by a drafter that lies beside the model
 DRAFTS_OF_A_MODEL = 4  # where num_speculative_tokens does not say
 # More would cost rows of every step and be accepted almost never.
 MOST_DRAFTS = 128
@@ -47,7 +48,7 @@ DraftConfig = SuffixDrafts | NgramDrafts | ModelDrafts
 
 def read_draft_config(given: Mapping[str, Any] | None) -> DraftConfig | None:
     """None: no drafts. Fields that are not known, or not of this method, are refused by name."""
-    if given is None:
+    if given is None or given == NONE:
         return None
     method = given.get("method")
     if "model" in given and method in (None, "mtp"):

@@ -6,7 +6,8 @@ FACET_DRAFTER_PAIRS names a folder that `tests/spec/make_tiny_drafters.py` fille
 
 import json
 import os
-from dataclasses import dataclass, field
+import queue
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from facet.config import EngineConfig, ModelConfig
+from facet.config import EngineConfig, ModelConfig, PlanConfig
 from facet.draft_config import ModelDrafts, read_draft_config
 from facet.engine.engine import Engine
+from facet.engine.found_drafter import with_found_drafter
 from facet.engine.loading import make_runner
+from facet.engine.memory_plan import make_plan
+from facet.engine.ranks import LeadingRunner, follow
 from facet.errors import ConfigError
+from facet.layers.rank_group import RankGroup
 from facet.model.config_fields import read_config_file
 from facet.model.draft_loader import load_draft_model, read_draft_model_spec
 from facet.model.draft_model import DraftModel
@@ -29,7 +34,8 @@ from facet.request import Request
 from facet.sampling_params import SamplingParams
 from tests import tiny_drafters
 from tests.engine.harness import MAX_MODEL_LEN, make_engine, mixed_requests, run
-from tests.tiny_drafters import AlwaysDrafts, write_pair
+from tests.ranks import on_ranks
+from tests.tiny_drafters import AlwaysDrafts, Rounds, write_pair
 
 TOLERANCE = 1e-3  # of logits of size 4 to 8; another position or one key more changes them by 0.1 and more
 NUM_DRAFTS = (2, 3)
@@ -82,9 +88,9 @@ class Pair:
     cases: list[dict[str, Any]]
 
 
-def load_pair(folder: Path) -> Pair:
+def load_pair(folder: Path, group: RankGroup | None = None) -> Pair:
     config = ModelConfig(model=str(folder / "target"), device="cpu", max_model_len=MAX_MODEL_LEN)
-    model = load_model(config).model
+    model = load_model(config, group=group).model
     draft_model = load_draft_model(str(folder / "assistant"), model, config, Silent())
     return Pair(folder.name, model, draft_model, json.loads((folder / "reference.json").read_text())["cases"])
 
@@ -137,6 +143,36 @@ def test_rounds_are_those_of_the_reference(
                 assert [token_id for token_id, _ in ours[:1]] == [token_id for token_id, _ in theirs[:1]]
                 for (_, logit), (_, other) in zip(ours, theirs, strict=True):
                     assert abs(logit - other) < TOLERANCE
+
+
+def test_ranks_draft_as_one_does(pairs: list[Path]) -> None:
+    for folder in pairs:
+        (case, *_) = json.loads((folder / "reference.json").read_text())["cases"]
+        sampling = SamplingParams(temperature=0.0, max_tokens=len(case["continuation"]) + 8, ignore_eos=True)
+        request = Request(request_id="a", prompt_token_ids=tuple(case["prompt"]), sampling=sampling)
+        steps: queue.Queue[bytes | None] = queue.Queue()
+
+        def rounds(
+            group: RankGroup,
+            folder: Path = folder,
+            request: Request = request,
+            steps: queue.Queue[bytes | None] = steps,
+        ) -> Rounds:
+            pair, drafter = load_pair(folder, group), AlwaysDrafts(2)
+            engine = make_engine(pair.model, draft_model=pair.draft_model)
+            if not group.rank.plans:
+                follow(engine.runner, steps.get)  # type: ignore[arg-type]
+                return []
+            runner = LeadingRunner(engine.runner, steps.put)  # type: ignore[arg-type]
+            try:
+                run(Engine(runner, engine.settings, drafter=drafter), [request])
+            finally:
+                steps.put(None)
+            return drafter.rounds
+
+        found, _ = on_ranks(2, rounds)
+        expected = case["runs"][RULE]["2"]
+        assert found[: len(expected)] == [(one["drafted"], (tuple(one["emitted"]),)) for one in expected]
 
 
 def test_a_drafter_of_another_model_is_refused(pairs: list[Path]) -> None:
@@ -193,10 +229,15 @@ def test_drafts_are_accepted_at_made_up_rates(tmp_path: Path) -> None:
     assert third == 0
 
 
-@pytest.mark.parametrize(("name", "kv_dtype"), [("Gemma 4 E4B", "int8_per_token_head"), ("Gemma 4 31B", "auto")])
-def test_drafts_change_no_answer(name: str, kv_dtype: str, tmp_path: Path) -> None:
-    """Several requests at once, in captured steps, with keys and values stored in eight bits or not."""
-    model, draft_model = tiny_drafters.load_pair(name, tmp_path, device="cpu", max_model_len=MAX_MODEL_LEN)
+@pytest.mark.parametrize(
+    ("name", "kv_dtype", "quantization"),
+    [("Gemma 4 E4B", "int8_per_token_head", None), ("Gemma 4 31B", "auto", "int8")],
+)
+def test_drafts_change_no_answer(name: str, kv_dtype: str, quantization: str | None, tmp_path: Path) -> None:
+    """Several requests at once, in captured steps; keys and values, or weights, in eight bits."""
+    model, draft_model = tiny_drafters.load_pair(
+        name, tmp_path, device="cpu", max_model_len=MAX_MODEL_LEN, quantization=quantization
+    )
     requests = mixed_requests(16, model.spec.vocab_size, count=8, seed=1)
     options: dict[str, Any] = {"kv_dtype": kv_dtype, "graph_sizes": (2, 8, 40), "max_num_seqs": 8}
     expected = run(make_engine(model, **options), requests)
@@ -204,3 +245,34 @@ def test_drafts_change_no_answer(name: str, kv_dtype: str, tmp_path: Path) -> No
     got = run(engine, requests)
     assert {key: one.token_ids for key, one in got.items()} == {key: one.token_ids for key, one in expected.items()}
     assert engine.stats().scheduler.drafts.num_drafts > 20
+
+
+@pytest.mark.parametrize("place", ["model-assistant", "model/assistant"])
+def test_a_drafter_beside_a_local_model_is_found_and_planned_for(place: str, tmp_path: Path) -> None:
+    model, drafter = write_pair("Gemma 4 E4B", tmp_path)
+    config = PlanConfig(model=str(model), gpu_memory="1GiB", max_model_len=64, max_num_seqs=8)
+    assert with_found_drafter(config) == (config, ())
+    without = make_plan(config)
+    drafter.rename(tmp_path / place)
+    found, (line,) = with_found_drafter(config)
+    assert found.speculative_config == {"model": str(tmp_path / place)}
+    assert str(tmp_path / place) in line
+    off = replace(config, speculative_config={"method": "none"})
+    assert with_found_drafter(off) == (off, ())
+
+    bfloat16 = ModelConfig(model=str(model), load_format="dummy", device="cpu", dtype="bfloat16", max_model_len=64)
+    draft_model = load_draft_model(str(tmp_path / place), load_model(bfloat16).model, bfloat16, Silent())
+    counted = sum(tensor.nbytes for tensor in (*draft_model.parameters(), *draft_model.buffers()))
+    planned = make_plan(config)
+    assert abs(planned.drafter - counted) < 0.05 * counted  # norms are counted as other weights are
+    assert planned.gpu_memory is not None
+    assert without.gpu_memory is not None
+    assert planned.gpu_memory.weights - without.gpu_memory.weights == planned.drafter
+    assert planned.gpu_memory.graphs > without.gpu_memory.graphs
+
+    fields = json.loads((tmp_path / place / "config.json").read_text())
+    (tmp_path / place / "config.json").write_text(json.dumps({**fields, "backbone_hidden_size": 7}))
+    unused, (line,) = with_found_drafter(config)
+    assert unused == config
+    assert "not used" in line
+    assert "width 7" in line

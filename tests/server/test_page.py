@@ -161,7 +161,8 @@ def test_the_engine_works_for_it_only_when_asked_and_once_for_all(scripted: Scri
 
 def test_the_live_view_of_a_dead_engine(scripted: Scripted, caplog: pytest.LogCaptureFixture) -> None:
     with scripted("one") as (server, engine):
-        live(server)
+        work = live(server)["work"]
+        assert (work["num_drafts"], work["num_accepted_drafts"]) == (10, 4)
         engine.die()
         wait_until(lambda: server.get("/health").status_code == 503)
         refused = server.get(LIVE)

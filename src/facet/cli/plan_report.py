@@ -26,6 +26,8 @@ def memory_table(plan: "MemoryPlan") -> Table:
         table.add_row("in host memory", _gib(plan.weights.on_host), "--embeddings-on-cpu; not of the GPU's memory")
     if plan.towers:
         table.add_row("towers", _gib(plan.towers), "counted: weights that read pictures and sound")
+    if plan.drafter:
+        table.add_row("drafter", _gib(plan.drafter), "counted: weights of the model that drafts")
     table.add_row("rotary tables", _gib(plan.tables), f"counted: {plan.capacity.max_model_len:,} positions")
     memory = plan.gpu_memory
     if memory is None:
@@ -136,6 +138,7 @@ def as_json(plan: "MemoryPlan") -> dict[str, Any]:
             "unquantized_bytes": plan.weights.unquantized,
             "host_bytes": plan.weights.on_host,
             "tower_bytes": plan.towers,
+            "drafter_bytes": plan.drafter,
             "rotary_table_bytes": plan.tables,
             "format": None if plan.weights.main_format is None else plan.weights.main_format.codes,
             "group_size": None if plan.weights.main_format is None else plan.weights.main_format.scales.group,

@@ -15,6 +15,7 @@ from facet.drafts.model_drafter import ModelDrafter
 from facet.drafts.step_times import StepTimes
 from facet.drafts.text_drafter import TextDrafter
 from facet.engine.device_failures import device_failures_in_words
+from facet.engine.found_drafter import with_found_drafter
 from facet.engine.settings import EngineSettings, resolve
 from facet.engine.start_times import StartClock, StartTimes
 from facet.errors import ConfigError
@@ -55,12 +56,8 @@ def make_runner(
         clock.ends("imports")
     with device_failures_in_words():
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
+        config, draft_lines = with_found_drafter(config)
         draft_config = read_draft_config(config.speculative_config)
-        if isinstance(draft_config, ModelDrafts) and group is not None:
-            raise ConfigError(
-                "--speculative-config names a drafter, which works with --tensor-parallel-size 1 only. Leave one of "
-                'the two out, or draft from the text: {"method": "suffix"}.'
-            )
         if config.enable_sleep_mode and group is not None:
             raise ConfigError("--enable-sleep-mode works with --tensor-parallel-size 1 only. Leave one of the two out.")
         loaded, draft_model = _load(config, draft_config, progress, group)
@@ -68,7 +65,7 @@ def make_runner(
             never_split_sums()
         clock.ends("weights")
         made_up_rates = draft_config.made_up_rates if isinstance(draft_config, ModelDrafts) else ()
-        lines = loaded.lines() + ((MADE_UP_RATES,) if made_up_rates else ())
+        lines = (*loaded.lines(), *draft_lines, *((MADE_UP_RATES,) if made_up_rates else ()))
         settings = resolve(config, loaded.model, lines, loaded.towers)
         clock.ends("memory")
         if settings.num_threads is not None:

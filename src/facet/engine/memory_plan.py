@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from facet.config import PlanConfig
+from facet.draft_config import ModelDrafts, read_draft_config
 from facet.engine.capacity import Capacity, capacity_of
+from facet.engine.found_drafter import with_found_drafter
 from facet.engine.settings import check_numbers, context_that_fits, shape_steps, usable_bytes
 from facet.errors import CapacityError, ConfigError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
@@ -21,8 +23,9 @@ from facet.layers.placement import Placement
 from facet.media_span import MediaKind
 from facet.model.checkpoint import find_weight_files, formats_of, has_weights, match_tensors, read_headers
 from facet.model.config_fields import read_config_file
+from facet.model.draft_loader import draft_weight_bytes, read_draft_model_spec
 from facet.model.families import read_model_spec
-from facet.model.hub import folder_of
+from facet.model.hub import CONFIG_ONLY, access_of, folder_of, local_folder
 from facet.model.loader import dtype_of_config, resolve_context_length, resolve_dtype, table_bytes
 from facet.model.quantized.choose import read_scheme
 from facet.model.shard import division_line, shard_of
@@ -55,6 +58,7 @@ class MemoryPlan:
     dtype: str
     weights: WeightBytes
     towers: int  # bytes of the weights that turn media into rows
+    drafter: int  # bytes of the weights of a model that drafts
     tables: int  # bytes of the angles of every position
     gpu_memory: GpuMemory | None  # None: the cache was given its size
     gpu_memory_utilization: float
@@ -76,6 +80,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     check_numbers(config)
     if not config.model:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet plan MODEL.")
+    config, _ = with_found_drafter(config)
     num_gpus = config.tensor_parallel_size
     folder = folder_of(config, config_only=True)
     fields = read_config_file(folder / "config.json", config.hf_overrides)
@@ -105,6 +110,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     tower_weights = sum(
         tensor.nbytes for tower in dict.fromkeys(towers.values()) for tensor in (*tower.parameters(), *tower.buffers())
     )
+    drafter_weights = drafter_bytes(config, spec, value_bytes)
 
     def shape_of(asked: str) -> StepShape:
         dtypes = choose_kv_dtypes(
@@ -134,7 +140,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
             shape,
             total=total,
             usable=usable_bytes(config, total),
-            weights=weights.total + tower_weights + tables,
+            weights=weights.total + tower_weights + drafter_weights + tables,
             activations=estimate_activations(spec, shape),
         )
 
@@ -169,6 +175,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         dtype=model_dtype,
         weights=weights,
         towers=tower_weights,
+        drafter=drafter_weights,
         tables=tables,
         gpu_memory=gpu_memory_of(shape_of(asked)),
         gpu_memory_utilization=config.gpu_memory_utilization,
@@ -177,6 +184,16 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         capacities=capacities,
         encoder=shape_of(asked).encoder,
     )
+
+
+def drafter_bytes(config: PlanConfig, target: ModelSpec, value_bytes: int) -> int:
+    """Of a drafter's weights on each GPU; 0: there is none, or it has no weights."""
+    drafts = read_draft_config(config.speculative_config)
+    if not isinstance(drafts, ModelDrafts):
+        return 0
+    folder = local_folder(drafts.model, patterns=CONFIG_ONLY, access=access_of(config))
+    spec = read_draft_model_spec(read_config_file(folder / "config.json"), target, drafts.model)
+    return draft_weight_bytes(spec, value_bytes=value_bytes, num_ranks=config.tensor_parallel_size)
 
 
 def estimate_activations(spec: ModelSpec, shape: StepShape) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from facet.config import EngineConfig
-from facet.draft_config import read_draft_config
+from facet.draft_config import ModelDrafts, read_draft_config
 from facet.engine.capacity import Capacity, capacity_of
 from facet.engine.cpu_threads import BYTES_PER_THREAD, are_threads_given, choose_num_threads, usable_cores
 from facet.errors import ConfigError
@@ -21,6 +21,7 @@ from facet.model.gemma import Gemma
 from facet.model.loader import dtype_of_config, resolve_dtype
 from facet.model.shard import division_line
 from facet.model_spec import ModelSpec
+from facet.runner.draft_ahead import draft_sizes
 from facet.runner.graphs import default_sizes
 from facet.runner.measuring import cpu_cache_bytes, measure_gpu_memory
 from facet.runner.memory import (
@@ -37,7 +38,7 @@ from facet.runner.runner import NO_TOWERS
 
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048  # where --max-num-batched-tokens does not say
 # Steps with drafts are captured for so many rows at least: beyond, few drafts are worth their time.
-MOST_ROWS_WITH_DRAFTS = 256
+MOST_ROWS_WITH_DRAFTS = 384
 
 WIDENED = (
     "This processor has no bfloat16 products: weights are held in float32. --dtype bfloat16 takes half the memory, but "
@@ -221,6 +222,8 @@ def shape_steps(
     towers: TowerShape | None = None,
 ) -> StepShape:
     """What the flags say about steps. `spec` and `layout` are of one GPU's share, `vocab_size` of the whole model."""
+    drafts = read_draft_config(config.speculative_config)
+    graph_sizes = resolve_graph_sizes(config) if on_gpu else ()
     max_num_batched_tokens = config.max_num_batched_tokens or (GPU_BATCHED_TOKENS if on_gpu else CPU_BATCHED_TOKENS)
     return StepShape(
         spec=spec,
@@ -230,10 +233,11 @@ def shape_steps(
         max_model_len=max_model_len,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
-        graph_sizes=resolve_graph_sizes(config) if on_gpu else (),
+        graph_sizes=graph_sizes,
         piece_sizes=resolve_piece_sizes(config, max_num_batched_tokens) if on_gpu else (),
         is_batch_invariant=is_batch_invariant,
         towers=towers,
+        draft_sizes=draft_sizes(graph_sizes, config.max_num_seqs) if isinstance(drafts, ModelDrafts) else (),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,13 @@ from facet.model.dummy_weights import fill_dummy_weights
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
 from facet.model.hub import CONFIG_ONLY, WHOLE_MODEL, access_of, local_folder
+from facet.model.loader import cuts_of
+from facet.model.shard import shard_of
 from facet.model.stored_tensor import StoredTensor
-from facet.model.weight_map import TensorTarget, matrix_target
+from facet.model.weight_map import TensorTarget, matrix_target, tensor_targets
 from facet.model_spec import LayerSpec, ModelSpec
 from facet.progress import Progress
+from facet.ranks import ALONE, Rank
 
 _MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 _ORDERING = "masked_embedding.token_ordering"
@@ -37,20 +41,21 @@ def load_draft_model(name: str, target: Gemma, config: ModelConfig, progress: Pr
         if spec.centroids is not None:
             torch.arange(spec.decoder.vocab_size, out=model.get_buffer("token_ordering"))
     else:
-        _read_weights(model, folder, progress)
+        group = target.placement.group
+        _read_weights(model, folder, ALONE if group is None else group.rank, progress)
     for module in model.modules():
         if isinstance(module, Linear):
             module.prepare()
     return model.eval()
 
 
-def _read_weights(model: DraftModel, folder: Path, progress: Progress) -> None:
+def _read_weights(model: DraftModel, folder: Path, rank: Rank, progress: Progress) -> None:
     spec, stored = model.spec, read_headers(find_weight_files(folder))
     beside = {target.name: target for target in _targets_beside(spec)}
     decoder = {name: tensor for name, tensor in stored.items() if name not in beside and name != _ORDERING}
     matched = match_tensors(spec.decoder, decoder)
     matched |= {target: _require(stored, target) for target in beside.values()}
-    load_weights(model, matched, progress)
+    load_weights(model, matched, progress, cuts=cuts_of(spec.decoder, model.share, rank))
     if spec.centroids is not None:
         with WeightFiles() as files:
             shape = (spec.decoder.vocab_size,)
@@ -84,6 +89,14 @@ def read_draft_model_spec(config: Mapping[str, Any], target: ModelSpec, name: st
             )
     layers = tuple(_reading(layer, target, name) for layer in decoder.layers)
     return DraftModelSpec(decoder=replace(decoder, layers=layers), backbone_size=backbone_size, centroids=centroids)
+
+
+def draft_weight_bytes(spec: DraftModelSpec, *, value_bytes: int, num_ranks: int = 1) -> int:
+    """What the weights of a drafter take on each rank."""
+    share = replace(shard_of(spec.decoder, num_ranks), vocab_size=spec.decoder.vocab_size)
+    num_values = sum(prod(target.shape) for target in (*tensor_targets(share), *_targets_beside(spec)))
+    ordering = 8 * spec.decoder.vocab_size if spec.centroids is not None else 0
+    return num_values * value_bytes + ordering
 
 
 def _reading(layer: LayerSpec, target: ModelSpec, name: str) -> LayerSpec:

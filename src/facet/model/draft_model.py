@@ -9,7 +9,7 @@ attention is planned once for a round.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,10 @@ from facet.layers.attention import KindStep, PlannedAttention, heads_of
 from facet.layers.decoder_layer import DecoderLayer
 from facet.layers.kv_arena import KVArena
 from facet.layers.linear import Embedding, Linear
+from facet.layers.placement import Placement
 from facet.layers.rms_norm import Residual, RMSNorm
 from facet.model.gemma import Gemma
+from facet.model.shard import shard_of
 from facet.model_spec import AttentionKind, ModelSpec
 
 
@@ -41,17 +43,26 @@ class DraftModelSpec:
 
 
 class DraftModel(nn.Module):
-    """Parameters come uninitialised."""
+    """Parameters come uninitialised. Where ranks share the model, they share the layers, whose heads read the keys that
+    are there; each has the rest whole, and drafts the same."""
 
     def __init__(self, spec: DraftModelSpec, target: Gemma) -> None:
         super().__init__()
-        decoder, placement = spec.decoder, target.placement
+        decoder, group = spec.decoder, target.placement.group
+        # The target's own may be one for quantized matrices, which a drafter has none of.
+        placement = Placement(
+            dtype=target.placement.dtype, device=target.placement.device, arithmetic=target.placement.arithmetic
+        )
         self.spec = spec
+        share = decoder if group is None else shard_of(decoder, group.rank.size)
+        self.share = replace(share, vocab_size=decoder.vocab_size)
         self.placement = placement
         self.num_positions = target.num_positions
         self._target = (target,)  # not a part of this module
         self.pre_projection = Linear(2 * spec.backbone_size, decoder.hidden_size, placement)
-        self.layers = nn.ModuleList(DecoderLayer(decoder, layer, placement) for layer in decoder.layers)
+        self.layers = nn.ModuleList(
+            DecoderLayer(decoder, layer, replace(placement, group=group)) for layer in self.share.layers
+        )
         self.norm = RMSNorm(decoder.hidden_size, decoder.norm_eps, placement)
         self.embedding = Embedding(decoder.vocab_size, decoder.hidden_size, 1.0, placement)
         self.post_projection = Linear(decoder.hidden_size, spec.backbone_size, placement)
@@ -103,7 +114,7 @@ class DraftModel(nn.Module):
     ) -> Tensor:
         (target,) = self._target
         residual = Residual(self.pre_projection(torch.cat([target.embed(token_ids), hidden], dim=-1)), None)
-        for layer, module in zip(self.spec.decoder.layers, self.layers, strict=True):
+        for layer, module in zip(self.share.layers, self.layers, strict=True):
             assert layer.kv_from_layer is not None, "a drafter stores no keys"
             source = target.layers[layer.kv_from_layer].attention
             residual = module(residual, None, steps[layer.attention], arena.layer(layer.kv_from_layer), source, None)
@@ -113,7 +124,7 @@ class DraftModel(nn.Module):
     def plan(self, rows: AttentionRows, arena: KVArena) -> dict[AttentionKind, KindStep]:
         """How all drafts of a round attend."""
         (target,) = self._target
-        layers = {layer.attention: layer for layer in self.spec.decoder.layers}
+        layers = {layer.attention: layer for layer in self.share.layers}
         groups = dict(zip((group.kind for group in arena.layout.groups), rows.block_tables, strict=True))
         plans = PlannedAttention(
             {

@@ -81,6 +81,7 @@ class StepShape:
     piece_sizes: tuple[int, ...]
     is_batch_invariant: bool
     towers: TowerShape | None = None
+    draft_sizes: tuple[int, ...] = ()  # numbers of requests that a drafter is captured for; empty: none
 
     @property
     def encoder(self) -> EncoderCapacity | None:
@@ -188,7 +189,8 @@ def graph_bytes(shape: StepShape, activations: int) -> int:
     largest = max(shape.graph_sizes, default=0)
     # The logits twice, as the product leaves them and in float32, and a few rows of everything else.
     logits = largest * shape.spec.vocab_size * (4 + shape.value_bytes)
-    return logits + _rows(shape, largest, activations) + 2 * len(shape.graph_sizes) * BYTES_PER_GRAPH
+    num_graphs = 2 * len(shape.graph_sizes) + len(shape.draft_sizes)
+    return logits + _rows(shape, largest, activations) + num_graphs * BYTES_PER_GRAPH
 
 
 def piece_bytes(shape: StepShape, activations: int) -> int:

@@ -48,6 +48,8 @@ def live_response(view: LiveView, model: ServedModel) -> LiveResponse:
             num_computed_tokens=stats.num_computed_tokens,
             num_prompt_tokens=stats.num_prompt_tokens,
             num_prompt_tokens_hit=stats.num_prompt_tokens_hit,
+            num_drafts=stats.drafts.num_drafts,
+            num_accepted_drafts=stats.drafts.num_accepted,
         ),
         arena=LiveArena(
             num_pages=arena.num_pages,

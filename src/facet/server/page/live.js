@@ -51,7 +51,15 @@ export class LivePanel {
     const { num_prompt_tokens: asked, num_prompt_tokens_hit: hit } = answer.work;
     byId("prefix-hits").textContent = asked ? `${Math.round((100 * hit) / asked)}%` : "–";
     byId("prefix-hits").title = `${count.format(hit)} of ${count.format(asked)} prompt tokens were already computed`;
+    this.showDrafts(answer.work);
     this.drawArena();
+  }
+
+  showDrafts({ num_drafts: drafted, num_accepted_drafts: accepted }) {
+    byId("drafts").hidden = !drafted;
+    if (!drafted) return;
+    byId("drafts-right").textContent = `${Math.round((100 * accepted) / drafted)}%`;
+    byId("drafts-right").title = `${count.format(accepted)} of ${count.format(drafted)} drafted tokens were accepted`;
   }
 
   showRates(answer, before) {

@@ -30,6 +30,8 @@ class LiveWork(msgspec.Struct):
     num_computed_tokens: int
     num_prompt_tokens: int  # looked up in the prefix cache
     num_prompt_tokens_hit: int  # found there
+    num_drafts: int  # tokens that steps computed before they were known to be right
+    num_accepted_drafts: int  # those that were
 
 
 class LivePages(msgspec.Struct):
