@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 
+from facet.config import ModelConfig
 from facet.draft_config import SuffixDrafts
 from facet.drafts.step_times import StepTimes
 from facet.drafts.text_drafter import TextDrafter
 from facet.model.draft_loader import load_draft_model
 from facet.progress import Silent
 from tests.engine.harness import run
-from tests.engine.test_draft_models import RULE, Always
+from tests.engine.test_draft_models import RULE
 from tests.engine.test_pictures import engine_of, load, mixed_requests, prepared, request_of
+from tests.tiny_drafters import AlwaysDrafts
 from tests.tiny_models import TinyModel
 from tests.vision import random_pictures
 
@@ -72,11 +74,11 @@ def test_a_drafter_reads_keys_of_pictures(tiny_model: TinyModels, tmp_path: Path
     rounds, continuation, _ = maker.speculate(
         tiny.oracle, oracle, RULE, prompt, NUM_DRAFTS, NUM_TOKENS, tiny.window, images
     )
-    drafter = Always(NUM_DRAFTS)
-    draft_model = load_draft_model(str(tmp_path), loaded.model, Silent())
+    drafter = AlwaysDrafts(NUM_DRAFTS)
+    draft_model = load_draft_model(str(tmp_path), loaded.model, ModelConfig(), Silent())
     engine = engine_of(loaded, drafter=drafter, draft_model=draft_model, max_num_batched_tokens=24)
     assert run(engine, [request])["x"].token_ids == continuation[:NUM_TOKENS]
     compared = len(drafter.rounds) - 1  # the last may be cut to what is left to answer
     assert compared > 2
     ours = drafter.rounds[:compared]
-    assert ours == [(one["drafted"], one["emitted"]) for one in rounds[:compared]]
+    assert ours == [(one["drafted"], (tuple(one["emitted"]),)) for one in rounds[:compared]]
