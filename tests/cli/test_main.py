@@ -59,7 +59,7 @@ class TestArguments:
         ("arguments", "words"),
         [
             ((), "COMMAND"),
-            (("bogus",), "facet has no command bogus. It has serve, chat,"),
+            (("bogus",), "facet has no command bogus. It has serve, deploy, chat,"),
             (("sevre",), "facet has no command sevre. Did you mean serve?"),
             (("bench", "serv"), "facet bench has no command serv. Did you mean serve?"),
             (("inspect", "x", "--port", "1"), "facet inspect has no --port. (--help"),

@@ -15,6 +15,7 @@ from facet.kv_cache.accountant import need_of
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
 from facet.request import Request
+from facet.runner.draft_ahead import DraftsInFlight
 from facet.runner.runner import LaunchedStep, Runner
 from facet.runner.step_sampling import SampledStep
 from facet.step import StepMasks, StepPlan, StepResult
@@ -30,6 +31,10 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength
 
 class Results(NamedTuple):
     sampled: tuple[SampledStep, ...]
+
+    @property
+    def drafts(self) -> DraftsInFlight | None:
+        return self.sampled[0].drafts
 
     def wait(self) -> StepResult:
         first, *others = (step.wait() for step in self.sampled)
