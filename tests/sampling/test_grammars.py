@@ -397,3 +397,14 @@ def test_without_grammars_nothing_is_started() -> None:
     assert grammars.start_masks(plan) is None
     grammars.settle(plan, StepResult(token_ids=((3,),)))
     assert grammars._thread is None
+
+
+@pytest.mark.parametrize("tokenizer", [None, "{broken", '{"model": {}}'])
+def test_a_tokenizer_that_cannot_be_read_is_said_to_who_sends_a_grammar(tmp_path: Path, tokenizer: str | None) -> None:
+    if tokenizer is not None:
+        (tmp_path / "tokenizer.json").write_text(tokenizer)
+    compiler = GrammarCompiler(tmp_path, vocab_size=VOCAB_SIZE, eos_token_ids=(1,))
+    compiler.load()  # as an engine does at its start, whether or not grammars will come
+    error = compiler.start(GrammarSpec(kind="choice", sources=("a",))).exception(timeout=30)
+    assert error is not None
+    compiler.close()

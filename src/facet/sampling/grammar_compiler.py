@@ -64,7 +64,7 @@ class GrammarCompiler:
     def load(self) -> None:
         """Load the library now, so that the first grammar need not wait for it."""
         if self._folder is not None:
-            with contextlib.suppress(FacetError):  # said to those who send a grammar
+            with contextlib.suppress(Exception):  # said to those who send a grammar
                 self._load()
 
     def load_in_background(self) -> None:
