@@ -14,6 +14,7 @@ import random
 import time
 from statistics import median, quantiles
 
+from facet.engine.step_codec import decode_plan, encode_plan
 from facet.kv_cache.accountant import blocks_for
 from facet.kv_cache.manager import KVCacheManager
 from facet.kv_layout import KVGroup, KVLayout
@@ -25,7 +26,6 @@ from facet.scheduler.limits import Limits
 from facet.scheduler.plan import plan_step
 from facet.scheduler.scheduler import Scheduler
 from facet.step import StepPlan, StepResult
-from facet.step_codec import decode_plan, encode_plan
 
 NUM_TOKENS = 32_768
 MAX_MODEL_LEN = 131_072

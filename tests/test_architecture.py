@@ -33,6 +33,7 @@ ROOMS = {
     "replicas": "serves several replicas behind one address",
     "router": "chooses the replica that answers a request",
     "server": "the HTTP API: JSON to requests, answers to JSON",
+    "http": "reads HTTP responses and event streams",
     "offline": "the Python API: facet.LLM",
     "prompts": "makes requests of prompts and conversations, for both APIs",
     "chat": "renders messages as text and parses replies",
@@ -51,7 +52,7 @@ ROOMS = {
 # What serves HTTP, text and the command line, and what plans, needs no tensors: it starts quickly, stays small and is
 # tested without them. So do the modules of the engine by which a front process talks to it.
 WITHOUT_TORCH = {
-    *("cli", "bench", "cluster", "replicas", "router", "server", "prompts", "chat", "tokens"),
+    *("cli", "bench", "cluster", "replicas", "router", "server", "http", "prompts", "chat", "tokens"),
     *("drafts", "scheduler", "kv_cache", "media"),
     *("engine.client", "engine.messages", "engine.addresses", "engine.rank_processes"),
     *("engine.ray_cluster", "engine.ray_ranks"),

@@ -21,7 +21,7 @@ from facet.bench.http_client import (
     HttpClient,
 )
 from facet.errors import ConfigError
-from facet.server_url import ServerUrl
+from facet.http.server_url import ServerUrl
 from tests.bench.fake_server import Call, fake_server
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from facet.config import EngineConfig, ModelConfig, PlanConfig
-from facet.draft_config import ModelDrafts, read_draft_config
+from facet.drafts.config import ModelDrafts, read_draft_config
 from facet.engine.engine import Engine
 from facet.engine.found_drafter import with_found_drafter
 from facet.engine.loading import make_runner

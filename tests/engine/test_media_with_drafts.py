@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from facet.config import ModelConfig
-from facet.draft_config import SuffixDrafts
+from facet.drafts.config import SuffixDrafts
 from facet.drafts.step_times import StepTimes
 from facet.drafts.text_drafter import TextDrafter
 from facet.model.draft_loader import load_draft_model

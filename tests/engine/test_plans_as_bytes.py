@@ -11,6 +11,7 @@ import torch
 
 from facet.chat.answer_grammar import choice_grammar, json_schema_grammar
 from facet.engine.engine import Engine
+from facet.engine.step_codec import decode_masks, decode_plan, encode_masks, encode_plan
 from facet.kv_cache.accountant import need_of
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
@@ -19,7 +20,6 @@ from facet.runner.draft_ahead import DraftsInFlight
 from facet.runner.runner import LaunchedStep, Runner
 from facet.runner.step_sampling import SampledStep
 from facet.step import StepMasks, StepPlan, StepResult
-from facet.step_codec import decode_masks, decode_plan, encode_masks, encode_plan
 from tests.engine.harness import MAX_MODEL_LEN, Answer, Rememberer, kv_layout, make_engine, mixed_requests, run
 from tests.model.paged_model import load
 from tests.tiny_models import TinyModel

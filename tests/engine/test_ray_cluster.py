@@ -13,8 +13,8 @@ from facet.config import EngineConfig
 from facet.engine.addresses import Network, in_folder, over_network
 from facet.engine.client import RemoteEngine
 from facet.engine.ray_cluster import NodeFacts, check_alike, connect
+from facet.engine.weights_digest import digest_of
 from facet.errors import ConfigError
-from facet.weights_digest import digest_of
 
 HERE = NodeFacts(host="10.0.0.1", process_id=1, facet="1.0", torch="2.11", model="/models/gemma", digest="abc")
 

@@ -13,7 +13,7 @@ import pytest
 
 from facet.chat.answer_grammar import choice_grammar, json_schema_grammar
 from facet.config import ModelConfig
-from facet.draft_config import NgramDrafts, SuffixDrafts
+from facet.drafts.config import NgramDrafts, SuffixDrafts
 from facet.drafts.step_times import StepTimes
 from facet.drafts.text_drafter import TextDrafter
 from facet.engine.engine import Engine

@@ -48,6 +48,57 @@ def test_connections_are_used_again_also_after_the_server_closed_one() -> None:
     assert used[0] is used[1] is not used[2] is used[3]
 
 
+def test_a_request_that_crosses_the_end_of_an_idle_connection_is_sent_once_more() -> None:
+    used: list[asyncio.Transport] = []
+
+    def answer(transport: asyncio.Transport) -> None:
+        if transport in used:
+            transport.close()  # it was about to, when this request came
+        else:
+            transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        used.append(transport)
+
+    async def ask() -> None:
+        server = await asyncio.get_running_loop().create_server(lambda: Upstream(answer), "127.0.0.1", 0)
+        async with server:
+            client = ReplicaClient(ReplicaAddress(host="127.0.0.1", port=server.sockets[0].getsockname()[1]))
+            # Three connections are idle. One of them is tried, then a new one.
+            assert await asyncio.gather(*(client.ask("/health") for _ in range(3))) == [(200, b"ok")] * 3
+            assert await client.ask("/health") == (200, b"ok")
+            client.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(ask())
+    assert len(used) == 5
+    assert len(set(used)) == 4
+    assert used[3] in used[:3]
+
+
+def test_a_replica_that_dies_over_a_request_does_not_get_it_a_third_time() -> None:
+    num_requests = 0
+
+    def answer(transport: asyncio.Transport) -> None:
+        nonlocal num_requests
+        num_requests += 1
+        if num_requests > 3:
+            transport.close()
+        else:
+            transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    async def ask() -> None:
+        server = await asyncio.get_running_loop().create_server(lambda: Upstream(answer), "127.0.0.1", 0)
+        async with server:
+            client = ReplicaClient(ReplicaAddress(host="127.0.0.1", port=server.sockets[0].getsockname()[1]))
+            await asyncio.gather(*(client.ask("/health") for _ in range(3)))
+            with pytest.raises(ReplicaLostError, match="the connection was closed"):
+                await client.ask("/health")
+            client.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(ask())
+    assert num_requests == 5
+
+
 def test_a_slow_reader_holds_back_its_stream() -> None:
     written: list[asyncio.Transport] = []
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from facet.bench.http_client import BadAnswerError, EndedEarlyError, ExchangeError
-from facet.event_stream import END_OF_STREAM, EventReader
+from facet.http.event_stream import END_OF_STREAM, EventReader
 
 
 class StreamError(ExchangeError):

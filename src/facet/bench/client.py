@@ -16,7 +16,7 @@ from facet.bench.dialogue import Turn
 from facet.bench.http_client import ExchangeError, HttpClient, Response
 from facet.bench.outcome import Failure, Outcome
 from facet.errors import ConfigError
-from facet.server_url import ServerUrl
+from facet.http.server_url import ServerUrl
 
 
 class BenchClient:

@@ -11,10 +11,10 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
-from facet.http_response import BadResponseError, ResponseReader
-from facet.server_url import ServerUrl
+from facet.http.connection import Connection
+from facet.http.response import BadResponseError, ResponseReader
+from facet.http.server_url import ServerUrl
 
 # A part of a body and when it arrived.
 OnBody = Callable[[bytes, float], None]
@@ -133,48 +133,32 @@ class HttpClient:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-class _Connection(asyncio.Protocol):
-    """One socket, which carries one exchange at a time."""
+class _Connection(Connection):
+    """Passes a body on as it comes."""
 
     def __init__(self) -> None:
-        self.is_open = False
+        super().__init__()
         self.has_answered = False  # whether any byte of the present exchange's answer came
-        self._transport: asyncio.Transport | None = None
-        self._reader = ResponseReader()
         self._on_body: OnBody | None = None
         self._body: list[bytes] = []
         self._num_body_bytes = 0
         self._unasked = b""  # what came when no answer was due
         self._done: asyncio.Future[None] | None = None
 
-    @property
-    def is_reusable(self) -> bool:
-        return self.is_open and self._reader.is_complete and self._reader.keeps_alive
-
     async def exchange(self, request: bytes, on_body: OnBody | None) -> Response:
-        assert self._transport is not None, "a connection is used after it was made"
-        self._reader, self._on_body, self._body, self._num_body_bytes = ResponseReader(), on_body, [], 0
+        self.reader, self._on_body, self._body, self._num_body_bytes = ResponseReader(), on_body, [], 0
         self.has_answered = False
         if self._unasked:
             raise BadAnswerError(f"the server sent data unasked, {self._unasked[:40]!r}: is it an HTTP server?")
         if not self.is_open:
             raise ConnectionLostError("the server closed the connection")
         self._done = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
+        self.transport.write(request)
         try:
             await self._done
         finally:
             self._done = None
-        return Response(self._reader.status, b"".join(self._body))
-
-    def close(self) -> None:
-        self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass
-        self.is_open = True
+        return Response(self.reader.status, b"".join(self._body))
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
@@ -184,7 +168,7 @@ class _Connection(asyncio.Protocol):
             self.close()
             return
         self.has_answered = True
-        reader = self._reader
+        reader = self.reader
         try:
             body = reader.feed(data)
             if body:
@@ -206,9 +190,9 @@ class _Connection(asyncio.Protocol):
         self.is_open = False
         if self._done is None or self._done.done():
             return
-        if error is None and self._reader.end():
+        if error is None and self.reader.end():
             self._done.set_result(None)
-        elif self._reader.status and error is None:
+        elif self.reader.status and error is None:
             self._done.set_exception(EndedEarlyError("the server closed the connection in the middle of its answer"))
         else:
             reason = "the server closed the connection" if error is None else _words_of(error)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from facet.errors import ConfigError, EngineError, RequestError
-from facet.event_stream import END_OF_STREAM, EventReader
-from facet.server_url import ServerUrl
+from facet.http.event_stream import END_OF_STREAM, EventReader
+from facet.http.server_url import ServerUrl
 
 Body = Mapping[str, Any]
 

@@ -5,8 +5,8 @@ The index of a request's tokens is made while the request generates, some tokens
 
 from collections.abc import Callable, Sequence
 
-from facet.draft_config import NgramDrafts, SuffixDrafts
 from facet.drafts.acceptance import Acceptance
+from facet.drafts.config import NgramDrafts, SuffixDrafts
 from facet.drafts.guess import NO_GUESS, Guess, TextIndex
 from facet.drafts.ngrams import NgramIndex
 from facet.drafts.step_times import StepTimes

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from facet.config import EngineConfig
-from facet.draft_config import DraftConfig, ModelDrafts, read_draft_config
+from facet.drafts.config import DraftConfig, ModelDrafts, read_draft_config
 from facet.drafts.model_drafter import ModelDrafter
 from facet.drafts.step_times import StepTimes
 from facet.drafts.text_drafter import TextDrafter

@@ -6,10 +6,10 @@ ranks that run the same steps keep the same books and sample the same tokens.
 
 from collections.abc import Callable
 
+from facet.engine.step_codec import decode_masks, decode_plan, encode_masks, encode_plan
 from facet.runner.runner import LaunchedStep, Runner
 from facet.runner.step_sampling import SampledStep
 from facet.step import StepMasks, StepPlan
-from facet.step_codec import decode_masks, decode_plan, encode_masks, encode_plan
 
 
 class LeadingRunner:

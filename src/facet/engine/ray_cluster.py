@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from facet.engine.weights_digest import digest_of
 from facet.errors import ConfigError
 from facet.version import __version__
-from facet.weights_digest import digest_of
 
 INSTALL = "pip install 'facet-llm[cluster]'"
 _SECONDS_TO_REACH = 5.0

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from facet.config import EngineConfig
-from facet.draft_config import ModelDrafts, read_draft_config
+from facet.drafts.config import ModelDrafts, read_draft_config
 from facet.engine.capacity import Capacity, capacity_of
 from facet.engine.cpu_threads import BYTES_PER_THREAD, are_threads_given, choose_num_threads, usable_cores
 from facet.errors import ConfigError

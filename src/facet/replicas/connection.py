@@ -5,10 +5,13 @@ the replica's stream and no other.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
-from typing import cast
 
-from facet.http_response import BadResponseError, ResponseReader
+from facet.http.connection import Connection
+from facet.http.response import BadResponseError, ResponseReader
+
+logger = logging.getLogger(__name__)
 
 SECRET_HEADER = b"x-facet-replica-secret"
 _MOST_BUFFERED = 1 << 18
@@ -70,18 +73,20 @@ class ReplicaClient:
         self._idle: list[_Connection] = []
 
     async def send(self, request: bytes) -> ReplicaResponse:
-        """Sends a whole request and waits for the head of the response."""
+        """Sends a whole request and waits for the head of the response.
+
+        A replica closes connections that were idle for long, perhaps at the moment a request is on its way there.
+        Nothing of an answer has come then, so the request is sent once more, over a new connection. If the replica has
+        died instead, there will be none.
+        """
         if self._address.secret:
             line, _, rest = request.partition(b"\r\n")
             request = b"%b\r\n%b: %b\r\n%b" % (line, SECRET_HEADER, self._address.secret.encode(), rest)
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_open:
-                continue
+        if (connection := self._take_idle()) is not None:
             try:
                 return await self._exchange(connection, request)
-            except ReplicaLostError:
-                pass  # a server may close an idle connection at the moment it is used again; another one will do
+            except ReplicaLostError as error:
+                logger.debug("A connection that was idle broke (%s): a new one is tried.", error)
         return await self._exchange(await self._connect(), request)
 
     async def ask(self, path: str, *, method: str = "GET", key: str | None = None) -> tuple[int, bytes]:
@@ -105,6 +110,12 @@ class ReplicaClient:
         while self._idle:
             self._idle.pop().close()
 
+    def _take_idle(self) -> "_Connection | None":
+        while self._idle:
+            if (connection := self._idle.pop()).is_open:
+                return connection
+        return None
+
     async def _exchange(self, connection: "_Connection", request: bytes) -> ReplicaResponse:
         try:
             await connection.send(request)
@@ -125,27 +136,20 @@ class ReplicaClient:
         return connection
 
 
-class _Connection(asyncio.Protocol):
-    """One socket, which carries one exchange at a time."""
+class _Connection(Connection):
+    """Keeps what has come of a body until it is read."""
 
     def __init__(self) -> None:
-        self.reader = ResponseReader()
-        self.is_open = False
-        self._transport: asyncio.Transport | None = None
+        super().__init__()
         self._parts: list[bytes] = []
         self._num_buffered = 0
         self._is_paused = False
         self._lost: str | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    @property
-    def is_reusable(self) -> bool:
-        return self.is_open and self.reader.is_complete and self.reader.keeps_alive
-
     async def send(self, request: bytes) -> None:
-        assert self._transport is not None, "a connection is used after it was made"
         self.reader = ResponseReader()
-        self._transport.write(request)
+        self.transport.write(request)
         while not self.reader.status:
             await self._wait()
 
@@ -157,19 +161,10 @@ class _Connection(asyncio.Protocol):
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._num_buffered = 0
-        if self._is_paused and self._transport is not None:
+        if self._is_paused:
             self._is_paused = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
         return data
-
-    def close(self) -> None:
-        self.is_open = False
-        if self._transport is not None:
-            self._transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass
-        self.is_open = True
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -181,9 +176,9 @@ class _Connection(asyncio.Protocol):
         if body:
             self._parts.append(body)
             self._num_buffered += len(body)
-            if self._num_buffered > _MOST_BUFFERED and not self._is_paused and self._transport is not None:
+            if self._num_buffered > _MOST_BUFFERED and not self._is_paused:
                 self._is_paused = True
-                self._transport.pause_reading()
+                self.transport.pause_reading()
         self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -4,8 +4,9 @@
     sample             masks of grammars ─► so are the tokens, into the next step and to the host
     SampledStep.wait   the outcome
 
-What goes in are frozen values that can be sent to another process (`step_codec.py`), and nothing of them comes back: a
-loop that drives several runners sends each the same. It may plan and launch the next step before it waits for this one.
+What goes in are frozen values that can be sent to another process (`engine/step_codec.py`), and nothing of them comes
+back: a loop that drives several runners sends each the same. It may plan and launch the next step before it waits for
+this one.
 """
 
 from bisect import bisect_left

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 from starlette.responses import Response
 
-from facet.event_stream import END_OF_STREAM, as_event
+from facet.http.event_stream import END_OF_STREAM, as_event
 from facet.server.errors import Fault, explain
 
 # Long enough that clients do not all come back at once, and not long, because steps are short.

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from facet.draft_config import NgramDrafts, SuffixDrafts, read_draft_config
+from facet.drafts.config import NgramDrafts, SuffixDrafts, read_draft_config
 from facet.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facet.event_stream import EventReader
+from facet.http.event_stream import EventReader
 
 STREAM = (
     b'data: {"a": 1}\n\n: ping\n\nevent: x\ndata:{"b": 2}\nid: 7\n\r\n'

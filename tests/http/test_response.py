@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facet.http_response import BadResponseError, ResponseReader
+from facet.http.response import BadResponseError, ResponseReader
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1;name=value\r\n \r\nB\r\nwide\r\nworld\r\n0\r\n\r\n"

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from facet.engine.step_codec import decode_masks, decode_plan, encode_masks, encode_plan
 from facet.grammar_spec import GrammarSpec
 from facet.request import Request
 from facet.sampling_params import SamplingParams
 from facet.step import Admission, NewBlocks, StepMasks, StepPlan, TableSlice
-from facet.step_codec import decode_masks, decode_plan, encode_masks, encode_plan
 from facet.thoughts import ThoughtTokens
 from tests.media_spans import spans_at
 
