@@ -9,6 +9,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from facet.cli.config_file import CONFIG_FLAG
 from facet.config import ContextLength
 from facet.idle_settings import IDLE_SETTINGS
 from facet.mapping_merge import merged
@@ -62,6 +63,16 @@ def add_config_flags(
             help=argparse.SUPPRESS if field.name in unlisted else text,
             **options,
         )
+
+
+def add_server_flags(parser: argparse.ArgumentParser, config_type: type[Any]) -> None:
+    """What a command that serves a model takes: every field, vLLM's flags without an effect, a file of settings."""
+    add_config_flags(parser, config_type)
+    add_idle_flags(parser)
+    parser.add_argument(
+        CONFIG_FLAG, metavar="FILE", help="YAML file that maps names of flags to values; flags given here override it"
+    )
+    add_common_flags(parser)
 
 
 def add_idle_flags(parser: argparse.ArgumentParser) -> None:

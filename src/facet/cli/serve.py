@@ -2,26 +2,20 @@
 
 import argparse
 
-from facet.cli.config_file import CONFIG_FLAG
-from facet.cli.flags import add_common_flags, add_config_flags, add_idle_flags
+from facet.cli.flags import add_server_flags
 from facet.cli.models import model_config_from
 from facet.config import ServerConfig
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("serve", help="serve a model over HTTP")
-    add_config_flags(parser, ServerConfig)
-    add_idle_flags(parser)
-    parser.add_argument(
-        CONFIG_FLAG, metavar="FILE", help="YAML file that maps names of flags to values; flags given here override it"
-    )
-    add_common_flags(parser)
+    add_server_flags(parser, ServerConfig)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    # Imported here: other commands need no HTTP library.
     config = model_config_from(options, ServerConfig)
+    # Imported here and below: other commands need no HTTP library, and most servers no Ray.
     if config.data_parallel_backend == "ray":
         from facet.cluster.deploying import serve_on_ray
 

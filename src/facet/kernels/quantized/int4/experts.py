@@ -10,7 +10,7 @@ from facet.kernels.moe.triton_sorting import group_pairs
 from facet.kernels.quantized.int4.dequantize import dequantize
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.language import gl
-from facet.kernels.quantized.int4.shuffled import BLOCK_IN, TILE_OUT, ShuffledInt4
+from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4
 from facet.kernels.quantized.int4.tuning import Tuning, choose_tuning, rows_of_program
 
 # Of some experts' matrices in bfloat16: enough programs for all multiprocessors, and little beside a model.
@@ -46,9 +46,7 @@ def run_few(
         result = torch.empty(num_pairs, width, dtype=x.dtype, device=x.device)
         experts_kernel[(-(-matrices.num_tiles // (tuning.tiles * tuning.num_out_warps)), table.shape[0])](
             source.view(torch.int32),
-            matrices.codes,
-            matrices.scales.view(torch.int32),
-            matrices.scales if matrices.zeros is None else matrices.zeros.view(torch.int16),
+            *matrices.words(),
             order,
             table,
             result,
@@ -62,13 +60,7 @@ def run_few(
             SCALE_DTYPE=gl.bfloat16 if matrices.scales.dtype == torch.bfloat16 else gl.float16,
             HAS_ZEROS=matrices.zeros is not None,
             GROUPS=matrices.scales.shape[-2],
-            TILES=tuning.tiles,
-            ROW_TILES=group_size // 8,
-            NUM_OUT_WARPS=tuning.num_out_warps,
-            NUM_IN_WARPS=tuning.num_in_warps,
-            IS_RAGGED=matrices.num_blocks % (2 * tuning.num_in_warps) != 0,
-            HAS_TAIL=matrices.num_inputs % BLOCK_IN != 0,
-            num_warps=tuning.num_out_warps * tuning.num_in_warps,
+            **tuning.constants(matrices, group_size),
             **launch_options(x.device),
         )
         return result

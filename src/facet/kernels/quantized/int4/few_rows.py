@@ -7,7 +7,7 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.quantized.int4.kernel import few_rows_kernel
 from facet.kernels.quantized.int4.language import gl
-from facet.kernels.quantized.int4.shuffled import BLOCK_IN, TILE_OUT, ShuffledInt4
+from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4
 from facet.kernels.quantized.int4.tuning import Tuning, choose_tuning, rows_of_program
 
 
@@ -44,9 +44,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: Tuning |
     words = x.view(torch.int32)
     few_rows_kernel[grid](
         words,
-        matrix.codes,
-        matrix.scales.view(torch.int32),
-        matrix.scales if matrix.zeros is None else matrix.zeros.view(torch.int16),
+        *matrix.words(),
         x if gated is None else gated,
         output,
         words.stride(0),
@@ -60,13 +58,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: Tuning |
         SCALE_DTYPE=gl.bfloat16 if matrix.scales.dtype == torch.bfloat16 else gl.float16,
         HAS_ZEROS=matrix.zeros is not None,
         GROUPS=matrix.scales.shape[-2],
-        TILES=tuning.tiles,
-        ROW_TILES=rows // 8,
-        NUM_OUT_WARPS=tuning.num_out_warps,
-        NUM_IN_WARPS=tuning.num_in_warps,
-        IS_RAGGED=matrix.num_blocks % (2 * tuning.num_in_warps) != 0,
-        HAS_TAIL=matrix.num_inputs % BLOCK_IN != 0,
-        num_warps=tuning.num_out_warps * tuning.num_in_warps,
+        **tuning.constants(matrix, rows),
         **launch_options(x.device),
     )
     return output

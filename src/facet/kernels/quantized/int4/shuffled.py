@@ -52,6 +52,11 @@ class ShuffledInt4:
         """Of one matrix."""
         return self.num_tiles * TILE_OUT
 
+    def words(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes, scales and zeros in the words that kernels load. Where there are no zeros, scales stand there."""
+        zeros = self.scales if self.zeros is None else self.zeros.view(torch.int16)
+        return self.codes, self.scales.view(torch.int32), zeros
+
     def rows(self, rows: slice) -> "ShuffledInt4":
         """Some of the outputs, in whole tiles: a view. Of a gated matrix, both gates and ups of some columns."""
         start, stop, step = rows.indices(self.num_rows)

@@ -7,6 +7,8 @@ inputs.
 
 from dataclasses import dataclass
 
+from facet.kernels.quantized.int4.shuffled import BLOCK_IN, ShuffledInt4
+
 # Rows of one program. What they cost comes in tiles of eight, so these are kinds of kernels.
 ROW_KINDS = (8, 16, 32, 64)
 # From here on the wide kernel is faster, and from there on bringing a matrix to bfloat16 before it is multiplied.
@@ -21,6 +23,18 @@ class Tuning:
     tiles: int  # of 16 outputs, for one warp
     num_out_warps: int
     num_in_warps: int  # the only one that changes the order of sums
+
+    def constants(self, matrix: ShuffledInt4, rows: int) -> dict[str, int]:
+        """How kernels are told, for programs of so many rows."""
+        return {
+            "TILES": self.tiles,
+            "ROW_TILES": rows // 8,
+            "NUM_OUT_WARPS": self.num_out_warps,
+            "NUM_IN_WARPS": self.num_in_warps,
+            "IS_RAGGED": matrix.num_blocks % (2 * self.num_in_warps) != 0,
+            "HAS_TAIL": matrix.num_inputs % BLOCK_IN != 0,
+            "num_warps": self.num_out_warps * self.num_in_warps,
+        }
 
 
 def rows_of_program(num_rows: int) -> int:

@@ -50,9 +50,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuni
         partial_sums = torch.empty(sizes, dtype=torch.float32, device=x.device)
     wide_kernel[(num_places * tuning.shares,)](
         ordered,
-        matrix.codes,
-        matrix.scales.view(torch.int32),
-        matrix.scales if matrix.zeros is None else matrix.zeros.view(torch.int16),
+        *matrix.words(),
         x if gated is None else gated,
         output,
         partial_sums,
