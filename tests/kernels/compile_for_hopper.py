@@ -24,7 +24,7 @@ from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_
 from facet.kernels.paged_attention.prefill.hopper.language import TensorDescriptor, gl
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
-from facet.kernels.quantized.int4.kernel import few_rows_kernel
+from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
 

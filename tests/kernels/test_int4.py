@@ -53,7 +53,7 @@ def few_rows() -> ModuleType:
         from facet.kernels.quantized.int4 import few_rows
 
         return few_rows
-    return emulated([f"{ROOM}.kernel", f"{ROOM}.few_rows"], f"{ROOM}.language", own=NAMES)
+    return emulated([f"{ROOM}.tiles", f"{ROOM}.few_rows_kernel", f"{ROOM}.few_rows"], f"{ROOM}.language", own=NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def wide() -> ModuleType:
         from facet.kernels.quantized.int4 import wide
 
         return wide
-    names = [f"{ROOM}.kernel", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
+    names = [f"{ROOM}.tiles", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
     return emulated(names, f"{ROOM}.language", own=NAMES)
 
 

@@ -68,7 +68,7 @@ class Experts:
 def experts() -> ModuleType:
     if HAS_GPU:
         return for_gpu
-    return emulated([f"{ROOM}.kernel", f"{ROOM}.experts_kernel", f"{ROOM}.experts"], f"{ROOM}.language", own=NAMES)
+    return emulated([f"{ROOM}.tiles", f"{ROOM}.experts_kernel", f"{ROOM}.experts"], f"{ROOM}.language", own=NAMES)
 
 
 def expected(case: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """Products of experts' matrices of shuffled 4-bit codes, in Gluon: each expert is read once for a group of its pairs.
 
-The sums are those of `kernel.py`, with the rows of a group in place of consecutive ones. So a row's result is the same
+The sums are those of `tiles.py`, with the rows of a group in place of consecutive ones. So a row's result is the same
 bits whichever others chose its experts.
 """
 
-from facet.kernels.quantized.int4.kernel import (
+from facet.kernels.quantized.int4.language import gl, gluon, let_next_start, wait_for_previous
+from facet.kernels.quantized.int4.tiles import (
     BLOCK_IN,
     WORDS,
     axis,
@@ -14,7 +15,6 @@ from facet.kernels.quantized.int4.kernel import (
     places_of_tiles,
     sums_of_tiles,
 )
-from facet.kernels.quantized.int4.language import gl, gluon, let_next_start, wait_for_previous
 
 
 @gluon.jit(do_not_specialize=["num_tiles", "num_blocks", "num_in"])

@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
-from facet.kernels.quantized.int4.kernel import few_rows_kernel
+from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
 from facet.kernels.quantized.int4.language import gl
 from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4
 from facet.kernels.quantized.int4.tuning import Tuning, choose_tuning, rows_of_program

@@ -12,7 +12,6 @@ Where tiles are too few to occupy all multiprocessors, the blocks of a tile are 
 program adds in their order.
 """
 
-from facet.kernels.quantized.int4.kernel import opened
 from facet.kernels.quantized.int4.language import (
     allocate_shared_memory,
     commit_copies,
@@ -29,6 +28,7 @@ from facet.kernels.quantized.int4.language import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from facet.kernels.quantized.int4.tiles import opened
 
 BLOCK_IN = gl.constexpr(128)  # inputs of a block of codes
 WORDS = gl.constexpr(256)  # of four bytes, in a block
