@@ -1,6 +1,6 @@
 """Times the attention kernels on a GPU at the shapes of E4B and 31B, and compares them with the hardware's limits.
 
-    python benchmarks/attention_gpu.py
+    python -m benchmarks.attention_gpu
 
 Decoding reads every visible key and value once, so it is compared with the bandwidth of a plain read; prefill is
 compared with a large bfloat16 matrix product. Both limits are measured in the same run.

@@ -1,7 +1,7 @@
 """Measures the cost of --batch-invariant: a decode step and a prompt, with it and without, as ratios.
 
-    python benchmarks/batch_invariant.py                                        # a small model on a CPU, float32
-    python benchmarks/batch_invariant.py --device cuda --model "Gemma 4 E4B"    # a real shape on a GPU, bfloat16
+    python -m benchmarks.batch_invariant                                        # a small model on a CPU, float32
+    python -m benchmarks.batch_invariant --device cuda --model "Gemma 4 E4B"    # a real shape on a GPU, bfloat16
 
 Random weights; the engine runs in this process. Both engines also run the same request alone and among others, and
 its log-probabilities are compared bit for bit: they must be the same with the flag, and need not be without.
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from random_models import SHAPES
 from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.random_models import SHAPES
 from facet.config import EngineConfig
 from facet.engine.engine import Engine, make_engine
 from facet.request import Request

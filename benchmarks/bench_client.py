@@ -1,8 +1,8 @@
 """Measures how many streamed tokens per second `facet bench serve` can receive from a server that computes nothing.
 
-    python benchmarks/bench_client.py                       # 16, 64 and 256 requests in flight
-    python benchmarks/bench_client.py --pace 20000          # the server sends so many tokens/s and no more
-    python benchmarks/bench_client.py --profile             # and where the client's time goes
+    python -m benchmarks.bench_client                       # 16, 64 and 256 requests in flight
+    python -m benchmarks.bench_client --pace 20000          # the server sends so many tokens/s and no more
+    python -m benchmarks.bench_client --profile             # and where the client's time goes
 
 The server is a process of its own: it answers every request with events out of a constant, one chunk and one write for
 each token, as servers send them. It hands out a token to every stream in turn, so that pieces of many streams arrive

@@ -1,6 +1,6 @@
 """Measures drafts on the bundled model: tokens per second with and without them, on text that repeats and not.
 
-    python benchmarks/drafts_cpu.py
+    python -m benchmarks.drafts_cpu
 
 The two engines answer the same prompts one after the other, several times. Seconds are those that this process
 computed, so that other work on the machine does not count. Their answers are compared, too: they are the same.

@@ -1,6 +1,6 @@
 """Times a token with and without a drafter on a GPU, in one process, with random weights and made-up acceptance.
 
-    python benchmarks/drafts_gpu.py --model "Gemma 4 31B" [--requests 1 32 100]
+    python -m benchmarks.drafts_gpu --model "Gemma 4 31B" [--requests 1 32 100]
 
 Model and drafter have their published shapes. Random weights agree on nothing, so drafts count as right at given rates
 (`synthetic_acceptance_rates`): those published of the 31B drafter, and a mean of 2.5 tokens a step for E4B. Prompts

@@ -1,6 +1,6 @@
 """Measures output tokens per second of the engine and of transformers' batched `generate`, alternately in one run.
 
-    python benchmarks/engine_cpu.py                      # concurrency 1, 4 and 16 on a CPU, float32
+    python -m benchmarks.engine_cpu                      # concurrency 1, 4 and 16 on a CPU, float32
 
 The same ~100 million parameter, E4B-shaped random model on both sides, greedy, no early end. A round at concurrency c
 is c prompts of different lengths answered together: the engine schedules them as a server would, transformers gets
@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 import torch
-from random_models import SHAPES, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.random_models import SHAPES, write_checkpoint
 from facet import LLM, SamplingParams
 
 

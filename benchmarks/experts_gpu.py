@@ -1,7 +1,7 @@
 """Times the experts of a layer of 26B-A4B on a GPU in bfloat16, FP8 and INT4, against the bytes that they read.
 
-    python benchmarks/experts_gpu.py                         # what the engine would use
-    python benchmarks/experts_gpu.py --rows 1 32 --tune      # also other tunings of INT4; the best three are printed
+    python -m benchmarks.experts_gpu                         # what the engine would use
+    python -m benchmarks.experts_gpu --rows 1 32 --tune      # also other tunings of INT4; the best three are printed
 
 Results in INT4 are first checked against bfloat16 products with the same values. Times are of launches inside a CUDA
 graph, each with other choices of experts, so that what one launch read is not in the second-level cache for the next.
@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.linear_gpu import microseconds
+from benchmarks.gpu_timing import microseconds
 from facet.kernels import moe
 from facet.kernels.quantized import QuantizedMatrix, eight_bits, int4
 from facet.kernels.quantized.cases import FORMATS

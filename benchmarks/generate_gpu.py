@@ -1,6 +1,6 @@
 """Times a token of one or several requests on a GPU, without HTTP, with random weights.
 
-    python benchmarks/generate_gpu.py --model "Gemma 4 31B" --requests 32 --quantization int4 [--quantize-head]
+    python -m benchmarks.generate_gpu --model "Gemma 4 31B" --requests 32 --quantization int4 [--quantize-head]
 
 Prompts have 512 tokens. The time of a token is the difference between answers of 264 tokens and answers of 8, so that
 prompts do not count; it is measured three times.

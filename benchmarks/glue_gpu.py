@@ -1,6 +1,6 @@
 """Times the kernels between matrix products on a GPU at the shapes of E4B and 31B, and their share of bandwidth.
 
-    python benchmarks/glue_gpu.py [--warps 4 8 16]
+    python -m benchmarks.glue_gpu [--warps 4 8 16]
 
 Each is first checked against its reference. Then many calls are captured in one CUDA graph, over several sets of inputs
 so that large ones do not stay in the cache, and the graph is replayed: what is left of a launch is what a decode step
@@ -9,7 +9,6 @@ copy measured in the same run. `--warps` times the norms with other numbers of w
 """
 
 import argparse
-import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from unittest import mock
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.gpu_timing import microseconds
 from facet.kernels import add_norm, embedding, geglu, logits, per_layer_input, rms_norm
 from facet.kernels.add_norm import triton as add_norm_triton
 from facet.kernels.rms_norm import triton as rms_norm_triton
@@ -172,27 +172,14 @@ def check(operation: Operation) -> None:
         TOLERANCE.check(got[::stride], expected[::stride])
 
 
-def microseconds(operation: Operation) -> float:
-    """One call's share of a captured graph of calls; the median of several replays."""
+def microseconds_of(operation: Operation) -> float:
+    """One call's share of a captured graph of calls, which take turns with so much memory that no cache holds it."""
     num_sets = min(8, max(2, -(-BYTES_PAST_CACHE // operation.num_bytes)))
     runs = [operation.make()[0] for _ in range(num_sets)]
     num_calls = 64 if operation.num_bytes < 2**24 else num_sets * 2
     for run in runs:
         run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in range(num_calls):
-            runs[call % num_sets]()
-    times: list[float] = []
-    for _ in range(12):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / num_calls)
-    return statistics.median(times[2:])
+    return microseconds([runs[call % num_sets] for call in range(num_calls)], 10)
 
 
 def copy_ceiling() -> float:
@@ -200,7 +187,7 @@ def copy_ceiling() -> float:
     source = torch.randint(2**31, (2**28,), device="cuda", dtype=torch.int32)
     target = torch.empty_like(source)
     copy = Operation("copy", 2 * source.nbytes, lambda: (lambda: target.copy_(source), lambda: target))
-    return copy.num_bytes / microseconds(copy) * 1e6
+    return copy.num_bytes / microseconds_of(copy) * 1e6
 
 
 def print_warps(all_warps: list[int], console: Console) -> None:
@@ -221,7 +208,7 @@ def print_warps(all_warps: list[int], console: Console) -> None:
                     mock.patch.object(rms_norm_triton, "row_tile", forced),
                     mock.patch.object(add_norm_triton, "row_tile", forced),
                 ):
-                    time = microseconds(operation)
+                    time = microseconds_of(operation)
                 cells.append(f"{time:.2f}" if num_rows < 1000 else f"{time:.1f}")
             table.add_row(str(num_rows), operation.name, *cells)
     console.print(table)
@@ -241,7 +228,7 @@ def main() -> None:
     looked_up = normal(VOCAB_SIZE, (NUM_LAYERS + 4) * WIDTH)
     for num_rows, operation in operations(looked_up):
         check(operation)
-        time = microseconds(operation)
+        time = microseconds_of(operation)
         moved = operation.num_bytes / time * 1e6
         table.add_row(str(num_rows), operation.name, f"{time:.2f}", f"{moved / 1e12:.2f}", f"{moved / ceiling:.0%}")
     console.print(table)

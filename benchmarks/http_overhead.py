@@ -1,7 +1,7 @@
 """Measures the cost of the front end: requests and streamed tokens per second with an engine that computes nothing.
 
-    python benchmarks/http_overhead.py                      # 64 and 256 connections
-    python benchmarks/http_overhead.py --profile            # and where the server's time goes
+    python -m benchmarks.http_overhead                      # 64 and 256 connections
+    python -m benchmarks.http_overhead --profile            # and where the server's time goes
 
 For comparison, the same run measures a bare Starlette app that streams as many constant events of the same size. The
 engine is a process of its own behind the real messages, as in `facet serve`; only its steps are empty: every running
@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from empty_engine import STEP_SECONDS, run_empty_engine
 from rich.console import Console
 from rich.table import Table
 from starlette.applications import Starlette
@@ -37,6 +36,7 @@ from starlette.routing import Route
 from tokenizer import made_up_tokenizer
 
 import facet.engine.rank_processes
+from benchmarks.empty_engine import STEP_SECONDS, run_empty_engine
 from facet.config import EngineConfig, ServerConfig
 from facet.prompts import read_prompt_files
 from facet.server.app import make_app

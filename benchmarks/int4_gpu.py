@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.linear_gpu import CACHE_BYTES, microseconds
+from benchmarks.gpu_timing import microseconds
+from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import int4, reference

@@ -1,7 +1,7 @@
 """Measures how a KV dtype changes the logits: KL divergence and top-1 agreement against bfloat16.
 
-    python benchmarks/kv_accuracy.py                  # tiny models and random ones of about 100 million parameters
-    python benchmarks/kv_accuracy.py FOLDER           # a checkpoint of your own
+    python -m benchmarks.kv_accuracy                  # tiny models and random ones of about 100 million parameters
+    python -m benchmarks.kv_accuracy FOLDER           # a checkpoint of your own
 
 All else is float32, so that the dtype is all that differs. Every position of a prompt of 2,000 random tokens counts;
 its keys and values are written and read like those of any request. The tables of docs/kv-memory.md are printed here.

@@ -1,8 +1,8 @@
 """Times few-row matrix products on a GPU at the shapes of E4B and 31B, by configuration and against cuBLAS.
 
-    python benchmarks/linear_gpu.py --output linear.json
-    python benchmarks/linear_gpu.py --chosen                    # only what the engine would use, under a minute
-    python benchmarks/linear_gpu.py --moe --output moe.json     # 26B-A4B's experts instead
+    python -m benchmarks.linear_gpu --output linear.json
+    python -m benchmarks.linear_gpu --chosen                    # only what the engine would use, under a minute
+    python -m benchmarks.linear_gpu --moe --output moe.json     # 26B-A4B's experts instead
 
 Every configuration is first checked against a float32 product. Times are of launches inside a CUDA graph that walks
 over copies of the weight, more of them than the second-level cache holds, so that every weight comes from memory.
@@ -12,7 +12,7 @@ cuBLAS is timed without the activation that the Triton kernels of gate_up and of
 import argparse
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.gpu_timing import microseconds
 from facet.kernels.linear import cases, reference
 from facet.kernels.linear.config import MAX_VECTOR_ROWS, Config, choose_config
 from facet.kernels.moe import cases as moe_cases
@@ -154,26 +155,6 @@ def compile_for(job: Job) -> None:
             run(shape, x, weight, given, config)
         except Exception as error:
             print(f"{shape.name}, {num_rows} rows, {config}: {error}")
-
-
-def microseconds(launches: Sequence[Callable[[], object]], num_replays: int = 5) -> float:
-    """Of one launch: the median of some replays of a graph of them all."""
-    launches[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for launch in launches:
-            launch()
-    graph.replay()
-    times: list[float] = []
-    for _ in range(num_replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[num_replays // 2] * 1e3 / len(launches)
 
 
 def measure(shape: cases.Shape, only_chosen: bool) -> list[Result]:

@@ -19,13 +19,10 @@ import argparse
 import json
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.serve_gpu import PORT, bench_serve, is_ready
+from benchmarks.running_server import bench_serve, running
 from facet.bench.config import BenchConfig
 from facet.bench.datasets import make_dataset
 from facet.layers.placement import Placement
@@ -112,7 +109,9 @@ def main() -> None:
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"parts": measure_parts(folder, is_tiny=options.tiny), "loads": {}}
     print(json.dumps(result["parts"]), flush=True)
-    with running(folder, options):
+    flags = ("--no-enable-prefix-caching", "--max-num-seqs", "128", "--max-model-len", str(MAX_MODEL_LEN))
+    dtype = ("--dtype", "float32" if options.tiny else "bfloat16")
+    with running(folder, *flags, *dtype, *options.serve_flags):
         for concurrency in options.concurrency:
             num_prompts = max(8, 3 * concurrency)
             # No picture comes twice, or the encoder cache would have it.
@@ -258,26 +257,6 @@ def shrink(config: Config) -> None:
         text |= {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": TINY_VOCAB_SIZE}
     vision |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     vision |= {"head_dim": 16, "num_key_value_heads": 2} if "layer_types" in text else {}
-
-
-@contextmanager
-def running(folder: Path, options: argparse.Namespace) -> Iterator[None]:
-    """A server with random weights."""
-    command = [
-        sys.executable, "-m", "facet", "serve", str(folder), "--port", str(PORT), "--host", "127.0.0.1",
-        "--load-format", "dummy", "--no-enable-prefix-caching", "--max-num-seqs", "128", "--max-model-len",
-        str(MAX_MODEL_LEN), "--dtype", "float32" if options.tiny else "bfloat16", *options.serve_flags,
-    ]  # fmt: skip
-    process = subprocess.Popen(command)
-    try:
-        while not is_ready():
-            if process.poll() is not None:
-                raise SystemExit(f"the server ended with exit code {process.returncode}")
-            time.sleep(0.05)
-        yield
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
 
 
 def summary(result: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Measures tokens per second of Facet's forward pass and of transformers', on the same random model, alternately.
 
-    python benchmarks/model_forward.py                  # prefill of 512 tokens, decode of a batch of 16, float32, CPU
-    python benchmarks/model_forward.py --shape 31b      # another family's shape
+    python -m benchmarks.model_forward                  # prefill of 512 tokens, decode of a batch of 16, float32, CPU
+    python -m benchmarks.model_forward --shape 31b      # another family's shape
 
 The model has about 100 million parameters and the structure of the family it is named after. Both sides get the
 same weights and the same tokens. The figure to read is the ratio: both are timed in turn, round after round, and the
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from random_models import SHAPES, write_checkpoint
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.random_models import SHAPES, write_checkpoint
 from facet.config import ModelConfig
 from facet.kv_layout import make_kv_layout
 from facet.layers.kv_arena import KVArena

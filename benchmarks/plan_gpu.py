@@ -1,6 +1,6 @@
 """Checks a memory plan on a GPU: starts a server within a cap and compares what it takes with `facet plan`.
 
-    python benchmarks/plan_gpu.py --model "Gemma 4 31B" --cap-gib 24
+    python -m benchmarks.plan_gpu --model "Gemma 4 31B" --cap-gib 24
 
 The checkpoint is a dummy with the `quantization_config` of a compressed-tensors file, INT4 in groups of 32. What the
 server prints at its start has the sizes that it measured. The GPU's memory is read ten times a second, so the peak
@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serve_gpu import Server, bench_serve, running
+from benchmarks.running_server import bench_serve
+from benchmarks.serve_gpu import Server, serving
 from tests.published_configs import text_only
 
 QUANTIZATION = {
@@ -99,7 +100,7 @@ def main() -> None:
     print("plan, GiB:", ", ".join(f"{name} {size / 2**30:.2f}" for name, size in sizes.items()))
     print(f"plan, all together: {sum(sizes.values()) / 2**30:.2f} GiB; {plan['verdict']}", flush=True)
     with watching() as used:
-        with running(Server(options.model, MAX_MODEL_LEN), flags) as seconds:
+        with serving(Server(options.model, MAX_MODEL_LEN), flags) as seconds:
             print(used.line(f"ready after {seconds:.1f} s"), flush=True)
             result = bench_serve(
                 "--dataset-name", "random", "--random-input-len", str(LENGTH), "--random-output-len",

@@ -1,6 +1,6 @@
 """Times the attention of prompts on a GPU, in many variants, and compares it with matrix products.
 
-    python benchmarks/prefill_gpu.py [--quick]
+    python -m benchmarks.prefill_gpu [--quick]
 
 Every variant is checked against float32 on a few rows before it is timed. Times are of one replayed graph, so that
 launches do not count; *unpack* is timed apart and is not in the other lines, except in *as served*, which is all of

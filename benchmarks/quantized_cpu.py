@@ -1,7 +1,7 @@
 """Measures output tokens per second on a CPU with quantized and with unquantized weights, alternately in one run.
 
-    python benchmarks/quantized_cpu.py                       # the bundled model and a random one of 500 million weights
-    python benchmarks/quantized_cpu.py --model bundled --quantization int8 int4
+    python -m benchmarks.quantized_cpu                       # the bundled model and a random one of 500 million weights
+    python -m benchmarks.quantized_cpu --model bundled --quantization int8 int4
 
 Unquantized weights are bfloat16 where the processor multiplies that, else float32; the title says which. A round at
 concurrency c is c prompts answered together, greedily, with no early end. Rounds alternate between all sides, and the
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from random_models import SHAPES
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.random_models import SHAPES
 from facet import LLM, SamplingParams
 from facet.bundled_model import find_bundled_model
 from tools.bundled_model.text_only import write_text_model

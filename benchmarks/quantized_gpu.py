@@ -1,7 +1,7 @@
 """Times products with matrices of eight bits on a GPU, by configuration, against bfloat16 and the bytes they read.
 
-    python benchmarks/quantized_gpu.py                  # what the engine would use
-    python benchmarks/quantized_gpu.py --tune           # every configuration; the three best of each are printed
+    python -m benchmarks.quantized_gpu                  # what the engine would use
+    python -m benchmarks.quantized_gpu --tune           # every configuration; the three best of each are printed
 
 Every result is first checked against the definition. Times are of launches inside a CUDA graph that walks over copies
 of a matrix, more of them than the second-level cache holds. Inputs are rounded beforehand; `--rounding` times that.
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.linear_gpu import CACHE_BYTES, microseconds
+from benchmarks.gpu_timing import microseconds
+from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.linear import cases
 from facet.kernels.linear.reference import gated_input_linear, geglu_linear
 from facet.kernels.quantized import QuantizedMatrix, eight_bits

@@ -1,6 +1,6 @@
 """Measures two replicas on one GPU against one server with all of it: a load of single prompts, and sessions.
 
-    python benchmarks/replicas_gpu.py [--model "Gemma 4 E2B"] [--output results.json]
+    python -m benchmarks.replicas_gpu [--model "Gemma 4 E2B"] [--output results.json]
 
 Replicas share the card, so they cannot compute more than one server; this shows what dividing it costs, and that the
 router keeps sessions where their prefixes are.
@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.serve_gpu import PORT, Server, bench_serve, running
+from benchmarks.running_server import URL, bench_serve
+from benchmarks.serve_gpu import Server, serving
 
 SERVERS: dict[str, tuple[str, ...]] = {
     "one server": (),
@@ -32,7 +33,7 @@ LOADS: dict[str, tuple[str, ...]] = {
 
 def hit_rate() -> float:
     """The share of prompt tokens found in caches, of all replicas since their start."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics") as answer:
+    with urllib.request.urlopen(f"{URL}/metrics") as answer:
         text = answer.read().decode()
     hits, queries = (
         sum(
@@ -54,7 +55,7 @@ def main() -> None:
         table.add_column(column, justify="left" if column in ("", "load") else "right")
     for name, flags in SERVERS.items():
         shared = ("--skip-tokenizer-init", "--enable-prefix-caching")
-        with running(Server(options.model, 8192, (*shared, *flags)), []) as seconds:
+        with serving(Server(options.model, 8192, (*shared, *flags)), []) as seconds:
             print(f"{name}: ready after {seconds:.1f} s", flush=True)
             for load, settings in LOADS.items():
                 result = bench_serve(*settings)

@@ -1,6 +1,6 @@
 """Measures what the router and its proxy add to a server whose engine computes nothing.
 
-    python benchmarks/router_overhead.py
+    python -m benchmarks.router_overhead
 
 The same server is asked directly and through the proxy, in turns. Three loads: the first tokens of single requests, the
 tokens of many streams as fast as everything goes, and the same with steps of 10 ms, as a GPU might take them. All
@@ -18,11 +18,11 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from http_overhead import PROMPT, Server, load, serve, serve_facet
 from rich.console import Console
 from rich.table import Table
 from tokenizer import made_up_tokenizer
 
+from benchmarks.http_overhead import PROMPT, Server, load, serve, serve_facet
 from facet.config import ServerConfig
 from facet.replicas.connection import ReplicaAddress
 from facet.replicas.proxy_app import make_proxy_app

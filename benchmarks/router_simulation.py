@@ -1,7 +1,7 @@
 """Simulates a large service to compare ways of choosing a replica: the router's own code against three simpler ones.
 
-    python benchmarks/router_simulation.py                       # 1,000 replicas, a million sessions: minutes
-    python benchmarks/router_simulation.py --replicas 50 --sessions 20000
+    python -m benchmarks.router_simulation                       # 1,000 replicas, a million sessions: minutes
+    python -m benchmarks.router_simulation --replicas 50 --sessions 20000
 
 Sessions arrive at random. Each belongs to an application, whose system prompt it shares with the application's other
 sessions; applications are as popular as Zipf's law has it. A session asks several times, each time with all that was

@@ -1,7 +1,7 @@
 """Times a sampling step, from logits to token ids, for a vocabulary of Gemma's size.
 
-    python benchmarks/sampling.py                  # CPU
-    python benchmarks/sampling.py --device cuda    # a GPU: the kernels, beside torch's own operations
+    python -m benchmarks.sampling                  # CPU
+    python -m benchmarks.sampling --device cuda    # a GPU: the kernels, beside torch's own operations
 
 A step is `Sampler.sample`, `Sampler.accept` and `start_copy` for a batch that stays the same, as in decoding. Logits
 look like a language model's: a few likely tokens over a wide floor. The floor is the time to read the logits once at

@@ -1,6 +1,6 @@
 """Times the CPU work of one step: deciding, committing and settling, for many running requests with long contexts.
 
-    python benchmarks/scheduler.py
+    python -m benchmarks.scheduler
 
 Every request has 32K tokens and decodes one token a step in the cache of an E4B-shaped model (blocks of 16 sliding and
 40 global tokens), the overlapped loop's order of verbs. No model runs. Medians over steps, in microseconds;

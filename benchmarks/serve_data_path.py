@@ -1,6 +1,6 @@
 """Measures what stands between clients and a replica on Ray: Serve's own proxy, or Facet's.
 
-    python benchmarks/serve_data_path.py      # needs facet-llm[cluster]
+    python -m benchmarks.serve_data_path      # needs facet-llm[cluster]
 
 The same server, with an engine that computes nothing, is asked directly, through Facet's proxy and through the proxy of
 Ray Serve, in turns. Two loads: the first tokens of single requests, and the tokens of many streams. All processes share
@@ -14,7 +14,6 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from http_overhead import Server, empty_app, load, serve_facet
 from ray import serve
 from ray.serve.config import HTTPOptions
 from rich.console import Console
@@ -22,6 +21,7 @@ from rich.table import Table
 from router_overhead import first_tokens, serve_proxy
 from tokenizer import made_up_tokenizer
 
+from benchmarks.http_overhead import Server, empty_app, load, serve_facet
 from facet.engine.ray_cluster import connect
 
 

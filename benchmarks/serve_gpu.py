@@ -1,6 +1,6 @@
 """Measures the table of `benchmarks/h200.md` through HTTP: `facet bench serve` against servers with random weights.
 
-    python benchmarks/serve_gpu.py [--rows e4b-8k-c8 31b-c1 ...] [--repeat 2] [--output results.json]
+    python -m benchmarks.serve_gpu [--rows e4b-8k-c8 31b-c1 ...] [--repeat 2] [--output results.json]
 
 One server per set of flags, all loads of that server one after the other, each after its own warm-up requests. vLLM's
 figures and the targets are printed for comparison; vLLM was measured elsewhere, on the same kind of card.
@@ -9,12 +9,7 @@ figures and the targets are printed for comparison; vLLM was measured elsewhere,
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,10 +19,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.running_server import bench_serve, running
 from facet.bundled_model import find_bundled_model
 from tests.published_configs import text_only
-
-PORT = 8123
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ def main() -> None:
     chosen = [row for row in ROWS if row.name in options.rows]
     results: dict[str, list[dict[str, Any]]] = {row.name: [] for row in chosen}
     for server in dict.fromkeys(row.server for row in chosen):
-        with running(server, options.serve_flags) as seconds:
+        with serving(server, options.serve_flags) as seconds:
             print(f"{server.model} {' '.join(server.flags)}: ready after {seconds:.1f} s", flush=True)
             for row in (row for row in chosen if row.server is server):
                 for _ in range(options.repeat):
@@ -117,38 +111,19 @@ def show(row: Row, result: dict[str, Any]) -> None:
 
 
 @contextmanager
-def running(server: Server, more_flags: list[str]) -> Iterator[float]:
+def serving(server: Server, more_flags: list[str]) -> Iterator[float]:
     """A server with random weights; yields how many seconds it took from its command to being ready."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(text_only(server.model)))
         if server.has_tokenizer:
             for name in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copy(find_bundled_model() / name, folder)
-        command = [
-            sys.executable, "-m", "facet", "serve", folder, "--port", str(PORT), "--host", "127.0.0.1",
-            "--load-format", "dummy", "--no-enable-prefix-caching", "--max-num-seqs", "128",
-            "--max-num-batched-tokens", "8192", "--max-model-len", str(server.max_model_len), "--dtype", "bfloat16",
-            *server.flags, *more_flags,
-        ]  # fmt: skip
-        start = time.perf_counter()
-        process = subprocess.Popen(command)
-        try:
-            while not is_ready():
-                if process.poll() is not None:
-                    raise SystemExit(f"the server ended with exit code {process.returncode}")
-                time.sleep(0.05)
-            yield time.perf_counter() - start
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
-
-
-def is_ready() -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+        flags = (
+            "--no-enable-prefix-caching", "--max-num-seqs", "128", "--max-num-batched-tokens", "8192",
+            "--max-model-len", str(server.max_model_len), "--dtype", "bfloat16",
+        )  # fmt: skip
+        with running(folder, *flags, *server.flags, *more_flags) as seconds:
+            yield seconds
 
 
 def measure(row: Row, temperature: float | None) -> dict[str, Any]:
@@ -159,22 +134,6 @@ def measure(row: Row, temperature: float | None) -> dict[str, Any]:
         *(() if temperature is None else ("--temperature", str(temperature))),
         *(() if row.extra_body is None else ("--extra-body", json.dumps(row.extra_body))),
     )  # fmt: skip
-
-
-def bench_serve(*load: str) -> dict[str, Any]:
-    """What `facet bench serve` saves of a load on the running server."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            sys.executable, "-m", "facet", "bench", "serve", "--port", str(PORT), "--backend", "vllm", "--vocab-size",
-            "262144", "--disable-tqdm", "--save-result", "--result-dir", folder, "--result-filename", "result.json",
-            *load,
-        ]  # fmt: skip
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        path = Path(folder) / "result.json"
-        if not path.exists():
-            raise SystemExit(f"the benchmark wrote no result:\n{done.stdout}")
-        result: dict[str, Any] = json.loads(path.read_text())
-        return result
 
 
 if __name__ == "__main__":

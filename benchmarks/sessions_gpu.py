@@ -1,6 +1,6 @@
 """Measures long sessions at once and one after the other: four of 65,536 tokens, five turns each, through HTTP.
 
-    python benchmarks/sessions_gpu.py [--model "Gemma 4 31B"] [--input-len 65536] [--num-sessions 4] [--num-turns 5]
+    python -m benchmarks.sessions_gpu [--model "Gemma 4 31B"] [--input-len 65536] [--num-sessions 4] [--num-turns 5]
 
 Each turn is sent with the whole history, which a prefix cache finds again. The same load goes to three servers with
 random weights: one that runs all sessions at once; one with `--max-num-seqs 1` and the same memory, where sessions wait
@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.serve_gpu import Server, bench_serve, running
+from benchmarks.running_server import bench_serve
+from benchmarks.serve_gpu import Server, serving
 
 AT_ONCE, WAITING, FORGETTING = "at once", "one at a time", "one at a time, memory for one"
 
@@ -45,7 +46,7 @@ def main() -> None:
         limits[FORGETTING] = (*limits[WAITING], "--kv-cache-memory-bytes", str(options.bytes_for_one))
     results = {}
     for name, flags in limits.items():
-        with running(Server(options.model, options.max_model_len, ("--enable-prefix-caching", *flags)), []) as seconds:
+        with serving(Server(options.model, options.max_model_len, ("--enable-prefix-caching", *flags)), []) as seconds:
             print(f"{name}: ready after {seconds:.1f} s", flush=True)
             results[name] = measure(options)
             print(f"  {results[name]['duration']:.1f} s", flush=True)

@@ -1,6 +1,6 @@
 """Times starts of a server with random weights on a GPU, with nothing compiled and again, then its sleep.
 
-    python benchmarks/start_gpu.py [--model "Gemma 4 E4B"]
+    python -m benchmarks.start_gpu [--model "Gemma 4 E4B"]
 
 Kernels are compiled side by side. The server itself says where the seconds of its start went (--verbose). Asleep, its
 GPU's free memory is read; a greedy answer before and after must be the same.
@@ -8,23 +8,19 @@ GPU's free memory is read; a greedy answer before and after must be the same.
 
 import argparse
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.running_server import URL, running
 from facet.runner.compile_ahead import SWITCH
 from tests.published_configs import text_only
 
-PORT = 8124
-URL = f"http://127.0.0.1:{PORT}"
+FLAGS = ("--verbose", "--skip-tokenizer-init", "--max-model-len", "9216")
 
 
 def main() -> None:
@@ -34,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
         (Path(folder) / "config.json").write_text(json.dumps(text_only(options.model)))
         for name, flags in (("nothing compiled", ()), ("again", ()), ("to sleep", ("--enable-sleep-mode",))):
-            with running(folder, cache, flags) as seconds:
+            with running(folder, *FLAGS, *flags, environment={"TRITON_CACHE_DIR": cache, SWITCH: "1"}) as seconds:
                 print(f"{options.model}, {name}: ready after {seconds:.1f} s", flush=True)
                 if flags:
                     time_sleeps()
@@ -74,34 +70,6 @@ def post(path: str, body: Any) -> Any:
 def free_memory() -> str:
     command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[0]
-
-
-@contextmanager
-def running(folder: str, cache: str, flags: tuple[str, ...]) -> Iterator[float]:
-    """Yields how many seconds the server took from its command to being ready."""
-    command = [
-        sys.executable, "-m", "facet", "serve", folder, "--port", str(PORT), "--host", "127.0.0.1", "--verbose",
-        "--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", "9216", *flags,
-    ]  # fmt: skip
-    start = time.perf_counter()
-    process = subprocess.Popen(command, env={**os.environ, "TRITON_CACHE_DIR": cache, SWITCH: "1"})
-    try:
-        while not is_ready():
-            if process.poll() is not None:
-                raise SystemExit(f"the server ended with exit code {process.returncode}")
-            time.sleep(0.05)
-        yield time.perf_counter() - start
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def is_ready() -> bool:
-    try:
-        with urllib.request.urlopen(URL + "/health", timeout=1):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 if __name__ == "__main__":

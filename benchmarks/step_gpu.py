@@ -1,6 +1,6 @@
 """Profiles one decode step and one prefill step of the engine on a GPU, kernel by kernel.
 
-    python benchmarks/step_gpu.py --model "Gemma 4 E4B" --decode 1 8 100 --context 512 --prefill 8192
+    python -m benchmarks.step_gpu --model "Gemma 4 E4B" --decode 1 8 100 --context 512 --prefill 8192
 
 For each load: the wall time of a step, the time the device works in it, and the kernels that take most of that, with
 how often each ran. The engine runs in this process with random weights; nothing of HTTP is in these figures.

