@@ -89,10 +89,6 @@ class MatrixFormat:
         is_whole = self.is_reordered or self.rounds_outputs  # what belongs to a row of all inputs
         return not is_whole and all(num_inputs % (group or 1) == 0 for group in groups)
 
-    def bits_per_value(self, num_inputs: int) -> float:
-        """With scales, as long rows have them."""
-        return 8 * self.num_bytes((1024, num_inputs)) / (1024 * num_inputs)
-
     @property
     def line(self) -> str:
         """For people: `int4 in groups of 32`."""

@@ -10,7 +10,6 @@ from facet.errors import CapacityError
 from facet.kv_cache.accountant import (
     block_range,
     blocks_for,
-    blocks_needed,
     longest_request,
     need_of,
     peak_blocks,
@@ -34,6 +33,20 @@ def touched(window: int | None, tokens_per_block: int, num_computed: int, num_sc
         oldest = 0 if window is None else max(0, query - window + 1)
         blocks |= {position // tokens_per_block for position in range(oldest, query + 1)}
     return blocks
+
+
+def blocks_needed(layout: KVLayout, *, num_tokens: int, num_computed: int, num_in_flight: int) -> tuple[int, ...]:
+    """Blocks per group a request of `num_tokens` must have while `num_in_flight` of them are being computed.
+
+    Groups that forget are charged for what is visible now, groups that do not for the whole request: what it has not
+    allocated yet is already promised to it.
+    """
+    needs = []
+    for group in layout.groups:
+        in_flight = num_in_flight if group.window is not None else max(num_tokens - num_computed, num_in_flight)
+        first, end = block_range(group, num_computed, in_flight)
+        needs.append(end - first)
+    return tuple(needs)
 
 
 @given(layouts(), st.integers(0, 80), st.integers(1, 40))

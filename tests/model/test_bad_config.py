@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from facet.errors import CheckpointError, ConfigError, UnsupportedModelError, UserError
 from facet.model.config_fields import read_config_file
-from facet.model.families import read_model_spec, supported_architectures
+from facet.model.families import ARCHITECTURES, read_model_spec
 from tests.published_configs import FULL, PUBLISHED, SLIDING, Config, published
 
 LONGEST_MESSAGE = 700  # characters: a line that fits a screen or two, not a dump of the file
@@ -43,12 +43,12 @@ class TestArchitectures:
     def test_an_unknown_one_is_answered_with_the_list(self, name: str) -> None:
         with pytest.raises(UnsupportedModelError) as caught:
             read_model_spec({**published("Gemma 4 31B"), "architectures": [name]})
-        assert all(known in str(caught.value) for known in (name, *supported_architectures()))
+        assert all(known in str(caught.value) for known in (name, *ARCHITECTURES))
 
     @pytest.mark.parametrize("model_type", ["llama", None, 7, [], {}])
     def test_so_is_an_unknown_model_type_without_architecture(self, model_type: Any) -> None:
         message = refusal({"model_type": model_type})
-        assert all(known in message for known in supported_architectures())
+        assert all(known in message for known in ARCHITECTURES)
 
     def test_an_empty_config_is_no_model(self) -> None:
         assert "names no architecture" in refusal({})

@@ -36,22 +36,8 @@ def block_range(group: KVGroup, num_computed: Count, num_scheduled: Count | int)
     return first, end
 
 
-def blocks_needed(layout: KVLayout, *, num_tokens: int, num_computed: int, num_in_flight: int) -> tuple[int, ...]:
-    """Blocks per group a request of `num_tokens` must have while `num_in_flight` of them are being computed.
-
-    Groups that forget are charged for what is visible now, groups that do not for the whole request: what it has not
-    allocated yet is already promised to it.
-    """
-    needs = []
-    for group in layout.groups:
-        in_flight = num_in_flight if group.window is not None else max(num_tokens - num_computed, num_in_flight)
-        first, end = block_range(group, num_computed, in_flight)
-        needs.append(end - first)
-    return tuple(needs)
-
-
 def peak_blocks(layout: KVLayout, *, num_tokens: int, num_in_flight: int) -> tuple[int, ...]:
-    """The largest result of `blocks_needed` while `num_tokens` are computed, at most `num_in_flight` in a step.
+    """The most blocks per group that a request has while `num_tokens` are computed, at most `num_in_flight` in a step.
 
     A stretch of n tokens that starts anywhere touches one block more than n - 1 tokens fill.
     """

@@ -71,11 +71,6 @@ class KVCacheManager:
     def caches_prefixes(self) -> bool:
         return self._prefixes is not None
 
-    @property
-    def last_step(self) -> int:
-        """The number of the last committed step."""
-        return self._last_step
-
     def view(self) -> CacheView:
         """The cache before the next step."""
         step = self._last_step + 1

@@ -34,7 +34,7 @@ _FAMILY_NAMES: dict[Family, str] = {"gemma3": "Gemma 3", "gemma3n": "Gemma 3n", 
 
 # The architectures a checkpoint may name, and the text config inside. "ForConditionalGeneration" checkpoints wrap
 # the decoder with vision and audio towers and keep its config under text_config.
-_ARCHITECTURES = {
+ARCHITECTURES = {
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma3ForConditionalGeneration": "gemma3_text",
     "Gemma3nForCausalLM": "gemma3n_text",
@@ -47,10 +47,6 @@ _ARCHITECTURES = {
 
 # Placeholders, and the tokens before and after them: the beginning and end of an image, of audio.
 _MEDIA_TOKENS = ("image", "boi", "eoi", "audio", "boa", "eoa", "video")
-
-
-def supported_architectures() -> tuple[str, ...]:
-    return tuple(_ARCHITECTURES)
 
 
 def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
@@ -115,24 +111,24 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
 def _identify(top: ConfigFields) -> tuple[str, str]:
     """The architecture, by its name or by the model type, and the text config's type. They must agree."""
     named = top.raw("architectures")
-    supported = ", ".join(_ARCHITECTURES)
+    supported = ", ".join(ARCHITECTURES)
     if named is not None and not (isinstance(named, list) and named and isinstance(named[0], str)):
         raise top.wrong("architectures", "a list of names")
     model_type = top.raw("model_type")
     if named is None:
         by_type = {
             kind if name.endswith("CausalLM") else kind.removesuffix("_text"): name
-            for name, kind in _ARCHITECTURES.items()
+            for name, kind in ARCHITECTURES.items()
         }
         if not isinstance(model_type, str) or model_type not in by_type:
             raise UnsupportedModelError(
                 f"config.json names no architecture and its model_type is {shown(model_type)}. Supported: {supported}."
             )
-        return by_type[model_type], _ARCHITECTURES[by_type[model_type]]
+        return by_type[model_type], ARCHITECTURES[by_type[model_type]]
     architecture = named[0]
-    if architecture not in _ARCHITECTURES:
+    if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(f"The architecture {shown(architecture)} is not supported. Supported: {supported}.")
-    text_type = _ARCHITECTURES[architecture]
+    text_type = ARCHITECTURES[architecture]
     for found in (model_type, top.section("text_config").raw("model_type")):
         if found is not None and found not in (text_type, text_type.removesuffix("_text")):
             raise ConfigError(
