@@ -14,7 +14,6 @@ from facet.server.run import check_accepted_flags
 
 E4B, B31, A4B = "google/gemma-4-E4B-it", "google/gemma-4-31B-it", "google/gemma-4-26B-A4B-it"
 TOOLS = "--enable-auto-tool-choice --tool-call-parser gemma4 --reasoning-parser gemma4"
-SOUNDLESS = {"image": 2, "audio": 0}
 TEMPLATE = "--chat-template examples/tool_chat_template_gemma4.jinja"
 
 # What follows `vllm serve`, or the name of vLLM's image, and what it sets. The model is the first word unless said.

@@ -22,7 +22,7 @@ from facet.cli import main, make_parser
 from facet.cli.flags import config_from
 from facet.config import ServerConfig
 from facet.errors import ConfigError
-from facet.server.run import DrainingServer, bind, is_loopback, with_key_of_environment
+from facet.server.run import DrainingServer, bind, is_loopback, listening, with_key_of_environment
 from tests.tiny_checkpoints import SHRUNK, write_config
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
@@ -149,7 +149,9 @@ def test_a_unix_socket(tmp_path: Path) -> None:
             bind(config)
     with contextlib.closing(bind(config)) as second:  # the file of a server that has ended is no obstacle
         assert second.getsockname() == str(path)
-    path.unlink()
+    with pytest.raises(ConfigError, match="no such model"), listening(config):
+        raise ConfigError("no such model")  # while it is loaded
+    assert not path.exists()
     path.write_text("not a socket")
     with pytest.raises(ConfigError, match="Cannot listen on"):
         bind(config)

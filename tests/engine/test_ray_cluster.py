@@ -13,6 +13,7 @@ from facet.config import EngineConfig
 from facet.engine.addresses import Network, in_folder, over_network
 from facet.engine.client import RemoteEngine
 from facet.engine.ray_cluster import NodeFacts, check_alike, connect
+from facet.engine.ray_ranks import RayRanks
 from facet.engine.weights_digest import digest_of
 from facet.errors import ConfigError
 
@@ -52,6 +53,22 @@ def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ConfigError, match=f"No Ray cluster answers at {address} .RAY_ADDRESS.: Connection refused"):
         connect()
+
+
+def test_ranks_that_cannot_be_watched_have_ended() -> None:
+    """Else an engine whose cluster is gone would wait for its tokens for ever."""
+
+    class Gone:
+        def wait(self, runs: list[object]) -> None:
+            raise RuntimeError("the cluster is gone")
+
+    ranks = object.__new__(RayRanks)
+    ranks._ray, ranks._runs, ranks._ended = Gone(), ["first", "second"], []
+    ranks._hears, ranks._tells = socket.socketpair()
+    with ranks._hears, ranks._tells:
+        ranks._watch()
+        assert ranks._hears.recv(1) == b"!"
+        assert not ranks.all_run
 
 
 def test_a_digest_changes_with_names_sizes_and_bytes(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from facet.replicas.replica_set import ReplicaSet
 from tests.server.conftest import scripted, tokenizer  # noqa: F401  (fixtures)
 from tests.server.running import RunningServer, running
 
-Proxied = Callable[..., contextlib.AbstractContextManager[tuple[RunningServer, ReplicaSet]]]
-
 
 @contextlib.contextmanager
 def proxied(*ports: int, **settings: Any) -> Iterator[tuple[RunningServer, ReplicaSet]]:

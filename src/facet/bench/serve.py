@@ -119,5 +119,5 @@ def _allow_many_connections() -> None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(ValueError, OSError):  # some systems refuse their own limit: connections may fail then
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -5,6 +5,7 @@ pass through Ray: ranks and the front process connect to each other.
 """
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
@@ -20,6 +21,8 @@ from facet.engine.rank_processes import SECONDS_TO_HEAR_OF_AN_END
 from facet.engine.ray_cluster import NodeFacts, check_alike, connect, facts_of
 from facet.errors import ConfigError
 from facet.ranks import Rank
+
+logger = logging.getLogger(__name__)
 
 _SECONDS_TO_PLACE = 60.0
 _SECONDS_TO_END = 5.0
@@ -93,8 +96,9 @@ class RayRanks:
         while waiting:
             try:
                 ready, waiting = self._ray.wait(waiting)
-            except Exception:
-                return  # this process has left the cluster
+            except Exception as error:  # whatever Ray raises where the cluster is gone, and with it every rank
+                logger.debug("Ranks on the Ray cluster can be watched no longer: %s", error)
+                ready, waiting = waiting, []
             self._ended += [self._runs.index(each) for each in ready]
             try:
                 self._tells.send(b"!")

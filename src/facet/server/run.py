@@ -99,10 +99,12 @@ def serve(
 def listening(config: ServerConfig) -> Iterator[socket.socket]:
     """The socket to listen on."""
     with contextlib.closing(bind(config)) as listener:
-        yield listener
-    if config.uds is not None:
-        with contextlib.suppress(OSError):
-            os.unlink(config.uds)
+        try:
+            yield listener
+        finally:
+            if config.uds is not None:
+                with contextlib.suppress(OSError):  # somebody was faster; the next server replaces what is left
+                    os.unlink(config.uds)
 
 
 def warn_of_strangers(config: ServerConfig) -> None:
