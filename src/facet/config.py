@@ -292,38 +292,6 @@ class ServerConfig(PromptConfig):
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeployConfig(ServerConfig):
-    """The settings of `facet deploy`: the flags of `facet serve`, and what concerns Ray Serve."""
-
-    name: str = setting("facet", "name of the application; one that is deployed already is updated")
-    max_replicas: int | None = setting(
-        None,
-        "maximum number of replicas; --data-parallel-size is then the least, and load decides; default: no scaling",
-    )
-    target_requests: int = setting(32, "number of requests per replica that --max-replicas scales for")
-    delete: bool = setting(False, "remove the application of that name from the cluster")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanConfig(ServerConfig):
-    """The settings of `facet plan`: the flags of `facet serve`, and the hardware to plan for."""
-
-    gpu_memory: str | None = setting(None, "memory of one GPU, such as 24GiB or 24GB")
-    weight_format: str = setting(
-        "auto",
-        "format of the weights; auto: what quantization_config in config.json says, or unquantized",
-        choices=("auto", "none", "int4", "int8", "fp8", "nvfp4"),
-    )
-    weight_group_size: int | None = setting(
-        None, "number of inputs that share a scale; default: from config.json, or 32 for int4, 16 for nvfp4, else a row"
-    )
-    json: bool = setting(False, "print the plan as JSON")
-    plot: str | None = setting(
-        None, "also draw how many requests fit against their length, into this file (needs matplotlib)"
-    )
-
-
 def engine_config(config: EngineConfig, folder: Path) -> EngineConfig:
     """The part of a larger config that the engine needs, for a model that has been found.
 

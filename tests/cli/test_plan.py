@@ -8,8 +8,8 @@ import pytest
 
 from facet.cli import main
 from facet.cli.plan_plot import curves
-from facet.config import PlanConfig
 from facet.engine.memory_plan import make_plan
+from facet.engine.plan_config import PlanConfig
 from tests.published_configs import PUBLISHED, published
 from tests.tiny_checkpoints import write_config
 

@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from facet.cli import main
 from facet.cluster.application import num_wanted, proxy_config, read_deploy_config
+from facet.cluster.config import DeployConfig
 from facet.cluster.replica import REQUESTS, Gate, ServerThread
-from facet.config import DeployConfig, ServerConfig
+from facet.config import ServerConfig
 from facet.errors import ConfigError
 from facet.replicas.connection import ReplicaAddress, ReplicaClient
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from facet.cli import main
+from facet.cluster.config import DeployConfig
 from facet.cluster.deploying import start_replicas, start_serve
 from facet.cluster.proxy import make_proxy_for
 from facet.cluster.replica import ServerThread
-from facet.config import DeployConfig
 from tests.cluster.stand_in import SECONDS_PER_TOKEN, StandInReplica
 from tests.tokens.gemma_like import write_tokenizer_folder
 

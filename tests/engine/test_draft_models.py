@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from facet.config import EngineConfig, ModelConfig, PlanConfig
+from facet.config import EngineConfig, ModelConfig
 from facet.drafts.config import ModelDrafts, read_draft_config
 from facet.engine.engine import Engine
 from facet.engine.found_drafter import with_found_drafter
 from facet.engine.loading import make_runner
 from facet.engine.memory_plan import make_plan
+from facet.engine.plan_config import PlanConfig
 from facet.engine.ranks import LeadingRunner, follow
 from facet.errors import ConfigError
 from facet.layers.rank_group import RankGroup

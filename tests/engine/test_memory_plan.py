@@ -8,10 +8,11 @@ from typing import cast
 import pytest
 import torch
 
-from facet.config import EngineConfig, ModelConfig, PlanConfig
+from facet.config import EngineConfig, ModelConfig
 from facet.engine.capacity import Capacity
 from facet.engine.engine import make_engine
 from facet.engine.memory_plan import MemoryPlan, estimate_activations, make_plan, parse_size
+from facet.engine.plan_config import PlanConfig
 from facet.engine.settings import EngineSettings, resolve, shape_steps
 from facet.errors import CapacityError, ConfigError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL

@@ -4,7 +4,7 @@ import argparse
 
 from facet.cli.flags import add_server_flags
 from facet.cli.models import model_config_from
-from facet.config import DeployConfig
+from facet.cluster.config import DeployConfig
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

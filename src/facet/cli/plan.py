@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from facet.cli.flags import add_common_flags, add_config_flags, add_idle_flags
 from facet.cli.models import model_config_from
-from facet.config import EngineConfig, PlanConfig, ServerConfig
+from facet.config import EngineConfig, ServerConfig
+from facet.engine.plan_config import PlanConfig
 from facet.errors import CapacityError
 
 if TYPE_CHECKING:

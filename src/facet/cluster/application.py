@@ -9,9 +9,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from facet.bundled_model import find_bundled_model
+from facet.cluster.config import DeployConfig
 from facet.cluster.proxy import ProxyServer
 from facet.cluster.replica import DEPLOYMENT, REQUESTS, Replica
-from facet.config import DeployConfig, PromptConfig, ServerConfig
+from facet.config import PromptConfig, ServerConfig
 from facet.engine.ray_cluster import NodeFacts, facts_of
 from facet.errors import ConfigError
 

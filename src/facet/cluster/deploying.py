@@ -13,8 +13,9 @@ from functools import partial
 from typing import Any
 
 from facet.cluster.application import PROXY, proxy, proxy_config, read_deploy_config, replicas
+from facet.cluster.config import DeployConfig
 from facet.cluster.proxy import make_proxy_for
-from facet.config import DeployConfig, ServerConfig
+from facet.config import ServerConfig
 from facet.engine.ray_cluster import connect
 from facet.engine.ray_ranks import bundle_of, check_resources, ranks_device
 from facet.errors import ConfigError

@@ -4,9 +4,10 @@ import os
 
 from starlette.applications import Starlette
 
+from facet.cluster.config import DeployConfig
 from facet.cluster.following import Following
 from facet.cluster.replica import DEPLOYMENT, ServerThread
-from facet.config import DeployConfig, ServerConfig
+from facet.config import ServerConfig
 from facet.replicas.proxy_app import make_proxy_app
 from facet.replicas.replica_set import ReplicaSet
 from facet.server.run import with_key_of_environment

@@ -2,8 +2,8 @@
 
 import torch
 
-from facet.config import PlanConfig
 from facet.engine.memory_plan import make_plan
+from facet.engine.plan_config import PlanConfig
 from facet.errors import CapacityError, UserError
 from facet.model.hub_cache import CachedModel
 from facet.runner.measuring import free_host_bytes

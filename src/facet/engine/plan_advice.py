@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from facet.config import PlanConfig
 from facet.engine.memory_plan import make_plan
+from facet.engine.plan_config import PlanConfig
 from facet.errors import UserError
 
 _MOST = 3  # settings to name
