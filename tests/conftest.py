@@ -62,9 +62,9 @@ def same_products_everywhere() -> Iterator[None]:
 @pytest.fixture
 def with_bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Types are chosen as on a processor that multiplies bfloat16, whatever this one does."""
-    from facet.model import loader
+    from facet.model import resolving
 
-    monkeypatch.setattr(loader, "multiplies_bfloat16", lambda device: True)
+    monkeypatch.setattr(resolving, "multiplies_bfloat16", lambda device: True)
 
 
 @pytest.fixture(scope="session")

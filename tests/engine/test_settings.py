@@ -13,7 +13,7 @@ from facet.engine.engine import make_engine
 from facet.engine.settings import EngineSettings, resolve, resolve_kv_dtypes
 from facet.errors import ConfigError
 from facet.layers.placement import Placement
-from facet.model import loader
+from facet.model import resolving
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
 from facet.model.loader import load_model
@@ -112,6 +112,6 @@ def test_how_many_requests_fit_is_said_in_words_that_are_true(tmp_path: Path) ->
 
 
 def test_weights_held_in_another_dtype_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "multiplies_bfloat16", lambda device: False)
+    monkeypatch.setattr(resolving, "multiplies_bfloat16", lambda device: False)
     assert any("weights are held in float32" in line for line in settings_of(tmp_path).lines())
     assert not any("float32" in line for line in settings_of(tmp_path, dtype="float32").lines())

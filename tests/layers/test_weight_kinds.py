@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from facet.kernels.arithmetic import USUAL
 from facet.layers.placement import Placement
 from facet.layers.weight import DenseWeight, Weight
-from facet.model.checkpoint import find_weight_files, load_weights, match_tensors, read_headers
+from facet.model.checkpoint import load_weights, match_tensors
 from facet.model.gemma import Gemma
+from facet.model.weight_files import find_weight_files, read_headers
 from facet.progress import Silent
 from tests.layers.other_weights import (
     Adapted,

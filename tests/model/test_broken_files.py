@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from facet.errors import CheckpointError, UserError
-from facet.model.checkpoint import find_weight_files, match_tensors, read_headers
+from facet.model.checkpoint import match_tensors
 from facet.model.families import read_model_spec
+from facet.model.weight_files import find_weight_files, read_headers
 from tests.model.paged_model import load
 from tests.tiny_checkpoints import INDEX, SHRUNK, random_tensors, write_checkpoint, write_config
 

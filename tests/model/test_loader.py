@@ -7,17 +7,10 @@ import torch
 
 from facet.config import ModelConfig
 from facet.errors import CapacityError, ConfigError
-from facet.model import loader
+from facet.model import resolving
 from facet.model.families import read_model_spec
-from facet.model.loader import (
-    check_dtype,
-    load_model,
-    memory_needed,
-    read_spec,
-    resolve_context_length,
-    resolve_device,
-    resolve_dtype,
-)
+from facet.model.loader import load_model, memory_needed, read_spec
+from facet.model.resolving import check_dtype, resolve_context_length, resolve_device, resolve_dtype
 from tests.model.paged_model import load
 from tests.published_configs import PUBLISHED
 from tests.tiny_checkpoints import SHRUNK, write_config
@@ -41,7 +34,7 @@ def test_an_unknown_dtype_is_answered_with_the_known(asked: str) -> None:
 def test_auto_computes_in_float32_where_bfloat16_has_no_products(
     monkeypatch: pytest.MonkeyPatch, has_products: bool
 ) -> None:
-    monkeypatch.setattr(loader, "multiplies_bfloat16", lambda device: has_products)
+    monkeypatch.setattr(resolving, "multiplies_bfloat16", lambda device: has_products)
     assert resolve_dtype("auto", torch.bfloat16, CPU) == (torch.bfloat16 if has_products else torch.float32)
     assert resolve_dtype("auto", torch.float16, CPU) == torch.float16
     assert resolve_dtype("bfloat16", torch.bfloat16, CPU) == torch.bfloat16  # asked for by name

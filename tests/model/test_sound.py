@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from facet.errors import CheckpointError, ConfigError
 from facet.layers.placement import Placement
-from facet.model.checkpoint import find_weight_files, load_weights, match_tower, read_headers
+from facet.model.checkpoint import load_weights, match_tower
 from facet.model.families import read_model_spec
 from facet.model.sound_config import read_sound_spec
 from facet.model.sound_weights import sound_targets
 from facet.model.towers import build_sound_tower
+from facet.model.weight_files import find_weight_files, read_headers
 from facet.progress import Silent
 from facet.sound_spec import ConformerTowerSpec, SampleEmbedderSpec, SoundSpec
 from tests.published_configs import PUBLISHED

@@ -25,12 +25,13 @@ from facet.media.jobs import prepare_sound_file, prepare_video_file
 from facet.media.limits import MediaLimits
 from facet.media.options import MediaOptions
 from facet.media.spec_file import read_media_spec
-from facet.model.checkpoint import find_weight_files, load_weights, match_tower, read_headers
+from facet.model.checkpoint import load_weights, match_tower
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
 from facet.model.sound_config import read_sound_spec
 from facet.model.sound_weights import sound_targets
 from facet.model.towers import build_sound_tower
+from facet.model.weight_files import find_weight_files, read_headers
 from facet.progress import Silent
 
 ROOT = Path(os.environ.get("FACET_MEDIA_MODELS", "/nowhere"))

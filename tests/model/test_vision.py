@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from facet.config import ModelConfig
 from facet.errors import CheckpointError, ConfigError
 from facet.layers.placement import Placement
-from facet.model.checkpoint import find_weight_files, read_headers
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
 from facet.model.loader import load_model
@@ -22,6 +21,7 @@ from facet.model.quantized.choose import read_scheme
 from facet.model.towers import NO_TOWER, QUANTIZED_TOWER, build_vision_tower, find_towers
 from facet.model.vision_config import read_vision_spec
 from facet.model.vision_weights import vision_targets
+from facet.model.weight_files import find_weight_files, read_headers
 from facet.progress import Silent
 from facet.vision_spec import VisionSpec
 from tests.published_configs import PUBLISHED

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from facet.layers.placement import Placement
-from facet.model.checkpoint import find_weight_files, read_headers
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
 from facet.model.towers import find_towers
+from facet.model.weight_files import find_weight_files, read_headers
 from facet.progress import Silent
 from facet.runner.recording import NoRecorder
 from facet.runner.tower_graphs import PaddingTower, TowerGraphs, graphs_of

@@ -31,7 +31,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     # Imported here: not every command must wait for torch.
     from facet.model.inspection import inspect_checkpoint
-    from facet.model.loader import dtype_of_config, load_model
+    from facet.model.loader import load_model
+    from facet.model.resolving import dtype_of_config
     from facet.model.weight_formats import matrix_kinds, weight_bytes
     from facet.model.weight_map import tensor_targets
 

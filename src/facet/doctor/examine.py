@@ -26,7 +26,8 @@ from facet.doctor.window_edge import check_window_edge
 from facet.doctor.workload import FULL, NORMAL, QUICK, Effort, context_needed, make_requests
 from facet.engine.device_failures import device_failures_in_words
 from facet.errors import CapacityError, CheckpointError, ConfigError
-from facet.model.loader import load_model, read_spec, resolve_device
+from facet.model.loader import load_model, read_spec
+from facet.model.resolving import resolve_device
 from facet.progress import Progress, Silent
 
 # A chat with a tool, rendered and encoded character by character, needs about this many tokens.

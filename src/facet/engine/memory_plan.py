@@ -21,15 +21,17 @@ from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
 from facet.kv_layout import make_kv_layout
 from facet.layers.placement import Placement
 from facet.media_span import MediaKind
-from facet.model.checkpoint import find_weight_files, formats_of, has_weights, match_tensors, read_headers
+from facet.model.checkpoint import formats_of, match_tensors
 from facet.model.config_fields import read_config_file
 from facet.model.draft_loader import draft_weight_bytes, read_draft_model_spec
 from facet.model.families import read_model_spec
 from facet.model.hub import CONFIG_ONLY, access_of, folder_of, local_folder
-from facet.model.loader import dtype_of_config, resolve_context_length, resolve_dtype, table_bytes
+from facet.model.loader import table_bytes
 from facet.model.quantized.choose import read_scheme
+from facet.model.resolving import dtype_of_config, resolve_context_length, resolve_dtype
 from facet.model.shard import division_line, shard_of
 from facet.model.towers import find_towers
+from facet.model.weight_files import find_weight_files, has_weights, read_headers
 from facet.model.weight_formats import (
     Formats,
     WeightBytes,

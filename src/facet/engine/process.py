@@ -28,7 +28,7 @@ from facet.engine.ranks import LeadingRunner, follow
 from facet.engine.service import EngineService, make_info
 from facet.errors import EngineError, UserError
 from facet.layers.rank_group import RankGroup, file_store, join_ranks
-from facet.model.loader import resolve_device
+from facet.model.resolving import resolve_device
 from facet.progress import Bars, Progress, Silent
 from facet.ranks import ALONE, Rank
 

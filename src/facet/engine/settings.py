@@ -18,7 +18,7 @@ from facet.layers.moe import Experts
 from facet.layers.quantized_weight import ProductWeight
 from facet.media_span import MediaKind
 from facet.model.gemma import Gemma
-from facet.model.loader import dtype_of_config, resolve_dtype
+from facet.model.resolving import dtype_of_config, resolve_dtype
 from facet.model.shard import division_line
 from facet.model_spec import ModelSpec
 from facet.runner.draft_ahead import draft_sizes

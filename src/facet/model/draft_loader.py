@@ -11,7 +11,7 @@ import torch
 from facet.config import ModelConfig
 from facet.errors import ConfigError
 from facet.layers.linear import Linear
-from facet.model.checkpoint import WeightFiles, find_weight_files, load_weights, match_tensors, read_headers
+from facet.model.checkpoint import load_weights, match_tensors
 from facet.model.config_fields import ConfigFields, read_config_file, shown
 from facet.model.draft_model import CentroidSpec, DraftModel, DraftModelSpec
 from facet.model.dummy_weights import fill_dummy_weights
@@ -21,6 +21,7 @@ from facet.model.hub import CONFIG_ONLY, WHOLE_MODEL, access_of, local_folder
 from facet.model.loader import cuts_of
 from facet.model.shard import shard_of
 from facet.model.stored_tensor import StoredTensor
+from facet.model.weight_files import WeightFiles, find_weight_files, read_headers
 from facet.model.weight_map import TensorTarget, matrix_target, tensor_targets
 from facet.model_spec import LayerSpec, ModelSpec
 from facet.progress import Progress

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from facet.config import ModelConfig
-from facet.model.checkpoint import find_weight_files, formats_of, has_weights, match_tensors, read_headers
+from facet.model.checkpoint import formats_of, match_tensors
 from facet.model.config_fields import read_config_file
 from facet.model.loader import cache_notes, read_spec
 from facet.model.quantized.choose import read_scheme
+from facet.model.weight_files import find_weight_files, has_weights, read_headers
 from facet.model.weight_formats import Formats, expected_formats, online_formats, quantization_while_loading
 from facet.model_spec import ModelSpec
 

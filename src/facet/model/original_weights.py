@@ -20,12 +20,13 @@ from facet.kernels.quantized import reference
 from facet.layers.linear import Linear
 from facet.layers.quantized_weight import PartsWeight, ProductWeight, QuantizedWeight
 from facet.layers.weight import Values, Weight
-from facet.model.checkpoint import WeightFiles, find_weight_files, match_tensors, read_headers
+from facet.model.checkpoint import match_tensors
 from facet.model.config_fields import read_config_file
 from facet.model.gemma import Gemma
 from facet.model.quantized.choose import read_scheme
 from facet.model.quantized.matching import Source, StoredExperts, format_of
 from facet.model.stored_tensor import StoredTensor
+from facet.model.weight_files import WeightFiles, find_weight_files, read_headers
 from facet.model.weight_map import TensorTarget
 
 
