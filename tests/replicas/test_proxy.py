@@ -1,7 +1,7 @@
 """The proxy over real HTTP: what passes through, and what happens when replicas fail."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -53,17 +53,19 @@ def test_everything_passes_through_unchanged(scripted: Scripted) -> None:
             assert ask(proxy.url, method, path, body) == ask(replica.url, method, path, body), path
 
 
+GONE, BUSY = None, b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (GONE, GONE, b"", BUSY, b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{", BUSY),
+        (HEAD, BUSY, GONE, b"no HTTP at all", GONE, GONE),
+    ],
+)
 def test_a_request_without_an_answer_goes_elsewhere(
-    scripted: Scripted, misbehaving: Callable[[bytes | None], int]
+    scripted: Scripted, misbehaving: Callable[[bytes | None], int], answers: Sequence[bytes | None]
 ) -> None:
-    answers = (
-        None,
-        b"",
-        b"HTTP/1.1 503 Busy\r\ncontent-length: 2\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{",
-        HEAD,
-        b"no HTTP at all",
-    )
     ports = [misbehaving(answer) for answer in answers]
     with scripted("Here I am.") as (replica, engine), proxied(*ports, replica.port) as (proxy, replicas):
         for num_requests, stream in ((1, False), (2, True)):
@@ -72,6 +74,18 @@ def test_a_request_without_an_answer_goes_elsewhere(
             assert response.status_code == 200, response.text
             assert len(engine.submitted) == num_requests
             assert f"facet:router_retries_total {6 * num_requests}.0" in proxy.get("/metrics").text
+
+
+def test_a_request_that_ends_replicas_does_not_end_all_of_them(
+    scripted: Scripted, misbehaving: Callable[[bytes | None], int]
+) -> None:
+    ports = [misbehaving(b"") for _ in range(3)]
+    with scripted("Here I am.") as (replica, engine), proxied(*ports, replica.port) as (proxy, replicas):
+        replicas.router.begin(RouteKey(), "3")  # so that all others are tried before it
+        response = proxy.post(CHAT, QUESTION)
+        assert response.status_code == 500
+        assert "3 replicas ended while they had this request" in response.json()["error"]["message"]
+        assert not engine.submitted
 
 
 def test_without_a_replica_that_takes_it_a_request_is_refused(misbehaving: Callable[[bytes | None], int]) -> None:

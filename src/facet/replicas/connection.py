@@ -5,20 +5,21 @@ the replica's stream and no other.
 """
 
 import asyncio
-import logging
 from dataclasses import dataclass, field
 
 from facet.http.connection import Connection
 from facet.http.response import BadResponseError, ResponseReader
-
-logger = logging.getLogger(__name__)
 
 SECRET_HEADER = b"x-facet-replica-secret"
 _MOST_BUFFERED = 1 << 18
 
 
 class ReplicaLostError(Exception):
-    """A replica that cannot be reached, or that broke off."""
+    """A replica that broke off when it had a request."""
+
+
+class ReplicaGoneError(ReplicaLostError):
+    """A replica that cannot be reached, so that it has not seen the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +77,23 @@ class ReplicaClient:
         """Sends a whole request and waits for the head of the response.
 
         A replica closes connections that were idle for long, perhaps at the moment a request is on its way there.
-        Nothing of an answer has come then, so the request is sent once more, over a new connection. If the replica has
-        died instead, there will be none.
+        Nothing of an answer has come then, so the request is sent once more, over a new connection. If there is none,
+        the replica has died instead, and perhaps of this request.
         """
         if self._address.secret:
             line, _, rest = request.partition(b"\r\n")
             request = b"%b\r\n%b: %b\r\n%b" % (line, SECRET_HEADER, self._address.secret.encode(), rest)
+        lost: ReplicaLostError | None = None
         if (connection := self._take_idle()) is not None:
             try:
                 return await self._exchange(connection, request)
             except ReplicaLostError as error:
-                logger.debug("A connection that was idle broke (%s): a new one is tried.", error)
-        return await self._exchange(await self._connect(), request)
+                lost = error
+        try:
+            connection = await self._connect()
+        except ReplicaGoneError as gone:
+            raise lost or gone from None
+        return await self._exchange(connection, request)
 
     async def ask(self, path: str, *, method: str = "GET", key: str | None = None) -> tuple[int, bytes]:
         """A request of our own: the status and the body."""
@@ -132,7 +138,7 @@ class ReplicaClient:
             else:
                 _, connection = await loop.create_connection(_Connection, address.host, address.port)
         except OSError as error:
-            raise ReplicaLostError(f"cannot connect: {error.strerror or error}") from None
+            raise ReplicaGoneError(f"cannot connect: {error.strerror or error}") from None
         return connection
 
 

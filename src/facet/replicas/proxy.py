@@ -2,7 +2,8 @@
 
 A request is read whole before a replica is chosen by it. As long as nothing of an answer has been sent, another replica
 is tried where one cannot be reached, breaks off or is overloaded. Replicas begin to answer with the first token, so a
-request that has none yet is not lost with its replica. A stream that breaks off later ends with an error event.
+request that has none yet is not lost with its replica. A stream that breaks off later ends with an error event. A
+request that several replicas in turn broke off over is not tried again: it may be what they break over.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from facet.config import ServerConfig
-from facet.replicas.connection import ReplicaLostError, ReplicaResponse
+from facet.replicas.connection import ReplicaGoneError, ReplicaLostError, ReplicaResponse
 from facet.replicas.errand import RESPONSES_PATH, Errand, make_errand
 from facet.replicas.replica_set import ReplicaSet
 from facet.router import Route
@@ -25,6 +26,8 @@ from facet.server.exchange import CACHED_TOKENS_HEADER
 
 # How long a request waits for a replica to start where none is running.
 _PATIENCE_SECONDS = 30.0
+# Replicas that may break off over one request.
+_MOST_LOST = 3
 _RESPONSE_ID = re.compile(rb'"id":"(resp_\w+)"')
 # Of one connection only; or what the proxy adds itself.
 _NOT_RETURNED = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"vary",
@@ -80,6 +83,7 @@ class Proxy:
         """The answer, or the beginning of one, of the first replica that gives one."""
         router = self._replicas.router
         avoid: set[str] = set()
+        num_lost = 0
         while True:
             name = router.choose(errand.key, avoid=avoid)
             if name is None and not router.ready and await self._replicas.wait_until_ready(_PATIENCE_SECONDS):
@@ -94,23 +98,22 @@ class Proxy:
                 answer = await self._try(errand, route)
                 if answer is not None:
                     return answer
+            except ReplicaLostError as error:
+                num_lost += not isinstance(error, ReplicaGoneError)
             finally:
                 if answer is None:  # it was not taken, or the client has left
                     router.undo(route)
                     self._replicas.note_end(name)
             avoid.add(name)
+            if num_lost == _MOST_LOST:
+                raise HttpError(500, f"{num_lost} replicas ended while they had this request. It is not tried again.")
 
     async def _try(self, errand: Errand, route: Route) -> _Answer | None:
-        """None if the replica has gone or has too much to do."""
-        try:
-            response = await self._replicas.clients[route.replica].send(errand.message)
-        except ReplicaLostError:
-            return None
+        """None if the replica has too much to do."""
+        response = await self._replicas.clients[route.replica].send(errand.message)
         try:
             is_refused = response.status == 503
             first = await (response.read() if response.is_stream and not is_refused else response.read_all())
-        except ReplicaLostError:
-            return None
         except BaseException:
             response.close()
             raise
