@@ -58,7 +58,6 @@ class TestArguments:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ((), "COMMAND"),
             (("bogus",), "facet has no command bogus. It has serve, deploy, chat,"),
             (("sevre",), "facet has no command sevre. Did you mean serve?"),
             (("bench", "serv"), "facet bench has no command serv. Did you mean serve?"),
@@ -86,6 +85,24 @@ class TestArguments:
     def test_version(self, facet: Run) -> None:
         outcome = facet("--version")
         assert (outcome.code, outcome.out) == (0, f"facet {__version__}\n")
+
+    @pytest.mark.parametrize("arguments", [(), ("bench",)])
+    def test_without_a_command_those_there_are(self, facet: Run, arguments: tuple[str, ...]) -> None:
+        outcome = facet(*arguments)
+        assert (outcome.code, outcome.err) == (0, "")
+        assert "serve" in outcome.out
+
+    def test_help_has_groups(self, facet: Run) -> None:
+        text = facet("serve", "--help").out
+        assert text.startswith("usage: facet serve [MODEL] [FLAG ...]\n")
+        titles = (
+            "How a model is served over HTTP:",
+            "How requests are run:",
+            "Which model to load, from where, and in",
+        )
+        places = [text.index(title) for title in titles]
+        assert places == sorted(places)
+        assert places[0] < text.index("--port INT") < places[1] < text.index("--max-num-seqs INT") < places[2]
 
     @pytest.mark.parametrize("command", ["serve", "inspect"])
     def test_help_names_every_flag_and_its_default(self, facet: Run, command: str) -> None:

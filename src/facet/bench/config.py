@@ -18,7 +18,7 @@ GOODPUT_METRICS = ("ttft", "tpot", "e2el")  # those a single request has one val
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchConfig:
-    """One run of `facet bench serve`."""
+    """What is sent, to which server, and what is measured."""
 
     backend: str = setting(
         "openai",

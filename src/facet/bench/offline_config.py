@@ -21,7 +21,7 @@ _OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineBenchConfig(EngineConfig):
-    """The settings that both commands share."""
+    """How answers are made, and where the result goes."""
 
     skip_tokenizer_init: bool = setting(False, "load no tokenizer: prompts and answers are token ids only")
     n: int = setting(1, "number of answers to each prompt")
@@ -59,7 +59,7 @@ class OfflineBenchConfig(EngineConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputConfig(OfflineBenchConfig):
-    """One run of `facet bench throughput`."""
+    """What is sent."""
 
     dataset_name: str | None = setting(
         None,
@@ -87,7 +87,7 @@ class ThroughputConfig(OfflineBenchConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyConfig(OfflineBenchConfig):
-    """One run of `facet bench latency`."""
+    """What is sent, and how often."""
 
     # The same prompts are run again and again: their keys must not be there already.
     enable_prefix_caching: bool = setting(False, "reuse cached keys and values between iterations")

@@ -28,6 +28,8 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullConfig(CacheConfig):
+    """What to download."""
+
     name: str = setting("", "name of a model on the hub (owner/name), or of one of its GGUF files (owner/name:Q4_0)")
     revision: str | None = setting(None, "branch, tag or commit")
     hf_token: str | None = setting(None, "token for the hub; default: HF_TOKEN, or that of `hf auth login`")
@@ -35,11 +37,15 @@ class PullConfig(CacheConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListConfig(CacheConfig):
+    """How they are listed."""
+
     json: bool = setting(False, "print the list as JSON")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveConfig(CacheConfig):
+    """What to remove."""
+
     name: str = setting("", "name of a model in the cache (owner/name)")
 
 

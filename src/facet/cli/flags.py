@@ -34,9 +34,12 @@ def add_config_flags(
     """A positional for the field of that name, and a flag in kebab case for every other.
 
     A flag of several values takes all that follow it; those `one_at_a_time` take one, and are given again for more.
-    Those `unlisted` are taken, but help says nothing of them.
+    Those `unlisted` are taken, but help says nothing of them. Help has a group for each class that the config inherits
+    from, under the first sentence of its docstring; what only this command has comes first.
     """
     hints = typing.get_type_hints(config_type)
+    classes = [owner for owner in config_type.__mro__ if dataclasses.is_dataclass(owner)]
+    groups = {owner: parser.add_argument_group(_title_of(owner)) for owner in classes}
     for field in dataclasses.fields(config_type):
         text = field.metadata["help"].replace("%", "%%") + (_BUNDLED if field.name == "model" else "")
         if field.name == positional:
@@ -55,7 +58,8 @@ def add_config_flags(
             are_shown = choices is not None and len(choices) <= _MOST_SHOWN
             options = {"type": kind.convert, "choices": choices, "metavar": None if are_shown else kind.name}
             options["nargs"] = "+" if takes_all else None
-        parser.add_argument(
+        owner = next(owner for owner in classes if field.name in owner.__annotations__)
+        groups[owner].add_argument(
             "--" + field.name.replace("_", "-"),
             *field.metadata["also"],
             default=field.default,
@@ -63,6 +67,11 @@ def add_config_flags(
             help=argparse.SUPPRESS if field.name in unlisted else text,
             **options,
         )
+
+
+def _title_of(owner: type[Any]) -> str:
+    assert owner.__doc__ is not None, "a config says what it is for"
+    return owner.__doc__.partition(".")[0]
 
 
 def add_server_flags(parser: argparse.ArgumentParser, config_type: type[Any]) -> None:

@@ -12,6 +12,7 @@ from facet.cli.config_file import CONFIG_FLAG, arguments_of
 from facet.errors import ConfigError
 
 EXIT_USER_ERROR = 2
+_MOST_IN_USAGE = 20  # flags that the first line of help names; of more, it would be a page
 _FLAG = re.compile(r"--|-[A-Za-z]+\.")  # -O.mode, but no -0.5
 
 
@@ -25,6 +26,9 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         # Also called for a sub-command, which so reports what it does not know before the whole program does.
         given = list(sys.argv[1:] if args is None else args)
+        if not given and self._subparsers is not None:  # `facet` alone: which commands there are
+            self.print_help()
+            sys.exit(0)
         path = _value_of(CONFIG_FLAG, given) if CONFIG_FLAG in self._option_string_actions else None
         if path is not None:
             # What the file says becomes the default, which the command line overrides.
@@ -55,6 +59,12 @@ class Parser(argparse.ArgumentParser):
             hint = nearest(value, action.choices) or f" It has {', '.join(action.choices)}."
             self.error(f"{self.prog} has no command {value}.{hint}")
         super()._check_value(action, value)
+
+    def format_help(self) -> str:
+        if len(self._option_string_actions) > _MOST_IN_USAGE:
+            names = (str(action.metavar) for action in self._get_positional_actions())
+            self.usage = " ".join(("%(prog)s", *(f"[{name}]" for name in names), "[FLAG ...]"))
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         print(one_line(f"error: {self._origin}{message} (--help lists the options)"), file=sys.stderr)

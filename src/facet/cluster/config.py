@@ -7,7 +7,7 @@ from facet.config import ServerConfig, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployConfig(ServerConfig):
-    """The flags of `facet serve`, and what concerns Ray Serve."""
+    """How Ray Serve runs the replicas. Everything else is as for `facet serve`."""
 
     name: str = setting("facet", "name of the application; one that is deployed already is updated")
     max_replicas: int | None = setting(

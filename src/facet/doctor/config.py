@@ -7,7 +7,10 @@ from facet.config import ModelConfig, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorConfig(ModelConfig):
-    """With an empty `model`, a small model with random weights is examined; the command always names one."""
+    """What is examined, and how thoroughly.
+
+    With an empty `model`, a small model with random weights is examined; the command always names one.
+    """
 
     quick: bool = setting(False, "run fewer requests and tokens: seconds instead of a minute for a small model")
     full: bool = setting(False, "run more requests and tokens, up to 64 in flight")

@@ -7,7 +7,7 @@ from facet.config import ServerConfig, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig(ServerConfig):
-    """The flags of `facet serve`, and the hardware to plan for."""
+    """What to plan for, and how the plan is shown. Everything else is as for `facet serve`."""
 
     gpu_memory: str | None = setting(None, "memory of one GPU, such as 24GiB or 24GB")
     weight_format: str = setting(
