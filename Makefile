@@ -20,7 +20,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format browser clients cluster clean lint types suite
+.PHONY: help serve test check format browser clients ray cluster soak clean lint types suite
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,9 +53,14 @@ browser: ## install Chromium for the tests of the page, which are skipped withou
 clients: $(INSTALLED) $(CLIENTS)/.installed ## try heavier clients (langchain, openai-agents, AI SDK, ...) on the bundled model
 	$(BIN)/python tests/clients/run.py $(CLIENTS)/bin/python $(ARGS)
 
+ray: $(INSTALLED_FOR_CLUSTER) ## install Ray for `make cluster`: 380 MB
+
 # Warnings of Ray are its own.
 cluster: $(INSTALLED_FOR_CLUSTER) ## try ranks and replicas on a Ray cluster of two nodes on this machine
 	FACET_CLUSTER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster --timeout 300 -W default --disable-warnings
+
+soak: $(INSTALLED_FOR_TESTS) ## kill a hundred ranks at random moments, where `make test` kills five
+	FACET_RANK_KILLS=100 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_ranks.py -k killed --timeout 60
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) $(CLIENTS) tests/clients/node_modules .mypy_cache .pytest_cache .ruff_cache .hypothesis

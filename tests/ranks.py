@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from torch import distributed as dist
 
-from facet.layers.rank_group import RankGroup, gloo
+from facet.layers.meeting import gloo
+from facet.layers.rank_group import RankGroup
 from facet.ranks import Rank
 
 Result = TypeVar("Result")

@@ -72,7 +72,7 @@ DOORS = {
     },
     "facet.cli.plan": {"facet.engine.memory_plan", "facet.engine.plan_advice"},
     "facet.engine.rank_processes": {"facet.engine.process"},  # runs in the engine's process
-    "facet.engine.ray_ranks": {"facet.engine.process", "facet.layers.rank_group"},  # likewise
+    "facet.engine.ray_ranks": {"facet.engine.process", "facet.layers.meeting"},  # likewise
 }
 
 RANKS = {room: rank for rank, room in enumerate(ROOMS)}

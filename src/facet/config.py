@@ -111,6 +111,11 @@ class EngineConfig(ModelConfig):
         "(pip install 'facet-llm[cluster]')",
         choices=("mp", "uni", "ray"),
     )
+    disable_custom_all_reduce: bool = setting(
+        False,
+        "between GPUs of one machine, sum everything through NCCL; default: small tensors by reading each other's "
+        "memory, where a check at the start finds that right and faster",
+    )
     max_num_seqs: int = setting(128, "maximum number of requests that run at once; others wait")
     max_num_batched_tokens: int | None = setting(
         None,

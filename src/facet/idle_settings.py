@@ -76,7 +76,6 @@ IDLE_SETTINGS: Mapping[str, IdleSetting] = {
     "decode_context_parallel_size": _value(_PARALLEL, "1", also=("-dcp",)),
     "prefill_context_parallel_size": _value(_PARALLEL, "1", also=("-pcp",)),
     "enable_expert_parallel": _switch("how experts are divided among GPUs is fixed"),
-    "disable_custom_all_reduce": _switch("there is no such kernel"),
     "max_parallel_loading_workers": _value("weights are read by one reader for each GPU"),
     "nnodes": _value("a server runs on one machine", "1", also=("-n",)),
     "mm_encoder_tp_mode": _value("towers are not divided"),

@@ -42,7 +42,8 @@ def test_tables_fit_eighty_columns_and_cut_no_number(
         "bfloat16 604,480 262,144 25 15 8 2",
         "int8_per_token_head 1,191,040 262,144 50 35 19 6",
         "a server would print: KV cache: 11.5",
-        "Tensor parallel over 2 ranks: heads, MLPs, embeddings and the KV cache are divided; repeated: norms.",
+        "Tensor parallel over 2 ranks: heads, MLPs, embeddings and the KV cache are divided; repeated: norms, "
+        "towers for media.",
         "at once of the full context, 131,072 tokens.",
     ):
         assert expected in words

@@ -1,8 +1,9 @@
 """Media on models that ranks share: the same answers, and each item computed by one rank alone."""
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,14 @@ from facet.layers.rank_group import RankGroup
 from facet.model.loader import LoadedModel, load_model
 from facet.prepared_media import MediaArray, PreparedMedia
 from facet.request import Request
+from tests.engine import test_media_of_3n as media_of_3n
 from tests.engine.harness import Answer, run
+from tests.engine.test_media_of_3n import prepared_clip
 from tests.engine.test_pictures import GRIDS, engine_of, load, prepared, request_of
+from tests.mobile_net_sample import random_picture
 from tests.ranks import on_ranks
+from tests.sound import random_clips
+from tests.tiny_3n import make_tiny_3n
 from tests.tiny_models import TinyModel
 from tests.vision import random_pictures
 
@@ -26,21 +32,36 @@ TinyModels = Callable[[str], TinyModel]
 
 @pytest.mark.parametrize("name", ["gemma4_e2b_mm", "gemma4_12b_mm", "gemma3_mm"])
 def test_ranks_answer_as_one_does(name: str, tiny_model: TinyModels) -> None:
-    """All come at once: of several items in a step, each rank's towers see their share."""
     tiny = tiny_model(name)
     whole = load(tiny)
     items = [prepared(picture, whole) for picture in random_pictures(whole.towers["image"].spec, GRIDS, seed=3)]
     text = tiny.prompt(20)[1:]
-    requests = [request_of([text, *items, text[:4]], "pictures"), *other_kinds(text, whole)]
+    compare(whole, [request_of([text, *items, text[:4]], "pictures"), *other_kinds(text, whole)])
+
+
+def test_ranks_of_gemma_3n_answer_as_one_does(tmp_path: Path) -> None:
+    """Also where tokens around media have their embeddings from towers, which every rank looks up by itself."""
+    folder = make_tiny_3n(tmp_path).folder
+    whole = load_model(EngineConfig(model=str(folder), device="cpu", max_model_len=512))
+    other = random_picture().flip(-1).contiguous()
+    pictures = [prepared({"pixels": pixels}, whole) for pixels in (random_picture(), other)]
+    clips = [prepared_clip(clip) for clip in random_clips(16)[:3]]
+    prompts = {"picture": pictures[:1], "picture and sound": (pictures[1], clips[1]), "sound": clips}
+    compare(whole, [media_of_3n.request_of(items, name, 4) for name, items in prompts.items()])
+
+
+def compare(whole: LoadedModel, requests: Sequence[Request]) -> None:
+    """All come at once: of several items in a step, each rank's towers see their share."""
     expected = run(engine_of(whole), requests)
     steps: queue.Queue[bytes | None] = queue.Queue()
 
     def answers(group: RankGroup) -> tuple[dict[str, Answer], int]:
-        loaded = load_model(EngineConfig(model=str(tiny.folder), device="cpu", max_model_len=512), group=group)
+        config = EngineConfig(model=str(whole.folder), device="cpu", max_model_len=whole.context_length)
+        loaded = load_model(config, group=group)
         sizes: list[int] = []
         for tower in dict.fromkeys(loaded.towers.values()):
             tower.register_forward_pre_hook(lambda _, arguments: sizes.append(len(arguments[0])))
-        engine = engine_of(loaded, max_num_encoded_rows=512)
+        engine = engine_of(loaded, max_num_batched_tokens=2048, max_num_encoded_rows=2048, num_encoder_rows=2048)
         found: dict[str, Answer] = {}
         if group.rank.plans:
             leading: Any = LeadingRunner(engine.runner, steps.put)

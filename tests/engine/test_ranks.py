@@ -125,7 +125,7 @@ def addresses_of(process_ids: tuple[int, ...]) -> set[str]:
 
 @pytest.mark.parametrize("kill", range(NUM_KILLS))
 def test_a_rank_that_is_killed(kill: int, quick_starts: None, config: EngineConfig) -> None:
-    """At any moment: everyone hears of it at once, and nobody is left behind. FACET_RANK_KILLS=100 for more."""
+    """At any moment: everyone hears of it at once, and nobody is left behind. `make soak` kills a hundred."""
     choose = random.Random(kill)
     with contextlib.closing(RemoteEngine(config)) as engine:
         if choose.random() < 0.8:

@@ -1,25 +1,19 @@
 """Sound, frames of a video, and all kinds of media together through the engine, against transformers."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
-from facet.config import ModelConfig
-from facet.model.loader import load_model
 from facet.prepared_media import MediaArray, PreparedMedia
 from facet.request import Request
 from facet.sampling_params import WHOLE_VOCABULARY, SamplingParams
 from tests.engine.harness import run
 from tests.engine.test_media import assert_close
 from tests.engine.test_pictures import engine_of, load, logprobs_of, prepared
-from tests.sound import make_tiny_sound, random_clips
-from tests.tiny_models import TinyModel, spec_script
+from tests.tiny_models import TinyModel
 from tests.vision import random_pictures
 
 TinyModels = Callable[[str], TinyModel]
@@ -143,46 +137,3 @@ def test_all_kinds_in_one_prompt(tiny_model: TinyModels) -> None:
         input_features=clip[None],
         input_features_mask=torch.ones(1, len(clip), dtype=torch.bool),
     )
-
-
-def test_sound_of_gemma_3n(tmp_path: Path) -> None:
-    """A clip has a fixed number of rows, and the token behind it is one whose embedding the tower has."""
-    import transformers
-
-    script = spec_script()
-    sound = make_tiny_sound("usm", tmp_path, seed=3)
-    text = {**sound.config["text_config"], "vocab_size_per_layer_input": 500}  # as published: none for tables' ids
-    oracle = transformers.Gemma3nForCausalLM(transformers.Gemma3nTextConfig(**text)).float()
-    script.fill_weights(oracle, 71, False)
-    script.eager(oracle)
-    ids = dict(boa_token_id=490, audio_token_id=501, eoa_token_id=500)
-    config = {**sound.config, "text_config": text, **ids, "architectures": ["Gemma3nForConditionalGeneration"]}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors |= {f"model.language_model.{name}": tensor for name, tensor in oracle.model.state_dict().items()}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
-    loaded = load_model(ModelConfig(model=str(tmp_path), device="cpu", max_model_len=512))
-    clips = [clip for clip in random_clips(16) if len(clip["features"]) in (37, 70)]
-    items = [
-        PreparedMedia(
-            kind="audio",
-            content_key=str(index),
-            num_tokens=40,
-            arrays={"features": MediaArray.from_numpy(clip["features"].numpy())},
-        )
-        for index, clip in enumerate(clips)
-    ]
-    request = request_of(list(range(20, 40)), items, (490, 501, 500))
-    token_ids = torch.tensor(request.prompt_token_ids)
-    in_table = token_ids >= 500
-    with torch.no_grad():
-        embeddings = oracle.model.embed_tokens(token_ids)
-        embeddings[in_table] = sound.oracle["embed_audio"](input_ids=token_ids[in_table][None])[0]
-        for span, clip in zip(request.media, clips, strict=True):
-            embeddings[span.first : span.end] = sound.rows(clip)
-        per_layer = oracle.model.get_per_layer_inputs(torch.where(in_table, 0, token_ids)[None])
-        logits = oracle(inputs_embeds=embeddings[None], per_layer_inputs=per_layer, use_cache=False).logits[0]
-    expected = torch.log_softmax(logits, dim=-1)
-    for budget in (512, 26):
-        answer = run(engine_of(loaded, max_num_batched_tokens=budget), [request])["x"]
-        assert_close(logprobs_of(answer, loaded.spec.vocab_size), expected[:-1])

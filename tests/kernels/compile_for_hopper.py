@@ -1,4 +1,4 @@
-"""Compiles one of the Gluon kernels for Hopper, on any machine, and prints what it takes as JSON.
+"""Compiles one of the kernels listed here for Hopper, on any machine, and prints what it takes as JSON.
 
     python -m tests.kernels.compile_for_hopper shared_512
 
@@ -16,8 +16,8 @@ from typing import Any
 import triton
 import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.experimental.gluon._runtime import GluonASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
@@ -27,6 +27,8 @@ from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
+from facet.kernels.sum_over_ranks.triton import sum_kernel, sum_launch
+from facet.ranks import Rank
 
 TARGET = GPUTarget("cuda", 90, 32)
 
@@ -105,6 +107,13 @@ def int4_experts_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return experts_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
 
 
+def sum_over_ranks_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of a row of 31B on eight ranks."""
+    constants = sum_launch(Rank(index=3, size=8), value_bytes=2)
+    arguments = (tensor(), tensor(gl.int64), tensor(gl.int32), 5376, 1)
+    return sum_kernel, arguments, {**constants, "IS_DEPENDENT": True}
+
+
 def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     """A launch of each: the kernel, its arguments, its constants and options."""
     heads_of_31b = (tiles((8192, 32, 256), [32, 2, 256]), tensor(), tiles((9216, 256), [64, 256]))
@@ -141,6 +150,7 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         **{f"int4_{rows}": int4_launch(rows, choose_tuning(2688, 42, rows)) for rows in ROW_KINDS},
         "int4_wide": int4_wide_launch(),
         "int4_experts": int4_experts_launch(),
+        "sum_over_ranks": sum_over_ranks_launch(),
     }
 
 
@@ -152,11 +162,12 @@ def compiled(name: str) -> Any:
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, parsed = bind(*args, **constants, **options)
     parsed, signature, constexprs, attributes = kernel._pack_args(backend, options, bound, specialization, parsed)
-    source = GluonASTSource(kernel, signature, constexprs, attributes)
+    make_source = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    source = make_source(kernel, signature, constexprs, attributes)
     return triton.compile(source, target=TARGET, options=parsed.__dict__)
 
 
-def usage(kernel: Any) -> dict[str, int]:
+def usage(kernel: Any) -> dict[str, Any]:
     tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
@@ -166,6 +177,7 @@ def usage(kernel: Any) -> dict[str, int]:
     return {
         **found,
         "shared": kernel.metadata.shared,
+        "signals": [kernel.asm["ptx"].count(f"atom.global.sys.{kind}") for kind in ("release", "acquire")],
         "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),
     }
 

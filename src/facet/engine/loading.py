@@ -65,7 +65,7 @@ def make_runner(
             never_split_sums()
         clock.ends("weights")
         made_up_rates = draft_config.made_up_rates if isinstance(draft_config, ModelDrafts) else ()
-        lines = (*loaded.lines(), *draft_lines, *((MADE_UP_RATES,) if made_up_rates else ()))
+        lines = (*loaded.lines(), *_sum_lines(group), *draft_lines, *((MADE_UP_RATES,) if made_up_rates else ()))
         settings = resolve(config, loaded.model, lines, loaded.towers)
         clock.ends("memory")
         if settings.num_threads is not None:
@@ -124,6 +124,10 @@ def _load(
 def _load_again(config: EngineConfig, draft_config: DraftConfig | None) -> Sequence[nn.Module]:
     with device_failures_in_words():
         return _modules(*_load(config, draft_config, Silent()))
+
+
+def _sum_lines(group: RankGroup | None) -> tuple[str, ...]:
+    return () if group is None or not group.line else (group.line,)
 
 
 def _modules(loaded: LoadedModel, draft_model: DraftModel | None) -> Sequence[nn.Module]:

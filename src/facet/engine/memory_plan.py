@@ -173,7 +173,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         model=config.model,
         spec=spec,
         num_gpus=num_gpus,
-        division=division_line(spec, shard, num_gpus),
+        division=division_line(spec, shard, num_gpus, has_towers=bool(towers)),
         dtype=model_dtype,
         weights=weights,
         towers=tower_weights,

@@ -27,7 +27,8 @@ from facet.engine.messages import Died, FromEngine, Shutdown, ToEngine
 from facet.engine.ranks import LeadingRunner, follow
 from facet.engine.service import EngineService, make_info
 from facet.errors import EngineError, UserError
-from facet.layers.rank_group import RankGroup, file_store, join_ranks
+from facet.layers.meeting import file_store, join_ranks
+from facet.layers.rank_group import RankGroup
 from facet.model.resolving import resolve_device
 from facet.progress import Bars, Progress, Silent
 from facet.ranks import ALONE, Rank
@@ -74,7 +75,14 @@ def run_engine_process(
             if store is None:
                 assert network.folder is not None, "ranks on several machines meet elsewhere"
                 store = file_store(network.folder, rank)
-            group = join_ranks(rank, device, store, host=network.host, adds_in_order=config.batch_invariant)
+            group = join_ranks(
+                rank,
+                device,
+                store,
+                host=network.host,
+                adds_in_order=config.batch_invariant,
+                shares_memory=network.folder is not None and not config.disable_custom_all_reduce,
+            )
         if rank.plans:
             _lead(config, group, _Wires(context, network, store), front.to_engine, started, progress, send)
         else:

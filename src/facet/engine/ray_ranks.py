@@ -185,7 +185,7 @@ class RankActor:
         started = time.monotonic()
         # Imported in this process only: the front needs no torch.
         from facet.engine.process import run_engine_process
-        from facet.layers.rank_group import network_store
+        from facet.layers.meeting import network_store
 
         host, port, secret = meeting
         store = network_store(host, port, rank, secret, self._listener) if rank.size > 1 else None

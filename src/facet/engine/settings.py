@@ -176,7 +176,7 @@ def resolve(
         ),
         encoder=shape.encoder,
         gpu_memory=gpu_memory,
-        division=division_line(model.spec, model.share, num_ranks),
+        division=division_line(model.spec, model.share, num_ranks, has_towers=bool(towers)),
     )
 
 

@@ -4,43 +4,53 @@ Every rank makes the same calls in the same order; each call waits for all of th
 and makes no call.
 """
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch import distributed as dist
 
 from facet.errors import EngineError
+from facet.kernels.sum_over_ranks import sum_over_ranks
 from facet.ranks import Rank
 
-# For one call. Ranks may load at different speeds, and whoever started them ends them all when one of them dies.
-_PATIENCE = timedelta(hours=1)
 
-LOOPBACK = "127.0.0.1"
+class ShortWay(Protocol):
+    """A faster way to sum some tensors, the same ones on every rank. It adds them in the order of the ranks."""
+
+    def takes(self, tensor: Tensor) -> bool: ...
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """In place."""
 
 
 class RankGroup:
     """The ranks of one model. `adds_in_order`: sums are the same to the last bit, whatever else is summed with them."""
 
-    def __init__(self, rank: Rank, processes: Any, *, adds_in_order: bool = False) -> None:
-        """`processes`: a process group of torch, of which no stub knows the methods."""
+    def __init__(
+        self,
+        rank: Rank,
+        processes: Any,
+        *,
+        adds_in_order: bool = False,
+        short_way: ShortWay | None = None,
+        line: str = "",
+    ) -> None:
+        """`processes`: a process group of torch, of which no stub knows the methods. `line`: how sums are made."""
         self.rank = rank
+        self.line = line
         self._processes = processes
         self._adds_in_order = adds_in_order
+        self._short_way = short_way
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Over all ranks, in place where it can be."""
-        if self._adds_in_order and self.rank.size > 2:  # of two, either order gives the same
-            total, *others = self.gather(tensor).unbind()
-            for other in others:
-                total = total + other
-            return total
         tensor = tensor.contiguous()
+        if self._short_way is not None and self._short_way.takes(tensor):
+            return self._short_way.sum(tensor)
+        if self._adds_in_order and self.rank.size > 2:  # of two, either order gives the same
+            return sum_over_ranks(self.gather(tensor))
         with _failures_in_words():
             self._processes.allreduce([tensor]).wait()
         return tensor
@@ -68,45 +78,3 @@ def _failures_in_words() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise EngineError("Another rank of the model has ended, or cannot be reached.") from error
-
-
-def file_store(folder: Path, rank: Rank) -> Any:
-    """For ranks on one machine. `folder` is one that all of them see and nobody else can write to."""
-    return dist.FileStore(str(folder / "ranks"), rank.size)  # type: ignore[attr-defined]
-
-
-def network_store(host: str, port: int, rank: Rank, secret: str, listener: socket.socket | None) -> Any:
-    """For ranks on several machines. Rank 0 keeps it, and brings a socket that listens there.
-
-    The store takes keys and values from anybody, so ours are under a name that nobody else knows.
-    """
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        host,
-        port,
-        rank.size,
-        is_master=listener is not None,
-        timeout=_PATIENCE,
-        wait_for_workers=False,
-        master_listen_fd=None if listener is None else listener.detach(),
-    )
-    return dist.PrefixStore(secret, store)  # type: ignore[attr-defined]
-
-
-def join_ranks(
-    rank: Rank, device: torch.device, store: Any, *, host: str = LOOPBACK, adds_in_order: bool = False
-) -> RankGroup:
-    """Meet the other ranks in a store of torch. `host`: the address of this machine that the others know."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = _PATIENCE
-        return RankGroup(rank, dist.ProcessGroupNCCL(store, rank.index, rank.size, nccl), adds_in_order=adds_in_order)
-    return RankGroup(rank, gloo(store, rank, host=host), adds_in_order=adds_in_order)
-
-
-def gloo(store: Any, rank: Rank, *, host: str = LOOPBACK, patience: timedelta = _PATIENCE) -> Any:
-    """Ranks on processors. On one machine they talk over the loopback interface, where no other can reach them."""
-    options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = patience
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    return dist.ProcessGroupGloo(store, rank.index, rank.size, options)

@@ -66,7 +66,7 @@ def cut_of(whole: TensorTarget, share: TensorTarget, rank: Rank) -> Cut | None:
     return Cut(axis - len(whole.shape), slices)
 
 
-def division_line(spec: ModelSpec, share: ModelSpec, size: int) -> str:
+def division_line(spec: ModelSpec, share: ModelSpec, size: int, *, has_towers: bool = False) -> str:
     """For people: what ranks divide and what each of them has whole; empty where one has everything."""
     if size == 1:
         return ""
@@ -80,6 +80,8 @@ def division_line(spec: ModelSpec, share: ModelSpec, size: int) -> str:
         whole.append("per-layer gates")
     if spec.altup is not None:
         whole.append("streams and low-rank paths")
+    if has_towers:
+        whole.append("towers for media")
     kinds = {layer.attention: (layer.num_kv_heads, part) for layer, part in zip(spec.layers, share.layers, strict=True)}
     for kind, (num_kv_heads, part) in kinds.items():
         if part.num_kv_heads * size > num_kv_heads:
