@@ -2,7 +2,7 @@
 
 import pytest
 
-from facet.quantity import parse_quantity
+from facet.quantity import parse_quantity, shown_bytes
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,13 @@ from facet.quantity import parse_quantity
 )
 def test_numbers(text: str, value: int) -> None:
     assert parse_quantity(text) == value
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(0, "0.0 MiB"), (5 << 19, "2.5 MiB"), (1 << 27, "0.12 GiB"), (41 << 30, "41.00 GiB")]
+)
+def test_sizes(num_bytes: int, text: str) -> None:
+    assert shown_bytes(num_bytes) == text
 
 
 @pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "4Gi", "4KBs", "4x", "0x10", "١"])

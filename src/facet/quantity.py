@@ -1,4 +1,4 @@
-"""Reads numbers as people write them: 8192, 32k, 32K, 4G, 24GiB."""
+"""Reads numbers as people write them, 8192, 32k, 32K, 4G, 24GiB, and writes sizes for them."""
 
 import math
 import re
@@ -17,6 +17,11 @@ def parse_quantity(text: str) -> int:
     if found is None or factor is None or (factor == 1 and "." in found[1]):
         raise ValueError(f"{text!r} is not a number such as 8192, 32k, 32K or 4GiB")
     return int(float(found[1]) * factor) if "." in found[1] else int(found[1]) * factor
+
+
+def shown_bytes(num_bytes: int) -> str:
+    """In GiB, as the memory of machines is counted, or in MiB where that would be 0.0."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 0.1 * 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def _factor(unit: str) -> int | None:

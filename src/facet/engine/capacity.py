@@ -15,6 +15,7 @@ from facet.kv_cache.accountant import (
     sequences_that_fit,
 )
 from facet.kv_layout import KVGroup, KVLayout
+from facet.quantity import shown_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ class Capacity:
         per_block = " or ".join(f"{group.tokens_per_block} {group.kind} tokens" for group in groups)
         in_all = " or ".join(f"{self.tokens(group):,} {group.kind} tokens" for group in groups)
         return [
-            f"KV cache: {self.num_bytes / 2**30:.2f} GiB, {self.num_blocks} pages of {page / 2**10:.0f} KiB; "
+            f"KV cache: {shown_bytes(self.num_bytes)}, {self.num_blocks} pages of {page / 2**10:.0f} KiB; "
             f"a page holds {per_block}, the whole cache {in_all}.",
             *((_dtype_line(self.layout),) if self.layout.is_quantized else ()),
             f"At the full context of {self.max_model_len} tokens, {self._requests_that_fit()}; --max-num-seqs allows "

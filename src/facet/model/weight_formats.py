@@ -17,6 +17,7 @@ from facet.matrix_format import MatrixFormat, ScaleFormat
 from facet.model.quantized.choose import read_scheme
 from facet.model.weight_map import PER_LAYER_TABLE, tensor_targets
 from facet.model_spec import ModelSpec
+from facet.quantity import shown_bytes
 
 # Formats of quantized matrices, by the names of their tensors in an unquantized checkpoint.
 Formats = Mapping[str, MatrixFormat]
@@ -82,11 +83,11 @@ class WeightBytes:
         if not self.by_format:
             return ""
         formats = "; ".join(
-            f"{format.line} ({num_bytes / 2**30:.2f} GiB)"
+            f"{format.line} ({shown_bytes(num_bytes)})"
             for format, num_bytes in sorted(self.by_format.items(), key=lambda pair: -pair[1])
         )
         bits = 8 * self.quantized / self.num_quantized
-        return f"{formats}; {bits:.2f} bits per quantized weight, {self.unquantized / 2**30:.2f} GiB unquantized"
+        return f"{formats}; {bits:.2f} bits per quantized weight, {shown_bytes(self.unquantized)} unquantized"
 
 
 def expected_formats(spec: ModelSpec, source: FormatSource | None) -> dict[str, MatrixFormat]:

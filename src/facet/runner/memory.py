@@ -17,6 +17,7 @@ from facet.kv_layout import KVLayout
 from facet.layers.attention import heads_of
 from facet.media_span import MediaKind
 from facet.model_spec import ModelSpec
+from facet.quantity import shown_bytes
 from facet.runner.media_inputs import num_table_rows
 from facet.runner.tower_graphs import graphs_of
 from facet.sampling import max_device_bytes
@@ -61,7 +62,7 @@ class EncoderCapacity:
     def line(self) -> str:
         """Printed at start-up."""
         return (
-            f"Encoder cache: {self.num_bytes / 2**30:.2f} GiB, {self.num_rows} rows of media; a step encodes up to "
+            f"Encoder cache: {shown_bytes(self.num_bytes)}, {self.num_rows} rows of media; a step encodes up to "
             f"{MAX_ENCODED_ROWS} of them, or one item."
         )
 
