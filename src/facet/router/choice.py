@@ -4,9 +4,9 @@ No replica takes more than its bounded share of the load while another has room.
 spreads over as many replicas as its requests need, and a busy session moves rather than waits.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from facet.router.holdings import Replica
 
@@ -23,19 +23,16 @@ class RouterLimits:
         return max(mean * self.load_factor, mean + self.load_slack)
 
 
-class Candidate(NamedTuple):
-    replica: Replica
-    hit_bytes: float  # of the prompt that need not be computed there
+def cheapest(candidates: Mapping[Replica, float], mean_load: float, limits: RouterLimits) -> Replica | None:
+    """None if every candidate has its share already. Of equals the one that has computed least: its cache has room.
 
-
-def cheapest(candidates: Iterable[Candidate], mean_load: float, limits: RouterLimits) -> Replica | None:
-    """None if every candidate has its share already. Of equals the one that has computed least: its cache has room."""
-    most = limits.most_load(mean_load)
-    within = (candidate for candidate in candidates if candidate.replica.load < most)
-    best = min(within, key=lambda candidate: _cost(candidate, limits), default=None)
-    return None if best is None else best.replica
-
-
-def _cost(candidate: Candidate, limits: RouterLimits) -> tuple[float, int]:
-    replica, hit_bytes = candidate
-    return replica.load * limits.bytes_per_request - hit_bytes, replica.mileage
+    `candidates`: for each, the bytes of the prompt that need not be computed there.
+    """
+    most, price = limits.most_load(mean_load), limits.bytes_per_request
+    best, least = None, (math.inf, 0)
+    for replica, hit_bytes in candidates.items():
+        if replica.load < most:
+            cost = (replica.load * price - hit_bytes, replica.mileage)
+            if cost < least:
+                best, least = replica, cost
+    return best

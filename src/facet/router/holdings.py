@@ -22,12 +22,9 @@ class Replica:
     is_gone: bool = False
     num_running: int = 0  # requests this router has sent it
     num_elsewhere: int = 0  # requests it has from others
+    load: int = 0  # the sum of both, which every choice asks for
     mileage: int = 0
     retention: float = float("inf")  # the mileage after which prefixes were seen to be gone
-
-    @property
-    def load(self) -> int:
-        return self.num_running + self.num_elsewhere
 
     def learn(self, age: int, expected: float, found: float) -> None:
         """Of a prefix of that age a share was expected in the cache, and another found."""
@@ -77,13 +74,15 @@ class Holdings:
     def find(self, links: Sequence[int], most: int) -> list[Found]:
         """The holders of the longest prefixes, each once, the longest first."""
         found: dict[Replica, Found] = {}
-        last: tuple[Holding, ...] = ()
+        young, old = self._young.get, self._old.get  # not `of`: this loop is most of what a choice takes
+        last: tuple[Holding, ...] | None = None
         for num_links in range(len(links), 0, -1):
-            holdings = self.of(links[num_links - 1])
-            if holdings is last:  # as those of one request are, see `record`
+            link = links[num_links - 1]
+            holdings = young(link) or old(link)
+            if holdings is last:  # as those of one request are, see `record`; or nobody's
                 continue
             last = holdings
-            for holding in holdings:
+            for holding in holdings or ():
                 if holding.replica not in found and not holding.replica.is_gone:
                     found[holding.replica] = Found(holding, num_links)
             if len(found) >= most:
@@ -92,22 +91,31 @@ class Holdings:
 
     def held_by(self, replica: Replica, links: Sequence[int]) -> Found | None:
         """The longest prefix that this one holds."""
+        young, old = self._young.get, self._old.get
+        last: tuple[Holding, ...] | None = None
         for num_links in range(len(links), 0, -1):
-            for holding in self.of(links[num_links - 1]):
+            link = links[num_links - 1]
+            holdings = young(link) or old(link)
+            if holdings is last:
+                continue
+            last = holdings
+            for holding in holdings or ():
                 if holding.replica is replica:
                     return Found(holding, num_links)
         return None
 
     def record(self, keys: Iterable[int], holding: Holding) -> None:
-        before: tuple[Holding, ...] = ()
+        young, old = self._young, self._old.get
+        before: tuple[Holding, ...] | None = None
         after: tuple[Holding, ...] = (holding,)
         for key in keys:
-            if (found := self.of(key)) is not before:
+            found = young.get(key) or old(key)
+            if found is not before:
                 before = found
-                after = (holding, *_others(before, holding.replica))
-            self._young[key] = after  # neighbours had the same visitors and share a tuple, which saves memory
-        if len(self._young) > self._generation_size:
-            self._old, self._young = self._young, {}
+                after = (holding, *_others(before or (), holding.replica))
+            young[key] = after  # neighbours had the same visitors and share a tuple, which saves memory
+        if len(young) > self._generation_size:
+            self._old, self._young = young, {}
 
     def discard(self, keys: Iterable[int], holding: Holding) -> None:
         """Takes back what was recorded of a request that its replica never computed."""

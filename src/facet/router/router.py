@@ -11,10 +11,10 @@ A replica that starts is added, one about to stop is drained, one that stopped i
 with an empty cache. Nothing here is safe for several threads.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from facet.router.choice import Candidate, RouterLimits, cheapest
+from facet.router.choice import RouterLimits, cheapest
 from facet.router.holdings import Holding, Holdings, Replica
 from facet.router.route_key import RouteKey, make_pin, stable_digest
 
@@ -102,7 +102,9 @@ class Router:
         if not self._ready:
             return None
         mean_load = (self._ready_load + 1) / len(self._ready)
-        candidates = [one for one in self._candidates(key) if one.replica.name not in avoid]
+        candidates = self._candidates(key)
+        if avoid:
+            candidates = {replica: hit for replica, hit in candidates.items() if replica.name not in avoid}
         replica = cheapest(candidates, mean_load, self._limits)
         if replica is None:  # the few that were looked at have enough to do
             others = [replica for replica in self._ready if replica.name not in avoid]
@@ -140,19 +142,20 @@ class Router:
         if pin := make_pin(owner, name):
             self._holdings.record([pin], route.holding)
 
-    def _candidates(self, key: RouteKey) -> Iterator[Candidate]:
+    def _candidates(self, key: RouteKey) -> dict[Replica, float]:
+        """Those that take requests, with the bytes of the prompt that each holds."""
         stale = self._limits.stale_share
         hits: dict[Replica, float] = {}
         for holding, num_links in self._holdings.find(key.links, _FEW_REPLICAS):
-            hits[holding.replica] = key.bytes_up_to(num_links) * (1 if holding.is_fresh else stale)
+            if holding.replica.is_ready:
+                hits[holding.replica] = key.bytes_up_to(num_links) * (1 if holding.is_fresh else stale)
         if key.session is not None:
             home, is_known = self._home(key.session)
             least = _SESSION_REQUESTS * self._limits.bytes_per_request
             hits[home] = max(least, key.num_bytes if is_known else hits.get(home, 0))
-        others = self._ready if len(self._ready) <= _FEW_REPLICAS else self._two_of_many(key)
-        for replica in {**hits, **dict.fromkeys(others)}:
-            if replica.is_ready:
-                yield Candidate(replica, hits.get(replica, 0))
+        for replica in self._ready if len(self._ready) <= _FEW_REPLICAS else self._two_of_many(key):
+            hits.setdefault(replica, 0)
+        return hits
 
     def _home(self, session: int) -> tuple[Replica, bool]:
         """The replica that had its last request; for a new session the one that every router would think of."""
@@ -161,11 +164,10 @@ class Router:
                 return holding.replica, True
         return max(self._ready, key=lambda replica: (session ^ replica.digest) * _ODD & _MASK), False
 
-    def _two_of_many(self, key: RouteKey) -> Iterator[Replica]:
+    def _two_of_many(self, key: RouteKey) -> tuple[Replica, Replica]:
         """Two at random: the one with less to do is nearly as good as the best of all."""
-        seed = hash((key.links[-1:], key.session, self._num_begun))
-        for part in (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF):
-            yield self._ready[part % len(self._ready)]
+        seed, num_ready = hash((key.links[-1:], key.session, self._num_begun)), len(self._ready)
+        return self._ready[(seed & 0xFFFFFFFF) % num_ready], self._ready[(seed >> 32 & 0xFFFFFFFF) % num_ready]
 
     def _change_load(
         self, replica: Replica, *, num_running: int | None = None, num_elsewhere: int | None = None
@@ -173,6 +175,7 @@ class Router:
         before = replica.load
         replica.num_running = replica.num_running if num_running is None else num_running
         replica.num_elsewhere = replica.num_elsewhere if num_elsewhere is None else num_elsewhere
+        replica.load = replica.num_running + replica.num_elsewhere
         if replica.is_ready:
             self._ready_load += replica.load - before
 
