@@ -33,10 +33,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from tokenizer import made_up_tokenizer
 
 import facet.engine.rank_processes
 from benchmarks.empty_engine import STEP_SECONDS, run_empty_engine
+from benchmarks.tokenizer import made_up_tokenizer
 from facet.config import EngineConfig, ServerConfig
 from facet.prompts import read_prompt_files
 from facet.server.app import make_app

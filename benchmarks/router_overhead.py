@@ -20,9 +20,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tokenizer import made_up_tokenizer
 
 from benchmarks.http_overhead import PROMPT, Server, load, serve, serve_facet
+from benchmarks.tokenizer import made_up_tokenizer
 from facet.config import ServerConfig
 from facet.replicas.connection import ReplicaAddress
 from facet.replicas.proxy_app import make_proxy_app

@@ -18,10 +18,10 @@ from ray import serve
 from ray.serve.config import HTTPOptions
 from rich.console import Console
 from rich.table import Table
-from router_overhead import first_tokens, serve_proxy
-from tokenizer import made_up_tokenizer
 
 from benchmarks.http_overhead import Server, empty_app, load, serve_facet
+from benchmarks.router_overhead import first_tokens, serve_proxy
+from benchmarks.tokenizer import made_up_tokenizer
 from facet.engine.ray_cluster import connect
 
 
