@@ -1,7 +1,8 @@
 """Finds the bundled model in the package and checks that its files are complete and unchanged.
 
 `bundled.json` beside its files records the size and the SHA-256 of each: {"config.json": {"bytes": 1034, "sha256":
-"..."}, ...}. `record_bundled_model` writes it after a model was put there. Knows no format of any of the files.
+"..."}, ...}; those of its drafter are named "assistant/...". `record_bundled_model` writes it after a model was put
+there. Knows no format of any of the files.
 """
 
 import hashlib
@@ -34,7 +35,8 @@ def find_bundled_model(folder: Path | None = None) -> Path:
 
 def record_bundled_model(folder: Path) -> Path:
     """Records the files that are in `folder` now and returns the file written. Call it last."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != RECORD)
+    files = (path for path in folder.rglob("*") if path.is_file())
+    names = sorted(name for file in files if (name := file.relative_to(folder).as_posix()) != RECORD)
     entries = {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
     record = folder / RECORD
     record.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")

@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 from facet.config import EngineConfig, ModelConfig
-from facet.drafts.config import ModelDrafts, read_draft_config
+from facet.drafts.combined_drafter import CombinedDrafter
+from facet.drafts.config import ModelDrafts, SuffixDrafts, read_draft_config
+from facet.drafts.model_drafter import ModelDrafter
+from facet.drafts.text_drafter import TextDrafter
 from facet.engine.engine import Engine
 from facet.engine.found_drafter import with_found_drafter
 from facet.engine.loading import make_runner
@@ -35,6 +38,7 @@ from facet.request import Request
 from facet.sampling_params import SamplingParams
 from tests import tiny_drafters
 from tests.engine.harness import MAX_MODEL_LEN, make_engine, mixed_requests, run
+from tests.engine.test_text_drafts import FreeRows
 from tests.ranks import on_ranks
 from tests.tiny_drafters import AlwaysDrafts, Rounds, write_pair
 
@@ -246,6 +250,39 @@ def test_drafts_change_no_answer(name: str, kv_dtype: str, quantization: str | N
     got = run(engine, requests)
     assert {key: one.token_ids for key, one in got.items()} == {key: one.token_ids for key, one in expected.items()}
     assert engine.stats().scheduler.drafts.num_drafts > 20
+
+
+def test_a_drafter_and_the_text_together_change_no_answer(tmp_path: Path) -> None:
+    model, draft_model = tiny_drafters.load_pair("Gemma 4 E4B", tmp_path, device="cpu", max_model_len=MAX_MODEL_LEN)
+    requests = mixed_requests(16, model.spec.vocab_size, count=8, seed=2)
+    repeated = [
+        replace(request, prompt_token_ids=(request.prompt_token_ids * 8)[:60]) if index % 2 else request
+        for index, request in enumerate(requests)
+    ]
+    expected = run(make_engine(model), repeated)
+    times = FreeRows()
+    suffix = SuffixDrafts(num_drafts=6, max_match=24, max_factor=2.0, min_share=0.1)
+    drafter = CombinedDrafter(TextDrafter(suffix, times), ModelDrafter(3, times), times)
+    engine = make_engine(model, drafter=drafter, draft_model=draft_model)
+    got = run(engine, repeated)
+    assert {key: one.token_ids for key, one in got.items()} == {key: one.token_ids for key, one in expected.items()}
+    counts = engine.stats().scheduler.drafts
+    assert sum(counts.num_accepted_by_place[3:]) > 0, "some runs are from the text: the drafter's are shorter"
+
+
+def test_an_engine_starts_with_each_method(tmp_path: Path) -> None:
+    model, drafter = write_pair("Gemma 4 E4B", tmp_path)
+    config = EngineConfig(
+        model=str(model), load_format="dummy", device="cpu", kv_cache_memory_bytes=8 << 20, max_model_len=64
+    )
+    for given, expected in (
+        ({"method": "suffix"}, TextDrafter),
+        ({"method": "ngram", "num_speculative_tokens": 4}, TextDrafter),
+        ({"model": str(drafter)}, ModelDrafter),
+        ({"model": str(drafter), "method": "suffix"}, CombinedDrafter),
+        ({"method": "none"}, type(None)),
+    ):
+        assert type(make_runner(replace(config, speculative_config=given), Silent()).drafter) is expected
 
 
 @pytest.mark.parametrize("place", ["model-assistant", "model/assistant"])

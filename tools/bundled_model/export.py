@@ -22,8 +22,8 @@ from facet.model.vision_weights import vision_targets
 from facet.model.weight_map import tensor_targets
 from tools.bundled_model.checkpoint import checkpoint_name
 from tools.bundled_model.dialogue_source import find_tokenizer
+from tools.bundled_model.eight_bits import feed_forward_modules, in_eight_bits
 from tools.bundled_model.model_card import model_card
-from tools.bundled_model.seeing.eight_bits import in_eight_bits
 from tools.bundled_model.seeing.shape import make_seeing_config, make_vision_spec, processor_config
 from tools.bundled_model.shape import BUNDLED_CONFIG, BUNDLED_FOLDER, make_spec
 from tools.bundled_model.tokenizer import ENDS_OF_REPLY, write_tokenizer
@@ -51,7 +51,7 @@ def export(
     text = config.get("text_config", config)
     num_parameters = sum(tensor.numel() for tensor in tensors.values())
     if layers_in_eight_bits:
-        tensors, quantization = in_eight_bits(tensors, layers_in_eight_bits)
+        tensors, quantization = in_eight_bits(tensors, feed_forward_modules(layers_in_eight_bits))
         config = {**config, "quantization_config": quantization}
     ends = [token_id for token in ENDS_OF_REPLY if (token_id := tokenizer.token_to_id(token)) is not None]
     assert len(ends) == len(ENDS_OF_REPLY), "the tokenizer is not the bundled model's"
@@ -93,12 +93,16 @@ def check_tensors(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> N
 
 
 def check_size(folder: Path, most_bytes: int = MOST_BYTES) -> None:
-    num_bytes = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    num_bytes = bytes_in(folder)
     if num_bytes > most_bytes:
         raise CheckpointError(
             f"{folder} holds {num_bytes:,} bytes, and {most_bytes:,} are the most a bundled model may have. Lower "
             "intermediate_size in tools/bundled_model/shape.py and train again."
         )
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _generation_config(config: Mapping[str, Any], ends: list[int]) -> dict[str, Any]:
@@ -145,8 +149,7 @@ def main() -> None:
         training=[_read_json(path) for path in arguments.training],
         evaluation=[measure for path in arguments.evaluation for measure in _read_json(path)] or None,
     )
-    num_bytes = sum(file.stat().st_size for file in arguments.output.iterdir())
-    print(f"{arguments.output}: {num_bytes:,} bytes of at most {MOST_BYTES:,}")
+    print(f"{arguments.output}: {bytes_in(arguments.output):,} bytes of at most {MOST_BYTES:,}")
 
 
 if __name__ == "__main__":

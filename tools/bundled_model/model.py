@@ -20,7 +20,7 @@ from tools.bundled_model.modules import MLP, Matrix, Norm, rms_norm
 from tools.bundled_model.tower import PictureTensors, VisionEmbedder, VisionTower
 
 KeysAndValues = tuple[Tensor, Tensor]
-_FIRST_UPDATE_SIZE = 0.5  # of what a sublayer adds to the stream, beside the embedding's 1
+FIRST_UPDATE_SIZE = 0.5  # of what a sublayer adds to the stream, beside the embedding's 1
 
 
 class Decoder(nn.Module):
@@ -75,21 +75,41 @@ class Decoder(nn.Module):
 
         `recompute`: keep no layer's insides for the way back. Much less memory, a third more work.
         """
-        x = embedding(token_ids, self.embed_tokens.weight).to(self.dtype) * self.spec.hidden_size**0.5
+        state, _ = self.states(token_ids, positions, attend, pictures, recompute=recompute)
+        return self.logits(state)
+
+    def states(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        pictures: PictureTensors | None = None,
+        *,
+        recompute: bool = False,
+    ) -> tuple[Tensor, list[KeysAndValues | None]]:
+        """What logits are made of, [B, T, hidden], and by layer the keys and values that it owns."""
+        x = self.embed(token_ids)
         if pictures is not None:
             rows = self.embed_vision(self.vision_tower(pictures, self.dtype))
             is_soft = pictures.row_of_token > 0
             x = torch.where(is_soft[..., None], rows[(pictures.row_of_token.long() - 1).clamp(min=0)], x)
             token_ids = torch.where(is_soft, 0, token_ids)  # as Gemma 4 looks up their per-layer inputs
         inputs = self._per_layer_inputs(token_ids, x)
-        angles = {kind: self._angles(kind)[positions] for kind in self._kinds()}
+        angles = {kind: self.angles(kind)[positions] for kind in self._kinds()}
         stored: list[KeysAndValues | None] = []
         for layer, module in zip(self.spec.layers, self.layers, strict=True):
             shared = None if layer.kv_from_layer is None else stored[layer.kv_from_layer]
             given = (x, inputs[:, :, layer.index], angles[layer.attention], shared, attend)
             x, own = checkpoint(module, *given, use_reentrant=False) if recompute else module(*given)
             stored.append(own)
-        logits = self.embed_tokens(self.norm(x)).float()
+        return self.norm(x), stored
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        rows = embedding(token_ids, self.embed_tokens.weight).to(self.dtype)
+        return rows * self.spec.hidden_size**0.5
+
+    def logits(self, state: Tensor) -> Tensor:
+        logits: Tensor = self.embed_tokens(state).float()
         cap = self.spec.logit_softcap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -101,7 +121,8 @@ class Decoder(nn.Module):
         mixed: Tensor = self.per_layer_projection_norm(context.view(shape)) + looked_up * self.per_layer_width**0.5
         return mixed * 2**-0.5
 
-    def _angles(self, kind: AttentionKind) -> Tensor:
+    def angles(self, kind: AttentionKind) -> Tensor:
+        """Of every position."""
         return self.get_buffer(f"angles_{kind}")
 
     def _kinds(self) -> set[AttentionKind]:
@@ -120,7 +141,7 @@ class Decoder(nn.Module):
             elif parameter.dim() == 3:
                 parameter.zero_()  # a table of places: those that no picture of the training has stay neutral
             elif ".post_" in name:
-                parameter.fill_(_FIRST_UPDATE_SIZE)
+                parameter.fill_(FIRST_UPDATE_SIZE)
             else:
                 parameter.fill_(1.0)
         self.embed_tokens_per_layer.weight.normal_(0.0, self.per_layer_width**-0.5, generator=generator)

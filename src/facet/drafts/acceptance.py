@@ -6,9 +6,10 @@ well this very text repeats itself. What is no longer tried slowly becomes as li
 nothing is given up for ever.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from facet.drafts.guess import Guess
+from facet.step import StepPlan, StepResult
 
 # Shares of right tokens by class of match length (1, 2 to 3, 4 to 7, ...), before anything is known.
 _OF_TEXT_AT_FIRST = (0.4, 0.55, 0.7, 0.8, 0.85, 0.9, 0.9, 0.9)
@@ -55,6 +56,17 @@ class Acceptance:
 
     def _class_of(self, match_length: int) -> int:
         return min(match_length.bit_length(), len(self._at_first)) - 1
+
+
+def outcomes(plan: StepPlan, result: StepResult) -> Iterator[tuple[int, int, int]]:
+    """Of each request that had drafts in a settled step: its number, how many, and how many were right."""
+    entries = zip(
+        plan.request_numbers[plan.samples].tolist(),
+        plan.num_drafts[plan.samples].tolist(),
+        result.token_ids,
+        strict=True,
+    )
+    return ((number, count, max(0, len(token_ids) - 1)) for number, count, token_ids in entries if count)
 
 
 class _Classes:

@@ -9,6 +9,12 @@ from facet.errors import ConfigError
 METHODS = ("suffix", "ngram")
 NONE = {"method": "none"}  # not even by a drafter that lies beside the model
 DRAFTS_OF_A_MODEL = 4  # where num_speculative_tokens does not say
+_SUFFIX_FIELDS = (
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+    "suffix_decoding_max_cached_requests",
+)
 # More would cost rows of every step and be accepted almost never.
 MOST_DRAFTS = 128
 
@@ -34,10 +40,11 @@ class NgramDrafts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDrafts:
-    """Continue as a drafter says, which was made for the model."""
+    """Continue as a drafter says, which was made for the model, or as the text did before."""
 
     model: str  # a folder, or a name on the hub
     num_drafts: int
+    from_text: SuffixDrafts | None = None  # where that promises more
     # For measurements with random weights: how often the first so many drafts of a run count as right, whatever they
     # are. Empty: they are right where they are.
     made_up_rates: tuple[float, ...] = ()
@@ -51,7 +58,7 @@ def read_draft_config(given: Mapping[str, Any] | None) -> DraftConfig | None:
     if given is None or given == NONE:
         return None
     method = given.get("method")
-    if "model" in given and method in (None, "mtp"):
+    if "model" in given and method in (None, "mtp", "suffix"):
         return _model(given)
     if method == "suffix":
         return _suffix(given)
@@ -63,12 +70,26 @@ def read_draft_config(given: Mapping[str, Any] | None) -> DraftConfig | None:
     )
 
 
+def most_drafts(config: DraftConfig) -> int:
+    """Of one request in one step."""
+    if isinstance(config, ModelDrafts) and config.from_text is not None:
+        return max(config.num_drafts, config.from_text.num_drafts)
+    return config.num_drafts
+
+
 def _model(given: Mapping[str, Any]) -> ModelDrafts:
-    _refuse_others({"method": "mtp", **given}, ("model", "synthetic_acceptance_rates"))
+    is_combined = given.get("method") == "suffix"
+    _refuse_others(
+        {"method": "mtp", **given}, ("model", *(_SUFFIX_FIELDS if is_combined else ("synthetic_acceptance_rates",)))
+    )
     if not isinstance(given["model"], str) or not given["model"]:
         raise ConfigError(f"--speculative-config: model is {given['model']!r}, but must be a folder or a name.")
     num_drafts = _integer(given, "num_speculative_tokens", DRAFTS_OF_A_MODEL, most=MOST_DRAFTS)
-    return ModelDrafts(model=given["model"], num_drafts=num_drafts, made_up_rates=_rates(given, num_drafts))
+    own = ("model", "num_speculative_tokens")
+    from_text = _suffix({name: given[name] for name in given if name not in own}) if is_combined else None
+    return ModelDrafts(
+        model=given["model"], num_drafts=num_drafts, from_text=from_text, made_up_rates=_rates(given, num_drafts)
+    )
 
 
 def _rates(given: Mapping[str, Any], num_drafts: int) -> tuple[float, ...]:
@@ -87,15 +108,7 @@ def _rates(given: Mapping[str, Any], num_drafts: int) -> tuple[float, ...]:
 
 
 def _suffix(given: Mapping[str, Any]) -> SuffixDrafts:
-    _refuse_others(
-        given,
-        (
-            "suffix_decoding_max_tree_depth",
-            "suffix_decoding_max_spec_factor",
-            "suffix_decoding_min_token_prob",
-            "suffix_decoding_max_cached_requests",
-        ),
-    )
+    _refuse_others(given, _SUFFIX_FIELDS)
     if given.get("suffix_decoding_max_cached_requests", 0) != 0:
         raise ConfigError(
             "--speculative-config: suffix_decoding_max_cached_requests must be 0: drafts come from a request's own "

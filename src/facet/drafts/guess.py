@@ -1,4 +1,4 @@
-"""A guess of how a text goes on, and what an index over a request's tokens must do to make one."""
+"""A guess of how a text goes on, what drafters make of it, and what an index over a request's tokens must do for it."""
 
 from typing import NamedTuple, Protocol
 
@@ -10,6 +10,13 @@ class Guess(NamedTuple):
 
 
 NO_GUESS = Guess([], [], 0)
+
+
+class Offer(NamedTuple):
+    """What a drafter has for one request: as many of the tokens as are worth their time become drafts."""
+
+    token_ids: list[int]
+    chances: list[float]  # of each token: how likely it and all before it are right. They never rise
 
 
 class TextIndex(Protocol):

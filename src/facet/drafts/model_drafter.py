@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from facet.drafts.acceptance import Acceptance
-from facet.drafts.guess import Guess
+from facet.drafts.acceptance import Acceptance, outcomes
+from facet.drafts.guess import Guess, Offer
 from facet.drafts.step_times import StepTimes
-from facet.scheduler.drafting import NO_DRAFTS, Draftable, Drafts
+from facet.scheduler.drafting import Draftable, Drafts
 from facet.step import StepPlan, StepResult
 
 # What is learned of guesses behind matches is learned here of places in a run.
@@ -31,47 +31,46 @@ class ModelDrafter:
             self._acceptance.forgo(_FIRST_PLACE)
         return length
 
+    def rest(self) -> int:
+        """Instead of `num_ahead`: nothing is guessed behind the next step, because others know better."""
+        self._are_on_their_way = False
+        return 0
+
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
+        return self._times.choose(self.offers(requests), len(requests))
+
+    def offers(self, requests: Sequence[Draftable]) -> dict[int, Offer]:
+        """By request number."""
         if len(self._guesses) > len(requests):
             numbers = [request.request_number for request in requests]
             self._guesses = {number: self._guesses[number] for number in numbers if number in self._guesses}
             self._acceptance.keep_only(numbers)
-        ready = [
-            (request.request_number, min(request.max_num_drafts, self.max_num_drafts))
-            for request in requests
-            if request.num_pending == 0 and request.max_num_drafts and request.request_number in self._guesses
-        ]
-        if not ready:
-            return NO_DRAFTS
-        chances = [self._acceptance.chances(number, self._guesses[number])[:room] for number, room in ready]
-        counts = self._times.worthwhile(chances, len(requests))
-        return {
-            number: self._guesses[number].token_ids[:count]
-            for (number, _), count in zip(ready, counts, strict=True)
-            if count
-        }
+        offers = {}
+        for request in requests:
+            guess = self._guesses.get(request.request_number)
+            room = min(request.max_num_drafts, self.max_num_drafts)
+            if guess is not None and room and request.num_pending == 0:
+                chances = self._acceptance.chances(request.request_number, guess)
+                offers[request.request_number] = Offer(guess.token_ids[:room], chances[:room])
+        return offers
 
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
         """Guesses come with the tokens."""
         return self._are_on_their_way
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        if int((plan.num_scheduled - plan.num_drafts).max()) == 1:
-            self._times.learn(
-                plan.num_tokens,
-                seconds,
-                has_drafts=len(plan.draft_token_ids) > 0,
-                num_requests=len(plan.seats),
-                num_to_draft=plan.num_to_draft,
-            )
-        numbers = plan.request_numbers[plan.samples].tolist()
-        for number, num_drafts, token_ids in zip(
-            numbers, plan.num_drafts[plan.samples].tolist(), result.token_ids, strict=True
-        ):
-            if num_drafts:
-                self._acceptance.learn(number, _FIRST_PLACE, num_drafts, max(0, len(token_ids) - 1))
-        for number in numbers:
-            self._guesses.pop(number, None)  # it has gone on since
+        self._times.learn_step(plan, seconds)
+        for number, num_drafts, num_right in outcomes(plan, result):
+            self.learn_outcome(number, num_drafts, num_right)
+        self.forget_guesses(plan)
+
+    def learn_outcome(self, request_number: int, num_drafts: int, num_right: int) -> None:
+        self._acceptance.learn(request_number, _FIRST_PLACE, num_drafts, num_right)
+
+    def forget_guesses(self, plan: StepPlan) -> None:
+        """Of requests that have gone on since."""
+        for number in plan.request_numbers[plan.samples].tolist():
+            self._guesses.pop(number, None)
 
     def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
         for number, guess in zip(plan.request_numbers[plan.samples].tolist(), guesses, strict=True):

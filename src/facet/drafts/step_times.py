@@ -14,6 +14,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from facet.drafts.guess import Offer
+from facet.step import StepPlan
+
 # A step that takes longer than so many times what was expected met something else, such as another process.
 _STRANGE = 4.0
 _MEMORY = 0.95
@@ -24,14 +27,15 @@ _NO_TIME: Mapping[int, float] = MappingProxyType({1: 0.0})
 
 
 class StepTimes:
-    def __init__(self, measured: Mapping[int, float], drafting: Mapping[int, float] = _NO_TIME) -> None:
+    def __init__(self, measured: Mapping[int, float], drafting: Mapping[int, float] = MappingProxyType({})) -> None:
         """Seconds of steps by rows; between two of them seconds grow evenly. Steps with more rows have no drafts.
 
-        `drafting`: seconds that a drafter takes for one draft of every request, by their number.
+        `drafting`: seconds that a drafter takes for one draft of every request, by their number; none where drafts take
+        no time on the device.
         """
         most = max(measured)
         self._seconds = _curve(measured, most)
-        self._draft_seconds = _curve(drafting, most)
+        self._draft_seconds = _curve(drafting or _NO_TIME, most)
         self._beyond_plain = _Average()
         self._beyond_drafted = _Average()
 
@@ -47,6 +51,17 @@ class StepTimes:
             else:
                 self._beyond_plain.add(beyond)
                 self._beyond_drafted.fade()
+
+    def learn_step(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long. What it computed of prompts says nothing about drafts."""
+        if int((plan.num_scheduled - plan.num_drafts).max()) == 1:
+            self.learn(
+                plan.num_tokens,
+                seconds,
+                has_drafts=len(plan.draft_token_ids) > 0,
+                num_requests=len(plan.seats),
+                num_to_draft=plan.num_to_draft,
+            )
 
     def could_gain(self, num_rows: int) -> bool:
         """Whether drafts that are all right would be worth it, beside so many requests."""
@@ -66,6 +81,15 @@ class StepTimes:
         num_tokens = num_requests * (1 + np.cumsum(chances)[: len(lengths)])
         drafting = lengths * self._draft_seconds[num_requests]
         return self._best(num_tokens, self._seconds[num_rows] + drafting, num_requests)
+
+    def choose(self, offers: Mapping[int, Offer], num_running: int) -> dict[int, list[int]]:
+        """The drafts to compute beside so many requests, by request number."""
+        counts = self.worthwhile([offer.chances for offer in offers.values()], num_running) if offers else []
+        return {
+            number: offer.token_ids[:count]
+            for (number, offer), count in zip(offers.items(), counts, strict=True)
+            if count
+        }
 
     def worthwhile(self, chances: Sequence[Sequence[float]], num_rows: int) -> list[int]:
         """How many drafts of each request to compute, so that a second brings most tokens.

@@ -3,15 +3,15 @@
 The index of a request's tokens is made while the request generates, some tokens at a time, and follows it from there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from facet.drafts.acceptance import Acceptance
+from facet.drafts.acceptance import Acceptance, outcomes
 from facet.drafts.config import NgramDrafts, SuffixDrafts
-from facet.drafts.guess import NO_GUESS, Guess, TextIndex
+from facet.drafts.guess import NO_GUESS, Guess, Offer, TextIndex
 from facet.drafts.ngrams import NgramIndex
 from facet.drafts.step_times import StepTimes
 from facet.drafts.suffixes import SuffixIndex
-from facet.scheduler.drafting import NO_DRAFTS, Draftable, Drafts
+from facet.scheduler.drafting import Draftable, Drafts
 from facet.step import StepPlan, StepResult
 
 # Tokens of a prompt that are indexed in one turn of the loop: half a millisecond's work.
@@ -25,7 +25,8 @@ class TextDrafter:
         self._times = step_times
         self._acceptance = Acceptance()
         self._indexes: dict[int, TextIndex] = {}  # by request number
-        self._match_lengths: dict[int, int] = {}  # of the drafts in flight, by request number
+        self._offered: dict[int, int] = {}  # lengths of the matches behind the last offers, by request number
+        self._match_lengths: dict[int, int] = {}  # the same of the drafts in flight
 
     def could_gain(self, num_running: int) -> bool:
         return self._times.could_gain(num_running)
@@ -34,19 +35,29 @@ class TextDrafter:
         return 0
 
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
+        offers = self.offers(requests)
+        drafts = self._times.choose(offers, len(requests))
+        self.take(offers, drafts)
+        return drafts
+
+    def offers(self, requests: Sequence[Draftable]) -> dict[int, Offer]:
+        """By request number; `take` must follow."""
         self._forget_others(requests)
         ready = [request for request in requests if request.num_pending == 0 and request.max_num_drafts]
-        guesses = [self._guess(request, request.max_num_drafts) for request in ready]
-        if not any(guess.token_ids for guess in guesses):
-            return NO_DRAFTS
-        drafts = {}
-        for request, guess, count in zip(ready, guesses, self._lengths(ready, guesses, len(requests)), strict=True):
-            if count:
-                drafts[request.request_number] = guess.token_ids[:count]
-                self._match_lengths[request.request_number] = guess.match_length
-            elif guess.token_ids:
-                self._acceptance.forgo(guess.match_length)
-        return drafts
+        guesses = {request.request_number: self._guess(request, request.max_num_drafts) for request in ready}
+        self._offered = {number: guess.match_length for number, guess in guesses.items() if guess.token_ids}
+        return {
+            number: Offer(guesses[number].token_ids, self._acceptance.chances(number, guesses[number]))
+            for number in self._offered
+        }
+
+    def take(self, offers: Iterable[int], drafts: Collection[int]) -> None:
+        """Of some offers, those of the requests in `drafts` became drafts."""
+        for number in offers:
+            if number in drafts:
+                self._match_lengths[number] = self._offered[number]
+            else:
+                self._acceptance.forgo(self._offered[number])
 
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
         pending = [request for request in requests if request.num_pending and request.max_num_drafts]
@@ -54,36 +65,22 @@ class TextDrafter:
         guesses = [self._guess(request, request.max_num_drafts + 1) for request in pending]
         if not any(len(guess.token_ids) > 1 for guess in guesses):
             return False
-        return any(self._lengths(pending, guesses, len(requests), skip=1))
+        chances = [
+            self._acceptance.chances(request.request_number, guess)[1:]
+            for request, guess in zip(pending, guesses, strict=True)
+        ]
+        return any(self._times.worthwhile(chances, len(requests)))
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        has_drafts = len(plan.draft_token_ids) > 0
-        if int((plan.num_scheduled - plan.num_drafts).max()) == 1:
-            self._times.learn(plan.num_tokens, seconds, has_drafts=has_drafts)
-        if not has_drafts:
-            return
-        entries = zip(
-            plan.request_numbers[plan.samples].tolist(),
-            plan.num_drafts[plan.samples].tolist(),
-            result.token_ids,
-            strict=True,
-        )
-        for number, num_drafts, token_ids in entries:
-            if num_drafts:
-                match_length = self._match_lengths.pop(number)
-                self._acceptance.learn(number, match_length, num_drafts, max(0, len(token_ids) - 1))
+        self._times.learn_step(plan, seconds)
+        for number, num_drafts, num_right in outcomes(plan, result):
+            self.learn_outcome(number, num_drafts, num_right)
+
+    def learn_outcome(self, request_number: int, num_drafts: int, num_right: int) -> None:
+        self._acceptance.learn(request_number, self._match_lengths.pop(request_number), num_drafts, num_right)
 
     def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
         """Nothing is guessed on the device."""
-
-    def _lengths(
-        self, requests: Sequence[Draftable], guesses: Sequence[Guess], num_running: int, skip: int = 0
-    ) -> list[int]:
-        chances = [
-            self._acceptance.chances(request.request_number, guess)[skip:]
-            for request, guess in zip(requests, guesses, strict=True)
-        ]
-        return self._times.worthwhile(chances, num_running)
 
     def _guess(self, request: Draftable, max_num_tokens: int) -> Guess:
         index = self._indexes.get(request.request_number)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from facet.config import EngineConfig
+from facet.drafts.combined_drafter import CombinedDrafter
 from facet.drafts.config import DraftConfig, ModelDrafts, read_draft_config
 from facet.drafts.model_drafter import ModelDrafter
 from facet.drafts.step_times import StepTimes
@@ -135,6 +136,9 @@ def _modules(loaded: LoadedModel, draft_model: DraftModel | None) -> Sequence[nn
 
 
 def _make_drafter(config: DraftConfig, step_times: StepTimes) -> Drafter:
-    if isinstance(config, ModelDrafts):
-        return ModelDrafter(config.num_drafts, step_times)
-    return TextDrafter(config, step_times)
+    if not isinstance(config, ModelDrafts):
+        return TextDrafter(config, step_times)
+    drafter = ModelDrafter(config.num_drafts, step_times)
+    if config.from_text is None:
+        return drafter
+    return CombinedDrafter(TextDrafter(config.from_text, step_times), drafter, step_times)

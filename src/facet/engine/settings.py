@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from facet.config import EngineConfig
-from facet.drafts.config import ModelDrafts, read_draft_config
+from facet.drafts.config import ModelDrafts, most_drafts, read_draft_config
 from facet.engine.capacity import Capacity, capacity_of
 from facet.engine.cpu_threads import BYTES_PER_THREAD, are_threads_given, choose_num_threads, usable_cores
 from facet.errors import ConfigError
@@ -286,7 +286,7 @@ def resolve_graph_sizes(config: EngineConfig) -> tuple[int, ...]:
         return ()
     most_rows, drafts = config.max_num_seqs, read_draft_config(config.speculative_config)
     if drafts is not None:
-        most_rows = max(most_rows, min(most_rows * (1 + drafts.num_drafts), MOST_ROWS_WITH_DRAFTS))
+        most_rows = max(most_rows, min(most_rows * (1 + most_drafts(drafts)), MOST_ROWS_WITH_DRAFTS))
     sizes = config.cudagraph_capture_sizes
     if not sizes:
         return tuple(sorted({*default_sizes(most_rows), config.max_num_seqs}))

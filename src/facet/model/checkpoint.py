@@ -159,7 +159,7 @@ def load_weights(
                 values = read_share(source, scheme, files.read, cut)
             linear = linears.get(target.place)
             if linear is not None and isinstance(linear.weight, DenseWeight) and isinstance(values, QuantizedMatrix):
-                values = as_placed(values.values(), target)  # towers compute with what their codes stand for
+                values = as_placed(values.values(), target)  # towers and drafters compute with what codes stand for
             if linear is not None:
                 linear.fill(values, target.part)
             else:

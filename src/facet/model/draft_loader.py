@@ -19,6 +19,9 @@ from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
 from facet.model.hub import CONFIG_ONLY, WHOLE_MODEL, access_of, local_folder
 from facet.model.loader import cuts_of
+from facet.model.quantized.choose import read_scheme
+from facet.model.quantized.matching import Source, find_source, tensors_of
+from facet.model.quantized.scheme import Scheme
 from facet.model.shard import shard_of
 from facet.model.stored_tensor import StoredTensor
 from facet.model.weight_files import WeightFiles, find_weight_files, read_headers
@@ -35,7 +38,8 @@ def load_draft_model(name: str, target: Gemma, config: ModelConfig, progress: Pr
     """Read, check, build, fill. `config` is of the model: it says where downloads are kept and whether to read any."""
     is_dummy = config.load_format == "dummy"
     folder = local_folder(name, patterns=CONFIG_ONLY if is_dummy else WHOLE_MODEL, access=access_of(config))
-    spec = read_draft_model_spec(read_config_file(folder / "config.json"), target.spec, name)
+    fields = read_config_file(folder / "config.json")
+    spec = read_draft_model_spec(fields, target.spec, name)
     model = DraftModel(spec, target)
     if is_dummy:
         fill_dummy_weights(model, target.placement.device, config.seed, progress)
@@ -43,25 +47,28 @@ def load_draft_model(name: str, target: Gemma, config: ModelConfig, progress: Pr
             torch.arange(spec.decoder.vocab_size, out=model.get_buffer("token_ordering"))
     else:
         group = target.placement.group
-        _read_weights(model, folder, ALONE if group is None else group.rank, progress)
+        scheme = read_scheme(fields, folder)
+        _read_weights(model, folder, scheme, ALONE if group is None else group.rank, progress)
     for module in model.modules():
         if isinstance(module, Linear):
             module.prepare()
     return model.eval()
 
 
-def _read_weights(model: DraftModel, folder: Path, rank: Rank, progress: Progress) -> None:
+def _read_weights(model: DraftModel, folder: Path, scheme: Scheme | None, rank: Rank, progress: Progress) -> None:
+    """Quantized matrices become unquantized ones: a drafter is a small part of a model."""
     spec, stored = model.spec, read_headers(find_weight_files(folder))
-    beside = {target.name: target for target in _targets_beside(spec)}
-    decoder = {name: tensor for name, tensor in stored.items() if name not in beside and name != _ORDERING}
-    matched = match_tensors(spec.decoder, decoder)
-    matched |= {target: _require(stored, target) for target in beside.values()}
-    load_weights(model, matched, progress, cuts=cuts_of(spec.decoder, model.share, rank))
+    beside = {target: _require(stored, target, scheme) for target in _targets_beside(spec)}
+    used = {tensor.name for source in beside.values() for tensor in tensors_of(source)}
+    decoder = {name: tensor for name, tensor in stored.items() if name not in used and name != _ORDERING}
+    matched = match_tensors(spec.decoder, decoder, scheme) | beside
+    load_weights(model, matched, progress, scheme, cuts=cuts_of(spec.decoder, model.share, rank))
     if spec.centroids is not None:
         with WeightFiles() as files:
             shape = (spec.decoder.vocab_size,)
-            ordering = files.read(_require(stored, TensorTarget(name=_ORDERING, shape=shape, place="token_ordering")))
-            model.get_buffer("token_ordering").copy_(ordering)
+            ordering = _require(stored, TensorTarget(name=_ORDERING, shape=shape, place="token_ordering"))
+            assert isinstance(ordering, StoredTensor), "only matrices are quantized"
+            model.get_buffer("token_ordering").copy_(files.read(ordering))
 
 
 def read_draft_model_spec(config: Mapping[str, Any], target: ModelSpec, name: str) -> DraftModelSpec:
@@ -124,12 +131,12 @@ def _targets_beside(spec: DraftModelSpec) -> Iterator[TensorTarget]:
         yield matrix_target("masked_embedding.centroids", spec.centroids.num_clusters, width, "centroids")
 
 
-def _require(stored: Mapping[str, StoredTensor], target: TensorTarget) -> StoredTensor:
-    tensor = stored.get(target.name)
-    if tensor is None or tensor.shape != target.shape:
-        found = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+def _require(stored: Mapping[str, StoredTensor], target: TensorTarget, scheme: Scheme | None = None) -> Source:
+    source = stored.get(target.name) if scheme is None else find_source(target, stored, scheme)
+    if source is None or (isinstance(source, StoredTensor) and source.shape != target.shape):
+        found = f"of shape {list(source.shape)}" if isinstance(source, StoredTensor) else "missing"
         raise ConfigError(f"The drafter's {target.name} is {found}; it should have {list(target.shape)}.")
-    return tensor
+    return source
 
 
 def _misfit(name: str, what: str, own: object, other: object) -> ConfigError:

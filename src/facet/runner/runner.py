@@ -30,7 +30,7 @@ from facet.runner import compile_ahead, warm_up
 from facet.runner.batch import Chunks, make_batch, ranges
 from facet.runner.draft_ahead import DraftAhead, draft_sizes
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
-from facet.runner.measuring import free_gpu_bytes, seconds_of
+from facet.runner.measuring import NUM_TIMES, free_gpu_bytes, seconds_of
 from facet.runner.media_inputs import MediaInputs, StepMedia
 from facet.runner.pieces import LowerPieces, PieceBuffers
 from facet.runner.recording import RunOnce, recording
@@ -43,6 +43,7 @@ NO_TOWERS: Mapping[MediaKind, nn.Module] = {}
 # Rows of steps that are timed where none are captured, unless they take so many times as long as one row.
 EAGER_SIZES_TIMED = (1, 2, 4, 8, 16, 32, 64)
 LONGEST_TIMED = 4
+SLOW_STEP = 0.1  # seconds of one row: steps of more rows are then timed once, so that starting does not take long
 
 
 @dataclass(slots=True)
@@ -186,8 +187,9 @@ class Runner:
             return seconds
         seconds, group = {}, self.model.placement.group
         for size in EAGER_SIZES_TIMED:
-            step = warm_up.WarmUpStep((size,))
-            seconds[size] = seconds_of(partial(self._compute_on_scratch, step, num_logit_rows=size), self._device)
+            compute = partial(self._compute_on_scratch, warm_up.WarmUpStep((size,)), num_logit_rows=size)
+            num_times = 1 if seconds.get(1, 0.0) > SLOW_STEP else NUM_TIMES
+            seconds[size] = seconds_of(compute, self._device, num_times)
             if group is not None:  # all ranks stop at the same size
                 seconds[size] = group.least(int(seconds[size] * 1e9), self._device) / 1e9
             if seconds[size] > LONGEST_TIMED * seconds[1]:
