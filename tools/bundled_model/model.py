@@ -105,8 +105,8 @@ class Decoder(nn.Module):
         return self.norm(x), stored
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        rows = embedding(token_ids, self.embed_tokens.weight).to(self.dtype)
-        return rows * self.spec.hidden_size**0.5
+        rows: Tensor = embedding(token_ids, self.embed_tokens.weight).to(self.dtype) * self.spec.hidden_size**0.5
+        return rows
 
     def logits(self, state: Tensor) -> Tensor:
         logits: Tensor = self.embed_tokens(state).float()
