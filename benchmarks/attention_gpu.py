@@ -81,6 +81,7 @@ def milliseconds(load: Load) -> float:
         block_tables=(table,),
         host_query_lens=tuple(lens),
         host_context_lens=(load.context_len,) * load.num_sequences,
+        host_prompt_lens=tuple(0 if length == 1 else length for length in lens),
     )
     recipe = None
     if load.is_shared:

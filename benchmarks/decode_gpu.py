@@ -1,12 +1,13 @@
 """Times what one layer of a decode step does with its keys, on a GPU: `prepare_heads` and attention of decoded rows.
 
-    python -m benchmarks.decode_gpu [--only heads|attention|latency|quantized] [--full]
+    python -m benchmarks.decode_gpu [--only heads|attention|latency|quantized|fixed] [--full]
 
 Every variant is first compared with the reference. It is then timed as a model runs it: inside a captured graph, layer
 after layer, each with its own memory, so that nothing is in the cache that would not be there in a model. Printed per
 load: the tuning that is built in, the best variant, and all of them. `--full` tries more tile shapes, and takes longer.
 `latency` is the attention of few rows, where latency counts and not bytes. `quantized` is attention over
-keys and values of one byte, and its time against that of bfloat16.
+keys and values of one byte, and its time against that of bfloat16. `fixed` is attention whose shares follow from each
+row's own context (`--batch-invariant`), against the built-in tuning, which may choose them by the number of rows.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 
 import torch
@@ -38,6 +40,7 @@ from facet.kernels.head_inputs import reference as heads_reference
 from facet.kernels.head_inputs import triton as heads_triton
 from facet.kernels.head_inputs.cases import Case as HeadsCase
 from facet.kernels.paged_attention import gpu, reference
+from facet.kernels.paged_attention.decode.fixed import choose_fixed_tuning
 from facet.kernels.paged_attention.decode.kernel import attend_rows
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import SEPARATE, Reader
@@ -152,6 +155,27 @@ def no_variants(load: Load, chosen: Variant) -> dict[str, Variant]:
     return {}
 
 
+def only_fixed(layers: Layers, load: Load, chosen: Variant) -> dict[str, Variant]:
+    fixed = choose_fixed_tuning(chosen.reader, layers.queries, layers.cache, layers.plans[0])
+    return with_tunings(chosen, {"fixed": fixed})
+
+
+def fixed_variants(layers: Layers, load: Load, chosen: Variant) -> dict[str, Variant]:
+    """Shares of several sizes, taken by several numbers of programs."""
+    variants = only_fixed(layers, load, chosen)
+    fixed, tunings = variants["fixed"].tuning, dict[str, DecodeTuning]()
+    most = (8, 16) if load.window else (16, 32, 64)
+    for splits in most:
+        for least in (64, 128, 256):
+            if load.window and load.window // least < splits // 2:
+                continue
+            for programs in sorted({1, 2, 4, splits}):
+                tunings[f"{splits} of {least}+ by {programs}"] = replace(
+                    fixed, num_splits=splits, least_keys=least, num_programs=programs
+                )
+    return variants | with_tunings(chosen, tunings)
+
+
 def quantized_variants(load: Load, chosen: Variant) -> dict[str, Variant]:
     if not load.kv_dtype.is_quantized:
         return {}
@@ -180,9 +204,9 @@ def compile_variants(load: Load, make_variants: Variants) -> None:
     torch.cuda.synchronize()
 
 
-def attention_line(load: Load, read: float, make_variants: Variants) -> dict[str, float]:
+def attention_line(load: Load, read: float, make_variants: Variants, layers: Layers | None = None) -> dict[str, float]:
     """Times by variant."""
-    layers = make_layers(load)
+    layers = layers or make_layers(load)
     plan = reference.plan_reference(
         layers.rows, layers.block_tables[0], load.heads, window=load.window, tokens_per_block=load.tokens_per_block
     )
@@ -286,7 +310,7 @@ def heads_line(kind: str, num_rows: int, read: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("heads", "attention", "latency", "quantized"))
+    parser.add_argument("--only", choices=("heads", "attention", "latency", "quantized", "fixed"))
     parser.add_argument("--full", action="store_true")
     arguments = parser.parse_args()
     read = read_ceiling()
@@ -304,6 +328,15 @@ def main() -> None:
         print("attention of few rows; variants: merge, exit, shares, tile keys/warps/stages")
         for load in LATENCY_LOADS:
             attention_line(load, read, latency_variants)
+    if arguments.only == "fixed":
+        print(
+            "attention of decoded rows in fixed shares; variants: most shares of at least so many keys, programs a row"
+        )
+        for load in (*LATENCY_LOADS, *LOADS):
+            layers = make_layers(load)
+            make_variants = partial(fixed_variants, layers) if arguments.full else partial(only_fixed, layers)
+            attention_line(load, read, make_variants, layers)
+            torch.cuda.empty_cache()
     if arguments.only == "quantized":
         print("attention of decoded rows over quantized keys and values; variants: tile keys/warps/stages")
         quantized_lines(QUANTIZED_LOADS, read, quantized_variants if arguments.full else no_variants)

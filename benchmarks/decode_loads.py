@@ -185,6 +185,7 @@ def make_layers(load: Load, num_layers: int | None = None) -> Layers:
         block_tables=tuple(tables),
         host_query_lens=(1,) * num_rows,
         host_context_lens=load.context_lens,
+        host_prompt_lens=(0,) * num_rows,
     )
     # A graph knows the longest context there may be and no other.
     planned = replace(rows, host_context_lens=(LONGEST_PLANNED,) * num_rows)

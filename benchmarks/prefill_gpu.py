@@ -168,6 +168,7 @@ class Prepared:
             block_tables=(self.table,),
             host_query_lens=(load.num_rows,),
             host_context_lens=(load.context_len,),
+            host_prompt_lens=(load.num_rows,),
         )
         wanted = {0, 1, 77, load.num_rows // 2 + 5, load.num_rows - 130, load.num_rows - 1}
         self.checked_rows = sorted(row for row in wanted if 0 <= row < load.num_rows)

@@ -17,6 +17,7 @@ class AttentionRows:
     rows           0 1 2 3 4 | 5 | 6 7        host_query_lens   (5, 1, 2)
     positions      7 8 9 ..11| 40| 0 1        host_context_lens (12, 41, 2): tokens visible after this step
     seats          3 3 3 3 3 | 0 | 9 9        whose block table to look in
+                                             host_prompt_lens  (5, 0, 1): the last prompt ends here, with row 7
     """
 
     positions: Tensor  # [rows] int32
@@ -24,13 +25,17 @@ class AttentionRows:
     block_tables: tuple[Tensor, ...]  # per group [seats, blocks] int32; entry i covers the i-th block of tokens
     host_query_lens: tuple[int, ...]
     host_context_lens: tuple[int, ...]
+    # The first so many rows of each sequence come before the last token of its prompt. Where bits may not depend on a
+    # step, this is what decides which kernel attends for a row.
+    host_prompt_lens: tuple[int, ...]
     # Where media attend both ways, the last position that each row sees: [rows] int32. None: its own, for all of them.
     last_visible: Tensor | None = None
+    host_media_rows: tuple[range, ...] = ()  # the rows of such media, ascending
 
     @property
     def causal(self) -> "AttentionRows":
         """The same rows, for layers in which nothing attends both ways."""
-        return self if self.last_visible is None else replace(self, last_visible=None)
+        return self if self.last_visible is None else replace(self, last_visible=None, host_media_rows=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,7 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=MAX_MODEL_LEN,
         enable_prefix_caching=enable_prefix_caching,
+        keeps_answers=not model.placement.attends_by_role,
         fast_prefill=fast_prefill,
         overlapped=overlapped,
         poison_freed_blocks=True,

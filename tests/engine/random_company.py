@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, replace
 
 from facet.engine.engine import Engine
-from facet.kernels.paged_attention.invariant.reference import KEYS_PER_TILE
+from facet.kernels.paged_attention.invariant_reference import KEYS_PER_TILE
 from facet.kv_cache.accountant import need_of
 from facet.model.gemma import Gemma
 from facet.request import Request

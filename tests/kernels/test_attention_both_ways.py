@@ -50,6 +50,7 @@ def with_media(
         num_computed=context_lens - num_rows,
         num_scheduled=num_rows,
         num_logit_rows=np.zeros_like(num_rows),
+        num_prompt=context_lens,
         seats=np.arange(len(num_rows), dtype=np.int32),
     )
     device = inputs.queries.device

@@ -21,7 +21,7 @@ from tests.media_spans import spans_at
 
 pytest.importorskip("triton")
 from facet.kernels.paged_attention import gpu
-from facet.kernels.paged_attention.invariant.gpu import plan_invariant_on_gpu
+from facet.kernels.paged_attention.gpu import plan_invariant_on_gpu
 from facet.kernels.paged_attention.prefill.runs import attend_runs
 from facet.kernels.paged_attention.prefill.separate import SeparateKernel
 from facet.kernels.paged_attention.prefill.shared import SharedKernel
@@ -87,7 +87,7 @@ def test_however_it_is_scheduled(case: cases.Case, media: Media, changes: dict[s
 
 @pytest.mark.parametrize(("case", "media"), CASES[:3], ids=["global", "wide", "narrow"])
 def test_invariant(case: cases.Case, media: Media) -> None:
-    """Right, across shares of keys, and a picture's bits are the same alone and between its neighbours."""
+    """Right, and a picture's bits are the same alone and between its neighbours."""
     inputs = with_media(case, case.inputs(torch.float32, DEVICE), media)
 
     def attend(rows: AttentionRows, queries: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,6 @@ def test_invariant(case: cases.Case, media: Media) -> None:
             case.heads,
             window=case.window,
             tokens_per_block=case.tokens_per_block,
-            keys_per_share=64,
         )
         return plan.run(queries, inputs.cache, scale=case.scale)
 
@@ -118,6 +117,8 @@ def test_invariant(case: cases.Case, media: Media) -> None:
                     last_visible=inputs.rows.last_visible[own].clone(),
                     host_query_lens=(span.length,),
                     host_context_lens=(span.end,),
+                    host_prompt_lens=(span.length,),
+                    host_media_rows=(range(span.length),),
                 )
                 assert torch.equal(attend(rows, inputs.queries[own]), together[own])
 

@@ -20,7 +20,7 @@ from facet.kernels.moe import cases as moe_cases
 from facet.kernels.moe import reference as plain_experts
 from facet.kernels.moe import route
 from facet.kernels.paged_attention import cases as attention_cases
-from facet.kernels.paged_attention.invariant.reference import KEYS_PER_TILE
+from facet.kernels.paged_attention.invariant_reference import KEYS_PER_TILE
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = (
@@ -136,6 +136,7 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
             block_tables=inputs.rows.block_tables,
             host_query_lens=tuple(query_lens[index] for index in kept),
             host_context_lens=tuple(context_lens[index] for index in kept),
+            host_prompt_lens=(0,) * len(kept),
         )
         plan = arithmetic.plan_attention(
             rows,

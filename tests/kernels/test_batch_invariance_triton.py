@@ -28,7 +28,8 @@ from facet.kernels.moe import reference as plain_experts
 from facet.kernels.moe import triton as experts
 from facet.kernels.moe.config import invariant_tiles
 from facet.kernels.paged_attention import cases as attention_cases
-from facet.kernels.paged_attention.invariant.gpu import plan_invariant_on_gpu
+from facet.kernels.paged_attention.decode import fixed
+from facet.kernels.paged_attention.gpu import plan_invariant_on_gpu
 from facet.kernels.paged_attention.reference import plan_reference
 from facet.kernels.rms_norm.triton import rms_norm, tile_of_few_rows
 
@@ -158,7 +159,8 @@ def test_experts(dtype: torch.dtype) -> None:
         assert torch.equal(run(rows), together[rows])
 
 
-SHARE = 64
+# Least keys of a share of a decoded row, without a window and with one.
+SHARE, WINDOW_SHARE = 128, 64
 ATTENTION = attention_cases.Case(
     name="three shares",
     num_heads=2,
@@ -166,12 +168,17 @@ ATTENTION = attention_cases.Case(
     head_dim=512 if ON_GPU else 32,
     window=None,
     tokens_per_block=24,
-    sequences=((12, 2 * SHARE + 6), (2, 30)),
+    sequences=((12, 3 * SHARE + 6), (2, 30)),
 )
+# Rows of either sequence that are prefilled: tokens before the last of its prompt. An answer follows, as that of a
+# request that was put back.
+NUM_PREFILLED = (7, 1)
 ATTENTION_CASES = (
     ATTENTION,
     replace(ATTENTION, name="window", window=20, head_dim=256 if ON_GPU else 32),
-    replace(ATTENTION, name="window over a tile", window=SHARE + 7, num_kv_heads=2, head_dim=128 if ON_GPU else 32),
+    replace(
+        ATTENTION, name="window of shares", window=3 * WINDOW_SHARE + 7, num_kv_heads=2, head_dim=128 if ON_GPU else 32
+    ),
     replace(ATTENTION, name="three heads to one", num_heads=3, num_kv_heads=1),
     replace(ATTENTION, name="shared", num_rotated_pairs=64 if ON_GPU else 8),
 )
@@ -179,44 +186,57 @@ ATTENTION_CASES = (
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
-def test_attention(case: attention_cases.Case, dtype: torch.dtype) -> None:
-    """Rows on both sides of the last cut between shares, in chunks cut anywhere, in company and without."""
+def test_attention(case: attention_cases.Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt and an answer in chunks cut anywhere, in company and without, by few programs and by many."""
     inputs = case.inputs(dtype, DEVICE)
     num_rows = len(inputs.queries)
 
-    def attend(first: int, last: int, *, limit: int = 2**30, most_shares: int = 0) -> Tensor:
-        rows = _some_rows(case, inputs, first, last, most_shares)
+    def attend(first: int, last: int, *, limit: int = 2**30, longest: int = 0) -> Tensor:
         plan = plan_invariant_on_gpu(
-            rows,
+            _some_rows(case, inputs, first, last, longest),
             inputs.block_table,
             case.heads,
             window=case.window,
             tokens_per_block=case.tokens_per_block,
-            keys_per_share=SHARE,
             partials_limit=limit,
         )
-        assert len(plan.passes) > 1 or limit == 2**30 or case.window is not None
-        out = torch.empty_like(inputs.queries[first:last])
+        assert len(plan.decodes) > 1 or limit > 1
+        out = torch.full_like(inputs.queries[first:last], torch.nan)
         plan.run(inputs.queries[first:last], inputs.cache, scale=case.scale, key_recipe=inputs.key_recipe, out=out)
         return out
 
     together = attend(0, num_rows)
     case.tolerance(dtype).check(together, case.attend(inputs, plan_reference))
-    for first, last in pairwise((0, 1, 5, 11, num_rows)):
+    for first, last in pairwise((0, 1, 5, 8, 9, 11, num_rows)):
         assert torch.equal(attend(first, last), together[first:last])
-    # In several passes, and as a captured graph does it: with shares for contexts that nobody has.
+    # Row by row, and as a captured graph does it: planned for contexts that nobody has.
     assert torch.equal(attend(0, num_rows, limit=1), together)
-    assert torch.equal(attend(9, 10, most_shares=5), together[9:10])
+    assert torch.equal(attend(9, 10, longest=1000), together[9:10])
+    monkeypatch.setattr(fixed, "_LEAST_PROGRAMS", 1)
+    monkeypatch.setattr(fixed, "fitting_shares", lambda *_: 2)
+    assert torch.equal(attend(0, num_rows), together)
+
+
+def test_tokens_keep_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which rows are decoded follows from where prompts end, and from nothing else."""
+    case = replace(ATTENTION, sequences=((1, 9), (40, 60), (3, 50), (1, 20)))
+    rows = replace(case.inputs(torch.float32, DEVICE).rows, host_prompt_lens=(1, 40, 1, 0))
+    plan = case.plan(replace(case.inputs(torch.float32, DEVICE), rows=rows), plan_invariant_on_gpu)
+    (decode,), (prefill,) = plan.decodes, plan.prefills
+    assert decode.row_map is not None
+    assert decode.row_map.tolist() == [42, 43, 44]
+    assert sorted(tile[:2] for tile in prefill.passes[0].tiles.tolist()) == [[0, 1], [1, 40], [41, 1]]
 
 
 def _some_rows(
-    case: attention_cases.Case, inputs: attention_cases.AttentionInputs, first: int, last: int, most_shares: int
+    case: attention_cases.Case, inputs: attention_cases.AttentionInputs, first: int, last: int, longest: int
 ) -> AttentionRows:
     """Rows first .. last - 1; those past the long sequence are the other's."""
     (long_len, long_context), (short_len, short_context) = case.sequences
-    query_lens = (min(last, long_len) - first, max(0, last - long_len))
+    query_lens = (max(0, min(last, long_len) - first), max(0, last - max(first, long_len)))
     long_end = long_context - long_len + min(last, long_len)
-    context_lens = (max(long_end, most_shares * SHARE), short_context - short_len + query_lens[1])
+    context_lens = (max(long_end, longest), short_context - short_len + max(0, last - long_len))
+    prompt_lens = (NUM_PREFILLED[0] - first, NUM_PREFILLED[1] - max(0, first - long_len))
     kept = [index for index, query_len in enumerate(query_lens) if query_len > 0]
     return AttentionRows(
         positions=inputs.rows.positions[first:last],
@@ -224,4 +244,5 @@ def _some_rows(
         block_tables=inputs.rows.block_tables,
         host_query_lens=tuple(query_lens[index] for index in kept),
         host_context_lens=tuple(context_lens[index] for index in kept),
+        host_prompt_lens=tuple(min(max(0, prompt_lens[index]), query_lens[index]) for index in kept),
     )

@@ -94,6 +94,7 @@ def test_row_places(num_rows: int) -> None:
         block_tables=(block_table,),
         host_query_lens=(1,) * num_rows,
         host_context_lens=(1,) * num_rows,
+        host_prompt_lens=(0,) * num_rows,
     )
     for got, expected in zip(
         fast.row_places(rows, block_table, tokens_per_block=7),

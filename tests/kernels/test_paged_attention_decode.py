@@ -98,8 +98,7 @@ def rows_case(*, window: int | None, num_rotated_pairs: int | None, after_a_chun
 def decode_plan(case: cases.Case, inputs: cases.AttentionInputs) -> DecodePlan:
     """As for a captured graph: planned for long contexts."""
     rows = replace(inputs.rows, host_context_lens=(100_000,) * len(case.sequences))
-    plan = case.plan(replace(inputs, rows=rows), plan_on_gpu).decode
-    assert plan is not None
+    (plan,) = case.plan(replace(inputs, rows=rows), plan_on_gpu).decodes
     return plan
 
 

@@ -12,15 +12,14 @@ import pytest
 import torch
 
 from facet.kernels.paged_attention import AttentionPlan, cases
-from facet.kernels.paged_attention.invariant.reference import plan_invariant_reference
+from facet.kernels.paged_attention.invariant_reference import plan_invariant_reference
 from facet.kernels.paged_attention.reference import plan_reference
 from tests.kernels.exact_attention import exact_batch, plant
 
 pytest.importorskip("triton")
 from facet.kernels.paged_attention.decode.kernel import attend_rows
 from facet.kernels.paged_attention.decode.tuning import choose_decode_tuning
-from facet.kernels.paged_attention.gpu import choose_reader, choose_triton_kernel, plan_on_gpu
-from facet.kernels.paged_attention.invariant.gpu import plan_invariant_on_gpu
+from facet.kernels.paged_attention.gpu import choose_reader, choose_triton_kernel, plan_invariant_on_gpu, plan_on_gpu
 from facet.kernels.paged_attention.prefill.runs import attend_runs
 
 ON_GPU = torch.cuda.is_available()
@@ -122,17 +121,21 @@ def test_the_references_are_exact_too(
     assert batch.is_exact(batch.case.attend(batch.inputs, make_plan))
 
 
-@pytest.mark.parametrize(("num_splits", "last_merges"), [(3, True), (9, False), *([(16, True), (70, False)] * ON_GPU)])
+@pytest.mark.parametrize(
+    ("num_splits", "last_merges", "num_programs"),
+    [(3, True, None), (9, False, 2), *([(16, True, None), (16, True, 3), (70, False, None)] * ON_GPU)],
+)
 @pytest.mark.parametrize(("case", "kv_dtype"), SHARES, ids=name_of)
-def test_shares_of_decoded_rows(case: cases.Case, num_splits: int, last_merges: bool, kv_dtype: str | None) -> None:
+def test_shares_of_decoded_rows(
+    case: cases.Case, num_splits: int, last_merges: bool, num_programs: int | None, kv_dtype: str | None
+) -> None:
     """However many there are, and whoever puts them together."""
     case = replace(case, sequences=tuple(lens for lens in case.sequences if lens[0] == 1 and lens[1] > 24))
     batch = exact_batch(case, HALF, DEVICE, kv_dtype=kv_dtype)
-    inputs, plan = batch.inputs, batch.case.plan(batch.inputs, plan_on_gpu).decode
-    assert plan is not None
+    inputs, (plan,) = batch.inputs, batch.case.plan(batch.inputs, plan_on_gpu).decodes
     reader = choose_reader(inputs.queries, inputs.cache, inputs.key_recipe)
     chosen = choose_decode_tuning(reader, inputs.queries, inputs.cache, plan)
-    tuning = replace(chosen, num_splits=num_splits, least_keys=16, last_merges=last_merges)
+    tuning = replace(chosen, num_splits=num_splits, least_keys=16, last_merges=last_merges, num_programs=num_programs)
     for _ in range(NUM_REPEATS):
         got = torch.full_like(inputs.queries, float("nan"))
         attend_rows(inputs.queries, got, inputs.cache, plan, batch.case.scale, inputs.key_recipe, reader, tuning)
@@ -143,8 +146,7 @@ def test_shares_of_decoded_rows(case: cases.Case, num_splits: int, last_merges: 
 @pytest.mark.parametrize("case", REAL, ids=name_of)
 def test_prefill_where_the_gpu_is_no_hopper(case: cases.Case) -> None:
     batch = exact_batch(replace(case, sequences=tuple(lens for lens in case.sequences if lens[0] > 1)), HALF, DEVICE)
-    inputs, plan = batch.inputs, batch.case.plan(batch.inputs, plan_on_gpu).prefill
-    assert plan is not None
+    inputs, (plan,) = batch.inputs, batch.case.plan(batch.inputs, plan_on_gpu).prefills
     kernel = choose_triton_kernel(case.head_dim, HALF.itemsize, is_shared=case.is_shared)
     for _ in range(NUM_REPEATS):
         got = torch.full_like(inputs.queries, float("nan"))

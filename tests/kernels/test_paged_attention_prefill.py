@@ -180,12 +180,11 @@ def test_rows_of_short_runs_are_decoded_beside_others() -> None:
     case = replace(PLAIN_CASE, sequences=((1, 5), (LEAST_RUN, 200), (9, 20), (1, 30), (40, 40), (LEAST_RUN - 1, 90)))
     inputs = case.inputs(HALF, DEVICE)
     plan = case.plan(inputs, plan_on_gpu)
-    assert plan.decode is not None
-    assert plan.decode.row_map is not None
-    assert plan.decode.row_map.tolist() == [0, *range(33, 43), *range(83, 114)]
-    assert (plan.decode.num_rows, len(plan.decode.arrivals), plan.decode.most_keys) == (42, 42, 90)
-    assert plan.prefill is not None
-    assert [run_pass.num_keys for run_pass in plan.prefill.passes] == [3 * KEYS_PER_COPY]
+    (decode,), (prefill,) = plan.decodes, plan.prefills
+    assert decode.row_map is not None
+    assert decode.row_map.tolist() == [0, *range(33, 43), *range(83, 114)]
+    assert (decode.num_rows, len(decode.arrivals), decode.most_keys) == (42, 42, 90)
+    assert [run_pass.num_keys for run_pass in prefill.passes] == [3 * KEYS_PER_COPY]
     output = plan.run(inputs.queries, inputs.cache, scale=case.scale)
     case.tolerance(HALF).check(output, case.attend(inputs, plan_reference))
 
@@ -195,9 +194,9 @@ def test_short_runs_alone_need_no_map(window: int | None) -> None:
     case = replace(PLAIN_CASE, window=window, sequences=((9, 20), (1, 30), (2, 2)))
     inputs = case.inputs(torch.float32, DEVICE)
     plan = case.plan(inputs, plan_on_gpu)
-    assert plan.prefill is None
-    assert plan.decode is not None
-    assert (plan.decode.row_map, plan.decode.num_rows, plan.decode.most_keys) == (None, 12, window or 30)
+    assert plan.prefills == ()
+    (decode,) = plan.decodes
+    assert (decode.row_map, decode.num_rows, decode.most_keys) == (None, 12, window or 30)
     output = plan.run(inputs.queries, inputs.cache, scale=case.scale)
     case.tolerance(torch.float32).check(output, case.attend(inputs, plan_reference))
 

@@ -187,8 +187,7 @@ def test_attended_to_as_the_reference_attends(case: cases.Case, dtype: torch.dty
 def test_unpacked_numbers_are_those_of_the_reference(case: cases.Case, name: str) -> None:
     """Bit for bit: a product in float32, rounded once."""
     inputs = quantized(replace(case, sequences=((40, 70),)), name, HALF)
-    plan = case.plan(inputs, plan_on_gpu).prefill
-    assert plan is not None
+    (plan,) = case.plan(inputs, plan_on_gpu).prefills
     (run_pass,) = plan.passes
     scratch = make_scratch(inputs.cache, run_pass, HALF, inputs.key_recipe, is_shared=False)
     unpack(scratch, inputs.cache, plan.rows, run_pass, range(case.num_kv_heads), inputs.key_recipe)
@@ -218,8 +217,7 @@ def test_shares(case: cases.Case, name: str, reader: Reader) -> None:
     """Rows in several shares, whose last tile is not full: spare places have no scale of their own."""
     case = replace(case, window=None, sequences=((1, 33), (1, 100)))
     inputs = quantized(case, name, HALF)
-    plan = case.plan(inputs, plan_on_gpu).decode
-    assert plan is not None
+    (plan,) = case.plan(inputs, plan_on_gpu).decodes
     assert reader in (SEPARATE, choose_reader(inputs.queries, inputs.cache, inputs.key_recipe))
     tuning = DecodeTuning(
         keys_per_tile=32, least_keys=32, num_splits=3, num_warps=4, num_stages=2, last_merges=True, exits_early=False

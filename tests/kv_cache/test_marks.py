@@ -26,6 +26,16 @@ def test_marks_come_due_as_they_are_passed() -> None:
     assert marks.due(seats, np.array([99, 999])) == []
 
 
+def test_nothing_behind_an_end_is_kept() -> None:
+    """As of a request that was put back, whose answer is to be computed again by itself."""
+    marks = Marks(make_layout((8, 4), (None, 4)), max_num_seqs=1)
+    marks.set(0, PrefixChain(range(40)), num_computed=0, passage=Passage(36, 1), end=24)
+    assert marks.pass_until(0, 40) == [8, 16, 24]
+    marked = marks.get(0)
+    assert marked is not None
+    assert marked.end == 24
+
+
 def test_marks_do_not_cut_what_attends_both_ways() -> None:
     """16 and 32 lie inside of spans, and so does the last token but one; a sound may be cut."""
     marks = Marks(make_layout((8, 4), (None, 4)), max_num_seqs=1)

@@ -151,6 +151,7 @@ class Scene:
             block_tables=(table,),
             host_query_lens=(end - first,),
             host_context_lens=(end,),
+            host_prompt_lens=(end - first - 1,),
         )
         plan = arithmetic.plan_attention(
             rows, table, heads_of(layer), window=layer.window, tokens_per_block=group.tokens_per_block

@@ -126,7 +126,7 @@ def test_what_constrains_an_answer_begins_behind_the_thought(llm: LLM, constrain
     # Longer than with bare texts: the prompts name tools, and three answers each must not fit all together.
     count = 40
     many = [
-        replace(settings, n=3 if index % 4 == 0 else 1, structured_outputs=None, max_tokens=64)
+        replace(settings, n=4 if index % 2 == 0 else 1, structured_outputs=None, max_tokens=64)
         for index, settings in enumerate(make_settings(count, thought.close_id))
     ]
     messages = [[{"role": "user", "content": ASKED[index % len(ASKED)]}] for index in range(count)]

@@ -18,6 +18,7 @@ from facet.layers.kv_arena import KVArena
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
 from facet.runner.batch import Chunks, SequenceRows, make_batch, make_batch_of
+from tests.media_spans import spans_at
 from tests.model.paged_model import PagedSequence, load
 from tests.tiny_checkpoints import SHRUNK, write_config
 
@@ -53,6 +54,7 @@ def check_rows(rows: AttentionRows, parts: list[tuple[SequenceRows, int]]) -> No
     query_lens = [count for _, count in parts]
     assert rows.host_query_lens == tuple(query_lens)
     assert rows.host_context_lens == tuple(context_lens)
+    assert rows.host_prompt_lens == tuple(count - 1 for count in query_lens), "the prompt ends here"
     positions = [
         length - count + row for length, count in zip(context_lens, query_lens, strict=True) for row in range(count)
     ]
@@ -112,10 +114,48 @@ def test_arrays_and_lists_give_the_same_batch(sequences: list[SequenceRows]) -> 
         num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
         num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
         num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
+        num_prompt=np.array([sequence.num_computed + len(sequence.token_ids) for sequence in sequences], np.int32),
         seats=seats,
     )
     token_ids = torch.tensor([token for sequence in sequences for token in sequence.token_ids])
     check_batch(make_batch(token_ids, chunks, tuple(tables), CPU, skip_upper=True), sequences, skip_upper=True)
+
+
+@given(data=st.data())
+def test_rows_of_prompts_and_of_media_are_told_from_others(data: st.DataObject) -> None:
+    """Against a look at every row: one token is the last of a prompt, those before it are its others."""
+    numbers, spans = [], {}
+    for seat in range(data.draw(st.integers(1, 4))):
+        num_prompt, num_computed = data.draw(st.integers(1, 30)), data.draw(st.integers(0, 32))
+        num_scheduled = data.draw(st.integers(1, 30))
+        first = data.draw(st.integers(0, num_prompt - 1))
+        end = data.draw(st.integers(first + 1, num_prompt))
+        # A chunk has all of a span or nothing.
+        if not (num_computed < end and first < num_computed + num_scheduled) or (
+            num_computed <= first and end <= num_computed + num_scheduled
+        ):
+            spans[seat] = spans_at((first, end))
+        numbers.append((num_computed, num_scheduled, data.draw(st.integers(0, num_scheduled)), num_prompt, seat))
+    columns = (np.array(column, np.int32) for column in zip(*numbers, strict=True))
+    names = ("num_computed", "num_scheduled", "num_logit_rows", "num_prompt", "seats")
+    chunks = Chunks(**dict(zip(names, columns, strict=True)))
+    token_ids = torch.zeros(int(chunks.num_scheduled.sum()), dtype=torch.int64)
+    batch = make_batch(token_ids, chunks, (), CPU, skip_upper=True, media=spans)
+    assert batch.upper_rows is not None
+    for rows, counts in ((batch.rows, chunks.num_scheduled), (batch.upper_rows, chunks.num_logit_rows)):
+        media_rows, prompt_lens, start = [], [], 0
+        for (num_computed, num_scheduled, _, num_prompt, seat), count in zip(numbers, counts.tolist(), strict=True):
+            positions = range(num_computed + num_scheduled - count, num_computed + num_scheduled)
+            is_media = [any(span.first <= at < span.end for span in spans.get(seat, ())) for at in positions]
+            media_rows += [start + row for row, is_one in enumerate(is_media) if is_one]
+            if count:
+                prompt_lens.append(
+                    sum(at < num_prompt - 1 or is_one for at, is_one in zip(positions, is_media, strict=True))
+                )
+            start += count
+        assert rows.host_prompt_lens == tuple(prompt_lens)
+        assert [row for stretch in rows.host_media_rows for row in stretch] == media_rows
+        assert (rows.last_visible is None) == (batch.rows.host_media_rows == ())
 
 
 # Logits are of size 1. Tiles of other shapes sum in other orders, and random weights with attention scores of size 10

@@ -74,6 +74,7 @@ def test_pieces_equal_one_go(name: str, tmp_path: Path) -> None:
                 num_computed=num_computed.copy(),
                 num_scheduled=lens,
                 num_logit_rows=np.ones_like(lens),
+                num_prompt=num_computed + lens,
                 seats=np.arange(NUM_SEQUENCES, dtype=np.int32),
             )
             token_ids = torch.arange(int(lens.sum())) * 7 % 50 + number

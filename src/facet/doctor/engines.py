@@ -48,6 +48,7 @@ def make_engine(model: Gemma, setup: Setup) -> Engine:
     layout = make_kv_layout(model.spec, dtype=dtypes)
     num_blocks = _num_blocks(layout, model, setup, chunk)
     settings = EngineSettings(
+        keeps_answers=not model.placement.attends_by_role,
         layout=layout,
         num_blocks=num_blocks,
         max_num_seqs=setup.max_num_seqs,

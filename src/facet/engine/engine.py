@@ -84,6 +84,7 @@ class Engine:
                 max_num_seqs=settings.max_num_seqs,
                 max_model_len=settings.max_model_len,
                 enable_prefix_caching=settings.enable_prefix_caching,
+                keeps_answers=settings.keeps_answers,
             ),
             Limits(
                 max_num_batched_tokens=settings.max_num_batched_tokens,

@@ -67,6 +67,7 @@ class EngineSettings:
     weight_lines: tuple[str, ...] = ()  # how weights are quantized, and what of the checkpoint is not used
     is_widened: bool = False  # stored in bfloat16, computed in float32: the processor has no bfloat16 products
     is_batch_invariant: bool = False  # so is the model, which does the arithmetic
+    keeps_answers: bool = True  # the prefix cache has generated tokens, too
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
     piece_sizes: tuple[int, ...] = ()  # of steps with longer runs; empty: their lower layers are not captured
     max_step_seconds: float | None = None  # None: prompts get as many rows as the budget has
@@ -166,6 +167,7 @@ def resolve(
         weight_lines=weight_lines,
         is_widened=_is_widened(config, model),
         is_batch_invariant=shape.is_batch_invariant,
+        keeps_answers=not model.placement.attends_by_role,
         graph_sizes=shape.graph_sizes,
         piece_sizes=shape.piece_sizes,
         max_step_seconds=None if config.max_step_ms is None else config.max_step_ms / 1000,

@@ -54,6 +54,9 @@ class Arithmetic:
     mean_of_streams: Callable[[Sequence[Tensor]], Tensor]
     prepare_heads: PrepareHeads
     plan_attention: PlanAttention
+    attends_by_role_on: tuple[
+        str, ...
+    ]  # types of devices where tokens of prompts and answers have kernels of their own
     choose_eight_bits: eight_bits.ChooseConfig  # how programs divide products with matrices of eight bits
     most_rows_of_int4: float  # that are multiplied by 4-bit codes as they are, and not by values made of them
 
@@ -77,6 +80,7 @@ USUAL = Arithmetic(
     mean_of_streams=streams.mean_of_streams,
     prepare_heads=head_inputs.prepare_heads,
     plan_attention=plan_attention,
+    attends_by_role_on=(),  # kernels are chosen by how many rows there are
     choose_eight_bits=eight_bits.choose_config,
     most_rows_of_int4=int4.MAX_FEW_ROWS,
 )
@@ -100,6 +104,7 @@ BATCH_INVARIANT = Arithmetic(
     mean_of_streams=streams.invariant_mean_of_streams,
     prepare_heads=head_inputs.invariant_prepare_heads,
     plan_attention=plan_invariant_attention,
+    attends_by_role_on=("cuda",),
     choose_eight_bits=eight_bits.choose_one_config,
     most_rows_of_int4=math.inf,
 )

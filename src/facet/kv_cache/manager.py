@@ -19,7 +19,7 @@ from facet.arena_picture import ArenaPicture
 from facet.kv_cache.accountant import block_range
 from facet.kv_cache.block_pool import BlockPool, Blocks
 from facet.kv_cache.block_tables import BlockTables, Seats, TableEntries, entries_between
-from facet.kv_cache.marks import Marks
+from facet.kv_cache.marks import NEVER, Marks
 from facet.kv_cache.picture import draw
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import NEW_GROUND, Passage, PrefixIndex
@@ -51,13 +51,16 @@ class KVCacheManager:
         max_num_seqs: int,
         max_model_len: int,
         enable_prefix_caching: bool = True,
+        keeps_answers: bool = True,
         ordered_on_one_stream: bool = True,
     ) -> None:
+        """`keeps_answers`: also tokens that were generated serve prompts that begin with them."""
         self.layout = layout
         self.num_blocks = num_blocks
         # Today one stream orders all work, so a block may be written by the step after its last reader. Copies on a
         # stream of their own (to host memory, to another GPU) would have to retire first: False says so.
         self._ordered_on_one_stream = ordered_on_one_stream
+        self._keeps_answers = keeps_answers
         self._pool = BlockPool(num_blocks)
         self._tables = BlockTables(layout, max_num_seqs=max_num_seqs, max_model_len=max_model_len)
         self._prefixes = PrefixIndex(layout, self._pool) if enable_prefix_caching else None
@@ -127,7 +130,7 @@ class KVCacheManager:
         """
         marked = self._marks.get(seat)
         if marked is not None and self._prefixes is not None:
-            position = min(num_computed, len(marked.chain))
+            position = min(num_computed, len(marked.chain), marked.end)
             if is_sound:
                 if self._window_is_held(seat, position):
                     self._plant(seat, marked.chain, position, marked.passage)
@@ -200,7 +203,8 @@ class KVCacheManager:
         if entrant.chain is not None and self._prefixes is not None:
             passage = NEW_GROUND if entrant.is_resumed else self._prefixes.enter(entrant.chain)
             num_computed = entrant.num_computed
-            self._marks.set(entrant.seat, entrant.chain, num_computed=num_computed, passage=passage)
+            end = NEVER if self._keeps_answers else len(entrant.request.prompt_token_ids) - 1
+            self._marks.set(entrant.seat, entrant.chain, num_computed=num_computed, passage=passage, end=end)
             if not entrant.is_resumed:
                 self._num_prompt_tokens += len(entrant.chain)
                 self._num_prompt_tokens_hit += num_computed

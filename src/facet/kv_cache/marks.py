@@ -33,6 +33,7 @@ class MarkedSeat:
     chain: PrefixChain
     passage: Passage
     positions: list[int]  # still to come, the next one last
+    end: int  # nothing behind it is kept
     prompt: PromptName | None
 
 
@@ -46,12 +47,12 @@ class Marks:
         self._under_way: Counter[PromptName] = Counter()
         self._next = np.full(max_num_seqs, NEVER, np.int64)
 
-    def set(self, seat: int, chain: PrefixChain, *, num_computed: int, passage: Passage) -> None:
-        wanted = mark_positions(len(chain), self._window, passage.known_until)
+    def set(self, seat: int, chain: PrefixChain, *, num_computed: int, passage: Passage, end: int = NEVER) -> None:
+        wanted = mark_positions(min(len(chain), end + 1), self._window, passage.known_until)
         positions = sorted({chain.end_before_cut(position) for position in wanted})
         positions = [position for position in positions if position > num_computed]
         prompt = prompt_name(chain) if positions else None
-        self._seats[seat] = MarkedSeat(chain, passage, positions[::-1], prompt)
+        self._seats[seat] = MarkedSeat(chain, passage, positions[::-1], end, prompt)
         if prompt is not None:
             self._under_way[prompt] += 1
         self._set_next(seat)

@@ -24,6 +24,11 @@ class Placement:
         """The bits of a row do not depend on the rows computed with it."""
         return self.arithmetic is BATCH_INVARIANT
 
+    @property
+    def attends_by_role(self) -> bool:
+        """Tokens of prompts and of answers have kernels of their own, and so would differ in the other's place."""
+        return self.device.type in self.arithmetic.attends_by_role_on
+
     def weight(self, *shape: int) -> Weight:
         return DenseWeight(self._parameter(self.dtype, *shape), self.arithmetic)
 

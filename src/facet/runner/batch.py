@@ -24,6 +24,7 @@ class Chunks:
     num_computed: Counts
     num_scheduled: Counts
     num_logit_rows: Counts  # of the scheduled tokens, the last so many want logits
+    num_prompt: Counts  # tokens of the prompt
     seats: Counts  # whose block tables are the sequence's own
 
 
@@ -47,9 +48,11 @@ def make_batch(
     ends = np.cumsum(chunks.num_scheduled, dtype=np.int32)
     logit_rows = ranges(ends - chunks.num_logit_rows, chunks.num_logit_rows)
     device_positions, device_seats, device_logit_rows = arrays_on_device((positions, seats, logit_rows), device)
-    last_visible = None
+    last_visible, is_media = None, None
     if media and (visible := _last_visible(chunks, positions, media)) is not None:
-        (last_visible,) = arrays_on_device((visible,), device)
+        is_media = visible >= 0
+        (last_visible,) = arrays_on_device((np.where(is_media, visible, positions),), device)
+    prompt_lens = _prompt_lens(chunks.num_computed, chunks.num_scheduled, chunks.num_prompt, is_media)
     upper_rows = None
     if skip_upper:
         kept = np.flatnonzero(chunks.num_logit_rows)
@@ -59,7 +62,11 @@ def make_batch(
             block_tables=block_tables,
             host_query_lens=tuple(chunks.num_logit_rows[kept].tolist()),
             host_context_lens=tuple(context_lens[kept].tolist()),
+            host_prompt_lens=tuple(
+                np.maximum(prompt_lens - chunks.num_scheduled + chunks.num_logit_rows, 0)[kept].tolist()
+            ),
             last_visible=None if last_visible is None else last_visible[device_logit_rows],
+            host_media_rows=() if is_media is None else _stretches(is_media[logit_rows]),
         )
     return ForwardBatch(
         token_ids=token_ids,
@@ -69,7 +76,9 @@ def make_batch(
             block_tables=block_tables,
             host_query_lens=tuple(chunks.num_scheduled.tolist()),
             host_context_lens=tuple(context_lens.tolist()),
+            host_prompt_lens=tuple(prompt_lens.tolist()),
             last_visible=last_visible,
+            host_media_rows=() if is_media is None else _stretches(is_media),
         ),
         logit_rows=device_logit_rows.long(),
         upper_rows=upper_rows,
@@ -92,8 +101,25 @@ def _soft_rows(places: NDArray[np.int64], values: Tensor, device: torch.device) 
     return SoftRows(places=device_places, values=values)
 
 
+def _prompt_lens(
+    num_computed: Counts, num_scheduled: Counts, num_prompt: Counts, is_media: NDArray[np.bool_] | None
+) -> Counts:
+    """How many of each chunk's rows come before the last token of its prompt, or are media that end there."""
+    lens = np.clip(num_prompt - 1 - num_computed, 0, num_scheduled)
+    if is_media is not None:
+        last = np.cumsum(num_scheduled) - num_scheduled + np.minimum(lens, num_scheduled - 1)
+        lens = lens + ((lens < num_scheduled) & is_media[last])
+    return lens
+
+
+def _stretches(chosen: NDArray[np.bool_]) -> tuple[range, ...]:
+    """The stretches of chosen rows, each as long as can be."""
+    edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False)).tolist()
+    return tuple(range(first, end) for first, end in zip(edges[::2], edges[1::2], strict=True))
+
+
 def _last_visible(chunks: Chunks, positions: Counts, media: Mapping[int, Sequence[MediaSpan]]) -> Counts | None:
-    """Per row, the last position that it sees where spans attend both ways. None: no chunk has such a span."""
+    """Of rows in spans that attend both ways, the last position that they see; -1 of others. None: all are others."""
     found, start = None, 0
     for seat, first, count in zip(
         chunks.seats.tolist(), chunks.num_computed.tolist(), chunks.num_scheduled.tolist(), strict=True
@@ -102,7 +128,7 @@ def _last_visible(chunks: Chunks, positions: Counts, media: Mapping[int, Sequenc
             if first < span.end and span.first < first + count:
                 assert first <= span.first, "a span that attends both ways was cut"
                 assert span.end <= first + count, "a span that attends both ways was cut"
-                found = positions.copy() if found is None else found
+                found = np.full_like(positions, -1) if found is None else found
                 found[start + span.first - first : start + span.end - first] = span.end - 1
         start += count
     return found
@@ -116,7 +142,7 @@ def ranges(firsts: Counts, lengths: Counts) -> Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRows:
-    """One sequence's part of a pass, for callers that have few of them and plain lists."""
+    """One sequence's part of a pass, the last of its prompt, for callers that have few of them and plain lists."""
 
     token_ids: Sequence[int]
     num_computed: int
@@ -131,6 +157,7 @@ def make_batch_of(sequences: Sequence[SequenceRows], device: torch.device, *, sk
         num_computed=np.array([sequence.num_computed for sequence in sequences], np.int32),
         num_scheduled=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
         num_logit_rows=np.array([sequence.num_logit_rows for sequence in sequences], np.int32),
+        num_prompt=np.array([sequence.num_computed + len(sequence.token_ids) for sequence in sequences], np.int32),
         seats=np.arange(len(sequences), dtype=np.int32),
     )
     tables = tuple(

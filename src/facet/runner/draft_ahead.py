@@ -165,6 +165,7 @@ class DraftAhead:
             block_tables=self._block_tables,
             host_query_lens=(1,) * len(context_lens),
             host_context_lens=context_lens,
+            host_prompt_lens=(0,) * len(context_lens),
         )
 
 

@@ -71,6 +71,7 @@ class DecodeBuffers:
             block_tables=self.block_tables,
             host_query_lens=(1,) * size,
             host_context_lens=(max_model_len,) * size,
+            host_prompt_lens=(0,) * size,
         )
 
 

@@ -89,6 +89,7 @@ def measure_activations(model: Gemma, shape: StepShape) -> int:
         num_computed=np.zeros_like(lens),
         num_scheduled=lens,
         num_logit_rows=(lens == 1).astype(np.int32),
+        num_prompt=lens,
         seats=np.zeros_like(lens),
     )
     tables = tuple(

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from facet.errors import CapacityError
-from facet.kernels.paged_attention.invariant.plan import PARTIALS_LIMIT
+from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT
 from facet.kernels.paged_attention.prefill.plan import max_scratch_bytes
 from facet.kv_layout import KVLayout
 from facet.layers.attention import heads_of
@@ -126,12 +126,11 @@ def divide_memory(shape: StepShape, *, total: int, usable: int, weights: int, ac
 
     `usable` bytes may be taken, weights included; `activations` are of a step without what attention unpacks.
     """
+    scratch, graphs = scratch_bytes(shape), 0
     if shape.is_batch_invariant:
-        # Nothing is unpacked, but shares of keys leave partial results: of a step in the open, and of captured ones.
-        scratch = PARTIALS_LIMIT
+        # Shares of keys leave partial results, however many rows there are: in the open, and in captured steps.
+        scratch = max(scratch, PARTIALS_LIMIT)
         graphs = PARTIALS_LIMIT if shape.graph_sizes else 0
-    else:
-        scratch, graphs = scratch_bytes(shape), 0
     graphs += graph_bytes(shape, activations) + piece_bytes(shape, activations) + tower_graph_bytes(shape)
     sampling = max_device_bytes(
         num_seats=shape.max_num_seqs, vocab_size=shape.vocab_size, context_len=shape.max_model_len

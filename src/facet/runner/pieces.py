@@ -94,6 +94,7 @@ class PieceBuffers:
             block_tables=self.block_tables,
             host_query_lens=(),
             host_context_lens=(),
+            host_prompt_lens=(),
         )
 
     def fill(self, size: int, token_ids: Tensor, rows: AttentionRows) -> None:

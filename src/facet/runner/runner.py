@@ -204,10 +204,12 @@ class Runner:
     def _compute_on_scratch(self, step: warm_up.WarmUpStep, num_logit_rows: int = 1) -> None:
         """A step of prompts of zeros in blocks of no request, as long as a context may be."""
         lens = np.minimum(np.array(step.query_lens, np.int32), self._longest_context)
+        num_computed = np.minimum(step.num_computed, self._longest_context - lens)
         chunks = Chunks(
-            num_computed=np.minimum(step.num_computed, self._longest_context - lens),
+            num_computed=num_computed,
             num_scheduled=lens,
             num_logit_rows=np.minimum(lens, num_logit_rows),
+            num_prompt=num_computed + lens,
             seats=np.full_like(lens, self._seats.scratch_seat),
         )
         token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=self._device)
@@ -236,11 +238,17 @@ class Runner:
             or num_wanted > graphs.largest
             or bool((plan.num_logit_rows > 1 + plan.num_drafts).any())  # every row's logits, of a prompt
             or (media is not None and _ends_in_media(plan, media))  # the upper half embeds tokens alone
+            or self._captured_otherwise(plan, plan.num_logit_rows)
         ):
             batch = self._batch(plan, media, skip_upper=True)
             return ComputedRows(self.model(batch, self.arena, self._num_lower_layers), None)
         num_single = len(plan.seats) + len(plan.draft_token_ids)
-        if media is None and plan.num_tokens == num_single and num_single <= graphs.largest:
+        if (
+            media is None
+            and plan.num_tokens == num_single
+            and num_single <= graphs.largest
+            and not self._captured_otherwise(plan, plan.num_scheduled)
+        ):
             return self._replay(graphs, plan)
         batch = self._batch(plan, media, skip_upper=False)
         stream = self._lower(batch)
@@ -250,6 +258,14 @@ class Runner:
         seats = np.repeat(plan.seats, plan.num_logit_rows)
         logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, seats)
         return ComputedRows(graphs.hidden(num_wanted), logits)
+
+    def _captured_otherwise(self, plan: StepPlan, num_rows: NDArray[np.int32]) -> bool:
+        """Whether one of the last so many rows of an entry may not attend as captured steps do, which is as answers do:
+        where that matters, those before the last token of a prompt."""
+        if not self.model.placement.attends_by_role:
+            return False
+        firsts = plan.num_computed + plan.num_scheduled - num_rows
+        return bool(((num_rows > 0) & (firsts < self._seats.num_prompt[plan.seats] - 1)).any())
 
     def _lower(self, batch: ForwardBatch) -> Tensor:
         if self._pieces is not None and len(batch.token_ids) <= self._pieces.largest:
@@ -290,6 +306,7 @@ class Runner:
             num_computed=plan.num_computed,
             num_scheduled=plan.num_scheduled,
             num_logit_rows=plan.num_logit_rows,
+            num_prompt=self._seats.num_prompt[plan.seats],
             seats=plan.seats,
         )
         return make_batch(

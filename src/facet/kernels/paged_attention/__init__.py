@@ -8,7 +8,7 @@ from torch import Tensor
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention import reference
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
-from facet.kernels.paged_attention.invariant.reference import plan_invariant_reference
+from facet.kernels.paged_attention.invariant_reference import plan_invariant_reference
 from facet.kernels.paged_attention.plan import AttentionPlan
 from facet.kernels.paged_attention.reference import write_keys_and_values
 
@@ -42,7 +42,7 @@ def plan_invariant_attention(
     """As `plan_attention`, where a row's bits must not depend on the other rows of the step."""
     if not block_table.is_cuda:
         return plan_invariant_reference(rows, block_table, heads, window=window, tokens_per_block=tokens_per_block)
-    from facet.kernels.paged_attention.invariant.gpu import plan_invariant_on_gpu
+    from facet.kernels.paged_attention.gpu import plan_invariant_on_gpu
 
     return plan_invariant_on_gpu(rows, block_table, heads, window=window, tokens_per_block=tokens_per_block)
 

@@ -128,6 +128,7 @@ class Case:
                 block_tables=(block_table,),
                 host_query_lens=query_lens,
                 host_context_lens=context_lens,
+                host_prompt_lens=tuple(length - 1 for length in query_lens),
             ),
             block_table=block_table,
             key_recipe=key_recipe,

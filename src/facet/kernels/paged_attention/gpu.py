@@ -3,7 +3,8 @@
 This is the only place that looks at what a layer's cache holds to choose a kernel; README.md shows the outcome.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
+from facet.kernels.paged_attention.decode.fixed import choose_fixed_tuning, rows_of_partials
 from facet.kernels.paged_attention.decode.kernel import attend_rows
-from facet.kernels.paged_attention.decode.plan import DecodePlan, plan_decode
+from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT, DecodePlan, plan_decode
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
-from facet.kernels.paged_attention.decode.tuning import choose_decode_tuning
+from facet.kernels.paged_attention.decode.tuning import ChooseTuning, choose_decode_tuning
 from facet.kernels.paged_attention.plan import PagedRows
 from facet.kernels.paged_attention.prefill.hopper import ROWS_PER_WARPGROUP, runs_on_hopper
 from facet.kernels.paged_attention.prefill.plan import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, PrefillPlan, Run, plan_runs
@@ -29,8 +31,9 @@ from facet.kernels.paged_attention.tiles import LEAST_TILE
 class GpuPlan:
     """Some rows are attended to one by one, those of longer runs together."""
 
-    decode: DecodePlan | None
-    prefill: PrefillPlan | None
+    decodes: tuple[DecodePlan, ...]  # one after the other
+    prefills: tuple[PrefillPlan, ...]
+    choose_tuning: ChooseTuning = choose_decode_tuning
 
     def run(
         self,
@@ -45,13 +48,13 @@ class GpuPlan:
         assert out is None or out.is_contiguous(), "rows of the result lie one after another"
         output = torch.empty_like(queries) if out is None else out
         queries = queries.contiguous()
-        if self.decode is not None:
+        for decode in self.decodes:
             reader = choose_reader(queries, cache, key_recipe)
-            tuning = choose_decode_tuning(reader, queries, cache, self.decode)
-            attend_rows(queries, output, cache, self.decode, scale, key_recipe, reader, tuning)
-        if self.prefill is not None:
-            kernel = choose_prefill_kernel(queries, cache, key_recipe, self.prefill.rows)
-            attend_runs(queries, output, cache, self.prefill, scale, key_recipe, kernel)
+            tuning = self.choose_tuning(reader, queries, cache, decode)
+            attend_rows(queries, output, cache, decode, scale, key_recipe, reader, tuning)
+        for prefill in self.prefills:
+            kernel = choose_prefill_kernel(queries, cache, key_recipe, prefill.rows)
+            attend_runs(queries, output, cache, prefill, scale, key_recipe, kernel)
         return output
 
 
@@ -72,9 +75,76 @@ def plan_on_gpu(
         for index in np.flatnonzero(~is_short)
     ]
     return GpuPlan(
-        decode=plan_decode(paged, decoded, longest_context=int(contexts[is_short].max())) if len(decoded) else None,
-        prefill=plan_runs(paged, runs) if runs else None,
+        decodes=(plan_decode(paged, decoded, longest_context=int(contexts[is_short].max())),) if len(decoded) else (),
+        prefills=(plan_runs(paged, runs),) if runs else (),
     )
+
+
+def plan_invariant_on_gpu(
+    rows: AttentionRows,
+    block_table: Tensor,
+    heads: HeadShape,
+    *,
+    window: int | None,
+    tokens_per_block: int,
+    partials_limit: int = PARTIALS_LIMIT,
+) -> GpuPlan:
+    """Tokens before the last of a prompt are prefilled, all others decoded, however many there are in the step.
+
+    So a token has one kernel, whenever it is computed and whoever else is; README.md says why its bits are then always
+    the same. Media that attend both ways have a kernel of their own, and are runs of their own.
+    """
+    paged = PagedRows.of(rows, block_table, heads, window=window, tokens_per_block=tokens_per_block)
+    lens, contexts, prompt_lens = (
+        np.array(counts, np.int64) for counts in (rows.host_query_lens, rows.host_context_lens, rows.host_prompt_lens)
+    )
+    starts = np.cumsum(lens) - lens
+    ends = contexts - lens + prompt_lens
+    runs = [
+        Run(first_row=int(starts[index]), num_rows=int(prompt_lens[index]), context_len=int(ends[index]))
+        for index in np.flatnonzero(prompt_lens)
+    ]
+    of_text, of_media = split_runs(runs, rows.host_media_rows)
+    prefills = []
+    if of_text:
+        prefills.append(plan_runs(replace(paged, last_visible=paged.positions), of_text))
+    if of_media:
+        prefills.append(plan_runs(paged, of_media))
+    is_decoded = np.ones(int(lens.sum()), np.bool_)
+    for run in runs:
+        is_decoded[run.first_row : run.first_row + run.num_rows] = False
+    decoded = np.flatnonzero(is_decoded).astype(np.int32)
+    longest = int(contexts[prompt_lens < lens].max(initial=0))
+    most_rows = rows_of_partials(heads, partials_limit, has_window=window is not None)
+    return GpuPlan(
+        decodes=tuple(
+            plan_decode(paged, decoded[first : first + most_rows], longest_context=longest)
+            for first in range(0, len(decoded), most_rows)
+        ),
+        prefills=tuple(prefills),
+        choose_tuning=choose_fixed_tuning,
+    )
+
+
+def split_runs(runs: Sequence[Run], media_rows: Sequence[range]) -> tuple[list[Run], list[Run]]:
+    """The parts of runs that lie outside these rows, and those inside. No part of a run is longer than it can be."""
+    outside, inside = [], []
+    for run in runs:
+        first, end = run.first_row, run.first_row + run.num_rows
+
+        def part(start: int, stop: int, run: Run = run, end: int = end) -> Run:
+            return Run(first_row=start, num_rows=stop - start, context_len=run.context_len - (end - stop))
+
+        for media in media_rows:
+            start, stop = max(first, media.start), min(end, media.stop)
+            if start < stop:
+                if first < start:
+                    outside.append(part(first, start))
+                inside.append(part(start, stop))
+                first = stop
+        if first < end:
+            outside.append(part(first, end))
+    return outside, inside
 
 
 def choose_reader(queries: Tensor, cache: LayerCache, key_recipe: KeyRecipe | None) -> Reader:

@@ -2,8 +2,8 @@
 
 The grid depends on shapes alone, so that a captured graph serves every context up to the longest it was made for. How
 many keys a share has is decided on the device, from the row's own position: shares beyond the last key are never run,
-and a row that is one share goes to the output as it is. The shares of a row are put together by the program that
-finishes last, or, where they are many, by a second kernel.
+and a row that is one share goes to the output as it is. A program has one share, or takes several in turn. The shares
+of a row are put together by the program that finishes last, or, where they are many, by a second kernel.
 """
 
 import torch
@@ -37,6 +37,31 @@ def _store_means(totals, weight_sum, target, vectors, is_member, HEAD_DIM: tl.co
         pointers = target + places[:, None] + (first_dim + tl.arange(0, means.shape[1]))[None, :]
         tl.store(pointers, means.to(target.dtype.element_ty), mask=is_member[:, None])
         first_dim += means.shape[1]
+
+
+@triton.jit
+def _leave_share(
+    totals, greatest, weight_sum, partial_results, partial_levels, entry, heads, is_member, num_heads, num_splits,
+    share, HEAD_DIM: tl.constexpr,
+):  # fmt: skip
+    """For whoever puts the shares of the row together."""
+    places = (entry.to(tl.int64) * num_heads + heads) * num_splits + share
+    _store_means(totals, weight_sum, partial_results, places, is_member, HEAD_DIM)
+    tl.store(partial_levels + places, greatest + tl.log(weight_sum), mask=is_member)
+
+
+@triton.jit
+def _merge_if_last(
+    partial_results, partial_levels, arrivals, output, entry, row, kv_head, num_heads, num_splits, num_shares,
+    num_arriving, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, MERGED_SHARES: tl.constexpr,
+):  # fmt: skip
+    """Of so many programs that have shares of the row, the last one puts them together."""
+    is_last = arrives_last(arrivals, entry * (num_heads // GROUP) + kv_head, num_arriving)
+    if is_last:
+        merge_group(
+            partial_results, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, GROUP,
+            GROUP_PAD, HEAD_DIM, MERGED_SHARES,
+        )  # fmt: skip
 
 
 # What a program of the second kernel puts together at a time: as much as it holds, whatever the number of shares.
@@ -80,6 +105,7 @@ def _decode_kernel(
     GROUP: tl.constexpr,
     MERGED_SHARES: tl.constexpr,  # most that the last program puts together; 0: it does not
     IS_WHOLE: tl.constexpr,  # there is one share
+    IN_TURN: tl.constexpr,  # a program takes several shares
     EXITS_EARLY: tl.constexpr,
     HAS_SCALES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -93,7 +119,7 @@ def _decode_kernel(
     GROUP_PAD: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """One row, one key head, one share of its keys. The rows of the product are the query heads of the group."""
+    """One row, one key head, some of its shares. The rows of the product are the query heads of the group."""
     entry, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(row_map + entry) if HAS_MAP else entry
     first, context_len = visible_keys(positions, row, window, HAS_WINDOW)
@@ -104,6 +130,35 @@ def _decode_kernel(
     heads = kv_head * GROUP + members
     vectors = row.to(tl.int64) * num_heads + heads
     share = keys_per_share(context_len - first, num_splits, least_keys, BLOCK_N)
+    if IN_TURN:
+        num_shares = tl.cdiv(context_len - first, share)
+        shares_per_program = tl.cdiv(num_shares, tl.num_programs(2))
+        first_share = split * shares_per_program
+        if first_share >= num_shares:
+            return
+        for number in range(first_share, tl.minimum(first_share + shares_per_program, num_shares)):
+            start = first + number * share
+            end = tl.minimum(start + share, context_len)
+            totals, greatest, weight_sum = ATTEND(
+                queries, vectors, is_member, start, end, keys, values, block_row, page_stride, token_stride,
+                kv_head * HEAD_DIM, key_scales + kv_head * scale_head_stride,
+                value_scales + kv_head * scale_head_stride, scale_page_stride, scale_token_stride, scale, key_weight,
+                cos_sin, HAS_SCALES, SHARED, NUM_PAIRS, PAIRS_PAD, HEAD_DIM, TOKENS_PER_BLOCK, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+            if num_shares == 1:
+                _store_means(totals, weight_sum, output, vectors, is_member, HEAD_DIM)
+            else:
+                _leave_share(
+                    totals, greatest, weight_sum, partial_results, partial_levels, entry, heads, is_member, num_heads,
+                    num_splits, number, HEAD_DIM,
+                )  # fmt: skip
+        if MERGED_SHARES > 0 and num_shares > 1:
+            _merge_if_last(
+                partial_results, partial_levels, arrivals, output, entry, row, kv_head, num_heads, num_splits,
+                num_shares, tl.cdiv(num_shares, shares_per_program), GROUP, GROUP_PAD, HEAD_DIM, MERGED_SHARES,
+            )  # fmt: skip
+        return
+
     start = first + split * share
     end = tl.minimum(start + share, context_len)
     if EXITS_EARLY and start >= end:
@@ -125,16 +180,15 @@ def _decode_kernel(
         if num_shares == 1:
             _store_means(totals, weight_sum, output, vectors, is_member, HEAD_DIM)
         else:
-            places = (entry.to(tl.int64) * num_heads + heads) * num_splits
-            _store_means(totals, weight_sum, partial_results, places + split, is_member, HEAD_DIM)
-            tl.store(partial_levels + places + split, greatest + tl.log(weight_sum), mask=is_member)
+            _leave_share(
+                totals, greatest, weight_sum, partial_results, partial_levels, entry, heads, is_member, num_heads,
+                num_splits, split, HEAD_DIM,
+            )  # fmt: skip
             if MERGED_SHARES > 0:
-                is_last = arrives_last(arrivals, entry * (num_heads // GROUP) + kv_head, num_shares)
-                if is_last:
-                    merge_group(
-                        partial_results, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares,
-                        GROUP, GROUP_PAD, HEAD_DIM, MERGED_SHARES,
-                    )  # fmt: skip
+                _merge_if_last(
+                    partial_results, partial_levels, arrivals, output, entry, row, kv_head, num_heads, num_splits,
+                    num_shares, num_shares, GROUP, GROUP_PAD, HEAD_DIM, MERGED_SHARES,
+                )  # fmt: skip
 
 
 def attend_rows(
@@ -169,7 +223,7 @@ def attend_rows(
         results = torch.empty(*per_share, head_dim, dtype=torch.float32, device=queries.device)
         levels = torch.empty(per_share, dtype=torch.float32, device=queries.device)
     group_pad = triton.next_power_of_2(int(constants["GROUP"]))
-    _decode_kernel[(plan.num_rows, num_kv_heads, num_splits)](
+    _decode_kernel[(plan.num_rows, num_kv_heads, tuning.num_programs or num_splits)](
         queries,
         cache.keys,
         cache.keys if cache.values is None else cache.values,
@@ -191,6 +245,7 @@ def attend_rows(
         ATTEND=reader.attend,
         MERGED_SHARES=tuning.merged_shares,
         IS_WHOLE=num_splits == 1,
+        IN_TURN=tuning.num_programs is not None,
         EXITS_EARLY=tuning.exits_early and num_splits > 1,
         BLOCK_M=max(reader.least_heads, group_pad),
         GROUP_PAD=group_pad,

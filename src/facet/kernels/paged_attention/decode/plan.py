@@ -10,6 +10,10 @@ from torch import Tensor
 from facet.kernels.paged_attention.plan import PagedRows
 from facet.transfer import arrays_on_device
 
+# Where a row is cut into shares whatever the number of rows, what shares leave behind takes memory by row: more rows
+# than fit here are attended to one part after the other.
+PARTIALS_LIMIT = 256 * 2**20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePlan:
@@ -25,9 +29,13 @@ class DecodePlan:
 def plan_decode(rows: PagedRows, decoded: NDArray[np.int32], *, longest_context: int) -> DecodePlan:
     """`decoded`: the rows, ascending."""
     device = rows.block_table.device
+    first, end = int(decoded[0]), int(decoded[-1]) + 1
     row_map = None
-    if decoded[-1] != len(decoded) - 1:
+    if end - first > len(decoded):
         (row_map,) = arrays_on_device((decoded,), device)
+    elif first > 0:
+        # Without a copy from the host, which a captured graph could not repeat.
+        row_map = torch.arange(first, end, dtype=torch.int32, device=device)
     return DecodePlan(
         rows=rows,
         num_rows=len(decoded),

@@ -1,6 +1,7 @@
 """Chooses how decoded rows are divided among programs: a function of shapes, with the times behind it."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class DecodeTuning:
     # A program without keys ends as soon as it knows. The compiler then loads the query only after the branch: one more
     # wait before the first key.
     exits_early: bool
+    num_programs: int | None = None  # of a row and key head, which take its shares in turn; None: one for each share
 
     @property
     def merged_shares(self) -> int:
@@ -39,34 +41,29 @@ class DecodeTuning:
         return 4 if self.num_splits <= 4 else MOST_MERGED_BY_LAST
 
 
+class ChooseTuning(Protocol):
+    def __call__(self, reader: Reader, queries: Tensor, cache: LayerCache, plan: DecodePlan) -> DecodeTuning: ...
+
+
 def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, plan: DecodePlan) -> DecodeTuning:
     """Depends on shapes alone: a captured graph keeps its choice. Times are of an H200, bfloat16, per layer."""
-    # Products of float32 numbers are made of widened tiles, whatever was stored.
-    element_size = cache.keys.element_size() if queries.element_size() == 2 else queries.element_size()
-    key_bytes = queries.shape[2] * element_size * (1 if cache.is_shared else 2)
     has_window = plan.rows.window > 0
     # Half the bytes of a window are read in no time, and a share costs more than it saves: E4B sliding, 32 rows,
     # 10.3 us in 2 shares and 13.1 in 6.
     programs = 1 if reader.widens_to_half and has_window else _PROGRAMS_PER_PROCESSOR
     fitting = fitting_shares(plan, queries.device, programs)
     least_keys, num_splits = choose_shares(plan, fitting)
-    keys_per_tile = max(LEAST_TILE, min(32, 2**16 // key_bytes))
-    num_warps, num_stages = 4, 5
-    if reader.widens_to_half:
-        # Sixteen keys for each warp. Programs that take turns hide more than tiles that wait, and leave room for each
-        # other: two stages more are another tile in memory.
-        keys_per_tile, num_stages = 64, 3 if cache.is_shared or 64 * key_bytes > 2**15 else 5
-        if cache.is_shared and cache.keys.dtype == torch.int8:
-            # More registers than there are, otherwise: 31B global, 1 x 64K, 112 us and not 136.
-            keys_per_tile, num_stages = 32, 5
-    elif keys_per_tile * key_bytes > 2**15:
-        # E4B global: 32 keys in 3 stages are 267 us, 16 in 5 are 282 at 32 x 8K; 90 and 110 at 100 x 768. One row has
-        # the processors to itself: 8 warps and 5 stages are 21.5 us and not 24.7 at 8K.
-        num_warps, num_stages = (8, 5) if fitting >= 128 else (4, 3)
-    elif fitting == 0 and not cache.is_shared:
-        # More programs than fit: less memory each is better than more tiles on their way. 31B sliding, 32 rows:
-        # 135 us and not 166. Where they fit it is the other way round: E4B sliding, 100 rows: 44 us and not 39.
-        num_stages = 3
+    keys_per_tile, num_stages = choose_tile(reader, queries, cache)
+    num_warps = 4
+    if not reader.widens_to_half:
+        if keys_per_tile * _key_bytes(queries, cache) > 2**15:
+            if fitting >= 128:
+                # One row has the processors to itself: 21.5 us and not 24.7 for E4B global at 8K.
+                num_warps, num_stages = 8, 5
+        elif fitting == 0 and not cache.is_shared:
+            # More programs than fit: less memory each is better than more tiles on their way. 31B sliding, 32 rows:
+            # 135 us and not 166. Where they fit it is the other way round: E4B sliding, 100 rows: 44 us and not 39.
+            num_stages = 3
     return DecodeTuning(
         keys_per_tile=keys_per_tile,
         least_keys=least_keys,
@@ -80,6 +77,28 @@ def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, pla
         and not (reader.widens_to_half and not has_window),
         exits_early=fitting < 8,  # many programs without keys take turns; few run beside the others
     )
+
+
+def choose_tile(reader: Reader, queries: Tensor, cache: LayerCache) -> tuple[int, int]:
+    """Keys of a tile, and how many tiles are on their way: of the layer alone."""
+    key_bytes = _key_bytes(queries, cache)
+    if reader.widens_to_half:
+        if cache.is_shared and cache.keys.dtype == torch.int8:
+            # More registers than there are, otherwise: 31B global, 1 x 64K, 112 us and not 136.
+            return 32, 5
+        # Sixteen keys for each warp. Programs that take turns hide more than tiles that wait, and leave room for each
+        # other: two stages more are another tile in memory.
+        return 64, 3 if cache.is_shared or 64 * key_bytes > 2**15 else 5
+    keys_per_tile = max(LEAST_TILE, min(32, 2**16 // key_bytes))
+    # E4B global: 32 keys in 3 stages are 267 us, 16 in 5 are 282 at 32 x 8K; 90 and 110 at 100 x 768.
+    return keys_per_tile, 3 if keys_per_tile * key_bytes > 2**15 else 5
+
+
+def _key_bytes(queries: Tensor, cache: LayerCache) -> int:
+    """Of a token's keys and values in one head, as a product takes them."""
+    # Products of float32 numbers are made of widened tiles, whatever was stored.
+    element_size = cache.keys.element_size() if queries.element_size() == 2 else queries.element_size()
+    return int(queries.shape[2]) * element_size * (1 if cache.is_shared else 2)
 
 
 def fitting_shares(plan: DecodePlan, device: torch.device, programs: int) -> int:

@@ -1,1 +1,0 @@
-"""Attention whose rows are bit for bit the same whatever else is computed in the step."""
