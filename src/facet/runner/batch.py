@@ -105,7 +105,7 @@ def _prompt_lens(
     num_computed: Counts, num_scheduled: Counts, num_prompt: Counts, is_media: NDArray[np.bool_] | None
 ) -> Counts:
     """How many of each chunk's rows come before the last token of its prompt, or are media that end there."""
-    lens = np.clip(num_prompt - 1 - num_computed, 0, num_scheduled)
+    lens: Counts = np.clip(num_prompt - 1 - num_computed, 0, num_scheduled)
     if is_media is not None:
         last = np.cumsum(num_scheduled) - num_scheduled + np.minimum(lens, num_scheduled - 1)
         lens = lens + ((lens < num_scheduled) & is_media[last])
