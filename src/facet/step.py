@@ -65,6 +65,10 @@ class NewBlocks:
         return len(self.seats)
 
 
+_NOTHING = np.zeros(0, np.int32)
+NO_NEW_BLOCKS = NewBlocks(seats=_NOTHING, groups=_NOTHING, indices=_NOTHING, block_ids=_NOTHING)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderWork:
     """What a step changes in the cache of rows that towers made of media, by content key."""

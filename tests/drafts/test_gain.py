@@ -1,6 +1,11 @@
 """How many drafts are computed: by what they bring in the time they take, and by how often they were right."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from facet.drafts.acceptance import Acceptance
 from facet.drafts.guess import Guess
@@ -78,3 +83,36 @@ def test_what_was_given_up_is_tried_again() -> None:
     for _ in range(4000):
         acceptance.forgo(3)
     assert acceptance.chances(2, guess)[0] > 0.8 * at_first
+
+
+@given(
+    measured=st.dictionaries(st.integers(2, 40), st.floats(0.5, 4.0), min_size=1, max_size=5),
+    num_rows=st.integers(1, 45),
+    beyond=st.floats(-0.2, 0.5),
+    chances=st.lists(st.lists(st.floats(0.01, 0.99), max_size=4), min_size=1, max_size=5),
+)
+def test_the_best_number_of_drafts_is_found(
+    measured: dict[int, float], num_rows: int, beyond: float, chances: list[list[float]]
+) -> None:
+    """Against every number that there is."""
+    times = StepTimes({1: 0.5, **measured})
+    times.learn(1, 0.5 + beyond, has_drafts=True)
+    sizes = sorted({1: 0.5, **measured})
+    rising = np.maximum.accumulate([{1: 0.5, **measured}[size] for size in sizes])
+    most = min(sum(map(len, chances)), sizes[-1] - num_rows)
+
+    def rate(num_right: float, num_drafts: int) -> float:
+        late = beyond / 2 if num_drafts else 0.0  # half is known of steps with drafts
+        return float((num_rows + num_right) / (np.interp(num_rows + num_drafts, sizes, rising) + late))
+
+    def rates(chances: Sequence[float]) -> list[float]:
+        """Of no draft, whose rate others have to beat by something, of the first, of the first two, and so on."""
+        return [(1.02 if not count else 1.0) * rate(sum(chances[:count]), count) for count in range(len(chances) + 1)]
+
+    none, *others = rates([1.0] * max(0, sizes[-1] - num_rows))
+    assume(all(abs(none - other) > 1e-9 for other in others))
+    assert times.could_gain(num_rows) == (max(others, default=0.0) > none)
+    falling = [sorted(own, reverse=True) for own in chances]
+    ranked = sorted((chance for own in falling for chance in own), reverse=True)[: max(0, most)]
+    of_counts = rates(ranked)
+    assert of_counts[sum(times.worthwhile(falling, num_rows))] == pytest.approx(max(of_counts))

@@ -1,8 +1,6 @@
 """Grammars beside a batch: what tokens spell, which grammars are kept, and how one walks with an answer."""
 
-import threading
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -305,46 +303,44 @@ class TestSeats:
         free = GrammarSpec(kind="tool_calls", sources=(CALL,), trigger_token_id=TRIGGER)
         admissions = (self.admission(0, None), self.admission(1, choice), self.admission(2, free))
         grammars = self.grammars(compiler, *admissions)
-        mask = self.mask(grammars.start_masks(self.plan({0: 10, 1: 11, 2: 12}, admissions=admissions)))
+        mask = grammars.masks(self.plan({0: 10, 1: 11, 2: 12}, admissions=admissions))
         assert mask is not None
         assert tuple(mask.places) == (1,)
         grammars.settle(self.plan({0: 10, 1: 11, 2: 12}), StepResult(token_ids=((5,), (letter("n"),), (TRIGGER,))))
-        mask = self.mask(grammars.start_masks(self.plan({2: 12, 0: 10, 1: 11})))
+        mask = grammars.masks(self.plan({2: 12, 0: 10, 1: 11}))
         assert mask is not None
         assert tuple(mask.places) == (0, 2)
-        assert grammars.start_masks(self.plan({0: 10})) is None
-        grammars.close()
+        assert grammars.masks(self.plan({0: 10})) is None
 
     def test_a_seat_that_has_changed_hands_does_not_see_the_old_token(self, compiler: GrammarCompiler) -> None:
         choice = GrammarSpec(kind="choice", sources=("no",))
         admission = self.admission(1, choice)
         grammars = self.grammars(compiler, admission)
-        before = self.mask(grammars.start_masks(self.plan({1: 11}, admissions=(admission,))))
+        before = grammars.masks(self.plan({1: 11}, admissions=(admission,)))
         again = self.plan({1: 12}, released_seats=(1,), admissions=(self.admission(1, choice),))
-        grammars.start_masks(again)
+        grammars.masks(again)
         grammars.settle(self.plan({1: 11}), StepResult(token_ids=((letter("n"),),)))
-        after = self.mask(grammars.start_masks(self.plan({1: 12})))
+        after = grammars.masks(self.plan({1: 12}))
         assert before is not None
         assert after is not None
         assert before.bitmask.tolist() == after.bitmask.tolist()
-        grammars.close()
 
     def test_free_text_is_not_waited_for_until_the_trigger_has_come(self, compiler: GrammarCompiler) -> None:
         free = GrammarSpec(kind="tool_calls", sources=(CALL,), trigger_token_id=TRIGGER)
         admission = self.admission(0, free)
         grammars = self.grammars(compiler, admission)
         plan, admitting = self.plan({0: 10}), self.plan({0: 10}, admissions=(admission,))
-        assert self.mask(grammars.start_masks(admitting)) is None
-        mask = self.mask(grammars.start_masks(plan))  # the first token is on its way, and may be the trigger
+        assert grammars.masks(admitting) is None
+        mask = grammars.masks(plan)  # the first token is on its way, and may be the trigger
+        assert mask is not None
         assert list(mask.only_after) == [TRIGGER]
         expected = [None, True, None, None, None, False]
         for token, waits in zip([5, TRIGGER, letter("a"), letter("b"), END, 6], expected, strict=True):
             grammars.settle(plan, StepResult(token_ids=((token,),)))
             assert grammars.take_waits() == ({} if waits is None else {10: waits})
-            mask = self.mask(grammars.start_masks(plan))
+            mask = grammars.masks(plan)
             is_bound = waits is not False and token not in (5, END)
             assert (mask is not None and list(mask.only_after) == [None]) == is_bound
-        grammars.close()
 
     def test_a_token_sampled_before_its_trigger_was_seen_does_not_end_the_waiting(
         self, compiler: GrammarCompiler
@@ -353,29 +349,22 @@ class TestSeats:
         admission = self.admission(0, free)
         grammars = self.grammars(compiler, admission)
         plan = self.plan({0: 10})
-        self.mask(grammars.start_masks(self.plan({0: 10}, admissions=(admission,))))
-        self.mask(grammars.start_masks(plan))  # overlapped: launched before the first token is known
-        may_walk = threading.Event()
-        grammars._ask(may_walk.wait)  # the walking thread is late
+        grammars.masks(self.plan({0: 10}, admissions=(admission,)))
+        grammars.masks(plan)  # overlapped: launched before the first token is known
         grammars.settle(plan, StepResult(token_ids=((TRIGGER,),)))
         grammars.settle(plan, StepResult(token_ids=((letter("a"),),)))
         assert grammars.take_waits() == {10: True}
-        may_walk.set()
-        assert list(self.mask(grammars.start_masks(plan)).only_after) == [None]
-        grammars.close()
+        mask = grammars.masks(plan)
+        assert mask is not None
+        assert list(mask.only_after) == [None]
 
     def test_a_resumed_request_has_seen_its_tokens(self, compiler: GrammarCompiler) -> None:
         choice = GrammarSpec(kind="choice", sources=("no",))
         admission = self.admission(3, choice, outputs=(letter("n"), letter("o")))
         grammars = self.grammars(compiler, admission)
-        mask = self.mask(grammars.start_masks(self.plan({3: 11}, admissions=(admission,))))
+        mask = grammars.masks(self.plan({3: 11}, admissions=(admission,)))
         assert mask is not None
         assert mask.bitmask[0, 0].item() == 1 << EOS
-        grammars.close()
-
-    def mask(self, making: "Future[Any] | None") -> Any:
-        assert making is not None
-        return making.result(timeout=30)
 
 
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
@@ -383,20 +372,19 @@ def test_a_mask_may_depend_on_a_token_that_only_the_device_knows(device: str) ->
     words = np.zeros((3, 2), np.int32)
     words[:, 0] = [0b10, 0b100, 0b1000]
     masks = StepMasks(bitmask=words, places=(0, 2, 3), only_after=(None, 7, 7))
-    last_token_ids = torch.tensor([7, 7, 7, 8], device=device)
-    on_device = grammar_mask(masks, last_token_ids)
+    last_token_ids = torch.tensor([8, 7], device=device)  # by seat
+    on_device = grammar_mask(masks, last_token_ids, torch.tensor([1, 1, 1, 0], device=device))
     logits = torch.zeros(4, 40, device=device)
     on_device.apply(logits, Vocabulary(40))
     finite = [torch.isfinite(row).nonzero().flatten().tolist() for row in logits.cpu()]
     assert finite == [[1], list(range(40)), [2], list(range(40))]
 
 
-def test_without_grammars_nothing_is_started() -> None:
+def test_without_grammars_nothing_is_masked() -> None:
     grammars = Grammars(VOCAB_SIZE)
     plan = TestSeats().plan({0: 1})
-    assert grammars.start_masks(plan) is None
+    assert grammars.masks(plan) is None
     grammars.settle(plan, StepResult(token_ids=((3,),)))
-    assert grammars._thread is None
 
 
 @pytest.mark.parametrize("tokenizer", [None, "{broken", '{"model": {}}'])

@@ -131,6 +131,9 @@ def test_a_grammar_forbids_what_its_bits_do_not_allow(first: set[int], second: s
         for token in range(VOCAB_SIZE):
             expected = float(logits[place, token]) if token in allowed else -math.inf
             assert float(changed[place, token]) == expected
+    every_row = logits[[2, 0]]
+    GrammarMask(torch.from_numpy(words), [0, 1]).apply(every_row, Vocabulary(VOCAB_SIZE))
+    assert torch.equal(every_row, changed[[2, 0]])
 
 
 def test_a_bitmask_of_the_wrong_shape_is_refused() -> None:

@@ -41,7 +41,9 @@ class Acceptance:
 
     def learn(self, request_number: int, match_length: int, num_drafts: int, num_right: int) -> None:
         """Of a guess behind such a match so many tokens were tried, and so many were right before one was not."""
-        own = self._requests.setdefault(request_number, _Classes(_MEMORY_OF_A_REQUEST, len(self._at_first)))
+        own = self._requests.get(request_number)
+        if own is None:
+            own = self._requests[request_number] = _Classes(_MEMORY_OF_A_REQUEST, len(self._at_first))
         for offset in range(min(num_drafts, num_right + 1)):
             index = self._class_of(match_length + offset)
             for classes in (self._engine, own):

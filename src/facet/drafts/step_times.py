@@ -8,11 +8,13 @@ A drafter that is a model takes time of its own, behind the step whose tokens it
 of all requests, one for the second, and so on.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from types import MappingProxyType
 
 import numpy as np
-from numpy.typing import NDArray
 
 from facet.drafts.guess import Offer
 from facet.step import StepPlan
@@ -24,6 +26,7 @@ _MEMORY_UNSEEN = 0.998
 # Drafts must promise so much more than none: what is expected is never exact.
 _LEAST_GAIN = 1.02
 _NO_TIME: Mapping[int, float] = MappingProxyType({1: 0.0})
+_chance = itemgetter(0)  # of a draft, beside whose it is
 
 
 class StepTimes:
@@ -34,6 +37,7 @@ class StepTimes:
         no time on the device.
         """
         most = max(measured)
+        self._sizes = sorted(measured)
         self._seconds = _curve(measured, most)
         self._draft_seconds = _curve(drafting or _NO_TIME, most)
         self._beyond_plain = _Average()
@@ -44,7 +48,7 @@ class StepTimes:
     ) -> None:
         """A step that computed only single tokens and drafts took so long, drafting for the next one included."""
         if num_rows < len(self._seconds):
-            expected = float(self._seconds[num_rows] + num_to_draft * self._draft_seconds[num_requests])
+            expected = self._seconds[num_rows] + num_to_draft * self._draft_seconds[num_requests]
             beyond = min(seconds, _STRANGE * expected) - expected
             if has_drafts or num_to_draft:
                 self._beyond_drafted.add(beyond)
@@ -65,22 +69,26 @@ class StepTimes:
 
     def could_gain(self, num_rows: int) -> bool:
         """Whether drafts that are all right would be worth it, beside so many requests."""
-        num_drafts = len(self._seconds) - 1 - num_rows
-        return num_drafts > 0 and self._best_count(np.ones(num_drafts), num_rows) > 0
+        if num_rows + 1 >= len(self._seconds):
+            return False
+        # Between two sizes that were measured the rate only rises or only falls.
+        sizes = [num_rows + 1, *self._sizes[bisect_right(self._sizes, num_rows) :]]
+        return self._best([(size, self._seconds[size]) for size in sizes], num_rows) > 0
 
     def worthwhile_length(self, chances: Sequence[float], num_requests: int) -> int:
         """How many drafts of every request a model should make for the next step.
 
         `chances`: of the n-th draft of any request and all before it to be right.
         """
-        lengths = np.arange(1, len(chances) + 1)
-        num_rows = num_requests * (1 + lengths)
-        lengths, num_rows = lengths[num_rows < len(self._seconds)], num_rows[num_rows < len(self._seconds)]
-        if not len(lengths):
+        longest = min(len(chances), (len(self._seconds) - 1) // num_requests - 1) if num_requests else 0
+        if longest < 1:
             return 0
-        num_tokens = num_requests * (1 + np.cumsum(chances)[: len(lengths)])
-        drafting = lengths * self._draft_seconds[num_requests]
-        return self._best(num_tokens, self._seconds[num_rows] + drafting, num_requests)
+        drafting = self._draft_seconds[num_requests]
+        options = (
+            (num_requests * (1 + num_right), self._seconds[num_requests * (1 + length)] + length * drafting)
+            for length, num_right in enumerate(itertools.accumulate(chances[:longest]), 1)
+        )
+        return self._best(options, num_requests)
 
     def choose(self, offers: Mapping[int, Offer], num_running: int) -> dict[int, list[int]]:
         """The drafts to compute beside so many requests, by request number."""
@@ -96,35 +104,42 @@ class StepTimes:
 
         `chances` never rise along a request's drafts, so those most likely right form a beginning of each.
         """
-        owners = np.repeat(np.arange(len(chances)), [len(own) for own in chances])
-        flat = np.array([chance for own in chances for chance in own])
-        order = np.argsort(-flat, kind="stable")[: max(0, len(self._seconds) - 1 - num_rows)]
-        best = self._best_count(flat[order], num_rows)
-        counts: list[int] = np.bincount(owners[order[:best]], minlength=len(chances)).tolist()
+        counts = [0] * len(chances)
+        seconds = self._seconds[num_rows + 1 :]
+        if not seconds:
+            return counts
+        ranked = [(chance, owner) for owner, own in enumerate(chances) for chance in own]
+        ranked.sort(key=_chance, reverse=True)
+        num_right = itertools.accumulate(map(_chance, ranked))
+        options = ((num_rows + right, own) for right, own in zip(num_right, seconds, strict=False))
+        for _, owner in ranked[: self._best(options, num_rows)]:
+            counts[owner] += 1
         return counts
 
-    def _best_count(self, chances: NDArray[np.float64], num_rows: int) -> int:
-        """Of drafts in the order of their chances, how many to compute beside so many rows."""
-        if not len(chances):
-            return 0
-        seconds = self._seconds[num_rows + 1 : num_rows + 1 + len(chances)]
-        return self._best(num_rows + np.cumsum(chances), seconds, num_rows)
-
-    def _best(self, num_tokens: NDArray[np.float64], seconds: NDArray[np.float64], num_rows: int) -> int:
-        """Which of these promises most tokens a second, from 1 on; 0: a step of `num_rows` without drafts does."""
+    def _best(self, options: Iterable[tuple[float, float]], num_rows: int) -> int:
+        """Which of these, tokens and seconds, promises most tokens a second, from 1 on; 0: a step of `num_rows`
+        without drafts does."""
         plain = self._beyond_plain.value()
         drafted = self._beyond_drafted.value(at_first=plain)
-        rates = num_tokens / (seconds + drafted)
-        best = int(rates.argmax())
-        return best + 1 if rates[best] > _LEAST_GAIN * num_rows / (self._seconds[num_rows] + plain) else 0
+        best, most = 0, _LEAST_GAIN * _rate(num_rows, self._seconds[num_rows] + plain)
+        for index, (num_tokens, seconds) in enumerate(options, 1):
+            rate = _rate(num_tokens, seconds + drafted)
+            if rate > most:
+                best, most = index, rate
+        return best
 
 
-def _curve(measured: Mapping[int, float], most: int) -> NDArray[np.float64]:
+def _rate(num_tokens: float, seconds: float) -> float:
+    """0: in no time, which corrections can come to."""
+    return num_tokens / seconds if seconds > 0 else 0.0
+
+
+def _curve(measured: Mapping[int, float], most: int) -> list[float]:
     """Seconds from 0 to the most there are."""
     counts = sorted(measured)
     # More rows never take less time: what says otherwise was disturbed.
     rising = np.maximum.accumulate([measured[count] for count in counts])
-    curve: NDArray[np.float64] = np.interp(np.arange(most + 1), counts, rising)
+    curve: list[float] = np.interp(np.arange(most + 1), counts, rising).tolist()
     return curve
 
 

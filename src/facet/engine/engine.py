@@ -197,14 +197,12 @@ class Engine:
         schedule = self._plan()
         if schedule is None or schedule.is_empty:
             return None
-        plan = self._scheduler.commit(schedule)
-        if self._drafter is not None and (num_to_draft := self._drafter.num_ahead(len(plan.seats))):
-            plan = replace(plan, num_to_draft=num_to_draft)
+        num_to_draft = 0 if self._drafter is None else self._drafter.num_ahead(len(schedule.entries.seats))
+        plan = self._scheduler.commit(schedule, num_to_draft=num_to_draft)
         launched = self.runner.launch(plan)
-        # Not before: the thread that makes masks would take the time of this one, and the device would wait for both.
-        masks = self._grammars.start_masks(plan)
+        masks = self._grammars.masks(plan)  # not before: the device would wait for them
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
-        return _StartedStep(plan, self.runner.sample(launched, None if masks is None else masks.result()), start)
+        return _StartedStep(plan, self.runner.sample(launched, masks), start)
 
     def _plan(self) -> Schedule | None:
         """None: the step in flight is settled first, because drafts follow its tokens.
@@ -213,11 +211,12 @@ class Engine:
         many rows that take as long.
         """
         drafter, in_flight = self._drafter, self._in_flight
-        has_drafts_in_flight = in_flight is not None and len(in_flight.plan.draft_token_ids) > 0
-        if drafter is None or not (has_drafts_in_flight or drafter.could_gain(self._scheduler.queues.num_running)):
+        if in_flight is not None and len(in_flight.plan.draft_token_ids) > 0:
+            return None
+        if drafter is None or not drafter.could_gain(self._scheduler.queues.num_running):
             return self._scheduler.plan()
         running = self._scheduler.draftable()
-        if in_flight is not None and (has_drafts_in_flight or drafter.is_worth_waiting(running)):
+        if in_flight is not None and drafter.is_worth_waiting(running):
             return None
         return self._scheduler.plan(drafter.propose(running))
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from facet.step import SCRATCH_BLOCK
 
 Blocks = NDArray[np.int32]
+NO_BLOCKS: Blocks = np.zeros(0, np.int32)
 
 
 class BlockPool:
@@ -55,6 +56,8 @@ class BlockPool:
 
     def take(self, count: int) -> Blocks:
         """Gives ready blocks to one table each."""
+        if not count:
+            return NO_BLOCKS
         assert count <= self._num_ready, f"asked for {count} blocks, {self._num_ready} are ready"
         start = self._num_ready - count
         blocks = self._ready[start : self._num_ready].copy()
@@ -127,7 +130,9 @@ class BlockPool:
 
     def collect_freed(self) -> Blocks:
         """The blocks that became ready since the last call: nothing reads their contents any more."""
-        freed = np.concatenate(self._freed) if self._freed else np.zeros(0, np.int32)
+        if not self._freed:
+            return NO_BLOCKS
+        freed = np.concatenate(self._freed)
         self._freed.clear()
         return freed
 

@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 from facet.arena_picture import ArenaPicture
 from facet.kv_cache.accountant import block_range
 from facet.kv_cache.block_pool import BlockPool, Blocks
-from facet.kv_cache.block_tables import BlockTables, Seats, TableEntries, entries_between
+from facet.kv_cache.block_tables import BlockTables, Seats, TableEntries
 from facet.kv_cache.marks import NEVER, Marks
 from facet.kv_cache.picture import draw
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import NEW_GROUND, Passage, PrefixIndex
-from facet.kv_cache.schedule import Entrant, Entries, Schedule
+from facet.kv_cache.schedule import Entrant, Schedule
 from facet.kv_cache.view import CacheView
 from facet.kv_layout import KVLayout
-from facet.step import Admission, NewBlocks, StepPlan, TableSlice
+from facet.step import NO_NEW_BLOCKS, Admission, NewBlocks, StepPlan, TableSlice
+
+NO_PAGE_COPIES = np.zeros((0, 2), np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +82,7 @@ class KVCacheManager:
         self._pool.advance_horizon(step - 1 if self._ordered_on_one_stream else self._last_retired_step)
         return CacheView(step, self.layout, self._pool, self._tables, self._prefixes, self._marks)
 
-    def commit(self, schedule: Schedule) -> StepPlan:
+    def commit(self, schedule: Schedule, *, num_to_draft: int = 0) -> StepPlan:
         """Chooses blocks for a step. Afterwards its keys count as written: launch it before the next commit."""
         assert schedule.step == self._last_step + 1, "a schedule is committed at once or not at all"
         for seat in schedule.preempted_seats:
@@ -91,18 +93,19 @@ class KVCacheManager:
         self._last_step = schedule.step
         for entrant in schedule.entrants:
             self._share_hit(entrant)
-        lacking = self._lacking(schedule.entries)
+        entries = schedule.entries
+        lacking = self._tables.lacking(entries.seats, entries.num_computed + entries.num_scheduled)
         copied = [group.copied for entrant in schedule.entrants if entrant.hit for group in entrant.hit.blocks]
         num_copies = sum(map(len, copied))
-        blocks = self._take(num_copies + sum(len(entries.seats) for entries in lacking))
-        page_copies = np.zeros((num_copies, 2), np.int32)
+        blocks = self._take(num_copies + len(lacking.seats))
+        page_copies = NO_PAGE_COPIES
         if num_copies:
+            page_copies = np.empty((num_copies, 2), np.int32)
             page_copies[:, 0] = np.concatenate(copied)
             page_copies[:, 1] = blocks[:num_copies]
             self._place_copies(schedule.entrants, page_copies)
         admissions = tuple(self._admission(entrant) for entrant in schedule.entrants)
         new_blocks = self._append(lacking, blocks[num_copies:])
-        entries = schedule.entries
         self._plant_due(entries.seats, entries.num_computed + entries.num_scheduled - entries.num_drafts)
         return StepPlan(
             step=schedule.step,
@@ -119,6 +122,7 @@ class KVCacheManager:
             samples=entries.samples,
             num_logit_rows=entries.num_logit_rows.astype(np.int32),
             draft_token_ids=schedule.draft_token_ids,
+            num_to_draft=num_to_draft,
             media=schedule.media,
         )
 
@@ -141,12 +145,11 @@ class KVCacheManager:
 
     def give_back(self, seats: Seats, num_computed: NDArray[np.int64]) -> None:
         """Only so many tokens of these seats hold: return the blocks behind them, which were taken for drafts."""
-        for index, group in enumerate(self.layout.groups):
-            _, end = block_range(group, num_computed, 0)
-            entries = entries_between(seats, end, self._tables.end[index][seats])
-            if len(entries.seats):
-                self._pool.release(self._tables.read(index, entries), fence=self._last_step)
-                self._tables.end[index][seats] = end
+        tables = self._tables
+        entries = tables.beyond(seats, num_computed)
+        if len(entries.seats):
+            self._pool.release(tables.read(entries), fence=self._last_step)
+            tables.end[:, seats] = np.minimum(tables.end[:, seats], tables.end_needed(num_computed))
 
     def retire(self, step: int) -> None:
         """Everything that `step` reads or writes has been read and written."""
@@ -190,13 +193,11 @@ class KVCacheManager:
             assert (end[seats] <= block_range(group, num_computed, max_num_drafts)[1]).all(), "a block holds nothing"
 
     def _move_windows(self, seats: Seats, num_computed: NDArray[np.int64]) -> None:
-        for index, group in enumerate(self.layout.groups):
-            if group.window is not None:
-                first, _ = block_range(group, num_computed, 0)
-                entries = entries_between(seats, self._tables.first[index][seats], first)
-                if len(entries.seats):
-                    self._pool.release(self._tables.read(index, entries), fence=self._last_step)
-                    self._tables.first[index][seats] = first
+        entries = self._tables.behind_windows(seats, num_computed)
+        if len(entries.seats):
+            self._pool.release(self._tables.read(entries), fence=self._last_step)
+            # Of a seat's entries the last one stays.
+            self._tables.first[entries.groups, entries.seats] = entries.indices + 1
 
     def _share_hit(self, entrant: Entrant) -> None:
         """Put a hit's blocks into the entrant's tables and keep the ones to be copied from until this step is over."""
@@ -216,8 +217,8 @@ class KVCacheManager:
             self._pool.share(copied)
             end = first + len(shared)
             self._tables.block_ids[index][entrant.seat, first:end] = shared
-            self._tables.first[index][entrant.seat] = first
-            self._tables.end[index][entrant.seat] = end + len(copied)
+            self._tables.first[index, entrant.seat] = first
+            self._tables.end[index, entrant.seat] = end + len(copied)
 
     def _place_copies(self, entrants: Sequence[Entrant], page_copies: NDArray[np.int32]) -> None:
         destinations = iter(page_copies[:, 1])
@@ -225,7 +226,7 @@ class KVCacheManager:
             if entrant.hit is not None:
                 for index, group in enumerate(entrant.hit.blocks):
                     if len(group.copied):
-                        last = self._tables.end[index][entrant.seat] - 1
+                        last = self._tables.end[index, entrant.seat] - 1
                         self._tables.block_ids[index][entrant.seat, last] = next(destinations)
         self._pool.release(page_copies[:, 0], fence=self._last_step)
 
@@ -241,30 +242,19 @@ class KVCacheManager:
             ),
         )
 
-    def _lacking(self, entries: Entries) -> list[TableEntries]:
-        """Per group, the table entries that this step's tokens need and that hold no block yet."""
-        lacking = []
-        for group, end in zip(self.layout.groups, self._tables.end, strict=True):
-            _, needed_end = block_range(group, entries.num_computed, entries.num_scheduled)
-            lacking.append(entries_between(entries.seats, end[entries.seats], needed_end))
-        return lacking
-
     def _take(self, count: int) -> Blocks:
         if self._prefixes is not None:
             self._prefixes.evict(count)
         return self._pool.take(count)
 
-    def _append(self, lacking: Sequence[TableEntries], blocks: Blocks) -> NewBlocks:
-        start = 0
-        for index, entries in enumerate(lacking):
-            stop = start + len(entries.seats)
-            self._tables.block_ids[index][entries.seats, entries.indices] = blocks[start:stop]
-            self._tables.end[index][entries.seats] = entries.indices + 1  # of a seat's entries the last one stays
-            start = stop
+    def _append(self, lacking: TableEntries, blocks: Blocks) -> NewBlocks:
+        if not len(blocks):
+            return NO_NEW_BLOCKS
+        self._tables.append(lacking, blocks)
         return NewBlocks(
-            seats=np.concatenate([entries.seats for entries in lacking]).astype(np.int32),
-            groups=np.repeat(np.arange(len(lacking), dtype=np.int32), [len(entries.seats) for entries in lacking]),
-            indices=np.concatenate([entries.indices for entries in lacking]).astype(np.int32),
+            seats=lacking.seats.astype(np.int32),
+            groups=lacking.groups.astype(np.int32),
+            indices=lacking.indices.astype(np.int32),
             block_ids=blocks,
         )
 

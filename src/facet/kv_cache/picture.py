@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from facet.arena_picture import ArenaPicture, PagesOfAKind
 from facet.kv_cache.block_pool import BlockPool
-from facet.kv_cache.block_tables import BlockTables, entries_between
+from facet.kv_cache.block_tables import BlockTables
 from facet.kv_layout import KVLayout
 from facet.step import SCRATCH_BLOCK
 
@@ -36,9 +36,8 @@ def draw(layout: KVLayout, pool: BlockPool, tables: BlockTables, *, max_cells: i
 
 def _pages_by_kind(layout: KVLayout, pool: BlockPool, tables: BlockTables) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     for index, group in enumerate(layout.groups):
-        seats = np.flatnonzero(tables.end[index] > tables.first[index])
-        entries = entries_between(seats, tables.first[index][seats], tables.end[index][seats])
         is_of_kind = np.zeros(pool.num_blocks, np.bool_)
-        is_of_kind[tables.read(index, entries)] = True
+        for seat in np.flatnonzero(tables.end[index] > tables.first[index]).tolist():
+            is_of_kind[tables.held(index, seat)] = True
         yield group.kind, is_of_kind
     yield CACHED, (pool.checkpoint_refs > 0) & (pool.table_refs == 0)

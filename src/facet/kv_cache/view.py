@@ -1,14 +1,13 @@
 """What the scheduler may know of the cache while it decides: counts of blocks, never their ids. Read-only."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from facet.kv_cache.accountant import block_range
-from facet.kv_cache.block_pool import BlockPool, Blocks
-from facet.kv_cache.block_tables import BlockTables, Seats, entries_between
+from facet.kv_cache.block_pool import NO_BLOCKS, BlockPool, Blocks
+from facet.kv_cache.block_tables import BlockTables, Seats
 from facet.kv_cache.marks import Marks, PromptName
 from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import PrefixHit, PrefixIndex
@@ -47,36 +46,30 @@ class CacheView:
 
     def num_new_blocks(self, seats: Seats, num_computed: Counts, num_scheduled: Counts) -> Counts:
         """Per seat, the blocks its table lacks for this step."""
-        total = np.zeros(len(seats), np.int64)
-        for group, end in zip(self.layout.groups, self._tables.end, strict=True):
-            _, needed_end = block_range(group, num_computed, num_scheduled)
-            total += np.maximum(needed_end - end[seats], 0)
-        return total
+        return self._tables.num_lacking(seats, num_computed + num_scheduled)
 
     def num_returning(self, seats: Seats, num_computed: Counts) -> int:
         """Blocks that come back at once as these seats' windows move up to `num_computed`."""
         if not self.frees_are_immediate:
             return 0
-        returning = 0
-        for blocks in self._behind_windows(seats, num_computed):
-            refs = self._pool.table_refs[blocks]
-            returning += int(np.count_nonzero(refs == 1))
-            shared = blocks[refs > 1]
-            if len(shared):  # comes back if every table that holds it lets go now
-                blocks, num_let_go = np.unique(shared, return_counts=True)
-                returning += int(np.count_nonzero(self._pool.table_refs[blocks] == num_let_go))
-        return returning
+        blocks = self.behind_windows(seats, num_computed)
+        if not len(blocks):
+            return 0
+        refs = self._pool.table_refs[blocks]
+        returning = np.count_nonzero(refs == 1)
+        shared = blocks[refs > 1]
+        if len(shared):  # comes back if every table that holds it lets go now
+            blocks, num_let_go = np.unique(shared, return_counts=True)
+            returning += np.count_nonzero(self._pool.table_refs[blocks] == num_let_go)
+        return int(returning)
 
     def what_if(self) -> "WhatIf":
         return WhatIf(self)
 
-    def _behind_windows(self, seats: Seats, num_computed: Counts) -> Iterator[Blocks]:
-        for index, group in enumerate(self.layout.groups):
-            if group.window is not None:
-                first, _ = block_range(group, num_computed, 0)
-                entries = entries_between(seats, self._tables.first[index][seats], first)
-                if len(entries.seats):
-                    yield self._tables.read(index, entries)
+    def behind_windows(self, seats: Seats, num_computed: Counts) -> Blocks:
+        """Blocks that these seats let go of as their windows move up to `num_computed`."""
+        entries = self._tables.behind_windows(seats, num_computed)
+        return self._tables.read(entries) if len(entries.seats) else NO_BLOCKS
 
 
 class WhatIf:
@@ -93,8 +86,7 @@ class WhatIf:
 
     def move_windows(self, seats: Seats, num_computed: Counts) -> None:
         self._window_moved_to.update(zip(seats.tolist(), num_computed.tolist(), strict=True))
-        for blocks in self._cache._behind_windows(seats, num_computed):
-            self._release(blocks)
+        self._release(self._cache.behind_windows(seats, num_computed))
 
     def claim_of(self, hit: PrefixHit) -> Blocks:
         """The available blocks that a request using this hit takes."""

@@ -37,7 +37,7 @@ from facet.runner.recording import RunOnce, recording
 from facet.runner.seat_state import SeatState
 from facet.runner.step_sampling import ComputedRows, SampledStep, StepSampling
 from facet.step import STEP_SIZES, StepMasks, StepPlan
-from facet.transfer import arrays_on_device
+from facet.transfer import arrays_on_device, copy_to_device
 
 NO_TOWERS: Mapping[MediaKind, nn.Module] = {}
 # Rows of steps that are timed where none are captured, unless they take so many times as long as one row.
@@ -220,8 +220,9 @@ class Runner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the forward pass of a step. `sample` must come next, before another step is launched."""
         self._update_seats(plan)
-        computed = self._compute(plan)
-        self._count(plan)
+        num_tokens = plan.num_tokens
+        computed = self._compute(plan, num_tokens)
+        self._count(plan, num_tokens)
         return LaunchedStep(plan, computed)
 
     @torch.inference_mode()
@@ -229,9 +230,17 @@ class Runner:
         """Start what is left of a step. The masks are what grammars allow, and may be made while the model computes."""
         return self._sampling.sample(step.plan, step.computed, masks)
 
-    def _compute(self, plan: StepPlan) -> ComputedRows:
+    def _compute(self, plan: StepPlan, num_tokens: int) -> ComputedRows:
         graphs = self._graphs
         media = self.media.rows_of(plan)
+        num_single = len(plan.seats) + len(plan.draft_token_ids)
+        if (
+            graphs is not None
+            and media is None
+            and num_tokens == num_single <= graphs.largest
+            and not self._captured_otherwise(plan, plan.num_scheduled)
+        ):
+            return self._replay(graphs, plan)
         num_wanted = int(plan.num_logit_rows.sum())
         if (
             graphs is None
@@ -242,14 +251,6 @@ class Runner:
         ):
             batch = self._batch(plan, media, skip_upper=True)
             return ComputedRows(self.model(batch, self.arena, self._num_lower_layers), None)
-        num_single = len(plan.seats) + len(plan.draft_token_ids)
-        if (
-            media is None
-            and plan.num_tokens == num_single
-            and num_single <= graphs.largest
-            and not self._captured_otherwise(plan, plan.num_scheduled)
-        ):
-            return self._replay(graphs, plan)
         batch = self._batch(plan, media, skip_upper=False)
         stream = self._lower(batch)
         if num_wanted == 0:
@@ -285,16 +286,15 @@ class Runner:
             sources = self._place_drafts(plan, seats)
         logits = graphs.decode(positions, seats, sources)
         hidden = graphs.hidden(len(positions))
-        is_wanted = plan.num_logit_rows > 0
-        if is_wanted.all():
+        if np.count_nonzero(plan.num_logit_rows) == len(plan.seats):
             return ComputedRows(hidden, logits)
-        chosen = self._on_device(np.flatnonzero(np.repeat(is_wanted, plan.num_scheduled)))
+        chosen = self._on_device(np.flatnonzero(np.repeat(plan.num_logit_rows > 0, plan.num_scheduled)))
         return ComputedRows(hidden[chosen], logits[chosen])
 
     def _place_drafts(self, plan: StepPlan, seats: NDArray[np.int32]) -> NDArray[np.int32]:
         """Puts drafts behind the last tokens of seats. Where each row, of the seat given, finds its token there."""
         first, count = self._seats.num_seats + 1, len(plan.draft_token_ids)
-        self._sampling.last_token_ids[first : first + count] = self._on_device(plan.draft_token_ids)
+        copy_to_device(plan.draft_token_ids, self._sampling.last_token_ids[first : first + count])
         sources = seats.copy()
         is_draft = np.ones(len(seats), np.bool_)
         is_draft[np.cumsum(plan.num_scheduled) - plan.num_scheduled] = False
@@ -346,12 +346,12 @@ class Runner:
             token_ids[places] = self._sampling.last_token_ids[seats]
         return token_ids
 
-    def _count(self, plan: StepPlan) -> None:
+    def _count(self, plan: StepPlan, num_tokens: int) -> None:
         self.counters.num_steps += 1
-        self.counters.num_rows += plan.num_tokens
-        self.counters.num_upper_rows += int(plan.num_logit_rows.sum()) if self._fast_prefill else plan.num_tokens
-        self.counters.num_sampled_rows += int(plan.samples.sum())
-        self.counters.num_steps_by_size[bisect_left(STEP_SIZES, plan.num_tokens)] += 1
+        self.counters.num_rows += num_tokens
+        self.counters.num_upper_rows += int(plan.num_logit_rows.sum()) if self._fast_prefill else num_tokens
+        self.counters.num_sampled_rows += int(np.count_nonzero(plan.samples))
+        self.counters.num_steps_by_size[bisect_left(STEP_SIZES, num_tokens)] += 1
 
     def _on_device(self, array: NDArray[np.int64]) -> Tensor:
         (tensor,) = arrays_on_device((array,), self._device)

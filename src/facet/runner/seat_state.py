@@ -1,5 +1,6 @@
 """The runner's state of each seat between steps: the tokens it was given, and where its blocks are."""
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,9 @@ from facet.kv_layout import KVLayout
 from facet.media_span import MediaSpan, uncuttable
 from facet.step import SCRATCH_BLOCK, Admission, NewBlocks, StepPlan
 from facet.transfer import arrays_on_device
+
+_ALIGNMENT = 128  # entries; kernels like tables that begin with a line of memory
+_NO_TOKENS: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,14 +39,18 @@ class SeatState:
         self._num_given = np.zeros(max_num_seqs, np.int32)
         self.num_prompt = np.zeros(max_num_seqs, np.int32)
         self.uncuttable: dict[int, tuple[MediaSpan, ...]] = {}  # by seat, of prompts that have such media
+        num_rows = max_num_seqs + 1
+        widths = [-(-max_model_len // group.tokens_per_block) for group in layout.groups]
+        # The tables lie in one piece, so that entries of all of them are written at once.
+        *starts, size = itertools.accumulate(
+            (-(-num_rows * width // _ALIGNMENT) * _ALIGNMENT for width in widths), initial=0
+        )
+        assert size <= np.iinfo(np.int32).max, f"block tables of {size} entries"
+        self._entries = torch.full((size,), SCRATCH_BLOCK, dtype=torch.int32, device=device)
+        self._starts, self._widths = np.array(starts, np.int32), np.array(widths, np.int32)
         self.block_tables = tuple(
-            torch.full(
-                (max_num_seqs + 1, -(-max_model_len // group.tokens_per_block)),
-                SCRATCH_BLOCK,
-                dtype=torch.int32,
-                device=device,
-            )
-            for group in layout.groups
+            self._entries[start : start + num_rows * width].view(num_rows, width)
+            for start, width in zip(starts, widths, strict=True)
         )
 
     def admit(self, admission: Admission) -> None:
@@ -59,13 +67,10 @@ class SeatState:
                 table[admission.seat, part.first : part.first + len(part.block_ids)] = block_ids
 
     def append_blocks(self, new: NewBlocks) -> None:
-        for group, table in enumerate(self.block_tables):
-            chosen = new.groups == group
-            if chosen.any():
-                seats, indices, block_ids = arrays_on_device(
-                    (new.seats[chosen], new.indices[chosen], new.block_ids[chosen]), self._device
-                )
-                table[seats, indices] = block_ids
+        if len(new):
+            places = self._starts[new.groups] + new.seats * self._widths[new.groups] + new.indices
+            device_places, block_ids = arrays_on_device((places, new.block_ids), self._device)
+            self._entries[device_places] = block_ids
 
     def given_tokens(self, seat: int, first: int, count: int) -> NDArray[np.int64]:
         """Tokens first .. first + count - 1 of the seat, as far as they were given rather than sampled."""
@@ -98,7 +103,9 @@ class SeatState:
 
     def given_single_tokens(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Seats whose one scheduled token was given rather than sampled, and those tokens."""
-        given = np.flatnonzero(plan.num_computed < self._num_given[plan.seats])
+        given = (plan.num_computed < self._num_given[plan.seats]).nonzero()[0]
+        if not len(given):
+            return _NO_TOKENS, _NO_TOKENS
         seats = plan.seats[given]
         tokens = [int(self._given[seat][first]) for seat, first in zip(seats, plan.num_computed[given], strict=True)]
         return seats.astype(np.int64), np.array(tokens, np.int64)

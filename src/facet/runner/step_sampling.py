@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from facet.model.gemma import Gemma
@@ -29,6 +30,17 @@ class ComputedRows(NamedTuple):
 
     hidden: Tensor  # [rows, hidden]
     logits: Tensor | None  # [rows, vocab], where they were made along the way
+
+
+class _Places(NamedTuple):
+    """Where the tokens of a plan's entries are sampled, which is the same from step to step while the entries are."""
+
+    entries: tuple[bytes, ...]  # what it was made of
+    seats: tuple[int, ...]  # of entries that sample
+    num_drafts: NDArray[np.int32]  # of each of them
+    device_seats: Tensor
+    rows: Tensor  # among the rows computed, those that are sampled: of each seat one, and one for each draft
+    seats_of_rows: Tensor
 
 
 class _Chosen(NamedTuple):
@@ -88,6 +100,7 @@ class StepSampling:
         self.last_token_ids = torch.zeros(seats.num_seats + 1 + max_num_drafts, dtype=torch.int64, device=self._device)
         self._num_prompt_logprobs: dict[int, int] = {}  # by seat
         self._uncounted: set[int] = set()  # seats that had drafts when they were last sampled
+        self._last_places: _Places | None = None
 
     def release(self, seat: int) -> None:
         self._sampler.remove_request(seat)
@@ -131,45 +144,43 @@ class StepSampling:
 
     def _choose(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> "_Chosen":
         """The last logit row of every entry that samples becomes its next token."""
-        last_rows = (np.cumsum(plan.num_logit_rows)[plan.samples] - 1).astype(np.int64)
-        seats: Sequence[int] = plan.seats[plan.samples].tolist()
-        device_last_rows, device_seats = arrays_on_device((last_rows, np.array(seats, np.int64)), self._device)
-        if computed.logits is None:
-            logits = self._model.logits(computed.hidden[device_last_rows])
-        else:
-            is_all = len(seats) == len(computed.logits)
-            logits = computed.logits if is_all else computed.logits[device_last_rows]
-        sampled = self._sampler.sample(logits, seats, grammar=self._mask(masks, device_seats))
-        self._sampler.accept(seats, sampled.token_ids)
-        self.last_token_ids[device_seats] = sampled.token_ids
-        return _Chosen(sampled, sampled.token_ids, device_last_rows, None)
+        places = self._places(plan)
+        logits, grammar = self._logits(computed, places.rows), self._mask(masks, places)
+        sampled = self._sampler.sample(logits, places.seats, grammar=grammar)
+        self._sampler.accept(places.seats, sampled.token_ids)
+        self.last_token_ids[places.device_seats] = sampled.token_ids
+        return _Chosen(sampled, sampled.token_ids, places.rows, None)
 
     def _choose_along_drafts(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> "_Chosen":
         """As `_choose`, with a row for every draft: the host learns later how many of an entry's tokens hold."""
-        num_drafts = plan.num_drafts[plan.samples]
-        ends = np.cumsum(plan.num_logit_rows, dtype=np.int32)[plan.samples]
-        rows = ranges(ends - num_drafts - 1, num_drafts + 1).astype(np.int64)
-        seats = plan.seats[plan.samples].astype(np.int64)
-        device_rows, device_seats, seats_of_rows = arrays_on_device(
-            (rows, seats, np.repeat(seats, num_drafts + 1)), self._device
-        )
-        if computed.logits is None:
-            logits = self._model.logits(computed.hidden[device_rows])
-        else:
-            logits = computed.logits if len(rows) == len(computed.logits) else computed.logits[device_rows]
+        places = self._places(plan)
+        logits, grammar = self._logits(computed, places.rows), self._mask(masks, places)
         sampled = self._sampler.sample_runs(
-            logits,
-            seats.tolist(),
-            num_drafts,
-            plan.draft_token_ids,
-            grammar=self._mask(masks, seats_of_rows),
+            logits, places.seats, places.num_drafts, plan.draft_token_ids, grammar=grammar
         )
-        self.last_token_ids[device_seats] = sampled.last_token_ids
-        self._uncounted.update(seats.tolist())
-        return _Chosen(sampled.tokens, sampled.last_token_ids, device_rows[sampled.last_places], sampled.num_emitted)
+        self.last_token_ids[places.device_seats] = sampled.last_token_ids
+        self._uncounted.update(places.seats)
+        return _Chosen(sampled.tokens, sampled.last_token_ids, places.rows[sampled.last_places], sampled.num_emitted)
 
-    def _mask(self, masks: StepMasks | None, seats_of_rows: Tensor) -> GrammarMask | None:
-        return None if masks is None else grammar_mask(masks, self.last_token_ids[seats_of_rows])
+    def _places(self, plan: StepPlan) -> _Places:
+        """Made once for the same entries: in most steps they are those of the step before."""
+        parts = (plan.seats, plan.samples, plan.num_logit_rows, plan.num_drafts)
+        entries = tuple(part.tobytes() for part in parts)
+        if self._last_places is None or self._last_places.entries != entries:
+            seats, num_drafts = plan.seats[plan.samples].astype(np.int64), plan.num_drafts[plan.samples]
+            ends = np.cumsum(plan.num_logit_rows, dtype=np.int32)[plan.samples]
+            rows = ranges(ends - num_drafts - 1, num_drafts + 1).astype(np.int64)
+            on_device = arrays_on_device((seats, rows, np.repeat(seats, num_drafts + 1)), self._device)
+            self._last_places = _Places(entries, tuple(seats.tolist()), num_drafts, *on_device)
+        return self._last_places
+
+    def _logits(self, computed: ComputedRows, rows: Tensor) -> Tensor:
+        if computed.logits is None:
+            return self._model.logits(computed.hidden[rows])
+        return computed.logits if len(rows) == len(computed.logits) else computed.logits[rows]
+
+    def _mask(self, masks: StepMasks | None, places: _Places) -> GrammarMask | None:
+        return None if masks is None else grammar_mask(masks, self.last_token_ids, places.seats_of_rows)
 
     def _recount(self, plan: StepPlan) -> None:
         """Where a request goes on says how many of its drafts were right."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from facet.sampling_params import SamplingParams
 from facet.thoughts import ThoughtTokens
-from facet.transfer import arrays_on_device
+from facet.transfer import array_on_device, arrays_on_device
 
 NO_DRAFT = -1
 MAX_PART_ELEMENTS = 16 * 262_144
@@ -58,11 +58,24 @@ class Runs:
     following    7 4 - | - | 9 -      the draft that stands behind it
     """
 
-    seats: tuple[int, ...]  # of each run
-    offsets: tuple[int, ...]  # by place
+    layout: "RunLayout"
     following: Tensor  # [places] int64; NO_DRAFT at the end of a run
-    places: Tensor  # [runs, longest] int64; a short run is filled up with its last place
-    run_of: Tensor  # [places] int64
+
+    @property
+    def seats(self) -> tuple[int, ...]:
+        return self.layout.seats
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        return self.layout.offsets
+
+    @property
+    def places(self) -> Tensor:
+        return self.layout.places
+
+    @property
+    def run_of(self) -> Tensor:
+        return self.layout.run_of
 
     @property
     def longest(self) -> int:
@@ -82,19 +95,37 @@ class Runs:
         return 1 + agrees[self.places[:, :-1]].to(torch.int64).cumprod(1).sum(1)
 
 
-def make_runs(
-    seats: Sequence[int], num_drafts: NDArray[np.integer], drafts: NDArray[np.int64], device: torch.device
-) -> Runs:
-    """Of seats with so many drafts each; `drafts` holds them one seat after the other."""
-    lengths = 1 + num_drafts.astype(np.int64)
-    run_of = np.repeat(np.arange(len(lengths)), lengths)
-    firsts = np.cumsum(lengths) - lengths
-    offsets = np.arange(len(run_of)) - firsts[run_of]
-    following = np.full(len(run_of), NO_DRAFT, np.int64)
-    following[offsets < num_drafts[run_of]] = drafts
-    places = firsts[:, None] + np.minimum(np.arange(lengths.max()), num_drafts[:, None])
-    device_following, device_places, device_run_of = arrays_on_device((following, places, run_of), device)
-    return Runs(tuple(seats), tuple(offsets.tolist()), device_following, device_places, device_run_of)
+@dataclass(frozen=True, slots=True, eq=False)
+class RunLayout:
+    """What runs have in common in all steps in which the same seats have as many drafts each."""
+
+    seats: tuple[int, ...]  # of each run
+    seats_of_places: tuple[int, ...]
+    offsets: tuple[int, ...]  # by place
+    drafted: NDArray[np.int64]  # the places that have a draft behind them
+    places: Tensor  # [runs, longest] int64; a short run is filled up with its last place
+    run_of: Tensor  # [places] int64
+
+    @classmethod
+    def make(cls, seats: tuple[int, ...], num_drafts: NDArray[np.integer], device: torch.device) -> "RunLayout":
+        lengths = 1 + num_drafts.astype(np.int64)
+        run_of = np.repeat(np.arange(len(lengths)), lengths)
+        firsts = np.cumsum(lengths) - lengths
+        offsets = np.arange(len(run_of)) - firsts[run_of]
+        places = firsts[:, None] + np.minimum(np.arange(lengths.max()), num_drafts[:, None])
+        return cls(
+            seats,
+            tuple(np.array(seats)[run_of].tolist()),
+            tuple(offsets.tolist()),
+            np.flatnonzero(offsets < num_drafts[run_of]),
+            *arrays_on_device((places, run_of), device),
+        )
+
+    def runs(self, drafts: NDArray[np.int64]) -> Runs:
+        """`drafts`: of all runs, one after the other."""
+        following = np.full(len(self.offsets), NO_DRAFT, np.int64)
+        following[self.drafted] = drafts
+        return Runs(self, array_on_device(following, self.run_of.device))
 
 
 def row_slices(num_rows: int, vocab_size: int, device: torch.device) -> Iterator[slice]:

@@ -58,7 +58,7 @@ class _Groups:
     """A batch's rows by kind. `narrow` spans the whole batch: a row of another kind is overwritten
     afterwards, which costs less than copying the logits of the narrow ones out."""
 
-    batch: BatchSeats
+    seats: tuple[int, ...]  # by place in the batch
     is_greedy: bool
     settings: ChoiceSettings | None  # where kernels choose; of the groups there is only `wide` then
     narrow: Truncation | None
@@ -196,9 +196,10 @@ class Choice:
         self._top_k[seat] = top_k
         self._top_p[seat] = top_p
         self._min_p[seat] = min_p
+        self._groups = None
 
     def _prepare(self, batch: BatchSeats) -> _Groups:
-        if self._groups is None or self._groups.batch is not batch:
+        if self._groups is None or self._groups.seats != batch.seats:
             self._groups = self._group(batch)
         return self._groups
 
@@ -221,9 +222,9 @@ class Choice:
                 has_min_p=bool((is_open & (self._min_p[seats] > 0)).any()),
                 has_top_p=bool(is_nucleus.any()),
             )
-            return _Groups(batch, is_greedy, settings, None, narrow_k, wide, wide_k, None, None)
+            return _Groups(batch.seats, is_greedy, settings, None, narrow_k, wide, wide_k, None, None)
         return _Groups(
-            batch=batch,
+            seats=batch.seats,
             is_greedy=is_greedy,
             settings=None,
             narrow=self._truncation(seats, narrow_k) if is_narrow.any() else None,

@@ -26,15 +26,17 @@ class GrammarMask:
             f"a grammar bitmask of shape {tuple(self.bitmask.shape)} for {len(self.places)} rows of "
             f"{vocabulary.size} tokens; {expected} was expected"
         )
-        apply_bitmask(logits, self.bitmask, indices_on_device(self.places, logits.device), vocabulary.held)
+        is_every_row = tuple(self.places) == tuple(range(len(logits)))
+        places = None if is_every_row else indices_on_device(self.places, logits.device)
+        apply_bitmask(logits, self.bitmask, places, vocabulary.held)
 
 
-def grammar_mask(masks: StepMasks, last_token_ids: Tensor) -> GrammarMask:
-    """A step's masks on the device. `last_token_ids` [rows of the step's logits]: what each sampled last."""
+def grammar_mask(masks: StepMasks, last_token_ids: Tensor, seats: Tensor) -> GrammarMask:
+    """A step's masks on the device. `last_token_ids`: what each seat sampled last; `seats` [rows of the logits]."""
     device = last_token_ids.device
     bitmask = array_on_device(masks.bitmask, device)
     if any(token is not None for token in masks.only_after):
         after = indices_on_device([-1 if token is None else token for token in masks.only_after], device)
-        applies = (after < 0) | (last_token_ids[indices_on_device(masks.places, device)] == after)
+        applies = (after < 0) | (last_token_ids[seats[indices_on_device(masks.places, device)]] == after)
         bitmask = torch.where(applies.unsqueeze(-1), bitmask, -1)
     return GrammarMask(bitmask, masks.places)

@@ -1,8 +1,7 @@
 """The grammars of running requests, by seat: they take the tokens of settled steps and provide masks for the next.
 
-All walking is done by one thread, in the order it was asked for, so that masks are made while the device computes and
-no lock is needed. The loop's thread asks once it has launched the model, and waits for the answer when it is about to
-sample. Tokens of settled steps are walked then, too: before, the device would wait for two threads instead of one.
+Masks are made while the device computes: the loop asks for them once it has launched the model, and needs them when it
+is about to sample. Tokens of settled steps are walked then, too; before, the device would wait for that.
 
 A request whose text is free until a trigger comes need not wait for the host in the overlapped order: the mask of what
 follows the trigger goes along with every step, and applies if the token before, not yet known here, was the trigger.
@@ -10,10 +9,9 @@ From when the trigger is seen until its grammar has ended, the request waits.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,18 +24,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MasksInTheMaking = Future[StepMasks | None]
-Answer = TypeVar("Answer")
-
 
 class Grammars:
-    """Owned by the loop. A plan goes through `start_masks` when it has been launched, its result through `settle`."""
+    """Owned by the loop. A plan goes through `masks` when it has been launched, its result through `settle`."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._compiled: dict[str, xgrammar.CompiledGrammar] = {}
         self._seats: dict[int, _Seat] = {}
-        self._thread: ThreadPoolExecutor | None = None
         self._waits: dict[int, bool] = {}
         self._unwalked: list[tuple[_WalkState, tuple[int, ...]]] = []  # tokens of settled steps
 
@@ -49,13 +43,13 @@ class Grammars:
         for request_id in request_ids:
             self._compiled.pop(request_id, None)
 
-    def start_masks(self, plan: StepPlan) -> MasksInTheMaking | None:
-        """What the plan's requests may sample. None: none of them has a grammar."""
+    def masks(self, plan: StepPlan) -> StepMasks | None:
+        """What the plan's requests may sample. None: anything."""
         if not self._compiled and not self._seats:
             return None
-        if self._unwalked:
-            unwalked, self._unwalked = self._unwalked, []
-            self._ask(_walk_all, unwalked)
+        for state, token_ids in self._unwalked:
+            state.walk(token_ids)
+        self._unwalked.clear()
         for seat in plan.released_seats:
             self._seats.pop(seat, None)
         numbers = dict(zip(plan.seats.tolist(), plan.request_numbers.tolist(), strict=True))
@@ -63,18 +57,19 @@ class Grammars:
             if admission.request.grammar is not None:
                 self._admit(admission, numbers[admission.seat])
         asked = []
-        place, unread = 0, plan.draft_token_ids.tolist()
+        place, num_read, all_drafts = 0, 0, plan.draft_token_ids.tolist()
         for seat, num_drafts in zip(
             plan.seats[plan.samples].tolist(), plan.num_drafts[plan.samples].tolist(), strict=True
         ):
-            drafts, unread = unread[:num_drafts], unread[num_drafts:]
+            drafts = all_drafts[num_read : num_read + num_drafts]
+            num_read += num_drafts
             if seat in self._seats:
                 held = self._seats[seat]
                 asked.append(_Asked(place, held.state, held.unseen_trigger, drafts))
                 held.has_sampled = True
                 held.was_waiting = held.is_waiting
             place += 1 + num_drafts
-        return self._ask(_collect, asked) if asked else None
+        return _collect(asked)
 
     def take_waits(self) -> dict[int, bool]:
         """Requests, by number, that must from now on wait for the host after every token, or need no longer."""
@@ -97,11 +92,6 @@ class Grammars:
                 self._note_waiting(held, token_ids)
                 self._unwalked.append((held.state, token_ids))
 
-    def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
-            self._thread = None
-
     def _admit(self, admission: Admission, number: int) -> None:
         request = admission.request
         assert request.grammar is not None
@@ -116,7 +106,7 @@ class Grammars:
         seat.is_waiting = seat.trigger_token_id is None
         if seat.trigger_token_id is not None and admission.output_token_ids:
             self._set_waiting(seat, True)  # it may be in the middle of what its trigger began
-        self._ask(state.walk, admission.output_token_ids)
+        state.walk(admission.output_token_ids)
 
     def _note_waiting(self, seat: "_Seat", token_ids: tuple[int, ...]) -> None:
         if seat.trigger_token_id is None:
@@ -132,14 +122,9 @@ class Grammars:
         if seat.is_waiting != must_wait:
             seat.is_waiting = self._waits[seat.request_number] = must_wait
 
-    def _ask(self, function: Callable[..., Answer], *arguments: Any) -> Future[Answer]:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="facet-grammar")
-        return self._thread.submit(function, *arguments)
-
 
 class _WalkState:
-    """A walker and the mask of its next token. Touched by the walking thread alone."""
+    """A walker and the mask of its next token."""
 
     def __init__(self, walker: GrammarWalker) -> None:
         self._walker = walker
@@ -169,7 +154,7 @@ class _WalkState:
                 self._walker.accept(token_id)
             self.mask = self._walker.mask()
         except Exception:
-            # Nobody waits for this call. An empty mask ends the request with an error where it samples next.
+            # An empty mask ends the request, and no other, with an error where it samples next.
             logger.exception("A grammar could not be followed")
             self._walker.fail()
             self.mask = self._walker.mask()
@@ -188,11 +173,6 @@ class _Seat:
     def unseen_trigger(self) -> int | None:
         """The token that may have come without the host's having seen it."""
         return None if self.is_waiting or not self.has_sampled else self.trigger_token_id
-
-
-def _walk_all(seen: Iterable[tuple[_WalkState, tuple[int, ...]]]) -> None:
-    for state, token_ids in seen:
-        state.walk(token_ids)
 
 
 class _Asked(NamedTuple):

@@ -42,6 +42,8 @@ class MinTokens:
         add_to_logits(logits, self._adjustments.gather_at(users, batch), batch.held)
 
     def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
+        if not self._num_missing:
+            return
         for seat in self._num_missing.keys() & set(batch.seats):
             self.recount(seat, self._min_tokens[seat] - self._num_missing[seat] + 1)
 

@@ -40,16 +40,17 @@ class HostTokens:
                 tuple([None if entry is None else [entry] for entry in self.logprobs]) if has_logprobs else None,
             )
         token_ids, faults, logprobs = [], [], []
-        first, unread = 0, list(drafts)
+        first = num_read = 0
         for count in num_drafts:
-            own, unread = unread[:count], unread[count:]
-            length = self._run_length(first, own)
+            length = self._run_length(first, drafts[num_read : num_read + count])
+            num_read += count
             run = self.token_ids[first : first + length]
             fault = self.faults[first + length - 1]
-            token_ids.append(tuple(token_id for token_id in run if token_id is not None))
+            token_ids.append(tuple([token_id for token_id in run if token_id is not None]))
             faults.append(None if fault is None else fault.value)
-            entries = [entry for entry in self.logprobs[first : first + length] if entry is not None]
-            logprobs.append(entries or None)
+            if has_logprobs:
+                entries = [entry for entry in self.logprobs[first : first + length] if entry is not None]
+                logprobs.append(entries or None)
             first += 1 + count
         return HostRuns(
             tuple(token_ids), tuple(faults) if has_faults else None, tuple(logprobs) if has_logprobs else None
@@ -126,17 +127,17 @@ class TokensInFlight:
         if self.arrived is not None:
             self.arrived.synchronize()
         tokens = self.tokens
-        faults = tuple(
-            _fault(is_finite, has_choice)
-            for is_finite, has_choice in zip(tokens.is_finite.tolist(), tokens.has_choice.tolist(), strict=True)
-        )
+        token_ids: list[int | None] = tokens.token_ids.tolist()
+        faults: list[Fault | None] = [None] * len(token_ids)
+        is_finite, has_choice = tokens.is_finite.tolist(), tokens.has_choice.tolist()
+        if not (all(is_finite) and all(has_choice)):
+            faults = list(map(_fault, is_finite, has_choice))
+            token_ids = [token if fault is None else None for token, fault in zip(token_ids, faults, strict=True)]
         logprobs: list[TokenLogprobs | None] = [None] * len(faults)
         for part in tokens.logprobs or ():
             for place, entry in zip(part.places, part.to_list(), strict=True):
                 logprobs[place] = entry if faults[place] is None else None
-        sampled = zip(tokens.token_ids.tolist(), faults, strict=True)
-        token_ids = tuple(token_id if fault is None else None for token_id, fault in sampled)
-        return HostTokens(token_ids, faults, tuple(logprobs))
+        return HostTokens(tuple(token_ids), tuple(faults), tuple(logprobs))
 
 
 def _fault(is_finite: bool, has_choice: bool) -> Fault | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from facet.layers.rank_group import RankGroup
 from facet.sampling.allowed_tokens import AllowedTokens
 from facet.sampling.bad_words import BadWords
-from facet.sampling.batch_seats import Arrival, BatchSeats, make_runs
+from facet.sampling.batch_seats import Arrival, BatchSeats, RunLayout
 from facet.sampling.choice import Choice
 from facet.sampling.grammar import GrammarMask
 from facet.sampling.logit_bias import LogitBias
@@ -88,6 +88,7 @@ class Sampler:
         self._num_seats = num_seats
         self._num_columns = vocab_size if held is None else len(held)
         self._batch = BatchSeats((), device)
+        self._run_layout: tuple[tuple[tuple[int, ...], bytes], RunLayout] | None = None  # the last, by what it is of
         self._made_up = MadeUpAcceptance(made_up_rates) if made_up_rates else None
         self._logprobs = Logprobs(self._vocabulary)
         self._seeds = Seeds(num_seats)
@@ -141,6 +142,7 @@ class Sampler:
         assert seat in self._occupied, f"seat {seat} belongs to no request"
         self._occupied.remove(seat)
         self._batch = BatchSeats((), self._device)
+        self._run_layout = None
         for part in self._parts:
             part.remove_request(seat)
 
@@ -169,10 +171,8 @@ class Sampler:
         The tokens that hold are remembered on the device, as by `accept`. How many they are the host does not know:
         before the seats are sampled again, `recount` tells it.
         """
-        self._check_seats(seats)
-        runs = make_runs(seats, num_drafts, drafts, self._device)
-        places = tuple(np.repeat(seats, 1 + num_drafts).tolist())
-        batch = BatchSeats(places, self._device, runs, self._vocabulary.held)
+        runs = self._run_layout_of(tuple(seats), num_drafts).runs(drafts)
+        batch = BatchSeats(runs.layout.seats_of_places, self._device, runs, self._vocabulary.held)
         tokens = self._sample(logits, batch, grammar)
         if self._made_up is not None:
             self._made_up.apply(tokens.token_ids, runs)
@@ -230,6 +230,13 @@ class Sampler:
             self._check_seats(seats)
             self._batch = BatchSeats(tuple(seats), self._device, held=self._vocabulary.held)
         return self._batch
+
+    def _run_layout_of(self, seats: tuple[int, ...], num_drafts: NDArray[np.integer]) -> RunLayout:
+        key = (seats, num_drafts.tobytes())
+        if self._run_layout is None or self._run_layout[0] != key:
+            self._check_seats(seats)
+            self._run_layout = key, RunLayout.make(seats, num_drafts, self._device)
+        return self._run_layout[1]
 
     def _check_seats(self, seats: Sequence[int]) -> None:
         assert self._occupied.issuperset(seats), f"seats {sorted(set(seats) - self._occupied)} have no request"

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from facet.kv_cache.accountant import block_range, peak_blocks
+from facet.kv_cache.block_pool import NO_BLOCKS
 from facet.kv_cache.marks import PromptName, prompt_name
 from facet.kv_cache.prefix_index import PrefixHit
 from facet.kv_cache.schedule import Entrant
@@ -23,8 +24,6 @@ from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
 from facet.scheduler.request_state import RequestState
 from facet.scheduler.time_left import TimeLeft
-
-NO_BLOCKS = np.zeros(0, np.int32)
 
 
 class TurnEntry(NamedTuple):

@@ -14,6 +14,7 @@ overlap as without a drafter. Where guesses promise more than overlap saves (`Dr
 long as steps have drafts, each is settled before the next is planned.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from facet.draft_counts import DraftCounts
-from facet.scheduler.running_seats import RunningSeats
+from facet.scheduler.running_seats import SeatCounts
 from facet.step import StepPlan, StepResult
 
 # By request number.
@@ -66,22 +67,22 @@ class Drafter(Protocol):
 
 
 def allot_drafts(
-    running: RunningSeats,
-    seats: NDArray[np.int64],
+    counts: SeatCounts,
     num_scheduled: NDArray[np.int64],
     drafts: Drafts,
     *,
     max_num_drafts: int,
     budget: int,
 ) -> NDArray[np.int64]:
-    """How many drafts each seat gets, out of what known tokens leave of the budget; first in line first."""
-    num_drafts = np.zeros(len(seats), np.int64)
-    room = np.minimum(running.room_for_drafts(seats), max_num_drafts)
-    for index in np.flatnonzero((room > 0) & (running.num_pending(seats) == 0) & (num_scheduled == 1)).tolist():
-        proposed = drafts.get(int(running.request_number[seats[index]]), ())
-        num_drafts[index] = min(len(proposed), int(room[index]), budget)
-        budget -= int(num_drafts[index])
-    return num_drafts
+    """How many drafts each running request gets, out of what known tokens leave of the budget; first in line first."""
+    may_draft = (counts.num_pending == 0) & (num_scheduled == 1)
+    room = (may_draft * np.minimum(counts.room_for_drafts, max_num_drafts)).tolist()
+    num_drafts = [0] * len(room)
+    for index, (number, most) in enumerate(zip(counts.request_number.tolist(), room, strict=True)):
+        if most and number in drafts:
+            num_drafts[index] = min(len(drafts[number]), most, budget)
+            budget -= num_drafts[index]
+    return np.array(num_drafts, np.int64)
 
 
 def draft_token_ids(
@@ -96,20 +97,20 @@ class DraftCounter:
     """Counts the drafts of settled steps and what became of them."""
 
     def __init__(self, max_num_drafts: int) -> None:
-        self._num_runs = self._num_drafts = 0
-        self._num_accepted = np.zeros(max_num_drafts, np.int64)  # by place in a run
+        self._num_drafts = 0
+        self._num_runs = [0] * (max_num_drafts + 1)  # by how many of their drafts were accepted
 
     def count(self, plan: StepPlan, result: StepResult) -> None:
-        num_drafts = plan.num_drafts[plan.samples]
-        self._num_runs += int((num_drafts > 0).sum())
         self._num_drafts += len(plan.draft_token_ids)
-        for count, token_ids in zip(num_drafts.tolist(), result.token_ids, strict=True):
-            self._num_accepted[: min(count, len(token_ids) - 1) if count and token_ids else 0] += 1
+        for count, token_ids in zip(plan.num_drafts[plan.samples].tolist(), result.token_ids, strict=True):
+            if count:
+                self._num_runs[min(count, max(0, len(token_ids) - 1))] += 1
 
     def counts(self) -> DraftCounts:
+        by_place = list(itertools.accumulate(reversed(self._num_runs[1:])))[::-1]
         return DraftCounts(
-            num_runs=self._num_runs,
+            num_runs=sum(self._num_runs),
             num_drafts=self._num_drafts,
-            num_accepted=int(self._num_accepted.sum()),
-            num_accepted_by_place=tuple(self._num_accepted.tolist()),
+            num_accepted=sum(by_place),
+            num_accepted_by_place=tuple(by_place),
         )

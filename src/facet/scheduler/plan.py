@@ -13,7 +13,7 @@ Drafts come second: they get what is left of the budget in 1, before anyone is a
 anyone gives way.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from facet.scheduler.drafting import NO_DRAFTS, Drafts, allot_drafts, draft_toke
 from facet.scheduler.encoding import EncoderBooks, SpanRows, StepEncoding
 from facet.scheduler.limits import Limits
 from facet.scheduler.queues import QueuesView
-from facet.scheduler.running_seats import RunningSeats
+from facet.scheduler.running_seats import RunningSeats, SeatCounts
 from facet.scheduler.step_cost import NO_COST, StepCost
 from facet.scheduler.time_left import TimeLeft
 
@@ -43,15 +43,18 @@ def plan_step(
     cost: StepCost = NO_COST,
 ) -> Schedule:
     seats, running = queues.order, queues.seats
-    num_computed = running.num_computed[seats]
-    wanted, budget = tokens_wanted(running, seats), limits.max_num_batched_tokens
+    counts = running.of(seats)
+    num_computed = counts.num_computed
+    wanted, budget = tokens_wanted(counts, running.has_prompt_logits), limits.max_num_batched_tokens
     encoding = StepEncoding(
         books,
         (SpanRows(spans, int(running.num_computed[seat]), 0) for seat, spans in running.encoded.items()),
         max_num_encoded_rows=limits.max_num_encoded_rows,
     )
-    generates = running.num_tokens[seats] - num_computed <= 1
-    time = TimeLeft(limits.max_step_seconds, cost, num_computed[generates])
+    generating = NO_TOKENS
+    if limits.max_step_seconds is not None:
+        generating = num_computed[counts.num_tokens - num_computed <= 1]
+    time = TimeLeft(limits.max_step_seconds, cost, generating)
     if running.uncuttable or running.encoded or (time.is_limited and bool((wanted > 1).any())):
         num_scheduled, budget = share_budget_one_by_one(wanted, budget, seats, running, encoding, time)
     else:
@@ -59,14 +62,15 @@ def plan_step(
     num_drafts = np.zeros_like(num_scheduled)
     num_returning = cache.num_available + cache.num_returning(seats, num_computed)
     if drafts:
-        num_drafts = allot_drafts(
-            running, seats, num_scheduled, drafts, max_num_drafts=limits.max_num_drafts, budget=budget
-        )
-        if int(cache.num_new_blocks(seats, num_computed, num_scheduled + num_drafts).sum()) > num_returning:
-            num_drafts[:] = 0
-        num_scheduled, budget = num_scheduled + num_drafts, budget - int(num_drafts.sum())
-    num_new = cache.num_new_blocks(seats, num_computed, num_scheduled)
+        num_drafts = allot_drafts(counts, num_scheduled, drafts, max_num_drafts=limits.max_num_drafts, budget=budget)
+    num_new = cache.num_new_blocks(seats, num_computed, num_scheduled + num_drafts)
     num_left = num_returning - int(num_new.sum())
+    if drafts and num_left < 0:
+        num_drafts[:] = 0
+        num_new = cache.num_new_blocks(seats, num_computed, num_scheduled)
+        num_left = num_returning - int(num_new.sum())
+    if drafts:
+        num_scheduled, budget = num_scheduled + num_drafts, budget - int(num_drafts.sum())
 
     turns: list[Turn] = []
     num_kept = len(seats)
@@ -92,19 +96,17 @@ def plan_step(
     )
 
 
-def tokens_wanted(running: RunningSeats, seats: Counts) -> Counts:
+def tokens_wanted(counts: SeatCounts, has_prompt_logits: Set[int]) -> Counts:
     """Per seat, how many tokens it could compute now. Pending ones count: their ids are on the device."""
-    num_tokens, num_computed = running.num_tokens[seats], running.num_computed[seats]
-    wanted = num_tokens - num_computed
+    wanted = counts.num_tokens - counts.num_computed
     # A token at the very end is sampled but never computed; and one that a grammar must see first waits.
-    is_pending = num_tokens > running.num_known[seats]
-    wanted[(num_tokens >= running.max_num_tokens[seats]) & (wanted <= 1)] = 0
-    wanted[running.waits_for_host[seats] & is_pending] = 0
-    # Recomputing after a preemption stops where prompt logits were not delivered before, to start again from there.
-    logits_from = running.logits_from[seats]
-    again = (num_computed < logits_from) & (logits_from < running.logits_until[seats])
-    if again.any():
-        wanted[again] = np.minimum(wanted, logits_from - num_computed)[again]
+    is_last = (counts.num_tokens >= counts.max_num_tokens) & (wanted <= 1)
+    must_wait = (counts.num_pending * counts.waits_for_host) > 0
+    wanted[is_last | must_wait] = 0
+    if has_prompt_logits:
+        # Recomputing after a preemption stops where logits were not delivered before, to start again from there.
+        again = (counts.num_computed < counts.logits_from) & (counts.logits_from < counts.logits_until)
+        wanted[again] = np.minimum(wanted, counts.logits_from - counts.num_computed)[again]
     return wanted
 
 
@@ -116,6 +118,8 @@ def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
     in line first. Nobody is passed over for ever: while a running request goes without, none is admitted, and those in
     front end.
     """
+    if wanted.max(initial=0) <= 1:
+        return wanted, budget
     wants_one = wanted == 1
     more = np.where(wants_one, 0, wanted)
     shared: Counts = np.clip(budget - (np.cumsum(more) - more), 0, more)
@@ -209,11 +213,14 @@ def _entries(
 ) -> Entries:
     """The requests that compute something, those with a single token first."""
     some = num_scheduled > 0
-    if not some.all():
+    if np.count_nonzero(some) < len(some):
         seats, num_computed, num_scheduled = seats[some], num_computed[some], num_scheduled[some]
         num_drafts = num_drafts[some]
     samples = num_computed + num_scheduled - num_drafts == running.num_tokens[seats]
-    every_logit = (num_computed >= running.logits_from[seats]) & (num_computed < running.logits_until[seats])
+    num_logit_rows = samples + num_drafts
+    if running.has_prompt_logits:
+        every_logit = (num_computed >= running.logits_from[seats]) & (num_computed < running.logits_until[seats])
+        num_logit_rows = np.where(every_logit, num_scheduled, num_logit_rows)
     entries = Entries(
         seats,
         running.request_number[seats],
@@ -221,13 +228,13 @@ def _entries(
         num_scheduled,
         num_drafts,
         samples,
-        np.where(every_logit, num_scheduled, samples + num_drafts),
+        num_logit_rows,
     )
     if turns:
         entering = zip(*(turn.entry for turn in turns), strict=True)
         entries = Entries._make(np.append(old, new) for old, new in zip(entries, entering, strict=True))
     is_long = entries.num_scheduled > 1
-    if is_long.any():
+    if np.count_nonzero(is_long):
         order = np.argsort(is_long, kind="stable")
         entries = Entries._make(column[order] for column in entries)
     return entries

@@ -97,8 +97,8 @@ class Queues:
         self._seats.num_computed[seats] = computed
         self._seats.num_tokens[seats[entries.samples]] += 1
         self._seats.forget_computed_media()
-        until = self._seats.logits_until[seats]
-        if until.any():
+        if self._seats.has_prompt_logits:
+            until = self._seats.logits_until[seats]
             self._seats.logits_from[seats] = np.maximum(self._seats.logits_from[seats], np.minimum(computed, until))
 
     def settle(self, plan: StepPlan, result: StepResult) -> tuple[list[TokenEvent], list[Ended]]:
@@ -158,11 +158,12 @@ class Queues:
 
     def draftable(self, max_num_drafts: int) -> list[Draftable]:
         """All running requests, and with how many drafts each could go on."""
-        room = np.minimum(self._seats.room_for_drafts(self._order), max_num_drafts)
+        counts = self._seats.of(self._order)
+        room = np.minimum(counts.room_for_drafts, max_num_drafts)
         return [
             Draftable(state.number, state.request.prompt_token_ids, state.output_token_ids, num_pending, num_drafts)
             for state, num_pending, num_drafts in zip(
-                self._running, self._seats.num_pending(self._order).tolist(), room.tolist(), strict=True
+                self._running, counts.num_pending.tolist(), room.tolist(), strict=True
             )
         ]
 
@@ -176,7 +177,8 @@ class Queues:
     @property
     def all_wait_for_host(self) -> bool:
         """Whether every running request goes on only once its last token is known."""
-        return len(self._running) > 0 and bool(self._seats.waits_for_host[self._order].all())
+        num_waiting = np.count_nonzero(self._seats.waits_for_host[self._order])
+        return num_waiting == len(self._running) > 0
 
     def set_waits_for_host(self, waits: Mapping[int, bool]) -> None:
         """By request number, whether from now on a sampled token must be known before the next may be computed."""

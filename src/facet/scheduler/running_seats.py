@@ -4,6 +4,8 @@ known tokens <= tokens        the difference is pending: sampled on the device, 
 computed tokens <= tokens     the difference is what the request still wants to compute
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,19 +13,51 @@ from facet.media_span import MediaSpan
 from facet.scheduler.request_state import RequestState
 
 NO_REQUEST = 0
+Counts = NDArray[np.int64]
+
+
+class SeatCounts(NamedTuple):
+    """Of some seats, parallel arrays."""
+
+    request_number: Counts
+    num_tokens: Counts
+    num_known: Counts
+    num_computed: Counts
+    max_num_tokens: Counts
+    waits_for_host: Counts  # 0 or 1
+    # For prompt_logprobs, positions [logits_from, logits_until) still want their logits.
+    logits_from: Counts
+    logits_until: Counts
+
+    @property
+    def num_pending(self) -> Counts:
+        return self.num_tokens - self.num_known
+
+    @property
+    def room_for_drafts(self) -> Counts:
+        """How many drafts may follow the last token of each: none unless that token is next to be computed.
+
+        If all are accepted one more token comes, so the last draft stands before the last token there can be.
+        """
+        is_next = self.num_tokens == self.num_computed + 1
+        room: Counts = is_next * np.maximum(self.max_num_tokens - self.num_tokens - 1, 0)
+        return room
 
 
 class RunningSeats:
     def __init__(self, max_num_seqs: int) -> None:
-        self.request_number = np.full(max_num_seqs, NO_REQUEST, np.int64)
-        self.num_tokens = np.zeros(max_num_seqs, np.int64)
-        self.num_known = np.zeros(max_num_seqs, np.int64)
-        self.num_computed = np.zeros(max_num_seqs, np.int64)
-        self.max_num_tokens = np.zeros(max_num_seqs, np.int64)
-        self.waits_for_host = np.zeros(max_num_seqs, np.bool_)
-        # For prompt_logprobs, positions [logits_from, logits_until) still want their logits.
-        self.logits_from = np.zeros(max_num_seqs, np.int64)
-        self.logits_until = np.zeros(max_num_seqs, np.int64)
+        # One array, of which the fields are rows: reading all of them of some seats is one operation.
+        self._counts = np.zeros((len(SeatCounts._fields), max_num_seqs), np.int64)
+        of_all = SeatCounts(*self._counts)
+        self.request_number, self.num_tokens, self.num_known = (
+            of_all.request_number,
+            of_all.num_tokens,
+            of_all.num_known,
+        )
+        self.num_computed, self.max_num_tokens = of_all.num_computed, of_all.max_num_tokens
+        self.waits_for_host = of_all.waits_for_host
+        self.logits_from, self.logits_until = of_all.logits_from, of_all.logits_until
+        self.has_prompt_logits: set[int] = set()  # seats with `logits_until`
         self.uncuttable: dict[int, tuple[MediaSpan, ...]] = {}  # by seat, of prompts that have such media
         self.encoded: dict[int, tuple[MediaSpan, ...]] = {}  # the same of media whose rows towers make
 
@@ -35,23 +69,15 @@ class RunningSeats:
         self.waits_for_host[seat] = state.request.needs_sampled_token_on_host
         self.logits_from[seat] = state.num_logits_done
         self.logits_until[seat] = state.num_logits_wanted
+        if state.num_logits_wanted:
+            self.has_prompt_logits.add(seat)
         if state.uncuttable:
             self.uncuttable[seat] = state.uncuttable
         if state.encoded:
             self.encoded[seat] = state.encoded
 
-    def room_for_drafts(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many drafts may follow the last token of each: none unless that token is next to be computed.
-
-        If all are accepted one more token comes, so the last draft stands before the last token there can be.
-        """
-        num_tokens = self.num_tokens[seats]
-        is_next = num_tokens == self.num_computed[seats] + 1
-        room: NDArray[np.int64] = is_next * np.maximum(self.max_num_tokens[seats] - num_tokens - 1, 0)
-        return room
-
-    def num_pending(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.num_tokens[seats] - self.num_known[seats]
+    def of(self, seats: Counts) -> SeatCounts:
+        return SeatCounts(*self._counts[:, seats])
 
     def accept_drafts(self, seat: int, count: int) -> None:
         """Drafts turned out right: they are tokens, known, and computed already."""
@@ -66,5 +92,6 @@ class RunningSeats:
 
     def vacate(self, seat: int) -> None:
         self.request_number[seat] = NO_REQUEST
+        self.has_prompt_logits.discard(seat)
         self.uncuttable.pop(seat, None)
         self.encoded.pop(seat, None)

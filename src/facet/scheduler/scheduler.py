@@ -21,7 +21,7 @@ from facet.scheduler.limits import Limits, check_request, max_num_tokens
 from facet.scheduler.plan import plan_step
 from facet.scheduler.queues import Ended, Queues
 from facet.scheduler.request_state import RequestState
-from facet.scheduler.step_cost import CostLearner
+from facet.scheduler.step_cost import NO_COST, CostLearner
 from facet.step import StepPlan, StepResult, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -85,17 +85,12 @@ class Scheduler:
     def plan(self, drafts: Drafts = NO_DRAFTS) -> Schedule:
         """While a step with drafts is in flight nothing is planned: how its requests go on is not known."""
         assert not drafts or self.limits.max_num_drafts > 0, "drafts were not allowed for"
-        return plan_step(
-            self.queues.view(),
-            self.kv_cache.view(),
-            self._encoder,
-            self.limits,
-            drafts,
-            self._cost_learner.cost(),
-        )
+        cost = NO_COST if self.limits.max_step_seconds is None else self._cost_learner.cost()
+        return plan_step(self.queues.view(), self.kv_cache.view(), self._encoder, self.limits, drafts, cost)
 
-    def commit(self, schedule: Schedule) -> StepPlan:
-        plan = self.kv_cache.commit(schedule)
+    def commit(self, schedule: Schedule, *, num_to_draft: int = 0) -> StepPlan:
+        """`num_to_draft`: see `StepPlan`."""
+        plan = self.kv_cache.commit(schedule, num_to_draft=num_to_draft)
         self.queues.advance(schedule)
         self._encoder.commit(schedule.media)
         self._num_short_steps += schedule.was_short_of_time
