@@ -59,11 +59,13 @@ class BlockTables:
 
     def first_needed(self, num_computed: Counts) -> Counts:
         """[groups, seats]: the first entry that tokens behind the computed ones read."""
-        return np.maximum(num_computed - self._reach, 0) // self._tokens_per_block
+        first: Counts = np.maximum(num_computed - self._reach, 0) // self._tokens_per_block
+        return first
 
     def end_needed(self, num_tokens: Counts) -> Counts:
         """[groups, seats]: the entries that so many tokens take."""
-        return -(-num_tokens // self._tokens_per_block)
+        end: Counts = -(-num_tokens // self._tokens_per_block)
+        return end
 
     def num_lacking(self, seats: Seats, num_tokens: Counts) -> Counts:
         """Of each seat, the blocks that so many tokens lack."""

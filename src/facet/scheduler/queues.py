@@ -177,7 +177,7 @@ class Queues:
     @property
     def all_wait_for_host(self) -> bool:
         """Whether every running request goes on only once its last token is known."""
-        num_waiting = np.count_nonzero(self._seats.waits_for_host[self._order])
+        num_waiting = int(np.count_nonzero(self._seats.waits_for_host[self._order]))
         return num_waiting == len(self._running) > 0
 
     def set_waits_for_host(self, waits: Mapping[int, bool]) -> None:
