@@ -1,7 +1,7 @@
 """Times what the host does in a step of the engine, part by part, with a device that computes nothing.
 
-    python benchmarks/host_step.py
-    python benchmarks/host_step.py --load drafter --requests 8 --profile
+    python -m benchmarks.host_step
+    python -m benchmarks.host_step --load drafter --requests 8 --profile
 
 Engine, scheduler, cache and runner are the real ones, on the path of captured graphs; a pass of the model computes a
 made-up next token and nothing else, and a token is chosen by one small operation where a GPU would run kernels. Every
@@ -39,7 +39,7 @@ from torch import Tensor
 
 from facet.chat.answer_grammar import json_schema_grammar
 from facet.config import ModelConfig
-from facet.draft_config import SuffixDrafts, read_draft_config
+from facet.drafts.config import SuffixDrafts, read_draft_config
 from facet.drafts.model_drafter import ModelDrafter
 from facet.drafts.step_times import StepTimes
 from facet.drafts.text_drafter import TextDrafter
