@@ -15,6 +15,7 @@ Both halves read and write buffers at fixed addresses. A step of a size between 
 position 0 of the scratch seat, whose blocks belong to no request.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -142,7 +143,7 @@ class DecodeGraphs:
         target.copy_(rows, non_blocking=True)
 
     def _size_for(self, count: int) -> int:
-        return next(size for size in self.sizes if size >= count)
+        return self.sizes[bisect_left(self.sizes, count)]
 
     def _run_lower(self, size: int) -> None:
         buffers, rows = self._buffers, self._buffers.attention_rows(size, self._model.num_positions)

@@ -13,7 +13,7 @@ Drafts come second: they get what is left of the budget in 1, before anyone is a
 anyone gives way.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,7 @@ def plan_step(
     seats, running = queues.order, queues.seats
     counts = running.of(seats)
     num_computed = counts.num_computed
-    wanted, budget = tokens_wanted(counts, running.has_prompt_logits), limits.max_num_batched_tokens
+    wanted, budget = tokens_wanted(counts, running), limits.max_num_batched_tokens
     encoding = StepEncoding(
         books,
         (SpanRows(spans, int(running.num_computed[seat]), 0) for seat, spans in running.encoded.items()),
@@ -59,7 +59,7 @@ def plan_step(
         num_scheduled, budget = share_budget_one_by_one(wanted, budget, seats, running, encoding, time)
     else:
         num_scheduled, budget = share_budget(wanted, budget)
-    num_drafts = np.zeros_like(num_scheduled)
+    num_drafts = np.zeros(len(seats), np.int64)
     num_returning = cache.num_available + cache.num_returning(seats, num_computed)
     if drafts:
         num_drafts = allot_drafts(counts, num_scheduled, drafts, max_num_drafts=limits.max_num_drafts, budget=budget)
@@ -96,14 +96,13 @@ def plan_step(
     )
 
 
-def tokens_wanted(counts: SeatCounts, has_prompt_logits: Set[int]) -> Counts:
+def tokens_wanted(counts: SeatCounts, running: RunningSeats) -> Counts:
     """Per seat, how many tokens it could compute now. Pending ones count: their ids are on the device."""
-    wanted = counts.num_tokens - counts.num_computed
     # A token at the very end is sampled but never computed; and one that a grammar must see first waits.
-    is_last = (counts.num_tokens >= counts.max_num_tokens) & (wanted <= 1)
-    must_wait = (counts.num_pending * counts.waits_for_host) > 0
-    wanted[is_last | must_wait] = 0
-    if has_prompt_logits:
+    wanted: Counts = np.minimum(counts.num_tokens, counts.max_num_tokens - 1) - counts.num_computed
+    if running.seats_that_wait:
+        wanted[(counts.num_pending * counts.waits_for_host) > 0] = 0
+    if running.seats_with_prompt_logits:
         # Recomputing after a preemption stops where logits were not delivered before, to start again from there.
         again = (counts.num_computed < counts.logits_from) & (counts.logits_from < counts.logits_until)
         wanted[again] = np.minimum(wanted, counts.logits_from - counts.num_computed)[again]
@@ -118,7 +117,7 @@ def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
     in line first. Nobody is passed over for ever: while a running request goes without, none is admitted, and those in
     front end.
     """
-    if wanted.max(initial=0) <= 1:
+    if not np.count_nonzero(wanted > 1):
         return wanted, budget
     wants_one = wanted == 1
     more = np.where(wants_one, 0, wanted)
@@ -218,7 +217,7 @@ def _entries(
         num_drafts = num_drafts[some]
     samples = num_computed + num_scheduled - num_drafts == running.num_tokens[seats]
     num_logit_rows = samples + num_drafts
-    if running.has_prompt_logits:
+    if running.seats_with_prompt_logits:
         every_logit = (num_computed >= running.logits_from[seats]) & (num_computed < running.logits_until[seats])
         num_logit_rows = np.where(every_logit, num_scheduled, num_logit_rows)
     entries = Entries(

@@ -97,7 +97,7 @@ class Queues:
         self._seats.num_computed[seats] = computed
         self._seats.num_tokens[seats[entries.samples]] += 1
         self._seats.forget_computed_media()
-        if self._seats.has_prompt_logits:
+        if self._seats.seats_with_prompt_logits:
             until = self._seats.logits_until[seats]
             self._seats.logits_from[seats] = np.maximum(self._seats.logits_from[seats], np.minimum(computed, until))
 
@@ -177,15 +177,14 @@ class Queues:
     @property
     def all_wait_for_host(self) -> bool:
         """Whether every running request goes on only once its last token is known."""
-        num_waiting = int(np.count_nonzero(self._seats.waits_for_host[self._order]))
-        return num_waiting == len(self._running) > 0
+        return len(self._seats.seats_that_wait) == len(self._running) > 0
 
     def set_waits_for_host(self, waits: Mapping[int, bool]) -> None:
         """By request number, whether from now on a sampled token must be known before the next may be computed."""
         for number, must_wait in waits.items():
             state = self._by_number.get(number)
             if state is not None and state.seat is not None:
-                self._seats.waits_for_host[state.seat] = must_wait
+                self._seats.set_waits_for_host(state.seat, must_wait)
 
     def cancel(self, request_id: str) -> Ended | None:
         """None: no such request, or it has ended already."""
@@ -201,6 +200,8 @@ class Queues:
         assert [state.seat for state in self._running] == self._order.tolist()
         assert all(state.seat is None for state in self._waiting)
         assert sorted([*self._order.tolist(), *self._free_seats]) == list(range(len(self._by_seat)))
+        waits = self._seats.waits_for_host
+        assert self._seats.seats_that_wait == {seat for seat in self._order.tolist() if waits[seat]}
         for state in self._running:
             seat = state.seat
             assert seat is not None

@@ -57,7 +57,8 @@ class RunningSeats:
         self.num_computed, self.max_num_tokens = of_all.num_computed, of_all.max_num_tokens
         self.waits_for_host = of_all.waits_for_host
         self.logits_from, self.logits_until = of_all.logits_from, of_all.logits_until
-        self.has_prompt_logits: set[int] = set()  # seats with `logits_until`
+        self.seats_that_wait: set[int] = set()  # for the host
+        self.seats_with_prompt_logits: set[int] = set()
         self.uncuttable: dict[int, tuple[MediaSpan, ...]] = {}  # by seat, of prompts that have such media
         self.encoded: dict[int, tuple[MediaSpan, ...]] = {}  # the same of media whose rows towers make
 
@@ -66,15 +67,19 @@ class RunningSeats:
         self.num_tokens[seat] = self.num_known[seat] = state.num_known
         self.num_computed[seat] = num_computed
         self.max_num_tokens[seat] = state.max_num_tokens
-        self.waits_for_host[seat] = state.request.needs_sampled_token_on_host
+        self.set_waits_for_host(seat, state.request.needs_sampled_token_on_host)
         self.logits_from[seat] = state.num_logits_done
         self.logits_until[seat] = state.num_logits_wanted
         if state.num_logits_wanted:
-            self.has_prompt_logits.add(seat)
+            self.seats_with_prompt_logits.add(seat)
         if state.uncuttable:
             self.uncuttable[seat] = state.uncuttable
         if state.encoded:
             self.encoded[seat] = state.encoded
+
+    def set_waits_for_host(self, seat: int, must_wait: bool) -> None:
+        self.waits_for_host[seat] = must_wait
+        (self.seats_that_wait.add if must_wait else self.seats_that_wait.discard)(seat)
 
     def of(self, seats: Counts) -> SeatCounts:
         return SeatCounts(*self._counts[:, seats])
@@ -92,6 +97,7 @@ class RunningSeats:
 
     def vacate(self, seat: int) -> None:
         self.request_number[seat] = NO_REQUEST
-        self.has_prompt_logits.discard(seat)
+        self.seats_that_wait.discard(seat)
+        self.seats_with_prompt_logits.discard(seat)
         self.uncuttable.pop(seat, None)
         self.encoded.pop(seat, None)
