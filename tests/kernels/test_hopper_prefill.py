@@ -1,14 +1,9 @@
-"""Prefill kernels for Hopper against the reference, emulated on a CPU and as they are on the card; compiled anywhere.
+"""Prefill kernels for Hopper against the reference, emulated on a CPU and as they are on the card.
 
 On the card, `test_paged_attention_prefill.py` and `test_paged_attention_exact.py` also test them on real shapes.
 """
 
 import importlib
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -180,34 +175,3 @@ def test_planted_faults_are_found(finding: str) -> None:
     case, change = FAULTS[finding]
     with pytest.raises(AssertionError, match=finding):
         check(case, change=change)
-
-
-@pytest.fixture(scope="module")
-def compilations() -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """All at the same time, each in a process of its own."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    processes = {
-        name: subprocess.Popen(
-            [sys.executable, "-m", "tests.kernels.compile_for_hopper", name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for name in KERNELS
-    }
-    yield processes
-    for process in processes.values():
-        with process:  # what no test asked for
-            process.kill()
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_it_fits_on_the_card(name: str, compilations: dict[str, subprocess.Popen[str]]) -> None:
-    """Registers as launched, nothing in local memory, and the shared memory of a Hopper multiprocessor is enough."""
-    said, errors = compilations[name].communicate()
-    assert said, errors[-3000:]
-    found = json.loads(said)
-    assert (found["reg"], found["stack"], found["local"]) == (168, 0, 0)
-    assert found["shared"] <= 232_448
-    assert found["products"] > 0

@@ -1,0 +1,44 @@
+"""Gluon kernels compiled for Hopper, on any machine: registers, and what they take of a multiprocessor."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+PREFILL = ("shared_512", "separate_512", "separate_256")
+MOST_REGISTERS = {"int4_8": 144, "int4_64": 168, "int4_wide": 128, "int4_experts": 168}
+MULTIPROCESSOR_BYTES = 232_448
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, dict[str, int]]:
+    names = (*PREFILL, *MOST_REGISTERS)
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", *names]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(names, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("name", PREFILL)
+def test_prefill_fits_on_the_card(name: str, compiled: dict[str, dict[str, int]]) -> None:
+    """Registers as launched, nothing in local memory, and the shared memory of a Hopper multiprocessor is enough."""
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["reg"], found["stack"], found["local"]) == (168, 0, 0)
+    assert found["shared"] <= MULTIPROCESSOR_BYTES
+    assert found["products"] > 0
+
+
+@pytest.mark.parametrize("name", MOST_REGISTERS)
+def test_4_bit_products_compile_without_spills(name: str, compiled: dict[str, dict[str, int]]) -> None:
+    """And leave registers for 14, 12 or 16 warps on a multiprocessor."""
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["reg"] <= MOST_REGISTERS[name]
+    assert found["products"] > 0
