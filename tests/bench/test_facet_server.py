@@ -12,7 +12,7 @@ from facet.bench.serve import bench_serve
 from facet.config import ServerConfig
 from facet.tokens import Tokenizer
 from tests.server.conftest import Scripted
-from tests.server.running import RunningServer, running
+from tests.server.running import RunningServer, running_with_engine
 
 
 def result_of(folder: Path, server: RunningServer, tokenizer: Tokenizer | None = None, **settings: Any) -> Any:
@@ -59,13 +59,9 @@ class TestScripted:
 
 @pytest.fixture(scope="module")
 def real_server(model_folder: Path) -> Iterator[RunningServer]:
-    # Imported here: the tests above need no torch.
-    from facet.server.run import start_app
-
     settings: dict[str, Any] = dict(device="cpu", kv_cache_memory_bytes=64 << 20, max_num_batched_tokens=512)
     config = ServerConfig(model=str(model_folder), served_model_name=("tiny",), disable_log_stats=True, **settings)
-    _, _, app = start_app(config)
-    with running(app) as server:
+    with running_with_engine(config) as server:
         yield server
 
 

@@ -1,7 +1,6 @@
 """Engines whose model ranks share: the same answers, and an end that nobody waits through."""
 
 import contextlib
-import multiprocessing
 import os
 import queue
 import random
@@ -26,6 +25,7 @@ from tests.engine.harness import Answer, kv_layout, make_engine, run
 from tests.engine.test_plans_as_bytes import LONG_ANSWER, busy_requests
 from tests.engine.test_process import SETTINGS, collect, is_running, request
 from tests.model.paged_model import load
+from tests.quick_starts import quick_starts
 from tests.ranks import on_ranks
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
@@ -75,12 +75,8 @@ def test_ranks_answer_as_one_does(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def quick_starts() -> Iterator[None]:
-    """Processes that fork from one which has imported everything, instead of importing it each."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["facet.engine.process"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("facet.engine.rank_processes.multiprocessing.get_context", lambda method: context)
+def quickly() -> Iterator[None]:
+    with quick_starts():
         yield
 
 
@@ -89,7 +85,7 @@ def config(folder: Path) -> EngineConfig:
     return EngineConfig(model=str(folder), tensor_parallel_size=2, **SETTINGS)  # type: ignore[arg-type]
 
 
-def test_ranks_in_processes_answer_as_one_process_does(quick_starts: None, config: EngineConfig) -> None:
+def test_ranks_in_processes_answer_as_one_process_does(quickly: None, config: EngineConfig) -> None:
     asked = [request("plain", 40, max_tokens=6), request("logprobs", 9, max_tokens=4, logprobs=3, prompt_logprobs=2)]
     local = LocalEngine(replace(config, tensor_parallel_size=1))
     with contextlib.closing(RemoteEngine(config)) as remote:
@@ -124,7 +120,7 @@ def addresses_of(process_ids: tuple[int, ...]) -> set[str]:
 
 
 @pytest.mark.parametrize("kill", range(NUM_KILLS))
-def test_a_rank_that_is_killed(kill: int, quick_starts: None, config: EngineConfig) -> None:
+def test_a_rank_that_is_killed(kill: int, quickly: None, config: EngineConfig) -> None:
     """At any moment: everyone hears of it at once, and nobody is left behind. `make soak` kills a hundred."""
     choose = random.Random(kill)
     with contextlib.closing(RemoteEngine(config)) as engine:
@@ -154,7 +150,7 @@ def test_a_rank_that_is_killed(kill: int, quick_starts: None, config: EngineConf
     ],
 )
 def test_what_cannot_be(
-    settings: dict[str, object], message: str, quick_starts: None, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, object], message: str, quickly: None, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match=message):

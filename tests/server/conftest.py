@@ -15,11 +15,10 @@ from facet.engine.messages import CacheInfo, EngineInfo
 from facet.prompts import AskedModel
 from facet.request import Request
 from facet.server.app import make_app
-from facet.server.run import start_app
 from facet.server.served_model import ServedModel
 from facet.tokens import Tokenizer
 from tests.server.page_in_browser import REPLIES, Page, start
-from tests.server.running import RunningServer, running
+from tests.server.running import RunningServer, running, running_with_engine
 from tests.server.scripted_engine import Script, ScriptedEngine
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import build_gemma_like, write_tokenizer_folder
@@ -66,8 +65,7 @@ def real_server(model_folder: Path) -> Iterator[RunningServer]:
         kv_cache_memory_bytes=8 << 20,
         max_num_batched_tokens=512,
     )
-    _, _, app = start_app(config)
-    with running(app) as server:
+    with running_with_engine(config) as server:
         yield server
 
 

@@ -1,4 +1,4 @@
-"""The real app on a real port, in a thread of the test process."""
+"""The real app on a real port, in a thread of the test process; its engine in a process of its own."""
 
 import contextlib
 import threading
@@ -10,6 +10,10 @@ from typing import Any
 import httpx
 import uvicorn
 from starlette.applications import Starlette
+
+from facet.config import ServerConfig
+from facet.server.run import start_app
+from tests.quick_starts import quick_starts
 
 # Seconds: enough for a machine with ten times as much to do.
 PATIENCE = 120
@@ -58,6 +62,14 @@ def running(app: Starlette) -> Iterator[RunningServer]:
         server.should_exit = True
         thread.join(timeout=PATIENCE)
         assert not thread.is_alive(), "the server did not stop"
+
+
+@contextlib.contextmanager
+def running_with_engine(config: ServerConfig) -> Iterator[RunningServer]:
+    with quick_starts():
+        _, _, app = start_app(config)
+    with running(app) as server:
+        yield server
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from facet.bundled_model import find_bundled_model
 from facet.config import ServerConfig
-from facet.server.run import start_app
-from tests.server.running import RunningServer, running
+from tests.server.running import RunningServer, running_with_engine
 
 
 class Country(pydantic.BaseModel):
@@ -63,8 +62,7 @@ def server() -> Iterator[RunningServer]:
         kv_cache_memory_bytes=16 << 20,
         max_model_len=1024,
     )
-    _, _, app = start_app(config)
-    with running(app) as server:
+    with running_with_engine(config) as server:
         yield server
 
 

@@ -18,10 +18,9 @@ import pytest
 
 from facet.chat import ChatTemplate
 from facet.config import ServerConfig
-from facet.server.run import start_app
 from facet.tokens import Tokenizer
 from tests.server.conftest import END
-from tests.server.running import RunningServer, running
+from tests.server.running import RunningServer, running_with_engine
 from tests.tiny_models import TinyModel
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -87,8 +86,7 @@ def server(model_folder: Path) -> Iterator[RunningServer]:
         kv_cache_memory_bytes=32 << 20,
         max_num_batched_tokens=64,
     )
-    _, _, app = start_app(config)
-    with running(app) as server:
+    with running_with_engine(config) as server:
         yield server
 
 

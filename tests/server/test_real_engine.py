@@ -17,7 +17,7 @@ import pytest
 from facet import LLM, SamplingParams
 from facet.config import ServerConfig
 from facet.server.run import start_app
-from tests.server.running import RunningServer, running
+from tests.server.running import RunningServer, running, running_with_engine
 
 SETTINGS: dict[str, Any] = dict(device="cpu", kv_cache_memory_bytes=64 << 20, max_num_batched_tokens=512)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -34,8 +34,7 @@ def server(model_folder: Path) -> Iterator[RunningServer]:
         debug_poison_freed_blocks=True,
         **SETTINGS,
     )
-    _, _, app = start_app(config)
-    with running(app) as server:
+    with running_with_engine(config) as server:
         yield server
 
 

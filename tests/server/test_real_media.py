@@ -29,12 +29,11 @@ from facet.media.spec_file import read_media_spec
 from facet.model.loader import load_model
 from facet.prepared_media import PreparedMedia
 from facet.request import Request
-from facet.server.run import start_app
 from facet.tokens import Tokenizer
 from tests.engine.harness import make_engine, run
 from tests.media.hostile_pictures import good_files
 from tests.media.sounds import encoded_video, tones, wav
-from tests.server.running import RunningServer, running
+from tests.server.running import RunningServer, running_with_engine
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import GEMMA4_TOKENS, write_tokenizer_folder
 
@@ -82,8 +81,7 @@ def folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
     config = ServerConfig(model=str(folder), disable_log_stats=True, **SETTINGS)
-    _, _, app = start_app(config)
-    with running(app) as server:
+    with running_with_engine(config) as server:
         yield server
 
 
