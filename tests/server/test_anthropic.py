@@ -10,7 +10,7 @@ import pytest
 
 from facet.tokens import Tokenizer
 from tests.server.conftest import Scripted
-from tests.server.running import RunningServer
+from tests.server.running import NO_CERTIFICATES, RunningServer
 
 TOOL = {
     "name": "get_weather",
@@ -31,7 +31,8 @@ def talking(scripted: Scripted) -> Iterator[tuple[RunningServer, Any]]:
 
 
 def client_of(server: RunningServer, **options: Any) -> anthropic.Anthropic:
-    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, **options)
+    http_client = anthropic.DefaultHttpxClient(verify=NO_CERTIFICATES)
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, http_client=http_client, **options)
 
 
 def prompt_of(engine: Any, tokenizer: Tokenizer) -> str:

@@ -9,7 +9,7 @@ import pytest
 from facet.tokens import Tokenizer
 from tests.chat.conversations import WEATHER_TOOL
 from tests.server.conftest import END, Scripted
-from tests.server.running import RunningServer
+from tests.server.running import NO_CERTIFICATES, RunningServer
 
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
 CALL = '<|tool_call>call:get_weather{city:<|"|>Paris "light"<|"|>,days:[1,2.50,null]}<tool_call|>'
@@ -291,7 +291,12 @@ class TestOfficialClient:
 
     @staticmethod
     def client(server: RunningServer) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        return openai.OpenAI(
+            base_url=f"{server.url}/v1",
+            api_key="none",
+            max_retries=0,
+            http_client=openai.DefaultHttpxClient(verify=NO_CERTIFICATES),
+        )
 
     def test_chat(self, scripted: Scripted) -> None:
         with scripted(THOUGHT + "I look." + CALL) as (server, _), self.client(server) as client:

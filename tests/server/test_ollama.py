@@ -11,7 +11,7 @@ import pytest
 from facet.tokens import Tokenizer
 from tests.chat.conversations import WEATHER_TOOL
 from tests.server.conftest import Scripted
-from tests.server.running import RunningServer
+from tests.server.running import NO_CERTIFICATES, RunningServer
 
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
 THOUGHT = "<|channel>thought\nThe wind is light.\n<channel|>"
@@ -35,7 +35,7 @@ def chat(server: RunningServer, **body: Any) -> httpx.Response:
 
 def test_a_chat_whole_and_line_by_line(talking: tuple[RunningServer, Any]) -> None:
     server, engine = talking
-    with ollama.Client(host=server.url) as client:
+    with ollama.Client(host=server.url, verify=NO_CERTIFICATES) as client:
         whole = client.chat("tiny", ASK, tools=[WEATHER_TOOL], think=True)
         lines = list(client.chat("tiny:latest", ASK, tools=[WEATHER_TOOL], think=True, stream=True))
         assert whole.message.content == "".join(line.message.content or "" for line in lines) == "I look."
@@ -67,7 +67,10 @@ def test_a_stream_is_lines_of_json_and_the_default(talking: tuple[RunningServer,
 
 
 def test_generate_with_a_template_or_without(scripted: Scripted, tokenizer: Tokenizer) -> None:
-    with scripted(THOUGHT + "one two") as (server, engine), ollama.Client(host=server.url) as client:
+    with (
+        scripted(THOUGHT + "one two") as (server, engine),
+        ollama.Client(host=server.url, verify=NO_CERTIFICATES) as client,
+    ):
         answer = client.generate("tiny", "Go.", system="Be brief.")
         assert (answer.response, answer.thinking) == ("one two", "The wind is light.")
         expected = "<bos><|turn>system\nBe brief.<turn|>\n<|turn>user\nGo.<turn|>\n<|turn>model\n"
@@ -125,7 +128,7 @@ def test_options_reach_the_engine(talking: tuple[RunningServer, Any], tokenizer:
 def test_the_model_is_described(scripted: Scripted) -> None:
     with (
         scripted("one", api_key=("secret",), served_model_name=("a", "b")) as (server, _),
-        ollama.Client(host=server.url, headers={"authorization": "Bearer secret"}) as client,
+        ollama.Client(host=server.url, verify=NO_CERTIFICATES, headers={"authorization": "Bearer secret"}) as client,
     ):
         assert [model.model for model in client.list().models] == ["a", "b"]
         shown = client.show("a")
@@ -175,7 +178,7 @@ def test_what_is_wrong_is_said_in_ollamas_shape(
 def test_a_stream_that_fails_says_so(scripted: Scripted) -> None:
     with (
         scripted("one two three", engine={"fail_after": 2}) as (server, _),
-        ollama.Client(host=server.url) as client,
+        ollama.Client(host=server.url, verify=NO_CERTIFICATES) as client,
     ):
         with pytest.raises(ollama.ResponseError, match="NaN"):
             list(client.chat("tiny", ASK, stream=True))

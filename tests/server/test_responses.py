@@ -12,7 +12,7 @@ from facet.server.responses.store import ResponseStore
 from facet.server.responses.wire import Reasoning, ResponseObject, TextSettings
 from facet.tokens import Tokenizer
 from tests.server.conftest import Scripted
-from tests.server.running import RunningServer, wait_until
+from tests.server.running import NO_CERTIFICATES, RunningServer, wait_until
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL: dict[str, Any] = {"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": False}
@@ -28,7 +28,12 @@ def talking(scripted: Scripted) -> Iterator[tuple[RunningServer, Any]]:
 
 
 def client_of(server: RunningServer, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1",
+        api_key=key,
+        max_retries=0,
+        http_client=openai.DefaultHttpxClient(verify=NO_CERTIFICATES),
+    )
 
 
 def prompt_of(engine: Any, tokenizer: Tokenizer) -> str:
