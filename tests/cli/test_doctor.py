@@ -9,6 +9,7 @@ import pytest
 
 from facet.cli import main
 from facet.kernels.paged_attention import reference
+from tests.doctor.test_planted_faults import keep_checks
 from tests.tiny_checkpoints import SHRUNK, write_config
 
 CONFIG = SHRUNK["Gemma 3 1B"]
@@ -42,6 +43,7 @@ def test_a_fault_shows_in_exit_code_and_json(doctor: Doctor, tmp_path: Path, mon
         return plan_reference(*arguments, window=window and window + 1, **named)
 
     monkeypatch.setattr(reference, "plan_reference", off_by_one)
+    keep_checks(monkeypatch, "attention", "window edge")
     code, out, _ = doctor(write_config(tmp_path, CONFIG), *FLAGS, "--json")
     assert code == 1
     report = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))

@@ -122,20 +122,26 @@ def widen_the_window(by: int) -> Plant:
     return plant
 
 
-@pytest.mark.parametrize(
-    ("plant", "checks", "lines"),
-    [
-        (free_a_block_one_step_early, ["alone", "NaN in dead memory"], {"NaN in dead memory"}),
-        (leave_a_stale_table_tail, ["alone", "8 in flight"], {"8 in flight"}),
-        (widen_the_window(1), ["attention", "window edge"], EDGES),
-        (widen_the_window(-1), ["attention", "window edge"], EDGES),
-    ],
-    ids=["early_free", "stale_tail", "window_wide", "window_narrow"],
-)
-def test_a_planted_fault_is_found(
-    chatty_folder: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant, checks: Sequence[str], lines: set[str]
-) -> None:
+# Each with the checks that look for it, and the lines that report it.
+FAULTS: dict[str, tuple[Plant, Sequence[str], set[str]]] = {
+    "early_free": (free_a_block_one_step_early, ("alone", "NaN in dead memory"), {"NaN in dead memory"}),
+    "stale_tail": (leave_a_stale_table_tail, ("alone", "8 in flight"), {"8 in flight"}),
+    "window_wide": (widen_the_window(1), ("attention", "window edge"), EDGES),
+    "window_narrow": (widen_the_window(-1), ("attention", "window edge"), EDGES),
+    "nan_pad_row": (let_a_nan_pad_row_be_looked_at, ("alone", "padded steps"), {"padded steps"}),
+    "shared_parser": (share_a_parser, ("alone", "chat with tools"), {"replies parsed", "chats parsed"}),
+    "wrong_scale": (
+        read_a_scale_from_the_wrong_row,
+        ("alone", "KV dtypes"),
+        {"KV int8_per_token_head", "KV fp8_per_token_head"},
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault: str, chatty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a check that comes to its end: one that the fault breaks would fail as well."""
+    plant, checks, lines = FAULTS[fault]
     plant(monkeypatch)
     keep_checks(monkeypatch, *checks)
     report = examined(chatty_folder)
@@ -144,20 +150,14 @@ def test_a_planted_fault_is_found(
     assert not [finding for finding in report.findings if "Error:" in finding.note]
 
 
-@pytest.mark.parametrize(
-    ("plant", "lines"),
-    [
-        (let_a_nan_pad_row_be_looked_at, {"padded steps"}),
-        (share_a_parser, {"replies parsed", "chats parsed"}),
-        (read_a_scale_from_the_wrong_row, {"KV int8_per_token_head", "KV fp8_per_token_head"}),
-    ],
-    ids=["nan_pad_row", "shared_parser", "wrong_scale"],
-)
-def test_a_fault_in_one_place_is_found_there_alone(
-    chatty_folder: Path, monkeypatch: pytest.MonkeyPatch, plant: Plant, lines: set[str]
-) -> None:
-    plant(monkeypatch)
-    assert failed(examined(chatty_folder)) == lines
+def test_faults_in_one_place_are_found_there_alone(chatty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them in one examination, whose other checks find nothing."""
+    found_there = set()
+    for fault in ("nan_pad_row", "shared_parser", "wrong_scale"):
+        plant, _, lines = FAULTS[fault]
+        plant(monkeypatch)
+        found_there |= lines
+    assert failed(examined(chatty_folder)) == found_there
 
 
 def test_a_sound_engine_has_none(chatty_folder: Path) -> None:
