@@ -69,9 +69,12 @@ class PagedSequence:
         return logits
 
     def greedy(self, token_ids: list[int], num_tokens: int, *, skip_upper: bool = True) -> list[int]:
-        pending, out = token_ids, []
+        return self.greedy_logits(token_ids, num_tokens, skip_upper=skip_upper).argmax(-1).tolist()
+
+    def greedy_logits(self, token_ids: list[int], num_tokens: int, *, skip_upper: bool = True) -> torch.Tensor:
+        """[tokens, vocabulary]: the logits that each of the likeliest tokens was chosen from."""
+        pending, rows = token_ids, []
         for _ in range(num_tokens):
-            logits = self.run(pending, num_logit_rows=1, skip_upper=skip_upper)
-            out.append(int(logits[-1].argmax()))
-            pending = out[-1:]
-        return out
+            rows.append(self.run(pending, num_logit_rows=1, skip_upper=skip_upper))
+            pending = [int(rows[-1].argmax())]
+        return torch.cat(rows)
