@@ -36,7 +36,7 @@ from facet.sampling_params import SamplingParams
 from facet.scheduler.drafting import Drafter
 from facet.step import StepPlan
 from facet.tokens import Tokenizer
-from tests.engine.harness import Answer, Rememberer, make_engine, mixed_requests, run
+from tests.engine.harness import Answer, Rememberer, kv_layout, make_engine, mixed_requests, run
 from tests.engine.random_schemas import CallReader, random_parameters
 from tests.model.paged_model import load
 from tests.tiny_models import TinyModel
@@ -235,10 +235,7 @@ def test_bound_requests_that_came_one_by_one_go_on_together(world: World) -> Non
 def test_a_free_choice_is_the_same_in_company_and_after_preemption(world: World) -> None:
     bias = {world.markers.opens_call: 3.0, world.markers.opens_channel: 1.0, world.markers.closes_channel: 3.0}
     requests = [request(f"auto{i}", world.tools(), logit_bias=bias, max_tokens=48, ignore_eos=True) for i in range(8)]
-    alone: dict[str, Answer] = {}
-    for one in requests:
-        alone |= run(world.engine(overlapped=False), [one])
-    check_with_preemptions(world, requests, alone)
+    check_with_preemptions(world, requests, answers_alone(world, requests))
 
 
 def test_a_thought_is_free_and_then_the_grammar_holds(world: World) -> None:
@@ -316,10 +313,16 @@ def _found(result: object) -> None:
     assert result
 
 
+def answers_alone(world: World, requests: list[Request]) -> dict[str, Answer]:
+    """Each request by itself, in an engine that keeps nothing of those before it."""
+    engine = world.engine(overlapped=False, enable_prefix_caching=False)
+    return {name: answer for one in requests for name, answer in run(engine, [one], check_every=1000).items()}
+
+
 def check_with_preemptions(world: World, requests: list[Request], expected: dict[str, Answer]) -> None:
     """The same tokens where there is memory for a few of them."""
     longest = max(len(one.prompt_token_ids) + (one.sampling.max_tokens or 0) for one in requests)
-    enough_for_few = 2 * need_of(world.engine().settings.layout, 0, num_tokens=longest).num_blocks
+    enough_for_few = 2 * need_of(kv_layout(world.model), 0, num_tokens=longest).num_blocks
     for overlapped in (True, False):
         engine = world.engine(num_blocks=enough_for_few, overlapped=overlapped, enable_prefix_caching=False)
         assert tokens_of(run(engine, requests)) == tokens_of(expected)
@@ -333,9 +336,7 @@ def tokens_of(answers: dict[str, Answer]) -> dict[str, list[int]]:
 def test_company_with_grammars_changes_nobodys_answer(world: World) -> None:
     free = [replace(one, request_id=f"free{one.request_id}") for one in mixed_requests(6, 512, count=12, seed=3)]
     bound = [request(f"bound{i}", world.tools("required"), temperature=0.0, max_tokens=40) for i in range(6)]
-    alone: dict[str, Answer] = {}
-    for one in [*free, *bound]:
-        alone |= run(world.engine(), [one])
+    alone = answers_alone(world, [*free, *bound])
     mixed = [one for pair in zip(free[:6], bound, strict=True) for one in pair] + free[6:]
     for overlapped in (True, False):
         assert tokens_of(run(world.engine(overlapped=overlapped), mixed)) == tokens_of(alone)

@@ -20,6 +20,7 @@ from facet.model.gemma import Gemma
 from facet.runner.batch import Chunks, SequenceRows, make_batch, make_batch_of
 from tests.media_spans import spans_at
 from tests.model.paged_model import PagedSequence, load
+from tests.published_configs import pattern
 from tests.tiny_checkpoints import SHRUNK, write_config
 
 CPU = torch.device("cpu")
@@ -207,8 +208,11 @@ class Company:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Gemma]:
     def make(name: str) -> Gemma:
+        config = SHRUNK[name] | {"num_hidden_layers": 6, "layer_types": pattern(2, 6), "intermediate_size": 24}
+        config["num_kv_shared_layers"] = 3 if config.get("num_kv_shared_layers") else 0
+        config["activation_sparsity_pattern"] = [0.5] * 3 + [0.0] * 3
         # Every expert is chosen: where two are nearly as probable, the last bit would decide between them.
-        config = SHRUNK[name] | {"top_k_experts": SHRUNK[name].get("num_experts")}
+        config["top_k_experts"] = config.get("num_experts")
         folder: Path = write_config(tmp_path_factory.mktemp("dummy"), config)
         return load(folder, load_format="dummy", dtype="float32").model
 
