@@ -185,7 +185,7 @@ def usage(kernel: Any) -> dict[str, Any]:
     }
 
 
-def report(name: str) -> dict[str, int] | dict[str, str]:
+def report(name: str) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # where it fails, the compiler prints what it was given
             return usage(compiled(name))

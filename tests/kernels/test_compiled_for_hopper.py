@@ -1,9 +1,10 @@
-"""Gluon kernels compiled for Hopper, on any machine: registers, and what they take of a multiprocessor."""
+"""Kernels compiled for Hopper, on any machine: registers, and what they take of a multiprocessor."""
 
 import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -11,12 +12,13 @@ pytest.importorskip("triton")
 
 PREFILL = ("shared_512", "separate_512", "separate_256")
 MOST_REGISTERS = {"int4_8": 144, "int4_64": 168, "int4_wide": 128, "int4_experts": 168}
+SUM = "sum_over_ranks"
 MULTIPROCESSOR_BYTES = 232_448
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, dict[str, int]]:
-    names = (*PREFILL, *MOST_REGISTERS)
+def compiled() -> dict[str, dict[str, Any]]:
+    names = (*PREFILL, *MOST_REGISTERS, SUM)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -25,7 +27,7 @@ def compiled() -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize("name", PREFILL)
-def test_prefill_fits_on_the_card(name: str, compiled: dict[str, dict[str, int]]) -> None:
+def test_prefill_fits_on_the_card(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """Registers as launched, nothing in local memory, and the shared memory of a Hopper multiprocessor is enough."""
     found = compiled[name]
     assert "error" not in found, found["error"]
@@ -35,10 +37,18 @@ def test_prefill_fits_on_the_card(name: str, compiled: dict[str, dict[str, int]]
 
 
 @pytest.mark.parametrize("name", MOST_REGISTERS)
-def test_4_bit_products_compile_without_spills(name: str, compiled: dict[str, dict[str, int]]) -> None:
+def test_4_bit_products_compile_without_spills(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """And leave registers for 14, 12 or 16 warps on a multiprocessor."""
     found = compiled[name]
     assert "error" not in found, found["error"]
     assert (found["stack"], found["local"]) == (0, 0)
     assert found["reg"] <= MOST_REGISTERS[name]
     assert found["products"] > 0
+
+
+def test_signals_of_a_sum_over_ranks_reach_other_cards(compiled: dict[str, dict[str, Any]]) -> None:
+    found = compiled[SUM]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["signals"] == [1, 1], "one instruction tells all ranks, another hears of all"
+    assert found["reg"] * 128 * 4 <= 65_536, "four programs on a multiprocessor, so that all of a launch run together"
