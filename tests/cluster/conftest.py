@@ -19,13 +19,23 @@ def cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    head = dict(num_cpus=2, include_dashboard=False, object_store_memory=OBJECT_STORE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)]), prepend=os.pathsep)
-        cluster = Cluster(initialize_head=True, head_node_args=head)
-        cluster.add_node(num_cpus=2, object_store_memory=OBJECT_STORE)
-        patch.setenv("RAY_ADDRESS", cluster.address)
-        yield cluster
-        ray.shutdown()
-        cluster.shutdown()
+        cluster = Cluster()
+        try:
+            add_node(cluster, include_dashboard=False, dashboard_agent_listen_port=None)  # any port that is free
+            add_node(cluster)
+            patch.setenv("RAY_ADDRESS", cluster.address)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def add_node(cluster: Any, **settings: Any) -> None:
+    """Once more if that fails: Ray gives a node 30 seconds to start, which a busy machine may need for its imports."""
+    try:
+        cluster.add_node(num_cpus=2, object_store_memory=OBJECT_STORE, **settings)
+    except Exception:
+        cluster.add_node(num_cpus=2, object_store_memory=OBJECT_STORE, **settings)
