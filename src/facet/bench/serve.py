@@ -94,7 +94,6 @@ async def measure(config: BenchConfig, conversations: Sequence[Conversation]) ->
 @contextlib.contextmanager
 def _quiet_collector() -> Iterator[None]:
     """Keeps the garbage collector off existing objects during the run: its pauses would look like the server's."""
-    gc.collect()
     gc.freeze()
     try:
         yield
