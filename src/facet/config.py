@@ -160,7 +160,7 @@ class EngineConfig(ModelConfig):
         'JSON object: {"method": "suffix"} guesses from what the request\'s own tokens went on with before, {"method": '
         '"ngram", "num_speculative_tokens": 4} does so as vLLM does, {"model": "...-assistant"} asks a drafter made '
         'for the model, and with "method": "suffix" besides, both guess; default: a drafter that lies beside a local '
-        'model, and otherwise off, as {"method": "none"} is',
+        'model, on a CPU in float32 or batch-invariant with suffix, and otherwise off, as {"method": "none"} is',
     )
     async_scheduling: bool = setting(True, "plan and launch the next step while the current one is still running")
     enforce_eager: bool = setting(False, "on a GPU, launch every kernel instead of replaying captured CUDA graphs")

@@ -8,6 +8,7 @@ import pytest
 import tokenizers
 import torch
 
+from facet import LLM
 from facet.config import ModelConfig
 from facet.model.draft_loader import load_draft_model
 from facet.model.loader import load_model
@@ -24,12 +25,15 @@ from tools.bundled_model.drafting.export import export_drafter, round_as_stored
 from tools.bundled_model.drafting.lessons import NOT_COUNTED, Lesson, layers_read, make_lesson, make_lessons
 from tools.bundled_model.drafting.model import Drafter, attend_from
 from tools.bundled_model.drafting.shape import make_drafter_config, make_drafter_spec
-from tools.bundled_model.drafting.trainer import acceptance, train
-from tools.bundled_model.export import export
+from tools.bundled_model.drafting.trainer import Acceptance, acceptance, train
+from tools.bundled_model.export import check_size, export
 from tools.bundled_model.model import Decoder
+from tools.bundled_model.shape import BUNDLED_FOLDER
 
 NUM_DRAFTS = 3
 DRAFTER_CONFIG = make_drafter_config(TINY_CONFIG, hidden_size=32, intermediate_size=48)
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60)
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +113,10 @@ def test_facet_drafts_what_was_trained(
     target: Decoder, drafter: Drafter, tmp_path: Path, small_tokenizer: tokenizers.Tokenizer
 ) -> None:
     export(checkpoint_tensors(target), TINY_CONFIG, small_tokenizer, tmp_path)
-    export_drafter(drafter, DRAFTER_CONFIG, tmp_path)
+    for _ in range(2):  # the second replaces the first
+        export_drafter(drafter, DRAFTER_CONFIG, tmp_path, Acceptance(shares=(0.9, 0.8), num_places=10))
     round_as_stored(drafter)
+    assert (tmp_path / "README.md").read_text().count("the first 2 at 80.0%: 2.70 tokens a step") == 1
     record = json.loads((tmp_path / "bundled.json").read_text())
     assert {"assistant/config.json", "assistant/model.safetensors"} < set(record)
 
@@ -146,3 +152,28 @@ def drafted(target: Decoder, drafter: Drafter, tokens: list[int]) -> list[int]:
             token = int(drafter.embed_tokens(state).argmax())
             found.append(token)
     return found
+
+
+class TestTheOneThatShips:
+    def test_everything_together_fits(self) -> None:
+        check_size(BUNDLED_FOLDER)
+        assert (BUNDLED_FOLDER / "assistant" / "model.safetensors").is_file()
+
+    def test_answers_are_the_same_and_drafts_mostly_right(self) -> None:
+        prompts = ["Tell me a short story.", "What is Facet?", "What is twelve plus thirty?", "Sort: pear, apple, fig."]
+        conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        answers = []
+        for config in ({"method": "none"}, None):
+            llm = LLM(
+                device="cpu",
+                dtype="float32",
+                max_model_len=1024,
+                kv_cache_memory_bytes=32 << 20,
+                show_progress=False,
+                speculative_config=config,
+            )
+            answers.append([llm.chat(one, GREEDY, use_tqdm=False)[0].outputs[0].token_ids for one in conversations])
+            drafts = llm.stats().drafts
+            llm.close()
+        assert answers[0] == answers[1]
+        assert drafts.num_accepted > 0.5 * drafts.num_drafts > 0

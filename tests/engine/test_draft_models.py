@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from facet import bundled_model
 from facet.config import EngineConfig, ModelConfig
 from facet.drafts.combined_drafter import CombinedDrafter
 from facet.drafts.config import ModelDrafts, SuffixDrafts, read_draft_config
@@ -45,6 +46,7 @@ from tests.tiny_drafters import AlwaysDrafts, Rounds, write_pair
 TOLERANCE = 1e-3  # of logits of size 4 to 8; another position or one key more changes them by 0.1 and more
 NUM_DRAFTS = (2, 3)
 NUM_TOKENS = 8
+GPU = torch.device("cuda")
 RULE = "last"  # the drafter asks from the last token whose keys are stored
 
 
@@ -285,18 +287,34 @@ def test_an_engine_starts_with_each_method(tmp_path: Path) -> None:
         assert type(make_runner(replace(config, speculative_config=given), Silent()).drafter) is expected
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [("cpu", "float32", {"method": "suffix"}), ("cpu", "bfloat16", None), ("cuda", "float32", None)],
+)
+def test_the_bundled_models_drafter_is_used_where_it_changes_nothing(
+    device: str, dtype: str, expected: dict[str, str] | None
+) -> None:
+    config = EngineConfig(model=str(bundled_model.FOLDER), dtype=dtype)
+    chosen, lines = with_found_drafter(config, torch.device(device))
+    own = {"model": str(bundled_model.FOLDER / "assistant")}
+    assert chosen.speculative_config == (None if expected is None else own | expected)
+    assert len(lines) == (expected is not None)
+
+
 @pytest.mark.parametrize("place", ["model-assistant", "model/assistant"])
 def test_a_drafter_beside_a_local_model_is_found_and_planned_for(place: str, tmp_path: Path) -> None:
     model, drafter = write_pair("Gemma 4 E4B", tmp_path)
     config = PlanConfig(model=str(model), gpu_memory="1GiB", max_model_len=64, max_num_seqs=8)
-    assert with_found_drafter(config) == (config, ())
+    assert with_found_drafter(config, GPU) == (config, ())
     without = make_plan(config)
     drafter.rename(tmp_path / place)
-    found, (line,) = with_found_drafter(config)
+    found, (line,) = with_found_drafter(config, GPU)
     assert found.speculative_config == {"model": str(tmp_path / place)}
     assert str(tmp_path / place) in line
+    on_cpu, _ = with_found_drafter(replace(config, dtype="float32"), torch.device("cpu"))
+    assert on_cpu.speculative_config == {"model": str(tmp_path / place), "method": "suffix"}
     off = replace(config, speculative_config={"method": "none"})
-    assert with_found_drafter(off) == (off, ())
+    assert with_found_drafter(off, GPU) == (off, ())
 
     bfloat16 = ModelConfig(model=str(model), load_format="dummy", device="cpu", dtype="bfloat16", max_model_len=64)
     draft_model = load_draft_model(str(tmp_path / place), load_model(bfloat16).model, bfloat16, Silent())
@@ -310,7 +328,7 @@ def test_a_drafter_beside_a_local_model_is_found_and_planned_for(place: str, tmp
 
     fields = json.loads((tmp_path / place / "config.json").read_text())
     (tmp_path / place / "config.json").write_text(json.dumps({**fields, "backbone_hidden_size": 7}))
-    unused, (line,) = with_found_drafter(config)
+    unused, (line,) = with_found_drafter(config, GPU)
     assert unused == config
     assert "not used" in line
     assert "width 7" in line

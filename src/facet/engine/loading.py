@@ -28,8 +28,10 @@ from facet.layers.rank_group import RankGroup
 from facet.model.draft_loader import load_draft_model
 from facet.model.draft_model import DraftModel
 from facet.model.loader import LoadedModel, load_model
+from facet.model.resolving import resolve_device
 from facet.model.weight_map import PER_LAYER_TABLE
 from facet.progress import Progress, Silent
+from facet.ranks import ALONE
 from facet.runner.runner import Runner
 from facet.runner.sleeping import Sleeper, move_weights
 from facet.scheduler.drafting import Drafter
@@ -57,7 +59,8 @@ def make_runner(
         clock.ends("imports")
     with device_failures_in_words():
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
-        config, draft_lines = with_found_drafter(config)
+        rank = ALONE if group is None else group.rank
+        config, draft_lines = with_found_drafter(config, resolve_device(config.device, rank))
         draft_config = read_draft_config(config.speculative_config)
         if config.enable_sleep_mode and group is not None:
             raise ConfigError("--enable-sleep-mode works with --tensor-parallel-size 1 only. Leave one of the two out.")

@@ -82,7 +82,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     check_numbers(config)
     if not config.model:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet plan MODEL.")
-    config, _ = with_found_drafter(config)
+    config, _ = with_found_drafter(config, torch.device("cuda"))
     num_gpus = config.tensor_parallel_size
     folder = folder_of(config, config_only=True)
     fields = read_config_file(folder / "config.json", config.hf_overrides)

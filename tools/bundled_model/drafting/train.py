@@ -71,8 +71,9 @@ def main() -> None:
     num_steps = train(drafter, target, lessons, num_epochs=arguments.epochs, seed=arguments.seed, report=report)
     report(f"held out, as trained: {acceptance(drafter, target, held_out)}")
     round_as_stored(drafter)
-    report(f"held out, as stored:  {acceptance(drafter, target, held_out)}")
-    export_drafter(drafter, config, folder)
+    measured = acceptance(drafter, target, held_out)
+    report(f"held out, as stored:  {measured}")
+    export_drafter(drafter, config, folder, measured)
     report(f"{num_steps} steps; {folder / FOLDER}: {bytes_in(folder / FOLDER):,} bytes")
 
 
