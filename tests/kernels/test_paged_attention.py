@@ -123,6 +123,7 @@ def alone_with(inputs: cases.AttentionInputs, index: int, only: slice) -> cases.
             block_tables=(inputs.block_table[index : index + 1],),
             host_query_lens=rows.host_query_lens[index : index + 1],
             host_context_lens=rows.host_context_lens[index : index + 1],
+            host_prompt_lens=rows.host_prompt_lens[index : index + 1],
         ),
         block_table=inputs.block_table[index : index + 1],
         key_recipe=inputs.key_recipe,
