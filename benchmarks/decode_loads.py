@@ -202,5 +202,5 @@ def make_layers(load: Load, num_layers: int | None = None) -> Layers:
 
 def decode_plan(load: Load, rows: AttentionRows, table: Tensor) -> DecodePlan:
     plan = gpu.plan_on_gpu(rows, table, load.heads, window=load.window, tokens_per_block=load.tokens_per_block)
-    assert plan.decode is not None
-    return plan.decode
+    (decode,) = plan.decodes
+    return decode

@@ -58,7 +58,8 @@ EXCEPTIONS: Mapping[tuple[int, int, int], Config] = MappingProxyType(
 )
 
 
-# In one chain of sums (`chain.py`): where the rules below leave few rows to cuBLAS and it may not serve, and more rows.
+# In one chain of sums (`chain.py`): where the rules below leave few rows to cuBLAS, which splits their sums, and more
+# rows.
 _FEW_CHAINS = _dot(64, 128, num_warps=4, num_stages=6)
 _MANY_CHAINS = Config(is_dot=True, block_out=128, block_in=64, num_warps=8, num_stages=4, num_rows=128)
 # Float32 is for checking models, not for serving them: small enough to fit anywhere.
@@ -137,8 +138,3 @@ def choose_chain(num_rows: int, num_out: int, num_in: int, element_size: int) ->
     if num_rows > NUM_DOT_ROWS:
         return _MANY_CHAINS
     return _choose_dot(num_out, num_in) or _FEW_CHAINS
-
-
-def prefers_library(num_rows: int, num_out: int, num_in: int) -> bool:
-    """Whether cuBLAS is faster than the chains here, if it sums in one chain too."""
-    return num_rows > NUM_DOT_ROWS or _choose_dot(num_out, num_in) is None
