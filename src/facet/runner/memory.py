@@ -37,7 +37,7 @@ class TowerShape:
 
     values_per_row: int  # what the largest of them holds at once for every row it makes
     num_table_rows: int  # embeddings of tokens, which are cached beside the rows of media
-    num_captured_rows: int  # of the largest pass that is captured
+    num_captured_values: int  # what the largest pass that is captured holds at once
 
 
 def tower_shape(towers: Mapping[MediaKind, nn.Module]) -> TowerShape | None:
@@ -48,7 +48,9 @@ def tower_shape(towers: Mapping[MediaKind, nn.Module]) -> TowerShape | None:
     return TowerShape(
         values_per_row=max(spec.values_per_row for spec in specs),
         num_table_rows=num_table_rows(towers),
-        num_captured_rows=max((tower.num_padded_rows for tower in graphs_of(towers)), default=0),
+        num_captured_values=max(
+            (tower.num_padded_rows * tower.spec.values_per_row for tower in graphs_of(towers)), default=0
+        ),
     )
 
 
@@ -167,7 +169,7 @@ def tower_graph_bytes(shape: StepShape) -> int:
     """What captured passes of towers keep for good, beside those of other graphs."""
     if shape.towers is None or not shape.graph_sizes:
         return 0
-    return shape.towers.num_captured_rows * shape.towers.values_per_row * shape.value_bytes
+    return shape.towers.num_captured_values * shape.value_bytes
 
 
 def scratch_bytes(shape: StepShape) -> int:

@@ -8,7 +8,7 @@ next size; what is left there of an earlier item changes nothing.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ Item = Mapping[str, Tensor]
 class PaddingTower(Protocol):
     """A tower that also takes an item filled up to one of a few sizes."""
 
+    spec: Any
     placement: Placement
 
     @property

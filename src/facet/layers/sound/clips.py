@@ -45,8 +45,8 @@ def halve_frames(x: Tensor, lengths: Tensor, weight: Tensor, *, frames_before: i
     return functional.conv2d(padded, weight, stride=2), (lengths + 1) // 2
 
 
-def num_rows(num_frames: int) -> int:
-    """Frames that are left of a clip that was halved twice: the host knows it without asking the device."""
+def num_quarters(num_frames: int) -> int:
+    """Frames that are left of a clip that was halved twice."""
     return -(-num_frames // 4)
 
 

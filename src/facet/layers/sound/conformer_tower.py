@@ -1,29 +1,22 @@
 """Gemma 4's tower: convolutions shorten log-mel frames to a quarter, a conformer mixes them, and a product projects."""
 
-from collections.abc import Mapping, Sequence
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
-from facet.layers.sound.clips import as_frames, encode_by_length, halve_frames, num_rows, stack_clips
+from facet.layers.sound.clip_tower import ClipTower
+from facet.layers.sound.clips import as_frames, halve_frames, num_quarters
 from facet.layers.sound.conformer import Conformer
 from facet.layers.tower_products import BiasedLinear
 from facet.sound_spec import ConformerTowerSpec
 
-# Frames of clips that are filled up to: of 5, 10, 20 and 30 seconds, as much as the model hears.
-PADDED_FRAMES = (500, 1000, 2000, 3000)
 
-
-class ConformerTower(nn.Module):
-    """Takes `features` [frames, bins]."""
+class ConformerTower(ClipTower):
+    spec: ConformerTowerSpec
 
     def __init__(self, spec: ConformerTowerSpec, placement: Placement) -> None:
-        super().__init__()
-        self.spec = spec
-        self.placement = placement
+        super().__init__(spec, placement)
         first, second = spec.num_channels
         self.first = HalvingLayer(1, first, spec.norm_eps, placement)
         self.second = HalvingLayer(first, second, spec.norm_eps, placement)
@@ -32,35 +25,10 @@ class ConformerTower(nn.Module):
         self.projection = BiasedLinear(spec.conformer.hidden_size, spec.projected_size, placement)
         self.output = Linear(spec.projected_size, spec.output_size, placement)
 
-    def forward(self, clips: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """The rows of each clip."""
-        return encode_by_length(clips, self._encode)
+    def num_rows(self, num_frames: int) -> int:
+        return num_quarters(num_frames)
 
-    @property
-    def padded_sizes(self) -> tuple[int, ...]:
-        """Numbers of frames that `forward_padded` is made for."""
-        return PADDED_FRAMES
-
-    @property
-    def num_padded_rows(self) -> int:
-        return num_rows(PADDED_FRAMES[-1])
-
-    def size_of(self, clip: Mapping[str, Tensor]) -> int:
-        return len(clip["features"])
-
-    def padded_inputs(self, size: int) -> dict[str, Tensor]:
-        return {"features": torch.zeros(size, self.spec.num_bins, device=self.placement.device)}
-
-    def forward_padded(self, clip: Mapping[str, Tensor], num_frames: Tensor) -> Tensor:
-        """The rows of a clip that has `num_frames` frames, and behind them others that mean nothing."""
-        return self._rows(clip["features"].to(self.placement.dtype).unsqueeze(0), num_frames.view(1))[0]
-
-    def _encode(self, clips: Sequence[Tensor]) -> list[Tensor]:
-        rows = self._rows(*stack_clips(clips, self.placement.dtype))
-        return [made[: num_rows(len(clip))] for made, clip in zip(rows, clips, strict=True)]
-
-    def _rows(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """[clips, rows, width] of [clips, frames, bins], of which so many are real."""
+    def rows(self, features: Tensor, lengths: Tensor) -> Tensor:
         x, lengths = self.first(features.unsqueeze(1), lengths)
         x, lengths = self.second(x, lengths)
         stream = self.projection(self.conformer(self.input(as_frames(x)), len(features)))

@@ -1,7 +1,5 @@
 """Gemma 3n's tower: convolutions shorten log-mel frames, a conformer mixes them, and some become rows."""
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,19 +7,19 @@ from torch.nn import functional
 from facet.layers.linear import Linear
 from facet.layers.media_embedder import MediaEmbedder
 from facet.layers.placement import Placement
-from facet.layers.sound.clips import as_frames, encode_by_length, halve_frames, num_rows, stack_clips
+from facet.layers.sound.clip_tower import ClipTower
+from facet.layers.sound.clips import as_frames, halve_frames
 from facet.layers.sound.conformer import Conformer
 from facet.sound_spec import UsmTowerSpec
-from facet.transfer import indices_on_device
 
 
-class UsmTower(nn.Module):
-    """Takes `features` [frames, bins]."""
+class UsmTower(ClipTower):
+    """Every clip has the same number of rows."""
+
+    spec: UsmTowerSpec
 
     def __init__(self, spec: UsmTowerSpec, placement: Placement) -> None:
-        super().__init__()
-        self.spec = spec
-        self.placement = placement
+        super().__init__(spec, placement)
         first, second = spec.num_channels
         hidden = spec.conformer.hidden_size
         self.first = HalvingLayer(1, first, spec.group_norm_eps, placement)
@@ -30,25 +28,22 @@ class UsmTower(nn.Module):
         self.conformer = Conformer(spec.conformer, placement)
         self.embedder = MediaEmbedder(hidden, spec.table_size, spec.output_size, spec.norm_eps, placement)
 
-    def forward(self, clips: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """The rows of each clip, `num_rows` for each."""
-        return encode_by_length(clips, self._encode)
+    def num_rows(self, num_frames: int) -> int:
+        return self.spec.num_rows
 
-    def _encode(self, clips: Sequence[Tensor]) -> list[Tensor]:
-        features, lengths = stack_clips(clips, self.placement.dtype)
+    def rows(self, features: Tensor, lengths: Tensor) -> Tensor:
         x, lengths = self.first(features.unsqueeze(1), lengths)
         x, lengths = self.second(x, lengths)
-        stream = self.conformer(self.input(as_frames(x)), len(clips)).view(
-            len(clips), -1, self.spec.conformer.hidden_size
-        )
-        kept = stream[:, :: self.spec.reduction]
-        rows = self.embedder(kept.flatten(0, 1)).view(*kept.shape[:2], -1)
-        padding = self.embedder.look_up(indices_on_device([self.spec.padding_row], rows.device))
-        counts = [-(-num_rows(len(clip)) // self.spec.reduction) for clip in clips]
-        return [
-            torch.cat((clip[:count], padding.expand(self.spec.num_rows - count, -1)))
-            for clip, count in zip(rows, counts, strict=True)
-        ]
+        stream = self.conformer(self.input(as_frames(x)), len(features))
+        every = self.spec.reduction
+        kept = stream.view(len(features), -1, stream.shape[-1])[:, ::every][:, : self.spec.num_rows]
+        heard = self.embedder(kept.flatten(0, 1)).view(*kept.shape[:2], -1)
+        places = torch.arange(self.spec.num_rows, device=features.device)
+        is_heard = places < (lengths[:, None] + every - 1) // every
+        # Its number is made on the device: a captured pass could not copy it from the host again.
+        padding = self.embedder.look_up(torch.full((1,), self.spec.padding_row, device=features.device))
+        filled = functional.pad(heard, (0, 0, 0, self.spec.num_rows - heard.shape[1]))
+        return torch.where(is_heard[:, :, None], filled, padding)
 
 
 class HalvingLayer(nn.Module):

@@ -15,6 +15,9 @@ from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
 from facet.vision_spec import AttentionBlockSpec, EdgeBlockSpec, InvertedBlockSpec, MobileNetSpec
 
+# The side of pictures whose pass can be captured: all published checkpoints have them prepared so.
+PADDED_SIDE = 768
+
 
 class MobileNet(nn.Module):
     """Takes `pixels` [3, side, side] of bytes."""
@@ -49,6 +52,26 @@ class MobileNet(nn.Module):
         features = self.fusion_norm(self._averages(self.fusion(_stacked(*by_stage[-2:])))).flatten(0, 2)
         rows = self.embedder(features * self.spec.fusion.num_outputs**0.5)
         return list(torch.split(rows, self.spec.rows_per_side**2))
+
+    @property
+    def padded_sizes(self) -> tuple[int, ...]:
+        """Of `forward_padded`: pictures of the usual side have this size."""
+        return (1,)
+
+    @property
+    def num_padded_rows(self) -> int:
+        return self.spec.rows_per_side**2
+
+    def size_of(self, picture: Mapping[str, Tensor]) -> int:
+        """Pictures of another side count as too large: filled up, they would be other pictures."""
+        return 1 if picture["pixels"].shape[-1] == PADDED_SIDE else 2
+
+    def padded_inputs(self, size: int) -> dict[str, Tensor]:
+        return {"pixels": torch.zeros(3, PADDED_SIDE, PADDED_SIDE, dtype=torch.uint8, device=self.placement.device)}
+
+    def forward_padded(self, picture: Mapping[str, Tensor], count: Tensor) -> Tensor:
+        """The rows of a picture, which needs no filling up."""
+        return self.forward([picture])[0]
 
     def _averages(self, maps: Tensor) -> Tensor:
         side, count = maps.shape[1], self.spec.rows_per_side
