@@ -46,12 +46,12 @@ def test_what_steps_with_drafts_really_take_counts() -> None:
     """Waiting for tokens instead of overlapping costs half a step: a single draft no longer pays, several do."""
     times = StepTimes(STEPS)
     for _ in range(100):
-        times.learn(1, 1.0, has_drafts=False)
-        times.learn(2, 1.5, has_drafts=True)
+        times.learn(1, 1.0, num_requests=1, has_waited=False)
+        times.learn(2, 1.5, num_requests=1, has_waited=True)
     assert times.worthwhile([[0.4]], 1) == [0]
     assert times.worthwhile([[0.9, 0.8, 0.7]], 1) == [3]
     for _ in range(5000):  # nothing is drafted any more, so the past is forgotten
-        times.learn(1, 1.0, has_drafts=False)
+        times.learn(1, 1.0, num_requests=1, has_waited=False)
     assert times.worthwhile([[0.4]], 1) == [1]
 
 
@@ -96,14 +96,18 @@ def test_the_best_number_of_drafts_is_found(
 ) -> None:
     """Against every number that there is."""
     times = StepTimes({1: 0.5, **measured})
-    times.learn(1, 0.5 + beyond, has_drafts=True)
     sizes = sorted({1: 0.5, **measured})
     rising = np.maximum.accumulate([{1: 0.5, **measured}[size] for size in sizes])
     most = min(sum(map(len, chances)), sizes[-1] - num_rows)
 
+    def seconds(num_rows: int) -> float:
+        return float(np.interp(num_rows, sizes, rising))
+
+    times.learn(num_rows, seconds(num_rows) + beyond, num_requests=num_rows, has_waited=True)
+
     def rate(num_right: float, num_drafts: int) -> float:
         late = beyond / 2 if num_drafts else 0.0  # half is known of steps with drafts
-        return float((num_rows + num_right) / (np.interp(num_rows + num_drafts, sizes, rising) + late))
+        return (num_rows + num_right) / (seconds(num_rows + num_drafts) + late)
 
     def rates(chances: Sequence[float]) -> list[float]:
         """Of no draft, whose rate others have to beat by something, of the first, of the first two, and so on."""

@@ -24,6 +24,7 @@ from facet.model.loader import load_model
 from facet.repetition import RepetitionDetectionParams
 from facet.request import Request
 from facet.sampling_params import SamplingParams
+from facet.step import StepPlan
 from facet.thoughts import ThoughtTokens
 from tests.engine.harness import MAX_MODEL_LEN, Answer, kv_layout, make_engine, run
 from tests.tiny_models import TinyModel
@@ -110,9 +111,7 @@ class FreeRows(StepTimes):
     def __init__(self) -> None:
         super().__init__({1: 1.0, 1000: 1.0})
 
-    def learn(
-        self, num_rows: int, seconds: float, *, has_drafts: bool, num_requests: int = 0, num_to_draft: int = 0
-    ) -> None:
+    def learn_step(self, plan: StepPlan, seconds: float) -> None:
         """Nothing."""
 
 

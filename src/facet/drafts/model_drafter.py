@@ -79,7 +79,8 @@ class ModelDrafter:
     def _length(self, num_running: int) -> int:
         """How many drafts of each of so many requests are worth making."""
         any_guess = _guess((0,) * self.max_num_drafts)
-        return self._times.worthwhile_length(self._acceptance.chances(None, any_guess), num_running)
+        chances = self._acceptance.chances(None, any_guess)
+        return self._times.worthwhile_length(chances, num_running, is_drafting=self._are_on_their_way)
 
 
 def _guess(token_ids: Sequence[int]) -> Guess:

@@ -2,7 +2,7 @@
 
 A draft is one row more in a step. Up to some number of rows a step takes hardly longer for it, since it is bound by
 reading weights; beyond, every row costs its share. So what drafts bring depends on how many requests run: the curve of
-seconds over rows is measured at start, and corrected by what steps with and without drafts then really take.
+seconds over rows is measured at start, and corrected by what steps then really take (`time_beyond.py`).
 
 A drafter that is a model takes time of its own, behind the step whose tokens it continues: one pass for the first draft
 of all requests, one for the second, and so on.
@@ -17,14 +17,13 @@ from types import MappingProxyType
 import numpy as np
 
 from facet.drafts.guess import Offer
+from facet.drafts.time_beyond import TimeBeyond
 from facet.step import StepPlan
 
-# A step that takes longer than so many times what was expected met something else, such as another process.
-_STRANGE = 4.0
-_MEMORY = 0.95
-_MEMORY_UNSEEN = 0.998
 # Drafts must promise so much more than none: what is expected is never exact.
 _LEAST_GAIN = 1.02
+# So much more where steps overlap so far: to begin and to end both cost a step that does not.
+_LEAST_GAIN_TO_BEGIN = 1.06
 _NO_TIME: Mapping[int, float] = MappingProxyType({1: 0.0})
 _chance = itemgetter(0)  # of a draft, beside whose it is
 
@@ -40,32 +39,33 @@ class StepTimes:
         self._sizes = sorted(measured)
         self._seconds = _curve(measured, most)
         self._draft_seconds = _curve(drafting or _NO_TIME, most)
-        self._beyond_plain = _Average()
-        self._beyond_drafted = _Average()
-
-    def learn(
-        self, num_rows: int, seconds: float, *, has_drafts: bool, num_requests: int = 0, num_to_draft: int = 0
-    ) -> None:
-        """A step that computed only single tokens and drafts took so long, drafting for the next one included."""
-        if num_rows < len(self._seconds):
-            expected = self._seconds[num_rows] + num_to_draft * self._draft_seconds[num_requests]
-            beyond = min(seconds, _STRANGE * expected) - expected
-            if has_drafts or num_to_draft:
-                self._beyond_drafted.add(beyond)
-            else:
-                self._beyond_plain.add(beyond)
-                self._beyond_drafted.fade()
+        self._beyond = TimeBeyond()
+        self._is_waited_for = False  # the step learned of last, by the next one
 
     def learn_step(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long. What it computed of prompts says nothing about drafts."""
-        if int((plan.num_scheduled - plan.num_drafts).max()) == 1:
-            self.learn(
-                plan.num_tokens,
-                seconds,
-                has_drafts=len(plan.draft_token_ids) > 0,
-                num_requests=len(plan.seats),
-                num_to_draft=plan.num_to_draft,
-            )
+        """A step took so long, drafting for the next one included. Steps come in the order of their launch."""
+        has_waited = self._is_waited_for or len(plan.draft_token_ids) > 0
+        self._is_waited_for = len(plan.draft_token_ids) > 0 or plan.num_to_draft > 0
+        if int((plan.num_scheduled - plan.num_drafts).max()) > 1:
+            return  # what it computed of prompts says nothing about drafts
+        self.learn(
+            plan.num_tokens,
+            seconds,
+            num_requests=len(plan.seats),
+            has_waited=has_waited,
+            num_to_draft=plan.num_to_draft,
+        )
+
+    def learn(
+        self, num_rows: int, seconds: float, *, num_requests: int, has_waited: bool, num_to_draft: int = 0
+    ) -> None:
+        """As `learn_step`, of a step that computed only single tokens and drafts.
+
+        `has_waited`: it was launched once the tokens before it were known, because it or the one before had drafts.
+        """
+        if num_rows < len(self._seconds):
+            expected = self._seconds[num_rows] + num_to_draft * self._draft_seconds[num_requests]
+            self._beyond.learn(num_requests, seconds, expected, has_waited=has_waited)
 
     def could_gain(self, num_rows: int) -> bool:
         """Whether drafts that are all right would be worth it, beside so many requests."""
@@ -75,10 +75,10 @@ class StepTimes:
         sizes = [num_rows + 1, *self._sizes[bisect_right(self._sizes, num_rows) :]]
         return self._best([(size, self._seconds[size]) for size in sizes], num_rows) > 0
 
-    def worthwhile_length(self, chances: Sequence[float], num_requests: int) -> int:
+    def worthwhile_length(self, chances: Sequence[float], num_requests: int, *, is_drafting: bool) -> int:
         """How many drafts of every request a model should make for the next step.
 
-        `chances`: of the n-th draft of any request and all before it to be right.
+        `chances`: of the n-th draft of any request and all before it to be right. `is_drafting`: it did for this one.
         """
         longest = min(len(chances), (len(self._seconds) - 1) // num_requests - 1) if num_requests else 0
         if longest < 1:
@@ -88,7 +88,7 @@ class StepTimes:
             (num_requests * (1 + num_right), self._seconds[num_requests * (1 + length)] + length * drafting)
             for length, num_right in enumerate(itertools.accumulate(chances[:longest]), 1)
         )
-        return self._best(options, num_requests)
+        return self._best(options, num_requests, _LEAST_GAIN if is_drafting else _LEAST_GAIN_TO_BEGIN)
 
     def choose(self, offers: Mapping[int, Offer], num_running: int) -> dict[int, list[int]]:
         """The drafts to compute beside so many requests, by request number."""
@@ -116,14 +116,13 @@ class StepTimes:
             counts[owner] += 1
         return counts
 
-    def _best(self, options: Iterable[tuple[float, float]], num_rows: int) -> int:
-        """Which of these, tokens and seconds, promises most tokens a second, from 1 on; 0: a step of `num_rows`
+    def _best(self, options: Iterable[tuple[float, float]], num_requests: int, least_gain: float = _LEAST_GAIN) -> int:
+        """Which of these, tokens and seconds, promises most tokens a second, from 1 on; 0: a step of so many requests
         without drafts does."""
-        plain = self._beyond_plain.value()
-        drafted = self._beyond_drafted.value(at_first=plain)
-        best, most = 0, _LEAST_GAIN * _rate(num_rows, self._seconds[num_rows] + plain)
+        plain, waited = self._beyond.plain(num_requests), self._beyond.waited(num_requests)
+        best, most = 0, least_gain * _rate(num_requests, self._seconds[num_requests] + plain)
         for index, (num_tokens, seconds) in enumerate(options, 1):
-            rate = _rate(num_tokens, seconds + drafted)
+            rate = _rate(num_tokens, seconds + waited)
             if rate > most:
                 best, most = index, rate
         return best
@@ -141,23 +140,3 @@ def _curve(measured: Mapping[int, float], most: int) -> list[float]:
     rising = np.maximum.accumulate([measured[count] for count in counts])
     curve: list[float] = np.interp(np.arange(most + 1), counts, rising).tolist()
     return curve
-
-
-class _Average:
-    """Of values that come one by one, the recent ones above all."""
-
-    def __init__(self) -> None:
-        self._sum = self._weight = 0.0
-
-    def add(self, value: float) -> None:
-        self._sum = _MEMORY * self._sum + value
-        self._weight = _MEMORY * self._weight + 1.0
-
-    def fade(self) -> None:
-        """Another value did not come: those that did say less by now."""
-        self._sum *= _MEMORY_UNSEEN
-        self._weight *= _MEMORY_UNSEEN
-
-    def value(self, at_first: float = 0.0) -> float:
-        """`at_first` counts as one value that came before all."""
-        return (at_first + self._sum) / (1.0 + self._weight)
