@@ -87,6 +87,16 @@ def test_library_serves_where_it_sums_in_one_chain(least_agreeing: int | None, m
     assert chain.least_library_rows(weight) == least_agreeing
 
 
+def test_library_does_not_serve_where_it_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it is slow at many rows, where nothing else is fast, does not count."""
+    _, weight = linear_cases.ODD[1].inputs(1, torch.float16, DEVICE)
+    monkeypatch.setattr(chain, "_least_rows", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(chain, "_is_one_chain", lambda x, weight: True)
+    monkeypatch.setattr(chain, "_is_slow", lambda x, weight: len(x) < 32 or len(x) > 64)
+    assert chain.least_library_rows(weight) == 32
+
+
 @pytest.mark.parametrize("width", [48, 1100, 2560])
 def test_norms(width: int) -> None:
     """On a GPU, of more rows than are worked on as few."""

@@ -1,5 +1,7 @@
 """Few-row products against the reference: in Triton's interpreter on small shapes, on a GPU on real ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 HALF = torch.bfloat16 if ON_GPU else torch.float16
 VECTOR_CONFIG = Config(is_dot=False, block_out=16, block_in=64, num_warps=1, num_stages=1)
 DOT_CONFIG = Config(is_dot=True, block_out=32, block_in=64, num_warps=4, num_stages=2)
+TALL_CONFIG = replace(DOT_CONFIG, num_rows=32)
 REAL_SHAPES = (*cases.E4B, *cases.LARGE)
 # What the real shapes are served with.
 CHOSEN = sorted(
@@ -43,7 +46,7 @@ def check(x: Tensor, weight: Tensor, config: Config) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
 @pytest.mark.parametrize(
     ("num_rows", "config"),
-    [*((n, VECTOR_CONFIG) for n in (1, 2, 3, 7)), *((n, DOT_CONFIG) for n in (5, 17))],
+    [*((n, VECTOR_CONFIG) for n in (1, 2, 3, 7)), *((n, DOT_CONFIG) for n in (5, 17)), (35, TALL_CONFIG)],
     ids=str,
 )
 @pytest.mark.parametrize("shape", cases.ODD, ids=lambda shape: shape.name)
@@ -52,7 +55,7 @@ def test_odd_shapes(shape: cases.Shape, num_rows: int, config: Config, dtype: to
 
 
 @pytest.mark.skipif(not ON_GPU, reason="real shapes need a GPU")
-@pytest.mark.parametrize("num_rows", [1, 2, 7, MAX_ROWS])
+@pytest.mark.parametrize("num_rows", [1, 2, 7, NUM_DOT_ROWS, 32, MAX_ROWS])
 @pytest.mark.parametrize("shape", REAL_SHAPES, ids=lambda shape: shape.name)
 def test_real_shapes(shape: cases.Shape, num_rows: int) -> None:
     """Through the public functions, and so in the configuration that serves the shape."""
@@ -99,7 +102,7 @@ def test_x_may_lie_column_by_column() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)
-@pytest.mark.parametrize("num_rows", [0, 1, 2, MAX_ROWS, MAX_ROWS + 1])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, NUM_DOT_ROWS, NUM_DOT_ROWS + 1, MAX_ROWS + 1])
 def test_the_public_functions_are_the_reference(num_rows: int, dtype: torch.dtype) -> None:
     """Whichever kernel they choose."""
     tolerance = cases.TOLERANCES[dtype]
@@ -118,7 +121,8 @@ def chosen(shape: cases.Shape, *row_counts: int) -> set[Config | None]:
 def test_few_row_counts_change_the_configuration(shape: cases.Shape) -> None:
     """So that a row's result seldom depends on its company."""
     assert len(chosen(shape, *range(3, 9))) == 1
-    assert len(chosen(shape, *range(9, MAX_ROWS + 1))) == 1
+    for counts in (range(9, NUM_DOT_ROWS + 1), range(NUM_DOT_ROWS + 1, 33), range(33, MAX_ROWS + 1)):
+        assert len(chosen(shape, *counts)) == 1
     assert chosen(shape, 0, MAX_ROWS + 1) == {None}
 
 
@@ -130,10 +134,10 @@ def test_one_row_needs_no_tensor_cores(shape: cases.Shape) -> None:
 
 
 def test_products_with_an_activation_are_never_left_to_cublas() -> None:
-    """Up to MAX_ROWS, that is: it would need a second kernel."""
+    """Of few rows, that is: it would need a second kernel."""
     for shape in REAL_SHAPES:
         if shape.operation != "linear":
-            assert None not in chosen(shape, *range(1, MAX_ROWS + 1)), shape
+            assert None not in chosen(shape, *range(1, NUM_DOT_ROWS + 1)), shape
 
 
 def test_down_projections_of_several_rows_are_left_to_cublas() -> None:

@@ -5,6 +5,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.target_info import cuda_capability_geq
 
 
 @triton.jit
@@ -16,13 +17,30 @@ def scale_of(greatest, DIVISOR: tl.constexpr):
 @triton.jit
 def to_codes(x, scale, dtype: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr):
     """x in steps of `scale`, which broadcasts over x. A row of zeros has the scale 0, by which nothing is divided."""
-    divisors = tl.broadcast_to(tl.where(scale > 0.0, scale, 1.0), x.shape)
-    return to_stored(tl.div_rn(x, divisors), dtype, LEAST, GREATEST)
+    divisor = tl.where(scale > 0.0, scale, 1.0)
+    return to_stored(_divided(x, divisor), dtype, LEAST, GREATEST)
+
+
+@triton.jit
+def _divided(x, divisor):
+    """x / divisor as a division rounds it, on a GPU in three operations for each x instead of twenty.
+
+    A quotient by way of the inverse may be off by a rounding. What it leaves of x is found exactly, in a fused
+    operation, and put right in another (Markstein, 1990). That holds unless what is left underflows: then x is so small
+    that its code is zero, or the divisor is below 2^-100.
+    """
+    if not cuda_capability_geq(8, 0):  # Triton's interpreter rounds twice in a fused operation
+        return tl.div_rn(x, tl.broadcast_to(divisor, x.shape))
+    inverse = tl.broadcast_to(tl.div_rn(tl.zeros_like(divisor) + 1.0, divisor), x.shape)
+    quotient = x * inverse
+    return tl.fma(tl.fma(-quotient, tl.broadcast_to(divisor, x.shape), x), inverse, quotient)
 
 
 @triton.jit
 def to_stored(x, dtype: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr):
     """x as `dtype` holds it, after cutting off what lies outside the range."""
+    if dtype == tl.float8e4nv and GREATEST == 448.0 and cuda_capability_geq(8, 9):
+        return x.to(dtype)  # one instruction for two numbers, which cuts and rounds as below
     # Comparisons with a NaN are false: it stays.
     cut = tl.where(x > GREATEST, GREATEST, tl.where(x < LEAST, LEAST, x))
     if dtype.primitive_bitwidth == 8:

@@ -7,8 +7,9 @@ and each number of them gets the tiles that are fastest. What it rules out is a 
 programs or warps, or in plain float32 arithmetic.
 
 cuBLAS sums in such a chain too where it does not split the inputs, and is the fastest for many rows. Whether it does on
-this machine is tried once per shape of a weight (`least_library_rows`), at several numbers of rows. For few rows it has
-no good tiles then: down of E4B takes 240 µs for 8 rows on an H200, and 15 here.
+this machine is tried once per shape of a weight (`least_library_rows`), at several numbers of rows. For few rows it may
+find nothing but tiles of which there are far too few: down of E4B takes 237 µs for 24 rows on an H200, and 20 for 32
+of them. So its time is looked at, too, and rows may be filled up with zeros.
 
 Float32 is not multiplied by tensor cores: its tiles have one size.
 """
@@ -22,36 +23,21 @@ from torch.nn import functional
 
 from facet.kernels.geglu import invariant as activations
 from facet.kernels.linear import triton
-from facet.kernels.linear.config import NUM_DOT_ROWS, Config, choose_chain
+from facet.kernels.linear.config import MAX_ROWS, Config, choose_chain, may_prefer_library
 from facet.kernels.per_layer_input.invariant import gate_per_layer_input
 
 # Numbers of rows at which the library is tried, descending. What they take of memory is bounded.
-_TRIED_ROWS = (
-    8192,
-    6000,
-    4096,
-    3000,
-    2048,
-    1500,
-    1024,
-    777,
-    512,
-    400,
-    300,
-    257,
-    256,
-    200,
-    128,
-    100,
-    64,
-    48,
-    32,
-    24,
-    17,
-)
+_MANY_ROWS = (8192, 6000, 4096, 3000, 2048, 1500, 1024, 777, 512, 400, 300, 257, 256, 200, 128, 100)
+_TRIED_ROWS = (*_MANY_ROWS, 64, 48, 32, 24, 17)
 _MOST_TRIED_BYTES = 2**27
 # Rows of a product that are compared, at either end.
 _COMPARED_ROWS = 64
+
+# So many times as long is slow; little more is made up for by the host, which launches the library faster.
+_SLOW = 2.0
+_NUM_TIMED = 5
+# Up to so many rows: 24 of E4B's down take 28 µs by the kernels here.
+_MOST_FILLED_UP = 32
 
 _least_rows: dict[tuple[object, ...], int | None] = {}
 
@@ -80,15 +66,18 @@ def _run(
     activate: Callable[[Tensor], Tensor],
 ) -> Tensor:
     num_rows, (num_out, num_in), element_size = len(x), weight.shape, x.element_size()
-    if x.is_cuda and element_size == 2 and num_rows > NUM_DOT_ROWS:
+    if x.is_cuda and element_size == 2 and may_prefer_library(num_rows, num_out, num_in):
         least_rows = least_library_rows(weight)
         if least_rows is not None and num_rows >= least_rows:
             return activate(functional.linear(x, weight))
+        if least_rows is not None and least_rows <= _MOST_FILLED_UP:
+            filled = functional.pad(x, (0, 0, 0, least_rows - num_rows))
+            return activate(functional.linear(filled, weight)[:num_rows])
     return kernel(x, weight, choose_chain(num_rows, num_out, num_in, element_size))
 
 
 def least_library_rows(weight: Tensor) -> int | None:
-    """From how many rows on the library sums in one chain. None: at no number that was tried, or not known yet.
+    """From how many rows on the library serves. None: at no number that was tried, or not known yet.
 
     Nothing can be tried while a graph is captured. The kernels here then serve, with the same bits.
     """
@@ -106,8 +95,12 @@ def _try_library(weight: Tensor) -> int | None:
     tried = [num_rows for num_rows in _TRIED_ROWS if num_rows <= most_rows]
     generator = torch.Generator(weight.device).manual_seed(0)
     x = torch.randn(tried[0], num_in, generator=generator, device=weight.device, dtype=weight.dtype)
-    agreeing = list(takewhile(lambda num_rows: _is_one_chain(x[:num_rows], weight), tried))
-    return agreeing[-1] if agreeing else None
+    serving = list(takewhile(lambda num_rows: _serves(x[:num_rows], weight), tried))
+    return serving[-1] if serving else None
+
+
+def _serves(x: Tensor, weight: Tensor) -> bool:
+    return _is_one_chain(x, weight) and (len(x) > MAX_ROWS or not _is_slow(x, weight))
 
 
 def _is_one_chain(x: Tensor, weight: Tensor) -> bool:
@@ -119,3 +112,23 @@ def _is_one_chain(x: Tensor, weight: Tensor) -> bool:
         torch.equal(product[rows], triton.linear(x[rows], weight, config))
         for rows in (slice(_COMPARED_ROWS), slice(max(0, len(x) - _COMPARED_ROWS), None))
     )
+
+
+def _is_slow(x: Tensor, weight: Tensor) -> bool:
+    """Whether the library takes far longer than the kernels here. No bit depends on it."""
+    config = choose_chain(len(x), *weight.shape, x.element_size())
+    ours, theirs = (
+        _milliseconds(call) for call in (lambda: triton.linear(x, weight, config), lambda: functional.linear(x, weight))
+    )
+    return theirs > _SLOW * ours
+
+
+def _milliseconds(call: Callable[[], Tensor]) -> float:
+    call()  # may compile
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    for _ in range(_NUM_TIMED):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / _NUM_TIMED

@@ -18,9 +18,9 @@ from types import MappingProxyType
 MAX_VECTOR_ROWS = 4
 # The rows of a tensor core tile, some of them padding.
 NUM_DOT_ROWS = 16
-# Up to this many rows the Triton kernels may run, beyond it cuBLAS: one tensor core tile takes up to 3% longer when
-# full than with 4 rows, a second one was not timed.
-MAX_ROWS = NUM_DOT_ROWS
+# Up to this many rows the Triton kernels may run, beyond it cuBLAS. One tensor core tile takes up to 3% longer when
+# full than with 4 rows; taller ones pay where outputs are very many.
+MAX_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Config:
     block_in: int
     num_warps: int
     num_stages: int  # tiles on their way to shared memory at a time; 1: straight to registers
-    num_rows: int = NUM_DOT_ROWS  # of a tensor core tile
+    num_rows: int = NUM_DOT_ROWS  # of a tensor core tile, some of them padding
 
 
 def _vector(block_out: int, num_warps: int, block_in: int | None = None) -> Config:
@@ -42,8 +42,15 @@ def _vector(block_out: int, num_warps: int, block_in: int | None = None) -> Conf
     )
 
 
-def _dot(block_out: int, block_in: int, num_warps: int, num_stages: int) -> Config:
-    return Config(is_dot=True, block_out=block_out, block_in=block_in, num_warps=num_warps, num_stages=num_stages)
+def _dot(block_out: int, block_in: int, num_warps: int, num_stages: int, num_rows: int = NUM_DOT_ROWS) -> Config:
+    return Config(
+        is_dot=True,
+        block_out=block_out,
+        block_in=block_in,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        num_rows=num_rows,
+    )
 
 
 # Rows, outputs and inputs at which the rules below lose 2.8% or more. No rule was found that has them all: presumably
@@ -58,10 +65,12 @@ EXCEPTIONS: Mapping[tuple[int, int, int], Config] = MappingProxyType(
 )
 
 
-# In one chain of sums (`chain.py`): where the rules below leave few rows to cuBLAS, which splits their sums, and more
-# rows.
-_FEW_CHAINS = _dot(64, 128, num_warps=4, num_stages=6)
-_MANY_CHAINS = Config(is_dot=True, block_out=128, block_in=64, num_warps=8, num_stages=4, num_rows=128)
+# In one chain of sums (`chain.py`), where the rules below leave a product to cuBLAS, which may not serve. Few outputs
+# are few programs, which need more of their inputs on the way. 8 rows: E4B down 19.7, and 27.1 with 4 stages; 31B down
+# 66.3, and 72.8 with 6.
+_FEW_CHAINS = _dot(64, 128, num_warps=4, num_stages=4)
+_FEW_CHAINS_OF_FEW_OUTPUTS = _dot(64, 128, num_warps=4, num_stages=6)
+_MANY_CHAINS = _dot(128, 64, num_warps=8, num_stages=4, num_rows=128)
 # Float32 is for checking models, not for serving them: small enough to fit anywhere.
 _FLOAT32_CHAINS = _dot(32, 32, num_warps=4, num_stages=2)
 
@@ -70,11 +79,13 @@ def choose_config(num_rows: int, num_out: int, num_in: int) -> Config | None:
     """None: cuBLAS, which is better or about as good, or the shape is unlike those that were timed.
 
     Within one configuration a row's result does not depend, bit for bit, on how many share the call. A shape has one
-    for 1 row, one for 2, one for 3 to 8 and one for 9 to 16, some of them the same; from one to another, and at any
-    change of row count with cuBLAS, the last bits of a sum may differ.
+    for 1 row, one for 2, one for 3 to 8, one for 9 to 16, one for 17 to 32 and one for 33 to 64, some of them the same;
+    from one to another, and at any change of row count with cuBLAS, the last bits of a sum may differ.
     """
     if not 0 < num_rows <= MAX_ROWS:
         return None
+    if num_rows > NUM_DOT_ROWS:
+        return _choose_tall(num_rows, num_out, num_in)
     exception = EXCEPTIONS.get((num_rows, num_out, num_in))
     if exception is not None:
         return exception
@@ -122,12 +133,28 @@ def _choose_dot(num_out: int, num_in: int) -> Config | None:
     if num_out >= 20480:
         # 31B gate_up: 106.9 to 108.0, cuBLAS 108.8 to 110.5 (0.98, and the activation); lm_head 629 to 641 (0.85).
         return _dot(64, 128, num_warps=4, num_stages=4)
-    if 5376 <= num_out <= 6144 and num_in <= 16384:
-        # E4B qkv global: 9.8, cuBLAS 10.6 to 11.2 (0.88 to 0.92). 31B o sliding: 23.4 to 23.6 (0.92), o global: 44.4
-        # (0.96 to 0.97).
+    if 5376 <= num_out <= 6144 and num_in <= 4096:
+        # E4B qkv global: 9.8, cuBLAS 10.6 to 11.2 (0.88 to 0.92).
         return _dot(64, 128, num_warps=4, num_stages=6)
     # The best that was found for the others. E4B: down 1.15 of cuBLAS, qkv sliding 1.00, q sliding 1.04, q global 0.98,
-    # o sliding 0.95 to 0.97 (6.0 for 6.2), o global 1.01. 31B: down 1.02, qkv sliding 0.98, qkv global 0.96 to 0.97.
+    # o sliding 0.95 to 0.97 (6.0 for 6.2), o global 1.01. 31B: down 1.02, qkv sliding 0.98, qkv global 0.96 to 0.97,
+    # o sliding and o global 0.92 in one run and 1.03 to 1.15 in another.
+    return None
+
+
+def _choose_tall(num_rows: int, num_out: int, num_in: int) -> Config | None:
+    """For 17 to 64 rows: very many outputs, of which cuBLAS makes too many tiles, or very few inputs."""
+    if num_in <= 512:
+        # E4B per-layer projection: 2.9, cuBLAS 3.0 to 3.3; beyond 32 rows 2.5, cuBLAS 3.3.
+        return _dot(64, 128, num_warps=4, num_stages=4, num_rows=32 if num_rows <= 32 else 64)
+    if num_out >= 20480 and num_rows <= 32:
+        # With the activation. E4B gate_up: 30.0 to 30.5, cuBLAS 30.7 to 32.1; lm_head 314 to 321, cuBLAS 332 to 338.
+        # 31B gate_up: 107.8 to 109.3, cuBLAS 112.0 to 122.9; lm_head 648 to 661, cuBLAS 690 to 694.
+        return _dot(64, 128, num_warps=4, num_stages=4, num_rows=32)
+    if num_out >= 40960:
+        # 31B gate_up: 114.2 to 115.8, cuBLAS 116.0 to 118.1; lm_head 688 to 698, cuBLAS 698 to 744; E4B lm_head 334 to
+        # 339, cuBLAS 341 to 363. E4B gate_up takes 33.6 to 33.7, cuBLAS 33.1 to 31.2.
+        return _dot(64, 64, num_warps=4, num_stages=6, num_rows=64)
     return None
 
 
@@ -135,6 +162,16 @@ def choose_chain(num_rows: int, num_out: int, num_in: int, element_size: int) ->
     """Tiles for a product in one chain of sums, whose bits do not depend on them; of float32, one for all rows."""
     if element_size > 2:
         return _FLOAT32_CHAINS
-    if num_rows > NUM_DOT_ROWS:
+    chosen = _choose_dot(num_out, num_in) if num_rows <= NUM_DOT_ROWS else _choose_tall(num_rows, num_out, num_in)
+    if chosen is not None:
+        return chosen
+    if num_rows > MAX_ROWS:
         return _MANY_CHAINS
-    return _choose_dot(num_out, num_in) or _FEW_CHAINS
+    if num_rows > NUM_DOT_ROWS:
+        return _dot(64, 128, num_warps=4, num_stages=4, num_rows=32 if num_rows <= 32 else 64)
+    return _FEW_CHAINS if num_out >= 5376 else _FEW_CHAINS_OF_FEW_OUTPUTS
+
+
+def may_prefer_library(num_rows: int, num_out: int, num_in: int) -> bool:
+    """Whether cuBLAS can be faster than the chains here, if it sums in one chain too."""
+    return num_rows > MAX_ROWS or (num_rows > NUM_DOT_ROWS and _choose_tall(num_rows, num_out, num_in) is None)
