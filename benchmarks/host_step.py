@@ -66,6 +66,7 @@ from facet.sampling import Grammars, Sampler
 from facet.sampling_params import SamplingParams
 from facet.scheduler.drafting import Drafter
 from facet.scheduler.scheduler import Scheduler
+from facet.step import StepPlan
 from tests.tiny_drafters import write_pair
 from tests.tokens.gemma_like import write_tokenizer_folder
 
@@ -187,6 +188,13 @@ class EmptyModel:
                 yield patch.object(owner, name, lambda *args, own=method, **named: own(*args, **named))
 
 
+class FixedTimes(StepTimes):
+    """Drafts are worth their time, whatever steps take here."""
+
+    def learn_step(self, plan: StepPlan, seconds: float) -> None:
+        """Nothing."""
+
+
 class World(NamedTuple):
     """What engines are made of."""
 
@@ -248,7 +256,7 @@ def make_service(world: World, load: str, num_requests: int) -> EngineService:
 
 
 def make_drafter(load: str) -> Drafter | None:
-    times = StepTimes(STEP_SECONDS)
+    times = FixedTimes(STEP_SECONDS)
     if load == "suffix":
         config = read_draft_config({"method": "suffix", "num_speculative_tokens": 3})
         assert isinstance(config, SuffixDrafts)

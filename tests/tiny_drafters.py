@@ -16,7 +16,7 @@ from facet.model.draft_model import DraftModel
 from facet.model.gemma import Gemma
 from facet.model.loader import load_model
 from facet.progress import Silent
-from facet.scheduler.drafting import Draftable
+from facet.scheduler.drafting import Draftable, Drafts
 from facet.step import StepPlan, StepResult
 from tests.published_configs import DRAFTERS, pattern, text_only
 
@@ -63,9 +63,9 @@ class AlwaysDrafts(ModelDrafter):
         super().__init__(num_drafts, StepTimes({1: 1.0, 1000: 1.0}))
         self.rounds: Rounds = []
 
-    def propose(self, requests: Sequence[Draftable]) -> dict[int, list[int]]:
+    def propose(self, requests: Sequence[Draftable]) -> Drafts:
         return {
-            request.request_number: self._guesses[request.request_number].token_ids
+            request.request_number: self._guesses[request.request_number]
             for request in requests
             if request.request_number in self._guesses and not request.num_pending
         }

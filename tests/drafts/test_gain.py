@@ -74,6 +74,39 @@ def test_chances_follow_what_was_right() -> None:
     assert acceptance.chances(9, guess)[1] > 0.8
 
 
+@given(
+    runs=st.lists(
+        st.tuples(st.integers(1, 2), st.integers(1, 300), st.integers(1, 24), st.integers(0, 24)), max_size=9
+    ),
+    match_length=st.integers(1, 300),
+)
+def test_tokens_are_learned_by_the_match_before_each(runs: list[tuple[int, int, int, int]], match_length: int) -> None:
+    """As if they came one by one."""
+    acceptance, at_first = Acceptance(), (0.4, 0.55, 0.7, 0.8, 0.85, 0.9, 0.9, 0.9)
+    engine, own = ([[0.0, 0.0] for _ in at_first] for _ in range(2))  # tried and right
+
+    def class_of(match_length: int) -> int:
+        return min(match_length.bit_length(), 8) - 1
+
+    for number, first, num_drafts, num_right in runs:
+        num_right = min(num_drafts, num_right)
+        acceptance.learn(number, first, num_drafts, num_right)
+        for offset in range(min(num_drafts, num_right + 1)):
+            for counts, memory in ((engine, 0.97), (own, 0.9))[: 2 if number == 1 else 1]:
+                tried, right = counts[class_of(first + offset)]
+                counts[class_of(first + offset)] = [memory * tried + 1, memory * right + (offset < num_right)]
+    expected, chance = [], 1.0
+    for offset in range(20):
+        index = class_of(match_length + offset)
+        share = at_first[index]
+        for tried, right in (engine[index], own[index]):
+            share = (4 * share + right) / (4 + tried)
+        chance *= share
+        expected.append(chance / 2)
+    guess = Guess([7] * 20, [0.5] * 20, match_length)
+    assert acceptance.chances(1, guess) == pytest.approx(expected)
+
+
 def test_what_was_given_up_is_tried_again() -> None:
     acceptance, guess = Acceptance(), Guess([1], [1.0], 3)
     at_first = acceptance.chances(1, guess)[0]

@@ -7,6 +7,7 @@ nothing is given up for ever.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from facet.drafts.guess import Guess
 from facet.step import StepPlan, StepResult
@@ -31,12 +32,15 @@ class Acceptance:
         `request_number` None: for any request.
         """
         own = None if request_number is None else self._requests.get(request_number)
-        chances, chance = [], 1.0
-        for offset, share in enumerate(guess.shares):
-            index = self._class_of(guess.match_length + offset)
+        chances, chance, first = list[float](), 1.0, 0
+        for index, count in self._classes(guess.match_length, len(guess.shares)):
             expected = self._engine.share(index, self._at_first[index])
-            chance *= expected if own is None else own.share(index, expected)
-            chances.append(chance * share)
+            if own is not None:
+                expected = own.share(index, expected)
+            for share in guess.shares[first : first + count]:
+                chance *= expected
+                chances.append(chance * share)
+            first += count
         return chances
 
     def learn(self, request_number: int, match_length: int, num_drafts: int, num_right: int) -> None:
@@ -44,10 +48,13 @@ class Acceptance:
         own = self._requests.get(request_number)
         if own is None:
             own = self._requests[request_number] = _Classes(_MEMORY_OF_A_REQUEST, len(self._at_first))
-        for offset in range(min(num_drafts, num_right + 1)):
-            index = self._class_of(match_length + offset)
-            for classes in (self._engine, own):
-                classes.count(index, is_right=offset < num_right)
+        for index, count in self._classes(match_length, num_right):
+            self._engine.count_right(index, count)
+            own.count_right(index, count)
+        if num_right < num_drafts:
+            index = self._class_of(match_length + num_right)
+            self._engine.count_wrong(index)
+            own.count_wrong(index)
 
     def forgo(self, match_length: int) -> None:
         """A guess was not tried."""
@@ -59,16 +66,36 @@ class Acceptance:
     def _class_of(self, match_length: int) -> int:
         return min(match_length.bit_length(), len(self._at_first)) - 1
 
+    def _classes(self, match_length: int, num_tokens: int) -> Iterator[tuple[int, int]]:
+        """Of tokens behind matches, each longer by one: the classes, and how many tokens belong to each."""
+        while num_tokens:
+            index, count = self._class_of(match_length), num_tokens
+            if index + 1 < len(self._at_first):
+                count = min(count, (2 << index) - match_length)
+            yield index, count
+            match_length += count
+            num_tokens -= count
 
-def outcomes(plan: StepPlan, result: StepResult) -> Iterator[tuple[int, int, int]]:
-    """Of each request that had drafts in a settled step: its number, how many, and how many were right."""
+
+class Outcome(NamedTuple):
+    """What became of the drafts of one request in a step."""
+
+    request_number: int
+    num_drafts: int
+    num_right: int
+
+
+def outcomes(plan: StepPlan, result: StepResult) -> list[Outcome]:
+    """Of each request that had drafts in a settled step."""
+    if not len(plan.draft_token_ids):
+        return []
     entries = zip(
         plan.request_numbers[plan.samples].tolist(),
         plan.num_drafts[plan.samples].tolist(),
         result.token_ids,
         strict=True,
     )
-    return ((number, count, max(0, len(token_ids) - 1)) for number, count, token_ids in entries if count)
+    return [Outcome(number, count, max(0, len(token_ids) - 1)) for number, count, token_ids in entries if count]
 
 
 class _Classes:
@@ -80,10 +107,15 @@ class _Classes:
     def share(self, index: int, at_first: float) -> float:
         return (_WEIGHT_AT_FIRST * at_first + self._right[index]) / (_WEIGHT_AT_FIRST + self._tried[index])
 
-    def count(self, index: int, *, is_right: bool) -> None:
+    def count_right(self, index: int, count: int) -> None:
+        memory = self._memory**count
+        all_of_them = (1.0 - memory) / (1.0 - self._memory)  # the earlier, the less
+        self._tried[index] = memory * self._tried[index] + all_of_them
+        self._right[index] = memory * self._right[index] + all_of_them
+
+    def count_wrong(self, index: int) -> None:
         self.fade(index, self._memory)
         self._tried[index] += 1.0
-        self._right[index] += is_right
 
     def fade(self, index: int, memory: float) -> None:
         self._tried[index] *= memory

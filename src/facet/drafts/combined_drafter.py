@@ -46,10 +46,9 @@ class CombinedDrafter:
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         self._times.learn_step(plan, seconds)
-        for number, num_drafts, num_right in outcomes(plan, result):
-            source = self._text if number in self._from_text else self._model
-            source.learn_outcome(number, num_drafts, num_right)
-        self._model.forget_guesses(plan)
+        of_all = outcomes(plan, result)
+        self._text.learn_outcomes([outcome for outcome in of_all if outcome.request_number in self._from_text])
+        self._model.learn_outcomes([outcome for outcome in of_all if outcome.request_number not in self._from_text])
 
     def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
         self._model.hear(plan, guesses)

@@ -1,5 +1,6 @@
 """A guess of how a text goes on, what drafters make of it, and what an index over a request's tokens must do for it."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -15,17 +16,17 @@ NO_GUESS = Guess([], [], 0)
 class Offer(NamedTuple):
     """What a drafter has for one request: as many of the tokens as are worth their time become drafts."""
 
-    token_ids: list[int]
-    chances: list[float]  # of each token: how likely it and all before it are right. They never rise
+    token_ids: Sequence[int]
+    chances: Sequence[float]  # of each token: how likely it and all before it are right. They never rise
 
 
 class TextIndex(Protocol):
-    """Finds earlier places in one request's tokens. Appending is cheap, and so is finding nothing."""
+    """Finds earlier places in one request's tokens. Extending is cheap, and so is finding nothing."""
 
     def __len__(self) -> int:
-        """How many tokens have been appended."""
+        """How many tokens there are."""
 
-    def append(self, token_id: int) -> None: ...
+    def extend(self, token_ids: Sequence[int]) -> None: ...
 
     def guess(self, max_num_tokens: int) -> Guess:
         """How the tokens could go on."""

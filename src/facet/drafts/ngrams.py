@@ -1,5 +1,7 @@
 """An index of a request's tokens that finds the first occurrence of the last few, as vLLM's method of that name."""
 
+from collections.abc import Sequence
+
 from facet.drafts.guess import NO_GUESS, Guess
 
 
@@ -13,12 +15,12 @@ class NgramIndex:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def append(self, token_id: int) -> None:
-        place = len(self._tokens)
-        for length, first in self._first.items():
-            if place >= length:
-                first.setdefault(tuple(self._tokens[-length:]), place)
-        self._tokens.append(token_id)
+    def extend(self, token_ids: Sequence[int]) -> None:
+        for place, token_id in enumerate(token_ids, len(self._tokens)):
+            for length, first in self._first.items():
+                if place >= length:
+                    first.setdefault(tuple(self._tokens[-length:]), place)
+            self._tokens.append(token_id)
 
     def guess(self, max_num_tokens: int) -> Guess:
         for length in self._lengths:

@@ -11,7 +11,6 @@ of all requests, one for the second, and so on.
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from operator import itemgetter
 from types import MappingProxyType
 
 import numpy as np
@@ -25,7 +24,6 @@ _LEAST_GAIN = 1.02
 # So much more where steps overlap so far: to begin and to end both cost a step that does not.
 _LEAST_GAIN_TO_BEGIN = 1.06
 _NO_TIME: Mapping[int, float] = MappingProxyType({1: 0.0})
-_chance = itemgetter(0)  # of a draft, beside whose it is
 
 
 class StepTimes:
@@ -38,6 +36,7 @@ class StepTimes:
         most = max(measured)
         self._sizes = sorted(measured)
         self._seconds = _curve(measured, most)
+        self._seconds_of_rows = np.array(self._seconds)
         self._draft_seconds = _curve(drafting or _NO_TIME, most)
         self._beyond = TimeBeyond()
         self._is_waited_for = False  # the step learned of last, by the next one
@@ -90,7 +89,7 @@ class StepTimes:
         )
         return self._best(options, num_requests, _LEAST_GAIN if is_drafting else _LEAST_GAIN_TO_BEGIN)
 
-    def choose(self, offers: Mapping[int, Offer], num_running: int) -> dict[int, list[int]]:
+    def choose(self, offers: Mapping[int, Offer], num_running: int) -> dict[int, Sequence[int]]:
         """The drafts to compute beside so many requests, by request number."""
         counts = self.worthwhile([offer.chances for offer in offers.values()], num_running) if offers else []
         return {
@@ -104,28 +103,35 @@ class StepTimes:
 
         `chances` never rise along a request's drafts, so those most likely right form a beginning of each.
         """
-        counts = [0] * len(chances)
-        seconds = self._seconds[num_rows + 1 :]
-        if not seconds:
-            return counts
-        ranked = [(chance, owner) for owner, own in enumerate(chances) for chance in own]
-        ranked.sort(key=_chance, reverse=True)
-        num_right = itertools.accumulate(map(_chance, ranked))
-        options = ((num_rows + right, own) for right, own in zip(num_right, seconds, strict=False))
-        for _, owner in ranked[: self._best(options, num_rows)]:
-            counts[owner] += 1
+        lengths = [len(own) for own in chances]
+        all_chances = np.fromiter(itertools.chain.from_iterable(chances), np.float64)
+        seconds = self._seconds_of_rows[num_rows + 1 : num_rows + 1 + len(all_chances)]
+        if not len(seconds):
+            return [0] * len(chances)
+        likeliest = np.argsort(-all_chances, kind="stable")[: len(seconds)]
+        num_tokens, seconds = num_rows + all_chances[likeliest].cumsum(), seconds + self._beyond.waited(num_rows)
+        rates = np.divide(num_tokens, seconds, out=np.zeros(len(seconds)), where=seconds > 0)
+        best = int(rates.argmax())
+        if rates[best] <= _LEAST_GAIN * self._plain_rate(num_rows):
+            return [0] * len(chances)
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        counts: list[int] = np.bincount(owners[likeliest[: best + 1]], minlength=len(lengths)).tolist()
         return counts
 
     def _best(self, options: Iterable[tuple[float, float]], num_requests: int, least_gain: float = _LEAST_GAIN) -> int:
         """Which of these, tokens and seconds, promises most tokens a second, from 1 on; 0: a step of so many requests
         without drafts does."""
-        plain, waited = self._beyond.plain(num_requests), self._beyond.waited(num_requests)
-        best, most = 0, least_gain * _rate(num_requests, self._seconds[num_requests] + plain)
+        waited = self._beyond.waited(num_requests)
+        best, most = 0, least_gain * self._plain_rate(num_requests)
         for index, (num_tokens, seconds) in enumerate(options, 1):
             rate = _rate(num_tokens, seconds + waited)
             if rate > most:
                 best, most = index, rate
         return best
+
+    def _plain_rate(self, num_requests: int) -> float:
+        """Tokens per second without drafts."""
+        return _rate(num_requests, self._seconds[num_requests] + self._beyond.plain(num_requests))
 
 
 def _rate(num_tokens: float, seconds: float) -> float:

@@ -5,7 +5,7 @@ chained from the latest to the first, and so are places with the same last three
 matches only the latest few places of a chain are compared, so the cost of a guess does not grow with the text.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from facet.drafts.guess import NO_GUESS, Guess
 
@@ -13,6 +13,7 @@ _RUN = 3  # tokens by which places are chained, where there is one
 _MOST_PLACES = 32  # that are compared
 _FEW_PLACES = 12  # the same among those that share one token or two
 _BITS_PER_TOKEN = 20
+_RUN_MASK = (1 << _RUN * _BITS_PER_TOKEN) - 1
 
 
 class SuffixIndex:
@@ -23,24 +24,23 @@ class SuffixIndex:
         self._tokens: list[int] = []
         self._latest: dict[int, int] = {}  # by token: the latest place behind it
         self._earlier: list[int] = []  # by place - 1: the one before with the same last token; 0: none
-        self._latest_run: dict[int, int] = {}  # the same by the last three tokens
+        self._run = 0  # the last three tokens, in one number
+        self._latest_run: dict[int, int] = {}  # as above, by such numbers
         self._earlier_run: list[int] = []
 
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def append(self, token_id: int) -> None:
-        tokens = self._tokens
-        tokens.append(token_id)
-        place = len(tokens)
-        self._earlier.append(self._latest.get(token_id, 0))
-        self._latest[token_id] = place
-        if place < _RUN:
-            self._earlier_run.append(0)
-            return
-        run = ((tokens[-3] << _BITS_PER_TOKEN | tokens[-2]) << _BITS_PER_TOKEN) | token_id
-        self._earlier_run.append(self._latest_run.get(run, 0))
-        self._latest_run[run] = place
+    def extend(self, token_ids: Sequence[int]) -> None:
+        first, run = len(self._tokens) + 1, self._run
+        self._tokens += token_ids
+        for place, token_id in enumerate(token_ids, first):
+            self._earlier.append(self._latest.get(token_id, 0))
+            self._latest[token_id] = place
+            run = (run << _BITS_PER_TOKEN | token_id) & _RUN_MASK
+            self._earlier_run.append(self._latest_run.get(run, 0))
+            self._latest_run[run] = place
+        self._run = run
 
     def guess(self, max_num_tokens: int) -> Guess:
         if not self._tokens:
@@ -67,6 +67,8 @@ class SuffixIndex:
         """0: less than `at_least`."""
         tokens, end = self._tokens, len(self._tokens)
         most = min(self._max_match, place)
+        if tokens[place - most : place] == tokens[end - most :]:
+            return most  # as in text that is copied
         if at_least > most or tokens[place - at_least : place] != tokens[end - at_least :]:
             return 0
         length = at_least
@@ -76,6 +78,9 @@ class SuffixIndex:
 
     def _follow(self, places: list[int], limit: int, match_length: int) -> Guess:
         """What most places go on with, as long as enough of them agree. A place may run into the guess itself."""
+        run = self._tokens[places[0] : places[0] + limit]
+        if len(run) == limit and all(self._tokens[place : place + limit] == run for place in places[1:]):
+            return Guess(run, [1.0] * limit, match_length)
         guess, shares, num_places, num_tokens = list[int](), list[float](), len(places), len(self._tokens)
         for offset in range(limit):
             following = [

@@ -5,7 +5,7 @@ The index of a request's tokens is made while the request generates, some tokens
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from facet.drafts.acceptance import Acceptance, outcomes
+from facet.drafts.acceptance import Acceptance, Outcome, outcomes
 from facet.drafts.config import NgramDrafts, SuffixDrafts
 from facet.drafts.guess import NO_GUESS, Guess, Offer, TextIndex
 from facet.drafts.ngrams import NgramIndex
@@ -73,11 +73,11 @@ class TextDrafter:
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         self._times.learn_step(plan, seconds)
-        for number, num_drafts, num_right in outcomes(plan, result):
-            self.learn_outcome(number, num_drafts, num_right)
+        self.learn_outcomes(outcomes(plan, result))
 
-    def learn_outcome(self, request_number: int, num_drafts: int, num_right: int) -> None:
-        self._acceptance.learn(request_number, self._match_lengths.pop(request_number), num_drafts, num_right)
+    def learn_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        for number, num_drafts, num_right in outcomes:
+            self._acceptance.learn(number, self._match_lengths.pop(number), num_drafts, num_right)
 
     def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
         """Nothing is guessed on the device."""
@@ -86,8 +86,7 @@ class TextDrafter:
         index = self._indexes.get(request.request_number)
         if index is None:
             index = self._indexes[request.request_number] = self._make_index()
-        for token_id in _tokens_from(request, len(index), _TOKENS_AT_ONCE):
-            index.append(token_id)
+        index.extend(_tokens_from(request, len(index), _TOKENS_AT_ONCE))
         if len(index) < len(request.prompt_token_ids) + len(request.output_token_ids):
             return NO_GUESS
         return index.guess(max_num_tokens)

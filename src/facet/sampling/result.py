@@ -39,29 +39,32 @@ class HostTokens:
                 tuple([None if fault is None else fault.value for fault in self.faults]) if has_faults else None,
                 tuple([None if entry is None else [entry] for entry in self.logprobs]) if has_logprobs else None,
             )
-        token_ids, faults, logprobs = [], [], []
+        runs = self._runs(num_drafts, drafts)
+        faults = logprobs = None
+        if has_faults:
+            last_faults = (self.faults[run.stop - 1] for run in runs)
+            faults = tuple([None if fault is None else fault.value for fault in last_faults])
+        if has_logprobs:
+            entries = ([entry for entry in self.logprobs[run] if entry is not None] for run in runs)
+            logprobs = tuple([own or None for own in entries])
+        token_ids = tuple([tuple([token for token in self.token_ids[run] if token is not None]) for run in runs])
+        return HostRuns(token_ids, faults, logprobs)
+
+    def _runs(self, num_drafts: Sequence[int], drafts: Sequence[int]) -> list[slice]:
+        """Of each seat the rows up to the first whose token is not the draft behind it: what follows was sampled for
+        nothing."""
+        token_ids, runs = self.token_ids, []
         first = num_read = 0
         for count in num_drafts:
-            length = self._run_length(first, drafts[num_read : num_read + count])
-            num_read += count
-            run = self.token_ids[first : first + length]
-            fault = self.faults[first + length - 1]
-            token_ids.append(tuple([token_id for token_id in run if token_id is not None]))
-            faults.append(None if fault is None else fault.value)
-            if has_logprobs:
-                entries = [entry for entry in self.logprobs[first : first + length] if entry is not None]
-                logprobs.append(entries or None)
+            last = first
+            for draft in drafts[num_read : num_read + count]:
+                if token_ids[last] != draft:
+                    break
+                last += 1
+            runs.append(slice(first, last + 1))
             first += 1 + count
-        return HostRuns(
-            tuple(token_ids), tuple(faults) if has_faults else None, tuple(logprobs) if has_logprobs else None
-        )
-
-    def _run_length(self, first: int, drafts: Sequence[int]) -> int:
-        """Rows up to the first whose token is not the draft behind it: what follows was sampled for nothing."""
-        for offset, draft in enumerate(drafts):
-            if self.token_ids[first + offset] != draft:
-                return offset + 1
-        return len(drafts) + 1
+            num_read += count
+        return runs
 
 
 class HostRuns(NamedTuple):

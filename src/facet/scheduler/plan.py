@@ -60,15 +60,17 @@ def plan_step(
     else:
         num_scheduled, budget = share_budget(wanted, budget)
     num_drafts = np.zeros(len(seats), np.int64)
-    num_returning = cache.num_available + cache.num_returning(seats, num_computed)
     if drafts:
         num_drafts = allot_drafts(counts, num_scheduled, drafts, max_num_drafts=limits.max_num_drafts, budget=budget)
     num_new = cache.num_new_blocks(seats, num_computed, num_scheduled + num_drafts)
-    num_left = num_returning - int(num_new.sum())
+    num_left = cache.num_available - int(num_new.sum())
+    if num_left < 0 or queues.waiting:  # otherwise it does not matter what comes back
+        num_left += cache.num_returning(seats, num_computed)
     if drafts and num_left < 0:
         num_drafts[:] = 0
+        num_left += int(num_new.sum())
         num_new = cache.num_new_blocks(seats, num_computed, num_scheduled)
-        num_left = num_returning - int(num_new.sum())
+        num_left -= int(num_new.sum())
     if drafts:
         num_scheduled, budget = num_scheduled + num_drafts, budget - int(num_drafts.sum())
 
@@ -233,7 +235,7 @@ def _entries(
         entering = zip(*(turn.entry for turn in turns), strict=True)
         entries = Entries._make(np.append(old, new) for old, new in zip(entries, entering, strict=True))
     is_long = entries.num_scheduled > 1
-    if np.count_nonzero(is_long):
+    if 0 < np.count_nonzero(is_long) < len(is_long):
         order = np.argsort(is_long, kind="stable")
         entries = Entries._make(column[order] for column in entries)
     return entries

@@ -112,6 +112,7 @@ class Queues:
         num_drafts = plan.num_drafts[plan.samples].tolist() if len(plan.draft_token_ids) else (0,) * len(numbers)
         events: list[TokenEvent] = []
         ended: list[Ended] = []
+        accepted: dict[int, int] = {}  # by seat: drafts that turned out right, of requests that go on
         num_tokens = 0
         for number, token_ids, token_logprobs, fault, num_drafted in zip(
             numbers.tolist(), result.token_ids, logprobs, faults, num_drafts, strict=True
@@ -126,7 +127,10 @@ class Queues:
                 token_ids = token_ids[:num_kept]
                 token_logprobs = None if token_logprobs is None else token_logprobs[:num_kept]
                 if num_kept > 1 and state.seat is not None:
-                    self._seats.accept_drafts(state.seat, num_kept - 1)
+                    if reason is None and fault is None:
+                        accepted[state.seat] = num_kept - 1
+                    else:
+                        self._seats.accept_drafts([state.seat], [num_kept - 1])
             if fault is not None:
                 reason, fault = ("error", fault) if reason is None else (reason, None)
             num_tokens += len(token_ids)
@@ -149,6 +153,7 @@ class Queues:
                 )
             )
         self.num_output_tokens += num_tokens
+        self._seats.accept_drafts([*accepted], [*accepted.values()])
         for number, payload in prompt_logprobs.items():
             state = self._by_number.get(number)
             if state is not None:

@@ -87,6 +87,10 @@ class RequestState:
 
     def append_run(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
         """Several became known at once. Says how many of them count: none behind the last one."""
+        outputs = self.output_token_ids
+        if len(outputs) + len(token_ids) < self.next_check and self.stop_token_ids.isdisjoint(token_ids):
+            outputs += token_ids
+            return len(token_ids), None
         for count, token_id in enumerate(token_ids, 1):
             reason = self.append(token_id)
             if reason is not None:

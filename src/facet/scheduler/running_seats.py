@@ -4,6 +4,7 @@ known tokens <= tokens        the difference is pending: sampled on the device, 
 computed tokens <= tokens     the difference is what the request still wants to compute
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -84,10 +85,11 @@ class RunningSeats:
     def of(self, seats: Counts) -> SeatCounts:
         return SeatCounts(*self._counts[:, seats])
 
-    def accept_drafts(self, seat: int, count: int) -> None:
-        """Drafts turned out right: they are tokens, known, and computed already."""
-        for counts in (self.num_tokens, self.num_known, self.num_computed):
-            counts[seat] += count
+    def accept_drafts(self, seats: Sequence[int], num_drafts: Sequence[int]) -> None:
+        """Of each seat so many drafts turned out right: they are tokens, known, and computed already."""
+        if seats:
+            for counts in (self.num_tokens, self.num_known, self.num_computed):
+                counts[seats] += num_drafts
 
     def forget_computed_media(self) -> None:
         """Behind its last span, a prompt is like any other."""

@@ -1,0 +1,86 @@
+"""Learns how often a model's drafts are right, by their place in a run, of all requests and of each.
+
+As in `acceptance.py`: recent outcomes count most, a request begins with what is known of all, and what is not tried
+becomes as likely again as it was at first.
+"""
+
+from collections.abc import Iterable, Sequence
+
+_AT_FIRST = 0.75  # about what published drafters reach, place by place
+_WEIGHT_AT_FIRST = 4.0  # drafts that this counts as
+_MEMORY = 0.97  # of what was tried, for every draft more
+_MEMORY_OF_A_REQUEST = 0.9
+_MEMORY_UNTRIED = 0.999  # for every step without drafts
+
+
+class _Counts:
+    """Of each place: drafts tried and right, the recent ones above all."""
+
+    __slots__ = ("right", "tried")
+
+    def __init__(self, num_places: int) -> None:
+        self.tried = [0.0] * num_places
+        self.right = [0.0] * num_places
+
+    def shares(self, at_first: Iterable[float]) -> list[float]:
+        return [
+            (_WEIGHT_AT_FIRST * share + right) / (_WEIGHT_AT_FIRST + tried)
+            for share, right, tried in zip(at_first, self.right, self.tried, strict=True)
+        ]
+
+    def count(self, num_drafts: int, num_right: int, memory: float) -> None:
+        """So many drafts were tried, and so many were right before one was not."""
+        tried, right = self.tried, self.right
+        for place in range(num_right):
+            tried[place] = memory * tried[place] + 1.0
+            right[place] = memory * right[place] + 1.0
+        if num_right < num_drafts:
+            tried[num_right] = memory * tried[num_right] + 1.0
+            right[num_right] *= memory
+
+
+class RunAcceptance:
+    def __init__(self, num_places: int) -> None:
+        self._at_first = [_AT_FIRST] * num_places
+        self._of_all = _Counts(num_places)
+        self._of_request: dict[int, _Counts] = {}  # by number
+
+    def __len__(self) -> int:
+        """How many requests are known by themselves."""
+        return len(self._of_request)
+
+    def chances(self) -> list[float]:
+        """Of each place, how likely a draft there and all before it are right, of any request."""
+        return _products(self._of_all.shares(self._at_first))
+
+    def chances_of(self, request_numbers: Sequence[int]) -> list[list[float]]:
+        """The same of each of these requests."""
+        shares = self._of_all.shares(self._at_first)
+        of_any, known = _products(shares), self._of_request
+        return [_products(known[number].shares(shares)) if number in known else of_any for number in request_numbers]
+
+    def learn(self, request_number: int, num_drafts: int, num_right: int) -> None:
+        """Of a request so many drafts were tried, and so many were right before one was not."""
+        own = self._of_request.get(request_number)
+        if own is None:
+            own = self._of_request[request_number] = _Counts(len(self._at_first))
+        own.count(num_drafts, num_right, _MEMORY_OF_A_REQUEST)
+        self._of_all.count(num_drafts, num_right, _MEMORY)
+
+    def forgo(self) -> None:
+        """Nothing was tried in a step."""
+        for counts in (self._of_all.tried, self._of_all.right):
+            counts[:] = [_MEMORY_UNTRIED * count for count in counts]
+
+    def keep_only(self, request_numbers: Iterable[int]) -> None:
+        """Forgets the other requests."""
+        known = self._of_request
+        self._of_request = {number: known[number] for number in request_numbers if number in known}
+
+
+def _products(shares: Sequence[float]) -> list[float]:
+    products, product = [], 1.0
+    for share in shares:
+        product *= share
+        products.append(product)
+    return products
