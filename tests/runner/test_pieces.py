@@ -14,12 +14,14 @@ from torch import Tensor
 from facet.kv_layout import make_kv_layout
 from facet.layers.attention import LayerReads
 from facet.layers.kv_arena import KVArena
+from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
 from facet.progress import Silent
 from facet.runner.batch import Chunks, make_batch
 from facet.runner.pieces import SIZES, LowerPieces, PieceBuffers, sizes_up_to
 from facet.runner.recording import NoRecorder, Pause, ReplayableInPieces
 from tests.model.paged_model import load
+from tests.published_configs import text_only
 from tests.tiny_checkpoints import SHRUNK, write_config
 
 CPU = torch.device("cpu")
@@ -120,9 +122,13 @@ def memory_of(reads: LayerReads) -> tuple[object, ...]:
     return (reads.kind, reads.scale, reads.cache.keys.data_ptr(), *derived)
 
 
+@pytest.mark.parametrize(
+    ("name", "largest"), [("Gemma 4 E2B", 2048), ("Gemma 4 E4B", 2048), ("Gemma 4 26B-A4B", 2048), ("Gemma 4 31B", 512)]
+)
 @given(max_num_rows=st.integers(1, 3000))
-def test_sizes_cover_a_step_and_no_more(max_num_rows: int) -> None:
-    sizes = sizes_up_to(max_num_rows)
+def test_sizes_cover_steps_whose_launches_show(name: str, largest: int, max_num_rows: int) -> None:
+    sizes = sizes_up_to(max_num_rows, read_model_spec(text_only(name)))
     assert sizes == SIZES[: len(sizes)]
-    assert sizes[-1] >= min(max_num_rows, SIZES[-1])
+    assert sizes[-1] >= min(max_num_rows, largest)
+    assert sizes[-1] <= largest + 256
     assert len(sizes) == 1 or sizes[-2] < max_num_rows

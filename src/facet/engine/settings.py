@@ -236,7 +236,7 @@ def shape_steps(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         graph_sizes=graph_sizes,
-        piece_sizes=resolve_piece_sizes(config, max_num_batched_tokens) if on_gpu else (),
+        piece_sizes=resolve_piece_sizes(config, spec, max_num_batched_tokens) if on_gpu else (),
         is_batch_invariant=is_batch_invariant,
         towers=towers,
         draft_sizes=draft_sizes(graph_sizes, config.max_num_seqs) if isinstance(drafts, ModelDrafts) else (),
@@ -297,6 +297,6 @@ def resolve_graph_sizes(config: EngineConfig) -> tuple[int, ...]:
     return tuple(sorted({min(size, most_rows) for size in sizes}))
 
 
-def resolve_piece_sizes(config: EngineConfig, max_num_batched_tokens: int) -> tuple[int, ...]:
+def resolve_piece_sizes(config: EngineConfig, spec: ModelSpec, max_num_batched_tokens: int) -> tuple[int, ...]:
     """A step has as many rows of prompts as the budget says, and beside them a single one of every other request."""
-    return () if config.enforce_eager else sizes_up_to(max_num_batched_tokens + config.max_num_seqs)
+    return () if config.enforce_eager else sizes_up_to(max_num_batched_tokens + config.max_num_seqs, spec)
