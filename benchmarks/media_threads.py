@@ -10,11 +10,13 @@ by a shrunk model with random weights. More threads than cores should be as fast
 import argparse
 import base64
 import io
+import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,9 @@ from facet.prompts.media_reading import MediaReader
 MODEL, OUTPUT_LEN = "Gemma 3 4B", 8
 
 
+Run = Callable[[], object]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=48, help="pictures in each run")
@@ -50,34 +55,44 @@ def main() -> None:
         folder = Path(name)
         write_model(folder, MODEL, is_tiny=True)
         chats = chat_rates(folder, options)
-        for num_threads in options.threads:
-            prepared = preparing_rates(read_media_spec(folder), num_threads, options)
-            table.add_row(str(num_threads), *(f"{each:.2f}" for each in (*prepared, chats[num_threads])))
+        files, images = preparing_rates(read_media_spec(folder), options)
+    for num_threads in options.threads:
+        rates = (of[num_threads] for of in (files, images, chats))
+        table.add_row(str(num_threads), *(f"{rate:.2f}" for rate in rates))
     Console().print(table)
 
 
+def best_rates(make_run: Callable[[int, int], Run], options: argparse.Namespace) -> dict[int, float]:
+    """Pictures per second, by number of threads. `make_run` takes that number and the round's.
+
+    All numbers of threads take turns, so that what else a machine does in the meantime falls on each of them."""
+    seconds = dict.fromkeys(options.threads, math.inf)
+    for number in range(options.rounds):
+        for num_threads in options.threads:
+            run = make_run(num_threads, number)
+            start = time.perf_counter()
+            run()
+            seconds[num_threads] = min(seconds[num_threads], time.perf_counter() - start)
+    return {num_threads: options.count / took for num_threads, took in seconds.items()}
+
+
 def chat_rates(folder: Path, options: argparse.Namespace) -> dict[int, float]:
-    """By number of threads."""
     llm = LLM(
         str(folder), load_format="dummy", dtype="float32", max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False,
         show_progress=False,
     )  # fmt: skip
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_LEN, ignore_eos=True)
-    rates = {}
+
+    def make_run(num_threads: int, number: int) -> Run:
+        facet.offline.llm.NUM_THREADS = num_threads  # type: ignore[attr-defined]
+        asked = conversations(options.count, seed=100 * num_threads + number)  # no picture is seen twice
+        return lambda: llm.chat(asked, params, use_tqdm=False)
+
     try:
-        for num_threads in options.threads:
-            facet.offline.llm.NUM_THREADS = num_threads  # type: ignore[attr-defined]
-            llm.chat(conversations(8, seed=0), params, use_tqdm=False)  # starts the processes
-            seconds = []
-            for number in range(options.rounds):
-                asked = conversations(options.count, seed=100 * num_threads + number)  # no picture is seen twice
-                start = time.perf_counter()
-                llm.chat(asked, params, use_tqdm=False)
-                seconds.append(time.perf_counter() - start)
-            rates[num_threads] = options.count / min(seconds)
+        llm.chat(conversations(8, seed=0), params, use_tqdm=False)  # starts the processes
+        return best_rates(make_run, options)
     finally:
         llm.close()
-    return rates
 
 
 def conversations(count: int, seed: int) -> list[Any]:
@@ -88,30 +103,25 @@ def conversations(count: int, seed: int) -> list[Any]:
     return [turn.content for (turn,) in make_dataset(config, None).conversations]
 
 
-def preparing_rates(spec: MediaSpec, num_threads: int, options: argparse.Namespace) -> list[float]:
+def preparing_rates(spec: MediaSpec, options: argparse.Namespace) -> list[dict[int, float]]:
     """Of files, and of Pillow images."""
     file = picture_bytes()
-    picture = Image.open(io.BytesIO(file)).convert("RGB")
-    part = MediaPart(kind="image", where="it", value=picture)
+    image = MediaPart(kind="image", where="it", value=Image.open(io.BytesIO(file)).convert("RGB"))
     reader = MediaReader(spec=spec, sources=MediaSources(), workers=MediaWorkers())
+
+    def read_all(part: MediaPart, num_threads: int) -> None:
+        with ThreadPoolExecutor(num_threads) as pool:
+            for _ in pool.map(reader.read, [part] * options.count):
+                pass
+
     try:
-        return [
-            rate(reader, [part] * options.count, num_threads, options.rounds)
-            for part in (replace(part, value=None, url=data_url(file)), part)
-        ]
+        rates = []
+        for part in (replace(image, value=None, url=data_url(file)), image):
+            read_all(part, max(options.threads))  # starts the processes
+            rates.append(best_rates(lambda num_threads, _, part=part: partial(read_all, part, num_threads), options))
+        return rates
     finally:
         reader.close()
-
-
-def rate(reader: MediaReader, parts: Sequence[MediaPart], num_threads: int, num_rounds: int) -> float:
-    seconds = []
-    with ThreadPoolExecutor(num_threads) as pool:
-        list(pool.map(reader.read, [parts[0]] * 2 * num_threads))  # starts the processes
-        for _ in range(num_rounds):
-            start = time.perf_counter()
-            list(pool.map(reader.read, parts))
-            seconds.append(time.perf_counter() - start)
-    return len(parts) / min(seconds)
 
 
 def data_url(file: bytes) -> str:

@@ -1,12 +1,14 @@
 """Takes a picture of the page with a conversation in it: the one in the README.
 
     facet serve &                                                   # any server of ours; wait until it is ready
-    python -m tools.screenshot http://127.0.0.1:8000 docs/page.png --crowd 6
+    python -m tools.screenshot http://127.0.0.1:8000 docs/page.png --attach shapes.png --about "What do you see?" \\
+        --crowd 6
 
-opens the page in Chromium without a window (`make browser` installs it), asks a question with the example tools on,
-types a result into the card of the tool call, and takes the picture when the answer to that is complete. With --crowd,
-so many other requests run while the picture is taken, and the engine is seen at work. The question, the result, the
-theme and the size can be chosen:
+opens the page in Chromium without a window (`make browser` installs it), asks about a picture, then another question
+with the example tools on, types a result into the card of the tool call, and takes the picture when the answer to that
+is complete. Without --about, what is attached goes with the one question. With --crowd, so many other requests run
+while the picture is taken, and the engine is seen at work. The question, the result, the theme and the size can be
+chosen:
 
     python -m tools.screenshot URL docs/page-dark.png --theme dark
     python -m tools.screenshot URL docs/page-phone.png --size 390x844
@@ -44,6 +46,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--message", default=MESSAGE, help="the question (%(default)s)")
     parser.add_argument("--result", default=RESULT, help="what is typed into each tool call's card (%(default)s)")
     parser.add_argument("--attach", type=Path, nargs="+", default=[], help="pictures, sound or video to send along")
+    parser.add_argument("--about", help="a question that goes before the other, with what is attached")
     parser.add_argument("--unsent", action="store_true", help="leave the question, with what is attached, in its field")
     parser.add_argument("--no-tools", action="store_true", help="offer no tools")
     parser.add_argument("--thinking", action="store_true", help="switch thinking on")
@@ -90,18 +93,26 @@ def take(browser: Browser, asked: argparse.Namespace) -> bytes:
     if asked.unsent:
         browser.type("#message", asked.message)
         return browser.screenshot()
-    browser.type("#message", asked.message + ENTER)
     num_answers = 1
+    if asked.about:
+        browser.type("#message", asked.about + ENTER)
+        wait_for_answers(browser, num_answers)
+        num_answers += 1
+    browser.type("#message", asked.message + ENTER)
     if not asked.no_tools:
         browser.wait_for(".call textarea")
         for field in range(browser.count(".call textarea")):
             browser.type(f".call:nth-of-type({field + 1}) textarea", asked.result)
-        browser.click(".calls button")
-        num_answers = 2
-    browser.wait(lambda: browser.count(".answer:not(.is-open)") == num_answers, "the answer does not end")
+        browser.click(".calls:has(.call) button")
+        num_answers += 1
+    wait_for_answers(browser, num_answers)
     with crowd(asked.url, asked.crowd):
         time.sleep(5.0 if asked.crowd else 1.2)  # the live view comes once a second, and should show the last of it
         return browser.screenshot()
+
+
+def wait_for_answers(browser: Browser, count: int) -> None:
+    browser.wait(lambda: browser.count(".answer:not(.is-open)") == count, "the answer does not end")
 
 
 @contextlib.contextmanager

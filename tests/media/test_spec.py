@@ -67,6 +67,8 @@ def test_blocks_of_a_processor_file_win(tmp_path: Path) -> None:
     assert isinstance(spec.pictures, PatchPictures)
     assert spec.videos is not None
     assert (spec.pictures.budget, spec.videos.num_frames, spec.videos.frames.budget) == (560, 8, 140)
+    spec = spec_of(tmp_path, published("Gemma 4 31B"), processor_config={**blocks, "video_processor": None})
+    assert spec.kinds == ("image",)
 
 
 def test_gemma_3(tmp_path: Path) -> None:

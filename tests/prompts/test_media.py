@@ -268,6 +268,8 @@ class TestParts:
             read(PICTURE, kinds=())
         with pytest.raises(RequestError, match="reads text and images, no audio"):
             read(SOUND, kinds=("image",))
+        with pytest.raises(RequestError, match="reads text, images and video, no audio"):
+            read(SOUND, kinds=("image", "video"))
 
     def test_too_many(self) -> None:
         parts = MediaParts(kinds=("image", "audio"), most={"image": 2})
@@ -282,6 +284,9 @@ class TestParts:
         assert read({"type": "image_pil", "image_pil": value}, takes_values=True).value is value
         assert read({"type": "image", "image": "/a/b.png"}, takes_values=True).value == "/a/b.png"
         assert read({"type": "image", "image": "/a/b.png"}).url == "/a/b.png"
+        url = {"type": "image_url", "image_url": {"url": "file:///a/b%20c.png"}}
+        assert read(url, takes_values=True).value == "/a/b c.png"
+        assert read(url).url == "file:///a/b%20c.png"
         assert read({"type": "image", "image": PNG}, takes_values=True).url == PNG
 
 
@@ -339,7 +344,7 @@ class TestReading:
         assert shown(gemma4, found).endswith("a<|image>[63]<image|>b<|image>[63]<image|>")
         assert shown(gemma4, prepared(question("<|image|>", {"image": image}))).endswith("<|image>[266]<image|>")
         for asked, words in (
-            (question("no place", {"image": image}), "has places for 0"),
+            (question("no place", {"image": image}), r"has places for 0. Write <\|image\|> where each belongs"),
             (question([5, 6], {"image": image}), "Give text instead of token ids"),
             (question("a", {"smell": image}), "unknown kind"),
             (question("<|image|>", {"image": image}, split_special_tokens=True), "has places for 0"),
@@ -366,11 +371,14 @@ class TestReading:
         image = Image.effect_noise((61, 43), 50).convert("RGB")
         path = tmp_path / "a.png"
         image.save(path)
-        given = [{"type": "image", "image": value} for value in (image, np.asarray(image), path, str(path))]
+        given = [
+            {"type": "image", "image": value}
+            for value in (image, np.asarray(image), path, str(path), path.read_bytes())
+        ]
         parts = find_media(ask(*given), gemma4, takes_values=True)
         found = [reader.read(part)[0] for part in parts]
         assert len({media.arrays["patches"].data for media in found}) == 1
-        with pytest.raises(RequestError, match=r"image is of type list\. Give a path, a Pillow image"):
+        with pytest.raises(RequestError, match=r"image is of type list\. Give a path, the bytes of a file, a Pillow"):
             reader.read(find_media(ask({"type": "image", "image": [1]}), gemma4, takes_values=True)[0])
         with pytest.raises(RequestError, match="cannot be read"):
             reader.read(find_media(ask({"type": "image", "image": "nowhere"}), gemma4, takes_values=True)[0])
@@ -405,7 +413,9 @@ class TestReading:
         assert [item.timestamp for item in prepared(pictures, 32).media] == [index / 24 for index in range(7)]
         assert len(find_media(ask({"type": "video", "video": pictures}), gemma4, takes_values=True)) == 1
         for values in (np.zeros((2, 8, 8, 4), np.uint8), (frames, 0), (frames, "5"), (frames[:0], 5), [[]], [5]):
-            with pytest.raises(RequestError, match=r"Give a path, an array of bytes \[frames, height, width, 3\]"):
+            with pytest.raises(
+                RequestError, match=r"Give a path, the bytes of a file, an array of bytes \[frames, height, width, 3\]"
+            ):
                 prepared(values)
         with pytest.raises(RequestError, match="has 7 frames, but 3 frames_indices"):
             prepared((frames, every_other))

@@ -203,7 +203,7 @@ def test_values_beside_a_text(folder: Path, llm: LLM, tmp_path: Path) -> None:
     (tmp_path / "it.wav").write_bytes(wav(sound, 16_000))
     samples = sound[:, 0].astype(np.float32) / 32_768
     for kind, placeholder, values in (
-        ("image", "<|image|>", (str(tmp_path / "it.png"), picture, np.asarray(picture))),
+        ("image", "<|image|>", (str(tmp_path / "it.png"), picture, np.asarray(picture), good_files()["png"])),
         ("audio", "<|audio|>", (tmp_path / "it.wav", samples, (samples, 16_000))),
     ):
         prompts: list[Any] = [
@@ -218,18 +218,61 @@ def test_values_beside_a_text(folder: Path, llm: LLM, tmp_path: Path) -> None:
         llm.generate({"prompt": "<|audio|>", "multi_modal_data": {"audio": sound}}, use_tqdm=False)
 
 
+# In the form of MMMU: a picture, a question, choices.
+SEEN = tuple(
+    (name, f"<image 1> What is {name}?\nA. one\nB. two\nC. three\nAnswer:") for name in ("png", "jpeg", "webp")
+)
+NUM_ANSWER_TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def transformers_says(
+    folder: Path, server: RunningServer, tiny_model: Callable[[str], TinyModel]
+) -> Callable[[bytes, str], str]:
+    tokenizer, media = Tokenizer.from_folder(folder), read_media_spec(folder)
+    assert media.pictures is not None
+
+    def answer(data: bytes, question: str) -> str:
+        assert media.pictures is not None
+        # As lm_eval asks for it.
+        (picture,) = prepare_picture_file(data, media.pictures, MediaOptions(detail="auto"), MediaLimits(), "it")
+        prompt = server.post("/tokenize", {"messages": lm_eval_messages(data, question)}).json()["tokens"]
+        said = transformers_answer(tiny_model("gemma4_e2b_mm"), prompt, picture, media, num_tokens=NUM_ANSWER_TOKENS)
+        return tokenizer.decode(said)
+
+    return answer
+
+
+def lm_eval_messages(data: bytes, question: str) -> list[dict[str, Any]]:
+    url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64_of(data)}", "detail": "auto"}}
+    return [{"role": "user", "content": [url, {"type": "text", "text": question}]}]
+
+
+def as_png(name: str) -> bytes:
+    file = io.BytesIO()
+    Image.open(io.BytesIO(good_files()[name])).convert("RGB").save(file, "PNG")
+    return file.getvalue()
+
+
+def test_questions_about_pictures_are_answered_as_by_transformers(
+    server: RunningServer, transformers_says: Callable[[bytes, str], str]
+) -> None:
+    """What lm_eval sends, without the package."""
+    for name, question in SEEN:
+        data = as_png(name)
+        body = {"messages": lm_eval_messages(data, question), "max_tokens": NUM_ANSWER_TOKENS, "temperature": 0}
+        answer = server.post(CHAT, {**body, "seed": 1234}).json()
+        assert answer["choices"][0]["message"]["content"] == transformers_says(data, question)
+
+
 @pytest.mark.skipif(importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed")
 def test_an_mmmu_style_task_through_lm_eval(
-    folder: Path, server: RunningServer, tiny_model: Callable[[str], TinyModel], tmp_path: Path
+    folder: Path, server: RunningServer, transformers_says: Callable[[bytes, str], str], tmp_path: Path
 ) -> None:
     """Made-up questions about made-up pictures, with choices; answers are those of transformers, word for word."""
-    files = {name: data for name, data in good_files().items() if name in ("png", "jpeg", "webp")}
-    entries = [
-        {"question": f"<image 1> What is {name}?\nA. one\nB. two\nC. three\nAnswer:", "image": f"{name}.png"}
-        for name in files
-    ]
-    for name, data in files.items():
-        Image.open(io.BytesIO(data)).convert("RGB").save(tmp_path / f"{name}.png")
+    entries = [{"question": question, "image": f"{name}.png"} for name, question in SEEN]
+    for name, _ in SEEN:
+        (tmp_path / f"{name}.png").write_bytes(as_png(name))
     (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
     (tmp_path / "utils.py").write_text(
         "from pathlib import Path\nfrom PIL import Image\n"
@@ -240,7 +283,7 @@ def test_an_mmmu_style_task_through_lm_eval(
         f"dataset_kwargs: {{data_files: {{test: {tmp_path / 'data.jsonl'}}}}}\n"
         "test_split: test\noutput_type: generate_until\ndoc_to_text: '{{question}}'\ndoc_to_target: A\n"
         "doc_to_image: !function utils.images\n"
-        "generation_kwargs: {until: [], max_gen_toks: 6, do_sample: false}\n"
+        f"generation_kwargs: {{until: [], max_gen_toks: {NUM_ANSWER_TOKENS}, do_sample: false}}\n"
         "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
     )
     subprocess.run(
@@ -254,18 +297,9 @@ def test_an_mmmu_style_task_through_lm_eval(
     )  # fmt: skip
     (path,) = (tmp_path / "out").rglob("samples_seen_*.jsonl")
     samples = {sample["doc"]["image"]: sample for sample in map(json.loads, path.read_text().splitlines())}
-    tokenizer, media = Tokenizer.from_folder(folder), read_media_spec(folder)
-    assert media.pictures is not None
     for entry in entries:
-        data = (tmp_path / entry["image"]).read_bytes()
-        # As lm_eval asks for it.
-        (picture,) = prepare_picture_file(data, media.pictures, MediaOptions(detail="auto"), MediaLimits(), "it")
-        url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64_of(data)}", "detail": "auto"}}
-        messages = [{"role": "user", "content": [url, {"type": "text", "text": entry["question"]}]}]
-        prompt = server.post("/tokenize", {"messages": messages}).json()["tokens"]
-        said = transformers_answer(tiny_model("gemma4_e2b_mm"), prompt, picture, media, num_tokens=6)
         ((text,),) = samples[entry["image"]]["resps"]
-        assert text == tokenizer.decode(said)
+        assert text == transformers_says((tmp_path / entry["image"]).read_bytes(), entry["question"])
 
 
 @torch.no_grad()

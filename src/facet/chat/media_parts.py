@@ -6,6 +6,7 @@ What a part holds is not fetched here, only found: `media.sources` does that.
 
 import base64
 import binascii
+import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, cast, get_args
@@ -43,7 +44,7 @@ class MediaPart:
     where: str  # as in messages[0].content[1]
     url: str | None = None
     data: str | None = None  # base64
-    value: object = None  # from Python: a Pillow image, an array, a path
+    value: object = None  # from Python: a Pillow image, an array, a path, the bytes of a file
     options: MediaOptions = field(default_factory=MediaOptions)
 
     def with_options(self, options: MediaOptions) -> "MediaPart":
@@ -66,10 +67,9 @@ class MediaParts:
             _refuse(where, f"is of type {part['type']!r}, but this server reads text only, no {_PLURAL[kind]}")
         taken = self._read(part, kind, names, where)
         if taken.kind not in self.kinds:
-            known = " and ".join(_PLURAL[known] for known in self.kinds)
-            _refuse(
-                where, f"is of type {part['type']!r}, but this model reads text and {known}, no {_PLURAL[taken.kind]}"
-            )
+            *others, last = ("text", *(_PLURAL[known] for known in self.kinds))
+            known = f"{', '.join(others)} and {last}"
+            _refuse(where, f"is of type {part['type']!r}, but this model reads {known}, no {_PLURAL[taken.kind]}")
         self.found.append(taken)
         most = self.most.get(taken.kind)
         count = sum(other.kind == taken.kind for other in self.found)
@@ -112,8 +112,8 @@ class MediaParts:
         made = MediaPart(kind=found, where=place, options=_options(settings, found, where))
         if is_data:
             return replace(made, data=content)
-        if self.takes_values and "://" not in content[:20] and not _is_data_url(content):
-            return replace(made, value=content)  # a path
+        if self.takes_values and (path := _as_path(content)) is not None:
+            return replace(made, value=path)
         return replace(made, url=content)
 
 
@@ -134,6 +134,13 @@ def _kind_of_file(content: str, is_data: bool, where: str) -> MediaKind:
     if found in VIDEO_FILES:
         return "video"
     _refuse(where, f"is {found or 'of an unknown type'}. Files may be pictures, sound or video; send text as text")
+
+
+def _as_path(text: str) -> str | None:
+    """None: it is a URL of something that is no file here."""
+    if text[:8].lower() == "file:///":
+        return urllib.parse.unquote(text[7:])
+    return None if "://" in text[:20] or _is_data_url(text) else text
 
 
 def _is_data_url(text: str) -> bool:

@@ -157,7 +157,7 @@ def _part(part: object, where: str, take_media: TakeMedia) -> dict[str, Any]:
         return {"type": take_media(part, where)}
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         given = "has no type" if kind is None else f"has the type {kind!r}"
-        _refuse(where, f"{given}. A part is of type 'text'")
+        _refuse(where, f"{given}. A part is of type text, image_url, input_audio, video_url or file")
     field = _TEXT_PARTS[kind]
     text = part.get(field)
     if not isinstance(text, str):

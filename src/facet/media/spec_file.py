@@ -48,7 +48,9 @@ def read_media_spec(folder: Path, overrides: Mapping[str, Any] | None = None) ->
             pictures=_patches(config, _block(nested, flat, "image_processor"), is_unified, sees_ahead)
             if sees
             else None,
-            videos=_videos(config, _block(nested, None, "video_processor"), is_unified, sees_ahead) if sees else None,
+            videos=_videos(config, _block(nested, None, "video_processor"), is_unified, sees_ahead)
+            if sees and not _is_ruled_out(nested, "video_processor")
+            else None,
             sounds=_gemma4_sounds(config, _block(nested, None, "feature_extractor"), is_unified) if hears else None,
         )
     pictures, sounds = _block(nested, flat, "image_processor"), _block(nested, flat, "feature_extractor")
@@ -74,6 +76,11 @@ def _block(nested: ConfigFields | None, flat: ConfigFields | None, name: str) ->
     if nested is not None and name in nested:
         return nested.section(name)
     return flat or ConfigFields({}, f"processor_config.json, {name}")
+
+
+def _is_ruled_out(nested: ConfigFields | None, name: str) -> bool:
+    """Whether a file says null for a kind of media that its family takes: the checkpoint does not."""
+    return nested is not None and name in nested.values() and name not in nested
 
 
 def _patches(

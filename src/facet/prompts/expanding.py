@@ -39,11 +39,19 @@ class Item:
 
 
 def expand(
-    prompt: PromptText, items: Sequence[Item], spec: MediaSpec, tokenizer: Tokenizer, *, adds_special_tokens: bool
+    prompt: PromptText,
+    items: Sequence[Item],
+    spec: MediaSpec,
+    tokenizer: Tokenizer,
+    *,
+    adds_special_tokens: bool,
+    is_rendered: bool = True,
 ) -> ExpandedPrompt:
-    """The prompt's token ids with every item in its place. `items` are in the order of the messages."""
+    """The prompt's token ids with every item in its place. `items` are in the order of the messages.
+
+    `is_rendered`: a template wrote the prompt and its placeholders, and not the caller."""
     places = _placeholders(prompt, spec, tokenizer)
-    _check_counts([kind for _, _, kind in places], items)
+    _check_counts([kind for _, _, kind in places], items, None if is_rendered else spec, tokenizer)
     waiting = {kind: iter([item.media for item in items if item.kind == kind]) for kind in spec.kinds}
     texts: list[list[PromptText]] = [[]]  # what stands before, between and behind the blocks, in parts to be joined
     blocks: list[tuple[PreparedMedia, MediaTokens]] = []
@@ -86,15 +94,26 @@ def _placeholders(prompt: PromptText, spec: MediaSpec, tokenizer: Tokenizer) -> 
     return [(start, end, kind) for start, end, kind in places if kind is not None]
 
 
-def _check_counts(written: Sequence[MediaKind], items: Sequence[Item]) -> None:
+def _check_counts(
+    written: Sequence[MediaKind], items: Sequence[Item], own: MediaSpec | None, tokenizer: Tokenizer
+) -> None:
+    """`own`: what callers may write themselves, where no template does it."""
     sent = [item.kind for item in items]
     for kind in {*written, *sent}:
-        if written.count(kind) != sent.count(kind):
+        if written.count(kind) == sent.count(kind):
+            continue
+        if own is None:
             raise RequestError(
                 f"The messages hold {sent.count(kind)} of kind {kind}, but the model's chat template has places for "
                 f"{written.count(kind)}. Put them into messages of the user.",
                 field="messages",
             )
+        placeholder = tokenizer.decode([own.tokens[kind].placeholder], skip_special_tokens=False)
+        raise RequestError(
+            f"multi_modal_data holds {sent.count(kind)} of kind {kind}, but the prompt has places for "
+            f"{written.count(kind)}. Write {placeholder} where each belongs.",
+            field="prompt",
+        )
 
 
 def _texts_before(kind: MediaKind, media: Sequence[PreparedMedia]) -> list[str]:

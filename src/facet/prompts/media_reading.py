@@ -39,7 +39,7 @@ class MediaReader:
 
     def read(self, part: MediaPart) -> tuple[PreparedMedia, ...]:
         """Fetches and prepares one part; blocks."""
-        if part.value is not None and not isinstance(part.value, str | Path):
+        if part.value is not None and not isinstance(part.value, str | Path | bytes):
             return prepare_value(part, self.spec)
         data, limits, where = self._fetched(part), self.sources.limits, part.where
 
@@ -62,6 +62,8 @@ class MediaReader:
             return self.sources.read_url(part.url, part.where)
         if part.data is not None:
             return self.sources.read_base64(part.data, part.where)
+        if isinstance(part.value, bytes):
+            return part.value
         assert isinstance(part.value, str | Path), "a part has a URL, data or a value"
         try:
             return Path(part.value).expanduser().read_bytes()

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from facet.media.video import VideoFrame
 
 _WANTED: Mapping[MediaKind, str] = {
-    "image": "a path, a Pillow image, or an array of bytes [height, width, 3]",
-    "audio": "a path, an array of one channel of floats, or the array and its sampling rate",
-    "video": "a path, an array of bytes [frames, height, width, 3], a list of pictures, or one of these two and the "
-    "frames per second",
+    "image": "a path, the bytes of a file, a Pillow image, or an array of bytes [height, width, 3]",
+    "audio": "a path, the bytes of a file, an array of one channel of floats, or the array and its sampling rate",
+    "video": "a path, the bytes of a file, an array of bytes [frames, height, width, 3], a list of pictures, or one of "
+    "these two and the frames per second",
 }
 
 

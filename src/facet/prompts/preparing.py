@@ -219,7 +219,14 @@ def _expand(
         )
     model.text_limit().check(prompt.text)
     tokenizer = model.require_tokenizer()
-    return expand(prompt, items, model.media, tokenizer, adds_special_tokens=question.add_special_tokens)
+    return expand(
+        prompt,
+        items,
+        model.media,
+        tokenizer,
+        adds_special_tokens=question.add_special_tokens,
+        is_rendered=isinstance(question, ChatQuestion),
+    )
 
 
 def _thought(question: Question, token_ids: Sequence[int], model: AskedModel) -> ThoughtTokens | None:

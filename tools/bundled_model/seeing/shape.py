@@ -61,12 +61,9 @@ def make_seeing_config(
 
 
 def processor_config() -> dict[str, Any]:
-    """The processor's file: how pictures and frames are cut."""
-    sizes = {"patch_size": PATCH_SIZE, "pooling_kernel_size": 1}
-    return {
-        "image_processor": {**sizes, "max_soft_tokens": BUDGET},
-        "video_processor": {**sizes, "max_soft_tokens": 70, "num_frames": 8},
-    }
+    """The processor's file: how pictures are cut. The model was shown no video, and takes none."""
+    pictures = {"patch_size": PATCH_SIZE, "pooling_kernel_size": 1, "max_soft_tokens": BUDGET}
+    return {"image_processor": pictures, "video_processor": None}
 
 
 def make_vision_spec(config: Mapping[str, Any]) -> PatchTowerSpec | None:
