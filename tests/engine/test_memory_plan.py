@@ -157,7 +157,8 @@ def test_batch_invariance_sets_partial_results_apart(tmp_path: Path) -> None:
     assert (eager.graphs, eager.activations) == (0, invariant.activations)
 
 
-@pytest.mark.parametrize(("name", "cache_gib"), [("Gemma 4 31B", 64.3), ("Gemma 4 E4B", 108.2)])
+# Of E4B before steps of 1280 to 2048 rows were captured as well, which keep 0.2 GiB.
+@pytest.mark.parametrize(("name", "cache_gib"), [("Gemma 4 31B", 64.3), ("Gemma 4 E4B", 108.2 - 0.2)])
 def test_the_estimate_is_close_to_what_an_engine_measured(name: str, cache_gib: float, tmp_path: Path) -> None:
     """benchmarks/h200.md: what was left for the cache on an H200 of 139.8 GiB. The driver keeps half a GiB itself."""
     plan = plan_of(tmp_path, text_only(name), gpu_memory="139.8GiB", max_model_len=131_072)
