@@ -4,8 +4,8 @@
 
 Model and drafter have their published shapes. Random weights agree on nothing, so drafts count as right at given rates
 (`synthetic_acceptance_rates`): those published of the 31B drafter, and a mean of 2.5 tokens a step for E4B. Prompts
-have 512 tokens. The time of a token is the difference between long and short answers, so that prompts do not count;
-turns without and with drafts alternate, in one engine whose drafter is asked or not.
+have 512 tokens. Tokens are timed while all requests generate: from the step behind the last prompt to the one in which
+the first answer ends. Turns without and with drafts alternate, in one engine whose drafter is asked or not.
 
 Printed beside it: what the times measured at start promise, and what reading the weights takes at least.
 """
@@ -36,7 +36,7 @@ RATES = {"Gemma 4 31B": (0.90, 0.80, 0.69, 0.56), "Gemma 4 E4B": (0.85, 0.65)}
 BYTES_PER_SECOND = 4.26e12  # that an H200 reads
 # Layers, projections, and what is read of the head: all of it, or the centroids and 4096 rows.
 BYTES_PER_DRAFT = {"Gemma 4 31B": 0.94e9, "Gemma 4 E4B": 25e6}
-PROMPT_LEN, SHORT = 512, 16
+PROMPT_LEN, SHORT = 512, 24
 NUM_TURNS = 2
 
 
@@ -68,8 +68,11 @@ class Switched:
 
 
 class Turn(NamedTuple):
+    """While all requests generated."""
+
     seconds: float
     num_steps: int
+    num_tokens: int
 
 
 class Bench:
@@ -78,21 +81,30 @@ class Bench:
         self._switch = switch
 
     def answer(self, num_requests: int, num_tokens: int) -> Turn:
+        """The first to begin have some tokens before all of them generate, and end the turn that much sooner."""
         sampling = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0)
-        start, steps = time.perf_counter(), self.engine.stats().work.num_steps
         for request in range(num_requests):
             prompt = tuple((7 * place + 13 * request) % 100 + 10 for place in range(PROMPT_LEN))
             self.engine.submit(Request(request_id=str(request), prompt_token_ids=prompt, sampling=sampling))
+        begun: set[str] = set()
+        while len(begun) < num_requests:
+            begun.update(event.request_id for event in self.engine.step())
+        start, num_steps = time.perf_counter(), self.engine.stats().work.num_steps
+        num_timed, has_ended = 0, False
+        while not has_ended:
+            events = self.engine.step()
+            num_timed += sum(len(event.token_ids) for event in events)
+            has_ended = any(event.finish_reason is not None for event in events)
+        turn = Turn(time.perf_counter() - start, self.engine.stats().work.num_steps - num_steps, num_timed)
         while self.engine.has_work:
             self.engine.step()
-        return Turn(time.perf_counter() - start, self.engine.stats().work.num_steps - steps)
+        return turn
 
     def measure(self, num_requests: int, num_tokens: int, *, is_on: bool) -> tuple[float, float]:
         """Milliseconds of a token of each request, and of a step."""
         self._switch.is_on = is_on
-        short, long = self.answer(num_requests, SHORT), self.answer(num_requests, num_tokens)
-        milliseconds = (long.seconds - short.seconds) * 1e3
-        return milliseconds / (num_tokens - SHORT), milliseconds / (long.num_steps - short.num_steps)
+        seconds, num_steps, num_timed = self.answer(num_requests, num_tokens)
+        return seconds * 1e3 * num_requests / num_timed, seconds * 1e3 / num_steps
 
 
 def num_bytes(module: nn.Module) -> int:
@@ -138,7 +150,7 @@ def main() -> None:
     switch = Switched(ready.drafter)
     bench = Bench(Engine(ready.runner, ready.settings, None, switch), switch)
     for num_requests in options.requests:
-        num_tokens = 136 if num_requests > 32 else 264
+        num_tokens = 384 if num_requests > 32 else 264
         for is_on in (False, True):
             switch.is_on = is_on
             bench.answer(num_requests, SHORT)  # what is compiled or chosen at first
@@ -153,7 +165,7 @@ def main() -> None:
             by_run = f"{drafted / runs:.2f} drafts a run, {accepted / runs:.2f} accepted" if runs else "no drafts"
             print(
                 f"{num_requests} requests: off {off:.3f} ms a token, on {on:.3f}, {off / on:.2f} times; "
-                f"a step {step:.3f} ms; {by_run}",
+                f"a step {step:.3f} ms, {step / on:.2f} tokens; {by_run}",
                 flush=True,
             )
 

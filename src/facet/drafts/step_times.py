@@ -36,7 +36,6 @@ class StepTimes:
         most = max(measured)
         self._sizes = sorted(measured)
         self._seconds = _curve(measured, most)
-        self._seconds_of_rows = np.array(self._seconds)
         self._draft_seconds = _curve(drafting or _NO_TIME, most)
         self._beyond = TimeBeyond()
         self._is_waited_for = False  # the step learned of last, by the next one
@@ -103,19 +102,25 @@ class StepTimes:
 
         `chances` never rise along a request's drafts, so those most likely right form a beginning of each.
         """
-        lengths = [len(own) for own in chances]
-        all_chances = np.fromiter(itertools.chain.from_iterable(chances), np.float64)
-        seconds = self._seconds_of_rows[num_rows + 1 : num_rows + 1 + len(all_chances)]
-        if not len(seconds):
+        seconds = self._seconds[num_rows + 1 :]
+        if not seconds:
             return [0] * len(chances)
-        likeliest = np.argsort(-all_chances, kind="stable")[: len(seconds)]
-        num_tokens, seconds = num_rows + all_chances[likeliest].cumsum(), seconds + self._beyond.waited(num_rows)
-        rates = np.divide(num_tokens, seconds, out=np.zeros(len(seconds)), where=seconds > 0)
-        best = int(rates.argmax())
-        if rates[best] <= _LEAST_GAIN * self._plain_rate(num_rows):
+        ranked = sorted(itertools.chain.from_iterable(chances), reverse=True)
+        options = zip(itertools.accumulate(ranked), seconds, strict=False)
+        num_drafts = self._best(((num_rows + num_right, own) for num_right, own in options), num_rows)
+        if not num_drafts:
             return [0] * len(chances)
-        owners = np.repeat(np.arange(len(lengths)), lengths)
-        counts: list[int] = np.bincount(owners[likeliest[: best + 1]], minlength=len(lengths)).tolist()
+        least = ranked[num_drafts - 1]
+        num_least = num_drafts - ranked.index(least)  # more may be as likely as that
+        counts = []
+        for own in chances:
+            count = 0
+            for chance in own:
+                if chance < least or (chance == least and not num_least):
+                    break
+                num_least -= chance == least
+                count += 1
+            counts.append(count)
         return counts
 
     def _best(self, options: Iterable[tuple[float, float]], num_requests: int, least_gain: float = _LEAST_GAIN) -> int:
@@ -124,19 +129,15 @@ class StepTimes:
         waited = self._beyond.waited(num_requests)
         best, most = 0, least_gain * self._plain_rate(num_requests)
         for index, (num_tokens, seconds) in enumerate(options, 1):
-            rate = _rate(num_tokens, seconds + waited)
-            if rate > most:
+            seconds += waited
+            if seconds > 0 and (rate := num_tokens / seconds) > most:
                 best, most = index, rate
         return best
 
     def _plain_rate(self, num_requests: int) -> float:
         """Tokens per second without drafts."""
-        return _rate(num_requests, self._seconds[num_requests] + self._beyond.plain(num_requests))
-
-
-def _rate(num_tokens: float, seconds: float) -> float:
-    """0: in no time, which corrections can come to."""
-    return num_tokens / seconds if seconds > 0 else 0.0
+        seconds = self._seconds[num_requests] + self._beyond.plain(num_requests)
+        return num_requests / seconds if seconds > 0 else 0.0
 
 
 def _curve(measured: Mapping[int, float], most: int) -> list[float]:

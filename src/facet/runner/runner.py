@@ -283,7 +283,7 @@ class Runner:
         positions, seats, sources = plan.num_computed, plan.seats, plan.seats
         if len(plan.draft_token_ids):
             positions, seats = ranges(positions, plan.num_scheduled), np.repeat(seats, plan.num_scheduled)
-            sources = self._place_drafts(plan, seats)
+            sources = self._place_drafts(plan, positions, seats)
         logits = graphs.decode(positions, seats, sources)
         hidden = graphs.hidden(len(positions))
         if np.count_nonzero(plan.num_logit_rows) == len(plan.seats):
@@ -291,13 +291,14 @@ class Runner:
         chosen = self._on_device(np.flatnonzero(np.repeat(plan.num_logit_rows > 0, plan.num_scheduled)))
         return ComputedRows(hidden[chosen], logits[chosen])
 
-    def _place_drafts(self, plan: StepPlan, seats: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Puts drafts behind the last tokens of seats. Where each row, of the seat given, finds its token there."""
+    def _place_drafts(
+        self, plan: StepPlan, positions: NDArray[np.int32], seats: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """Puts drafts behind the last tokens of seats. Where each row finds its token there."""
         first, count = self._seats.num_seats + 1, len(plan.draft_token_ids)
         copy_to_device(plan.draft_token_ids, self._sampling.last_token_ids[first : first + count])
         sources = seats.copy()
-        is_draft = np.ones(len(seats), np.bool_)
-        is_draft[np.cumsum(plan.num_scheduled) - plan.num_scheduled] = False
+        is_draft = positions > np.repeat(plan.num_computed, plan.num_scheduled)
         sources[is_draft] = np.arange(first, first + count)
         return sources
 
