@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.running_server import bench_serve
-from benchmarks.serve_gpu import Server, serving
+from benchmarks.serve_gpu import serving
+from benchmarks.serve_rows import Server
 from tests.published_configs import text_only
 
 QUANTIZATION = {

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.running_server import URL, bench_serve
-from benchmarks.serve_gpu import Server, serving
+from benchmarks.serve_gpu import serving
+from benchmarks.serve_rows import Server
 
 SERVERS: dict[str, tuple[str, ...]] = {
     "one server": (),

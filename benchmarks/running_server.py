@@ -18,16 +18,18 @@ URL = f"http://127.0.0.1:{PORT}"
 
 
 @contextmanager
-def running(folder: str | Path, *flags: str, environment: Mapping[str, str] | None = None) -> Iterator[float]:
+def running(
+    folder: str | Path, *flags: str, environment: Mapping[str, str] | None = None, port: int = PORT
+) -> Iterator[float]:
     """Yields how many seconds the server took from its command to being ready. `environment` is added to this one's."""
     command = [
-        sys.executable, "-m", "facet", "serve", str(folder), "--port", str(PORT), "--host", "127.0.0.1",
+        sys.executable, "-m", "facet", "serve", str(folder), "--port", str(port), "--host", "127.0.0.1",
         "--load-format", "dummy", *flags,
     ]  # fmt: skip
     start = time.perf_counter()
     process = subprocess.Popen(command, env={**os.environ, **(environment or {})})
     try:
-        while not _is_ready():
+        while not _is_ready(port):
             if process.poll() is not None:
                 raise SystemExit(f"the server ended with exit code {process.returncode}")
             time.sleep(0.05)
@@ -37,9 +39,9 @@ def running(folder: str | Path, *flags: str, environment: Mapping[str, str] | No
         process.wait(timeout=60)
 
 
-def _is_ready() -> bool:
+def _is_ready(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"{URL}/health", timeout=1) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.running_server import bench_serve
-from benchmarks.serve_gpu import Server, serving
+from benchmarks.serve_gpu import serving
+from benchmarks.serve_rows import Server
 
 AT_ONCE, WAITING, FORGETTING = "at once", "one at a time", "one at a time, memory for one"
 

@@ -73,6 +73,18 @@ class LayerSpec:
     def kv_width(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def stored_width(self) -> int:
+        """Values that a token stores here, if the layer owns what it reads."""
+        return self.kv_width * (1 if self.values_are_keys else 2)
+
+    def values_per_row(self, hidden_size: int) -> int:
+        """Of the large matrices that a row is multiplied by: attention, MLP and chosen experts."""
+        widths = 2 * self.query_width + (self.stored_width if self.owns_kv else 0) + 3 * self.mlp_width
+        if self.moe is not None:
+            widths += 3 * self.moe.num_chosen * self.moe.width
+        return widths * hidden_size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerLayerInputSpec:

@@ -25,7 +25,7 @@ from facet.forward_batch import AttentionRows, SoftRows
 from facet.layers.attention import LayerReads, PlannedAttention
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
-from facet.model_spec import AttentionKind, LayerSpec, ModelSpec
+from facet.model_spec import AttentionKind, ModelSpec
 from facet.progress import Progress
 from facet.runner.recording import Pause, Recorder, Replayable, ReplayableInPieces
 
@@ -42,18 +42,9 @@ _LEAST_COVERED = 512
 
 def sizes_up_to(max_num_rows: int, spec: ModelSpec) -> tuple[int, ...]:
     """The sizes that steps of up to so many rows gain from."""
-    num_values = sum(_values(layer, spec.hidden_size) for layer in spec.layers) / len(spec.layers)
+    num_values = sum(layer.values_per_row(spec.hidden_size) for layer in spec.layers) / len(spec.layers)
     most = min(max_num_rows, max(_LEAST_COVERED, int(_PRODUCTS_MEANWHILE / num_values)))
     return tuple(size for size, smaller in zip(SIZES, (0, *SIZES), strict=False) if smaller < most)
-
-
-def _values(layer: LayerSpec, hidden_size: int) -> int:
-    """Of the matrices that a row of this layer is multiplied by."""
-    kv_width = layer.kv_width * (1 if layer.values_are_keys else 2) if layer.owns_kv else 0
-    widths = 2 * layer.query_width + kv_width + 3 * layer.mlp_width
-    if layer.moe is not None:
-        widths += 3 * layer.moe.num_chosen * layer.moe.width
-    return widths * hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
