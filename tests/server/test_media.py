@@ -1,6 +1,8 @@
 """Pictures over HTTP, in front of a scripted engine: what reaches the engine, what is refused, and who waits."""
 
 import base64
+import os
+import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +14,7 @@ import pytest
 from facet.chat.media_parts import MediaPart
 from facet.prepared_media import PreparedMedia
 from facet.prompts.media_reading import MediaReader
-from tests.media.hostile_pictures import good_files
+from tests.media.hostile_pictures import cases, good_files
 from tests.media.sounds import tones, wav
 from tests.prompts.media_models import make_gemma4
 from tests.server.conftest import Scripted
@@ -21,6 +23,7 @@ from tests.server.scripted_engine import ScriptedEngine
 
 CHAT = "/v1/chat/completions"
 FILES = good_files()
+NUM_HOSTILE = int(os.environ.get("FACET_HOSTILE_CASES", "40"))
 
 
 def picture(name: str = "png", **settings: Any) -> dict[str, Any]:
@@ -115,6 +118,29 @@ def test_refused(served: tuple[RunningServer, ScriptedEngine], content: list[Any
     assert error["param"] == "messages"
     assert not engine.submitted
     assert ask(server, "and text?").status_code == 200
+
+
+def test_hostile_pictures_are_refused_in_words_and_nobody_else_notices(
+    served: tuple[RunningServer, ScriptedEngine],
+) -> None:
+    """Several at the same time, and beside them requests that have none. All of them: FACET_HOSTILE_CASES=400."""
+    server, _ = served
+    chosen = random.Random(5).sample(every := cases(), min(NUM_HOSTILE, len(every)))
+
+    def send(data: bytes) -> Any:
+        return ask(server, "look", at(f"data:image/png;base64,{base64.b64encode(data).decode()}"))
+
+    with ThreadPoolExecutor(4) as pool:
+        sent = [pool.submit(send, data) for _, data, _ in chosen]
+        assert {ask(server, f"text {index}").status_code for index in range(20)} == {200}
+        for (name, _, expected), future in zip(chosen, sent, strict=True):
+            response = future.result()
+            assert response.status_code in {"refused": (400,), "opened": (200,), "either": (200, 400)}[expected], name
+            if response.status_code == 400:
+                error = response.json()["error"]
+                assert error["message"].startswith("messages[0].content[1].image_url.url "), (name, error)
+                assert error["param"] == "messages", name
+    assert ask(server, "look", picture()).status_code == 200
 
 
 def test_a_server_that_reads_text_only(scripted: Scripted) -> None:
