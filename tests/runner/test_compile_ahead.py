@@ -9,6 +9,7 @@ import torch
 pytest.importorskip("triton")
 from triton.runtime.jit import JITFunction
 
+from facet.kernels.linear import chain
 from facet.runner.compile_ahead import compiled_ahead
 
 
@@ -56,3 +57,18 @@ def test_what_fails_ahead_fails_at_its_launch(runs: list[tuple[Any, ...]]) -> No
     with pytest.raises(RuntimeError, match="cannot be compiled"):
         kernel[(1,)](numbers, numbers, 13, BLOCK=8)
     assert runs[-1] == (13, 8, False, True)
+
+
+def test_nothing_is_concluded_from_results_that_were_never_computed(
+    runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a library agrees with a kernel, for example."""
+    weight = torch.zeros(6, 8)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(chain, "_least_rows", {})
+    monkeypatch.setattr(chain, "_is_slow", lambda x, weight: False)
+    monkeypatch.setattr(chain, "_is_one_chain", lambda x, weight: False)
+    with compiled_ahead():
+        assert chain.least_library_rows(weight) is None
+    monkeypatch.setattr(chain, "_is_one_chain", lambda x, weight: True)
+    assert chain.least_library_rows(weight) == 17

@@ -34,6 +34,8 @@ def compiled_ahead() -> Iterator[None]:
     # Imported here: machines without a GPU need not have it.
     from triton.runtime.jit import JITFunction
 
+    from facet.kernels.linear.chain import forget_trials
+
     launch = JITFunction.run
     seen: set[Hashable] = set()
     num_threads = min(MAX_NUM_THREADS, len(os.sched_getaffinity(0)))
@@ -52,6 +54,7 @@ def compiled_ahead() -> Iterator[None]:
             yield
         finally:
             JITFunction.run = launch
+            forget_trials()
 
 
 def _kind(argument: Any) -> Hashable:
