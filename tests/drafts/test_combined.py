@@ -51,6 +51,7 @@ def test_who_was_wrong_learns_it() -> None:
     for _ in range(12):  # the text is always wrong
         drafts = drafter.propose([draftable(0, REPEATED)])
         if drafts:
+            drafter.num_ahead(1)
             plan = step_of((30, 1), drafts=len(drafts[0]))
             drafter.learn(plan, StepResult(token_ids=((99,),)), 1.0)
     drafter.hear(step_of((0, 1)), (GUESS,))

@@ -4,6 +4,7 @@ Of each request both may have a guess. The one that promises more right tokens i
 their text, the model makes no guesses: they would not be looked at.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 from facet.drafts.acceptance import outcomes
@@ -21,13 +22,17 @@ class CombinedDrafter:
         self._text = text
         self._model = model
         self._times = step_times
-        self._from_text: set[int] = set()  # numbers of the requests whose drafts in flight are from their text
+        self._from_text: set[int] = set()  # numbers of the requests whose drafts are from their text
+        self._in_flight: deque[set[int]] = deque()  # the same of steps that were launched, the earliest first
 
     def could_gain(self, num_running: int) -> bool:
         return self._text.could_gain(num_running) or self._model.could_gain(num_running)
 
     def num_ahead(self, num_running: int) -> int:
-        return self._model.rest() if len(self._from_text) == num_running else self._model.num_ahead(num_running)
+        self._text.num_ahead(num_running)
+        from_text, self._from_text = self._from_text, set()
+        self._in_flight.append(from_text)
+        return self._model.rest() if len(from_text) == num_running else self._model.num_ahead(num_running)
 
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
         from_text, from_model = self._text.offers(requests), self._model.offers(requests)
@@ -46,9 +51,9 @@ class CombinedDrafter:
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         self._times.learn_step(plan, seconds)
-        of_all = outcomes(plan, result)
-        self._text.learn_outcomes([outcome for outcome in of_all if outcome.request_number in self._from_text])
-        self._model.learn_outcomes([outcome for outcome in of_all if outcome.request_number not in self._from_text])
+        of_all, from_text = outcomes(plan, result), self._in_flight.popleft()
+        self._text.learn_outcomes([outcome for outcome in of_all if outcome.request_number in from_text])
+        self._model.learn_outcomes([outcome for outcome in of_all if outcome.request_number not in from_text])
 
     def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
         self._model.hear(plan, guesses)

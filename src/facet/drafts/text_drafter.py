@@ -3,6 +3,7 @@
 The index of a request's tokens is made while the request generates, some tokens at a time, and follows it from there.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from facet.drafts.acceptance import Acceptance, Outcome, outcomes
@@ -26,12 +27,15 @@ class TextDrafter:
         self._acceptance = Acceptance()
         self._indexes: dict[int, TextIndex] = {}  # by request number
         self._offered: dict[int, int] = {}  # lengths of the matches behind the last offers, by request number
-        self._match_lengths: dict[int, int] = {}  # the same of the drafts in flight
+        self._match_lengths: dict[int, int] = {}  # the same of those that became drafts
+        self._in_flight: deque[dict[int, int]] = deque()  # the same of steps that were launched, the earliest first
 
     def could_gain(self, num_running: int) -> bool:
         return self._times.could_gain(num_running)
 
     def num_ahead(self, num_running: int) -> int:
+        self._in_flight.append(self._match_lengths)
+        self._match_lengths = {}
         return 0
 
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
@@ -76,8 +80,10 @@ class TextDrafter:
         self.learn_outcomes(outcomes(plan, result))
 
     def learn_outcomes(self, outcomes: Sequence[Outcome]) -> None:
+        """Of the earliest step that was not learned from."""
+        match_lengths = self._in_flight.popleft()
         for number, num_drafts, num_right in outcomes:
-            self._acceptance.learn(number, self._match_lengths.pop(number), num_drafts, num_right)
+            self._acceptance.learn(number, match_lengths[number], num_drafts, num_right)
 
     def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
         """Nothing is guessed on the device."""

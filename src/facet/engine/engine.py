@@ -32,7 +32,7 @@ from facet.sampling_params import check_against_vocabulary
 from facet.scheduler.drafting import Drafter
 from facet.scheduler.limits import Limits, check_request
 from facet.scheduler.scheduler import Scheduler, SchedulerStats
-from facet.step import StepPlan, TokenEvent
+from facet.step import StepPlan, StepResult, TokenEvent
 
 # While nothing but a compiling grammar is there: how long a step may last before messages are looked at again.
 SECONDS_TO_WAIT_FOR_A_GRAMMAR = 0.01
@@ -53,6 +53,14 @@ class _StartedStep(NamedTuple):
     plan: StepPlan
     sampled: SampledStep
     start: float  # when the device could begin it at the earliest, on the monotonic clock
+
+
+class _SettledStep(NamedTuple):
+    """A step that a drafter has yet to learn from."""
+
+    plan: StepPlan
+    result: StepResult
+    seconds: float
 
 
 class _Guesses(NamedTuple):
@@ -100,6 +108,7 @@ class Engine:
         self._sleeper = sleeper
         self._in_flight: _StartedStep | None = None
         self._unheard: _Guesses | None = None
+        self._unlearned: _SettledStep | None = None
         self._last_settled = 0.0  # when, on the monotonic clock
         self._num_corrupted_requests = 0
         self._grammars = Grammars(self._vocab_size)
@@ -172,6 +181,14 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """One turn of the loop. An empty list is normal: the first overlapped step has nothing to settle yet."""
         self._queue_compiled()
+        events = self._launch_and_settle()
+        if self._unlearned is not None and self._drafter is not None:
+            # Not before: the device has its next step by now.
+            self._drafter.learn(*self._unlearned)
+            self._unlearned = None
+        return events
+
+    def _launch_and_settle(self) -> list[TokenEvent]:
         in_flight = self._in_flight
         if in_flight is not None and self._scheduler.queues.all_wait_for_host:
             # Ahead of their tokens nobody could go on but those that are not in flight: two halves would take turns.
@@ -227,7 +244,7 @@ class Engine:
         self._last_settled = now
         self._scheduler.learn(plan, seconds)
         if self._drafter is not None:
-            self._drafter.learn(plan, result, seconds)
+            self._unlearned = _SettledStep(plan, result, seconds)
             self._unheard = None if step.sampled.drafts is None else _Guesses(plan, step.sampled.drafts)
         self._grammars.settle(plan, result)
         self._scheduler.set_waits_for_host(self._grammars.take_waits())

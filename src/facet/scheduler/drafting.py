@@ -48,7 +48,10 @@ class Drafter(Protocol):
         """Whether drafts can be of use beside so many requests. If not, nothing else is asked."""
 
     def num_ahead(self, num_running: int) -> int:
-        """How many tokens a model of its own should guess, on the device, behind the tokens of the next step."""
+        """How many tokens a model of its own should guess, on the device, behind the tokens of the next step.
+
+        Asked once of every step, right before it is launched.
+        """
 
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
         """Guesses for some of the running requests that have no pending token.
@@ -60,7 +63,7 @@ class Drafter(Protocol):
         """Whether requests with a pending token should wait until it is known, because drafts could follow it."""
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """A step has been settled, so long after the device could begin it."""
+        """A step has been settled, so long after the device could begin it. The next one may have been launched."""
 
     def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
         """What was guessed on the device, as `num_ahead` asked for: one guess per entry of the plan that samples."""
