@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from facet.cli.asking import read_tools
+from facet.cli.attachments import read_attachment
 from facet.cli.conversation import SETTINGS, Conversation
 from facet.errors import ConfigError
 
@@ -49,6 +50,15 @@ def _tools(conversation: Conversation, path: str) -> str:
     return f"Tools: {', '.join(names)}." if names else "No tools. /tools FILE.json loads some, in OpenAI's format."
 
 
+def _attach(conversation: Conversation, name: str) -> str:
+    if name:
+        conversation.attached.append(read_attachment(name))
+    count = len(conversation.attached)
+    if count == 0:
+        return "Nothing is attached. /attach FILE sends a picture, sound or video with your next message."
+    return f"{count} file{'s' if count > 1 else ''} will go with your next message."
+
+
 def _think(conversation: Conversation, rest: str) -> str:
     conversation.thinks = not conversation.thinks
     return "Thinking on." if conversation.thinks else "Thinking off."
@@ -69,6 +79,7 @@ def _set(conversation: Conversation, rest: str) -> str:
 
 def _clear(conversation: Conversation, rest: str) -> str:
     conversation.forget_from(0)
+    conversation.attached = []
     return "New conversation."
 
 
@@ -79,6 +90,7 @@ def _help(conversation: Conversation, rest: str) -> str:
 
 
 COMMANDS = {
+    "/attach": Command("/attach FILE", "send a picture, sound or video with the next message", _attach),
     "/tools": Command("/tools FILE|off", "offer the tools in a JSON file; you type the results of their calls", _tools),
     "/think": Command("/think", "switch thinking before each answer on or off", _think),
     "/system": Command("/system TEXT", "set the system prompt; without TEXT, remove it", _system),

@@ -10,6 +10,7 @@ from typing import Any
 from facet.chat import ContentDelta, ReasoningDelta
 from facet.cli.answers import ChatAnswer
 from facet.cli.asking import Answerer, AskConfig, ask_config_from, open_answerer, read_json, read_tools
+from facet.cli.attachments import content_of, read_attachment
 from facet.cli.flags import add_common_flags, add_config_flags
 from facet.cli.screen import without_controls
 from facet.config import setting
@@ -30,13 +31,14 @@ class CompleteConfig(AskConfig):
         False, "continue PROMPT as plain text instead of answering it; 128 tokens unless --max-tokens is given"
     )
     schema: str | None = setting(None, "file with a JSON schema; the answer is JSON that satisfies it")
+    attach: tuple[str, ...] = setting((), "picture, sound or video to send with the prompt; may be given several times")
     stop: tuple[str, ...] = setting((), "text at which the answer stops; may be given several times")
     json: bool = setting(False, "print the whole response as JSON, in OpenAI's format")
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("complete", help="answer one prompt and exit, for scripts")
-    add_config_flags(parser, CompleteConfig, positional="prompt", one_at_a_time=("stop",))
+    add_config_flags(parser, CompleteConfig, positional="prompt", one_at_a_time=("attach", "stop"))
     parser.add_argument(
         "--chat", dest="raw", action="store_false", help="answer PROMPT as a chat message (the default)"
     )
@@ -65,7 +67,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_with_raw(config: CompleteConfig) -> None:
-    for flag, is_given in (("--tools", config.tools), ("--system", config.system), ("--think", config.think)):
+    for flag, is_given in (
+        ("--tools", config.tools),
+        ("--system", config.system),
+        ("--think", config.think),
+        ("--attach", config.attach),
+    ):
         if is_given:
             raise ConfigError(f"{flag} is for messages, but --raw continues a text as it is. Leave one of them out.")
 
@@ -97,7 +104,8 @@ def _body(config: CompleteConfig, prompt: str) -> dict[str, Any]:
     if config.raw:
         return {"prompt": prompt, "max_tokens": _DEFAULT_RAW_TOKENS, **body}
     opening = [{"role": "system", "content": config.system}] if config.system else []
-    body["messages"] = [*opening, {"role": "user", "content": prompt}]
+    attached = [read_attachment(name) for name in config.attach]
+    body["messages"] = [*opening, {"role": "user", "content": content_of(prompt, attached)}]
     if config.tools is not None:
         body["tools"] = read_tools(config.tools)
     if config.think:

@@ -5,6 +5,7 @@ from typing import Any
 
 from facet.chat.reply import ToolCall
 from facet.cli.answers import ChatAnswer
+from facet.cli.attachments import content_of
 from facet.errors import ConfigError, RequestError
 from facet.sampling_params import SamplingParams
 
@@ -31,6 +32,7 @@ class Conversation:
     thinks: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=list)
+    attached: list[dict[str, Any]] = field(default_factory=list)  # what goes with the next message
 
     def body(self) -> dict[str, Any]:
         """The request for the next answer."""
@@ -43,7 +45,8 @@ class Conversation:
         return body
 
     def say(self, text: str) -> None:
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", "content": content_of(text, self.attached)})
+        self.attached = []
 
     def hear(self, answer: ChatAnswer) -> None:
         self.messages.append(answer.message())
