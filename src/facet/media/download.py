@@ -111,7 +111,10 @@ class Downloads:
         name = host if port == _PORTS[scheme] else f"{host}:{port}"
         allowed = {domain.lower().rstrip(".") for domain in self.domains}
         if name not in allowed and not (ANY_DOMAIN in allowed and name == host):
-            advice = "Send the file itself as a data: URL, or start the server with --allowed-media-domains."
+            advice = (
+                "Send the file itself as a data: URL, or allow the host with --allowed-media-domains (in Python: "
+                "allowed_media_domains)."
+            )
             raise refused(f"{where} is on {name[:100]}, and this server may not download from there. {advice}")
         path = urllib.parse.quote(parsed.path or "/", safe="/%:@!$&'()*+,;=~-._")
         query = f"?{urllib.parse.quote(parsed.query, safe='/%:@!$&()*+,;=~-._?')}" if parsed.query else ""
