@@ -1,5 +1,6 @@
 """What every test shares: one torch thread, how hypothesis tries its examples, and tiny models made once."""
 
+import gc
 import os
 import shutil
 import sys
@@ -46,6 +47,12 @@ LONGEST_FILES = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {f"tests/{name}": place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected is no garbage, and takes half a second to be looked through."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

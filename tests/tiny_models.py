@@ -9,7 +9,7 @@ import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -144,7 +144,12 @@ class TinyModel:
     name: str
     folder: Path
     config: Mapping[str, Any]
-    oracle: Any
+    oracle_class: Any
+
+    @cached_property
+    def oracle(self) -> Any:
+        """Read from disk when it is first asked: most tests never do."""
+        return spec_script().eager(self.oracle_class.from_pretrained(self.folder, dtype=torch.float32))
 
     @property
     def window(self) -> int:
@@ -156,8 +161,10 @@ class TinyModel:
         return [2, *torch.randint(3, 490, (length - 1,), generator=generator).tolist()]
 
     @torch.no_grad()
-    def oracle_logits(self, token_ids: list[int]) -> torch.Tensor:
-        logits: torch.Tensor = self.oracle(torch.tensor([token_ids]), use_cache=False).logits[0].float()
+    def oracle_logits(self, token_ids: list[int], oracle: Any = None) -> torch.Tensor:
+        """Of a changed copy of the oracle, if one is given."""
+        chosen = self.oracle if oracle is None else oracle
+        logits: torch.Tensor = chosen(torch.tensor([token_ids]), use_cache=False).logits[0].float()
         return logits
 
     @torch.no_grad()
@@ -203,7 +210,7 @@ def _gemma3_with_vision(script: ModuleType) -> dict[str, tuple[str, dict[str, An
 
 
 def make_tiny_model(name: str, folder: Path) -> TinyModel:
-    """Write the checkpoint of `name` into `folder` and return it with its oracle, re-read from disk."""
+    """Write the checkpoint of `name` into `folder`."""
     import transformers
 
     script = spec_script()
@@ -218,5 +225,4 @@ def make_tiny_model(name: str, folder: Path) -> TinyModel:
     model.save_pretrained(folder)
     text = json.dumps({**config, "architectures": [architecture], "dtype": "float32"}, indent=1)
     (folder / "config.json").write_text(text)
-    oracle = script.eager(oracle_class.from_pretrained(folder, dtype=torch.float32))
-    return TinyModel(name=name, folder=folder, config=config, oracle=oracle)
+    return TinyModel(name=name, folder=folder, config=config, oracle_class=oracle_class)

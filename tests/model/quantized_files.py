@@ -60,13 +60,9 @@ class Variant:
 def pack_words(codes: Tensor, bits: int) -> Tensor:
     """Along the last axis, lowest bits first."""
     per_word = 32 // bits
-    rows = codes.reshape(-1, codes.shape[-1]).tolist()
-    words = [
-        [sum(code << (bits * j) for j, code in enumerate(row[i : i + per_word])) for i in range(0, len(row), per_word)]
-        for row in rows
-    ]
-    signed = [[word - 2**32 if word >= 2**31 else word for word in row] for row in words]
-    return torch.tensor(signed, dtype=torch.int32).reshape(*codes.shape[:-1], -1)
+    whole = torch.nn.functional.pad(codes.long(), (0, -codes.shape[-1] % per_word))
+    words = (whole.reshape(*codes.shape[:-1], -1, per_word) << (bits * torch.arange(per_word))).sum(-1)
+    return (words - (words >= 2**31) * 2**32).to(torch.int32)
 
 
 def pack_bytes(codes: Tensor, bits: int) -> Tensor:

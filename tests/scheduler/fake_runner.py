@@ -185,8 +185,11 @@ class FakeRunner:
                     assert not is_cut, "a span that attends both ways was cut"
 
     def _contents(self, seat: int, start: int, stop: int) -> list[int]:
-        media = self._media[seat]
-        return [media.get(start + index, token) for index, token in enumerate(self._tokens[seat][start:stop])]
+        contents = self._tokens[seat][start:stop]
+        for position, content in self._media[seat].items():
+            if start <= position < start + len(contents):
+                contents[position - start] = content
+        return contents
 
     def _copy_page(self, source: int, destination: int) -> None:
         assert self._group_of[source] != NO_GROUP, "copy of a dead page"
