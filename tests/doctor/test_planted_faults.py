@@ -166,8 +166,9 @@ def test_a_sound_engine_has_none(chatty_folder: Path) -> None:
     by_name = {finding.check: finding for finding in report.findings}
     assert by_name["8 in flight"].deviation is not None
     assert by_name["8 in flight"].deviation < 1e-4
-    passed = ("injected control tokens", "chat with tools", "chats parsed", "replies parsed", "prefix cache")
-    for check in (*passed, "fast prefill"):
+    talked = ("injected control tokens", "chat with tools", "chats parsed", "replies parsed")
+    computed = ("prefix cache", "fast prefill", "2 in flight", "window edge, one row", "KV int8_per_token_head")
+    for check in (*talked, *computed):
         assert by_name[check].status == "pass", check
     assert by_name["kernels"].status == "skipped"
 

@@ -66,7 +66,7 @@ def differences(got: Answer, expected: Answer) -> list[float]:
 def test_alone_equals_together(name: str, dtype: str, models: Mapping[str, Gemma]) -> None:
     """Once with too little memory for all, so that requests are put back, and twice with prefixes to be found."""
     model = models[name]
-    requests = greedy_requests(model, 11)
+    requests = greedy_requests(model, 8)
     solo = make_engine(model, kv_dtype=dtype, enable_prefix_caching=False, overlapped=False, fast_prefill=False)
     expected: dict[str, Answer] = {}
     for request in requests:
