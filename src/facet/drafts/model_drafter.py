@@ -41,14 +41,14 @@ class ModelDrafter:
         """By request number."""
         if len(self._acceptance) > len(requests):
             self._acceptance.keep_only([request.request_number for request in requests])
-        guesses = {
-            number: self._guesses[number][:room]
+        rooms = {
+            number: room
             for number, _, _, num_pending, room in requests
             if room and num_pending == 0 and number in self._guesses
         }
         return {
-            number: Offer(guess, chances[: len(guess)])
-            for (number, guess), chances in zip(guesses.items(), self._acceptance.chances_of([*guesses]), strict=True)
+            number: Offer(self._guesses[number][:room], chances[: min(room, len(self._guesses[number]))])
+            for (number, room), chances in zip(rooms.items(), self._acceptance.chances_of(rooms), strict=True)
         }
 
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
@@ -60,8 +60,7 @@ class ModelDrafter:
         self.learn_outcomes(outcomes(plan, result))
 
     def learn_outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            self._acceptance.learn(*outcome)
+        self._acceptance.learn(outcomes)
 
     def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
         self._guesses = dict(zip(plan.request_numbers[plan.samples].tolist(), guesses, strict=True))

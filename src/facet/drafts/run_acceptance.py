@@ -1,10 +1,15 @@
 """Learns how often a model's drafts are right, by their place in a run, of all requests and of each.
 
 As in `acceptance.py`: recent outcomes count most, a request begins with what is known of all, and what is not tried
-becomes as likely again as it was at first.
+becomes as likely again as it was at first. The chances of a request are worked out when it is learned from, while the
+device computes, and not when they are needed.
 """
 
+import itertools
+import operator
 from collections.abc import Iterable, Sequence
+
+from facet.drafts.acceptance import Outcome
 
 _AT_FIRST = 0.75  # about what published drafters reach, place by place
 _WEIGHT_AT_FIRST = 4.0  # drafts that this counts as
@@ -44,28 +49,31 @@ class RunAcceptance:
         self._at_first = [_AT_FIRST] * num_places
         self._of_all = _Counts(num_places)
         self._of_request: dict[int, _Counts] = {}  # by number
+        self._chances_of: dict[int, tuple[float, ...]] = {}  # the same
 
     def __len__(self) -> int:
         """How many requests are known by themselves."""
         return len(self._of_request)
 
-    def chances(self) -> list[float]:
+    def chances(self) -> tuple[float, ...]:
         """Of each place, how likely a draft there and all before it are right, of any request."""
         return _products(self._of_all.shares(self._at_first))
 
-    def chances_of(self, request_numbers: Sequence[int]) -> list[list[float]]:
+    def chances_of(self, request_numbers: Iterable[int]) -> list[tuple[float, ...]]:
         """The same of each of these requests."""
-        shares = self._of_all.shares(self._at_first)
-        of_any, known = _products(shares), self._of_request
-        return [_products(known[number].shares(shares)) if number in known else of_any for number in request_numbers]
+        known, of_any = self._chances_of, self.chances()
+        return [known.get(number, of_any) for number in request_numbers]
 
-    def learn(self, request_number: int, num_drafts: int, num_right: int) -> None:
-        """Of a request so many drafts were tried, and so many were right before one was not."""
-        own = self._of_request.get(request_number)
-        if own is None:
-            own = self._of_request[request_number] = _Counts(len(self._at_first))
-        own.count(num_drafts, num_right, _MEMORY_OF_A_REQUEST)
-        self._of_all.count(num_drafts, num_right, _MEMORY)
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        for _, num_drafts, num_right in outcomes:
+            self._of_all.count(num_drafts, num_right, _MEMORY)
+        shares = self._of_all.shares(self._at_first)
+        for number, num_drafts, num_right in outcomes:
+            own = self._of_request.get(number)
+            if own is None:
+                own = self._of_request[number] = _Counts(len(self._at_first))
+            own.count(num_drafts, num_right, _MEMORY_OF_A_REQUEST)
+            self._chances_of[number] = _products(own.shares(shares))
 
     def forgo(self) -> None:
         """Nothing was tried in a step."""
@@ -74,13 +82,11 @@ class RunAcceptance:
 
     def keep_only(self, request_numbers: Iterable[int]) -> None:
         """Forgets the other requests."""
-        known = self._of_request
+        known, chances = self._of_request, self._chances_of
         self._of_request = {number: known[number] for number in request_numbers if number in known}
+        self._chances_of = {number: chances[number] for number in self._of_request}
 
 
-def _products(shares: Sequence[float]) -> list[float]:
-    products, product = [], 1.0
-    for share in shares:
-        product *= share
-        products.append(product)
-    return products
+def _products(shares: Iterable[float]) -> tuple[float, ...]:
+    """Of the first, the first two, and so on."""
+    return tuple(itertools.accumulate(shares, operator.mul))
