@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import NoReturn
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from facet.model.families import read_model_spec
 from facet.model.towers import find_towers
 from facet.model.weight_files import find_weight_files, read_headers
 from facet.progress import Silent
+from facet.runner.media_inputs import MediaInputs
 from facet.runner.recording import NoRecorder
 from facet.runner.tower_graphs import Item, PaddingTower, TowerGraphs, graphs_of
 from tests.mobile_net_sample import SIDE, random_picture
@@ -97,3 +99,19 @@ def test_what_is_too_large_is_not_filled_up(tiny_model: Callable[[str], TinyMode
     tower = found.build(FLOAT32)
     assert isinstance(tower, PaddingTower)
     assert TowerGraphs(tower).encode({"patches": torch.zeros(tower.padded_sizes[-1] + 1, 1)}) is None
+
+
+class FailingRecorder(NoRecorder):
+    def record(self, run: Callable[[], None]) -> NoReturn:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+
+def test_a_tower_that_cannot_be_captured_is_left_out(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    towers = load("gemma4_e2b_mm")
+    media = MediaInputs(towers, 64, FLOAT32, num_encoder_rows=16)
+    media.capture_graphs(FailingRecorder(), Silent())
+    assert not media._graphs
+    assert "kernel by kernel: operation not permitted when stream is capturing" in caplog.text
+    assert "and more" not in caplog.text
+    media.capture_graphs(NoRecorder(), Silent())
+    assert media._graphs

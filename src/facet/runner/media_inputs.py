@@ -4,6 +4,7 @@ While a prompt is computed in several steps, its rows stay in the cache; behind 
 media, nothing here does anything. Every rank of a model has whole towers; several items of a step are dealt among them.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from facet.runner.recording import Recorder
 from facet.runner.tower_graphs import TowerGraphs, graphs_of
 from facet.step import Admission, StepPlan
 from facet.transfer import array_on_device
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,9 +61,16 @@ class MediaInputs:
 
     def capture_graphs(self, recorder: Recorder, progress: Progress) -> None:
         """Of the towers that can be captured; left out, they are computed kernel by kernel."""
-        self._graphs = graphs_of(self.towers)
-        for graphs in self._graphs.values():
-            graphs.capture(recorder, progress)
+        captured: dict[Any, TowerGraphs] = {}
+        for tower, graphs in graphs_of(self.towers).items():
+            try:
+                graphs.capture(recorder, progress)
+            except RuntimeError as error:  # an operation that this GPU or library cannot record: slower, not wrong
+                name, reason = type(tower).__name__, str(error).partition("\n")[0]
+                logger.warning("%s could not be captured and is computed kernel by kernel: %s", name, reason)
+            else:
+                captured[tower] = graphs
+        self._graphs = captured
 
     def admit(self, admission: Admission) -> None:
         self._seated.pop(admission.seat, None)
