@@ -36,9 +36,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "facet"))
 # Begun first, longest first: a worker that began one of them last would be busy with it while the others are done.
 LONGEST_FILES = (
     "test_readme.py",
+    "engine/test_batch_invariance.py",
     "engine/test_alone_equals_together.py",
     "model/test_against_transformers.py",
-    "engine/test_batch_invariance.py",
     "engine/test_constrained.py",
     "engine/test_kv_dtypes.py",
 )
