@@ -14,6 +14,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import triton
@@ -21,15 +22,18 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+from triton.runtime import driver
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.language import TensorDescriptor, gl
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
+from facet.kernels.quantized.eight_bits.row_rounding import choose_whole_rows, round_whole_rows_kernel
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
+from facet.kernels.rounded_rows import FP8_CODES
 from facet.kernels.sum_over_ranks.triton import sum_kernel, sum_launch
 from facet.ranks import Rank
 
@@ -110,6 +114,13 @@ def int4_experts_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return experts_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
 
 
+def round_geglu_launch(width: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    whole = choose_whole_rows(width)
+    constants = dict(WIDTH=width, BLOCK=whole.block, IS_GATED=True, IS_DEPENDENT=True, **FP8_CODES.constants)
+    arguments = (tensor(), tensor(gl.float8e4nv), tensor(gl.float32), 2 * width)
+    return round_whole_rows_kernel, arguments, {**constants, "num_warps": whole.num_warps}
+
+
 def sum_over_ranks_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of a row of 31B on eight ranks."""
     constants = sum_launch(Rank(index=3, size=8), value_bytes=2)
@@ -153,6 +164,8 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         **{f"int4_{rows}": int4_launch(rows, choose_tuning(2688, 42, rows)) for rows in ROW_KINDS},
         "int4_wide": int4_wide_launch(),
         "int4_experts": int4_experts_launch(),
+        "round_geglu_31b": round_geglu_launch(21504),
+        "round_geglu_e4b": round_geglu_launch(10240),
         "sum_over_ranks": sum_over_ranks_launch(),
     }
 
@@ -194,5 +207,6 @@ def report(name: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    driver.set_active(SimpleNamespace(get_current_target=lambda: TARGET))  # kernels ask it
     for name in sys.argv[1:]:
         print(json.dumps(report(name)), flush=True)

@@ -12,13 +12,14 @@ pytest.importorskip("triton")
 
 PREFILL = ("shared_512", "separate_512", "separate_256")
 MOST_REGISTERS = {"int4_8": 144, "int4_64": 168, "int4_wide": 128, "int4_experts": 168}
+ROUNDED = ("round_geglu_31b", "round_geglu_e4b")
 SUM = "sum_over_ranks"
 MULTIPROCESSOR_BYTES = 232_448
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, Any]]:
-    names = (*PREFILL, *MOST_REGISTERS, SUM)
+    names = (*PREFILL, *MOST_REGISTERS, *ROUNDED, SUM)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -44,6 +45,15 @@ def test_4_bit_products_compile_without_spills(name: str, compiled: dict[str, di
     assert (found["stack"], found["local"]) == (0, 0)
     assert found["reg"] <= MOST_REGISTERS[name]
     assert found["products"] > 0
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rows_are_rounded_in_registers(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """And 32 warps of them fit on a multiprocessor: two programs with 31B's rows, four with E4B's."""
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["reg"] <= 64
 
 
 def test_signals_of_a_sum_over_ranks_reach_other_cards(compiled: dict[str, dict[str, Any]]) -> None:

@@ -30,12 +30,13 @@ def product(
 ) -> Tensor:
     """On whatever runs kernels here; all tensors are those of the host."""
     from facet.kernels.quantized.eight_bits import triton
+    from facet.kernels.quantized.eight_bits.row_rounding import round_rows
 
     there = QuantizedMatrix(
         format=matrix.format, **{name: tensor.to(DEVICE) for name, tensor in matrix.tensors().items()}
     )
     inputs = x.to(DEVICE)
-    rows = inputs if matrix.format.rounding is None else triton.round_rows(inputs, row_codes(matrix.format))
+    rows = inputs if matrix.format.rounding is None else round_rows(inputs, row_codes(matrix.format))
     if name == "gated_input_linear":
         assert given is not None
         return triton.gated_input_linear(rows, there, given.to(DEVICE), config).cpu()
@@ -50,6 +51,34 @@ def test_rows_are_rounded_as_the_definition_says(name: str, num_rows: int, width
     x = case.inputs(num_rows, torch.float16)
     x[-1] *= 100
     check_rows(eight_bits.round_rows(x.to(DEVICE), case.format), x, case)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize(("num_rows", "width"), [(3, 320), (1, 2112), (2, 4096), (1, 24592)])
+def test_gated_activations_are_rounded_as_in_two_steps(name: str, num_rows: int, width: int) -> None:
+    """Bit for bit, also where the last part of a row is short, and where a program cannot hold the row."""
+    from facet.kernels.geglu import triton
+    from facet.kernels.quantized.eight_bits.row_rounding import round_geglu, round_rows
+
+    codes = row_codes(FORMATS[name])
+    gate_up = Case(format=FORMATS[name], num_in=2 * width).inputs(num_rows, torch.float16).to(DEVICE)
+    gate_up[0] = 0
+    got, expected = round_geglu(gate_up, codes), round_rows(triton.geglu(gate_up), codes)
+    assert torch.equal(got.codes.view(torch.uint8), expected.codes.view(torch.uint8))
+    assert torch.equal(got.scales, expected.scales)
+    assert num_rows == 1 or expected.scales[-1] > 0
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("num_rows", [1, 65])
+def test_a_nan_spoils_its_row(name: str, num_rows: int) -> None:
+    """And is not lost, whichever program finds it."""
+    x = torch.ones(num_rows, 2400, dtype=torch.float16)
+    x[0, 2100] = torch.nan
+    rows = eight_bits.round_rows(x.to(DEVICE), FORMATS[name])
+    numbers = rows.codes.cpu().float() * rows.scales.cpu()
+    assert numbers[0].isnan().all()
+    assert not numbers[1:].isnan().any()
 
 
 @pytest.mark.parametrize("name", ROUNDED)

@@ -14,6 +14,7 @@ from facet.kernels.moe.reference import sum_of_chosen
 from facet.kernels.per_layer_input import MixArguments, gate_per_layer_input
 from facet.kernels.per_layer_input.reference import mix_per_layer_inputs
 from facet.kernels.rms_norm import rms_norm
+from facet.kernels.rounded_rows import RowCodes
 from facet.layers.linear import Linear
 from facet.layers.weight import DenseWeight, Inputs, Weight
 from facet.model.gemma import Gemma
@@ -44,7 +45,7 @@ class PlainWeight(Weight):
     def linear(self, x: Inputs, rows: slice | None = None) -> Tensor:
         return self.product(x, rows or ALL)
 
-    def geglu_linear(self, x: Inputs) -> Tensor:
+    def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Tensor:
         return geglu(self.product(x))
 
     def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor:

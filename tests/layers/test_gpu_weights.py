@@ -1,10 +1,13 @@
 """Weights that kernels of a GPU multiply by: the kind chosen for a matrix, and what each computes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from facet.kernels.arithmetic import USUAL
+from facet.kernels.arithmetic import USUAL, Arithmetic
+from facet.kernels.quantized import eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.matrix import QuantizedMatrix, stack
 from facet.kernels.rounded_rows import RoundedRows
@@ -47,16 +50,18 @@ def test_the_kind_of_a_matrix(
     assert choose_kind(FORMATS[name], shape, dtype=dtype, device=device) is kind
 
 
-def both(name: str, num_out: int = 96, num_in: int = 320) -> tuple[EightBitsWeight, QuantizedWeight]:
+def both(
+    name: str, num_out: int = 96, num_in: int = 320, arithmetic: Arithmetic = USUAL
+) -> tuple[EightBitsWeight, QuantizedWeight]:
     matrix = Case(format=FORMATS[name], num_out=num_out, num_in=num_in).matrix(str(DEVICE))
     kinds = (EightBitsWeight, QuantizedWeight)
-    fast, plain = (kind(matrix, dtype=torch.float16, arithmetic=USUAL) for kind in kinds)
+    fast, plain = (kind(matrix, dtype=torch.float16, arithmetic=arithmetic) for kind in kinds)
     assert isinstance(fast, EightBitsWeight)
     return fast, plain
 
 
-def close(got: Tensor, expected: Tensor) -> None:
-    assert (got.float() - expected.float()).norm() <= 4e-3 * expected.float().norm()
+def close(got: Tensor, expected: Tensor, tolerance: float = 4e-3) -> None:
+    assert (got.float() - expected.float()).norm() <= tolerance * expected.float().norm()
 
 
 @pytest.mark.parametrize("name", ["int8 rows", "int8 token", "fp8 rows", "fp8 token"])
@@ -81,6 +86,31 @@ def test_norms_round_for_the_products_behind_them(name: str) -> None:
     (new, normed), (same, expected) = (each.add_norm(x, update, weight, weight, 1e-6, None) for each in (fast, plain))
     close(new, same)
     close(fast.linear(normed), plain.linear(expected))
+
+
+@pytest.mark.parametrize("is_many", [False, True])
+def test_activations_round_for_the_product_behind_them(is_many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows are so many that PyTorch multiplies them: the same bits as when the next product rounds."""
+    from facet.kernels.quantized.eight_bits import triton
+
+    def choose(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> eight_bits.Config | None:
+        return None if is_many else eight_bits.choose_config(num_rows, num_out, num_in, is_fp8)
+
+    def scaled_mm(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:
+        return triton.linear(x, matrix, eight_bits.choose_one_config(3, 32, 48, True))
+
+    if DEVICE != GPU:
+        monkeypatch.setattr(eight_bits, "_scaled_mm", scaled_mm)
+    arithmetic = replace(USUAL, choose_eight_bits=choose)
+    (gate_up, plain_gate_up), (down, plain_down) = (
+        both("fp8 token", *shape, arithmetic=arithmetic) for shape in ((96, 64), (32, 48))
+    )
+    x = torch.randn(3, 64, device=DEVICE, dtype=torch.float16)
+    hidden = gate_up.geglu_linear(x, down.row_codes)
+    assert isinstance(hidden, RoundedRows) == is_many
+    assert torch.equal(down.linear(hidden), down.linear(gate_up.geglu_linear(x)))
+    # A hidden number between two codes may fall to either side.
+    close(down.linear(hidden), plain_down.linear(plain_gate_up.geglu_linear(x)), 0.01)
 
 
 def test_four_bits_of_experts_multiply_one_by_one_too() -> None:

@@ -9,6 +9,13 @@ from triton.language.target_info import cuda_capability_geq
 
 
 @triton.jit
+def largest_magnitude(x, axis: tl.constexpr):
+    """Of float32 numbers. A NaN counts as the largest, so that the scale of its row is one too."""
+    bits = tl.abs(x).to(tl.int32, bitcast=True)  # of positive numbers, in the order of the numbers
+    return tl.max(bits, axis=axis).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def scale_of(greatest, DIVISOR: tl.constexpr):
     """The scale of a row, by its largest magnitude."""
     return tl.div_rn(greatest, tl.zeros_like(greatest) + DIVISOR)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from facet.kernels.arithmetic import Arithmetic
 from facet.kernels.quantized import QuantizedMatrix, eight_bits, int4
+from facet.kernels.rounded_rows import RowCodes
 from facet.layers.quantized_weight import QuantizedWeight
 from facet.layers.weight import Inputs, Weight
 from facet.matrix_format import MatrixFormat
@@ -33,8 +34,8 @@ def choose_kind(
 
 
 class EightBitsWeight(QuantizedWeight):
-    """Codes of eight bits with a scale for each row. Where inputs are rounded too, the norm before a product rounds
-    them, once for all products that follow."""
+    """Codes of eight bits with a scale for each row. Where inputs are rounded too, the norm or the activation before
+    a product rounds them, once for all products that follow."""
 
     def __init__(self, matrix: QuantizedMatrix, *, dtype: torch.dtype, arithmetic: Arithmetic) -> None:
         super().__init__(matrix, dtype=dtype, arithmetic=arithmetic)
@@ -44,11 +45,18 @@ class EightBitsWeight(QuantizedWeight):
     def has_kernels(self) -> bool:
         return not self.is_of_experts or self._row_codes is not None
 
+    @property
+    def row_codes(self) -> RowCodes | None:
+        return self._row_codes
+
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
         return eight_bits.linear(x, self._some(rows, expert), self.arithmetic.choose_eight_bits)
 
-    def geglu_linear(self, x: Inputs) -> Tensor:
-        return eight_bits.geglu_linear(x, self.matrix, self.arithmetic.choose_eight_bits)
+    def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
+        choose = self.arithmetic.choose_eight_bits
+        if codes is None:
+            return eight_bits.geglu_linear(x, self.matrix, choose)
+        return eight_bits.rounded_geglu_linear(x, self.matrix, choose, codes)
 
     def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
         return eight_bits.gated_input_linear(x, self.matrix, per_layer_input, self.arithmetic.choose_eight_bits)
@@ -104,9 +112,9 @@ class Int4Weight(QuantizedWeight):
         shuffled = self._shuffled if rows is None else self._shuffled.rows(rows)
         return int4.linear(x, shuffled, self.arithmetic.most_rows_of_int4)
 
-    def geglu_linear(self, x: Inputs) -> Tensor:
+    def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
         if self._shuffled is None:
-            return super().geglu_linear(x)
+            return super().geglu_linear(x, codes)
         return int4.geglu_linear(x, self._shuffled, self.arithmetic.most_rows_of_int4)
 
     def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Inputs) -> Tensor:
         if self.cutoff is None:
-            hidden = self.gate_up.geglu(x)
+            hidden = self.gate_up.geglu(x, before=self.down)
         else:
             hidden = self.gate_up.sparse_geglu(x, self.cutoff, self._group)
         out: Tensor = self.down(hidden)

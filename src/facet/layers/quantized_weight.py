@@ -14,6 +14,7 @@ from facet.kernels.per_layer_input import MixArguments
 from facet.kernels.per_layer_input.reference import mix_per_layer_inputs
 from facet.kernels.quantized import QuantizedMatrix
 from facet.kernels.quantized.quantize import quantize
+from facet.kernels.rounded_rows import RowCodes
 from facet.layers.weight import DenseWeight, Inputs, Values, Weight
 
 
@@ -37,7 +38,7 @@ class ProductWeight(Weight):
     def linear(self, x: Inputs, rows: slice | None = None) -> Tensor:
         return self.product(x, rows)
 
-    def geglu_linear(self, x: Inputs) -> Tensor:
+    def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
         return self.arithmetic.geglu(self.product(x))
 
     def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor:

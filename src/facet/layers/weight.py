@@ -15,6 +15,7 @@ from facet.kernels.arithmetic import Arithmetic
 from facet.kernels.embedding import embed
 from facet.kernels.per_layer_input import MixArguments, mix_looked_up_inputs
 from facet.kernels.quantized import QuantizedMatrix
+from facet.kernels.rounded_rows import RowCodes
 
 # What a product takes: a tensor [rows, inputs], or what the weight's own norms make of one, rounded rows for example.
 Inputs: TypeAlias = Any
@@ -36,11 +37,18 @@ class Weight(nn.Module, ABC):
 
     # Products
 
+    @property
+    def row_codes(self) -> RowCodes | None:
+        """How this weight's products want their inputs rounded by whoever makes them; None: products see to it, or do
+        not round."""
+        return None
+
     @abstractmethod
     def linear(self, x: Inputs, rows: slice | None = None) -> Tensor: ...
 
     @abstractmethod
-    def geglu_linear(self, x: Inputs) -> Tensor: ...
+    def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
+        """`codes`: the `row_codes` of the weight that multiplies the result, if one alone does."""
 
     @abstractmethod
     def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor: ...
@@ -87,7 +95,7 @@ class DenseWeight(Weight):
     def linear(self, x: Inputs, rows: slice | None = None) -> Tensor:
         return self.arithmetic.linear(x, self.values if rows is None else self.values[rows])
 
-    def geglu_linear(self, x: Inputs) -> Tensor:
+    def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Tensor:
         return self.arithmetic.geglu_linear(x, self.values)
 
     def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor:

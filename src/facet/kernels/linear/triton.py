@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
-from facet.kernels.geglu.triton import gelu_tanh
+from facet.kernels.geglu.triton import let_through
 from facet.kernels.linear.config import MAX_VECTOR_ROWS, Config
 
 # What follows the product, as the kernel's compile-time constant.
@@ -131,8 +131,7 @@ def finish(
     BLOCK_OUT: tl.constexpr,
 ):
     """Rounds, applies the activation, stores."""
-    dtype: tl.constexpr = output.dtype.element_ty
-    rounded = sums.to(dtype)
+    rounded = sums.to(output.dtype.element_ty)
     if ACTIVATION == GEGLU:
         columns = first_column + tl.arange(0, BLOCK_OUT // 2)
         gate, up = tl.split(tl.reshape(rounded, [sums.shape[0], BLOCK_OUT // 2, 2]))
@@ -142,11 +141,7 @@ def finish(
     is_live = is_row[:, None] & (columns < num_out)[None, :]
     if ACTIVATION == GATED_INPUT:
         up = tl.load(gated + rows[:, None].to(tl.int64) * gated_stride + columns[None, :], mask=is_live, other=0.0)
-    if ACTIVATION == PLAIN:
-        result = rounded
-    else:
-        opened = gelu_tanh(gate.to(tl.float32)).to(dtype)
-        result = (opened.to(tl.float32) * up.to(tl.float32)).to(dtype)
+    result = rounded if ACTIVATION == PLAIN else let_through(gate, up)
     tl.store(output + rows[:, None].to(tl.int64) * num_out + columns[None, :], result, mask=is_live)
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "invariant_run_experts",
     "linear",
     "round_rows",
+    "rounded_geglu_linear",
     "row_codes",
     "run_experts",
     "runs_on",
@@ -62,9 +63,10 @@ def row_codes(format: MatrixFormat) -> RowCodes:
 
 def round_rows(x: Tensor, format: MatrixFormat) -> RoundedRows:
     """Each row of codes by its largest magnitude, as `rounding.py` says."""
-    from facet.kernels.quantized.eight_bits import triton  # imported here and below: no Triton without a GPU
+    # Imported here and below: no Triton without a GPU.
+    from facet.kernels.quantized.eight_bits.row_rounding import round_rows
 
-    return triton.round_rows(x, row_codes(format))
+    return round_rows(x, row_codes(format))
 
 
 def linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
@@ -85,6 +87,22 @@ def geglu_linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: Choos
     if config is None:
         assert isinstance(x, RoundedRows)
         return geglu(_scaled_mm(x, matrix))
+    from facet.kernels.quantized.eight_bits import triton
+
+    return triton.geglu_linear(x, matrix, config)
+
+
+def rounded_geglu_linear(
+    x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig, codes: RowCodes
+) -> Tensor | RoundedRows:
+    """As `geglu_linear`, for a product that rounds its inputs: rounded already, where one kernel does both."""
+    x = _inputs(x, matrix)
+    config = _choose(x, matrix, choose)
+    if config is None:
+        assert isinstance(x, RoundedRows)
+        from facet.kernels.quantized.eight_bits.row_rounding import round_geglu
+
+        return round_geglu(_scaled_mm(x, matrix), codes)
     from facet.kernels.quantized.eight_bits import triton
 
     return triton.geglu_linear(x, matrix, config)

@@ -1,4 +1,4 @@
-"""Rows rounded, and products with matrices of eight bits, in Triton. Same meaning as the references of this room.
+"""Products with matrices of eight bits in Triton. Same meaning as the references of this room.
 
 A product of few rows is bound by reading the matrix: it lies on the left of the tensor cores' product, with many
 outputs for few rows. Where outputs are too few to occupy all multiprocessors, a row of the matrix is cut into shares,
@@ -11,88 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.arrivals import arrives_last, counters_on
-from facet.kernels.dependent_launch import launch_options, let_next_start, start_after_previous, wait_for_previous
+from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
 from facet.kernels.linear.triton import GATED_INPUT, GEGLU, PLAIN, finish, rows_of_tile
 from facet.kernels.quantized.eight_bits.config import MOST_ROWS_AT_ONCE, Config
 from facet.kernels.quantized.matrix import QuantizedMatrix
-from facet.kernels.rounded_rows import RoundedRows, RowCodes
-from facet.kernels.to_eight_bits import scale_of, to_codes
-
-# Columns that a program rounds at a time.
-_FEW_ROWS_BLOCK, _MANY_ROWS_BLOCK, _LEAST_BLOCK = 2048, 4096, 256
-# Up to this many rows, several programs share one: each looks for the largest magnitude itself.
-_MOST_SHARED_ROWS = 64
-
-
-def round_rows(x: Tensor, codes: RowCodes) -> RoundedRows:
-    x = x if x.stride(1) == 1 else x.contiguous()
-    rounded = codes.empty(x)
-    num_rows, width = x.shape
-    is_shared = num_rows <= _MOST_SHARED_ROWS
-    block = _block_of(width, _FEW_ROWS_BLOCK if is_shared else _MANY_ROWS_BLOCK)
-    parts = triton.cdiv(width, block) if is_shared else 1
-    _round_rows_kernel[(num_rows, parts)](
-        x,
-        rounded.codes,
-        rounded.scales,
-        x.stride(0),
-        WIDTH=width,
-        BLOCK=block,
-        PARTS=parts,
-        **codes.constants,
-        num_warps=max(1, min(8, block // 512)),
-        **launch_options(x.device),
-    )
-    return rounded
-
-
-def _block_of(width: int, most: int) -> int:
-    """A power of two that divides the width, if a large one does: masked loads take half as long again."""
-    whole = min(most, width & -width)
-    return whole if whole >= _LEAST_BLOCK else min(most, triton.next_power_of_2(width))
-
-
-@triton.jit
-def _round_rows_kernel(
-    x,
-    codes,
-    scales,
-    x_stride,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    LEAST: tl.constexpr,
-    GREATEST: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-):
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    x += row * x_stride
-    codes += row * WIDTH
-    columns = tl.arange(0, BLOCK)
-    start_after_previous(IS_DEPENDENT)
-    greatest = tl.zeros([BLOCK], tl.float32)
-    for start in tl.static_range(0, WIDTH, BLOCK):
-        value = _load_part(x, start + columns, WIDTH, BLOCK).to(tl.float32)
-        greatest = tl.maximum(greatest, tl.abs(value), propagate_nan=tl.PropagateNan.ALL)
-    scale = scale_of(tl.max(greatest, axis=0), DIVISOR)
-    if part == 0:
-        tl.store(scales + row, scale)
-    for start in tl.range(part * BLOCK, WIDTH, PARTS * BLOCK):
-        value = _load_part(x, start + columns, WIDTH, BLOCK).to(tl.float32)
-        code = to_codes(value, scale, codes.dtype.element_ty, LEAST, GREATEST)
-        if WIDTH % BLOCK == 0:
-            tl.store(codes + start + columns, code)
-        else:
-            tl.store(codes + start + columns, code, mask=start + columns < WIDTH)
-
-
-@triton.jit
-def _load_part(x, columns, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    if WIDTH % BLOCK == 0:
-        return tl.load(x + columns)
-    else:
-        return tl.load(x + columns, mask=columns < WIDTH, other=0.0)
+from facet.kernels.rounded_rows import RoundedRows
 
 
 def linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, config: Config) -> Tensor:
