@@ -2,10 +2,10 @@
 
     python -m benchmarks.quantized_gpu                  # what the engine would use
     python -m benchmarks.quantized_gpu --tune           # every configuration; the three best of each are printed
-    python -m benchmarks.quantized_gpu --rounding --shapes none     # rounding alone; with --tune, in several forms
 
 Every result is first checked against the definition. Times are of launches inside a CUDA graph that walks over copies
-of a matrix, more of them than the second-level cache holds. Inputs are rounded beforehand; `--rounding` times that.
+of a matrix, more of them than the second-level cache holds. Inputs are rounded beforehand; `rounding_gpu` times
+that.
 """
 
 import argparse
@@ -21,14 +21,12 @@ from torch.nn import functional
 
 from benchmarks.gpu_timing import microseconds
 from benchmarks.linear_gpu import CACHE_BYTES
-from facet.kernels.geglu import geglu
 from facet.kernels.linear import cases
 from facet.kernels.linear.reference import gated_input_linear, geglu_linear
 from facet.kernels.quantized import QuantizedMatrix, eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.eight_bits import Config, choose_config
-from facet.kernels.quantized.eight_bits.row_rounding import WholeRows, round_geglu, round_rows
-from facet.kernels.rounded_rows import FP8_CODES, RoundedRows
+from facet.kernels.rounded_rows import RoundedRows
 
 BANDWIDTH = 4.3e6  # bytes a microsecond, of an H200's memory as far as a kernel gets
 ROWS = (1, 16, 32, 64, 128, 256, 2048)
@@ -162,62 +160,17 @@ def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool) -> Non
         torch.cuda.empty_cache()
 
 
-def measure_rounding(tune: bool) -> None:
-    """Rows of o's inputs and of hidden numbers, and the latter made of gates, in one kernel against two."""
-    codes = FP8_CODES
-
-    def in_two_kernels(gate_up: Tensor) -> RoundedRows:
-        return round_rows(geglu(gate_up), codes)
-
-    for width in (2048, 8192, 10240, 16384, 21504):
-        for num_rows in (1, 16, 64, 2048, 8192):
-            x = torch.randn(num_rows, width, device="cuda", dtype=torch.bfloat16)
-            time = microseconds([partial(round_rows, x, codes)] * 32)
-            others = whole_rows_tried(width, partial(round_rows, x, codes)) if tune and num_rows > 64 else ""
-            floor = 3 * num_rows * width / BANDWIDTH
-            print(f"round {num_rows} x {width}: {time:.1f} us, floor {floor:.1f}{others}", flush=True)
-    for width in (10240, 21504):
-        for num_rows in (256, 2048, 8192):
-            gate_up = torch.randn(num_rows, 2 * width, device="cuda", dtype=torch.bfloat16)
-            one, two = round_geglu(gate_up, codes), in_two_kernels(gate_up)
-            assert torch.equal(one.codes.view(torch.uint8), two.codes.view(torch.uint8)), "one kernel, other bits"
-            assert torch.equal(one.scales, two.scales), "one kernel, other scales"
-            del one, two
-            time = microseconds([partial(round_geglu, gate_up, codes)] * 16)
-            before = microseconds([partial(in_two_kernels, gate_up)] * 16)
-            others = whole_rows_tried(width, partial(round_geglu, gate_up, codes)) if tune else ""
-            floor = 5 * num_rows * width / BANDWIDTH
-            print(
-                f"geglu and round {num_rows} x {width}: {time:.1f} us, floor {floor:.1f}, two kernels "
-                f"{before:.1f}{others}",
-                flush=True,
-            )
-
-
-def whole_rows_tried(width: int, run: partial[RoundedRows]) -> str:
-    """Microseconds with other blocks and numbers of warps."""
-    found = []
-    for block, num_warps in ((1024, 4), (1024, 8), (2048, 8), (2048, 16), (4096, 8), (4096, 16)):
-        if block <= width and width // num_warps <= 4096:  # 128 numbers for each thread at most
-            time = microseconds([partial(run, WholeRows(block, num_warps))] * 16)
-            found.append(f"{block}/{num_warps} {time:.1f}")
-    return f" ({', '.join(found)})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true", help="try every configuration")
     parser.add_argument("--formats", nargs="+", choices=list(FORMAT_NAMES), default=["fp8", "int8"])
     parser.add_argument("--shapes", nargs="+", default=[""], help="those whose names contain one of these")
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
-    parser.add_argument("--rounding", action="store_true", help="time the rounding of inputs, too")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
     options = parser.parse_args()
     shapes = [shape for shape in SHAPES if any(part in shape.name for part in options.shapes)]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_for, jobs(shapes, options.formats, options.rows, options.tune)))
-    if options.rounding:
-        measure_rounding(options.tune)
     for shape in shapes:
         for format in options.formats:
             measure(shape, format, options.rows, options.tune)

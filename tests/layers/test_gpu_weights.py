@@ -10,7 +10,7 @@ from facet.kernels.arithmetic import USUAL, Arithmetic
 from facet.kernels.quantized import eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.matrix import QuantizedMatrix, stack
-from facet.kernels.rounded_rows import RoundedRows
+from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
 from facet.layers.gpu_weights import EightBitsWeight, Int4Weight, choose_kind
 from facet.layers.moe import Experts
 from facet.layers.placement import Placement
@@ -88,9 +88,13 @@ def test_norms_round_for_the_products_behind_them(name: str) -> None:
     close(fast.linear(normed), plain.linear(expected))
 
 
-@pytest.mark.parametrize("is_many", [False, True])
-def test_activations_round_for_the_product_behind_them(is_many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where rows are so many that PyTorch multiplies them: the same bits as when the next product rounds."""
+@pytest.mark.parametrize(
+    ("num_rows", "is_many", "kind"), [(1, False, MeasuredRows), (3, False, MeasuredRows), (3, True, RoundedRows)]
+)
+def test_activations_round_for_the_product_behind_them(
+    num_rows: int, is_many: bool, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or tell it how. Many rows are those that PyTorch multiplies. Always the same bits as without."""
     from facet.kernels.quantized.eight_bits import triton
 
     def choose(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> eight_bits.Config | None:
@@ -105,12 +109,17 @@ def test_activations_round_for_the_product_behind_them(is_many: bool, monkeypatc
     (gate_up, plain_gate_up), (down, plain_down) = (
         both("fp8 token", *shape, arithmetic=arithmetic) for shape in ((96, 64), (32, 48))
     )
-    x = torch.randn(3, 64, device=DEVICE, dtype=torch.float16)
-    hidden = gate_up.geglu_linear(x, down.row_codes)
-    assert isinstance(hidden, RoundedRows) == is_many
-    assert torch.equal(down.linear(hidden), down.linear(gate_up.geglu_linear(x)))
+    x = torch.randn(num_rows, 64, device=DEVICE, dtype=torch.float16)
+    weight = torch.ones(64, device=DEVICE)
+    normed, plain = (each.rms_norm(x, weight, 1e-6) for each in (gate_up, plain_gate_up))
+    hidden = gate_up.geglu_linear(normed, down.row_codes)
+    assert isinstance(hidden, kind)
+    unrounded = gate_up.geglu_linear(normed)
+    rounded = eight_bits.round_rows(unrounded, down.format)
+    assert torch.equal(down.linear(hidden), down.linear(rounded))
+    assert torch.equal(down.linear(unrounded), down.linear(rounded))
     # A hidden number between two codes may fall to either side.
-    close(down.linear(hidden), plain_down.linear(plain_gate_up.geglu_linear(x)), 0.01)
+    close(down.linear(hidden), plain_down.linear(plain_gate_up.geglu_linear(plain)), 0.01)
 
 
 def test_four_bits_of_experts_multiply_one_by_one_too() -> None:

@@ -1,7 +1,8 @@
-"""Rows rounded to eight bits: what products take instead of activations."""
+"""Rows rounded to eight bits, or ready to be: what products take instead of activations."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +18,26 @@ class RoundedRows(NamedTuple):
     codes: Tensor  # [rows, inputs], int8 or fp8
     scales: Tensor  # float32 [rows, 1]
     dtype: torch.dtype
+
+
+class MeasuredRows(NamedTuple):
+    """Activations that the product is to round, with what it needs to know of each row before it reads the first."""
+
+    values: Tensor  # [rows, inputs]
+    magnitudes: Tensor  # [rows, some]: the greatest is that of all values of the row. They may be the values
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+
+# What a product takes.
+Rows: TypeAlias = Tensor | RoundedRows | MeasuredRows
+
+
+def tensor_of(x: Rows) -> Tensor:
+    """[rows, inputs]: numbers or codes."""
+    return x if isinstance(x, Tensor) else x[0]
 
 
 class RowCodes(NamedTuple):
@@ -38,5 +59,7 @@ class RowCodes(NamedTuple):
         return RoundedRows(codes, torch.empty(x.shape[0], 1, device=x.device), x.dtype)
 
 
+# Of rows that are not rounded, as kernels take it.
+NO_CODES: Mapping[str, float] = MappingProxyType({"DIVISOR": 1.0, "LEAST": 0.0, "GREATEST": 0.0})
 INT8_CODES = RowCodes(torch.int8, LARGEST_INT8, -128.0, 127.0)
 FP8_CODES = RowCodes(torch.float8_e4m3fn, LARGEST_FP8, -LARGEST_FP8, LARGEST_FP8)

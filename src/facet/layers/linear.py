@@ -49,9 +49,10 @@ class Linear(nn.Module):
     def forward(self, x: Inputs, parts: slice | None = None) -> Tensor:
         return self._summed(self.weight.linear(x, None if parts is None else self._rows(parts)))
 
-    def geglu(self, x: Inputs, before: "Linear") -> Inputs:
-        """gelu(gate) * up, the two parts of this product, for the product `before` which it comes."""
-        return self.weight.geglu_linear(x, before.weight.row_codes)
+    def geglu(self, x: Inputs, before: "Linear | None" = None) -> Inputs:
+        """gelu(gate) * up, the two parts of this product. `before`: the product that takes the result, if one alone
+        does."""
+        return self.weight.geglu_linear(x, None if before is None else before.weight.row_codes)
 
     def sparse_geglu(self, x: Inputs, cutoff_deviations: float, group: RankGroup | None = None) -> Tensor:
         """As `geglu`, where only the largest gates of each row let anything through. `group`: who has other gates."""

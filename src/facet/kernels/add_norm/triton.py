@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
-from facet.kernels.rms_norm.triton import NO_CODES, RowTile, load_weight, normalised, rounded, row_tile, store_rows
-from facet.kernels.rounded_rows import RoundedRows, RowCodes
+from facet.kernels.rms_norm.triton import RowTile, load_weight, normalised, rounded, row_tile, store_rows
+from facet.kernels.rounded_rows import NO_CODES, RoundedRows, RowCodes
 
 
 def add_norm(

@@ -130,7 +130,7 @@ def finish(
     ACTIVATION: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
 ):
-    """Rounds, applies the activation, stores."""
+    """Rounds, applies the activation, stores. Returns what it stored, [rows, columns]."""
     rounded = sums.to(output.dtype.element_ty)
     if ACTIVATION == GEGLU:
         columns = first_column + tl.arange(0, BLOCK_OUT // 2)
@@ -143,6 +143,7 @@ def finish(
         up = tl.load(gated + rows[:, None].to(tl.int64) * gated_stride + columns[None, :], mask=is_live, other=0.0)
     result = rounded if ACTIVATION == PLAIN else let_through(gate, up)
     tl.store(output + rows[:, None].to(tl.int64) * num_out + columns[None, :], result, mask=is_live)
+    return result
 
 
 # One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.

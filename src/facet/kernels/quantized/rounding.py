@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from facet.kernels.quantized.matrix import QuantizedMatrix
-from facet.kernels.rounded_rows import LARGEST_FP8, LARGEST_INT8
-from facet.matrix_format import ROUNDING_GROUP
+from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES, LARGEST_FP8, LARGEST_INT8, RowCodes
+from facet.matrix_format import ROUNDING_GROUP, MatrixFormat
 
 
 class Int8Rows(NamedTuple):
@@ -15,6 +15,12 @@ class Int8Rows(NamedTuple):
 
     codes: Tensor
     scales: Tensor
+
+
+def row_codes(format: MatrixFormat) -> RowCodes:
+    """How this format rounds inputs, if it does so row by row."""
+    assert format.rounding in ("int8_token", "fp8_token"), "rows are rounded by their own scales"
+    return INT8_CODES if format.rounding == "int8_token" else FP8_CODES
 
 
 def to_int8(x: Tensor, scale: Tensor | None = None) -> Int8Rows:

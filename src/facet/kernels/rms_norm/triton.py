@@ -5,7 +5,6 @@ ones.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
-from facet.kernels.rounded_rows import RoundedRows, RowCodes
+from facet.kernels.rounded_rows import NO_CODES, RoundedRows, RowCodes
 from facet.kernels.to_eight_bits import scale_of, to_codes
 
 # Elements of one program when rows are short: eight, which is one wide load, for each thread of four warps.
@@ -23,10 +22,6 @@ ELEMENTS_OF_SHORT_ROWS = 1024
 FEW_ROWS = 256
 # The longest row a program may hold in its registers: 32 elements for each thread of sixteen warps.
 LONGEST_ROW = 16384
-
-
-# Of rows that are not rounded to eight bits.
-NO_CODES: Mapping[str, float] = MappingProxyType({"DIVISOR": 1.0, "LEAST": 0.0, "GREATEST": 0.0})
 
 
 class RowTile(NamedTuple):

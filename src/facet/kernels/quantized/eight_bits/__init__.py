@@ -1,8 +1,9 @@
 """Products on a GPU with matrices of eight bits and one scale for each row.
 
 Where a format rounds inputs too, codes are multiplied by codes, on tensor cores made for them, and both scales are
-applied to the sums: `round_rows` is what such a product takes, and the norms before a product can give it. Where inputs
-are not rounded, codes are widened on their way to the tensor cores. The activation that follows is in the same kernel.
+applied to the sums. Such a product takes `RoundedRows`, which norms and activations before it can give. Others are
+rounded by a kernel before the product, but for a single row, which the product rounds as it reads it. Where inputs are
+not rounded, codes are widened on their way to the tensor cores. The activation that follows is in the same kernel.
 
 Sums of integers are exact. Those of fp8 are of another order in another configuration: `ChooseConfig` is how a model
 says whether that may depend on the number of rows.
@@ -14,9 +15,16 @@ from torch import Tensor
 from facet.kernels.geglu import geglu
 from facet.kernels.moe.config import TileConfig, invariant_tiles
 from facet.kernels.per_layer_input import gate_per_layer_input
-from facet.kernels.quantized.eight_bits.config import ChooseConfig, Config, choose_config, choose_one_config
+from facet.kernels.quantized.eight_bits.config import (
+    MOST_ROWS_AT_ONCE,
+    ChooseConfig,
+    Config,
+    choose_config,
+    choose_one_config,
+)
 from facet.kernels.quantized.matrix import QuantizedMatrix
-from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES, RoundedRows, RowCodes
+from facet.kernels.quantized.rounding import row_codes
+from facet.kernels.rounded_rows import MeasuredRows, RoundedRows, RowCodes, Rows, tensor_of
 from facet.matrix_format import MatrixFormat
 
 __all__ = [
@@ -55,13 +63,7 @@ def serves(format: MatrixFormat, num_inputs: int) -> bool:
     return format.code_bits == 8 and is_known and is_plain and num_inputs % _ALIGNMENT == 0
 
 
-def row_codes(format: MatrixFormat) -> RowCodes:
-    """How this format rounds inputs."""
-    assert format.rounding in ("int8_token", "fp8_token"), "rows are rounded by their own scales"
-    return INT8_CODES if format.rounding == "int8_token" else FP8_CODES
-
-
-def round_rows(x: Tensor, format: MatrixFormat) -> RoundedRows:
+def round_rows(x: Tensor | MeasuredRows, format: MatrixFormat) -> RoundedRows:
     """Each row of codes by its largest magnitude, as `rounding.py` says."""
     # Imported here and below: no Triton without a GPU.
     from facet.kernels.quantized.eight_bits.row_rounding import round_rows
@@ -69,7 +71,7 @@ def round_rows(x: Tensor, format: MatrixFormat) -> RoundedRows:
     return round_rows(x, row_codes(format))
 
 
-def linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
+def linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
     x = _inputs(x, matrix)
     config = _choose(x, matrix, choose)
     if config is None:
@@ -80,7 +82,7 @@ def linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfi
     return triton.linear(x, matrix, config)
 
 
-def geglu_linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
+def geglu_linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
     """gelu_tanh(gate) * up, the first and the second half of the matrix's outputs."""
     x = _inputs(x, matrix)
     config = _choose(x, matrix, choose)
@@ -92,10 +94,8 @@ def geglu_linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: Choos
     return triton.geglu_linear(x, matrix, config)
 
 
-def rounded_geglu_linear(
-    x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig, codes: RowCodes
-) -> Tensor | RoundedRows:
-    """As `geglu_linear`, for a product that rounds its inputs: rounded already, where one kernel does both."""
+def rounded_geglu_linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig, codes: RowCodes) -> Rows:
+    """As `geglu_linear`, for a product that rounds its inputs: rounded, where one kernel does both, or measured."""
     x = _inputs(x, matrix)
     config = _choose(x, matrix, choose)
     if config is None:
@@ -105,12 +105,12 @@ def rounded_geglu_linear(
         return round_geglu(_scaled_mm(x, matrix), codes)
     from facet.kernels.quantized.eight_bits import triton
 
-    return triton.geglu_linear(x, matrix, config)
+    if tensor_of(x).shape[0] > MOST_ROWS_AT_ONCE:
+        return triton.geglu_linear(x, matrix, config)
+    return triton.measured_geglu_linear(x, matrix, config)
 
 
-def gated_input_linear(
-    x: Tensor | RoundedRows, matrix: QuantizedMatrix, per_layer_input: Tensor, choose: ChooseConfig
-) -> Tensor:
+def gated_input_linear(x: Rows, matrix: QuantizedMatrix, per_layer_input: Tensor, choose: ChooseConfig) -> Tensor:
     """gelu_tanh(x @ values^T) * per_layer_input."""
     x = _inputs(x, matrix)
     config = _choose(x, matrix, choose)
@@ -159,16 +159,17 @@ def invariant_run_experts(
     return _run_experts(x, weights, chosen, gate_up, down, tiles)
 
 
-def _inputs(x: Tensor | RoundedRows, matrix: QuantizedMatrix) -> Tensor | RoundedRows:
+def _inputs(x: Rows, matrix: QuantizedMatrix) -> Rows:
     if isinstance(x, RoundedRows) or matrix.format.rounding is None:
         return x
+    if tensor_of(x).shape[0] == 1:
+        return x if isinstance(x, MeasuredRows) else MeasuredRows(x, x)
     return round_rows(x, matrix.format)
 
 
-def _choose(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Config | None:
-    num_rows = (x.codes if isinstance(x, RoundedRows) else x).shape[0]
-    is_fp8 = matrix.format.codes == "fp8" and isinstance(x, RoundedRows)
-    return choose(num_rows, matrix.num_rows, matrix.num_inputs, is_fp8)
+def _choose(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Config | None:
+    is_fp8 = matrix.format.codes == "fp8" and not isinstance(x, Tensor)
+    return choose(tensor_of(x).shape[0], matrix.num_rows, matrix.num_inputs, is_fp8)
 
 
 def _scaled_mm(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:

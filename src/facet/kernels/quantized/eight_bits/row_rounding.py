@@ -2,7 +2,7 @@
 
 Of many rows, a program has one: it holds the row in its registers and reads it once, also where the row is a gated
 activation, which then never goes to memory. Few rows are shared by programs, each of which looks for the largest
-magnitude itself.
+magnitude itself, among all numbers of the row or among the largest of its parts.
 """
 
 # mypy: no-warn-unreachable
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.geglu.triton import geglu, let_through
-from facet.kernels.rounded_rows import RoundedRows, RowCodes
+from facet.kernels.rounded_rows import MeasuredRows, RoundedRows, RowCodes
 from facet.kernels.to_eight_bits import largest_magnitude, scale_of, to_codes
 
 # Up to this many rows, several programs share one.
@@ -45,27 +45,34 @@ def choose_whole_rows(width: int) -> WholeRows:
     return WholeRows(block, 16 if width > _LONGEST_OF_EIGHT_WARPS else max(1, block // 256))
 
 
-def round_rows(x: Tensor, codes: RowCodes, whole: WholeRows | None = None) -> RoundedRows:
+def round_rows(x: Tensor | MeasuredRows, codes: RowCodes, whole: WholeRows | None = None) -> RoundedRows:
     """`whole`, here and below: None: chosen by the shape."""
-    x = x if x.stride(1) == 1 else x.contiguous()
-    num_rows, width = x.shape
+    values, magnitudes = x if isinstance(x, MeasuredRows) else (x, x)
+    values = values if values.stride(1) == 1 else values.contiguous()
+    num_rows, width = values.shape
     if num_rows > _MOST_SHARED_ROWS and width <= LONGEST_WHOLE_ROW:
-        return _round_whole_rows(x, width, codes, whole, is_gated=False)
-    rounded = codes.empty(x)
+        return _round_whole_rows(values, width, codes, whole, is_gated=False)
+    magnitudes = magnitudes if magnitudes.stride(1) == 1 else values
+    rounded = codes.empty(values)
     is_shared = num_rows <= _MOST_SHARED_ROWS
     block = _block_of(width, _FEW_ROWS_BLOCK if is_shared else _LONG_ROWS_BLOCK)
     parts = triton.cdiv(width, block) if is_shared else 1
+    num_magnitudes = magnitudes.shape[1]
     _round_rows_kernel[(num_rows, parts)](
-        x,
+        values,
+        magnitudes,
         rounded.codes,
         rounded.scales,
-        x.stride(0),
+        values.stride(0),
+        magnitudes.stride(0),
         WIDTH=width,
+        NUM_MAGNITUDES=num_magnitudes,
         BLOCK=block,
+        MAGNITUDES_BLOCK=min(block, triton.next_power_of_2(num_magnitudes)),
         PARTS=parts,
         **codes.constants,
         num_warps=max(1, min(8, block // 512)),
-        **launch_options(x.device),
+        **launch_options(values.device),
     )
     return rounded
 
@@ -107,11 +114,15 @@ def _block_of(width: int, most: int) -> int:
 @triton.jit
 def _round_rows_kernel(
     x,
+    magnitudes,
     codes,
     scales,
     x_stride,
+    magnitudes_stride,
     WIDTH: tl.constexpr,
+    NUM_MAGNITUDES: tl.constexpr,
     BLOCK: tl.constexpr,
+    MAGNITUDES_BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
     DIVISOR: tl.constexpr,
     LEAST: tl.constexpr,
@@ -123,16 +134,23 @@ def _round_rows_kernel(
     codes += row * WIDTH
     columns = tl.arange(0, BLOCK)
     start_after_previous(IS_DEPENDENT)
-    greatest = tl.zeros([BLOCK], tl.float32)
-    for start in tl.static_range(0, WIDTH, BLOCK):
-        greatest = _greater(greatest, _load_part(x, start + columns, WIDTH % BLOCK == 0, WIDTH))
-    scale = scale_of(largest_magnitude(greatest, axis=0), DIVISOR)
+    scale = scale_of(largest_of(magnitudes + row * magnitudes_stride, NUM_MAGNITUDES, MAGNITUDES_BLOCK), DIVISOR)
     if part == 0:
         tl.store(scales + row, scale)
     for start in tl.range(part * BLOCK, WIDTH, PARTS * BLOCK):
         value = _load_part(x, start + columns, WIDTH % BLOCK == 0, WIDTH)
         code = to_codes(value.to(tl.float32), scale, codes.dtype.element_ty, LEAST, GREATEST)
         _store_part(codes, start + columns, code, WIDTH % BLOCK == 0, WIDTH)
+
+
+@triton.jit
+def largest_of(numbers, NUM: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest magnitude of so many, which lie one behind the other."""
+    columns = tl.arange(0, BLOCK)
+    greatest = tl.zeros([BLOCK], tl.float32)
+    for start in tl.static_range(0, NUM, BLOCK):
+        greatest = _greater(greatest, _load_part(numbers, start + columns, start + BLOCK <= NUM, NUM))
+    return largest_magnitude(greatest, axis=0)
 
 
 @triton.jit
