@@ -36,6 +36,8 @@ SHAPES = (*cases.LARGE, *cases.E4B)
 FEW = (
     Config(0, 64, 128, 4, 6),
     Config(0, 64, 256, 4, 4),
+    Config(0, 64, 256, 4, 6),
+    Config(0, 64, 512, 4, 3),
     Config(0, 128, 256, 8, 4),
 )
 SHARES = (1, 2, 3, 4, 6, 8)

@@ -11,7 +11,7 @@ from facet.kernels.moe.reference import sum_of_chosen
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import eight_bits, reference
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.eight_bits import Config, row_codes
+from facet.kernels.quantized.eight_bits import ChooseConfig, Config, choose_config, choose_one_config, row_codes
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.rounding import round_inputs
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
@@ -129,6 +129,26 @@ def test_a_row_is_the_same_in_company(name: str) -> None:
     together = product(x, matrix, "linear", config=IN_SHARES)
     for row in (0, 1, 20):
         assert torch.equal(product(x[row : row + 1], matrix, "linear", config=IN_SHARES)[0], together[row])
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("choose", [choose_config, choose_one_config])
+def test_a_row_behind_an_activation_is_the_same_in_company(name: str, choose: ChooseConfig) -> None:
+    """Though it is rounded by its product when it is alone, and by a kernel before when it is not."""
+    gate_up = Case(format=FORMATS[name], num_out=160, num_in=512)
+    down = Case(format=FORMATS[name], num_out=64, num_in=80)
+    matrices = gate_up.matrix(DEVICE), down.matrix(DEVICE)
+    x = gate_up.inputs(3, torch.float16).to(DEVICE)
+
+    def mlp(rows: Tensor) -> Tensor:
+        hidden = eight_bits.rounded_geglu_linear(rows, matrices[0], choose, row_codes(down.format))
+        assert isinstance(hidden, MeasuredRows)
+        return eight_bits.linear(hidden, matrices[1], choose)
+
+    together = mlp(x)
+    assert together[1:].isfinite().all()
+    for row in range(3):
+        assert torch.equal(mlp(x[row : row + 1])[0], together[row])
 
 
 @pytest.mark.parametrize("name", ROUNDED)
