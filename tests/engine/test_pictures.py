@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from facet.errors import RequestError
 from facet.model.loader import LoadedModel, load_model
 from facet.prepared_media import MediaArray, PreparedMedia
 from facet.request import Request
+from facet.runner import warm_up
 from facet.sampling_params import WHOLE_VOCABULARY, SamplingParams
 from tests.engine.harness import Answer, alone, make_engine, run
 from tests.engine.test_media import assert_close, distribution, little_memory
@@ -124,6 +126,20 @@ def test_every_position_is_that_of_transformers(name: str, tiny_model: TinyModel
         assert engine.runner.media.num_encoded == 3, "the same picture is encoded once"
 
 
+@pytest.mark.parametrize("graph_sizes", [(), (1, 4)])
+def test_warming_up_leaves_no_trace(graph_sizes: tuple[int, ...], tiny_model: TinyModels) -> None:
+    """Pictures that attend both ways among what is warmed up; what no request wrote stays NaN."""
+    tiny = tiny_model("gemma3_mm_shallow")
+    loaded = load(tiny)
+    (picture,) = random_pictures(loaded.towers["image"].spec, GRIDS[:1])
+    request = request_of([tiny.prompt(20)[1:], prepared(picture, loaded)], logprobs=1)
+    cold, warm = (engine_of(loaded, num_blocks=200, graph_sizes=graph_sizes) for _ in range(2))
+    seen: list[int] = []
+    warm.runner.run_made_up_steps(seen.append)
+    assert len(seen) > len(warm_up.BESIDE_PROMPTS)
+    assert run(warm, [request]) == run(cold, [request])
+
+
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
@@ -152,6 +168,9 @@ def test_cuts_and_company_change_nothing(
     engine = engine_of(loaded, **settings)
     if setting == "captured":  # pictures or not: nothing is computed kernel by kernel
         monkeypatch.setattr(loaded.model, "forward", None)
+        tower = loaded.towers["image"]
+        only_one = partial(_one_at_a_time, tower.forward)
+        monkeypatch.setattr(tower, "forward", only_one)
     answers = run(engine, requests, cancel_after={"3": 1})
     for request in requests:
         ours, expected = answers[request.request_id], solo[request.request_id]
@@ -178,6 +197,11 @@ def test_chunks_of_every_size(name: str, tiny_model: TinyModels) -> None:
     for size in sizes:
         engine = engine_of(loaded, max_num_batched_tokens=size, enable_prefix_caching=False)
         assert run(engine, [request])["x"].token_ids == expected, size
+
+
+def _one_at_a_time(forward: Callable[..., Any], items: Sequence[Picture]) -> Any:
+    (item,) = items
+    return forward([item])
 
 
 def mixed_requests(tiny: TinyModel, loaded: LoadedModel) -> list[Request]:

@@ -1,15 +1,18 @@
-"""Steps before the first request compile every decode kernel that a request may need beside a prompt."""
+"""Steps before the first request compile every decode kernel that a request may need, beside a prompt or alone."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from facet.kernels.paged_attention.cache import LayerCache
+from facet.forward_batch import AttentionRows
+from facet.kernels.paged_attention.cache import HeadShape, LayerCache
 from facet.kernels.paged_attention.decode import tuning
+from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
-from facet.runner.warm_up import STEPS
+from facet.kernels.paged_attention.gpu import plan_on_gpu
+from facet.runner import warm_up
 
 PROCESSORS = 132  # of an H200
 # Heads, key heads, dimensions, window.
@@ -18,27 +21,52 @@ LAYERS = {
     "E4B global": (8, 2, 512, 0),
     "E2B sliding": (8, 1, 256, 512),
     "E2B global": (8, 1, 512, 0),
+    "12B sliding": (16, 8, 256, 1024),
+    "12B global": (16, 1, 512, 0),
     "31B sliding": (32, 16, 256, 1024),
     "31B global": (32, 4, 512, 0),
-    "26B-A4B sliding": (16, 8, 256, 1024),
     "26B-A4B global": (16, 2, 512, 0),
+    "Gemma 3 1B sliding": (4, 1, 256, 512),
+    "Gemma 3 4B global": (8, 4, 256, 0),
+    "Gemma 3 12B global": (16, 8, 256, 0),
+    "Gemma 3 27B sliding": (32, 16, 128, 1024),
+    "Gemma 3 27B global": (32, 16, 128, 0),
+    "Gemma 3n global": (8, 2, 256, 0),
 }
+HAVE_SHARED_VECTORS = ("12B global", "31B global", "26B-A4B global")
+CONTEXTS = (1, 40, 70, 130, 200, 513, 1000, 2000, 9000, 100_000)
+COUNTS = (*range(1, 18), 24, 33, 40, 67, 100, 128, 250, 380)
 
 
-def variant(name: str, reader: Reader, num_rows: int, context: int) -> tuple[Any, ...]:
-    """What a decode kernel is compiled for."""
+def decoded(name: str, query_lens: tuple[int, ...], num_computed: int) -> DecodePlan | None:
     heads, kv_heads, head_dim, window = LAYERS[name]
-    dtype = torch.int8 if reader.widens_to_half else torch.bfloat16
-    pages = torch.empty(1, 16, kv_heads, head_dim, dtype=dtype, device="meta")
-    cache = LayerCache(keys=pages, values=None if reader in (SHARED, SHARED_8BIT) else pages)
-    queries = torch.empty(num_rows, heads, head_dim, dtype=torch.bfloat16, device="meta")
-    plan: Any = SimpleNamespace(
-        num_rows=num_rows,
-        most_keys=min(context, window) if window else context,
-        rows=SimpleNamespace(window=window, heads=SimpleNamespace(num_kv_heads=kv_heads)),
+    num_rows = sum(query_lens)
+    rows = AttentionRows(
+        positions=torch.zeros(num_rows, dtype=torch.int32),
+        seats=torch.zeros(num_rows, dtype=torch.int32),
+        block_tables=(),
+        host_query_lens=query_lens,
+        host_context_lens=tuple(num_computed + count for count in query_lens),
+        host_prompt_lens=query_lens,
     )
+    shape = HeadShape(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    plan = plan_on_gpu(rows, table, shape, window=window or None, tokens_per_block=16)
+    return plan.decodes[0] if plan.decodes else None
+
+
+def variant(reader: Reader, plan: DecodePlan) -> tuple[Any, ...]:
+    """What the decode kernel of a step is compiled for."""
+    heads = plan.rows.heads
+    pages = torch.empty(
+        1, 16, heads.num_kv_heads, heads.head_dim, dtype=torch.int8 if reader.widens_to_half else torch.bfloat16,
+        device="meta",
+    )  # fmt: skip
+    cache = LayerCache(keys=pages, values=None if reader in (SHARED, SHARED_8BIT) else pages)
+    queries = torch.empty(plan.num_rows, heads.num_heads, heads.head_dim, dtype=torch.bfloat16, device="meta")
     chosen = tuning.choose_decode_tuning(reader, queries, cache, plan)
     return (
+        plan.row_map is None,
         chosen.keys_per_tile,
         chosen.num_warps,
         chosen.num_stages,
@@ -57,14 +85,18 @@ def test_all_variants_are_met(name: str, is_8bit: bool, monkeypatch: pytest.Monk
         "fitting_shares",
         lambda plan, _device, programs: programs * PROCESSORS // (plan.num_rows * plan.rows.heads.num_kv_heads),
     )
-    is_shared = name in ("31B global", "26B-A4B global")
-    reader = (SHARED_8BIT if is_8bit else SHARED) if is_shared else (SEPARATE_8BIT if is_8bit else SEPARATE)
-    met = {
-        variant(name, reader, step.query_lens.count(1), step.num_computed + max(step.query_lens))
-        for step in STEPS
-        if 1 in step.query_lens
-    }
-    contexts = (1, 40, 70, 130, 200, 513, 1000, 2000, 9000, 100_000)
-    for num_rows in (*range(1, 33), *range(33, 129, 5)):
-        for context in contexts:
-            assert variant(name, reader, num_rows, context) in met, f"{num_rows} rows, {context} keys"
+    if name in HAVE_SHARED_VECTORS:
+        reader = SHARED_8BIT if is_8bit else SHARED
+    else:
+        reader = SEPARATE_8BIT if is_8bit else SEPARATE
+    steps = (*warm_up.PASSES, *warm_up.BESIDE_PROMPTS, *warm_up.ALONE)
+    plans = (decoded(name, step.query_lens, step.num_computed) for step in steps)
+    met = {variant(reader, plan) for plan in plans if plan is not None}
+    for count in COUNTS:
+        for query_lens in (count * (1,), (*(count * (1,)), 40), (20, *(count * (1,)))):
+            plan = decoded(name, query_lens, 0)
+            assert plan is not None
+            for context in CONTEXTS:
+                most_keys = min(context, plan.rows.window) if plan.rows.window else context
+                needed = variant(reader, replace(plan, most_keys=most_keys))
+                assert needed in met, f"{query_lens}, {context} tokens"

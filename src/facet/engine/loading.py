@@ -32,6 +32,7 @@ from facet.model.resolving import resolve_device
 from facet.model.weight_map import PER_LAYER_TABLE
 from facet.progress import Progress, Silent
 from facet.ranks import ALONE
+from facet.runner.late_kernels import report_late_kernels
 from facet.runner.runner import Runner
 from facet.runner.sleeping import Sleeper, move_weights
 from facet.scheduler.drafting import Drafter
@@ -100,6 +101,8 @@ def make_runner(
         clock.ends("kernels")
         graphs_taken = runner.capture_graphs(progress)
         clock.ends("graphs")
+        if device.type == "cuda":
+            report_late_kernels()
         # On every rank, though only rank 0 drafts: they run the steps that are timed together.
         drafter = None
         if draft_config is not None:

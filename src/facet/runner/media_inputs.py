@@ -126,36 +126,44 @@ class MediaInputs:
         for kind in dict.fromkeys(content.kind for content in contents):
             chosen = [content for content in contents if content.kind == kind]
             deals = self._group is not None and len(chosen) > 1
-            made = self._dealt_rows(chosen) if deals else self._rows(chosen)
-            for content, rows in zip(chosen, made, strict=True):
+            for content, rows in self._dealt_rows(chosen) if deals else self._rows(chosen):
                 self.cache.add(content.content_key, rows)
         self.num_encoded += len(contents)
 
-    def _dealt_rows(self, contents: Sequence[PreparedMedia]) -> Sequence[Tensor]:
+    def _dealt_rows(self, contents: Sequence[PreparedMedia]) -> Iterator[tuple[PreparedMedia, Tensor]]:
         """Each rank computes the rows of some contents; added to the others' zeros, everyone has all of them."""
         assert self._group is not None
         rank, counts = self._group.rank, [content.num_tokens for content in contents]
         rows = torch.zeros(sum(counts), self._width, dtype=self._dtype, device=self._device)
-        dealt = range(rank.index, len(contents), rank.size)
-        for index, made in zip(dealt, self._rows([contents[index] for index in dealt]), strict=True):
-            torch.split(rows, counts)[index].copy_(made)
-        return torch.split(self._group.sum(rows), counts)
+        places = {content.content_key: each for content, each in zip(contents, torch.split(rows, counts), strict=True)}
+        for content, made in self._rows(contents[rank.index :: rank.size]):
+            places[content.content_key].copy_(made)
+        return zip(contents, torch.split(self._group.sum(rows), counts), strict=True)
 
-    def _rows(self, contents: Sequence[PreparedMedia]) -> Sequence[Tensor]:
-        """Of contents of one kind, of each in turn."""
-        if not contents:
-            return ()
-        tower = self.towers[contents[0].kind]
-        items = [
-            {name: array_on_device(array.numpy(), self._device) for name, array in content.arrays.items()}
-            for content in contents
-        ]
-        graphs = self._graphs.get(tower)
-        padded = graphs.encode(items[0]) if graphs is not None and len(items) == 1 else None
-        made: Sequence[Tensor] = tower(items) if padded is None else (padded,)
-        for content, rows in zip(contents, made, strict=True):
-            assert len(rows) >= content.num_tokens, f"{content.num_tokens} rows were expected, not {len(rows)}"
-        return [rows[: content.num_tokens] for content, rows in zip(contents, made, strict=True)]
+    def _rows(self, contents: Sequence[PreparedMedia]) -> Iterator[tuple[PreparedMedia, Tensor]]:
+        """Of contents of one kind; those of each hold until the next are asked for.
+
+        Captured passes take one content each, which costs the device little and spares the host every launch. What is
+        too large for them goes through the tower together.
+        """
+        tower = self.towers[contents[0].kind] if contents else None
+        graphs, others = self._graphs.get(tower), []
+        for content in contents:
+            item = {name: array_on_device(array.numpy(), self._device) for name, array in content.arrays.items()}
+            if graphs is not None and (rows := graphs.encode(item)) is not None:
+                yield content, _rows_of(content, rows)
+            else:
+                others.append((content, item))
+        if others and tower is not None:
+            made = tower([item for _, item in others])
+            for (content, _), rows in zip(others, made, strict=True):
+                yield content, _rows_of(content, rows)
+
+
+def _rows_of(content: PreparedMedia, made: Tensor) -> Tensor:
+    """Without those behind them that are there for the size alone."""
+    assert len(made) >= content.num_tokens, f"{content.num_tokens} rows were expected, not {len(made)}"
+    return made[: content.num_tokens]
 
 
 def table_ids(tower: nn.Module) -> range:

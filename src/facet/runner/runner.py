@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from facet.forward_batch import ForwardBatch
 from facet.layers.kv_arena import KVArena
-from facet.media_span import MediaKind
+from facet.media_span import MediaKind, MediaSpan
 from facet.model.draft_model import DraftModel
 from facet.model.gemma import Gemma
-from facet.progress import Progress, Silent
+from facet.progress import Advance, Progress, Silent
 from facet.runner import compile_ahead, warm_up
 from facet.runner.batch import Chunks, make_batch, ranges
 from facet.runner.draft_ahead import DraftAhead, draft_sizes
@@ -136,21 +136,33 @@ class Runner:
         """All that steps may need, before there is one. Left out, each is compiled by the first step that needs it."""
         if self._device.type != "cuda":
             return
-        with progress.task("Compiling kernels", len(warm_up.STEPS) + len(warm_up.SAMPLING)) as advance:
+        with progress.task("Compiling kernels", len(self._warm_up_steps) + len(warm_up.SAMPLING)) as advance:
             if compile_ahead.is_wanted():
                 with compile_ahead.compiled_ahead():
-                    for step in warm_up.STEPS:
-                        self._compute_on_scratch(step)
-                    for params in warm_up.SAMPLING:
-                        self._sampling.sample_nothing(params)
+                    self.run_made_up_steps()
                     for captured in self._captured:
                         captured.capture(RunOnce(), Silent())
-            for step in warm_up.STEPS:
-                self._compute_on_scratch(step)
-                advance(1)
-            for params in warm_up.SAMPLING:
-                self._sampling.sample_nothing(params)
-                advance(1)
+            self.run_made_up_steps(advance)
+
+    @property
+    def _warm_up_steps(self) -> tuple[warm_up.WarmUpStep, ...]:
+        alone = warm_up.ALONE if self._graphs is None else ()
+        has_spans = self.media.towers and self.model.spec.bidirectional_image_layers
+        return (*warm_up.PASSES, *warm_up.BESIDE_PROMPTS, *alone, *((warm_up.MEDIA,) if has_spans else ()))
+
+    @torch.inference_mode()
+    def run_made_up_steps(self, advance: Advance = lambda _: None) -> None:
+        """All that may need a kernel of its own, in blocks of no request."""
+        for step in self._warm_up_steps:
+            # No step has logits of more rows than this; and where steps are captured, so are logits.
+            has_logits = step in warm_up.PASSES or (
+                self._graphs is None and len(step.query_lens) <= self._seats.num_seats
+            )
+            self._compute_on_scratch(step, num_logit_rows=int(has_logits))
+            advance(1)
+        for params in warm_up.SAMPLING:
+            self._sampling.sample_nothing(params)
+            advance(1)
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Progress) -> int:
@@ -213,8 +225,14 @@ class Runner:
             seats=np.full_like(lens, self._seats.scratch_seat),
         )
         token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=self._device)
-        batch = make_batch(token_ids, chunks, self._seats.block_tables, self._device, skip_upper=True)
-        self.model.logits(self.model(batch, self.arena, self._num_lower_layers))
+        media = MediaSpan(
+            first=1, length=max(1, int(lens[0]) - 2), kind="image", content_key="", attends_both_ways=True
+        )
+        spans = {self._seats.scratch_seat: (media,)} if step.is_media else {}
+        batch = make_batch(token_ids, chunks, self._seats.block_tables, self._device, skip_upper=True, media=spans)
+        hidden = self.model(batch, self.arena, self._num_lower_layers)
+        if num_logit_rows:
+            self.model.logits(hidden)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:

@@ -1,8 +1,8 @@
 """Captures the pass of one item through a tower, once per size, and replays it.
 
-A single picture passes a tower in a few milliseconds, about what launching its kernels takes the host. Several at once
-take longer, and are computed kernel by kernel. An item is copied into buffers at fixed addresses and filled up to the
-next size; what is left there of an earlier item changes nothing.
+A picture passes a tower in a few milliseconds, less than launching its kernels takes the host: on an H200, 7 and 34 ms
+for E4B. Several are replayed one after the other. An item is copied into buffers at fixed addresses and filled up to
+the next size; what is left there of an earlier item changes nothing.
 """
 
 from collections.abc import Mapping

@@ -15,31 +15,30 @@ class WarmUpStep:
 
     query_lens: tuple[int, ...]  # rows of each sequence
     num_computed: int = 0  # tokens before them, of each
+    is_media: bool = False  # all rows but the first and the last are media that attend both ways
 
 
-# Answers beside a prompt, and the tokens before each. Their number and the longest context decide into how many shares
-# attention cuts a row, and who puts these together (`choose_decode_tuning`); a test looks for what is not among them.
-_ANSWERS = (
-    *((1, context) for context in (0, 80, 200, 1000)),
-    *((3, context) for context in (0, 80, 500)),
-    (5, 1000),
-    (10, 500),
-    (20, 500),
-    *((40, context) for context in (200, 16_384)),
-)
-
-STEPS = (
-    # Prompts of a few tokens, of some and of many, beside single rows and short runs that lie before and behind them.
+# Prompts of a few tokens, of some and of many, beside single rows and short runs that lie before and behind them.
+PASSES = (
     WarmUpStep((1,)),
     WarmUpStep((2,)),
     WarmUpStep((7,)),
     WarmUpStep((14,)),
     WarmUpStep((40,)),
     WarmUpStep((300,)),
-    WarmUpStep((1, 1, 20)),
     WarmUpStep((1, 40, 20)),
-    *(WarmUpStep((*(count * (1,)), 20), context) for count, context in _ANSWERS),
 )
+# Answers and the tokens before each. Their number and the longest context decide into how many shares attention cuts a
+# row, and who puts these together (`choose_decode_tuning`); a test looks for what is not among them.
+_BESIDE_PROMPTS = ((1, 1), (1, 130), (1, 700), (300, 1), (300, 1500))
+_ALONE = (
+    *_BESIDE_PROMPTS, (1, 400), (3, 64), (3, 700), (5, 700), (9, 400), (17, 400), (34, 1500), (72, 1500)
+)  # fmt: skip
+# Of these only attention is new.
+BESIDE_PROMPTS = tuple(WarmUpStep((*(count * (1,)), 40), context) for count, context in _BESIDE_PROMPTS)
+# Needed where steps are not captured.
+ALONE = tuple(WarmUpStep(count * (1,), context) for count, context in _ALONE)
+MEDIA = WarmUpStep((40,), is_media=True)
 
 SAMPLING = (
     SamplingParams(temperature=0.0),

@@ -74,10 +74,11 @@ def plan_on_gpu(
         Run(first_row=int(starts[index]), num_rows=int(lens[index]), context_len=int(contexts[index]))
         for index in np.flatnonzero(~is_short)
     ]
-    return GpuPlan(
-        decodes=(plan_decode(paged, decoded, longest_context=int(contexts[is_short].max())),) if len(decoded) else (),
-        prefills=(plan_runs(paged, runs),) if runs else (),
-    )
+    decodes: tuple[DecodePlan, ...] = ()
+    if len(decoded):
+        longest, has_prompts = int(contexts[is_short].max()), bool((lens > 1).any())
+        decodes = (plan_decode(paged, decoded, longest_context=longest, has_prompts=has_prompts),)
+    return GpuPlan(decodes=decodes, prefills=(plan_runs(paged, runs),) if runs else ())
 
 
 def plan_invariant_on_gpu(
@@ -116,9 +117,10 @@ def plan_invariant_on_gpu(
     decoded = np.flatnonzero(is_decoded).astype(np.int32)
     longest = int(contexts[prompt_lens < lens].max(initial=0))
     most_rows = rows_of_partials(heads, partials_limit, has_window=window is not None)
+    has_prompts = bool((lens > 1).any() or runs or len(decoded) > most_rows)
     return GpuPlan(
         decodes=tuple(
-            plan_decode(paged, decoded[first : first + most_rows], longest_context=longest)
+            plan_decode(paged, decoded[first : first + most_rows], longest_context=longest, has_prompts=has_prompts)
             for first in range(0, len(decoded), most_rows)
         ),
         prefills=tuple(prefills),

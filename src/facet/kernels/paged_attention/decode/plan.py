@@ -21,19 +21,24 @@ class DecodePlan:
 
     rows: PagedRows
     num_rows: int  # that are decoded
-    row_map: Tensor | None  # [num_rows] int32: which ones; None: the first ones
+    row_map: Tensor | None  # [num_rows] int32: which ones; None: all rows of a step without prompts
     most_keys: int  # that one of them sees
     arrivals: Tensor  # [num_rows, num_kv_heads] int32, zero between layers: shares of a row that are done
 
 
-def plan_decode(rows: PagedRows, decoded: NDArray[np.int32], *, longest_context: int) -> DecodePlan:
-    """`decoded`: the rows, ascending."""
+def plan_decode(
+    rows: PagedRows, decoded: NDArray[np.int32], *, longest_context: int, has_prompts: bool = True
+) -> DecodePlan:
+    """`decoded`: the rows, ascending. Without prompts in the step, all of them.
+
+    Kernels differ by whether there is a map. There always is one beside a prompt, even if the first rows are decoded,
+    so that steps with prompts need few kernels; steps without are captured, or have kernels of their own.
+    """
     device = rows.block_table.device
-    first, end = int(decoded[0]), int(decoded[-1]) + 1
-    row_map = None
-    if end - first > len(decoded):
+    row_map, first, end = None, int(decoded[0]), int(decoded[-1]) + 1
+    if has_prompts and end - first > len(decoded):
         (row_map,) = arrays_on_device((decoded,), device)
-    elif first > 0:
+    elif has_prompts:
         # Without a copy from the host, which a captured graph could not repeat.
         row_map = torch.arange(first, end, dtype=torch.int32, device=device)
     return DecodePlan(

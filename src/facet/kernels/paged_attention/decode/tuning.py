@@ -30,6 +30,7 @@ class DecodeTuning:
     # A program without keys ends as soon as it knows. The compiler then loads the query only after the branch: one more
     # wait before the first key.
     exits_early: bool
+    one_size_merges: bool = False  # the last program has room for the most shares that it may ever put together
     num_programs: int | None = None  # of a row and key head, which take its shares in turn; None: one for each share
 
     @property
@@ -38,7 +39,7 @@ class DecodeTuning:
         all batch sizes."""
         if self.num_splits == 1 or not self.last_merges:
             return 0
-        return 4 if self.num_splits <= 4 else MOST_MERGED_BY_LAST
+        return 4 if self.num_splits <= 4 and not self.one_size_merges else MOST_MERGED_BY_LAST
 
 
 class ChooseTuning(Protocol):
@@ -46,8 +47,12 @@ class ChooseTuning(Protocol):
 
 
 def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, plan: DecodePlan) -> DecodeTuning:
-    """Depends on shapes alone: a captured graph keeps its choice. Times are of an H200, bfloat16, per layer."""
-    has_window = plan.rows.window > 0
+    """Depends on shapes alone: a captured graph keeps its choice. Times are of an H200, bfloat16, per layer.
+
+    Beside a prompt, microseconds count for little, and every kernel that such steps may need is compiled at the start:
+    there, what saves few of them is not done.
+    """
+    has_window, is_beside_prompt = plan.rows.window > 0, plan.row_map is not None
     # Half the bytes of a window are read in no time, and a share costs more than it saves: E4B sliding, 32 rows,
     # 10.3 us in 2 shares and 13.1 in 6.
     programs = 1 if reader.widens_to_half and has_window else _PROGRAMS_PER_PROCESSOR
@@ -57,7 +62,7 @@ def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, pla
     num_warps = 4
     if not reader.widens_to_half:
         if keys_per_tile * _key_bytes(queries, cache) > 2**15:
-            if fitting >= 128:
+            if fitting >= 128 and not is_beside_prompt:
                 # One row has the processors to itself: 21.5 us and not 24.7 for E4B global at 8K.
                 num_warps, num_stages = 8, 5
         elif fitting == 0 and not cache.is_shared:
@@ -75,7 +80,9 @@ def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, pla
         last_merges=num_splits <= MOST_MERGED_BY_LAST
         and not cache.is_shared
         and not (reader.widens_to_half and not has_window),
-        exits_early=fitting < 8,  # many programs without keys take turns; few run beside the others
+        # Many programs without keys take turns; few run beside the others.
+        exits_early=fitting < 8 or is_beside_prompt,
+        one_size_merges=is_beside_prompt,
     )
 
 
