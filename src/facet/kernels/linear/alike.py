@@ -24,10 +24,13 @@ _found: dict[tuple[object, ...], tuple[int, ...]] = {}
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, in] @ weight^T, weight [out, in], in blocks of rows whose sizes agree."""
-    num_rows = len(x)
-    output = x.new_empty(num_rows, len(weight))
+    num_rows = x.shape[0]
+    sizes = _cut(num_rows, sizes_alike(weight))
+    if len(sizes) == 1:
+        return _product(x, weight, sizes[0])[:num_rows]
+    output = x.new_empty(num_rows, weight.shape[0])
     row = 0
-    for size in _cut(num_rows, sizes_alike(weight)):
+    for size in sizes:
         # Copied even where it fits: an order of sums may also follow from how the rows lie in memory.
         output[row : row + size] = _product(x[row : row + size], weight, size)[: num_rows - row]
         row += size
@@ -58,8 +61,11 @@ def _try_sizes(weight: Tensor) -> tuple[int, ...]:
 
 def _product(rows: Tensor, weight: Tensor, size: int) -> Tensor:
     """`size` rows; those that are missing are zeros."""
-    block = rows.new_zeros(size, rows.shape[1])
-    block[: len(rows)] = rows
+    if rows.shape[0] == size:
+        block = rows.clone(memory_format=torch.contiguous_format)
+    else:
+        block = rows.new_zeros(size, rows.shape[1])
+        block[: rows.shape[0]] = rows
     return functional.linear(block, weight)
 
 

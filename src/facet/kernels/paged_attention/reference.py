@@ -126,7 +126,7 @@ def _tile_of_one_row_each(
 ) -> Tile:
     """The last position of several sequences; row and longest possible context of each."""
     device = block_table.device
-    query_rows = torch.tensor([row for row, _ in bucket], device=device)
+    query_rows = _rows_of(bucket, device)
     context_lens = rows.positions[query_rows].long() + 1
     firsts = torch.zeros_like(context_lens) if window is None else (context_lens - window).clamp(min=0)
     longest = max(min(length, window or length) for _, length in bucket)
@@ -137,10 +137,18 @@ def _tile_of_one_row_each(
         query_rows=query_rows,
         num_sequences=len(bucket),
         key_positions=positions,
-        key_blocks=block_table[rows.seats[query_rows, None], positions // tokens_per_block].long(),
+        key_blocks=block_table[rows.seats[query_rows][:, None], positions // tokens_per_block].long(),
         key_slots=positions % tokens_per_block,
         visible=visible[:, None, None],
     )
+
+
+def _rows_of(bucket: list[tuple[int, int]], device: torch.device) -> Tensor | slice:
+    """A slice where they follow each other, as in a step that only decodes: nothing is copied then."""
+    first, last = bucket[0][0], bucket[-1][0]
+    if last - first == len(bucket) - 1:
+        return slice(first, last + 1)
+    return torch.tensor([row for row, _ in bucket], device=device)
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, tile: Tile, scale: float) -> Tensor:
@@ -161,9 +169,10 @@ def keys_and_values(
     cache: LayerCache, tile: Tile, key_recipe: KeyRecipe | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Those of a tile, [sequences, keys, kv_heads, head_dim] each."""
-    keys = _gather(cache.keys, cache.key_scales, tile, dtype)
+    index = torch.add(tile.key_slots, tile.key_blocks, alpha=_rows_per_page(cache.keys))
+    keys = _gather(cache.keys, cache.key_scales, tile, index, dtype)
     if cache.values is not None:
-        return keys, _gather(cache.values, cache.value_scales, tile, dtype)
+        return keys, _gather(cache.values, cache.value_scales, tile, index, dtype)
     assert key_recipe is not None, "shared vectors need a recipe for their keys"
     return _make_keys(keys, tile.key_positions, key_recipe), keys
 
@@ -184,19 +193,18 @@ def write_keys_and_values(
     cache: LayerCache, keys: Tensor, values: Tensor | None, blocks: Tensor, slots: Tensor
 ) -> None:
     """Store rows [rows, kv_heads, head_dim] at their slots. Where vectors are shared, the values are given as keys."""
+    index = torch.add(slots, blocks, alpha=_rows_per_page(cache.keys))
     for stored, scales, new in ((cache.keys, cache.key_scales, keys), (cache.values, cache.value_scales, values)):
         if stored is not None and new is not None:
             if scales is None:
                 numbers = cast(new, stored.dtype)
             else:
                 numbers, scales[blocks, slots] = quantize(new, stored.dtype)
-            index = torch.add(slots, blocks, alpha=_rows_per_page(stored))
             _token_rows(stored).index_copy_(0, index, _plain(numbers.flatten(1)))
 
 
-def _gather(stored: Tensor, scales: Tensor | None, tile: Tile, dtype: torch.dtype) -> Tensor:
-    """[sequences, keys, kv_heads, head_dim] of `dtype`, copied out of the pages."""
-    index = torch.add(tile.key_slots, tile.key_blocks, alpha=_rows_per_page(stored))
+def _gather(stored: Tensor, scales: Tensor | None, tile: Tile, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """[sequences, keys, kv_heads, head_dim] of `dtype`, copied out of the rows that `index` names."""
     gathered = _token_rows(stored).index_select(0, index.view(-1)).view(stored.dtype)
     vectors = gathered.view(*index.shape, *stored.shape[2:])
     return dequantize(vectors, None if scales is None else scales[tile.key_blocks, tile.key_slots], dtype)

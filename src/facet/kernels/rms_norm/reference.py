@@ -1,6 +1,5 @@
 """The definition of the norm that every Gemma uses."""
 
-import torch
 from torch import Tensor
 
 
@@ -11,7 +10,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     None: the scale-free norm.
     """
     wide = x.float()
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    normed = wide * wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     if weight is not None:
-        normed = normed * weight
+        normed.mul_(weight)
     return normed.to(x.dtype)
