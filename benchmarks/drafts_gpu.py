@@ -14,7 +14,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,6 +56,9 @@ class Switched:
 
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
         return self._drafter.propose(requests)
+
+    def num_unseen(self, requests: Sequence[Draftable]) -> Mapping[int, int]:
+        return self._drafter.num_unseen(requests)
 
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
         return self._drafter.is_worth_waiting(requests)

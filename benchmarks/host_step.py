@@ -13,8 +13,8 @@ operation on a small tensor stands for a launch. Requests decode in the cache of
     drafter   drafts of a model, accepted at the rates that `drafts_gpu.py` takes for E4B
 
 Medians over steps, in microseconds. What one part does inside another counts for the inner one alone. `gap` is the time
-between the last tokens or drafts that are waited for and the next pass: the device is idle meanwhile, except in the
-plain load, whose steps overlap.
+between the last tokens or drafts that are waited for and the next pass, where no other step is in flight: the device is
+idle meanwhile. With `--wait`, no step is launched ahead of the drafts before it.
 """
 
 import argparse
@@ -79,13 +79,13 @@ STEP_SECONDS = {1: 0.0033, 1024: 0.0066}  # as if a device computed
 WARM_UP_STEPS = 20
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 # What is timed, by part. A method of a drafter may be any drafter's.
-DRAFTER_METHODS = ("could_gain", "num_ahead", "propose", "is_worth_waiting", "learn", "hear")
+DRAFTER_METHODS = ("could_gain", "num_ahead", "num_unseen", "propose", "is_worth_waiting", "learn", "hear")
 WATCHED: dict[str, Sequence[tuple[Any, str]]] = {
     "draft": [
         (Scheduler, "draftable"),
         *((drafter, name) for drafter in (TextDrafter, ModelDrafter) for name in DRAFTER_METHODS),
     ],
-    "plan": [(Scheduler, "plan")],
+    "plan": [(Scheduler, "plan"), (Scheduler, "plan_ahead")],
     "commit": [(Scheduler, "commit")],
     "launch": [(Runner, "launch")],
     "masks": [(Grammars, "masks"), (Grammars, "settle")],
@@ -123,6 +123,7 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.seconds: dict[str, float] = defaultdict(float)
+        self.is_busy: Callable[[], bool] = lambda: False  # whether the device has another step
         self._inner = [0.0]  # seconds of watched calls inside each call that is under way
         self._waited: float | None = None  # when something was last waited for, and nothing replayed since
 
@@ -146,7 +147,7 @@ class Stopwatch:
 
     def note_launch(self) -> None:
         if self._waited is not None:
-            self.seconds["gap"] += self.clock() - self._waited
+            self.seconds["gap"] += 0.0 if self.is_busy() else self.clock() - self._waited
             self._waited = None
 
 
@@ -307,8 +308,12 @@ def measure(service: EngineService, num_steps: int, watch: Stopwatch) -> list[di
     return steps
 
 
-def run(world: World, load: str, num_requests: int, num_steps: int, watch: Stopwatch, *, sort: str | None) -> str:
+def run(
+    world: World, load: str, num_requests: int, num_steps: int, watch: Stopwatch, *, sort: str | None, waits: bool
+) -> str:
     with ExitStack() as stack:
+        if waits:
+            stack.enter_context(patch.object(ModelDrafter, "num_unseen", lambda *_: {}))
         for one in EmptyModel(watch, HIDDEN_SIZE).patches():
             stack.enter_context(one)
         stack.enter_context(patch("facet.runner.step_sampling.Sampler", partial(Sampler, uses_kernels=True)))
@@ -317,6 +322,7 @@ def run(world: World, load: str, num_requests: int, num_steps: int, watch: Stopw
             for owner, name in methods:
                 stack.enter_context(watch.watch(owner, name, part))
         service = make_service(world, load, num_requests)
+        watch.is_busy = lambda: service._engine._in_flight is not None
         submit(service._engine, world, load, num_requests)
         while service.stats().num_sampled_tokens < num_requests or service.stats().num_running < num_requests:
             service.step()
@@ -342,6 +348,7 @@ def main() -> None:
     parser.add_argument("--load", nargs="+", choices=LOADS, default=LOADS)
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 100])
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--wait", action="store_true", help="for the drafts of a step before the next is launched")
     parser.add_argument("--cpu-time", action="store_true", help="of this process, where others disturb it")
     parser.add_argument(
         "--profile", choices=("tottime", "cumtime"), help="print where the time goes, function by function"
@@ -354,7 +361,8 @@ def main() -> None:
         for load in options.load:
             for num_requests in options.requests:
                 watch = Stopwatch(time.process_time if options.cpu_time else time.perf_counter)
-                print(run(world, load, num_requests, options.steps, watch, sort=options.profile), flush=True)
+                line = run(world, load, num_requests, options.steps, watch, sort=options.profile, waits=options.wait)
+                print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What drafters in tests have in common: they draft whenever they can and do not learn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from facet.scheduler.drafting import Draftable
 from facet.step import StepPlan, StepResult
@@ -12,6 +12,9 @@ class EagerDrafter:
 
     def num_ahead(self, num_running: int) -> int:
         return 0
+
+    def num_unseen(self, requests: Sequence[Draftable]) -> Mapping[int, int]:
+        return {}
 
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
         return True

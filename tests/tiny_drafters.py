@@ -62,6 +62,7 @@ class AlwaysDrafts(ModelDrafter):
     def __init__(self, num_drafts: int) -> None:
         super().__init__(num_drafts, StepTimes({1: 1.0, 1000: 1.0}))
         self.rounds: Rounds = []
+        self.num_steps_ahead = 0
 
     def propose(self, requests: Sequence[Draftable]) -> Drafts:
         return {
@@ -72,5 +73,6 @@ class AlwaysDrafts(ModelDrafter):
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
         super().learn(plan, result, 1.0)  # as expected: on a busy machine it would stop drafting
-        if len(plan.draft_token_ids):
-            self.rounds.append((plan.draft_token_ids.tolist(), result.token_ids))
+        self.num_steps_ahead += plan.is_ahead
+        if plan.has_drafts:
+            self.rounds.append((list(result.draft_token_ids), result.token_ids))

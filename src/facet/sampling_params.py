@@ -70,6 +70,10 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW_TEMPERATURE
 
     @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
+
+    @property
     def logit_bias_items(self) -> tuple[tuple[int, float], ...]:
         """The biases as (token id, bias) pairs; empty when none were asked for."""
         if self.logit_bias is None:

@@ -15,7 +15,7 @@ front of a sliding window keep whatever they last held and are never read again.
 Knows neither tensors nor how a plan was decided.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -89,6 +89,10 @@ class StepPlan:
     computes positions num_computed .. num_computed + num_scheduled - 1 of its request. The last num_drafts of these
     are drafts, tokens that may turn out wrong: logits are wanted from the token before them on, and the result names
     the longest run of sampled tokens whose every predecessor was drafted right. Positions behind it are computed again.
+
+    A step is *ahead* if the one before has drafts, or makes some, and is not known yet. Then `num_computed` counts the
+    least that can hold: the drafts of the step before that turn out right, which only the device knows by then, come on
+    top. Its own drafts are those that were guessed on the device behind that step.
     """
 
     step: int
@@ -107,13 +111,23 @@ class StepPlan:
     samples: NDArray[np.bool_]  # its last token is scheduled: logits there, and behind every draft, become the next one
     num_logit_rows: NDArray[np.int32]  # of its scheduled tokens, the last so many want logits: 0, 1 + num_drafts or all
 
-    draft_token_ids: NDArray[np.int64]  # of all entries, one after the other
+    draft_token_ids: NDArray[np.int64]  # of all entries, one after the other; of a step that is ahead, none
+    # Of a step that is ahead, per entry: drafts of the step before that may have been right. Empty: it is not ahead.
+    num_undecided: NDArray[np.int32] = field(default_factory=lambda: _NOTHING)
     num_to_draft: int = 0  # tokens that a drafter on the device guesses behind those of every entry that samples
     media: EncoderWork = NO_ENCODER_WORK
 
     @property
     def num_tokens(self) -> int:
         return int(self.num_scheduled.sum())
+
+    @property
+    def is_ahead(self) -> bool:
+        return len(self.num_undecided) > 0
+
+    @property
+    def has_drafts(self) -> bool:
+        return len(self.draft_token_ids) > 0 or (self.is_ahead and bool(self.num_drafts.any()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,6 +150,7 @@ class StepResult:
     token_ids: tuple[tuple[int, ...], ...]  # that the entry goes on with, in order
     faults: tuple[str | None, ...] | None = None  # why there are no more of them; None: nothing went wrong anywhere
     logprobs: tuple[list[Any] | None, ...] | None = None  # one for each token; handed through unread
+    draft_token_ids: Sequence[int] = ()  # that were verified, of all entries, one after the other
     # By position in the plan's entries, for entries whose prompt log-probabilities were computed; handed through.
     prompt_logprobs: tuple[tuple[int, Any], ...] = ()
 

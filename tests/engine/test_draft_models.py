@@ -146,13 +146,15 @@ def test_rounds_are_those_of_the_reference(
             top = [entry for one in rounds for entry in one["draft_top5"]]
             expected_rounds = [(one["drafted"], (tuple(one["emitted"]),)) for one in rounds]
             assert drafter.rounds[: len(rounds)] == expected_rounds, pair.name
+            assert (drafter.num_steps_ahead > 0) == ("graph_sizes" in options), "drafts are verified unseen"
             for ours, theirs in zip(recorder.top, top, strict=False):
                 assert [token_id for token_id, _ in ours[:1]] == [token_id for token_id, _ in theirs[:1]]
                 for (_, logit), (_, other) in zip(ours, theirs, strict=True):
                     assert abs(logit - other) < TOLERANCE
 
 
-def test_ranks_draft_as_one_does(pairs: list[Path]) -> None:
+@pytest.mark.parametrize("graph_sizes", [(), (1, 4)], ids=["seen", "unseen"])
+def test_ranks_draft_as_one_does(graph_sizes: tuple[int, ...], pairs: list[Path]) -> None:
     for folder in pairs:
         (case, *_) = json.loads((folder / "reference.json").read_text())["cases"]
         sampling = SamplingParams(temperature=0.0, max_tokens=len(case["continuation"]) + 8, ignore_eos=True)
@@ -166,7 +168,7 @@ def test_ranks_draft_as_one_does(pairs: list[Path]) -> None:
             steps: queue.Queue[bytes | None] = steps,
         ) -> Rounds:
             pair, drafter = load_pair(folder, group), AlwaysDrafts(2)
-            engine = make_engine(pair.model, draft_model=pair.draft_model)
+            engine = make_engine(pair.model, draft_model=pair.draft_model, graph_sizes=graph_sizes)
             if not group.rank.plans:
                 follow(engine.runner, steps.get)  # type: ignore[arg-type]
                 return []
@@ -175,6 +177,7 @@ def test_ranks_draft_as_one_does(pairs: list[Path]) -> None:
                 run(Engine(runner, engine.settings, drafter=drafter), [request])
             finally:
                 steps.put(None)
+            assert (drafter.num_steps_ahead > 0) == (len(graph_sizes) > 0)
             return drafter.rounds
 
         found, _ = on_ranks(2, rounds)

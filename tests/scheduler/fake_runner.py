@@ -11,9 +11,11 @@ request alone, whatever was drafted on the way.
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from facet.kv_cache.schedule import Schedule
 from facet.kv_layout import KVLayout
 from facet.request import FinishReason, Request
 from facet.scheduler.drafting import NO_DRAFTS, Drafter
@@ -25,6 +27,7 @@ NO_GROUP = -1
 SECONDS_PER_ROW = 1.0
 
 Sampler = Callable[[Request, Sequence[int]], int | None]
+Guess = Callable[[Sequence[int], int], list[int]]  # so many tokens that may follow
 
 
 class FakeRunner:
@@ -37,12 +40,14 @@ class FakeRunner:
         max_num_batched_tokens: int,
         max_model_len: int,
         sample: Sampler,
+        guess: Guess,
         computes_late: bool = False,
         num_encoder_rows: int = 0,
         max_num_encoded_rows: int = 0,
     ) -> None:
         self._layout = layout
         self._sample = sample
+        self._guess = guess
         self._max_num_batched_tokens = max_num_batched_tokens
         # Work on several streams: blocks are poisoned when a plan is launched, though an earlier step has yet to run.
         self._computes_late = computes_late
@@ -59,10 +64,14 @@ class FakeRunner:
         self._num_encoder_rows, self._max_num_encoded_rows = num_encoder_rows, max_num_encoded_rows
         self.encoded: list[tuple[str, ...]] = []  # by every step that encodes something
         self._launched: deque[tuple[StepPlan, StepResult | None]] = deque()
+        # By seat of the last step: drafts that were right, and how a drafter goes on.
+        self._num_accepted: dict[int, int] = {}
+        self._guesses: dict[int, list[int]] = {}
         self._last_step = 0
         self.num_tokens_computed = 0
         self.num_drafts_computed = 0
         self.num_drafts_accepted = 0
+        self.num_steps_ahead = 0
         self.max_num_requests_in_a_step = 0
 
     def launch(self, plan: StepPlan) -> None:
@@ -81,13 +90,20 @@ class FakeRunner:
 
     @property
     def has_drafts_in_flight(self) -> bool:
-        return any(len(plan.draft_token_ids) for plan, _ in self._launched)
+        return any(plan.has_drafts for plan, _ in self._launched)
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether a single step is in flight, and a drafter goes on behind it."""
+        return len(self._launched) == 1 and self._launched[0][0].num_to_draft > 0
 
     def _poison(self, plan: StepPlan) -> None:
         assert SCRATCH_BLOCK not in plan.freed_blocks
         self._group_of[plan.freed_blocks] = NO_GROUP
 
     def _run(self, plan: StepPlan) -> StepResult:
+        if plan.is_ahead:
+            plan = self._decided(plan)
         self._set_up_seats(plan)
         for source, destination in plan.page_copies:
             self._copy_page(source, destination)
@@ -108,6 +124,23 @@ class FakeRunner:
         self.num_tokens_computed += plan.num_tokens
         self.max_num_requests_in_a_step = max(self.max_num_requests_in_a_step, len(entries))
         return self._sample_all(plan, drafts)
+
+    def _decided(self, plan: StepPlan) -> StepPlan:
+        """A step that is ahead, as it would have been planned after the one before it."""
+        self.num_steps_ahead += 1
+        assert not plan.admissions, "who enters is not ahead"
+        num_accepted = np.array([self._num_accepted[seat] for seat in plan.seats.tolist()], np.int32)
+        assert (num_accepted <= plan.num_undecided).all(), "more drafts were right than the plan allows for"
+        drafts: list[int] = []
+        for seat, count in zip(plan.seats.tolist(), plan.num_drafts.tolist(), strict=True):
+            assert count <= len(self._guesses[seat]), "a draft that nobody has guessed"
+            drafts += self._guesses[seat][:count]
+        return replace(
+            plan,
+            num_computed=plan.num_computed + num_accepted,
+            draft_token_ids=np.array(drafts, np.int64),
+            num_undecided=np.zeros(0, np.int32),
+        )
 
     def _encode(self, plan: StepPlan) -> None:
         """Every row of media is there when it is computed, and there is room for all that is kept."""
@@ -227,9 +260,13 @@ class FakeRunner:
     def _sample_all(self, plan: StepPlan, drafts: dict[int, list[int]]) -> StepResult:
         runs: list[tuple[int, ...]] = []
         faults: list[str | None] = []
+        self._num_accepted, self._guesses = {}, {}
         for seat in plan.seats[plan.samples].tolist():
             del self._tokens[seat][len(self._tokens[seat]) - len(drafts[seat]) :]
+            num_tokens = len(self._tokens[seat])
             run, fault = self._sample_run(seat, drafts[seat])
+            self._num_accepted[seat] = len(self._tokens[seat]) - num_tokens - 1
+            self._guesses[seat] = self._guess(self._tokens[seat], plan.num_to_draft) if plan.num_to_draft else []
             runs.append(run)
             faults.append(fault)
             self.num_drafts_accepted += max(0, len(run) - 1)
@@ -309,15 +346,12 @@ class FakeEngine:
 
     def step(self, *, cancel_in_flight: str | None = None) -> None:
         """One turn of the loop; a request may be cancelled between a launch and the settling before it."""
-        drafts, waits = NO_DRAFTS, False
-        if self._drafter is not None:
-            running = self.scheduler.draftable()
-            drafts = self._drafter.propose(running)
-            waits = self.runner.has_drafts_in_flight or self._drafter.is_worth_waiting(running)
-        schedule = None if waits and self.runner.num_in_flight else self.scheduler.plan(drafts)
+        schedule = self._plan()
         plans = schedule is not None and not schedule.is_empty
         if schedule is not None and plans:
-            plan = self.scheduler.commit(schedule)
+            num_requests = len(schedule.entries.seats)
+            num_to_draft = 0 if self._drafter is None else self._drafter.num_ahead(num_requests)
+            plan = self.scheduler.commit(schedule, num_to_draft=num_to_draft)
             self._check()
             self.runner.launch(plan)
         else:
@@ -330,6 +364,18 @@ class FakeEngine:
             for event in self.scheduler.settle(plan, result):
                 self._hear(event)
             self._check()
+
+    def _plan(self) -> Schedule | None:
+        if self._drafter is None:
+            return self.scheduler.plan(NO_DRAFTS)
+        running = self.scheduler.draftable()
+        if self.runner.is_drafting:
+            schedule = self.scheduler.plan_ahead(self._drafter.num_unseen(running))
+            if schedule is not None:
+                return schedule
+        drafts = self._drafter.propose(running)
+        waits = self.runner.has_drafts_in_flight or self._drafter.is_worth_waiting(running)
+        return None if waits and self.runner.num_in_flight else self.scheduler.plan(drafts)
 
     def run(self, max_num_steps: int = 100_000) -> int:
         """Until nobody is left; returns the number of steps."""

@@ -90,6 +90,7 @@ def make_engine(
     num_encoder_rows: int = 0,
     max_num_encoded_rows: int = 0,
     max_step_seconds: float | None = None,
+    max_num_rows_ahead: int = 0,
 ) -> FakeEngine:
     manager = KVCacheManager(
         layout,
@@ -107,6 +108,7 @@ def make_engine(
         num_encoder_rows=num_encoder_rows,
         max_num_encoded_rows=max_num_encoded_rows,
         max_step_seconds=max_step_seconds,
+        max_num_rows_ahead=max_num_rows_ahead,
     )
     runner = FakeRunner(
         layout,
@@ -115,6 +117,7 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         sample=sample,
+        guess=drafter.guess if isinstance(drafter, Guesser) else no_guess,
         computes_late=not ordered_on_one_stream,
         num_encoder_rows=num_encoder_rows,
         max_num_encoded_rows=max_num_encoded_rows,
@@ -146,13 +149,36 @@ class Guesser(EagerDrafter):
 
     def propose(self, requests: Sequence[Draftable]) -> dict[int, list[int]]:
         chosen = [request for request in self.draftable(requests) if self._random.random() < 0.9]
-        return {request.request_number: self._guess(request) for request in chosen}
+        return {
+            request.request_number: self.guess(
+                [*request.prompt_token_ids, *request.output_token_ids],
+                self._random.randint(0, self.max_num_drafts + 1),  # one too many is no harm
+            )
+            for request in chosen
+        }
 
-    def _guess(self, request: Draftable) -> list[int]:
-        tokens = [*request.prompt_token_ids, *request.output_token_ids]
+    def guess(self, tokens: Sequence[int], count: int) -> list[int]:
         chance = self._random.choice([0.0, 0.5, 0.9, 1.0])
         guesses: list[int] = []
-        for _ in range(self._random.randint(0, self.max_num_drafts + 1)):  # one too many is no harm
+        for _ in range(count):
             right = self._random.random() < chance
             guesses.append(self._sample([*tokens, *guesses]) if right else self._random.randrange(VOCAB_SIZE))
         return guesses
+
+
+class UnseenGuesser(Guesser):
+    """Guesses on the device too, a random number of tokens behind a step, and lets some be verified unseen."""
+
+    _num_on_their_way = 0
+
+    def num_ahead(self, num_running: int) -> int:
+        self._num_on_their_way = self._random.choice([0, self.max_num_drafts, self._random.randint(1, 9)])
+        return self._num_on_their_way
+
+    def num_unseen(self, requests: Sequence[Draftable]) -> dict[int, int]:
+        most = min(self._num_on_their_way, self.max_num_drafts)
+        return {request.request_number: self._random.randint(most // 2, most) for request in requests}
+
+
+def no_guess(tokens: Sequence[int], count: int) -> list[int]:
+    raise AssertionError("nobody is there to guess")

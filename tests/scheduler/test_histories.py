@@ -12,7 +12,16 @@ from facet.media_span import MediaSpan
 from facet.request import Request
 from facet.scheduler import time_left
 from tests.kv_cache.layouts import make_layout
-from tests.scheduler.requests import VOCAB_SIZE, Guesser, alone, continuation, make_engine, make_request, sample
+from tests.scheduler.requests import (
+    VOCAB_SIZE,
+    Guesser,
+    UnseenGuesser,
+    alone,
+    continuation,
+    make_engine,
+    make_request,
+    sample,
+)
 
 LAYOUTS = {
     "as 31B": make_layout((8, 4), (None, 20)),
@@ -63,11 +72,14 @@ class History(RuleBasedStateMachine):
         ordered_on_one_stream=st.booleans(),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
         max_num_drafts=st.sampled_from([0, 0, 1, 3, 9]),
+        max_num_rows_ahead=st.sampled_from([0, 4, 1000, 1000]),
         max_step_seconds=st.sampled_from([None, None, 1e-3, 12.0]),
         seed=st.integers(0, 1000),
     )
     def start(self, layout: str, max_num_drafts: int, seed: int, **options: Any) -> None:
-        drafter = Guesser(continuation, max_num_drafts=max_num_drafts, seed=seed) if max_num_drafts else None
+        kind = UnseenGuesser if options["max_num_rows_ahead"] else Guesser
+        drafter = kind(continuation, max_num_drafts=max_num_drafts, seed=seed) if max_num_drafts else None
+        self.looks_back = seed % 2 == 0  # some requests: no step is ahead while they run
         self.engine = make_engine(
             LAYOUTS[layout], max_model_len=MAX_MODEL_LEN, sample=sample_or_fail, drafter=drafter, **options
         )
@@ -94,6 +106,8 @@ class History(RuleBasedStateMachine):
         self, document: list[int], num_shared: int, own: list[int], fails: bool, contents: str, **fields: Any
     ) -> None:
         request_id = f"{'fails' if fails else 'request'} {len(self.requests)}"
+        if not self.looks_back:
+            fields |= {"min_tokens": 0, "needs_sampled_token_on_host": False}
         prompt = document[:num_shared] + own
         request = make_request(request_id, prompt, media=media_of(contents, len(prompt)), **fields)
         self.try_to_submit(request)

@@ -87,7 +87,7 @@ class Outcome(NamedTuple):
 
 def outcomes(plan: StepPlan, result: StepResult) -> list[Outcome]:
     """Of each request that had drafts in a settled step."""
-    if not len(plan.draft_token_ids):
+    if not plan.has_drafts:
         return []
     entries = zip(
         plan.request_numbers[plan.samples].tolist(),

@@ -5,7 +5,7 @@ their text, the model makes no guesses: they would not be looked at.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from facet.drafts.acceptance import outcomes
 from facet.drafts.model_drafter import ModelDrafter
@@ -45,6 +45,10 @@ class CombinedDrafter:
         self._from_text = {number for number in drafts if offers[number] is from_text.get(number)}
         self._text.take(from_text, self._from_text)
         return drafts
+
+    def num_unseen(self, requests: Sequence[Draftable]) -> Mapping[int, int]:
+        """None: the text may have better ones, once the tokens are known."""
+        return {}
 
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
         return self._model.is_worth_waiting(requests) or self._text.is_worth_waiting(requests)

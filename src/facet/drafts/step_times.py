@@ -42,8 +42,8 @@ class StepTimes:
 
     def learn_step(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long, drafting for the next one included. Steps come in the order of their launch."""
-        has_waited = self._is_waited_for or len(plan.draft_token_ids) > 0
-        self._is_waited_for = len(plan.draft_token_ids) > 0 or plan.num_to_draft > 0
+        has_waited = self._is_waited_for or plan.has_drafts
+        self._is_waited_for = plan.has_drafts or plan.num_to_draft > 0
         if int((plan.num_scheduled - plan.num_drafts).max()) > 1:
             return  # what it computed of prompts says nothing about drafts
         self.learn(

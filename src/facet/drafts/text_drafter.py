@@ -4,7 +4,7 @@ The index of a request's tokens is made while the request generates, some tokens
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from facet.drafts.acceptance import Acceptance, Outcome, outcomes
 from facet.drafts.config import NgramDrafts, SuffixDrafts
@@ -62,6 +62,9 @@ class TextDrafter:
                 self._match_lengths[number] = self._offered[number]
             else:
                 self._acceptance.forgo(self._offered[number])
+
+    def num_unseen(self, requests: Sequence[Draftable]) -> Mapping[int, int]:
+        return {}
 
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
         pending = [request for request in requests if request.num_pending and request.max_num_drafts]

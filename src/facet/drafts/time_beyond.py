@@ -1,9 +1,9 @@
 """What steps take beyond the times measured at start, learned while they run.
 
 Two kinds of steps are told apart. Steps that overlap with the host's work take as long as the device does. A step with
-drafts, and the one behind it, is planned and launched only once the tokens before it are known: the host's work counts
-in full. Long contexts make both longer. How much all this is depends on how many requests run, so it is learned in
-classes of them, each twice as wide as the one before.
+drafts, and the one behind it, is planned and launched only once the tokens before it are known, unless it is ahead of
+them: the host's work counts in full. Long contexts make both longer. How much all this is depends on how many requests
+run, so it is learned in classes of them, each twice as wide as the one before.
 
 What was learned fades while the other kind runs. A kind that has not run for long is believed to take no more than it
 could at best, so it is tried again as soon as that would pay, and nothing is given up for ever.

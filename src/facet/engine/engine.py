@@ -2,7 +2,8 @@
 
 In the plain order a step is settled before the next is planned. In the overlapped order the next step is planned and
 launched first, and the one before it is settled while the device is busy. The operations are the same; only the moment
-when a launched step is waited for differs.
+when a launched step is waited for differs. A step with drafts is waited for before the next is planned, unless that one
+can be launched ahead of its tokens (`scheduler/plan_ahead.py`).
 """
 
 import time
@@ -99,6 +100,7 @@ class Engine:
                 max_num_seqs=settings.max_num_seqs,
                 max_model_len=settings.max_model_len,
                 max_num_drafts=0 if drafter is None else drafter.max_num_drafts,
+                max_num_rows_ahead=max(settings.graph_sizes, default=0) if settings.overlapped else 0,
                 max_num_encoded_rows=settings.max_num_encoded_rows,
                 num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
                 max_step_seconds=settings.max_step_seconds,
@@ -201,7 +203,7 @@ class Engine:
             return [] if started is None else self._settle(started)
         before, self._in_flight = self._in_flight, started
         events = [] if before is None else self._settle(before)
-        if started is None and events:
+        if started is None and before is not None:
             # Everyone waited for these tokens. The device gets its next step before the clients get theirs.
             self._in_flight = self._start(self._last_settled)
         return events
@@ -222,13 +224,18 @@ class Engine:
         return _StartedStep(plan, self.runner.sample(launched, masks), start)
 
     def _plan(self) -> Schedule | None:
-        """None: the step in flight is settled first, because drafts follow its tokens.
+        """None: the step in flight is settled first, because drafts follow its tokens and are to be seen.
 
         Nobody goes on meanwhile. Requests that did would take turns with the others from then on, in steps of half as
         many rows that take as long.
         """
         drafter, in_flight = self._drafter, self._in_flight
-        if in_flight is not None and len(in_flight.plan.draft_token_ids) > 0:
+        if in_flight is not None and drafter is not None and in_flight.plan.num_to_draft > 0:
+            num_unseen = drafter.num_unseen(self._scheduler.draftable())
+            schedule = self._scheduler.plan_ahead(num_unseen) if num_unseen else None
+            if schedule is not None:
+                return schedule
+        if in_flight is not None and in_flight.plan.has_drafts:
             return None
         if drafter is None or not drafter.could_gain(self._scheduler.queues.num_running):
             return self._scheduler.plan()
@@ -245,7 +252,9 @@ class Engine:
         self._scheduler.learn(plan, seconds)
         if self._drafter is not None:
             self._unlearned = _SettledStep(plan, result, seconds)
-            self._unheard = None if step.sampled.drafts is None else _Guesses(plan, step.sampled.drafts)
+            guesses = step.sampled.drafts
+            # A step that has been launched meanwhile verifies them, or has left them behind.
+            self._unheard = None if guesses is None or self._in_flight is not None else _Guesses(plan, guesses)
         self._grammars.settle(plan, result)
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
         events = self._scheduler.settle(plan, result)

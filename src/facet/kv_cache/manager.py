@@ -94,7 +94,10 @@ class KVCacheManager:
         for entrant in schedule.entrants:
             self._share_hit(entrant)
         entries = schedule.entries
-        lacking = self._tables.lacking(entries.seats, entries.num_computed + entries.num_scheduled)
+        num_tokens = entries.num_computed + entries.num_scheduled
+        if len(schedule.num_undecided):
+            num_tokens = num_tokens + schedule.num_undecided  # wherever the step begins, it finds its blocks
+        lacking = self._tables.lacking(entries.seats, num_tokens)
         copied = [group.copied for entrant in schedule.entrants if entrant.hit for group in entrant.hit.blocks]
         num_copies = sum(map(len, copied))
         blocks = self._take(num_copies + len(lacking.seats))
@@ -122,6 +125,7 @@ class KVCacheManager:
             samples=entries.samples,
             num_logit_rows=entries.num_logit_rows.astype(np.int32),
             draft_token_ids=schedule.draft_token_ids,
+            num_undecided=schedule.num_undecided.astype(np.int32),
             num_to_draft=num_to_draft,
             media=schedule.media,
         )
@@ -143,13 +147,13 @@ class KVCacheManager:
                 self._prefixes.discard(marked.chain)
         self._let_go(seat)
 
-    def give_back(self, seats: Seats, num_computed: NDArray[np.int64]) -> None:
-        """Only so many tokens of these seats hold: return the blocks behind them, which were taken for drafts."""
+    def give_back(self, seats: Seats, num_tokens: NDArray[np.int64]) -> None:
+        """No more tokens of these seats can hold: return the blocks behind them, which were taken for drafts."""
         tables = self._tables
-        entries = tables.beyond(seats, num_computed)
+        entries = tables.beyond(seats, num_tokens)
         if len(entries.seats):
             self._pool.release(tables.read(entries), fence=self._last_step)
-            tables.end[:, seats] = np.minimum(tables.end[:, seats], tables.end_needed(num_computed))
+            tables.end[:, seats] = np.minimum(tables.end[:, seats], tables.end_needed(num_tokens))
 
     def retire(self, step: int) -> None:
         """Everything that `step` reads or writes has been read and written."""
@@ -176,9 +180,9 @@ class KVCacheManager:
     def picture(self, *, max_cells: int) -> ArenaPicture:
         return draw(self.layout, self._pool, self._tables, max_cells=max_cells)
 
-    def check_integrity(self, seats: Seats, num_computed: NDArray[np.int64], max_num_drafts: NDArray[np.int64]) -> None:
+    def check_integrity(self, seats: Seats, num_computed: NDArray[np.int64], num_drafts: NDArray[np.int64]) -> None:
         """The tables of the occupied `seats` account for every block that is out, and hold what they must and no more:
-        the window before `num_computed`, the tokens up to there, and as many drafts as may be in flight."""
+        the window before `num_computed`, the tokens up to there, and the drafts in flight."""
         self._pool.check_integrity()
         if self._prefixes is not None:
             self._prefixes.check_integrity()
@@ -190,7 +194,7 @@ class KVCacheManager:
             needed_first, needed_end = block_range(group, num_computed, 0)
             assert (first[seats] <= needed_first).all(), "a window has left behind what it still sees"
             assert (needed_end <= end[seats]).all(), "computed tokens have no block"
-            assert (end[seats] <= block_range(group, num_computed, max_num_drafts)[1]).all(), "a block holds nothing"
+            assert (end[seats] <= block_range(group, num_computed, num_drafts)[1]).all(), "a block holds nothing"
 
     def _move_windows(self, seats: Seats, num_computed: NDArray[np.int64]) -> None:
         entries = self._tables.behind_windows(seats, num_computed)

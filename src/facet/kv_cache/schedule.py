@@ -4,7 +4,7 @@
 of it. A schedule that is never committed leaves no trace.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,8 @@ from facet.kv_cache.prefix_chain import PrefixChain
 from facet.kv_cache.prefix_index import PrefixHit
 from facet.request import Request
 from facet.step import NO_ENCODER_WORK, EncoderWork
+
+_NOBODY = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,6 +60,7 @@ class Schedule:
     # The seats that go on running, scheduled or not: their windows stand at `running_computed` now.
     running_seats: NDArray[np.int64]
     running_computed: NDArray[np.int64]
+    num_undecided: NDArray[np.int64] = field(default_factory=lambda: _NOBODY)  # as in `StepPlan`
     media: EncoderWork = NO_ENCODER_WORK
     was_short_of_time: bool = False  # a prompt got fewer rows so that the step ends in time
 

@@ -102,21 +102,21 @@ class DraftAhead:
         work = partial(self._model.draft, buffers.token_ids, buffers.hidden, rows, self._arena, 1)
         return {1: seconds_of(work, self._device)}
 
-    def draft(self, plan: StepPlan, token_ids: Tensor, hidden: Tensor, num_emitted: Tensor | None) -> Tensor:
+    def draft(self, plan: StepPlan, token_ids: Tensor, hidden: Tensor, num_more: Tensor | None) -> Tensor:
         """[seats, drafts] of the plan's entries that sample: behind the token each got last.
 
-        `hidden` are the states those tokens were chosen from. `num_emitted`: how many tokens each got, where drafts
-        make that more than one; only the device knows.
+        `hidden` are the states those tokens were chosen from. `num_more` int32: by how much each is further on than the
+        plan could know, because of drafts that were right; None: by nothing.
         """
         seats = plan.seats[plan.samples]
         first = (plan.num_computed + plan.num_scheduled - plan.num_drafts - 1)[plan.samples]
-        num_more = None if num_emitted is None else (num_emitted - 1).to(torch.int32)
         size = next((size for size in self._sizes if size >= len(seats)), None)
         if size is not None:
             return self._replay(size, first, seats, num_more, token_ids, hidden, plan.num_to_draft)
         positions, device_seats = arrays_on_device((first, seats), self._device)
         # The longest there can be: the rest is not looked at.
-        context_lens = tuple((first + plan.num_drafts[plan.samples] + 1).tolist())
+        longest = first + plan.num_drafts[plan.samples] + 1
+        context_lens = tuple((longest + plan.num_undecided if plan.is_ahead else longest).tolist())
         rows = self._attention_rows(positions if num_more is None else positions + num_more, device_seats, context_lens)
         return self._model.draft(token_ids, hidden, rows, self._arena, plan.num_to_draft)
 

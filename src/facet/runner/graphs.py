@@ -103,9 +103,20 @@ class DecodeGraphs:
                 self._upper[size] = recorder.record(partial(self._run_upper, size))
                 advance(1)
 
-    def decode(self, positions: NDArray[np.int32], seats: NDArray[np.int32], sources: NDArray[np.int32]) -> Tensor:
-        """Logits [rows, vocab] of tokens among the last ones; they hold until the next replay."""
+    def decode(
+        self,
+        positions: NDArray[np.int32],
+        seats: NDArray[np.int32],
+        sources: NDArray[np.int32],
+        num_more: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [rows, vocab] of tokens among the last ones; they hold until the next replay.
+
+        `num_more` [rows] int32: by how much positions are further on, as only the device knows.
+        """
         self._stage(positions, seats, sources)
+        if num_more is not None:
+            self._buffers.rows[0, : len(positions)] += num_more
         size = self._size_for(len(positions))
         self._lower[size].replay()
         self._upper[size].replay()

@@ -36,6 +36,7 @@ from facet.runner.pieces import LowerPieces, PieceBuffers
 from facet.runner.recording import RunOnce, recording
 from facet.runner.seat_state import SeatState
 from facet.runner.step_sampling import ComputedRows, SampledStep, StepSampling
+from facet.runner.tail import UnseenDrafts
 from facet.step import STEP_SIZES, StepMasks, StepPlan
 from facet.transfer import arrays_on_device, copy_to_device
 
@@ -63,6 +64,7 @@ class LaunchedStep(NamedTuple):
 
     plan: StepPlan
     computed: ComputedRows
+    unseen: UnseenDrafts | None  # of a step that is ahead
 
 
 class Runner:
@@ -238,15 +240,20 @@ class Runner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Start the forward pass of a step. `sample` must come next, before another step is launched."""
         self._update_seats(plan)
-        num_tokens = plan.num_tokens
-        computed = self._compute(plan, num_tokens)
+        num_tokens, unseen = plan.num_tokens, None
+        if plan.is_ahead:
+            assert self._graphs is not None, "steps that are ahead are captured"
+            unseen = self._sampling.unseen_drafts(plan)
+            computed = self._replay(self._graphs, plan, unseen)
+        else:
+            computed = self._compute(plan, num_tokens)
         self._count(plan, num_tokens)
-        return LaunchedStep(plan, computed)
+        return LaunchedStep(plan, computed, unseen)
 
     @torch.inference_mode()
     def sample(self, step: LaunchedStep, masks: StepMasks | None = None) -> SampledStep:
         """Start what is left of a step. The masks are what grammars allow, and may be made while the model computes."""
-        return self._sampling.sample(step.plan, step.computed, masks)
+        return self._sampling.sample(step.plan, step.computed, masks, step.unseen)
 
     def _compute(self, plan: StepPlan, num_tokens: int) -> ComputedRows:
         graphs = self._graphs
@@ -292,17 +299,18 @@ class Runner:
         embedded = self.model.embed(batch.token_ids, batch.soft)
         return self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers, embedded=embedded)
 
-    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> ComputedRows:
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan, unseen: UnseenDrafts | None = None) -> ComputedRows:
         """Every entry computes one token, and drafts behind it."""
         given_seats, token_ids = self._seats.given_single_tokens(plan)
         if len(given_seats):
             device_seats, device_ids = arrays_on_device((given_seats, token_ids), self._device)
             self._sampling.last_token_ids[device_seats] = device_ids
         positions, seats, sources = plan.num_computed, plan.seats, plan.seats
-        if len(plan.draft_token_ids):
+        if plan.has_drafts:
             positions, seats = ranges(positions, plan.num_scheduled), np.repeat(seats, plan.num_scheduled)
-            sources = self._place_drafts(plan, positions, seats)
-        logits = graphs.decode(positions, seats, sources)
+            sources = self._place_drafts(plan, positions, seats, unseen)
+        further_on = None if unseen is None else unseen.further_on
+        logits = graphs.decode(positions, seats, sources, None if further_on is None else further_on.num_tokens)
         hidden = graphs.hidden(len(positions))
         if np.count_nonzero(plan.num_logit_rows) == len(plan.seats):
             return ComputedRows(hidden, logits)
@@ -310,11 +318,15 @@ class Runner:
         return ComputedRows(hidden[chosen], logits[chosen])
 
     def _place_drafts(
-        self, plan: StepPlan, positions: NDArray[np.int32], seats: NDArray[np.int32]
+        self, plan: StepPlan, positions: NDArray[np.int32], seats: NDArray[np.int32], unseen: UnseenDrafts | None
     ) -> NDArray[np.int32]:
         """Puts drafts behind the last tokens of seats. Where each row finds its token there."""
-        first, count = self._seats.num_seats + 1, len(plan.draft_token_ids)
-        copy_to_device(plan.draft_token_ids, self._sampling.last_token_ids[first : first + count])
+        first, count = self._seats.num_seats + 1, len(seats) - len(plan.seats)
+        target = self._sampling.last_token_ids[first : first + count]
+        if unseen is None:
+            copy_to_device(plan.draft_token_ids, target)
+        else:
+            target.copy_(unseen.token_ids)
         sources = seats.copy()
         is_draft = positions > np.repeat(plan.num_computed, plan.num_scheduled)
         sources[is_draft] = np.arange(first, first + count)

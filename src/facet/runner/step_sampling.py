@@ -16,6 +16,7 @@ from facet.model.gemma import Gemma
 from facet.runner.batch import ranges
 from facet.runner.draft_ahead import DraftAhead, DraftsInFlight
 from facet.runner.seat_state import SeatState
+from facet.runner.tail import Tail, TailReader, UnseenDrafts
 from facet.sampling import GrammarMask, LogprobTensors, SampledTokens, Sampler, TokensInFlight, grammar_mask
 from facet.sampling_params import SamplingParams
 from facet.step import Admission, StepMasks, StepPlan, StepResult
@@ -60,16 +61,19 @@ class SampledStep:
     tokens: TokensInFlight
     prompt_logprobs: tuple[tuple[int, tuple[LogprobTensors, ...]], ...]
     drafts: DraftsInFlight | None  # behind the tokens; None: nobody drafts
+    unseen: UnseenDrafts | None = None  # of a step that is ahead
 
     def wait(self) -> StepResult:
         """The outcome, once the device is done with it. The drafts may still be on their way."""
         plan, host = self.plan, self.tokens.wait()
-        num_drafts = plan.num_drafts[plan.samples].tolist() if len(plan.draft_token_ids) else None
-        runs = host.runs(num_drafts, plan.draft_token_ids.tolist())
+        num_drafts = plan.num_drafts[plan.samples].tolist() if plan.has_drafts else None
+        drafted = plan.draft_token_ids.tolist() if self.unseen is None else self.unseen.wait()
+        runs = host.runs(num_drafts, drafted)
         return StepResult(
             token_ids=runs.token_ids,
             faults=runs.faults,
             logprobs=runs.logprobs,
+            draft_token_ids=drafted,
             prompt_logprobs=tuple(
                 (entry, [logprob for part in parts for logprob in part.to_list()])
                 for entry, parts in self.prompt_logprobs
@@ -101,6 +105,8 @@ class StepSampling:
         self._num_prompt_logprobs: dict[int, int] = {}  # by seat
         self._uncounted: set[int] = set()  # seats that had drafts when they were last sampled
         self._last_places: _Places | None = None
+        self._tail: Tail | None = None  # of the last step, if a drafter goes on behind it
+        self._tail_reader = TailReader(self._device)
 
     def release(self, seat: int) -> None:
         self._sampler.remove_request(seat)
@@ -120,20 +126,44 @@ class StepSampling:
         if request.sampling.prompt_logprobs is not None:
             self._num_prompt_logprobs[admission.seat] = request.sampling.prompt_logprobs
 
-    def sample(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> SampledStep:
+    def unseen_drafts(self, plan: StepPlan) -> UnseenDrafts:
+        """Of a step that is ahead."""
+        assert self._tail is not None, "nobody has drafted"
+        return self._tail_reader.unseen(plan, self._tail)
+
+    def sample(
+        self,
+        plan: StepPlan,
+        computed: ComputedRows,
+        masks: StepMasks | None,
+        unseen: UnseenDrafts | None = None,
+    ) -> SampledStep:
         if self._uncounted:
             self._recount(plan)
-        choose = self._choose_along_drafts if len(plan.draft_token_ids) else self._choose
-        sampled = choose(plan, computed, masks)
+        if plan.has_drafts:
+            sampled = self._choose_along_drafts(plan, computed, masks, unseen)
+        else:
+            sampled = self._choose(plan, computed, masks)
         tokens = sampled.tokens.start_copy()
-        drafts = None
-        if plan.num_to_draft and len(sampled.last_rows):
-            assert self.draft_ahead is not None, "nobody is there to draft"
-            hidden = computed.hidden[sampled.last_rows]
-            drafts = DraftsInFlight.start_copy(
-                self.draft_ahead.draft(plan, sampled.last_token_ids, hidden, sampled.num_emitted)
-            )
-        return SampledStep(plan, tokens, self._prompt_logprobs(plan, computed.hidden), drafts)
+        drafts = self._draft(plan, computed, sampled, unseen)
+        return SampledStep(plan, tokens, self._prompt_logprobs(plan, computed.hidden), drafts, unseen)
+
+    def _draft(
+        self, plan: StepPlan, computed: ComputedRows, sampled: "_Chosen", unseen: UnseenDrafts | None
+    ) -> DraftsInFlight | None:
+        self._tail = None
+        if not plan.num_to_draft or not len(sampled.last_rows):
+            return None
+        assert self.draft_ahead is not None, "nobody is there to draft"
+        num_accepted = None if sampled.num_emitted is None else (sampled.num_emitted - 1).to(torch.int32)
+        num_more = num_accepted
+        if num_accepted is not None and unseen is not None and unseen.num_more is not None:
+            num_more = num_accepted + unseen.num_more
+        hidden = computed.hidden[sampled.last_rows]
+        guesses = self.draft_ahead.draft(plan, sampled.last_token_ids, hidden, num_more)
+        copy = DraftsInFlight.start_copy(guesses)
+        self._tail = Tail(tuple(plan.seats[plan.samples].tolist()), num_accepted, guesses, copy)
+        return copy
 
     def sample_nothing(self, params: SamplingParams) -> None:
         """For kernels to be compiled."""
@@ -151,12 +181,15 @@ class StepSampling:
         self.last_token_ids[places.device_seats] = sampled.token_ids
         return _Chosen(sampled, sampled.token_ids, places.rows, None)
 
-    def _choose_along_drafts(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> "_Chosen":
+    def _choose_along_drafts(
+        self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None, unseen: UnseenDrafts | None
+    ) -> "_Chosen":
         """As `_choose`, with a row for every draft: the host learns later how many of an entry's tokens hold."""
         places = self._places(plan)
         logits, grammar = self._logits(computed, places.rows), self._mask(masks, places)
+        drafts, further_on = (plan.draft_token_ids, None) if unseen is None else (unseen.token_ids, unseen.further_on)
         sampled = self._sampler.sample_runs(
-            logits, places.seats, places.num_drafts, plan.draft_token_ids, grammar=grammar
+            logits, places.seats, places.num_drafts, drafts, further_on=further_on, grammar=grammar
         )
         self.last_token_ids[places.device_seats] = sampled.last_token_ids
         self._uncounted.update(places.seats)

@@ -1,5 +1,6 @@
 """Chooses token ids from logits. The runner uses `Sampler`; everything else here is one of its features."""
 
+from facet.sampling.batch_seats import FurtherOn
 from facet.sampling.grammar import GrammarMask, grammar_mask
 from facet.sampling.grammar_compiler import GrammarCompiler, as_request_error
 from facet.sampling.grammars import Grammars
@@ -10,6 +11,7 @@ from facet.sampling.sampler import Sampler
 
 __all__ = [
     "Fault",
+    "FurtherOn",
     "GrammarCompiler",
     "GrammarMask",
     "Grammars",

@@ -8,6 +8,7 @@ A seat has one place, or, with drafts, a run of them: what is sampled there hold
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +50,13 @@ class BatchSeats:
         return len(self.seats)
 
 
+class FurtherOn(NamedTuple):
+    """By how many tokens the seats of places are further on than the host knows."""
+
+    num_tokens: Tensor  # [places] int32
+    most: int  # that any of them can be
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
     """The places of seats with drafts: a run of one more than there are drafts, each place behind one draft more.
@@ -60,6 +68,7 @@ class Runs:
 
     layout: "RunLayout"
     following: Tensor  # [places] int64; NO_DRAFT at the end of a run
+    further_on: FurtherOn | None = None
 
     @property
     def seats(self) -> tuple[int, ...]:
@@ -105,6 +114,7 @@ class RunLayout:
     drafted: NDArray[np.int64]  # the places that have a draft behind them
     places: Tensor  # [runs, longest] int64; a short run is filled up with its last place
     run_of: Tensor  # [places] int64
+    device_drafted: Tensor  # [drafts] int64
 
     @classmethod
     def make(cls, seats: tuple[int, ...], num_drafts: NDArray[np.integer], device: torch.device) -> "RunLayout":
@@ -113,19 +123,24 @@ class RunLayout:
         firsts = np.cumsum(lengths) - lengths
         offsets = np.arange(len(run_of)) - firsts[run_of]
         places = firsts[:, None] + np.minimum(np.arange(lengths.max()), num_drafts[:, None])
+        drafted = np.flatnonzero(offsets < num_drafts[run_of])
         return cls(
             seats,
             tuple(np.array(seats)[run_of].tolist()),
             tuple(offsets.tolist()),
-            np.flatnonzero(offsets < num_drafts[run_of]),
-            *arrays_on_device((places, run_of), device),
+            drafted,
+            *arrays_on_device((places, run_of, drafted), device),
         )
 
-    def runs(self, drafts: NDArray[np.int64]) -> Runs:
+    def runs(self, drafts: NDArray[np.int64] | Tensor, further_on: FurtherOn | None = None) -> Runs:
         """`drafts`: of all runs, one after the other."""
-        following = np.full(len(self.offsets), NO_DRAFT, np.int64)
-        following[self.drafted] = drafts
-        return Runs(self, array_on_device(following, self.run_of.device))
+        if isinstance(drafts, Tensor):
+            following = torch.full_like(self.run_of, NO_DRAFT)
+            following[self.device_drafted] = drafts
+            return Runs(self, following, further_on)
+        host = np.full(len(self.offsets), NO_DRAFT, np.int64)
+        host[self.drafted] = drafts
+        return Runs(self, array_on_device(host, self.run_of.device), further_on)
 
 
 def row_slices(num_rows: int, vocab_size: int, device: torch.device) -> Iterator[slice]:

@@ -53,7 +53,7 @@ class Penalties:
 
     def add_request(self, arrival: Arrival) -> None:
         seat, params = arrival.seat, arrival.params
-        if (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0):
+        if not params.has_penalties:
             return
         if not self._free_slots:
             self._add_slots()

@@ -17,7 +17,7 @@ from torch import Tensor
 from facet.layers.rank_group import RankGroup
 from facet.sampling.allowed_tokens import AllowedTokens
 from facet.sampling.bad_words import BadWords
-from facet.sampling.batch_seats import Arrival, BatchSeats, RunLayout
+from facet.sampling.batch_seats import Arrival, BatchSeats, FurtherOn, RunLayout
 from facet.sampling.choice import Choice
 from facet.sampling.grammar import GrammarMask
 from facet.sampling.logit_bias import LogitBias
@@ -162,16 +162,18 @@ class Sampler:
         logits: Tensor,
         seats: Sequence[int],
         num_drafts: NDArray[np.integer],
-        drafts: NDArray[np.int64],
+        drafts: NDArray[np.int64] | Tensor,
         *,
+        further_on: FurtherOn | None = None,
         grammar: GrammarMask | None = None,
     ) -> SampledRuns:
         """Samples seats with drafts at every place: seat i has 1 + num_drafts[i] rows of logits, one after the other.
 
         The tokens that hold are remembered on the device, as by `accept`. How many they are the host does not know:
-        before the seats are sampled again, `recount` tells it.
+        before the seats are sampled again, `recount` tells it, or the least that they can be if they are `further_on`.
+        Only seats whose settings do not depend on the tokens before may be that.
         """
-        runs = self._run_layout_of(tuple(seats), num_drafts).runs(drafts)
+        runs = self._run_layout_of(tuple(seats), num_drafts).runs(drafts, further_on)
         batch = BatchSeats(runs.layout.seats_of_places, self._device, runs, self._vocabulary.held)
         tokens = self._sample(logits, batch, grammar)
         if self._made_up is not None:

@@ -3,12 +3,14 @@
 The position is the number of output tokens. It lives on the host alone: the loop knows that a token was
 sampled before it knows which, so a resumed or overlapped request continues its stream without a look at the
 device. For the same reason the keys of the next steps of a batch are known: they are computed and moved to the
-device for several steps at once.
+device for several steps at once. Behind drafts that are undecided the host has the least position that there can be,
+and the device chooses among the keys from there on.
 """
 
 import secrets
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from facet.sampling.batch_seats import Arrival, BatchSeats
@@ -44,7 +46,13 @@ class Seeds:
         """The noise keys [rows, 2] of this step, on the device."""
         if batch.runs is not None:
             seats, offsets = list(batch.seats), np.array(batch.runs.offsets)
-            return array_on_device(noise_keys(self._states[seats], self._positions[seats] + offsets), batch.device)
+            positions, further_on = self._positions[seats] + offsets, batch.runs.further_on
+            if further_on is None:
+                return array_on_device(noise_keys(self._states[seats], positions), batch.device)
+            # Of every place where a seat may be, and on the device those where it is.
+            positions = positions + np.arange(further_on.most + 1)[:, None]
+            keys = array_on_device(noise_keys(self._states[seats], positions), batch.device)
+            return keys[further_on.num_tokens.long(), torch.arange(len(seats), device=batch.device)]
         if self._batch is not batch or not self._next_keys:
             self._batch = batch
             self._next_keys = self._keys_ahead(batch)

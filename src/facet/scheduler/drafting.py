@@ -8,10 +8,13 @@ is kept because of it. The only thing to give back is blocks.
 A request is drafted for when all its tokens are known and all but the last computed. With drafts in flight it waits:
 what it computes next depends on how many were right.
 
-The overlapped loop launches a step before it knows the tokens of the last one, and only known tokens can be continued.
-So drafts and overlap take turns. While no text can be guessed, or too many requests run for drafts to pay, steps
-overlap as without a drafter. Where guesses promise more than overlap saves (`Drafter.is_worth_waiting`), and for as
-long as steps have drafts, each is settled before the next is planned.
+The overlapped loop launches a step before it knows the tokens of the last one, and a text can only be continued where
+it is known. So drafts from the text and overlap take turns. While no text can be guessed, or too many requests run for
+drafts to pay, steps overlap as without a drafter. Where guesses promise more than overlap saves
+(`Drafter.is_worth_waiting`), and for as long as steps have drafts, each is settled before the next is planned.
+
+Drafts that a model makes on the device can be verified unseen (`Drafter.num_unseen`): a step with them is launched
+ahead of the tokens that they follow (`plan_ahead.py`), and steps overlap all the same.
 """
 
 import itertools
@@ -59,6 +62,10 @@ class Drafter(Protocol):
         Anything may be guessed: a wrong guess costs time, never an answer.
         """
 
+    def num_unseen(self, requests: Sequence[Draftable]) -> Mapping[int, int]:
+        """How many of the guesses that are being made on the device to verify before anyone has seen them, by request
+        number; none: all have to be seen first."""
+
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:
         """Whether requests with a pending token should wait until it is known, because drafts could follow it."""
 
@@ -104,7 +111,7 @@ class DraftCounter:
         self._num_runs = [0] * (max_num_drafts + 1)  # by how many of their drafts were accepted
 
     def count(self, plan: StepPlan, result: StepResult) -> None:
-        self._num_drafts += len(plan.draft_token_ids)
+        self._num_drafts += int(plan.num_drafts.sum())
         for count, token_ids in zip(plan.num_drafts[plan.samples].tolist(), result.token_ids, strict=True):
             if count:
                 self._num_runs[min(count, max(0, len(token_ids) - 1))] += 1

@@ -15,6 +15,7 @@ class Limits:
     max_num_seqs: int  # requests that run at once
     max_model_len: int  # prompt and output of one request
     max_num_drafts: int = 0  # of one request in one step; out of the budget of max_num_batched_tokens
+    max_num_rows_ahead: int = 0  # of a step that is launched ahead of the tokens and drafts before it; 0: none is
     max_num_encoded_rows: int = 0  # that towers make in one step, unless a single item has more
     num_encoder_rows: int = 0  # of media, that the runner keeps
     max_step_seconds: float | None = None  # that a step with prompts may take while others generate; None: any time

@@ -96,6 +96,7 @@ class Queues:
         seats, computed = entries.seats, entries.num_computed + entries.num_scheduled - entries.num_drafts
         self._seats.num_computed[seats] = computed
         self._seats.num_tokens[seats[entries.samples]] += 1
+        self._seats.num_undecided[seats] += entries.num_drafts
         self._seats.forget_computed_media()
         if self._seats.seats_with_prompt_logits:
             until = self._seats.logits_until[seats]
@@ -104,12 +105,16 @@ class Queues:
     def settle(self, plan: StepPlan, result: StepResult) -> tuple[list[TokenEvent], list[Ended]]:
         """Results of requests that ended while the step was in flight are dropped."""
         seats, numbers = plan.seats[plan.samples], plan.request_numbers[plan.samples]
-        in_place = seats[self._seats.request_number[seats] == numbers]
-        self._seats.num_known[in_place] += 1
+        is_in_place = self._seats.request_number[seats] == numbers
+        self._seats.num_known[seats[is_in_place]] += 1
         prompt_logprobs = self._prompt_logprobs_by_number(plan, result)
         logprobs = result.logprobs or (None,) * len(numbers)
         faults = result.faults or (None,) * len(numbers)
-        num_drafts = plan.num_drafts[plan.samples].tolist() if len(plan.draft_token_ids) else (0,) * len(numbers)
+        num_drafts: Sequence[int] = (0,) * len(numbers)
+        if plan.has_drafts:
+            decided = plan.num_drafts[plan.samples]
+            self._seats.num_undecided[seats[is_in_place]] -= decided[is_in_place]
+            num_drafts = decided.tolist()
         events: list[TokenEvent] = []
         ended: list[Ended] = []
         accepted: dict[int, int] = {}  # by seat: drafts that turned out right, of requests that go on
@@ -172,12 +177,13 @@ class Queues:
             )
         ]
 
-    def computed_in_place(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of the plan's requests with drafts those that still run: their seats, and how much is computed."""
+    def most_in_place(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of the plan's requests with drafts those that still run: their seats, and how many computed tokens can hold,
+        drafts of a later step included."""
         has_drafts = plan.num_drafts > 0
         seats = plan.seats[has_drafts]
         seats = seats[self._seats.request_number[seats] == plan.request_numbers[has_drafts]].astype(np.int64)
-        return seats, self._seats.num_computed[seats]
+        return seats, self._seats.num_computed[seats] + self._seats.num_undecided[seats]
 
     @property
     def all_wait_for_host(self) -> bool:

@@ -2,6 +2,8 @@
 
 known tokens <= tokens        the difference is pending: sampled on the device, not yet seen by the host
 computed tokens <= tokens     the difference is what the request still wants to compute
+
+Drafts in flight are undecided: each may yet turn out to be a token that is known and computed.
 """
 
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ class SeatCounts(NamedTuple):
     num_tokens: Counts
     num_known: Counts
     num_computed: Counts
+    num_undecided: Counts  # drafts in flight
     max_num_tokens: Counts
     waits_for_host: Counts  # 0 or 1
     # For prompt_logprobs, positions [logits_from, logits_until) still want their logits.
@@ -41,7 +44,7 @@ class SeatCounts(NamedTuple):
         If all are accepted one more token comes, so the last draft stands before the last token there can be.
         """
         is_next = self.num_tokens == self.num_computed + 1
-        room: Counts = is_next * np.maximum(self.max_num_tokens - self.num_tokens - 1, 0)
+        room: Counts = is_next * np.maximum(self.max_num_tokens - self.num_tokens - self.num_undecided - 1, 0)
         return room
 
 
@@ -55,10 +58,12 @@ class RunningSeats:
             of_all.num_tokens,
             of_all.num_known,
         )
-        self.num_computed, self.max_num_tokens = of_all.num_computed, of_all.max_num_tokens
+        self.num_computed, self.num_undecided = of_all.num_computed, of_all.num_undecided
+        self.max_num_tokens = of_all.max_num_tokens
         self.waits_for_host = of_all.waits_for_host
         self.logits_from, self.logits_until = of_all.logits_from, of_all.logits_until
         self.seats_that_wait: set[int] = set()  # for the host
+        self.seats_that_look_back: set[int] = set()  # see `RequestState.looks_back`
         self.seats_with_prompt_logits: set[int] = set()
         self.uncuttable: dict[int, tuple[MediaSpan, ...]] = {}  # by seat, of prompts that have such media
         self.encoded: dict[int, tuple[MediaSpan, ...]] = {}  # the same of media whose rows towers make
@@ -67,10 +72,13 @@ class RunningSeats:
         self.request_number[seat] = state.number
         self.num_tokens[seat] = self.num_known[seat] = state.num_known
         self.num_computed[seat] = num_computed
+        self.num_undecided[seat] = 0
         self.max_num_tokens[seat] = state.max_num_tokens
         self.set_waits_for_host(seat, state.request.needs_sampled_token_on_host)
         self.logits_from[seat] = state.num_logits_done
         self.logits_until[seat] = state.num_logits_wanted
+        if state.looks_back:
+            self.seats_that_look_back.add(seat)
         if state.num_logits_wanted:
             self.seats_with_prompt_logits.add(seat)
         if state.uncuttable:
@@ -100,6 +108,7 @@ class RunningSeats:
     def vacate(self, seat: int) -> None:
         self.request_number[seat] = NO_REQUEST
         self.seats_that_wait.discard(seat)
+        self.seats_that_look_back.discard(seat)
         self.seats_with_prompt_logits.discard(seat)
         self.uncuttable.pop(seat, None)
         self.encoded.pop(seat, None)

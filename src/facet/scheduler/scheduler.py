@@ -19,6 +19,7 @@ from facet.scheduler.drafting import NO_DRAFTS, Draftable, DraftCounter, Drafts
 from facet.scheduler.encoding import EncoderBooks
 from facet.scheduler.limits import Limits, check_request, max_num_tokens
 from facet.scheduler.plan import plan_step
+from facet.scheduler.plan_ahead import plan_ahead
 from facet.scheduler.queues import Ended, Queues
 from facet.scheduler.request_state import RequestState
 from facet.scheduler.step_cost import NO_COST, CostLearner
@@ -83,10 +84,17 @@ class Scheduler:
         return self.queues.draftable(self.limits.max_num_drafts)
 
     def plan(self, drafts: Drafts = NO_DRAFTS) -> Schedule:
-        """While a step with drafts is in flight nothing is planned: how its requests go on is not known."""
+        """Not while a step with drafts is in flight: how its requests go on is not known."""
         assert not drafts or self.limits.max_num_drafts > 0, "drafts were not allowed for"
         cost = NO_COST if self.limits.max_step_seconds is None else self._cost_learner.cost()
         return plan_step(self.queues.view(), self.kv_cache.view(), self._encoder, self.limits, drafts, cost)
+
+    def plan_ahead(self, num_drafts_wanted: Mapping[int, int]) -> Schedule | None:
+        """While a single step is in flight, with drafts or a drafter behind it: the next one, if it need not wait.
+
+        `num_drafts_wanted`: by request number, how many of the drafts that are being made the step should verify.
+        """
+        return plan_ahead(self.queues.view(), self.kv_cache.view(), self.limits, num_drafts_wanted)
 
     def commit(self, schedule: Schedule, *, num_to_draft: int = 0) -> StepPlan:
         """`num_to_draft`: see `StepPlan`."""
@@ -108,9 +116,9 @@ class Scheduler:
         events, ended = self.queues.settle(plan, result)
         for end in ended:
             self._release(end)
-        if len(plan.draft_token_ids):
+        if plan.has_drafts:
             self._draft_counter.count(plan, result)
-            self.kv_cache.give_back(*self.queues.computed_in_place(plan))
+            self.kv_cache.give_back(*self.queues.most_in_place(plan))
         self.kv_cache.retire(plan.step)
         return events
 
@@ -138,8 +146,7 @@ class Scheduler:
         self._encoder.check_integrity()
         view = self.queues.view()
         seats, running = view.order, view.seats
-        is_pending = running.num_tokens[seats] > running.num_known[seats]
-        self.kv_cache.check_integrity(seats, running.num_computed[seats], is_pending * self.limits.max_num_drafts)
+        self.kv_cache.check_integrity(seats, running.num_computed[seats], running.num_undecided[seats])
 
     def _release(self, ended: Ended) -> None:
         if ended.seat is not None:
