@@ -20,6 +20,8 @@ from torch import Tensor
 from benchmarks.gpu_timing import microseconds
 from benchmarks.linear_gpu import CACHE_BYTES
 from benchmarks.quantized_gpu import BANDWIDTH, candidates
+from facet.kernels.add_norm import triton as add_norm
+from facet.kernels.add_norm import triton_rounded
 from facet.kernels.geglu import geglu
 from facet.kernels.linear import cases
 from facet.kernels.quantized import QuantizedMatrix, eight_bits
@@ -122,6 +124,30 @@ def measure_many_rows(tune: bool) -> None:
                 try_whole_rows(width, partial(round_geglu, gate_up, FP8_CODES))
 
 
+def measure_norms() -> None:
+    """Of many rows: in parts, in one block as wide as the row, and without rounding."""
+    for width in (2560, 5376):
+        for num_rows in (512, 2048, 8192):
+            stream, update = normal(num_rows, width), normal(num_rows, width)
+            weights = torch.rand(2, width, device="cuda") + 0.5
+            factor = torch.full((1,), 0.75, device="cuda", dtype=torch.bfloat16)
+            arguments = (stream, update, weights[0], weights[1], 1e-6, factor)
+            in_parts = partial(triton_rounded.rounded_add_norm, *arguments, FP8_CODES)
+            in_one_block = partial(add_norm.rounded_add_norm, *arguments, FP8_CODES)
+            torch.cuda.synchronize()
+            (new, rows), (expected, others) = in_parts(), in_one_block()
+            assert (new != expected).float().mean() < 5e-3, "another stream"
+            assert (rows.codes.float() * rows.scales - others.codes.float() * others.scales).abs().mean() < 1e-2
+            runs = (in_parts, in_one_block, partial(add_norm.add_norm, *arguments))
+            times = [microseconds([run] * 16, 15) for run in (*runs, *runs)]
+            print(
+                f"add_norm {num_rows} x {width}, floor {7 * num_rows * width / BANDWIDTH:.1f}: {times[0]:.1f}, "
+                f"{times[3]:.1f} us; in one block {times[1]:.1f}, {times[4]:.1f}; not rounded {times[2]:.1f}, "
+                f"{times[5]:.1f}",
+                flush=True,
+            )
+
+
 def measure_rounding(tune: bool) -> None:
     for width in (2048, 8192, 10240, 16384, 21504):
         for num_rows in (1, 16, 64, 2048, 8192):
@@ -144,6 +170,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     measure_products(options.tune)
+    measure_norms()
     measure_many_rows(options.tune)
     measure_rounding(options.tune)
 

@@ -25,6 +25,7 @@ from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
+from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.language import TensorDescriptor, gl
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
@@ -123,6 +124,14 @@ def round_geglu_launch(width: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]
     return round_whole_rows_kernel, arguments, {**constants, "num_warps": whole.num_warps}
 
 
+def rounded_add_norm_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of many rows of 31B."""
+    constants = dict(WIDTH=5376, BLOCK=2048, IS_DEPENDENT=True, **FP8_CODES.constants)
+    weight, scales = tensor(gl.float32), tensor(gl.float32)
+    arguments = (tensor(), tensor(), weight, weight, tensor(), tensor(), tensor(gl.float8e4nv), scales, 1e-6)
+    return rounded_add_norm_kernel, arguments, {**constants, "num_warps": 8}
+
+
 def row_product_launch(
     num_in: int, magnitudes: Any, num_magnitudes: int
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -194,6 +203,7 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "int4_experts": int4_experts_launch(),
         "round_geglu_31b": round_geglu_launch(21504),
         "round_geglu_e4b": round_geglu_launch(10240),
+        "rounded_add_norm": rounded_add_norm_launch(),
         "row_of_down": row_product_launch(21504, tensor(gl.float32), 672),
         "row_of_o": row_product_launch(16384, tensor(), 16384),
         "sum_over_ranks": sum_over_ranks_launch(),

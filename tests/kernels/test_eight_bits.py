@@ -100,6 +100,29 @@ def test_norms_round_what_they_return(name: str) -> None:
     check_rows(rounded, normed.cpu(), case)
 
 
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("width", [320, 2112, 4352])
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_norms_of_many_rows_round_what_they_return(name: str, width: int, is_scaled: bool) -> None:
+    """Sums are of another order than those of few rows, but little depends on it."""
+    from facet.kernels.add_norm import triton, triton_rounded
+
+    case = Case(format=FORMATS[name], num_in=width)
+    x, update = (case.inputs(3, torch.float16, seed=seed).to(DEVICE) for seed in (1, 2))
+    factors = torch.rand(2, width, device=DEVICE) + 0.5
+    factor = torch.tensor(0.75, dtype=torch.float16, device=DEVICE) if is_scaled else None
+    arguments = (x, update, factors[0], factors[1], 1e-6, factor)
+    new, rows = triton_rounded.rounded_add_norm(*arguments, row_codes(case.format))
+    expected, normed = triton.add_norm(*arguments)
+    assert normed is not None
+    assert (new != expected).float().mean() <= 5e-3
+    SUMS.check(new.cpu(), expected.cpu())
+    numbers = (rows.codes.float() * rows.scales).to(x.dtype).cpu()
+    rounded = round_inputs(normed.cpu(), case.matrix())
+    assert (numbers != rounded).float().mean() <= 2e-2
+    assert (numbers.float() - rounded.float()).norm() <= 4e-3 * rounded.float().norm()
+
+
 def check_rows(rows: RoundedRows, x: Tensor, case: Case) -> None:
     numbers = (rows.codes.cpu().float() * rows.scales.cpu()).to(x.dtype)
     assert torch.equal(numbers, round_inputs(x, case.matrix()))

@@ -9,6 +9,12 @@ from triton.language.target_info import cuda_capability_geq
 
 
 @triton.jit
+def greater_magnitudes(greatest, x):
+    """The greater of each two, where `greatest` holds magnitudes. A NaN counts as the greatest."""
+    return tl.maximum(greatest, tl.abs(x.to(tl.float32)), propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def largest_magnitude(x, axis: tl.constexpr):
     """Of float32 numbers. A NaN counts as the largest, so that the scale of its row is one too."""
     bits = tl.abs(x).to(tl.int32, bitcast=True)  # of positive numbers, in the order of the numbers
@@ -40,7 +46,8 @@ def _divided(x, divisor):
         return tl.div_rn(x, tl.broadcast_to(divisor, x.shape))
     inverse = tl.broadcast_to(tl.div_rn(tl.zeros_like(divisor) + 1.0, divisor), x.shape)
     quotient = x * inverse
-    return tl.fma(tl.fma(-quotient, tl.broadcast_to(divisor, x.shape), x), inverse, quotient)
+    # The divisor is negated, and not the quotient: there is one of it.
+    return tl.fma(tl.fma(quotient, tl.broadcast_to(-divisor, x.shape), x), inverse, quotient)
 
 
 @triton.jit

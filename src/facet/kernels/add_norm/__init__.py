@@ -64,8 +64,11 @@ def rounded_add_norm(
     codes: RowCodes,
 ) -> tuple[Tensor, RoundedRows]:
     """As `add_norm`, on a GPU, and the second result is rounded to eight bits."""
-    from facet.kernels.add_norm import triton
+    from facet.kernels.add_norm import triton, triton_rounded
+    from facet.kernels.rms_norm.triton import FEW_ROWS
 
+    if residual.shape[0] > FEW_ROWS:
+        return triton_rounded.rounded_add_norm(residual, update, update_weight, next_weight, eps, scale, codes)
     return triton.rounded_add_norm(residual, update, update_weight, next_weight, eps, scale, codes)
 
 

@@ -123,6 +123,24 @@ def place_in_runs(rows, rows_per_run, run_stride, row_stride):
 
 
 @triton.jit
+def load_part(x, columns, is_whole: tl.constexpr, WIDTH: tl.constexpr):
+    """Some columns of a row that a program holds in several parts; the last may not be whole, and ends in zeros."""
+    if is_whole:
+        return tl.load(x + columns)
+    else:
+        return tl.load(x + columns, mask=columns < WIDTH, other=0.0)
+
+
+@triton.jit
+def store_part(out, columns, value, is_whole: tl.constexpr, WIDTH: tl.constexpr):
+    """As `load_part`."""
+    if is_whole:
+        tl.store(out + columns, value)
+    else:
+        tl.store(out + columns, value, mask=columns < WIDTH)
+
+
+@triton.jit
 def store_rows(
     value, places, mask, scales, rows, is_row, DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr
 ):

@@ -5,8 +5,8 @@ activation, which then never goes to memory. Few rows are shared by programs, ea
 magnitude itself, among all numbers of the row or among the largest of its parts.
 """
 
-# mypy: no-warn-unreachable
-# A tuple that begins empty grows here, which mypy cannot follow.
+# mypy: disable-error-code=assignment, no-warn-unreachable
+# ruff: noqa: RUF005  Triton adds tuples, and does not unpack them into others
 
 from dataclasses import dataclass
 
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.geglu.triton import geglu, let_through
+from facet.kernels.rms_norm.triton import load_part, store_part
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows, RowCodes
-from facet.kernels.to_eight_bits import largest_magnitude, scale_of, to_codes
+from facet.kernels.to_eight_bits import greater_magnitudes, largest_magnitude, scale_of, to_codes
 
 # Up to this many rows, several programs share one.
 _MOST_SHARED_ROWS = 64
@@ -138,9 +139,9 @@ def _round_rows_kernel(
     if part == 0:
         tl.store(scales + row, scale)
     for start in tl.range(part * BLOCK, WIDTH, PARTS * BLOCK):
-        value = _load_part(x, start + columns, WIDTH % BLOCK == 0, WIDTH)
+        value = load_part(x, start + columns, WIDTH % BLOCK == 0, WIDTH)
         code = to_codes(value.to(tl.float32), scale, codes.dtype.element_ty, LEAST, GREATEST)
-        _store_part(codes, start + columns, code, WIDTH % BLOCK == 0, WIDTH)
+        store_part(codes, start + columns, code, WIDTH % BLOCK == 0, WIDTH)
 
 
 @triton.jit
@@ -149,7 +150,7 @@ def largest_of(numbers, NUM: tl.constexpr, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)
     greatest = tl.zeros([BLOCK], tl.float32)
     for start in tl.static_range(0, NUM, BLOCK):
-        greatest = _greater(greatest, _load_part(numbers, start + columns, start + BLOCK <= NUM, NUM))
+        greatest = greater_magnitudes(greatest, load_part(numbers, start + columns, start + BLOCK <= NUM, NUM))
     return largest_magnitude(greatest, axis=0)
 
 
@@ -175,34 +176,13 @@ def round_whole_rows_kernel(
     values = ()  # of every part, in the activations' type: two to a register
     greatest = tl.zeros([BLOCK], tl.float32)
     for start in tl.static_range(0, WIDTH, BLOCK):
-        value = _load_part(x, start + columns, start + BLOCK <= WIDTH, WIDTH)
+        value = load_part(x, start + columns, start + BLOCK <= WIDTH, WIDTH)
         if IS_GATED:
-            value = let_through(value, _load_part(x + WIDTH, start + columns, start + BLOCK <= WIDTH, WIDTH))
-        greatest = _greater(greatest, value)
-        values = values + (value,)  # type: ignore[assignment] # noqa: RUF005
+            value = let_through(value, load_part(x + WIDTH, start + columns, start + BLOCK <= WIDTH, WIDTH))
+        greatest = greater_magnitudes(greatest, value)
+        values = values + (value,)
     scale = scale_of(largest_magnitude(greatest, axis=0), DIVISOR)
     tl.store(scales + row, scale)
     for part in tl.static_range((WIDTH + BLOCK - 1) // BLOCK):
         code = to_codes(values[part].to(tl.float32), scale, codes.dtype.element_ty, LEAST, GREATEST)
-        _store_part(codes, part * BLOCK + columns, code, part * BLOCK + BLOCK <= WIDTH, WIDTH)
-
-
-@triton.jit
-def _greater(greatest, value):
-    return tl.maximum(greatest, tl.abs(value.to(tl.float32)), propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _load_part(x, columns, is_whole: tl.constexpr, WIDTH: tl.constexpr):
-    if is_whole:
-        return tl.load(x + columns)
-    else:
-        return tl.load(x + columns, mask=columns < WIDTH, other=0.0)
-
-
-@triton.jit
-def _store_part(codes, columns, code, is_whole: tl.constexpr, WIDTH: tl.constexpr):
-    if is_whole:
-        tl.store(codes + columns, code)
-    else:
-        tl.store(codes + columns, code, mask=columns < WIDTH)
+        store_part(codes, part * BLOCK + columns, code, part * BLOCK + BLOCK <= WIDTH, WIDTH)
