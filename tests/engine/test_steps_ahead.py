@@ -5,6 +5,7 @@ The drafter here knows the answers, makes mistakes, and checks that the device h
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -23,16 +24,18 @@ from facet.model.loader import load_model
 from facet.request import Request
 from facet.runner.runner import LaunchedStep, Runner
 from facet.step import StepPlan
+from facet.thoughts import ThoughtTokens
 from tests.engine.harness import Answer, kv_layout, make_engine, run
-from tests.engine.test_drafts import SAMPLING, said
+from tests.engine.test_drafts import SAMPLING, SEEDED, said
 from tests.tiny_drafters import AlwaysDrafts
 from tests.tiny_models import TinyModel
 
 TinyModels = Callable[[str], TinyModel]
 Undrafted = Callable[[str], tuple[Gemma, list[Request], dict[str, Answer]]]
 
-LOOK_BACK = {"penalties", "seeded penalties", "min_tokens", "bad words", "allowed"}
 NUM_DRAFTS = 3
+THOUGHT = ThoughtTokens(open_id=50, close_id=51)
+BUDGET = replace(SEEDED, thinking_token_budget=5, logit_bias={THOUGHT.open_id: 9.0})  # thoughts open soon
 
 
 class KnowsAnswers:
@@ -78,15 +81,16 @@ class BytesRunner(LeadingRunner):
         return super().launch(decode_plan(encode_plan(plan)))
 
 
-def make_requests(window: int, names: Sequence[str]) -> list[Request]:
+def make_requests(window: int) -> list[Request]:
     requests = []
     for length in (5, 3 * window + 2):
-        for name in names:
+        for name, sampling in (SAMPLING | {"budget": BUDGET}).items():
             requests.append(
                 Request(
                     request_id=f"{name} {length}",
                     prompt_token_ids=tuple(3 + (len(name) + 7 * place) % 480 for place in range(length)),
-                    sampling=SAMPLING[name],
+                    sampling=sampling,
+                    thought=THOUGHT,
                     eos_token_ids=(1,),
                     arrival_time=float(len(requests)),
                 )
@@ -101,7 +105,7 @@ def undrafted(tiny_model: TinyModels) -> Undrafted:
         tiny = tiny_model(name)
         config = ModelConfig(model=str(tiny.folder), device="cpu", max_model_len=512)
         model = load_model(config, arithmetic=BATCH_INVARIANT).model
-        requests = make_requests(tiny.window, [name for name in SAMPLING if name not in LOOK_BACK])
+        requests = make_requests(tiny.window)
         return model, requests, run(make_engine(model, overlapped=False), requests)
 
     return get
@@ -171,14 +175,3 @@ def test_requests_come_and_go_between_steps_ahead(undrafted: Undrafted) -> None:
             assert answer.token_ids == expected[request_id].token_ids[: len(answer.token_ids)]
         else:
             assert said({"": answer}) == said({"": expected[request_id]})
-
-
-def test_who_looks_back_makes_all_wait(undrafted: Undrafted, tiny_model: TinyModels) -> None:
-    """And goes on as without drafts."""
-    model, _, _ = undrafted("gemma4_e2b_small")
-    requests = make_requests(tiny_model("gemma4_e2b_small").window, [*LOOK_BACK, "seeded"])
-    expected = run(make_engine(model, overlapped=False), requests)
-    engine, drafter = make_engine_ahead(model, requests, token_ids(expected), seed=4)
-    assert said(run(engine, requests)) == said(expected)
-    assert engine.stats().scheduler.drafts.num_accepted > 0
-    assert drafter.num_steps_ahead == 0

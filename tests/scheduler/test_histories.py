@@ -79,7 +79,7 @@ class History(RuleBasedStateMachine):
     def start(self, layout: str, max_num_drafts: int, seed: int, **options: Any) -> None:
         kind = UnseenGuesser if options["max_num_rows_ahead"] else Guesser
         drafter = kind(continuation, max_num_drafts=max_num_drafts, seed=seed) if max_num_drafts else None
-        self.looks_back = seed % 2 == 0  # some requests: no step is ahead while they run
+        self.some_wait = seed % 2 == 0  # no step is ahead while they run
         self.engine = make_engine(
             LAYOUTS[layout], max_model_len=MAX_MODEL_LEN, sample=sample_or_fail, drafter=drafter, **options
         )
@@ -106,8 +106,8 @@ class History(RuleBasedStateMachine):
         self, document: list[int], num_shared: int, own: list[int], fails: bool, contents: str, **fields: Any
     ) -> None:
         request_id = f"{'fails' if fails else 'request'} {len(self.requests)}"
-        if not self.looks_back:
-            fields |= {"min_tokens": 0, "needs_sampled_token_on_host": False}
+        if not self.some_wait:
+            fields["needs_sampled_token_on_host"] = False
         prompt = document[:num_shared] + own
         request = make_request(request_id, prompt, media=media_of(contents, len(prompt)), **fields)
         self.try_to_submit(request)

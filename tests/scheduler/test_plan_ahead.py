@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from facet.chat.answer_grammar import json_schema_grammar
 from facet.request import Request
 from facet.scheduler.drafting import Draftable
 from tests.kv_cache.layouts import make_layout
@@ -95,7 +96,7 @@ def test_blocks_of_refused_drafts_come_back_while_the_next_step_is_in_flight() -
 @pytest.mark.parametrize(
     "fields",
     [
-        {"min_tokens": 3},
+        {"grammar": json_schema_grammar({"type": "string"})},
         {"needs_sampled_token_on_host": True},
     ],
 )

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from facet.sampling.adjustments import FORBIDDEN, SeatAdjustments, add_to_logits
 from facet.sampling.batch_seats import Arrival, BatchSeats
+from facet.transfer import array_on_device
 
 
 class MinTokens:
@@ -39,7 +40,17 @@ class MinTokens:
             return
         places = zip(batch.seats, batch.runs.offsets, strict=True)
         users = [place for place, (seat, offset) in enumerate(places) if offset < self._num_missing.get(seat, 0)]
-        add_to_logits(logits, self._adjustments.gather_at(users, batch), batch.held)
+        adjustments, further_on = self._adjustments.gather_at(users, batch), batch.runs.further_on
+        if further_on is not None:
+            # Of each place, how many tokens more would be enough.
+            missing = [
+                self._num_missing.get(seat, 0) - offset
+                for seat, offset in zip(batch.seats, batch.runs.offsets, strict=True)
+            ]
+            is_short = further_on.num_tokens < array_on_device(np.array(missing, np.int32), batch.device)
+            amounts = adjustments.amounts.masked_fill(~is_short[adjustments.places], 0.0)
+            adjustments = adjustments._replace(amounts=amounts)
+        add_to_logits(logits, adjustments, batch.held)
 
     def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
         if not self._num_missing:

@@ -87,6 +87,8 @@ class Penalties:
             self._penalize(logits, self._prepare(batch), num_listed, batch.held)
             return
         # Along the runs: each draft counts for the places behind it, and for nothing once they are done.
+        if batch.runs.further_on is not None:
+            num_listed += batch.runs.further_on.most
         self._reserve(num_listed + batch.runs.longest)
         counted = []
         for offset, users in self._users_by_offset(batch, batch.runs):

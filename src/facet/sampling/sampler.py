@@ -171,7 +171,6 @@ class Sampler:
 
         The tokens that hold are remembered on the device, as by `accept`. How many they are the host does not know:
         before the seats are sampled again, `recount` tells it, or the least that they can be if they are `further_on`.
-        Only seats whose settings do not depend on the tokens before may be that.
         """
         runs = self._run_layout_of(tuple(seats), num_drafts).runs(drafts, further_on)
         batch = BatchSeats(runs.layout.seats_of_places, self._device, runs, self._vocabulary.held)

@@ -27,7 +27,7 @@ def plan_ahead(
     seats, running = queues.order, queues.seats
     if (
         running.seats_that_wait
-        or running.seats_that_look_back
+        or running.seats_with_grammar  # masks follow tokens that the host knows
         or running.uncuttable
         or running.encoded
         or (queues.waiting and queues.free_seats)

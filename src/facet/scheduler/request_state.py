@@ -56,18 +56,6 @@ class RequestState:
         return len(self.request.prompt_token_ids) + len(self.output_token_ids)
 
     @property
-    def looks_back(self) -> bool:
-        """Whether the host must know the tokens before, or how many they are, to say what may be sampled next."""
-        sampling = self.request.sampling
-        return (
-            self.request.grammar is not None
-            or sampling.thinking_token_budget is not None
-            or sampling.min_tokens > 0
-            or len(sampling.bad_words_token_ids) > 0
-            or sampling.has_penalties
-        )
-
-    @property
     def num_logits_wanted(self) -> int:
         """Prompt positions whose logits are wanted whether or not they sample: each foretells the next prompt token."""
         if self.request.sampling.prompt_logprobs is None:

@@ -63,7 +63,7 @@ class RunningSeats:
         self.waits_for_host = of_all.waits_for_host
         self.logits_from, self.logits_until = of_all.logits_from, of_all.logits_until
         self.seats_that_wait: set[int] = set()  # for the host
-        self.seats_that_look_back: set[int] = set()  # see `RequestState.looks_back`
+        self.seats_with_grammar: set[int] = set()
         self.seats_with_prompt_logits: set[int] = set()
         self.uncuttable: dict[int, tuple[MediaSpan, ...]] = {}  # by seat, of prompts that have such media
         self.encoded: dict[int, tuple[MediaSpan, ...]] = {}  # the same of media whose rows towers make
@@ -77,8 +77,8 @@ class RunningSeats:
         self.set_waits_for_host(seat, state.request.needs_sampled_token_on_host)
         self.logits_from[seat] = state.num_logits_done
         self.logits_until[seat] = state.num_logits_wanted
-        if state.looks_back:
-            self.seats_that_look_back.add(seat)
+        if state.request.grammar is not None:
+            self.seats_with_grammar.add(seat)
         if state.num_logits_wanted:
             self.seats_with_prompt_logits.add(seat)
         if state.uncuttable:
@@ -108,7 +108,7 @@ class RunningSeats:
     def vacate(self, seat: int) -> None:
         self.request_number[seat] = NO_REQUEST
         self.seats_that_wait.discard(seat)
-        self.seats_that_look_back.discard(seat)
+        self.seats_with_grammar.discard(seat)
         self.seats_with_prompt_logits.discard(seat)
         self.uncuttable.pop(seat, None)
         self.encoded.pop(seat, None)
