@@ -31,6 +31,8 @@ class AttentionRows:
     # Where media attend both ways, the last position that each row sees: [rows] int32. None: its own, for all of them.
     last_visible: Tensor | None = None
     host_media_rows: tuple[range, ...] = ()  # the rows of such media, ascending
+    # Rows that count as sequences of their own may be of one seat, one position after the other: drafts.
+    may_share_seats: bool = False
 
     @property
     def causal(self) -> "AttentionRows":

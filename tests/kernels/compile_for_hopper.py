@@ -26,6 +26,7 @@ from triton.runtime import driver
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
+from facet.kernels.paged_attention.decode.grouped import grouped_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.language import TensorDescriptor, gl
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
@@ -158,6 +159,30 @@ def row_product_launch(
     return product_kernel, (*arguments, tensor(gl.int32)), {**constants, "num_warps": config.num_warps}
 
 
+def drafts_launch(
+    group: int, num_heads: int, head_dim: int, window: int, block_n: int
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Rows of drafts, which read their keys together: one share within a window, four shares without."""
+    constants = dict(
+        GROUP=group,
+        GROUP_PAD=group,
+        ROWS=16 // group,
+        LOOKED_BACK=64,
+        MERGED_SHARES=0 if window else 4,
+        IS_WHOLE=window > 0,
+        HAS_WINDOW=window > 0,
+        HEAD_DIM=head_dim,
+        TOKENS_PER_BLOCK=16,
+        BLOCK_N=block_n,
+        IS_DEPENDENT=True,
+    )
+    numbers, num_splits, stride = tensor(gl.int32), 1 if window else 4, num_heads // group * head_dim
+    arguments = (tensor(), tensor(), tensor(), numbers, numbers, numbers, tensor(), tensor(gl.float32),
+                 tensor(gl.float32), numbers, 1.0, window, 300, num_splits, 512, 576, 16 * stride, stride,
+                 num_heads)  # fmt: skip
+    return grouped_kernel, arguments, {**constants, "num_warps": 4, "num_stages": 3 if head_dim == 512 else 5}
+
+
 def sum_over_ranks_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of a row of 31B on eight ranks."""
     constants = sum_launch(Rank(index=3, size=8), value_bytes=2)
@@ -206,6 +231,9 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "rounded_add_norm": rounded_add_norm_launch(),
         "row_of_down": row_product_launch(21504, tensor(gl.float32), 672),
         "row_of_o": row_product_launch(16384, tensor(), 16384),
+        "drafts_e4b_sliding": drafts_launch(4, 8, 256, 512, 32),
+        "drafts_e4b_global": drafts_launch(4, 8, 512, 0, 32),
+        "drafts_31b_sliding": drafts_launch(2, 32, 256, 1024, 32),
         "sum_over_ranks": sum_over_ranks_launch(),
     }
 

@@ -14,13 +14,14 @@ PREFILL = ("shared_512", "separate_512", "separate_256")
 MOST_REGISTERS = {"int4_8": 144, "int4_64": 168, "int4_wide": 128, "int4_experts": 168}
 ROUNDED = ("round_geglu_31b", "round_geglu_e4b", "rounded_add_norm")
 OF_ONE_ROW = ("row_of_down", "row_of_o")
+DRAFTS = ("drafts_e4b_sliding", "drafts_e4b_global", "drafts_31b_sliding")
 SUM = "sum_over_ranks"
 MULTIPROCESSOR_BYTES = 232_448
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, Any]]:
-    names = (*PREFILL, *MOST_REGISTERS, *ROUNDED, *OF_ONE_ROW, SUM)
+    names = (*PREFILL, *MOST_REGISTERS, *ROUNDED, *OF_ONE_ROW, *DRAFTS, SUM)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -66,6 +67,16 @@ def test_a_row_is_rounded_on_its_way_to_tensor_cores(name: str, compiled: dict[s
     assert found["products"] > 0
     assert 2 * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
     assert found["reg"] <= 128
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_rows_of_drafts_leave_room_for_two_programs(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["products"] > 0
+    assert 2 * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
+    assert found["reg"] <= 256
 
 
 def test_signals_of_a_sum_over_ranks_reach_other_cards(compiled: dict[str, dict[str, Any]]) -> None:

@@ -5,14 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
+from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention import cases
 from facet.kernels.paged_attention.reference import plan_reference
 
 pytest.importorskip("triton")
+from facet.kernels.paged_attention.decode.grouped import attend_groups, gains_by_groups
 from facet.kernels.paged_attention.decode.kernel import attend_rows
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SHARED, Reader
-from facet.kernels.paged_attention.decode.tuning import DecodeTuning, choose_shares
+from facet.kernels.paged_attention.decode.tuning import DecodeTuning, choose_decode_tuning, choose_shares
 from facet.kernels.paged_attention.gpu import plan_on_gpu
 
 ON_GPU = torch.cuda.is_available()
@@ -184,3 +186,59 @@ def test_many_rows_keep_short_contexts_whole(
     assert num_splits == most_shares
     assert num_splits == 1 or whole_up_to // least_keys == 1
     assert num_splits == 1 or (whole_up_to + 1) // least_keys == 2
+
+
+def drafts_case(*, window: int | None, group: int) -> cases.Case:
+    return cases.Case(
+        name="rows of drafts",
+        num_heads=2 * group,
+        num_kv_heads=2,
+        head_dim=64,
+        window=window,
+        tokens_per_block=12,
+        # Runs within a tile and beyond, from the first token on, and across the edge of a share.
+        sequences=((3, 40), (1, 17), (9, 70), (2, 2), (6, 6)),
+    )
+
+
+def as_single_rows(rows: AttentionRows) -> AttentionRows:
+    num_rows = len(rows.positions)
+    return replace(
+        rows,
+        host_query_lens=(1,) * num_rows,
+        host_context_lens=(100_000,) * num_rows,
+        host_prompt_lens=(0,) * num_rows,
+        may_share_seats=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("window", "num_splits", "group"), [(None, 1, 3), (None, 4, 8), (None, 6, 1), (13, 4, 4), (41, 1, 4), (41, 6, 3)]
+)
+def test_rows_of_drafts_read_their_keys_together(window: int | None, num_splits: int, group: int) -> None:
+    case = drafts_case(window=window, group=group)
+    inputs = case.inputs(HALF, DEVICE)
+    (plan,) = case.plan(replace(inputs, rows=as_single_rows(inputs.rows)), plan_on_gpu).decodes
+    tuning = DecodeTuning(
+        keys_per_tile=16, least_keys=16, num_splits=num_splits, num_warps=4, num_stages=3, last_merges=True,
+        exits_early=True, is_full=True,
+    )  # fmt: skip
+    assert gains_by_groups(SEPARATE, inputs.queries, inputs.cache, plan, tuning)
+    expected = case.attend(inputs, plan_reference)
+    for _layer in range(2):
+        got = torch.full_like(inputs.queries, float("nan"))
+        attend_groups(inputs.queries, got, inputs.cache, plan, 1.0, tuning)
+        case.tolerance(HALF).check(got, expected)
+        assert not plan.arrivals.any(), "the next layer starts to count where this one stopped"
+
+
+def test_few_rows_and_rows_of_many_heads_are_not_grouped() -> None:
+    case = drafts_case(window=None, group=4)
+    inputs = case.inputs(HALF, DEVICE)
+    (plan,) = case.plan(replace(inputs, rows=as_single_rows(inputs.rows)), plan_on_gpu).decodes
+    few = choose_decode_tuning(SEPARATE, inputs.queries, inputs.cache, plan)
+    full = replace(few, is_full=True, num_splits=1)
+    assert gains_by_groups(SEPARATE, inputs.queries, inputs.cache, plan, full)
+    assert not gains_by_groups(SEPARATE, inputs.queries, inputs.cache, plan, replace(full, is_full=False))
+    assert not gains_by_groups(SEPARATE, inputs.queries, inputs.cache, replace(plan, may_share_seats=False), full)
+    assert not gains_by_groups(SEPARATE, inputs.queries.repeat(1, 4, 1), inputs.cache, plan, full)

@@ -92,6 +92,7 @@ def make_runner(
             graph_sizes=settings.graph_sizes,
             piece_sizes=settings.piece_sizes,
             towers=loaded.towers,
+            has_drafts=draft_config is not None,
             draft_model=draft_model,
             made_up_rates=made_up_rates,
             num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,

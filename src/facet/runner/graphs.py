@@ -9,7 +9,7 @@ A step in which every request computes one token replays both. A step with longe
 by `pieces.py` or kernel by kernel, and then has one row per sequence left: it replays only the upper half.
 
 Rows behind drafts are rows like others: each attends, as a sequence of its own, to all up to its position, where the
-rows before it have just stored their keys.
+rows before it have just stored their keys. Where rows are many, those of a request read these keys together.
 
 Both halves read and write buffers at fixed addresses. A step of a size between two captured ones is padded with rows at
 position 0 of the scratch seat, whose blocks belong to no request.
@@ -39,6 +39,7 @@ class DecodeBuffers:
     last_token_ids: Tensor  # [seats + drafts] int64: the newest token of every request; the runner's own
     block_tables: tuple[Tensor, ...]
     scratch_seat: int
+    may_share_seats: bool  # a request may have several rows: drafts
     rows: Tensor  # [3, size] int32: positions, seats, and where each token is among the last ones
     token_ids: Tensor  # [size] int64
     stream: Tensor  # [(streams,) size, hidden]: between the halves
@@ -47,7 +48,14 @@ class DecodeBuffers:
 
     @classmethod
     def make(
-        cls, model: Gemma, size: int, *, last_token_ids: Tensor, block_tables: tuple[Tensor, ...], scratch_seat: int
+        cls,
+        model: Gemma,
+        size: int,
+        *,
+        last_token_ids: Tensor,
+        block_tables: tuple[Tensor, ...],
+        scratch_seat: int,
+        may_share_seats: bool,
     ) -> "DecodeBuffers":
         spec, device, dtype = model.spec, model.placement.device, model.placement.dtype
         streams = () if spec.altup is None else (spec.altup.num_streams,)
@@ -58,6 +66,7 @@ class DecodeBuffers:
             last_token_ids=last_token_ids,
             block_tables=block_tables,
             scratch_seat=scratch_seat,
+            may_share_seats=may_share_seats,
             rows=rows,
             token_ids=torch.zeros(size, dtype=torch.int64, device=device),
             stream=torch.zeros(*streams, size, spec.hidden_size, dtype=dtype, device=device),
@@ -73,6 +82,7 @@ class DecodeBuffers:
             host_query_lens=(1,) * size,
             host_context_lens=(max_model_len,) * size,
             host_prompt_lens=(0,) * size,
+            may_share_seats=self.may_share_seats,
         )
 
 

@@ -83,12 +83,14 @@ class Runner:
         piece_sizes: Sequence[int] = (),
         towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
         num_encoder_rows: int = 0,
+        has_drafts: bool = False,
         draft_model: DraftModel | None = None,
         made_up_rates: Sequence[float] = (),
     ) -> None:
         """`towers` take the kinds of media that the model has; of what they make, so many rows are kept.
 
-        `made_up_rates`: at which drafts are accepted, for measurements; none: where they are right.
+        `has_drafts`: plans may have some, of a `draft_model` or of the text. `made_up_rates`: at which they are
+        accepted, for measurements; none: where they are right.
         """
         self.model = model
         self.arena = arena
@@ -106,6 +108,7 @@ class Runner:
         self.media = MediaInputs(towers, model.spec.hidden_size, model.placement, num_encoder_rows=num_encoder_rows)
         self._longest_context = min(max_model_len, model.num_positions)  # of which seats and model have places
         self._fast_prefill = fast_prefill
+        self._has_drafts = has_drafts or draft_model is not None
         # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.
         # With fast prefill they also skip layers that own no keys, whose output nothing reads either.
         self._num_lower_layers = model.spec.last_owning_layer if fast_prefill else model.spec.num_layers - 1
@@ -121,6 +124,7 @@ class Runner:
             last_token_ids=self._sampling.last_token_ids,
             block_tables=self._seats.block_tables,
             scratch_seat=self._seats.scratch_seat,
+            may_share_seats=self._has_drafts,
         )
         return DecodeGraphs(self.model, self.arena, buffers, sizes, num_lower_layers=self._num_lower_layers)
 

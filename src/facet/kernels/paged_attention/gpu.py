@@ -13,6 +13,7 @@ from torch import Tensor
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.fixed import choose_fixed_tuning, rows_of_partials
+from facet.kernels.paged_attention.decode.grouped import attend_groups, gains_by_groups
 from facet.kernels.paged_attention.decode.kernel import attend_rows
 from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT, DecodePlan, plan_decode
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
@@ -51,7 +52,10 @@ class GpuPlan:
         for decode in self.decodes:
             reader = choose_reader(queries, cache, key_recipe)
             tuning = self.choose_tuning(reader, queries, cache, decode)
-            attend_rows(queries, output, cache, decode, scale, key_recipe, reader, tuning)
+            if gains_by_groups(reader, queries, cache, decode, tuning):
+                attend_groups(queries, output, cache, decode, scale, tuning)
+            else:
+                attend_rows(queries, output, cache, decode, scale, key_recipe, reader, tuning)
         for prefill in self.prefills:
             kernel = choose_prefill_kernel(queries, cache, key_recipe, prefill.rows)
             attend_runs(queries, output, cache, prefill, scale, key_recipe, kernel)
@@ -77,7 +81,15 @@ def plan_on_gpu(
     decodes: tuple[DecodePlan, ...] = ()
     if len(decoded):
         longest, has_prompts = int(contexts[is_short].max()), bool((lens > 1).any())
-        decodes = (plan_decode(paged, decoded, longest_context=longest, has_prompts=has_prompts),)
+        decodes = (
+            plan_decode(
+                paged,
+                decoded,
+                longest_context=longest,
+                has_prompts=has_prompts,
+                may_share_seats=rows.may_share_seats and not has_prompts,
+            ),
+        )
     return GpuPlan(decodes=decodes, prefills=(plan_runs(paged, runs),) if runs else ())
 
 

@@ -23,11 +23,17 @@ class DecodePlan:
     num_rows: int  # that are decoded
     row_map: Tensor | None  # [num_rows] int32: which ones; None: all rows of a step without prompts
     most_keys: int  # that one of them sees
+    may_share_seats: bool  # rows that follow each other may be of one sequence
     arrivals: Tensor  # [num_rows, num_kv_heads] int32, zero between layers: shares of a row that are done
 
 
 def plan_decode(
-    rows: PagedRows, decoded: NDArray[np.int32], *, longest_context: int, has_prompts: bool = True
+    rows: PagedRows,
+    decoded: NDArray[np.int32],
+    *,
+    longest_context: int,
+    has_prompts: bool = True,
+    may_share_seats: bool = False,
 ) -> DecodePlan:
     """`decoded`: the rows, ascending. Without prompts in the step, all of them.
 
@@ -46,5 +52,6 @@ def plan_decode(
         num_rows=len(decoded),
         row_map=row_map,
         most_keys=min(longest_context, rows.window) if rows.window else longest_context,
+        may_share_seats=may_share_seats,
         arrivals=torch.zeros(len(decoded), rows.heads.num_kv_heads, dtype=torch.int32, device=device),
     )

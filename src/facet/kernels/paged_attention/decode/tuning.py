@@ -30,6 +30,7 @@ class DecodeTuning:
     # A program without keys ends as soon as it knows. The compiler then loads the query only after the branch: one more
     # wait before the first key.
     exits_early: bool
+    is_full: bool = False  # there are more rows than the multiprocessors have room for two shares of
     one_size_merges: bool = False  # the last program has room for the most shares that it may ever put together
     num_programs: int | None = None  # of a row and key head, which take its shares in turn; None: one for each share
 
@@ -82,6 +83,7 @@ def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, pla
         and not (reader.widens_to_half and not has_window),
         # Many programs without keys take turns; few run beside the others.
         exits_early=fitting < 8 or is_beside_prompt,
+        is_full=fitting < 2,
         one_size_merges=is_beside_prompt,
     )
 
