@@ -1,7 +1,7 @@
 """Times the rounding of inputs to FP8 on a GPU, alone and with the products that want it, at shapes of 31B and E4B.
 
     python -m benchmarks.rounding_gpu           # products of few rows, then rows rounded by themselves
-    python -m benchmarks.rounding_gpu --tune    # one row and many rows in other configurations as well
+    python -m benchmarks.rounding_gpu --tune    # many rows in other forms as well
 
 What a kernel does at once with something else is held against the same in two kernels, bit for bit and in time. Times
 are of launches in a CUDA graph, twice each, in turn; matrices take turns so that no cache holds them.
@@ -19,16 +19,16 @@ from torch import Tensor
 
 from benchmarks.gpu_timing import microseconds
 from benchmarks.linear_gpu import CACHE_BYTES
-from benchmarks.quantized_gpu import BANDWIDTH, candidates
+from benchmarks.quantized_gpu import BANDWIDTH
 from facet.kernels.add_norm import triton as add_norm
 from facet.kernels.add_norm import triton_rounded
 from facet.kernels.geglu import geglu
 from facet.kernels.linear import cases
 from facet.kernels.quantized import QuantizedMatrix, eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.eight_bits import Config, choose_config
+from facet.kernels.quantized.eight_bits import choose_config
 from facet.kernels.quantized.eight_bits.row_rounding import WholeRows, round_geglu, round_rows
-from facet.kernels.rounded_rows import FP8_CODES, MeasuredRows, RoundedRows, Rows, tensor_of
+from facet.kernels.rounded_rows import FP8_CODES, RoundedRows, tensor_of
 
 FORMAT = FORMATS["fp8 token"]
 WHOLE_ROWS = tuple(WholeRows(*each) for each in ((1024, 4), (1024, 8), (2048, 8), (2048, 16), (4096, 8), (4096, 16)))
@@ -36,16 +36,9 @@ WHOLE_ROWS = tuple(WholeRows(*each) for each in ((1024, 4), (1024, 8), (2048, 8)
 Run = Callable[..., Tensor | RoundedRows]
 
 
-def product_in_two(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
-    return eight_bits.linear(round_rows(x, FP8_CODES), matrix, choose_config)
-
-
-def product(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
-    return eight_bits.linear(x, matrix, choose_config)
-
-
 def mlp_in_two(x: RoundedRows, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> Tensor:
-    return product_in_two(eight_bits.geglu_linear(x, gate_up, choose_config), down)
+    hidden = eight_bits.geglu_linear(x, gate_up, choose_config)
+    return eight_bits.linear(round_rows(hidden, FP8_CODES), down, choose_config)
 
 
 def mlp(x: RoundedRows, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> Tensor:
@@ -81,37 +74,14 @@ def compare(name: str, at_once: Run, in_two: Run, arguments: Sequence[tuple[Any,
     print(f"{name}: {times[0]:.2f}, {times[2]:.2f} us; in two kernels {times[1]:.2f}, {times[3]:.2f}", flush=True)
 
 
-def measure_products(tune: bool) -> None:
-    """o alone, and down behind a gate_up that tells the largest magnitudes."""
+def measure_products() -> None:
+    """down behind a gate_up that tells the largest magnitudes."""
     shapes = {shape.name: shape for shape in (*cases.LARGE, *cases.E4B)}
-    for name in ("31B o sliding", "31B o global", "E4B o sliding", "E4B o global"):
-        x = normal(1, shapes[name].num_in)
-        arguments = [(x, matrix) for matrix in matrices(shapes[name])]
-        compare(f"{name}, 1 row", product, product_in_two, arguments)
-        if tune:
-            try_configs(shapes[name], arguments)
-    for name in ("31B down", "E4B down") if tune else ():
-        row = MeasuredRows(normal(1, shapes[name].num_in), torch.full((1, 672), 5.0, device="cuda"))
-        try_configs(shapes[name], [(row, matrix) for matrix in matrices(shapes[name])])
     for model in ("31B", "E4B"):
         pairs = list(zip(*(matrices(shapes[f"{model} {name}"]) for name in ("gate_up", "down")), strict=False))
         for num_rows in (1, 2, 8, 16, 64):
             rows = round_rows(normal(num_rows, pairs[0][0].num_inputs), FP8_CODES)
             compare(f"{model} gate_up and down, {num_rows} rows", mlp, mlp_in_two, [(rows, *pair) for pair in pairs])
-
-
-def try_configs(shape: cases.Shape, arguments: Sequence[tuple[Rows, QuantizedMatrix]]) -> None:
-    """A row that the product rounds, in the five best of many configurations."""
-
-    def run(x: Rows, matrix: QuantizedMatrix, config: Config | None) -> Tensor:
-        return eight_bits.linear(x, matrix, lambda num_rows, num_out, num_in, is_fp8: config)
-
-    found = []
-    for config in candidates(shape, "fp8", 1, tune=True):
-        runs = [partial(run, *arguments[n % len(arguments)], config) for n in range(24)]
-        found.append((microseconds(runs, 15), config))
-    for time, config in sorted(found, key=lambda each: each[0])[:5]:
-        print(f"    {shape.name}, {config}: {time:.2f} us", flush=True)
 
 
 def measure_many_rows(tune: bool) -> None:
@@ -166,10 +136,10 @@ def try_whole_rows(width: int, run: partial[RoundedRows]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tune", action="store_true", help="one row and many rows in every form")
+    parser.add_argument("--tune", action="store_true", help="many rows in every form")
     options = parser.parse_args()
     torch.manual_seed(0)
-    measure_products(options.tune)
+    measure_products()
     measure_norms()
     measure_many_rows(options.tune)
     measure_rounding(options.tune)

@@ -30,9 +30,7 @@ from facet.kernels.paged_attention.decode.grouped import grouped_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.language import TensorDescriptor, gl
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
-from facet.kernels.quantized.eight_bits.config import choose_config
 from facet.kernels.quantized.eight_bits.row_rounding import choose_whole_rows, round_whole_rows_kernel
-from facet.kernels.quantized.eight_bits.triton import product_kernel
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
@@ -133,32 +131,6 @@ def rounded_add_norm_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return rounded_add_norm_kernel, arguments, {**constants, "num_warps": 8}
 
 
-def row_product_launch(
-    num_in: int, magnitudes: Any, num_magnitudes: int
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Of one row, which is rounded as it is read, with 31B's down or o in FP8."""
-    config = choose_config(1, 5376, num_in, True)
-    assert config is not None
-    constants = dict(
-        NUM_IN=num_in,
-        NUM_MAGNITUDES=num_magnitudes,
-        MAGNITUDES_BLOCK=1024,
-        ROWS=config.rows,
-        SHARES=config.shares,
-        INPUTS=2,
-        IS_SHARED=False,
-        ACTIVATION=0,
-        BLOCK_OUT=config.block_out,
-        BLOCK_IN=config.block_in,
-        NUM_STAGES=config.num_stages,
-        IS_DEPENDENT=True,
-        **FP8_CODES.constants,
-    )
-    codes, scales, sums = tensor(gl.float8e4nv), tensor(gl.float32), tensor(gl.float32)
-    arguments = (tensor(), magnitudes, codes, scales, tensor(), tensor(), None, num_in, num_in, 1, 0, 1, 5376, sums)
-    return product_kernel, (*arguments, tensor(gl.int32)), {**constants, "num_warps": config.num_warps}
-
-
 def drafts_launch(
     group: int, num_heads: int, head_dim: int, window: int, block_n: int
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -229,8 +201,6 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "round_geglu_31b": round_geglu_launch(21504),
         "round_geglu_e4b": round_geglu_launch(10240),
         "rounded_add_norm": rounded_add_norm_launch(),
-        "row_of_down": row_product_launch(21504, tensor(gl.float32), 672),
-        "row_of_o": row_product_launch(16384, tensor(), 16384),
         "drafts_e4b_sliding": drafts_launch(4, 8, 256, 512, 32),
         "drafts_e4b_global": drafts_launch(4, 8, 512, 0, 32),
         "drafts_31b_sliding": drafts_launch(2, 32, 256, 1024, 32),

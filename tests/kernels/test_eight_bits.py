@@ -175,28 +175,6 @@ def test_a_row_behind_an_activation_is_the_same_in_company(name: str, choose: Ch
 
 
 @pytest.mark.parametrize("name", ROUNDED)
-@pytest.mark.parametrize(("num_in", "config"), [(1040, IN_SHARES), (512, IN_SHARES), (336, CONFIG)])
-def test_a_row_that_the_product_rounds(name: str, num_in: int, config: Config) -> None:
-    """Bit for bit as if it came rounded, whatever tells its largest magnitude: all numbers, or those of parts. Of 512
-    inputs the last share has none."""
-    from facet.kernels.quantized.eight_bits import triton
-
-    case = Case(format=FORMATS[name], num_in=num_in, num_out=70)
-    matrix, x = case.matrix(DEVICE), case.inputs(2, torch.float16)[1:].to(DEVICE)  # the first is zero
-    expected = triton.linear(eight_bits.round_rows(x, case.format), matrix, config)
-    of_parts = torch.stack([part.abs().amax() for part in x[0].split(100)])[None].float()
-    for magnitudes in (x, of_parts):
-        assert torch.equal(triton.linear(MeasuredRows(x, magnitudes), matrix, config), expected)
-    assert not torch.equal(triton.linear(MeasuredRows(x, 3 * of_parts), matrix, config), expected), "they are read"
-    given = torch.randn(1, 70, device=DEVICE, dtype=x.dtype)
-    rows, measured = eight_bits.round_rows(x, case.format), MeasuredRows(x, of_parts)
-    assert torch.equal(
-        triton.gated_input_linear(measured, matrix, given, config),
-        triton.gated_input_linear(rows, matrix, given, config),
-    )
-
-
-@pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.parametrize("num_rows", [1, 19])
 @pytest.mark.parametrize("config", [CONFIG, IN_SHARES])
 def test_activations_tell_their_largest_magnitudes(name: str, num_rows: int, config: Config) -> None:

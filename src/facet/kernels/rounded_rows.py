@@ -21,7 +21,7 @@ class RoundedRows(NamedTuple):
 
 
 class MeasuredRows(NamedTuple):
-    """Activations that the product is to round, with what it needs to know of each row before it reads the first."""
+    """Activations that are to be rounded, with what must be known of each row before its first is."""
 
     values: Tensor  # [rows, inputs]
     magnitudes: Tensor  # [rows, some]: the greatest is that of all values of the row. They may be the values

@@ -14,40 +14,34 @@ from facet.kernels.arrivals import arrives_last, counters_on
 from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
 from facet.kernels.linear.triton import GATED_INPUT, GEGLU, PLAIN, finish, rows_of_tile
 from facet.kernels.quantized.eight_bits.config import MOST_ROWS_AT_ONCE, Config
-from facet.kernels.quantized.eight_bits.row_rounding import largest_of
 from facet.kernels.quantized.matrix import QuantizedMatrix
-from facet.kernels.quantized.rounding import row_codes
-from facet.kernels.rounded_rows import NO_CODES, MeasuredRows, RoundedRows, Rows, tensor_of
-from facet.kernels.to_eight_bits import largest_magnitude, scale_of, to_codes
-
-# What x is, as the kernel's compile-time constant: numbers, codes with scales, or one row to be rounded as it is read.
-_PLAIN_INPUTS, _CODES, _TO_ROUND = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-# Magnitudes that a program reads at a time: one wide load for each thread of four warps.
-_MAGNITUDES_BLOCK = 1024
+from facet.kernels.rounded_rows import MeasuredRows, RoundedRows, tensor_of
+from facet.kernels.to_eight_bits import largest_magnitude
 
 
-def linear(x: Rows, matrix: QuantizedMatrix, config: Config) -> Tensor:
-    """`MeasuredRows`, here and below: a single row, which the product rounds."""
+def linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, config: Config) -> Tensor:
     return _run(x, matrix, None, PLAIN, config, None)
 
 
-def geglu_linear(x: Rows, matrix: QuantizedMatrix, config: Config) -> Tensor:
+def geglu_linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, config: Config) -> Tensor:
     return _run(x, matrix, None, GEGLU, config, None)
 
 
-def measured_geglu_linear(x: Rows, matrix: QuantizedMatrix, config: Config) -> MeasuredRows:
+def measured_geglu_linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, config: Config) -> MeasuredRows:
     """As `geglu_linear`, and the largest magnitude of every program's columns, for whoever rounds the rows."""
     num_rows, num_parts = tensor_of(x).shape[0], triton.cdiv(matrix.num_rows // 2, config.block_out // 2)
     magnitudes = torch.empty(num_rows, num_parts, dtype=torch.float32, device=matrix.codes.device)
     return MeasuredRows(_run(x, matrix, None, GEGLU, config, magnitudes), magnitudes)
 
 
-def gated_input_linear(x: Rows, matrix: QuantizedMatrix, per_layer_input: Tensor, config: Config) -> Tensor:
+def gated_input_linear(
+    x: Tensor | RoundedRows, matrix: QuantizedMatrix, per_layer_input: Tensor, config: Config
+) -> Tensor:
     return _run(x, matrix, per_layer_input, GATED_INPUT, config, None)
 
 
 def _run(
-    x: Rows,
+    x: Tensor | RoundedRows,
     matrix: QuantizedMatrix,
     gated: Tensor | None,
     activation: tl.constexpr,
@@ -62,25 +56,19 @@ def _run(
     inputs = inputs if inputs.stride(1) == 1 else inputs.contiguous()
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
-    kind, about_rows, num_magnitudes, constants = _PLAIN_INPUTS, scales, 0, NO_CODES
-    if isinstance(x, RoundedRows):
-        kind, about_rows = _CODES, x.scales
-    elif isinstance(x, MeasuredRows):
-        assert num_rows == 1, "other rows are rounded before"
-        kind, about_rows, constants = _TO_ROUND, x.magnitudes.contiguous(), row_codes(matrix.format).constants
-        num_magnitudes = about_rows.shape[1]
+    is_rounded = isinstance(x, RoundedRows)
     output = torch.empty(num_rows, num_out, dtype=x.dtype, device=codes.device)
     columns_per_program = config.block_out // 2 if activation is GEGLU else config.block_out
     num_tiles = triton.cdiv(num_rows, config.rows) * triton.cdiv(num_out, columns_per_program)
     partial_sums = output
     if config.shares > 1:
-        sum_type = torch.int32 if kind is not _PLAIN_INPUTS and codes.dtype == torch.int8 else torch.float32
+        sum_type = torch.int32 if is_rounded and codes.dtype == torch.int8 else torch.float32
         sizes = (num_tiles, config.shares, config.block_out, config.rows)
         partial_sums = torch.empty(sizes, dtype=sum_type, device=codes.device)
     grid = (num_tiles * config.shares,)
     product_kernel[grid](
         inputs,
-        about_rows,
+        x.scales if isinstance(x, RoundedRows) else scales,
         codes,
         scales,
         output if gated is None else gated,
@@ -95,17 +83,14 @@ def _run(
         partial_sums,
         counters_on(codes.device, num_tiles) if config.shares > 1 else scales,
         NUM_IN=num_in,
-        NUM_MAGNITUDES=num_magnitudes,
-        MAGNITUDES_BLOCK=min(_MAGNITUDES_BLOCK, triton.next_power_of_2(max(1, num_magnitudes))),
         ROWS=config.rows,
         SHARES=config.shares,
-        INPUTS=kind.value,
+        IS_ROUNDED=is_rounded,
         IS_SHARED=config.rows > MOST_ROWS_AT_ONCE,
         ACTIVATION=activation.value,
         BLOCK_OUT=config.block_out,
         BLOCK_IN=config.block_in,
         NUM_STAGES=config.num_stages,
-        **constants,
         num_warps=config.num_warps,
         **launch_options(codes.device),
     )
@@ -116,7 +101,7 @@ def _run(
 @triton.jit(do_not_specialize=["num_rows"])
 def product_kernel(
     x,
-    about_rows,  # scales of codes, or magnitudes of the row to round
+    row_scales,  # read only where x are codes
     codes,
     scales,
     gated,
@@ -131,19 +116,14 @@ def product_kernel(
     partial_sums,
     arrivals,
     NUM_IN: tl.constexpr,
-    NUM_MAGNITUDES: tl.constexpr,
-    MAGNITUDES_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     SHARES: tl.constexpr,
-    INPUTS: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
     IS_SHARED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
     NUM_STAGES: tl.constexpr,
-    DIVISOR: tl.constexpr,
-    LEAST: tl.constexpr,
-    GREATEST: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     let_next_start(IS_DEPENDENT)
@@ -161,35 +141,21 @@ def product_kernel(
     wait_for_previous(IS_DEPENDENT)
     rows = first_row + tl.arange(0, ROWS)
     is_row = rows < num_rows
-    if INPUTS == _TO_ROUND:
-        row_scale = 0.0
-        if per_share * (SHARES - 1) >= NUM_IN:  # the last shares are empty, and may arrive last
-            row_scale = scale_of(largest_of(about_rows, NUM_MAGNITUDES, MAGNITUDES_BLOCK), DIVISOR)
-        x_rows = x + tl.zeros([1], tl.int64)
-        is_read = tl.full([1], True, tl.int1)
-    else:
-        x_rows = x + rows.to(tl.int64) * x_stride
-        is_read = is_row
-    is_integer: tl.constexpr = INPUTS != _PLAIN_INPUTS and codes.dtype.element_ty == tl.int8
+    x_rows = x + rows.to(tl.int64) * x_stride
+    is_integer: tl.constexpr = IS_ROUNDED and codes.dtype.element_ty == tl.int8
     totals = tl.zeros([BLOCK_OUT, ROWS], tl.int32 if is_integer else tl.float32)
     for start in tl.range(first, tl.minimum(first + per_share, NUM_IN), BLOCK_IN, num_stages=NUM_STAGES):
         columns = start + tl.arange(0, BLOCK_IN)
         if NUM_IN % BLOCK_IN == 0:
             tile = tl.load(code_rows[:, None] + columns[None, :], eviction_policy="" if IS_SHARED else "evict_first")
-            x_tile = tl.load(x_rows[None, :] + columns[:, None], mask=is_read[None, :], other=0.0)
+            x_tile = tl.load(x_rows[None, :] + columns[:, None], mask=is_row[None, :], other=0.0)
         else:
             is_live = columns < NUM_IN
             tile = tl.load(code_rows[:, None] + columns[None, :], mask=is_live[None, :], other=0.0)
-            x_tile = tl.load(x_rows[None, :] + columns[:, None], mask=is_live[:, None] & is_read[None, :], other=0.0)
-        if INPUTS == _TO_ROUND:
-            if start == first:  # here, and not before the loop: the first tiles are on their way meanwhile
-                row_scale = scale_of(largest_of(about_rows, NUM_MAGNITUDES, MAGNITUDES_BLOCK), DIVISOR)
-            x_tile = to_codes(x_tile.to(tl.float32), row_scale, codes.dtype.element_ty, LEAST, GREATEST)
-            # The row in the place of all others too, whose results nobody stores.
-            x_tile = tl.broadcast_to(x_tile, [BLOCK_IN, ROWS])
+            x_tile = tl.load(x_rows[None, :] + columns[:, None], mask=is_live[:, None] & is_row[None, :], other=0.0)
         if is_integer:
             totals = tl.dot(tile, x_tile, totals, out_dtype=tl.int32)
-        elif INPUTS != _PLAIN_INPUTS:
+        elif IS_ROUNDED:
             # Tensor cores add products of fp8 with few bits: a tile's sum is added to the others in float32.
             totals = tl.dot(tile, x_tile, totals, max_num_imprecise_acc=BLOCK_IN)
         else:
@@ -207,10 +173,8 @@ def product_kernel(
                 totals += tl.load(sums_of_tile + each * (BLOCK_OUT * ROWS), cache_modifier=".cg")
     if is_last:
         sums = tl.trans(totals.to(tl.float32))
-        if INPUTS == _CODES:
-            sums *= tl.load(about_rows + rows, mask=is_row, other=0.0)[:, None]
-        elif INPUTS == _TO_ROUND:
-            sums *= row_scale
+        if IS_ROUNDED:
+            sums *= tl.load(row_scales + rows, mask=is_row, other=0.0)[:, None]
         sums *= factors[None, :]
         result = finish(sums, rows, is_row, first_column, gated, gated_stride, output, num_out, ACTIVATION, BLOCK_OUT)
         if magnitudes is not None:
