@@ -115,6 +115,20 @@ def test_one_request_that_cannot_go_ahead_makes_all_wait(fields: dict[str, Any])
     assert engine.runner.num_steps_ahead > num_ahead
 
 
+def test_drafts_behind_the_end_are_not_counted() -> None:
+    """The step launched before the end was known computes some for nothing."""
+    engine = make_engine_ahead(drafter=Unseen(2, 2))
+    request = make_request("a", [5, 1], max_tokens=40)
+    expected, reason = alone(request, 256)
+    assert reason == "stop"
+    engine.submit(request)
+    engine.run()
+    assert engine.output_token_ids["a"] == expected
+    counts = engine.scheduler.stats().drafts
+    num_steps = -(-(len(expected) - 1) // 3)
+    assert counts.num_drafts == 2 * num_steps < engine.runner.num_drafts_computed
+
+
 def test_more_rows_than_may_be_ahead_wait() -> None:
     engine = make_engine_ahead(drafter=Unseen(2, 2), max_num_rows_ahead=2)
     for name in "ab":

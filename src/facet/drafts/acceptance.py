@@ -86,7 +86,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(plan: StepPlan, result: StepResult) -> list[Outcome]:
-    """Of each request that had drafts in a settled step."""
+    """Of each request that had drafts in a settled step, and got tokens."""
     if not plan.has_drafts:
         return []
     entries = zip(
@@ -95,7 +95,7 @@ def outcomes(plan: StepPlan, result: StepResult) -> list[Outcome]:
         result.token_ids,
         strict=True,
     )
-    return [Outcome(number, count, max(0, len(token_ids) - 1)) for number, count, token_ids in entries if count]
+    return [Outcome(number, count, len(token_ids) - 1) for number, count, token_ids in entries if count and token_ids]
 
 
 class _Classes:

@@ -251,7 +251,7 @@ class Engine:
         self._last_settled = now
         self._scheduler.learn(plan, seconds)
         if self._drafter is not None:
-            self._unlearned = _SettledStep(plan, result, seconds)
+            self._unlearned = _SettledStep(plan, self._scheduler.queues.heard(plan, result), seconds)
             guesses = step.sampled.drafts
             # A step that has been launched meanwhile verifies them, or has left them behind.
             self._unheard = None if guesses is None or self._in_flight is not None else _Guesses(plan, guesses)

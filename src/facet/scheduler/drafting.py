@@ -70,7 +70,10 @@ class Drafter(Protocol):
         """Whether requests with a pending token should wait until it is known, because drafts could follow it."""
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """A step has been settled, so long after the device could begin it. The next one may have been launched."""
+        """A step has been settled, so long after the device could begin it. The next one may have been launched.
+
+        Requests that ended meanwhile have no tokens in the result.
+        """
 
     def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
         """What was guessed on the device, as `num_ahead` asked for: one guess per entry of the plan that samples."""
@@ -111,10 +114,10 @@ class DraftCounter:
         self._num_runs = [0] * (max_num_drafts + 1)  # by how many of their drafts were accepted
 
     def count(self, plan: StepPlan, result: StepResult) -> None:
-        self._num_drafts += int(plan.num_drafts.sum())
         for count, token_ids in zip(plan.num_drafts[plan.samples].tolist(), result.token_ids, strict=True):
-            if count:
-                self._num_runs[min(count, max(0, len(token_ids) - 1))] += 1
+            if count and token_ids:
+                self._num_drafts += count
+                self._num_runs[min(count, len(token_ids) - 1)] += 1
 
     def counts(self) -> DraftCounts:
         by_place = list(itertools.accumulate(reversed(self._num_runs[1:])))[::-1]

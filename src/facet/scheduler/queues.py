@@ -12,7 +12,7 @@ Knows nothing of the cache: what must be released there is handed back as `Ended
 import time
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -176,6 +176,14 @@ class Queues:
                 self._running, counts.num_pending.tolist(), room.tolist(), strict=True
             )
         ]
+
+    def heard(self, plan: StepPlan, result: StepResult) -> StepResult:
+        """Without tokens of requests that ended while the step was in flight, which it has computed for nothing."""
+        numbers = plan.request_numbers[plan.samples].tolist()
+        if all(number in self._by_number for number in numbers):
+            return result
+        token_ids = zip(numbers, result.token_ids, strict=True)
+        return replace(result, token_ids=tuple([own if number in self._by_number else () for number, own in token_ids]))
 
     def most_in_place(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of the plan's requests with drafts those that still run: their seats, and how many computed tokens can hold,

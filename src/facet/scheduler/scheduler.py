@@ -113,11 +113,12 @@ class Scheduler:
             self._num_long_steps += is_beside_others and seconds > limit
 
     def settle(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
+        if plan.has_drafts:
+            self._draft_counter.count(plan, self.queues.heard(plan, result))
         events, ended = self.queues.settle(plan, result)
         for end in ended:
             self._release(end)
         if plan.has_drafts:
-            self._draft_counter.count(plan, result)
             self.kv_cache.give_back(*self.queues.most_in_place(plan))
         self.kv_cache.retire(plan.step)
         return events
