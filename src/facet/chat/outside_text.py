@@ -17,6 +17,7 @@ White space is not shifted: no control token is made of it, and trimming works f
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any, SupportsIndex
 
 _SHIFT = 0x40000
@@ -218,13 +219,20 @@ def _recased(name: str) -> Callable[..., str]:
 
     def recase(self: OutsideText) -> str:
         changed = method(self._as_sent)
-        if len(changed) == len(self):
-            runs = [(run.group(), changed[run.start() : run.end()]) for run in _RUN.finditer(self)]
-        else:  # a letter became two; the case of one beside a letter of the other kind may be lost
-            runs = [(run.group(), method(unshifted(run.group()))) for run in _RUN.finditer(self)]
+        places = range(len(self) + 1) if len(changed) == len(self) else _new_places(method, self._as_sent)
+        runs = [(run.group(), changed[places[run.start()] : places[run.end()]]) for run in _RUN.finditer(self)]
         return traced("".join(shifted(new) if _SHIFTED.match(old) else new for old, new in runs))
 
     return recase
+
+
+def _new_places(recase: Callable[[str], str], text: str) -> list[int]:
+    """Where what each character became begins, and where the last ends: some letters become two.
+
+    What a character becomes depends on the one before it, as in `title`; how many it becomes, on none further away.
+    """
+    pairs = (text[max(0, index - 1) : index + 1] for index in range(len(text)))
+    return [0, *accumulate(len(recase(pair)) - len(recase(pair[:-1])) for pair in pairs)]
 
 
 def _shifted_as_a_whole(name: str) -> Callable[..., str]:
