@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from facet.engine.memory_plan import make_plan
@@ -15,9 +16,9 @@ _LEAST_CONTEXT = 2048  # shorter ones are no advice
 
 def settings_that_fit(config: PlanConfig) -> list[str]:
     """Flags any of which would do, those that cost least first; or one group of flags that would do together."""
-    alone = [flags for change in _changes(config) if (flags := _flags_if_it_fits(config, change))]
-    if alone:
-        return alone[:_MOST]
+    alone = (flags for change in _changes(config) if (flags := _flags_if_it_fits(config, change)))
+    if named := list(islice(alone, _MOST)):
+        return named
     together: dict[str, Any] = {}
     for change in _changes(config):
         together |= change
