@@ -105,13 +105,14 @@ class Browser:
         return bool(self.run("return document.querySelector(arguments[0])?.checkVisibility() ?? false", selector))
 
     def wait(self, condition: Callable[[], object], complaint: str = "it did not happen") -> None:
-        deadline = time.monotonic() + self.timeout
+        deadline, pause = time.monotonic() + self.timeout, 0.02
         while not condition():
             if time.monotonic() > deadline:
                 raise WebDriverError(
                     f"{complaint} within {self.timeout:.0f} s.\nThe page says: {self.page_text()[-600:]}"
                 )
-            time.sleep(0.02)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.16)  # every question costs the browser time too
 
     def wait_for(self, selector: str, text: str = "") -> None:
         """Until an element is shown, with this text in it."""

@@ -176,7 +176,7 @@ def test_from_start_to_stop(tiny_model: Callable[[str], TinyModel], tmp_path: Pa
         else:
             pytest.fail("".join(lines))
         port = int(found[1])
-        body = {"prompt": "one two", "max_tokens": 400, "ignore_eos": True, "stream": True, "seed": 1}
+        body = {"prompt": "one two", "max_tokens": 200, "ignore_eos": True, "stream": True, "seed": 1}
         with (
             httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
             client.stream("POST", "/v1/completions", json=body) as response,
@@ -205,7 +205,7 @@ def test_from_start_to_stop(tiny_model: Callable[[str], TinyModel], tmp_path: Pa
     assert "KV cache:" in text
     assert "requests fit at once" in text
     assert "SIGTERM: finishing running requests" in text
-    assert re.search(r"cmpl-\w+\[0\]: \d+ \+ 400 tokens, length", text)
+    assert re.search(r"cmpl-\w+\[0\]: \d+ \+ 200 tokens, length", text)
     assert "Traceback" not in text
 
 

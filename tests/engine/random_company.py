@@ -30,14 +30,15 @@ class Company:
     prefix_caching: bool = True
     overlapped: bool = True
     is_short_of_memory: bool = False
+    room: float = 1.5  # then: memory for so many of the longest request
     has_long_prompt: bool = False
 
     def num_blocks(self, model: Gemma, requests: list[Request], kv_dtype: str = "auto") -> int:
-        """Enough for the longest request and half of another, or plenty."""
+        """Enough for the longest request and a part of another, or plenty."""
         if not self.is_short_of_memory:
             return 600
         longest = max(len(request.prompt_token_ids) + MORE_TOKENS for request in self.chosen(requests))
-        return 3 * need_of(kv_layout(model, kv_dtype), 0, num_tokens=longest).num_blocks // 2
+        return int(self.room * need_of(kv_layout(model, kv_dtype), 0, num_tokens=longest).num_blocks)
 
     def chosen(self, requests: list[Request]) -> list[Request]:
         """From what `draw_requests` drew."""

@@ -24,7 +24,8 @@ COMPANIES = {
     "chunk7_cached": Company(7, num_batches=1),
     "chunk19": Company(19, num_batches=11, prefix_caching=False, overlapped=False),
     "chunk512_cached": Company(512, num_batches=15, has_long_prompt=True),
-    "preempting_cached": Company(16, num_batches=2, is_short_of_memory=True),
+    # With this room, and the seeds below, somebody of nearly every family is put back in the first two batches.
+    "preempting_cached": Company(16, num_batches=2, is_short_of_memory=True, room=1.25),
 }
 
 
@@ -56,4 +57,4 @@ def test_company_changes_no_bit(name: str, how: str, solo: Solo) -> None:
         overlapped=company.overlapped,
         num_blocks=company.num_blocks(model, requests),
     )
-    check_batches(engine, company, requests, expected, seed=f"{name} {how}")
+    check_batches(engine, company, requests, expected, seed=f"{how} of {name}")

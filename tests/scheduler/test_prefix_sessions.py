@@ -12,7 +12,7 @@ from facet.kv_cache.accountant import peak_blocks
 from tests.kv_cache.layouts import make_layout
 from tests.scheduler.requests import VOCAB_SIZE, make_engine, make_request
 
-NUM_SESSIONS, NUM_TURNS, NUM_OUTPUTS = 32, 5, 12
+NUM_SESSIONS, NUM_TURNS, NUM_OUTPUTS = 24, 5, 12
 MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS = 128, 2
 LAYOUT = make_layout((64, 4), (None, 40))
 SHARES_OF_WORKING_SET = (0.25, 0.5, 1.0, 2.0)
