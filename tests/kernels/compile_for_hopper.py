@@ -226,12 +226,16 @@ def usage(kernel: Any) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+        said, code = (
+            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
+            for flag in ("-res-usage", "-sass")
+        )
     found = {name.lower(): int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
     return {
         **found,
         "shared": kernel.metadata.shared,
         "signals": [kernel.asm["ptx"].count(f"atom.global.sys.{kind}") for kind in ("release", "acquire")],
+        "added_halves": code.count("HADD2"),
         "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),
     }
 

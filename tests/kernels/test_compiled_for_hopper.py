@@ -45,6 +45,7 @@ def test_4_bit_products_compile_without_spills(name: str, compiled: dict[str, di
     assert "error" not in found, found["error"]
     assert (found["stack"], found["local"]) == (0, 0)
     assert found["reg"] <= MOST_REGISTERS[name]
+    assert found["added_halves"] == 0, "codes are unpacked by instructions that multiply and add"
     assert found["products"] > 0
 
 
