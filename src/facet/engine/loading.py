@@ -87,6 +87,7 @@ def make_runner(
             arena,
             max_num_seqs=settings.max_num_seqs,
             max_model_len=settings.max_model_len,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
             fast_prefill=settings.fast_prefill,
             poison_freed_blocks=settings.poison_freed_blocks,
             graph_sizes=settings.graph_sizes,

@@ -12,7 +12,6 @@ this one.
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from facet.forward_batch import ForwardBatch
 from facet.layers.kv_arena import KVArena
-from facet.media_span import MediaKind, MediaSpan
+from facet.media_span import MediaKind
 from facet.model.draft_model import DraftModel
 from facet.model.gemma import Gemma
 from facet.progress import Advance, Progress, Silent
@@ -30,10 +29,11 @@ from facet.runner import compile_ahead, warm_up
 from facet.runner.batch import Chunks, make_batch, ranges
 from facet.runner.draft_ahead import DraftAhead, draft_sizes
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
-from facet.runner.measuring import NUM_TIMES, free_gpu_bytes, seconds_of
+from facet.runner.measuring import free_gpu_bytes
 from facet.runner.media_inputs import MediaInputs, StepMedia
 from facet.runner.pieces import LowerPieces, PieceBuffers
 from facet.runner.recording import RunOnce, recording
+from facet.runner.scratch_steps import ScratchSteps
 from facet.runner.seat_state import SeatState
 from facet.runner.step_sampling import ComputedRows, SampledStep, StepSampling
 from facet.runner.tail import UnseenDrafts
@@ -41,10 +41,6 @@ from facet.step import STEP_SIZES, StepMasks, StepPlan
 from facet.transfer import arrays_on_device, copy_to_device
 
 NO_TOWERS: Mapping[MediaKind, nn.Module] = {}
-# Rows of steps that are timed where none are captured, unless they take so many times as long as one row.
-EAGER_SIZES_TIMED = (1, 2, 4, 8, 16, 32, 64)
-LONGEST_TIMED = 4
-SLOW_STEP = 0.1  # seconds of one row: steps of more rows are then timed once, so that starting does not take long
 
 
 @dataclass(slots=True)
@@ -77,6 +73,7 @@ class Runner:
         *,
         max_num_seqs: int,
         max_model_len: int,
+        max_num_batched_tokens: int = 0,
         fast_prefill: bool = True,
         poison_freed_blocks: bool = False,
         graph_sizes: Sequence[int] = (),
@@ -89,6 +86,7 @@ class Runner:
     ) -> None:
         """`towers` take the kinds of media that the model has; of what they make, so many rows are kept.
 
+        `max_num_batched_tokens`: rows of a step that there is memory for; only steps before the first request ask.
         `has_drafts`: plans may have some, of a `draft_model` or of the text. `made_up_rates`: at which they are
         accepted, for measurements; none: where they are right.
         """
@@ -106,7 +104,6 @@ class Runner:
             sizes = draft_sizes(graph_sizes, max_num_seqs)
             self._sampling.draft_ahead = DraftAhead(draft_model, arena, self._seats, sizes=sizes)
         self.media = MediaInputs(towers, model.spec.hidden_size, model.placement, num_encoder_rows=num_encoder_rows)
-        self._longest_context = min(max_model_len, model.num_positions)  # of which seats and model have places
         self._fast_prefill = fast_prefill
         self._has_drafts = has_drafts or draft_model is not None
         # Past these, only rows with requested logits go on: nothing reads the last layer's output of the others.
@@ -116,6 +113,16 @@ class Runner:
         self._graphs = self._make_graphs(graph_sizes) if graph_sizes else None
         # Of use only where the other half is captured too.
         self._pieces = self._make_pieces(piece_sizes) if graph_sizes and piece_sizes else None
+        self._scratch_steps = ScratchSteps(
+            model,
+            arena,
+            self._seats,
+            self._graphs,
+            num_lower_layers=self._num_lower_layers,
+            longest_context=min(max_model_len, model.num_positions),  # of which seats and model have places
+            most_rows=max_num_batched_tokens,
+            has_towers=bool(towers),
+        )
 
     def _make_graphs(self, sizes: Sequence[int]) -> DecodeGraphs:
         buffers = DecodeBuffers.make(
@@ -142,7 +149,7 @@ class Runner:
         """All that steps may need, before there is one. Left out, each is compiled by the first step that needs it."""
         if self._device.type != "cuda":
             return
-        with progress.task("Compiling kernels", len(self._warm_up_steps) + len(warm_up.SAMPLING)) as advance:
+        with progress.task("Compiling kernels", len(self._scratch_steps.all) + len(warm_up.SAMPLING)) as advance:
             if compile_ahead.is_wanted():
                 with compile_ahead.compiled_ahead():
                     self.run_made_up_steps()
@@ -150,22 +157,10 @@ class Runner:
                         captured.capture(RunOnce(), Silent())
             self.run_made_up_steps(advance)
 
-    @property
-    def _warm_up_steps(self) -> tuple[warm_up.WarmUpStep, ...]:
-        alone = warm_up.ALONE if self._graphs is None else ()
-        has_spans = self.media.towers and self.model.spec.bidirectional_image_layers
-        return (*warm_up.PASSES, *warm_up.BESIDE_PROMPTS, *alone, *((warm_up.MEDIA,) if has_spans else ()))
-
     @torch.inference_mode()
     def run_made_up_steps(self, advance: Advance = lambda _: None) -> None:
         """All that may need a kernel of its own, in blocks of no request."""
-        for step in self._warm_up_steps:
-            # No step has logits of more rows than this; and where steps are captured, so are logits.
-            has_logits = step in warm_up.PASSES or (
-                self._graphs is None and len(step.query_lens) <= self._seats.num_seats
-            )
-            self._compute_on_scratch(step, num_logit_rows=int(has_logits))
-            advance(1)
+        self._scratch_steps.run(advance)
         for params in warm_up.SAMPLING:
             self._sampling.sample_nothing(params)
             advance(1)
@@ -186,59 +181,14 @@ class Runner:
         captured = (self._pieces, self._graphs, self._sampling.draft_ahead)
         return [one for one in captured if one is not None]
 
-    @torch.inference_mode()
     def time_steps(self) -> dict[int, float]:
-        """Seconds that steps take by their number of rows, each of which is sampled; measured in blocks of no request.
-
-        Captured steps are timed as such; a step between two sizes takes as long as the larger. Others are timed until
-        they take several times as long as a single row.
-        """
-        if self._graphs is not None:
-            graphs, seconds, smaller = self._graphs, dict[int, float](), 0
-            for size in graphs.sizes:
-                positions = np.zeros(size, np.int32)
-                seats = np.full(size, self._seats.scratch_seat, np.int32)
-                seconds[smaller + 1] = seconds[size] = seconds_of(
-                    partial(graphs.decode, positions, seats, seats), self._device
-                )
-                smaller = size
-            return seconds
-        seconds, group = {}, self.model.placement.group
-        for size in EAGER_SIZES_TIMED:
-            compute = partial(self._compute_on_scratch, warm_up.WarmUpStep((size,)), num_logit_rows=size)
-            num_times = 1 if seconds.get(1, 0.0) > SLOW_STEP else NUM_TIMES
-            seconds[size] = seconds_of(compute, self._device, num_times)
-            if group is not None:  # all ranks stop at the same size
-                seconds[size] = group.least(int(seconds[size] * 1e9), self._device) / 1e9
-            if seconds[size] > LONGEST_TIMED * seconds[1]:
-                break
-        return seconds
+        """Seconds that steps take by their number of rows, each of which is sampled."""
+        return self._scratch_steps.time()
 
     def time_drafts(self) -> dict[int, float]:
         """Seconds that a drafter takes for one draft of every sequence, by their number; empty: there is none."""
         draft_ahead = self._sampling.draft_ahead
         return {} if draft_ahead is None else draft_ahead.seconds_of_drafts()
-
-    def _compute_on_scratch(self, step: warm_up.WarmUpStep, num_logit_rows: int = 1) -> None:
-        """A step of prompts of zeros in blocks of no request, as long as a context may be."""
-        lens = np.minimum(np.array(step.query_lens, np.int32), self._longest_context)
-        num_computed = np.minimum(step.num_computed, self._longest_context - lens)
-        chunks = Chunks(
-            num_computed=num_computed,
-            num_scheduled=lens,
-            num_logit_rows=np.minimum(lens, num_logit_rows),
-            num_prompt=num_computed + lens,
-            seats=np.full_like(lens, self._seats.scratch_seat),
-        )
-        token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=self._device)
-        media = MediaSpan(
-            first=1, length=max(1, int(lens[0]) - 2), kind="image", content_key="", attends_both_ways=True
-        )
-        spans = {self._seats.scratch_seat: (media,)} if step.is_media else {}
-        batch = make_batch(token_ids, chunks, self._seats.block_tables, self._device, skip_upper=True, media=spans)
-        hidden = self.model(batch, self.arena, self._num_lower_layers)
-        if num_logit_rows:
-            self.model.logits(hidden)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:

@@ -39,6 +39,8 @@ BESIDE_PROMPTS = tuple(WarmUpStep((*(count * (1,)), 40), context) for count, con
 # Needed where steps are not captured.
 ALONE = tuple(WarmUpStep(count * (1,), context) for count, context in _ALONE)
 MEDIA = WarmUpStep((40,), is_media=True)
+# So many rows that the products of 128 experts, of which each row has eight, are in their largest tiles.
+LONG_PROMPT = WarmUpStep((2100,))
 
 SAMPLING = (
     SamplingParams(temperature=0.0),

@@ -15,8 +15,9 @@ from facet.kernels.paged_attention.cache import HeadShape, LayerCache
 from facet.kernels.paged_attention.quantization import SMALLEST_SCALE, largest_stored
 from facet.kernels.to_eight_bits import to_stored
 
-# Up to this many vectors every one is a program of its own: nothing then waits but for its own few loads.
-_MOST_SINGLE_VECTORS = 2048
+# Up to this many vectors, and rows, every one is a program of its own: nothing then waits but for its own few loads.
+# Rows count too, so that a step of 300 at the start has met all kernels, also of layers that only store their keys.
+_MOST_SINGLE_VECTORS, _MOST_SINGLE_ROWS = 2048, 256
 # Beyond it a program takes this many elements, a few wide loads per thread.
 _ELEMENTS_PER_PROGRAM = 4096
 # Where rows must not depend, bit for bit, on their number, a program always takes this many.
@@ -211,7 +212,7 @@ def prepare_heads(
     num_sorts = (cache is not None) + stores_keys
     if vectors_per_program is None:
         num_vectors = num_rows * (heads.num_heads + num_sorts * heads.num_kv_heads)
-        few = num_vectors <= _MOST_SINGLE_VECTORS
+        few = num_vectors <= _MOST_SINGLE_VECTORS and num_rows <= _MOST_SINGLE_ROWS
         vectors_per_program = 1 if few else max(1, _ELEMENTS_PER_PROGRAM // heads.head_dim)
     num_programs = triton.cdiv(num_rows * heads.num_heads, vectors_per_program)
     num_programs += num_sorts * triton.cdiv(num_rows * heads.num_kv_heads, vectors_per_program)
