@@ -57,17 +57,19 @@ def make_requests(window: int) -> list[Request]:
     return requests
 
 
+def answered_without_drafts(
+    tiny: TinyModel, make_requests: Callable[[int], list[Request]]
+) -> tuple[Gemma, list[Request], dict[str, Answer]]:
+    """The model, the requests made for its window, and what they get one step after the other."""
+    config = ModelConfig(model=str(tiny.folder), device="cpu", max_model_len=512)
+    model = load_model(config, arithmetic=BATCH_INVARIANT).model
+    requests = make_requests(tiny.window)
+    return model, requests, run(make_engine(model, overlapped=False), requests)
+
+
 @pytest.fixture(scope="module")
 def undrafted(tiny_model: TinyModels) -> Undrafted:
-    @cache
-    def get(name: str) -> tuple[Gemma, list[Request], dict[str, Answer]]:
-        tiny = tiny_model(name)
-        config = ModelConfig(model=str(tiny.folder), device="cpu", max_model_len=512)
-        model = load_model(config, arithmetic=BATCH_INVARIANT).model
-        requests = make_requests(tiny.window)
-        return model, requests, run(make_engine(model, overlapped=False), requests)
-
-    return get
+    return cache(lambda name: answered_without_drafts(tiny_model(name), make_requests))
 
 
 def said(answers: dict[str, Answer]) -> dict[str, Answer]:

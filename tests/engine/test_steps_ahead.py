@@ -13,20 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from facet.config import ModelConfig
 from facet.engine.engine import Engine
 from facet.engine.ranks import LeadingRunner
 from facet.engine.step_codec import decode_plan, encode_plan
-from facet.kernels.arithmetic import BATCH_INVARIANT
 from facet.kv_cache.accountant import need_of
 from facet.model.gemma import Gemma
-from facet.model.loader import load_model
 from facet.request import Request
 from facet.runner.runner import LaunchedStep, Runner
 from facet.step import StepPlan
 from facet.thoughts import ThoughtTokens
 from tests.engine.harness import Answer, kv_layout, make_engine, run
-from tests.engine.test_drafts import SAMPLING, SEEDED, said
+from tests.engine.test_drafts import SAMPLING, SEEDED, answered_without_drafts, said
 from tests.tiny_drafters import AlwaysDrafts
 from tests.tiny_models import TinyModel
 
@@ -100,15 +97,7 @@ def make_requests(window: int) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def undrafted(tiny_model: TinyModels) -> Undrafted:
-    @cache
-    def get(name: str) -> tuple[Gemma, list[Request], dict[str, Answer]]:
-        tiny = tiny_model(name)
-        config = ModelConfig(model=str(tiny.folder), device="cpu", max_model_len=512)
-        model = load_model(config, arithmetic=BATCH_INVARIANT).model
-        requests = make_requests(tiny.window)
-        return model, requests, run(make_engine(model, overlapped=False), requests)
-
-    return get
+    return cache(lambda name: answered_without_drafts(tiny_model(name), make_requests))
 
 
 def token_ids(answers: Mapping[str, Answer]) -> dict[str, list[int]]:
