@@ -21,6 +21,7 @@ import heapq
 import os
 import random
 import time
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
@@ -123,7 +124,7 @@ class Policy(Protocol):
     def drain(self, replica: int) -> None: ...
 
 
-class Plain:
+class Plain(ABC):
     """What the simple policies share: who is up, and the load of each."""
 
     def __init__(self, sessions: Sessions, options: argparse.Namespace) -> None:
@@ -136,8 +137,8 @@ class Plain:
         self.loads[replica] += 1
         return replica
 
-    def choose(self, request: int, avoid: int | None) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def choose(self, request: int, avoid: int | None) -> int: ...
 
     def end(self, request: int, replica: int, found_bytes: int) -> None:
         self.loads[replica] -= 1

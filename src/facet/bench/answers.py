@@ -3,6 +3,7 @@
 Chunks are decoded into the few fields that are needed; the decoder skips the rest of the JSON.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,7 @@ class _ChatChunk(msgspec.Struct):
     error: Any = None
 
 
-class AnswerReader:
+class AnswerReader(ABC):
     """Reads one stream. Only events with a choice count as chunks; the usage alone does not."""
 
     def __init__(self) -> None:
@@ -112,8 +113,8 @@ class AnswerReader:
         except msgspec.MsgspecError as error:
             raise BadAnswerError(f"{error} in the chunk {event[:200].decode(errors='replace')}") from None
 
-    def _on_chunk(self, event: bytes, now: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _on_chunk(self, event: bytes, now: float) -> None: ...
 
     def _on_rest(self, usage: Usage | None, error: Any, finish_reason: str | None) -> None:
         if usage is not None:

@@ -1,5 +1,6 @@
 """What towers for clips of log-mel frames have in common: several clips at once, or one that is filled up to a size."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,7 +14,7 @@ from facet.sound_spec import ConformerTowerSpec, UsmTowerSpec
 PADDED_FRAMES = (500, 1000, 2000, 3000)
 
 
-class ClipTower(nn.Module):
+class ClipTower(nn.Module, ABC):
     """Takes `features` [frames, bins]."""
 
     def __init__(self, spec: ConformerTowerSpec | UsmTowerSpec, placement: Placement) -> None:
@@ -44,13 +45,13 @@ class ClipTower(nn.Module):
         """The rows of a clip that has `num_frames` frames, and behind them, perhaps, others that mean nothing."""
         return self.rows(clip["features"].to(self.placement.dtype).unsqueeze(0), num_frames.view(1))[0]
 
+    @abstractmethod
     def num_rows(self, num_frames: int) -> int:
         """Of a clip: the host knows it without asking the device."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self, features: Tensor, lengths: Tensor) -> Tensor:
         """[clips, rows, width] of [clips, frames, bins], of which so many are real."""
-        raise NotImplementedError
 
     def _encode(self, clips: Sequence[Tensor]) -> list[Tensor]:
         rows = self.rows(*stack_clips(clips, self.placement.dtype))
