@@ -12,8 +12,6 @@ from facet.request import Request
 
 # Tokens that a session's next turn adds.
 NUM_NEW_TOKENS = 3
-# Of the longest prompt, where chunks are to be small.
-NUM_CHUNKS = 40
 
 
 def check_alone(patient: Patient) -> Iterator[Finding]:
@@ -79,7 +77,7 @@ def check_dead_memory(patient: Patient) -> Iterator[Finding]:
     Prompts are split into many small chunks, so that windows release blocks at many different steps.
     """
     requests = _some(patient)
-    chunk = max(len(request.prompt_token_ids) for request in requests) // NUM_CHUNKS | 1
+    chunk = max(len(request.prompt_token_ids) for request in requests) // patient.effort.num_chunks | 1
     setup = replace(_served(patient, len(requests)), chunk=chunk, poison=True)
     got = run_together(make_engine(patient.model, setup), requests)
     yield compare("NaN in dead memory", patient.alone, got, patient.limits)

@@ -40,7 +40,7 @@ MOST_PROMPT_TOKENS = 384
 ROWS_PER_PASS = 1024
 # Logits that are compared at once.
 _LOGITS_AT_ONCE = 1 << 26
-_TOGETHER = 8
+_TOGETHER = 16
 
 # Mean KL up to which weights whose originals are their own codes, and whose inputs are not rounded, may differ: nothing
 # but the order of sums does. Beyond it a kernel is wrong.

@@ -32,7 +32,6 @@ ATTENTION_LIMITS = {
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.01}
 # Of the log-probabilities of prompts, in the mean.
 LOGPROB_LIMIT = 0.5
-NUM_PROMPTS = 3
 
 
 def kv_dtypes_to_check(patient: Patient) -> tuple[str, ...]:
@@ -45,7 +44,7 @@ def check_kv_dtypes(patient: Patient) -> Iterator[Finding]:
     by_length = sorted(patient.requests, key=lambda request: -len(request.prompt_token_ids))
     requests = [
         replace(request, sampling=replace(request.sampling, max_tokens=1, prompt_logprobs=0))
-        for request in by_length[:NUM_PROMPTS]
+        for request in by_length[: patient.effort.num_scored]
     ]
     expected = run_alone(make_engine(patient.model, Setup()), requests)
     for kv_dtype in kv_dtypes_to_check(patient):
