@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
+from starlette.types import Receive, Scope, Send
 
 from facet.cli import main, make_parser
 from facet.cli.flags import config_from
@@ -225,3 +226,42 @@ def test_a_second_signal_ends_the_server_at_once(second: signal.Signals) -> None
     assert (server.should_exit, server.force_exit) == (True, False)
     server._stop(second)
     assert server.force_exit
+
+
+def test_a_second_signal_cuts_requests_short_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """The app still closes what it holds."""
+    seen: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            seen.append("closed")
+            await send({"type": "lifespan.shutdown.complete"})
+        else:
+            seen.append("asked")
+            await asyncio.Event().wait()
+
+    async def stop_while_asked() -> None:
+        server = DrainingServer(uvicorn.Config(app, log_config=None, lifespan="on"), lambda: False)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+            while not seen:
+                await asyncio.sleep(0.01)
+            server._stop(signal.SIGINT)
+            await asyncio.sleep(0.2)
+            assert not serving.done()
+            server._stop(signal.SIGINT)
+            await asyncio.wait_for(serving, timeout=10)
+            writer.close()
+
+    with caplog.at_level("INFO"):
+        asyncio.run(stop_while_asked())
+    assert seen == ["asked", "closed"]
+    assert "SIGINT again: stopping at once." in caplog.text
+    assert "Traceback" not in caplog.text

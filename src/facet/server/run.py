@@ -57,9 +57,19 @@ class DrainingServer(uvicorn.Server):
         if self.started:  # and not before, because clients that wait for this connect at once
             self._on_listening()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Also after a second signal the app gets to close what it holds, its engine above all."""
+        await super().shutdown(sockets=sockets)
+        if self.force_exit:
+            for task in self.server_state.tasks:
+                task.cancel()
+            await self.lifespan.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
+        errors = logging.getLogger("uvicorn.error")
+        errors.addFilter(_is_no_cancellation)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
         try:
@@ -67,13 +77,21 @@ class DrainingServer(uvicorn.Server):
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+            errors.removeFilter(_is_no_cancellation)
 
     def _stop(self, number: int) -> None:
         if self.should_exit:
+            if not self.force_exit:
+                logger.info("%s again: stopping at once.", signal.Signals(number).name)
             self.force_exit = True
             return
         logger.info("%s: finishing running requests, then stopping.", signal.Signals(number).name)
         self.handle_exit(number, None)
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """Requests that a stop cuts short are no failures, for which uvicorn would print a traceback each."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def serve(
