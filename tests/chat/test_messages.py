@@ -113,6 +113,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ],
         "messages[0].content[1] is of type 'image_url', but this server reads text only, no images",
     ),
+    "part in memory": ([{"role": "user", "content": [ExceptionGroup("", [OSError()])]}], ", not an ExceptionGroup"),
     "audio": ([{"role": "user", "content": [{"type": "input_audio"}]}], "text only, no audio"),
     "video": ([{"role": "user", "content": [{"type": "video_url"}]}], "text only, no video"),
     "unknown part": ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0] has the type 'smell'"),

@@ -45,8 +45,9 @@ def test_what_is_meant(given: dict[str, Any] | None, expected: object) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({}, "method None"),
-        ({"method": "medusa"}, "'medusa', but there are suffix and ngram"),
+        ({"method": "medusa"}, "'medusa', but there are suffix, ngram and none"),
+        ({}, "names no method, but there are suffix, ngram and none"),
+        ({"num_speculative_tokens": 3}, "names no method, but"),
         ({"method": "ngram"}, "needs num_speculative_tokens"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens is 0"),
         ({"method": "suffix", "num_speculative_tokens": 1000}, "from 1 to 128"),

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 import wave
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -380,6 +381,13 @@ class TestReading:
         assert len({media.arrays["patches"].data for media in found}) == 1
         with pytest.raises(RequestError, match=r"image is of type list\. Give a path, the bytes of a file, a Pillow"):
             reader.read(find_media(ask({"type": "image", "image": [1]}), gemma4, takes_values=True)[0])
+        for empty, words in (
+            (Image.new("RGB", (0, 4)), "of type Image with 0 x 4 pixels"),
+            (np.zeros((4, 0, 3), np.uint8), "of type ndarray, uint8 [4, 0, 3]"),
+            (np.zeros((4, 5, 3)), "of type ndarray, float64 [4, 5, 3]"),
+        ):
+            with pytest.raises(RequestError, match=re.escape(f"image is {words}. Give a path")):
+                reader.read(find_media(ask({"type": "image", "image": empty}), gemma4, takes_values=True)[0])
         with pytest.raises(RequestError, match="cannot be read"):
             reader.read(find_media(ask({"type": "image", "image": "nowhere"}), gemma4, takes_values=True)[0])
         with pytest.raises(RequestError, match="must be a string"):

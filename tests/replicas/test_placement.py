@@ -32,7 +32,7 @@ def test_replicas_share_a_gpu_whose_memory_is_divided() -> None:
     [
         ({"data_parallel_size": 0}, (), "--data-parallel-size is 0, but must be 1 or more."),
         ({"data_parallel_size": 2, "device": "cuda:1"}, FOUR, "--device cuda:1 names one GPU, but"),
-        ({"data_parallel_size": 2, "device": "cuda"}, (), "need 2 GPUs, but this machine shows 0."),
+        ({"data_parallel_size": 2, "device": "cuda"}, (), "this machine shows 0. Lower the sizes, or use --device cpu"),
         (
             {"data_parallel_size": 3, "tensor_parallel_size": 2},
             FOUR,

@@ -207,7 +207,8 @@ def _kind(value: object) -> str:
             return "an object"
         case list() | tuple():
             return "a list"
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def _refuse(where: str, fault: str) -> NoReturn:

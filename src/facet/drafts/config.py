@@ -64,8 +64,9 @@ def read_draft_config(given: Mapping[str, Any] | None) -> DraftConfig | None:
         return _suffix(given)
     if method == "ngram":
         return _ngram(given)
+    named = "no method" if method is None else f"the method {method!r}"
     raise ConfigError(
-        f"--speculative-config names the method {method!r}, but there are {' and '.join(METHODS)}. Choose one, as in "
+        f"--speculative-config names {named}, but there are {', '.join(METHODS)} and none. Choose one, as in "
         '{"method": "suffix"}, or name a drafter: {"model": ...}.'
     )
 

@@ -77,7 +77,9 @@ def _prepare_video(part: MediaPart, spec: MediaSpec) -> tuple[PreparedMedia, ...
 def _is_picture(value: Any) -> bool:
     from PIL import Image
 
-    return isinstance(value, Image.Image) or _is_pixels(value, num_dimensions=3)
+    if isinstance(value, Image.Image):
+        return 0 not in value.size
+    return _is_pixels(value, num_dimensions=3)
 
 
 def _is_pixels(value: Any, num_dimensions: int) -> bool:
@@ -135,4 +137,14 @@ def _as_pixels(value: Any) -> "np.ndarray[Any, Any]":
 
 
 def _of_other_type(part: MediaPart) -> Exception:
-    return refused(f"{part.where} is of type {type(part.value).__name__}. Give {_WANTED[part.kind]}.")
+    return refused(f"{part.where} is {_description(part.value)}. Give {_WANTED[part.kind]}.")
+
+
+def _description(value: Any) -> str:
+    """The type, and for an array or a Pillow image what may be wrong with it besides."""
+    name = f"of type {type(value).__name__}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{name}, {value.dtype} {list(value.shape)}"
+    if isinstance(size := getattr(value, "size", None), tuple):
+        return f"{name} with {' x '.join(map(str, size))} pixels"
+    return name

@@ -34,7 +34,7 @@ def place_replicas(config: ServerConfig, gpus: Sequence[str]) -> tuple[Placement
     needed = f"{num_replicas} replicas of {group_size} GPU{'s' * (group_size != 1)} each need "
     found = f"{num_replicas * group_size} GPUs, but this machine shows {len(gpus)}"
     if num_groups == 0:
-        raise ConfigError(f"{needed}{found}.")
+        raise ConfigError(f"{needed}{found}. Lower the sizes, or use --device cpu, which is for tests.")
     per_group = -(-num_replicas // num_groups)
     if per_group > 1 and per_group * config.gpu_memory_utilization > 1:
         raise ConfigError(
