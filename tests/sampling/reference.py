@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from facet.sampling_params import SamplingParams
 
 Row = np.ndarray[tuple[int], np.dtype[np.float64]]
+Ranks = np.ndarray[tuple[int], np.dtype[np.int64]]
 MASK_32 = 2**32 - 1
 MASK_64 = 2**64 - 1
 
@@ -53,40 +54,73 @@ def ranked(row: Sequence[float] | Row) -> list[int]:
     return sorted(range(len(row)), key=lambda token: (-row[token], token))
 
 
+def rounding_errors(
+    logits: Sequence[float], params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+) -> Row:
+    """How far float32 may end from `processed_logits`: 0 where nothing is added and nothing multiplied.
+
+    At most a dozen roundings, each of 2**-24 of a number no larger than what is summed up here.
+    """
+    sizes: Row = np.abs(np.array(logits, dtype=np.float64))
+    counted = set(output) if params.frequency_penalty or params.presence_penalty else set()
+    repeated = {*prompt, *output} if params.repetition_penalty != 1 else set()
+    for token, bias in params.logit_bias_items:
+        sizes[token] += abs(bias)
+    for token in repeated:
+        sizes[token] *= max(params.repetition_penalty, 1 / params.repetition_penalty)
+    for token in counted:
+        sizes[token] += abs(params.frequency_penalty) * list(output).count(token) + abs(params.presence_penalty)
+    changed = [*counted, *repeated, *(token for token, _ in params.logit_bias_items)]
+    errors: Row = np.zeros(len(sizes))
+    errors[changed] = 2**-20 * sizes[changed]
+    return errors
+
+
 @dataclass(frozen=True)
 class Survivors:
     certain: set[int]
-    possible: set[int]  # also those so close to a boundary that rounding decides
+    possible: set[int]  # also those so close to a boundary, or to a token ranked before them, that rounding decides
 
 
-def surviving_tokens(row: Row, params: SamplingParams, tolerance: float = 1e-5) -> Survivors:
-    """What temperature, min_p, top_k and top_p leave."""
-    order = [token for token in ranked(row) if row[token] > -math.inf]
+def surviving_tokens(row: Row, params: SamplingParams, errors: Row | None = None, tolerance: float = 2e-5) -> Survivors:
+    """What temperature, min_p, top_k and top_p leave.
+
+    `errors` says how far each logit may be off; None: not at all. Logits that are exact and equal are ranked by id;
+    where one is not exact and they are closer than their errors, either may come first.
+    """
     if params.is_greedy:
-        return Survivors({order[0]}, {order[0]})
-    weights = {token: math.exp((row[token] - row[order[0]]) / params.temperature) for token in order}
-    slack = tolerance / min(params.temperature, 1.0)
-    ranks = {token: rank for rank, token in enumerate(order)}
+        params = replace(params, temperature=1.0, min_p=0.0, top_k=1, top_p=1.0)
+    order = [token for token in ranked(row) if row[token] > -math.inf]
+    values, own_errors = row[order], (np.zeros(len(row)) if errors is None else errors)[order]
+    weights = np.exp((values - values[0]) / params.temperature)
+    slack = tolerance + (own_errors + own_errors[0]) / params.temperature  # relative to the weights
     top_k = params.top_k or len(row)
+    ranks = np.arange(len(order))
 
-    def keep(min_p: float, top_p: float) -> set[int]:
-        kept = [token for token in order if weights[token] >= min_p and ranks[token] < top_k]
-        total = sum(weights[token] for token in kept)
-        result: set[int] = set()
-        mass = 0.0
-        for token in kept:
-            if mass < top_p * total or not result:
-                result.add(token)
-            mass += weights[token]
-        return result
+    def keep(is_possible: bool) -> set[int]:
+        sign = 1 if is_possible else -1
+        reaches_min_p = weights * (1 + sign * slack) >= params.min_p
+        mass_left = weights * (reaches_min_p & (ranks < top_k))
+        num_ahead, mass_ahead = ranks.copy(), np.cumsum(weights) - weights
+        for rank in ranks if own_errors.any() else ():
+            rivals = _rivals(rank, values, own_errors)
+            rivals = rivals[rivals < rank] if is_possible else rivals[rivals > rank]
+            num_ahead[rank] -= sign * len(rivals)
+            mass_ahead[rank] -= sign * weights[rivals].sum()
+        is_kept = reaches_min_p & (num_ahead < top_k)
+        if params.top_p < 1:
+            is_kept &= mass_ahead < params.top_p * mass_left.sum() + sign * 2 * (mass_left * slack).sum()
+        return {token for token, kept in zip(order, is_kept | (num_ahead == 0), strict=True) if kept}
 
-    if params.top_p == 1:  # nothing is cut off, so nothing is close to being
-        looser, tighter = 1.0, 1.0
-    else:
-        looser, tighter = params.top_p + slack, params.top_p - slack
-    return Survivors(
-        certain=keep(params.min_p * (1 + slack), tighter), possible=keep(params.min_p * (1 - slack), looser)
-    )
+    return Survivors(certain=keep(is_possible=False), possible=keep(is_possible=True))
+
+
+def _rivals(rank: int, values: Row, errors: Row) -> Ranks:
+    """The other ranks whose order relative to this one is a matter of rounding."""
+    reach = errors + errors[rank]
+    is_rival = (np.abs(values - values[rank]) <= reach) & (reach > 0)
+    is_rival[rank] = False
+    return np.flatnonzero(is_rival)
 
 
 def mix_64(value: int) -> int:
@@ -119,21 +153,29 @@ def exponential_noise(bits: int) -> float:
     return -math.log1p(-abs(signed + 0.5) / 2**31 * (1 - 2**-24))
 
 
-def possible_choices(row: Row, params: SamplingParams, position: int, tolerance: float = 1e-4) -> set[int]:
+def possible_choices(
+    row: Row, params: SamplingParams, position: int, errors: Row | None = None, tolerance: float = 1e-4
+) -> set[int]:
     """The token that wins the race; several only where rounding decides between them."""
-    survivors = surviving_tokens(row, params)
-    if len(survivors.possible) == 1:
+    survivors = surviving_tokens(row, params, errors)
+    if params.is_greedy or len(survivors.possible) == 1:
         return survivors.possible
     assert params.seed is not None
     keys = noise_keys(params.seed, position)
-    best = max(row)
-    scores = {
-        token: (row[token] - best) / params.temperature - math.log(exponential_noise(noise_bits(keys, token)))
-        for token in survivors.possible
-    }
-    winning = max(scores[token] for token in survivors.certain)
-    slack = tolerance / min(params.temperature, 1.0)
-    return {token for token in scores if scores[token] >= winning - slack}
+    best = ranked(row)[0]
+    lowest: dict[int, float] = {}
+    highest: dict[int, float] = {}
+    for token in survivors.possible:
+        noise = exponential_noise(noise_bits(keys, token))
+        score = (row[token] - row[best]) / params.temperature - math.log(noise)
+        # The uniform number behind the noise is rounded too, which counts where it is close to 1.
+        slack = tolerance + 2**-22 * math.expm1(noise) / noise
+        if errors is not None:
+            slack += (errors[token] + errors[best]) / params.temperature
+        lowest[token], highest[token] = score - slack, score + slack
+    # Where only rounding says who survives, there may be nobody who certainly does.
+    to_beat = max((lowest[token] for token in survivors.certain), default=-math.inf)
+    return {token for token in survivors.possible if highest[token] >= to_beat}
 
 
 def log_softmax(row: Sequence[float] | Row) -> Row:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from facet.sampling.choice import NARROW_LIMIT
 from facet.sampling_params import SamplingParams
 from tests.sampling.builders import chi_square, chi_square_limit, make_sampler, quantized_logits, sample_once
-from tests.sampling.reference import possible_choices
+from tests.sampling.reference import possible_choices, processed_logits, rounding_errors
 
 # One for each way a row can be decided.
 KINDS: dict[str, dict[str, Any]] = {
@@ -51,6 +51,32 @@ def test_every_kind_of_row_is_right_in_a_large_vocabulary(kind: str, spread: flo
         chosen = sample_once(logits, params).token_ids
         for token_id, row in zip(chosen, logits.double().numpy(), strict=True):
             assert token_id in possible_choices(row, params, position=0)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_p": 0.05}, {"top_k": 1}])
+@pytest.mark.parametrize("lower", [-3.5, -2.0, 0.25, 4.25])
+def test_where_rounding_ranks_two_tokens_either_is_right(settings: dict[str, Any], lower: float) -> None:
+    """Token 5 was sampled once and token 3 six times, which 2.0 more in its logit makes up for, but for rounding."""
+    params = SamplingParams(**settings, frequency_penalty=0.4, presence_penalty=0.7, seed=1)
+    logits, output = [lower - 9.0] * 8, [5, *[3] * 6]
+    logits[5], logits[3] = lower, lower + 2.0
+    logits[1] = logits[6] = lower - 1.1 - 1e-4  # close, but not a matter of rounding
+    row, errors = processed_logits(logits, params, [], output), rounding_errors(logits, params, [], output)
+    assert possible_choices(row, params, position=7, errors=errors) == {3, 5}
+    sampler = make_sampler(len(logits))
+    sampler.add_request(0, params, [], output)
+    assert sampler.sample(torch.tensor([logits]), [0]).to_host().token_ids[0] in {3, 5}
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_p": 0.05}, {"top_k": 1}])
+def test_of_equal_logits_the_first_is_right_whatever_is_penalized(settings: dict[str, Any]) -> None:
+    params = SamplingParams(**settings, frequency_penalty=0.4, seed=1)
+    logits, output = [0.0, 0.0, 2.0, 1.0, 2.0], [0, 3]
+    row, errors = processed_logits(logits, params, [], output), rounding_errors(logits, params, [], output)
+    assert possible_choices(row, params, position=2, errors=errors) == {2}
+    sampler = make_sampler(len(logits))
+    sampler.add_request(0, params, [], output)
+    assert sampler.sample(torch.tensor([logits]), [0]).to_host().token_ids[0] == 2
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "greedy"])

@@ -1,6 +1,7 @@
 """Requests with any settings arrive, run, are preempted and leave in any order; every token is the reference's."""
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from facet.sampling import Fault
 from facet.sampling_params import SamplingParams
 from tests.sampling.builders import make_sampler, sampling_params
-from tests.sampling.reference import log_softmax, possible_choices, processed_logits, ranked
+from tests.sampling.reference import log_softmax, possible_choices, processed_logits, ranked, rounding_errors
 
 VOCAB_SIZE = 37
 NUM_SEATS = 5
@@ -33,6 +34,15 @@ class Life:
         digest = hashlib.sha256(f"{self.number} {len(self.output) + num_drafts}".encode()).digest()
         generator = np.random.default_rng(list(digest))
         return np.round(generator.normal(scale=2.0, size=VOCAB_SIZE) * 4) / 4
+
+    def choices(self, raw: np.ndarray, drafts: Sequence[int] = ()) -> set[int]:
+        """The tokens that may follow; none where nothing is allowed."""
+        output = [*self.output, *drafts]
+        expected = processed_logits(list(raw), self.params, self.prompt, output, EOS)
+        if not np.isfinite(expected.max()):
+            return set()
+        errors = rounding_errors(list(raw), self.params, self.prompt, output)
+        return possible_choices(expected, self.params, position=len(output), errors=errors)
 
 
 class Histories(RuleBasedStateMachine):
@@ -86,14 +96,14 @@ class Histories(RuleBasedStateMachine):
         host = sampled.to_host()
         for place, (seat, life) in enumerate(zip(seats, lives, strict=True)):
             raw = logits[place].double().numpy()
-            expected = processed_logits(list(raw), life.params, life.prompt, life.output, EOS)
+            choices = life.choices(raw)
             token_id = host.token_ids[place]
-            if not np.isfinite(expected.max()):
+            if not choices:
                 assert host.faults[place] is Fault.NOTHING_ALLOWED
                 self._remove(seat)
                 continue
-            assert token_id in possible_choices(expected, life.params, position=len(life.output))
             assert token_id is not None
+            assert token_id in choices
             self._check_logprobs(life, raw, token_id, host.logprobs[place])
             life.output.append(token_id)
 
@@ -123,8 +133,7 @@ class Histories(RuleBasedStateMachine):
             logprobs = None if runs.logprobs is None else runs.logprobs[index]
             for offset, token_id in enumerate(token_ids):
                 raw = logits[place + offset].double().numpy()
-                expected = processed_logits(list(raw), life.params, life.prompt, life.output, EOS)
-                assert token_id in possible_choices(expected, life.params, position=len(life.output))
+                assert token_id in life.choices(raw)
                 self._check_logprobs(life, raw, token_id, None if logprobs is None else logprobs[offset])
                 life.output.append(token_id)
             fault = None if runs.faults is None else runs.faults[index]
@@ -140,11 +149,9 @@ class Histories(RuleBasedStateMachine):
     def _draft(self, life: Life, data: st.DataObject) -> list[int]:
         drafts: list[int] = []
         for is_right in data.draw(st.lists(st.sampled_from([True, True, False]), max_size=4)):
-            raw = list(np.float32(life.logits(len(drafts))).astype(np.float64))
-            expected = processed_logits(raw, life.params, life.prompt, [*life.output, *drafts], EOS)
-            if is_right and np.isfinite(expected.max()):
-                position = len(life.output) + len(drafts)
-                drafts.append(min(possible_choices(expected, life.params, position=position)))
+            choices = life.choices(life.logits(len(drafts)), drafts) if is_right else ()
+            if choices:
+                drafts.append(min(choices))
             else:
                 drafts.append(data.draw(st.integers(0, VOCAB_SIZE - 1)))
         return drafts
