@@ -445,3 +445,20 @@ class TestReading:
             with pytest.raises(RequestError) as caught:
                 find_media(ask(PICTURE, mm_processor_kwargs=kwargs), model)
             assert caught.value.field == "mm_processor_kwargs", json.dumps(kwargs)
+
+    def test_options_of_a_part(self, gemma4: AskedModel, gemma3: AskedModel) -> None:
+        (part,) = find_media(ask({**PICTURE, "do_pan_and_scan": True}), gemma3)
+        assert part.options == MediaOptions(pan_and_scan=True)
+        for model, options, words in (
+            (
+                gemma4,
+                {"max_soft_tokens": 71},
+                r"messages\[0\]\.content\[0\]\.max_soft_tokens is 71, but must be one of",
+            ),
+            (gemma4, {"num_frames": 0}, r"messages\[0\]\.content\[0\]\.num_frames is 0, but must be from 1"),
+            (gemma4, {"do_pan_and_scan": 1}, r"messages\[0\]\.content\[0\]\.do_pan_and_scan must be true or false"),
+            (gemma4, {"do_pan_and_scan": True}, "this model shows no crops"),
+        ):
+            with pytest.raises(RequestError, match=words) as caught:
+                find_media(ask({**PICTURE, **options}), model)
+            assert caught.value.field == "messages"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, cast, get_args
 
 from facet.errors import RequestError
-from facet.media.options import Detail, MediaOptions, read_budget, read_num_frames
+from facet.media.options import Detail, MediaOptions, read_named_options
 from facet.media.signatures import PICTURE_FORMATS, SOUND_FILES, VIDEO_FILES, recognize
 from facet.media_span import MediaKind
 
@@ -153,11 +153,7 @@ def _options(part: Mapping[Any, Any], kind: MediaKind, where: str) -> MediaOptio
         _refuse(f"{where}.detail", "must be low, auto or high")
     # "original", in newer clients: as much as the model can take.
     asked = cast(Detail | None, "high" if detail == "original" else detail)
-    return MediaOptions(
-        detail=asked if kind == "image" else None,
-        max_soft_tokens=read_budget(part.get("max_soft_tokens"), "messages"),
-        num_frames=read_num_frames(part.get("num_frames"), "messages"),
-    )
+    return replace(read_named_options(part, where, "messages"), detail=asked if kind == "image" else None)
 
 
 def _refuse(where: str, fault: str) -> NoReturn:

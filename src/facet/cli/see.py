@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"{options.model} reads no pictures. Name a model that does, such as google/gemma-4-E4B-it.")
     asked = MediaOptions(
         detail=options.detail,
-        max_soft_tokens=read_budget(options.max_soft_tokens, "--max-soft-tokens"),
+        max_soft_tokens=read_budget(options.max_soft_tokens, "--max-soft-tokens", "--max-soft-tokens"),
         pan_and_scan=options.pan_and_scan or None,
     )
     check_options(asked, spec, "--max-soft-tokens")

@@ -43,28 +43,31 @@ def read_processor_kwargs(given: Mapping[str, Any] | None, field: str = "mm_proc
     known = ("max_soft_tokens", "do_pan_and_scan", "num_frames")
     if unknown := sorted(set(given) - set(known)):
         raise RequestError(f"{field} names {unknown[0]!r}. Known: {', '.join(known)}.", field=field)
+    return read_named_options(given, field, field)
+
+
+def read_named_options(given: Mapping[Any, Any], where: str, field: str) -> MediaOptions:
+    """The options among the entries of `given`, which stands at `where`, a place in `field`."""
     pan_and_scan = given.get("do_pan_and_scan")
     if pan_and_scan is not None and not isinstance(pan_and_scan, bool):
-        raise RequestError(f"{field}.do_pan_and_scan must be true or false.", field=field)
+        raise RequestError(f"{where}.do_pan_and_scan must be true or false.", field=field)
     return MediaOptions(
-        max_soft_tokens=read_budget(given.get("max_soft_tokens"), field),
+        max_soft_tokens=read_budget(given.get("max_soft_tokens"), f"{where}.max_soft_tokens", field),
         pan_and_scan=pan_and_scan,
-        num_frames=read_num_frames(given.get("num_frames"), field),
+        num_frames=_read_num_frames(given.get("num_frames"), f"{where}.num_frames", field),
     )
 
 
-def read_budget(value: object, field: str) -> int | None:
+def read_budget(value: object, name: str, field: str) -> int | None:
     if value is None or (type(value) is int and value in BUDGETS):
         return value
-    raise RequestError(
-        f"max_soft_tokens is {str(value)[:40]}, but must be one of {', '.join(map(str, BUDGETS))}.", field=field
-    )
+    raise RequestError(f"{name} is {str(value)[:40]}, but must be one of {', '.join(map(str, BUDGETS))}.", field=field)
 
 
-def read_num_frames(value: object, field: str) -> int | None:
+def _read_num_frames(value: object, name: str, field: str) -> int | None:
     if value is None or (type(value) is int and 1 <= value <= MOST_FRAMES):
         return value
-    raise RequestError(f"num_frames is {str(value)[:40]}, but must be from 1 to {MOST_FRAMES}.", field=field)
+    raise RequestError(f"{name} is {str(value)[:40]}, but must be from 1 to {MOST_FRAMES}.", field=field)
 
 
 def check_options(options: MediaOptions, spec: MediaSpec, field: str) -> None:
