@@ -336,6 +336,7 @@ def test_on_a_terminal(tools_file: Path) -> None:
             while not server.engine.cancelled:
                 assert time.monotonic() < deadline, "the server still answers"
                 time.sleep(0.01)
+            terminal.wait_for("> ")  # before, it would stop the same answer once more
             terminal.type("\x03")  # the second one leaves
             assert terminal.process.wait(timeout=30) == 0
             assert "Traceback" not in terminal.text
