@@ -1,6 +1,5 @@
 """`facet serve`: the flags people bring along, and once for real: start, answer, drain, stop."""
 
-import asyncio
 import contextlib
 import json
 import os
@@ -16,14 +15,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
-from starlette.types import Receive, Scope, Send
 
 from facet.cli import main, make_parser
 from facet.cli.flags import config_from
 from facet.config import ServerConfig
 from facet.errors import ConfigError
-from facet.server.run import DrainingServer, bind, is_loopback, listening, with_key_of_environment
+from facet.server.run import bind, is_loopback, listening, with_key_of_environment
 from tests.tiny_checkpoints import SHRUNK, write_config
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
@@ -208,60 +205,3 @@ def test_from_start_to_stop(tiny_model: Callable[[str], TinyModel], tmp_path: Pa
     assert "SIGTERM: finishing running requests" in text
     assert re.search(r"cmpl-\w+\[0\]: \d+ \+ 200 tokens, length", text)
     assert "Traceback" not in text
-
-
-def draining_server(*, is_dead: bool) -> DrainingServer:
-    return DrainingServer(uvicorn.Config(lambda: None), lambda: is_dead)
-
-
-@pytest.mark.parametrize("is_dead", [False, True])
-def test_a_server_stops_when_its_engine_is_dead(is_dead: bool) -> None:
-    assert asyncio.run(draining_server(is_dead=is_dead).on_tick(1)) is is_dead
-
-
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_the_server_at_once(second: signal.Signals) -> None:
-    server = draining_server(is_dead=False)
-    server._stop(signal.SIGTERM)
-    assert (server.should_exit, server.force_exit) == (True, False)
-    server._stop(second)
-    assert server.force_exit
-
-
-def test_a_second_signal_cuts_requests_short_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    """The app still closes what it holds."""
-    seen: list[str] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            seen.append("closed")
-            await send({"type": "lifespan.shutdown.complete"})
-        else:
-            seen.append("asked")
-            await asyncio.Event().wait()
-
-    async def stop_while_asked() -> None:
-        server = DrainingServer(uvicorn.Config(app, log_config=None, lifespan="on"), lambda: False)
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            while not server.started:
-                await asyncio.sleep(0.01)
-            _, writer = await asyncio.open_connection(*listener.getsockname())
-            writer.write(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
-            while not seen:
-                await asyncio.sleep(0.01)
-            server._stop(signal.SIGINT)
-            await asyncio.sleep(0.2)
-            assert not serving.done()
-            server._stop(signal.SIGINT)
-            await asyncio.wait_for(serving, timeout=10)
-            writer.close()
-
-    with caplog.at_level("INFO"):
-        asyncio.run(stop_while_asked())
-    assert seen == ["asked", "closed"]
-    assert "SIGINT again: stopping at once." in caplog.text
-    assert "Traceback" not in caplog.text

@@ -18,7 +18,8 @@ from facet.replicas.placement import Placement
 from facet.replicas.proxy_app import make_proxy_app
 from facet.replicas.replica_set import ReplicaSet
 from facet.replicas.run import serve_fleet
-from facet.server.run import DrainingServer, listening, uvicorn_config
+from facet.server.draining import DrainingServer
+from facet.server.run import listening, uvicorn_config
 from tests.replicas.stand_in import REFUSED, run_stand_in
 from tests.tokens.gemma_like import write_tokenizer_folder
 
@@ -41,7 +42,7 @@ def test_replicas_come_back_and_no_request_fails(tmp_path: Path) -> None:
     config = config_for(tmp_path, host="127.0.0.1", port=0)
     replicas = ReplicaSet()
     fleet = Fleet(config, replicas, PLACEMENTS, tmp_path, target=run_stand_in)
-    server = DrainingServer(uvicorn_config(config, make_proxy_app(config, replicas)), lambda: False)
+    server = DrainingServer(uvicorn_config(config, make_proxy_app(config, replicas)))
     statuses: list[int] = []
 
     async def ask(client: httpx.AsyncClient, salt: int) -> str:

@@ -11,6 +11,7 @@ from facet.router import RouteKey
 from tests.replicas.conftest import proxied
 from tests.server.conftest import Scripted
 from tests.server.running import wait_until
+from tests.server.test_draining import check_told, stop_while_asked
 
 CHAT = "/v1/chat/completions"
 QUESTION = {"messages": [{"role": "user", "content": "hello " * 60}], "max_tokens": 6}
@@ -199,3 +200,12 @@ def test_limits_are_those_of_the_server(scripted: Scripted) -> None:
     with scripted("One.") as (replica, engine), proxied(replica.port, max_request_bytes=100) as (proxy, _):
         assert proxy.post(CHAT, QUESTION).status_code == 413
         assert not engine.submitted
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_proxy_that_stops_tells_those_it_leaves(scripted: Scripted, stream: bool) -> None:
+    slowly = scripted([281] * 4000, engine={"seconds_per_turn": 0.01})
+    with slowly as (replica, engine), proxied(replica.port) as (proxy, _):
+        responses = stop_while_asked(proxy, lambda count: len(engine.submitted) == count, stream=stream)
+        check_told(responses, stream=stream)
+        wait_until(lambda: len(engine.cancelled) == len(responses))

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from facet.config import ServerConfig
+from facet.server.draining import DrainingServer
 from facet.server.run import start_app
 from tests.quick_starts import quick_starts
 
@@ -50,7 +51,7 @@ class RunningServer:
 @contextlib.contextmanager
 def running(app: Starlette) -> Iterator[RunningServer]:
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on", ws="none")
-    server = uvicorn.Server(config)
+    server = DrainingServer(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + PATIENCE

@@ -108,7 +108,7 @@ def test_the_line_is_written_while_something_happens(caplog: pytest.LogCaptureFi
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
         task.cancel()
-        await asyncio.to_thread(bridge.stop)
+        await bridge.stop()
 
     with caplog.at_level(logging.INFO, "facet.server.stats_log"):
         asyncio.run(watch())

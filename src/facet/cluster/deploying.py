@@ -19,8 +19,8 @@ from facet.config import ServerConfig
 from facet.engine.ray_cluster import connect
 from facet.engine.ray_ranks import bundle_of, check_resources, ranks_device
 from facet.errors import ConfigError
+from facet.server.draining import DrainingServer
 from facet.server.run import (
-    DrainingServer,
     check_accepted_flags,
     greeting,
     listening,
@@ -71,7 +71,7 @@ def serve_on_ray(config: ServerConfig) -> int:
             names = config.served_model_name or (config.model,)
             words = f"{greeting(config, names, listener)} with {config.data_parallel_size} replicas on Ray"
             warn_of_strangers(config)
-            server = DrainingServer(uvicorn, lambda: False, partial(logger.info, "%s", words))
+            server = DrainingServer(uvicorn, on_listening=partial(logger.info, "%s", words))
             with asyncio.Runner(loop_factory=uvicorn.get_loop_factory()) as runner:
                 runner.run(server.serve(sockets=[listener]))
         finally:

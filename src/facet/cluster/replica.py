@@ -2,11 +2,9 @@
 
 import os
 import secrets
-import socket
 import threading
 from dataclasses import dataclass, replace
 
-import uvicorn
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,6 +12,7 @@ from facet.config import ServerConfig
 from facet.engine.ray_cluster import NodeFacts, check_alike, facts_of
 from facet.errors import EngineError
 from facet.replicas.connection import SECRET_HEADER, ReplicaAddress
+from facet.server.draining import DrainingServer
 from facet.server.run import bind, start_app, uvicorn_config, with_key_of_environment
 
 DEPLOYMENT = "Replica"  # its name in an application
@@ -51,26 +50,17 @@ class Gate:
             self.num_requests -= 1
 
 
-class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.is_listening = threading.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        self.is_listening.set()
-
-
 class ServerThread:
     """A server that listens, in a thread of its own, until it is told to stop."""
 
     def __init__(self, config: ServerConfig, app: ASGIApp) -> None:
         self._listener = bind(config)
         self.port: int = self._listener.getsockname()[1]
-        self._server = _Server(uvicorn_config(config, app))
+        is_listening = threading.Event()
+        self._server = DrainingServer(uvicorn_config(config, app), on_listening=is_listening.set)
         self._thread = threading.Thread(target=self._run, name="facet-server", daemon=True)
         self._thread.start()
-        while not self._server.is_listening.wait(0.1):
+        while not is_listening.wait(0.1):
             if not self.is_running:
                 raise EngineError("The server ended before it could take requests.")
 

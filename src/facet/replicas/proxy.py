@@ -7,7 +7,9 @@ request that several replicas in turn broke off over is not tried again: it may 
 """
 
 import asyncio
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -21,6 +23,7 @@ from facet.router import Route
 from facet.server.app import dialect_of
 from facet.server.body import read_body
 from facet.server.dialect import Dialect
+from facet.server.engine_bridge import StoppingError
 from facet.server.errors import Fault, HttpError
 from facet.server.exchange import CACHED_TOKENS_HEADER
 
@@ -57,6 +60,12 @@ class Proxy:
         self.counts = ProxyCounts()
         self._replicas = replicas
         self._config = config
+        self._watches: set[_Watch] = set()
+
+    def stop(self) -> None:
+        """Answers what is still running with an error."""
+        for watch in self._watches:
+            watch.cut_off()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -67,16 +76,19 @@ class Proxy:
         except HttpError as error:
             return await dialect.error_response(error)(scope, receive, send)
         watch = _Watch(receive)
+        self._watches.add(watch)
         try:
-            answer = await self._ask(make_errand(request, path, body))
+            with watch.telling():
+                answer = await self._ask(make_errand(request, path, body))
             await self._give(answer, dialect, send, watch)
-        except HttpError as error:
+        except (HttpError, StoppingError) as error:
             watch.stop()
             await dialect.error_response(error)(scope, receive, send)
         except asyncio.CancelledError:
             if not watch.is_gone:
                 raise
         finally:
+            self._watches.discard(watch)
             watch.stop()
 
     async def _ask(self, errand: Errand) -> _Answer:
@@ -129,12 +141,15 @@ class Proxy:
         headers = [(name, value) for name, value in response.headers.items() if name not in _NOT_RETURNED]
         try:
             await send({"type": "http.response.start", "status": response.status, "headers": headers})
-            while part and response.is_stream:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-                part = await response.read()
+            with watch.telling():
+                while part and response.is_stream:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                    part = await response.read()
         except ReplicaLostError:
             self.counts.num_broken += 1
             part = dialect.event(dialect.error_body(Fault(500, "The replica that was answering has ended. Ask again.")))
+        except StoppingError as error:
+            part = dialect.event(dialect.error_body(dialect.fault(error)))
         finally:
             response.close()
             self._replicas.router.end(answer.route, *_cached_tokens(response))
@@ -144,20 +159,39 @@ class Proxy:
 
 
 class _Watch:
-    """Cancels the task that answers when its client has left, and with it the request in the replica."""
+    """Cancels the task that answers when its client has left or the server stops, and with it the request in the
+    replica."""
 
     def __init__(self, receive: Receive) -> None:
         self.is_gone = False
+        self._is_cut_off = False
         self._answering = asyncio.current_task()
         self._watching = asyncio.create_task(self._wait(receive))
 
     def stop(self) -> None:
         self._watching.cancel()
 
+    def cut_off(self) -> None:
+        self._is_cut_off = True
+        self._cancel()
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Inside, being cut off is an error like others, of which the client is told."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._is_cut_off and not self.is_gone:
+                raise StoppingError from None
+            raise
+
     async def _wait(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self.is_gone = True
+        self._cancel()
+
+    def _cancel(self) -> None:
         assert self._answering is not None, "an app runs in a task"
         self._answering.cancel()
 

@@ -45,6 +45,7 @@ def make_proxy_app(
         try:
             yield
         finally:
+            proxy.stop()
             if following is not None:
                 following.cancel()
             await replicas.close()

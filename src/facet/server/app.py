@@ -59,7 +59,7 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
         finally:
             if logging_task is not None:
                 logging_task.cancel()
-            await asyncio.to_thread(bridge.stop)
+            await bridge.stop()
             pool.shutdown(wait=False, cancel_futures=True)
             media.close()
             if traces is not None:

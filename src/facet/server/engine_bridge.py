@@ -46,6 +46,13 @@ class AsleepError(EngineError):
         super().__init__("The model is asleep. POST /wake_up wakes it up; then send the request again.")
 
 
+class StoppingError(EngineDeadError):
+    """The server stops before the request is finished."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is stopping and could not finish this request. Send it again later.")
+
+
 @dataclass(slots=True)
 class Counters:
     """What has passed through, since the start."""
@@ -156,12 +163,13 @@ class EngineBridge:
         with contextlib.suppress(EngineError):  # of an engine that has died others will hear
             self._engine.load_grammars()
 
-    def stop(self) -> None:
-        """End the thread and the engine; calls still open fail."""
+    async def stop(self) -> None:
+        """End the thread and the engine. Calls that are still open fail, and so does whoever comes now."""
+        self.death = StoppingError()
+        self._fail_all(self.death)
         self._closing.set()
-        self._thread.join()
-        self._fail_all(EngineDeadError("The server is stopping."))
-        self._engine.close()
+        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._engine.close)
 
     def check_room(self, num_requests: int) -> None:
         """Raises if this many requests would be refused now."""

@@ -1,6 +1,5 @@
 """`facet serve`, from flags to the last answer: starts the engine, listens, drains, stops."""
 
-import asyncio
 import contextlib
 import errno
 import ipaddress
@@ -23,6 +22,7 @@ from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.prompts import read_prompt_files
 from facet.server.app import make_app
+from facet.server.draining import DrainingServer
 from facet.server.engine_process import EngineProcess
 from facet.server.served_model import ServedModel, make_served_model
 from facet.server.traces import check_traces
@@ -33,65 +33,6 @@ Settings = TypeVar("Settings", bound=ServerConfig)
 
 KEYS = ("FACET_API_KEY", "VLLM_API_KEY")
 _PARSERS = ("auto", "gemma4", "gemma3", "gemma", "functiongemma")
-
-
-class DrainingServer(uvicorn.Server):
-    """On SIGTERM or SIGINT: takes no new connection, lets running requests finish, then returns.
-
-    A second signal ends it at once. uvicorn's own handling would raise the signal again at the end, so that a clean
-    stop looks like a death by signal. It stops by itself once the engine is dead: whoever watches it can start another.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, is_dead: Callable[[], bool], on_listening: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(config)
-        self._is_dead = is_dead
-        self._on_listening = on_listening
-
-    async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._is_dead()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        if self.started:  # and not before, because clients that wait for this connect at once
-            self._on_listening()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Also after a second signal the app gets to close what it holds, its engine above all."""
-        await super().shutdown(sockets=sockets)
-        if self.force_exit:
-            for task in self.server_state.tasks:
-                task.cancel()
-            await self.lifespan.shutdown()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        errors = logging.getLogger("uvicorn.error")
-        errors.addFilter(_is_no_cancellation)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop, number)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
-            errors.removeFilter(_is_no_cancellation)
-
-    def _stop(self, number: int) -> None:
-        if self.should_exit:
-            if not self.force_exit:
-                logger.info("%s again: stopping at once.", signal.Signals(number).name)
-            self.force_exit = True
-            return
-        logger.info("%s: finishing running requests, then stopping.", signal.Signals(number).name)
-        self.handle_exit(number, None)
-
-
-def _is_no_cancellation(record: logging.LogRecord) -> bool:
-    """Requests that a stop cuts short are no failures, for which uvicorn would print a traceback each."""
-    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 def serve(
