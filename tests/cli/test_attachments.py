@@ -42,9 +42,11 @@ def test_a_server_finds_the_file(kind: str, tmp_path: Path) -> None:
 
 def test_with_the_next_message_and_no_other(picture: Path) -> None:
     conversation = Conversation("it")
+    said = f"Attached {picture} (picture). "
     assert "Nothing is attached" in run_command("/attach", conversation)
-    assert run_command(f"/attach {picture}", conversation) == "1 file will go with your next message."
-    assert run_command(f"/attach {picture}", conversation) == "2 files will go with your next message."
+    assert run_command(f"/attach {picture}", conversation) == said + "1 file will go with your next message."
+    assert run_command(f"/attach {picture}", conversation) == said + "2 files will go with your next message."
+    assert run_command("/attach", conversation) == "2 files will go with your next message."
     conversation.say("What are these?")
     conversation.say("And now?")
     first, second = conversation.messages

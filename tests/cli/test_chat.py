@@ -22,6 +22,7 @@ from facet.cli.chat_commands import run_command
 from facet.cli.conversation import Conversation
 from facet.errors import ConfigError, UserError
 from tests.cli.scripted_server import MODEL, Scripted, scripted_server
+from tests.media.hostile_pictures import good_files
 
 SOURCE = Path(__file__).parents[2] / "src"
 WEATHER = {
@@ -65,14 +66,15 @@ class TestThroughAPipe:
     def test_a_tool_call_and_its_result(self, chat: Chat, tools_file: Path) -> None:
         with scripted_server([CALL, "The weather is clear."]) as server:
             code, out, err = chat(server, f"/tools {tools_file}\nWeather?\n20 degrees\n")
-            assert (code, err) == (0, "")
+            assert (code, err) == (0, "Tools: weather.\n")
             assert out == 'weather {"city":"Paris"}\nThe weather is clear.\n'
             assert "tool\n20 degrees<turn|>" in server.prompts[1]
             assert "<|tool>" in server.prompts[0]
 
     def test_thoughts_are_not_answers(self, chat: Chat) -> None:
         with scripted_server(["<|channel>thought\nwind<channel|>light"]) as server:
-            assert chat(server, "/think\nHow?\n/think\nHow?\n") == (0, "light\nlight\n", "")
+            said = "Thinking on.\nThinking off.\n"
+            assert chat(server, "/think\nHow?\n/think\nHow?\n") == (0, "light\nlight\n", said)
             assert "<|think|>" in server.prompts[0]
             assert "<|think|>" not in server.prompts[1]
 
@@ -80,19 +82,28 @@ class TestThroughAPipe:
         lines = "How?\n/set thinking_token_budget 30\nHow?\n/set thinking_token_budget default\nHow?\n"
         with scripted_server(["light"]) as server:
             code, _, err = chat(server, lines, "--think", "--thinking-token-budget", "12")
-            assert (code, err) == (0, "")
+            assert (code, err.count("\n")) == (0, 2)
             assert [request.sampling.thinking_token_budget for request in server.engine.submitted] == [12, 30, None]
 
     def test_commands(self, chat: Chat) -> None:
         lines = "/system Be brief.\n/set temperature 0.25\n/set seed 7\nHi\n/clear\n/set temperature default\nAgain\n"
         with scripted_server(["one"]) as server:
             code, out, err = chat(server, lines + "/exit\nnever\n", "--max-tokens", "5")
-            assert (code, out, err) == (0, "one\none\n", "")
+            assert (code, out) == (0, "one\none\n"), "what commands say is no answer"
+            assert err.splitlines()[:2] == ["System prompt set.", "Settings: max_tokens 5, temperature 0.25."]
             first, second = server.engine.submitted
             assert "system\nBe brief.<turn|>" in server.prompts[1]
             assert "Hi" not in server.prompts[1]
             assert (first.sampling.temperature, first.sampling.seed, first.sampling.max_tokens) == (0.25, 7, 5)
             assert second.sampling.temperature == 1.0
+
+    def test_a_file_is_named(self, chat: Chat, tmp_path: Path) -> None:
+        (tmp_path / "it.png").write_bytes(good_files()["png"])
+        with scripted_server(["one"]) as server:
+            code, out, err = chat(server, f"/attach {tmp_path / 'it.png'}\n/help\n")
+            assert (code, out) == (0, "")
+            assert err.startswith(f"Attached {tmp_path / 'it.png'} (picture). 1 file will go with your next message.\n")
+            assert "/attach FILE" in err
 
     def test_two_slashes_are_one(self, chat: Chat) -> None:
         with scripted_server(["one"]) as server:
@@ -126,8 +137,10 @@ class TestThroughAPipe:
         path.write_text(json.dumps({"type": "function", "function": function}))
         with scripted_server(["one"]) as server:
             code, out, err = chat(server, f"/tools {path}\nfirst\n/tools off\nsecond\n")
-            assert (code, out, err.count("\n")) == (0, "one\n", 1)
-            assert err.startswith("error: Calls of the tool 'f' cannot be constrained")
+            assert (code, out) == (0, "one\n")
+            said, error, off = err.splitlines()
+            assert (said, off) == ("Tools: f.", "No tools.")
+            assert error.startswith("error: Calls of the tool 'f' cannot be constrained")
             (prompt,) = server.prompts
             assert "first" not in prompt
 

@@ -7,6 +7,9 @@ from typing import Any
 from facet.errors import ConfigError
 from facet.media.signatures import PICTURE_FORMATS, SOUND_FILES, VIDEO_FILES, recognize
 
+# What the parts of a message are called.
+KINDS = {"image_url": "picture", "input_audio": "sound", "video_url": "video"}
+
 
 def read_attachment(name: str) -> dict[str, Any]:
     try:

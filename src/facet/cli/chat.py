@@ -85,7 +85,7 @@ class Session:
         num_messages = len(self.conversation.messages)
         try:
             if line.startswith("/") and not line.startswith("//"):
-                self.screen.note(run_command(line, self.conversation))
+                self.screen.tell(run_command(line, self.conversation))
                 return
             self.conversation.say(line.removeprefix("/") if line.startswith("//") else line)
             self._converse(num_messages)

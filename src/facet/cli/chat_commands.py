@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from facet.cli.asking import read_tools
-from facet.cli.attachments import read_attachment
+from facet.cli.attachments import KINDS, read_attachment
 from facet.cli.conversation import SETTINGS, Conversation
 from facet.errors import ConfigError
 
@@ -51,12 +51,14 @@ def _tools(conversation: Conversation, path: str) -> str:
 
 
 def _attach(conversation: Conversation, name: str) -> str:
+    done = ""
     if name:
         conversation.attached.append(read_attachment(name))
+        done = f"Attached {name} ({KINDS[conversation.attached[-1]['type']]}). "
     count = len(conversation.attached)
     if count == 0:
         return "Nothing is attached. /attach FILE sends a picture, sound or video with your next message."
-    return f"{count} file{'s' if count > 1 else ''} will go with your next message."
+    return f"{done}{count} file{'s' if count > 1 else ''} will go with your next message."
 
 
 def _think(conversation: Conversation, rest: str) -> str:

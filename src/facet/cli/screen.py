@@ -61,6 +61,10 @@ class Screen:
         if self.is_interactive:
             self._notes.print(Text(text, style="dim"))
 
+    def tell(self, text: str) -> None:
+        """What a command says. It was asked for, so it is also shown where input comes from a pipe."""
+        self._notes.print(Text(text, style="dim"))
+
     def complain(self, text: str) -> None:
         self._notes.print(Text(" ".join(f"error: {text}".splitlines())))
 
