@@ -283,7 +283,7 @@ def test_a_killed_engine_is_news_for_everybody(model_folder: Path, caplog: pytes
             *_, last = [text for text in lines if text]
         error = json.loads(last.removeprefix("data: "))["error"]
         assert error["code"] == 503
-        assert "exit code -9" in error["message"]
+        assert "The engine process was killed (signal 9), most likely because memory ran out." in error["message"]
         assert client.get("/health").status_code == 503
         assert client.post(COMPLETIONS, json={"prompt": "one"}).status_code == 503
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from facet.config import EngineConfig
 from facet.engine.addresses import FrontAddresses, Network, in_folder
+from facet.exit_codes import how_it_ended
 from facet.ranks import Rank
 
 SECONDS_TO_HEAR_OF_AN_END = 1
@@ -97,7 +98,7 @@ class LocalRanks:
         if first is None or (is_told and (codes[first] or 0) >= 0):
             return None
         who = "engine process" if len(codes) == 1 else f"engine process of rank {first}"
-        return f"The {who} ended unexpectedly (exit code {codes[first]})."
+        return f"The {who} {how_it_ended(codes[first] or 0)}."
 
     def kill(self) -> None:
         for process in self._processes:

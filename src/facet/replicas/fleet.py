@@ -11,6 +11,7 @@ from pathlib import Path
 
 from facet.config import ServerConfig
 from facet.errors import ConfigError
+from facet.exit_codes import how_it_ended
 from facet.replicas.connection import ReplicaAddress
 from facet.replicas.placement import Placement
 from facet.replicas.replica_process import ReplicaFailedError, ReplicaProcess
@@ -131,7 +132,7 @@ class Fleet:
                 post.process = None
                 post.is_ready.clear()
                 self._replicas.remove(post.name)
-                what = f"ended with exit code {code}"
+                what = how_it_ended(code)
                 if time.monotonic() - began > _LONGEST_PAUSE_SECONDS:
                     num_failures = 0
             if not post.is_restarting:

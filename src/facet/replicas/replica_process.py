@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 from facet.config import ServerConfig
 from facet.errors import ConfigError, FacetError, UserError
+from facet.exit_codes import how_it_ended
 from facet.server.run import serve
 
 
@@ -63,9 +64,7 @@ class ReplicaProcess:
             message = self._pipe.recv()
         except EOFError:
             code = await self.wait_until_ended()
-            raise ReplicaFailedError(
-                f"Replica {self.name} ended with exit code {code} before it could answer."
-            ) from None
+            raise ReplicaFailedError(f"Replica {self.name} {how_it_ended(code)}, before it could answer.") from None
         if isinstance(message, _Refused):
             raise ConfigError(message.reason)
 
