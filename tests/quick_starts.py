@@ -13,7 +13,7 @@ import pytest
 @contextlib.contextmanager
 def quick_starts() -> Iterator[None]:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["facet.engine.process"])
+    context.set_forkserver_preload(["tests.engine_imports"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("facet.engine.rank_processes.multiprocessing.get_context", lambda method: context)
         yield

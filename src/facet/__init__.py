@@ -17,6 +17,7 @@ from facet.errors import (
     UnsupportedModelError,
     UserError,
 )
+from facet.large_imports import large_imports
 from facet.repetition import RepetitionDetectionParams
 from facet.sampling_params import SamplingParams
 from facet.structured_outputs import StructuredOutputsParams
@@ -53,7 +54,8 @@ _OFFLINE = {"LLM", "CompletionOutput", "Logprob", "Reply", "RequestOutput"}
 def __getattr__(name: str) -> Any:
     # Loaded on first use: `import facet` alone must not cost the seconds that torch takes.
     if name in _OFFLINE:
-        from facet import offline
+        with large_imports():
+            from facet import offline
 
         return getattr(offline, name)
     raise AttributeError(f"module 'facet' has no attribute {name!r}")

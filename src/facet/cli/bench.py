@@ -16,6 +16,7 @@ from facet.bench.offline_config import (
 from facet.cli.flags import add_common_flags, add_config_flags, add_idle_flags, config_from
 from facet.cli.models import model_config_from
 from facet.errors import ConfigError
+from facet.large_imports import large_imports
 
 if TYPE_CHECKING:
     from facet.offline.timed import TimedLLM
@@ -95,7 +96,8 @@ def _add_offline_flags(parser: argparse.ArgumentParser, config_type: type[Offlin
 
 def _load_engine(config: OfflineBenchConfig) -> "TimedLLM":
     # Imported here: measuring a server needs no torch.
-    from facet.offline.timed import TimedLLM
+    with large_imports():
+        from facet.offline.timed import TimedLLM
 
     llm = TimedLLM(
         config.model,

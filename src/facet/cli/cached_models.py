@@ -12,6 +12,7 @@ from rich.table import Table
 from facet.cli.flags import add_common_flags, add_config_flags, config_from
 from facet.config import setting
 from facet.errors import ConfigError
+from facet.large_imports import large_imports
 from facet.model.hub import HubAccess, local_folder
 from facet.model.hub_cache import cached_models, remove_model
 
@@ -101,7 +102,8 @@ def _fits(models: "list[CachedModel]") -> dict[str, str]:
     if not models:
         return {}
     # Only now: what fits is counted with torch's types, and loading torch takes seconds.
-    from facet.engine.fitting import describe_fit
+    with large_imports():
+        from facet.engine.fitting import describe_fit
 
     return {model.name: describe_fit(model) for model in models}
 

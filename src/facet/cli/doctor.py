@@ -6,6 +6,7 @@ import json
 from facet.cli.flags import add_common_flags, add_config_flags
 from facet.cli.models import model_config_from
 from facet.doctor.config import DoctorConfig
+from facet.large_imports import large_imports
 
 EXIT_UNHEALTHY = 1
 
@@ -23,8 +24,10 @@ def run(options: argparse.Namespace) -> int:
     # Imported here: other commands need none of it.
     from rich.console import Console
 
-    from facet.doctor.examine import examine
     from facet.progress import Bars
+
+    with large_imports():
+        from facet.doctor.examine import examine
 
     config = model_config_from(options, DoctorConfig)
     report = examine(config, Bars())

@@ -12,6 +12,7 @@ from facet.cli.models import model_config_from
 from facet.config import ModelConfig
 from facet.errors import CheckpointError
 from facet.kv_layout import make_kv_layout
+from facet.large_imports import large_imports
 from facet.model_spec import LayerSpec, ModelSpec
 from facet.progress import Bars
 
@@ -30,11 +31,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(options: argparse.Namespace) -> int:
     # Imported here: not every command must wait for torch.
-    from facet.model.inspection import inspect_checkpoint
-    from facet.model.loader import load_model
-    from facet.model.resolving import dtype_of_config
-    from facet.model.weight_formats import matrix_kinds, weight_bytes
-    from facet.model.weight_map import tensor_targets
+    with large_imports():
+        from facet.model.inspection import inspect_checkpoint
+        from facet.model.loader import load_model
+        from facet.model.resolving import dtype_of_config
+        from facet.model.weight_formats import matrix_kinds, weight_bytes
+        from facet.model.weight_map import tensor_targets
 
     config = model_config_from(options, ModelConfig)
     console = Console()

@@ -10,6 +10,7 @@ from facet.cli.models import model_config_from
 from facet.config import EngineConfig, ServerConfig
 from facet.engine.plan_config import PlanConfig
 from facet.errors import CapacityError
+from facet.large_imports import large_imports
 
 if TYPE_CHECKING:
     from facet.engine.memory_plan import MemoryPlan
@@ -29,8 +30,10 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(options: argparse.Namespace) -> int:
     # Imported here: other commands need none of it.
     from facet.bench.plot import check_plot
-    from facet.engine.memory_plan import make_plan
-    from facet.engine.plan_advice import settings_that_fit
+
+    with large_imports():
+        from facet.engine.memory_plan import make_plan
+        from facet.engine.plan_advice import settings_that_fit
 
     config = model_config_from(options, PlanConfig)
     check_plot(config.plot)

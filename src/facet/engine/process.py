@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import msgspec
@@ -32,6 +31,7 @@ from facet.layers.rank_group import RankGroup
 from facet.model.resolving import resolve_device
 from facet.progress import Bars, Progress, Silent
 from facet.ranks import ALONE, Rank
+from facet.sampling.grammar_library import do_without_transformers, import_xgrammar
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ def run_engine_process(
     # Ctrl-C and a service manager's stop reach the whole group; the front process drains first and then sends Shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    do_without_transformers()
     context = zmq.Context()
     outbox = context.socket(zmq.PUSH)
     outbox.setsockopt(zmq.LINGER, 2000)  # milliseconds for the last messages to be delivered
@@ -123,7 +124,7 @@ def _lead(
 ) -> None:
     # The library for grammars takes seconds to import, and a thread that imports keeps the loop from launching kernels:
     # where steps are short it is loaded before there are any, as far as possible while weights are.
-    importing = threading.Thread(target=import_module, args=("xgrammar",), daemon=True)
+    importing = threading.Thread(target=import_xgrammar, daemon=True)
     if loads_grammars := resolve_device(config.device, ALONE if group is None else group.rank).type == "cuda":
         importing.start()
     ready = make_runner(config, progress, group, started=started)

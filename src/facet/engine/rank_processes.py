@@ -19,6 +19,7 @@ from typing import Protocol
 from facet.config import EngineConfig
 from facet.engine.addresses import FrontAddresses, Network, in_folder
 from facet.exit_codes import how_it_ended
+from facet.large_imports import large_imports
 from facet.ranks import Rank
 
 SECONDS_TO_HEAR_OF_AN_END = 1
@@ -122,7 +123,8 @@ def run_rank(
     # Read when torch is loaded. Threads without work sleep: other processes, such as the front, need the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported there and not here: torch takes seconds and 150 MB that a front process has no use for.
-    from facet.engine.process import run_engine_process
+    with large_imports():
+        from facet.engine.process import run_engine_process
 
     run_engine_process(config, rank, network, front, started, show_progress)
 

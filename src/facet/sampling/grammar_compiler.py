@@ -1,7 +1,7 @@
 """Compiles grammars in threads of its own and keeps the most recent ones.
 
-Only this module, `json_grammar.py` and `grammar_walker.py` know the grammar library. It brings large libraries along,
-so it is loaded with the first grammar, or, where a server asks for it, once that server is up.
+Only this module, `json_grammar.py`, `grammar_walker.py` and `grammar_library.py` know the grammar library. It brings
+large libraries along, so it is loaded with the first grammar, or, where a server asks for it, once that server is up.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from facet.errors import FacetError, RequestError
 from facet.grammar_spec import GrammarKind, GrammarSpec
 from facet.sampling.dead_rules import find_dead_rule
+from facet.sampling.grammar_library import import_xgrammar
 from facet.sampling.grammar_walker import GrammarWalker
 from facet.sampling.json_grammar import ANY_OBJECT, json_grammar
 from facet.sampling.structural_tag import structural_tag_source
@@ -116,6 +117,7 @@ class GrammarCompiler:
     def _load(self) -> "xgrammar.GrammarCompiler":
         with self._loading:
             if self._backend is None:
+                import_xgrammar()
                 import xgrammar
 
                 assert self._folder is not None
