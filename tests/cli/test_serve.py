@@ -102,6 +102,7 @@ def test_flags_with_json_and_lists() -> None:
         (("m", "--override-generation-config", "[1]"), "not a JSON object"),
         (("m", "--allowed-origins", "[1]"), "not a JSON list"),
         (("m", "--port", "70000"), "--port is 70000"),
+        (("m", "--enable-sleep-mode", "-dp", "2"), "--enable-sleep-mode works with --data-parallel-size 1 only"),
         (("m", "--host", "203.0.113.1"), "Cannot listen on 203.0.113.1:8000"),
     ],
     ids=str,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import facet
-from facet import LLM, RequestError, SamplingParams, StructuredOutputsParams
+from facet import LLM, ConfigError, RequestError, SamplingParams, StructuredOutputsParams
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
 
@@ -248,3 +248,34 @@ def test_settings_as_vllms_programs_have_them(folder: Path, caplog: pytest.LogCa
         "trust_remote_code=True has no effect: code from a checkpoint is never run.",
         "swap_space=4 has no effect: requests that must wait are computed again, not swapped.",
     ]
+
+
+@pytest.mark.parametrize("separate_process", [False, True])
+def test_a_model_sleeps_and_wakes_up(folder: Path, separate_process: bool) -> None:
+    llm = LLM(
+        str(folder),
+        device="cpu",
+        max_model_len=512,
+        kv_cache_memory_bytes=8 << 20,
+        show_progress=False,
+        enable_sleep_mode=True,
+        separate_process=separate_process,
+    )
+    try:
+        expected = llm.generate("one two", GREEDY)[0].outputs[0].token_ids
+        for level in (1, 2):
+            llm.sleep(level)
+            with pytest.raises(RequestError, match="The model is asleep"):
+                llm.generate("one two", GREEDY)
+            llm.wake_up()
+            assert llm.generate("one two", GREEDY)[0].outputs[0].token_ids == expected
+        with pytest.raises(ConfigError, match="no level 3"):
+            llm.sleep(3)
+    finally:
+        llm.close()
+
+
+def test_without_the_setting_a_model_does_not_sleep(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="does not sleep"):
+        llm.sleep()
+    llm.wake_up()

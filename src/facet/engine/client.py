@@ -13,7 +13,19 @@ import zmq
 
 from facet.config import EngineConfig
 from facet.engine.addresses import FROM_ENGINE, TO_ENGINE, FrontAddresses
-from facet.engine.messages import AskStats, Cancel, Died, EngineInfo, FromEngine, Shutdown, Stats, Submit, ToEngine
+from facet.engine.messages import (
+    AskStats,
+    Cancel,
+    Died,
+    EngineInfo,
+    FromEngine,
+    Shutdown,
+    Sleep,
+    Stats,
+    Submit,
+    ToEngine,
+    WakeUp,
+)
 from facet.engine.rank_processes import LocalRanks, RankProcesses
 from facet.errors import ConfigError, EngineDeadError
 from facet.request import Request
@@ -34,6 +46,12 @@ class EngineClient(Protocol):
         """The next messages; nothing if none come within `timeout` seconds. Raises EngineDeadError once it is dead."""
 
     def stats(self) -> Stats: ...
+
+    def sleep(self, level: int) -> None:
+        """Ask without waiting; a `SleepState` comes from `receive`."""
+
+    def wake_up(self) -> None:
+        """Likewise."""
 
     def close(self) -> None: ...
 
@@ -112,6 +130,12 @@ class RemoteEngine:
                     others.append(message)
         self._kept = others
         return found
+
+    def sleep(self, level: int) -> None:
+        self._send(Sleep(level))
+
+    def wake_up(self) -> None:
+        self._send(WakeUp())
 
     def close(self) -> None:
         are_asked = self._death is None and self._ranks.all_run

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from facet.config import EngineConfig
 from facet.engine.engine import make_engine
-from facet.engine.messages import Cancel, FromEngine, Stats, Submit
+from facet.engine.messages import Cancel, FromEngine, Sleep, Stats, Submit, WakeUp
 from facet.engine.service import EngineService, make_info
 from facet.progress import Progress
 from facet.request import Request
@@ -34,6 +34,12 @@ class LocalEngine:
 
     def stats(self) -> Stats:
         return self._service.stats()
+
+    def sleep(self, level: int) -> None:
+        self._service.handle(Sleep(level), self._messages.append)
+
+    def wake_up(self) -> None:
+        self._service.handle(WakeUp(), self._messages.append)
 
     def close(self) -> None:
         """Nothing to end; memory goes with the object."""

@@ -9,8 +9,8 @@ from facet.bundled_model import find_bundled_model
 from facet.config import engine_config
 from facet.engine.client import EngineClient, RemoteEngine
 from facet.engine.local_engine import LocalEngine
-from facet.engine.messages import NewTokens, Refused, Stats
-from facet.errors import EngineError, RequestError
+from facet.engine.messages import NewTokens, Refused, SleepState, Stats
+from facet.errors import ConfigError, EngineError, RequestError
 from facet.offline.collector import Collector
 from facet.offline.outputs import RequestOutput
 from facet.offline.prompts import Prompt, as_list, media_fields, text_or_ids
@@ -159,6 +159,18 @@ class LLM:
         """The engine's counters."""
         return self._engine.stats()
 
+    def sleep(self, level: int = 1) -> None:
+        """Give the memory of weights and cache back until `wake_up`; needs `enable_sleep_mode=True`.
+
+        At level 1 weights wait in the host's memory, at level 2 they are read from files again.
+        """
+        self._engine.sleep(level)
+        self._hear_of_sleep()
+
+    def wake_up(self) -> None:
+        self._engine.wake_up()
+        self._hear_of_sleep()
+
     def close(self) -> None:
         """Ends the engine, and every process that was started."""
         self._engine.close()
@@ -177,6 +189,14 @@ class LLM:
         with progress.task("Generating", len(requests)) as advance:
             self._serve(requests, collector, advance)
         return outputs
+
+    def _hear_of_sleep(self) -> None:
+        while True:
+            for message in self._engine.receive():
+                if isinstance(message, SleepState):
+                    if message.error is not None:
+                        raise ConfigError(message.error)
+                    return
 
     def _read_media(self, questions: Sequence[TextQuestion | ChatQuestion]) -> list[list[tuple[PreparedMedia, ...]]]:
         """What each question holds besides text, in its order. Several items are read at the same time."""

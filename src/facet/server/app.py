@@ -36,7 +36,7 @@ from facet.server.page_routes import page_files, page_routes
 from facet.server.responses.dialect import RESPONSES
 from facet.server.responses.routes import ResponsesEndpoints
 from facet.server.served_model import ServedModel
-from facet.server.sleep_mode import SleepEndpoints
+from facet.server.sleep_mode import SLEEP_PATHS, SleepEndpoints
 from facet.server.stats_log import log_stats
 from facet.server.token_routes import DetokenizeEndpoint, ModelsEndpoint, TokenizeEndpoint
 from facet.server.traces import Traces
@@ -148,8 +148,10 @@ def dialect_of(path: str) -> Dialect:
 
 
 def _meant(request: Request) -> str:
-    """A hint for clients whose base URL lacks /v1, or has it twice."""
+    """A hint for clients whose base URL lacks /v1, or has it twice, and for what a flag adds."""
     path = request.url.path
+    if path in SLEEP_PATHS:
+        return " Start it with --enable-sleep-mode."
     for other in (f"/v1{path}", path.removeprefix("/v1")):
         scope = {**request.scope, "path": other}
         if other != path and any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes):

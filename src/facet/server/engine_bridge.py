@@ -43,7 +43,7 @@ class AsleepError(EngineError):
     """Requests are not taken: the model sleeps, or is about to."""
 
     def __init__(self) -> None:
-        super().__init__("The model is asleep. POST /wake_up wakes it up; then send the request again.")
+        super().__init__("The model is asleep, or about to be. POST /wake_up wakes it up; then send the request again.")
 
 
 class StoppingError(EngineDeadError):
@@ -136,6 +136,7 @@ class EngineBridge:
         self.max_pending = max_pending
         self.death: EngineDeadError | None = None
         self.takes_requests = True  # `sleep_mode.py` decides
+        self.sleep_level = 0  # and sets this: 0 is awake
         self.sleep_states: asyncio.Queue[SleepState | EngineDeadError] = asyncio.Queue()  # as they come
         self._engine = engine
         self._stats: Poll[Stats] = Poll(engine.ask_stats)
@@ -204,6 +205,12 @@ class EngineBridge:
             self._engine.cancel(request_id)
         except EngineError as error:
             logger.debug("Request %s was not cancelled: %s", request_id, error)
+
+    def end_calls(self, error: EngineError) -> None:
+        """Those that are open fail, and the engine stops working on them."""
+        for call in set(self._calls.values()):
+            call.close()
+            call.fail(error)
 
     def new_ids(self, base: str, count: int) -> list[str]:
         """Ids that no other request has, even if a client sends the same id twice."""

@@ -36,6 +36,7 @@ class EngineMetrics(Collector):
         yield self._counter("vllm:generation_tokens", "Tokens generated.", counters.num_generation_tokens)
         yield self._cache_config(self._bridge.info.cache)
         yield InfoMetricFamily("facet:version", "The server's version.", value={"version": __version__})
+        yield self._sleep_state()
         if stats is not None:
             yield from self._of_engine(stats)
 
@@ -65,6 +66,17 @@ class EngineMetrics(Collector):
             short, long = "Steps with less of a prompt, to keep to --max-step-ms.", "Steps beyond --max-step-ms."
             yield self._counter("facet:short_steps", short, stats.num_short_steps)
             yield self._counter("facet:long_steps", long, stats.num_long_steps)
+
+    def _sleep_state(self) -> Metric:
+        """As vLLM says it: 1 for the state that it is in."""
+        family = GaugeMetricFamily(
+            "vllm:engine_sleep_state",
+            "Whether the model is awake, or how it sleeps.",
+            labels=[*self._names, "sleep_state"],
+        )
+        for level, name in enumerate(("awake", "weights_offloaded", "discard_all")):
+            family.add_metric([*self._values, name], float(level == self._bridge.sleep_level))
+        return family
 
     def _of_drafts(self, drafts: DraftCounts) -> Iterator[Metric]:
         yield self._counter("vllm:spec_decode_num_drafts", "Runs of drafts verified.", drafts.num_runs)

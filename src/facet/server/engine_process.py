@@ -5,7 +5,7 @@ from typing import Protocol
 import zmq
 
 from facet.engine.client import EngineClient, RemoteEngine
-from facet.engine.messages import AskLiveView, AskStats, LoadGrammars, ResetPrefixCache, Sleep, ToEngine, WakeUp
+from facet.engine.messages import AskLiveView, AskStats, LoadGrammars, ResetPrefixCache, ToEngine
 from facet.errors import EngineError
 
 
@@ -21,12 +21,6 @@ class ServedEngine(EngineClient, Protocol):
     def reset_prefix_cache(self) -> None: ...
 
     def load_grammars(self) -> None: ...
-
-    def sleep(self, level: int) -> None:
-        """Ask without waiting; a `SleepState` comes."""
-
-    def wake_up(self) -> None:
-        """Likewise."""
 
 
 class EngineProcess(RemoteEngine):
@@ -46,12 +40,6 @@ class EngineProcess(RemoteEngine):
 
     def load_grammars(self) -> None:
         self._send(LoadGrammars())
-
-    def sleep(self, level: int) -> None:
-        self._send(Sleep(level))
-
-    def wake_up(self) -> None:
-        self._send(WakeUp())
 
     def _send(self, message: ToEngine) -> None:
         if self._death is not None:

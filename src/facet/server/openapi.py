@@ -51,6 +51,17 @@ _GETS = (
     ("/engine/live", "The engine at this moment, with a picture of its cache"),
     ("/", "A page to chat with the model, with a view of the engine"),
 )
+_PLAIN_POSTS = (("/reset_prefix_cache", "Forget cached prefixes"),)
+_OF_SLEEP = (
+    (
+        "post",
+        (
+            ("/sleep", "Give memory back: ?level=1 or 2, &mode=wait or abort"),
+            ("/wake_up", "Take the memory again"),
+        ),
+    ),
+    ("get", (("/is_sleeping", "Whether the model sleeps"),)),
+)
 
 DOCS_PAGE = """<!doctype html><meta charset="utf-8"><title>Facet</title>
 <style>body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}pre{background:#f4f4f4;padding:1em;
@@ -72,7 +83,8 @@ fetch("openapi.json").then(r => r.json()).then(api => {
 </script>"""
 
 
-def openapi_document() -> dict[str, Any]:
+def openapi_document(*, sleeps: bool = False) -> dict[str, Any]:
+    """`sleeps`: with the paths of sleep mode."""
     types = [wire for _, _, request, response in _POSTS for wire in (request, response)] + [ModelList, ErrorBody]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
@@ -101,11 +113,9 @@ def openapi_document() -> dict[str, Any]:
             },
         }
     }
-    for path, summary in _GETS:
-        paths[path] = {"get": {"summary": summary, "responses": {"200": {"description": "As it says"}}}}
-    paths["/reset_prefix_cache"] = {
-        "post": {"summary": "Forget cached prefixes", "responses": {"200": {"description": "Done"}}}
-    }
+    for method, plain in (("get", _GETS), ("post", _PLAIN_POSTS), *(_OF_SLEEP if sleeps else ())):
+        for path, summary in plain:
+            paths[path] = {method: {"summary": summary, "responses": {"200": {"description": "As it says"}}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Facet", "version": __version__},

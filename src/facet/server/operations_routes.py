@@ -36,7 +36,10 @@ class OperationsEndpoints:
         return Response()
 
     async def openapi(self, request: Request) -> Response:
-        return Response(msgspec.json.encode(openapi_document()), media_type="application/json")
+        return Response(
+            msgspec.json.encode(openapi_document(sleeps=self._frontend.config.enable_sleep_mode)),
+            media_type="application/json",
+        )
 
     async def docs(self, request: Request) -> Response:
         return HTMLResponse(DOCS_PAGE)

@@ -170,6 +170,11 @@ def check_accepted_flags(config: ServerConfig) -> None:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet serve MODEL.")
     if not 0 <= config.port < 65536:
         raise ConfigError(f"--port is {config.port}, but must be from 0 to 65535.")
+    if config.enable_sleep_mode and config.data_parallel_size > 1:
+        raise ConfigError(
+            "--enable-sleep-mode works with --data-parallel-size 1 only: each replica would sleep by itself. Leave one "
+            "of the two out."
+        )
     parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
     if config.otlp_traces_endpoint is not None:
         check_traces(config.otlp_traces_endpoint)
