@@ -1,5 +1,6 @@
 """Answers to what a user left open about the cache, and what is said at start-up."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -45,8 +46,22 @@ def test_pages_are_counted_with_their_scales(tmp_path: Path) -> None:
 def test_a_step_takes_some_time(tmp_path: Path) -> None:
     assert settings_of(tmp_path).max_step_seconds is None
     assert settings_of(tmp_path, max_step_ms=40.0).max_step_seconds == 0.04
-    with pytest.raises(ConfigError, match=r"--max-step-ms is 0\.0, but must be more than 0\."):
-        settings_of(tmp_path, max_step_ms=0.0)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"max_step_ms": 0.0}, "--max-step-ms is 0, but must be more than 0."),
+        ({"max_step_ms": float("nan")}, "--max-step-ms is nan, but must be more than 0."),
+        ({"max_num_seqs": 0}, "--max-num-seqs is 0, but must be 1 or more."),
+    ],
+)
+def test_numbers_are_refused_before_weights_are_loaded(
+    numbers: dict[str, float], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("facet.engine.loading._load", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make_engine(config_of(tmp_path, **numbers))
 
 
 def test_the_dtype_is_said_where_it_is_not_the_models(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from facet.drafts.step_times import StepTimes
 from facet.drafts.text_drafter import TextDrafter
 from facet.engine.device_failures import device_failures_in_words
 from facet.engine.found_drafter import with_found_drafter
+from facet.engine.number_checks import check_numbers
 from facet.engine.settings import EngineSettings, resolve
 from facet.engine.start_times import StartClock, StartTimes
 from facet.errors import ConfigError
@@ -59,6 +60,7 @@ def make_runner(
     if started is not None:
         clock.ends("imports")
     with device_failures_in_words():
+        check_numbers(config)
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
         rank = ALONE if group is None else group.rank
         config, draft_lines = with_found_drafter(config, resolve_device(config.device, rank))

@@ -13,8 +13,9 @@ from torch import nn
 from facet.drafts.config import ModelDrafts, read_draft_config
 from facet.engine.capacity import Capacity, capacity_of
 from facet.engine.found_drafter import with_found_drafter
+from facet.engine.number_checks import check_numbers
 from facet.engine.plan_config import PlanConfig
-from facet.engine.settings import check_numbers, context_that_fits, shape_steps, usable_bytes
+from facet.engine.settings import context_that_fits, shape_steps, usable_bytes
 from facet.errors import CapacityError, ConfigError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes

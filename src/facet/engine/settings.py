@@ -108,7 +108,6 @@ def resolve(
     towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
 ) -> EngineSettings:
     """Fills in what the user left open, and refuses what is impossible. `weight_lines`: what to say of the weights."""
-    check_numbers(config)
     on_gpu = model.placement.device.type == "cuda"
     group = model.placement.group
     num_ranks = 1 if group is None else group.rank.size
@@ -254,17 +253,6 @@ def context_that_fits(config: EngineConfig, shape: StepShape, num_bytes: int) ->
 def usable_bytes(config: EngineConfig, total: int) -> int:
     """Of a GPU's memory, what weights, activations and cache may take."""
     return int(total * config.gpu_memory_utilization)
-
-
-def check_numbers(config: EngineConfig) -> None:
-    for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be 1 or more.")
-    if config.max_step_ms is not None and not config.max_step_ms > 0:
-        raise ConfigError(f"--max-step-ms is {config.max_step_ms}, but must be more than 0.")
-    if not 0 < config.gpu_memory_utilization <= 1:
-        raise ConfigError(f"--gpu-memory-utilization is {config.gpu_memory_utilization}, but must be in (0, 1].")
 
 
 def resolve_kv_dtypes(config: EngineConfig, model: Gemma) -> dict[int, str]:

@@ -17,6 +17,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from facet.config import ServerConfig, engine_config
+from facet.engine.number_checks import check_numbers
 from facet.engine.start_times import start_line
 from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
@@ -175,6 +176,7 @@ def check_accepted_flags(config: ServerConfig) -> None:
             "--enable-sleep-mode works with --data-parallel-size 1 only: each replica would sleep by itself. Leave one "
             "of the two out."
         )
+    check_numbers(config)
     parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
     if config.otlp_traces_endpoint is not None:
         check_traces(config.otlp_traces_endpoint)
