@@ -103,7 +103,7 @@ def resolve_on_a_gpu(folder: Path, plan: MemoryPlan, flags: dict[str, object]) -
     assert plan.gpu_memory is not None
     total, weights = plan.gpu_memory.total, plan.weights.total + plan.towers + plan.tables
     towers = find_towers(read_config_file(folder / "config.json"), plan.spec, None)
-    held = towers.build(Placement(dtype=torch.bfloat16, device=torch.device("meta"), arithmetic=arithmetic))
+    held = towers.on_meta(torch.bfloat16, arithmetic)
 
     def measure(_: object, shape: StepShape) -> MeasuredMemory:
         return MeasuredMemory(

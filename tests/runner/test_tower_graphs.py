@@ -13,7 +13,7 @@ from facet.layers.vision import mobile_net
 from facet.media_span import MediaKind
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
-from facet.model.towers import find_towers
+from facet.model.towers import build_tower, find_towers
 from facet.model.weight_files import find_weight_files, read_headers
 from facet.progress import Silent
 from facet.runner.media_inputs import MediaInputs
@@ -83,7 +83,8 @@ def test_passes_ask_the_device_for_nothing(name: str) -> None:
     """What a graph replays cannot wait for a value. Tensors without values show it, in the published sizes."""
     config = PUBLISHED[name]
     nowhere = Placement(dtype=torch.bfloat16, device=torch.device("meta"))
-    towers = [found.build(nowhere) for found in find_towers(config, read_model_spec(config), None).towers]
+    found = find_towers(config, read_model_spec(config), None).towers
+    towers = [build_tower(each.spec, nowhere) for each in found]
     assert any(isinstance(tower, PaddingTower) for tower in towers)
     for tower in towers:
         if isinstance(tower, PaddingTower):
@@ -96,7 +97,7 @@ def test_passes_ask_the_device_for_nothing(name: str) -> None:
 def test_what_is_too_large_is_not_filled_up(tiny_model: Callable[[str], TinyModel]) -> None:
     config = tiny_model("gemma4_e2b_mm").config
     (found,) = (tower for tower in find_towers(config, read_model_spec(config), None).towers if "image" in tower.kinds)
-    tower = found.build(FLOAT32)
+    tower = build_tower(found.spec, FLOAT32)
     assert isinstance(tower, PaddingTower)
     assert TowerGraphs(tower).encode({"patches": torch.zeros(tower.padded_sizes[-1] + 1, 1)}) is None
 

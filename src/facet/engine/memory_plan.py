@@ -20,7 +20,6 @@ from facet.errors import CapacityError, ConfigError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
 from facet.kv_layout import make_kv_layout
-from facet.layers.placement import Placement
 from facet.media_span import MediaKind
 from facet.model.checkpoint import formats_of, match_tensors
 from facet.model.config_fields import read_config_file
@@ -109,7 +108,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     towers: Mapping[MediaKind, nn.Module] = {}
     if not config.language_model_only:
         found = find_towers(fields, spec, headers, None if headers is None else read_scheme(fields, folder))
-        towers = found.build(Placement(dtype=dtype, device=torch.device("meta"), arithmetic=arithmetic))
+        towers = found.on_meta(dtype, arithmetic)
     tower_weights = sum(
         tensor.nbytes for tower in dict.fromkeys(towers.values()) for tensor in (*tower.parameters(), *tower.buffers())
     )

@@ -4,14 +4,16 @@ A tower takes a sequence of items, each as named tensors on its device (`prepare
 list of their rows [num_rows, hidden].
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from facet.errors import CheckpointError
+from facet.kernels.arithmetic import Arithmetic
 from facet.layers.placement import Placement
 from facet.layers.sound.conformer_tower import ConformerTower
 from facet.layers.sound.sample_embedder import SampleEmbedder
@@ -37,8 +39,8 @@ from facet.progress import Progress
 from facet.sound_spec import ConformerTowerSpec, SoundSpec, UsmTowerSpec
 from facet.vision_spec import PatchEmbedderSpec, PatchTowerSpec, SquareTowerSpec, VisionSpec
 
-Build: TypeAlias = Callable[[Placement], nn.Module]
-Described: TypeAlias = tuple[tuple[MediaKind, ...], Build, tuple[TensorTarget, ...]]  # as a `FoundTower`
+TowerSpec: TypeAlias = VisionSpec | SoundSpec
+Described: TypeAlias = tuple[tuple[MediaKind, ...], TowerSpec, tuple[TensorTarget, ...]]  # as a `FoundTower`
 
 # What the names of their tensors begin with.
 VISION_PREFIXES = ("vision_tower.", "vision_embedder.")
@@ -53,7 +55,7 @@ class FoundTower:
     """A tower that a checkpoint has, checked and not yet loaded."""
 
     kinds: tuple[MediaKind, ...]  # of what goes through it
-    build: Build
+    spec: TowerSpec
     tensors: Mapping[TensorTarget, Source] | None  # None: weights are made up
     scheme: Scheme | None = None  # that quantized matrices are read by
 
@@ -65,15 +67,20 @@ class FoundTowers:
     towers: tuple[FoundTower, ...] = ()
     notes: tuple[str, ...] = ()  # what a user is told
 
-    def build(self, placement: Placement) -> dict[MediaKind, nn.Module]:
-        """With uninitialised weights, by the kinds of media that go through them."""
-        return {kind: tower for found in self.towers for tower in (found.build(placement),) for kind in found.kinds}
+    def on_meta(self, dtype: torch.dtype, arithmetic: Arithmetic) -> dict[MediaKind, nn.Module]:
+        """By the kinds of media that go through them, without memory: to be counted, and not to be changed."""
+        return {
+            kind: tower
+            for found in self.towers
+            for tower in (_tower_on_meta(found.spec, dtype, arithmetic),)
+            for kind in found.kinds
+        }
 
     def load(self, placement: Placement, progress: Progress, *, seed: int = 0) -> dict[MediaKind, nn.Module]:
         """By the kinds of media that go through them."""
         loaded: dict[MediaKind, nn.Module] = {}
         for found in self.towers:
-            tower = found.build(placement)
+            tower = build_tower(found.spec, placement)
             if found.tensors is None:
                 fill_dummy_weights(tower, placement.device, seed, progress)
             else:
@@ -104,7 +111,7 @@ def find_towers(
         if stored is not None and not has_tower(prefixes, stored):
             notes.append(NO_TOWER.format(name))
             continue
-        kinds, build, targets = read(config, model)
+        kinds, spec, targets = read(config, model)
         try:
             tensors = None if stored is None else match_tower(targets, stored, scheme)
         except CheckpointError:
@@ -112,7 +119,7 @@ def find_towers(
                 raise
             notes.append(QUANTIZED_TOWER.format(name))
             continue
-        towers.append(FoundTower(kinds=kinds, build=build, tensors=tensors, scheme=scheme))
+        towers.append(FoundTower(kinds=kinds, spec=spec, tensors=tensors, scheme=scheme))
     return FoundTowers(towers=tuple(towers), notes=tuple(notes))
 
 
@@ -121,13 +128,26 @@ def _read_vision(config: Mapping[str, Any], model: ModelSpec) -> Described:
     assert spec is not None, "the config describes one"
     # Frames of a video go through the tower one by one, in models that were made for it.
     takes_video = isinstance(spec, PatchTowerSpec | PatchEmbedderSpec)
-    return ("image", "video") if takes_video else ("image",), partial(build_vision_tower, spec), vision_targets(spec)
+    return ("image", "video") if takes_video else ("image",), spec, vision_targets(spec)
 
 
 def _read_sound(config: Mapping[str, Any], model: ModelSpec) -> Described:
     spec = read_sound_spec(config, model)
     assert spec is not None, "the config describes one"
-    return ("audio",), partial(build_sound_tower, spec), sound_targets(spec)
+    return ("audio",), spec, sound_targets(spec)
+
+
+# Several plans are made to find one that fits; to build a tower takes longer than the rest of a plan.
+@lru_cache(maxsize=8)
+def _tower_on_meta(spec: TowerSpec, dtype: torch.dtype, arithmetic: Arithmetic) -> nn.Module:
+    return build_tower(spec, Placement(dtype=dtype, device=torch.device("meta"), arithmetic=arithmetic))
+
+
+def build_tower(spec: TowerSpec, placement: Placement) -> nn.Module:
+    """With uninitialised weights."""
+    if isinstance(spec, VisionSpec):
+        return build_vision_tower(spec, placement)
+    return build_sound_tower(spec, placement)
 
 
 def build_vision_tower(spec: VisionSpec, placement: Placement) -> nn.Module:
