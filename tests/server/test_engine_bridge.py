@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ class SilentEngine:
     info: EngineInfo = field(default_factory=lambda: EngineInfo(10, (), 10, "", ()))
     cancelled: list[str] = field(default_factory=list)
     submitted: list[str] = field(default_factory=list)
+    num_loads: int = 0
 
     def submit(self, request: Request) -> None:
         self.submitted.append(request.request_id)
@@ -38,6 +40,9 @@ class SilentEngine:
     def ask_stats(self) -> None: ...
 
     def reset_prefix_cache(self) -> None: ...
+
+    def load_grammars(self) -> None:
+        self.num_loads += 1
 
     def close(self) -> None: ...
 
@@ -57,6 +62,29 @@ OPERATIONS = st.lists(
     min_size=10,
     max_size=60,
 )
+
+
+def test_grammars_are_loaded_once_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("facet.server.engine_bridge._SECONDS_BEFORE_GRAMMARS", 0.01)
+    monkeypatch.setattr("facet.server.engine_bridge._LOOK_SECONDS", 0.01)
+    engine = SilentEngine()
+
+    async def ask() -> None:
+        bridge = EngineBridge(engine, max_pending=LIMIT)
+        bridge.start()
+        call = bridge.submit([Request(request_id="a", prompt_token_ids=(2,), sampling=SamplingParams())])
+        await asyncio.sleep(0.2)
+        assert engine.num_loads == 0
+        call.close()
+        for _ in range(500):
+            await asyncio.sleep(0.02)
+            if engine.num_loads:
+                break
+        await asyncio.sleep(0.1)
+        await bridge.stop()
+
+    asyncio.run(ask())
+    assert engine.num_loads == 1
 
 
 @given(OPERATIONS, st.none() | st.integers(0, 60))

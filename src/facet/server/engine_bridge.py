@@ -28,7 +28,7 @@ _MAX_CELLS = 512
 # How old a live view may be: pages that are open at the same time share one.
 _LIVE_SECONDS = 0.5
 _ANSWER_TIMEOUT_SECONDS = 5.0
-# After the start: the first question, which often comes at once, is not to be disturbed.
+# After the start, and then again and again until nobody asks: answers are not to be disturbed, the first one least.
 _SECONDS_BEFORE_GRAMMARS = 2.0
 
 
@@ -161,6 +161,10 @@ class EngineBridge:
         self._loop.call_later(_SECONDS_BEFORE_GRAMMARS, self._load_grammars)
 
     def _load_grammars(self) -> None:
+        if self._calls:
+            assert self._loop is not None, "who has calls was started"
+            self._loop.call_later(_SECONDS_BEFORE_GRAMMARS, self._load_grammars)
+            return
         with contextlib.suppress(EngineError):  # of an engine that has died others will hear
             self._engine.load_grammars()
 
