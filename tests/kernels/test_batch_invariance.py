@@ -65,6 +65,29 @@ def test_sizes_of_blocks_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(16, 256), (128, 256), (896, 256), (5, 96), (40, 2048)], ids=str)
+def test_another_order_is_noticed_behind_rounding(
+    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that sums a single row in another order, which few of its rounded results show."""
+
+    def moody(x: Tensor, weight: Tensor) -> Tensor:
+        terms = x.float()[:, None] * weight.float()
+        parts = terms.unflatten(-1, (-1, 32)).sum(-1)
+        order = range(parts.shape[-1]) if len(x) > 1 else reversed(range(parts.shape[-1]))
+        total = torch.zeros(len(x), len(weight))
+        for part in order:
+            total = total + parts[..., part]
+        return total.to(x.dtype)
+
+    weight = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) / 16).to(dtype)
+    monkeypatch.setattr(alike, "_found", {})
+    monkeypatch.setattr(alike, "SIZES", (1, 2, ANCHOR))
+    monkeypatch.setattr(alike.functional, "linear", moody)
+    assert alike.sizes_alike(weight) == (2, ANCHOR)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [37, 640, 3000])
 def test_activations(width: int, dtype: torch.dtype) -> None:
     gate_up = (2 * torch.randn(NUM_ROWS, 2 * width)).to(dtype)
