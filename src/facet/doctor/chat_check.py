@@ -62,7 +62,7 @@ def check_chat(patient: Patient) -> Iterator[Finding]:
     if longest > patient.model.num_positions:
         yield skipped(name, f"a chat of {longest} tokens is longer than the context; raise --max-model-len")
         return
-    alone = run_alone(make_engine(patient.model, Setup()), requests)
+    alone = run_alone(make_engine(patient.model, patient.baseline), requests)
     setup = Setup(
         max_num_seqs=len(requests),
         chunk=widest_window(patient.model.spec) + 5,

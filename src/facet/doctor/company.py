@@ -15,8 +15,8 @@ NUM_NEW_TOKENS = 3
 
 
 def check_alone(patient: Patient) -> Iterator[Finding]:
-    """Runs every request by itself with all optional features off: the baseline of the other checks."""
-    engine = make_engine(patient.model, Setup())
+    """Runs every request by itself: the baseline of the other checks."""
+    engine = make_engine(patient.model, patient.baseline)
     patient.alone.update(run_alone(engine, patient.requests))
     yield compare("alone, finite", patient.alone, patient.alone, patient.limits)
 
@@ -33,8 +33,9 @@ def check_fast_prefill(patient: Patient) -> Iterator[Finding]:
     if patient.model.spec.first_shared_layer == patient.model.spec.num_layers:
         yield skipped(name, "every layer of this model has keys of its own")
         return
-    got = run_alone(make_engine(patient.model, Setup(fast_prefill=True)), _some(patient))
-    yield compare(name, patient.alone, got, patient.limits)
+    other = replace(patient.baseline, fast_prefill=not patient.baseline.fast_prefill)
+    got = run_alone(make_engine(patient.model, other), _some(patient))
+    yield compare(name, patient.alone, got, patient.rounding)
 
 
 def check_prefix_cache(patient: Patient) -> Iterator[Finding]:
@@ -45,7 +46,7 @@ def check_prefix_cache(patient: Patient) -> Iterator[Finding]:
     transcripts = run_together(engine, first_turns)
     second_turns = [_next_turn(patient, request, transcripts[request.request_id]) for request in first_turns]
     got = run_together(engine, second_turns)
-    expected = run_alone(make_engine(patient.model, Setup()), second_turns)
+    expected = run_alone(make_engine(patient.model, patient.baseline), second_turns)
     num_found = engine.stats().scheduler.cache.num_prompt_tokens_hit
     if num_found == 0:
         yield skipped(name, "the cache kept nothing of such short prompts")

@@ -26,6 +26,8 @@ from facet.doctor.window_edge import check_window_edge
 from facet.doctor.workload import FULL, NORMAL, QUICK, Effort, context_needed, make_requests
 from facet.engine.device_failures import device_failures_in_words
 from facet.errors import CapacityError, CheckpointError, ConfigError
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
+from facet.kernels.linear import never_split_sums
 from facet.model.loader import load_model, read_spec
 from facet.model.resolving import resolve_device
 from facet.progress import Progress, Silent
@@ -64,6 +66,7 @@ def _examine(config: DoctorConfig, name: str, progress: Progress) -> Report:
         model=name,
         device=str(patient.model.placement.device),
         dtype=patient.dtype,
+        is_batch_invariant=patient.is_batch_invariant,
         environment=described,
         findings=tuple(findings),
         seconds=time.perf_counter() - start,
@@ -83,7 +86,9 @@ def _load(config: DoctorConfig, progress: Progress) -> Patient:
                 f"--max-model-len is {config.max_model_len}, but an examination needs {effort.least_context} tokens or "
                 "more. Leave it out to use as many as are needed."
             )
-        loaded = load_model(config, progress)
+        loaded = load_model(config, progress, arithmetic=BATCH_INVARIANT if config.batch_invariant else USUAL)
+        if config.batch_invariant and loaded.model.placement.device.type == "cuda":
+            never_split_sums()
     return Patient(
         config=config,
         model=loaded.model,

@@ -42,6 +42,7 @@ class Report:
     model: str
     device: str
     dtype: str
+    is_batch_invariant: bool = False
     environment: Mapping[str, str]
     findings: tuple[Finding, ...]
     seconds: float
@@ -60,6 +61,7 @@ class Report:
             "model": self.model,
             "device": self.device,
             "dtype": self.dtype,
+            "batch_invariant": self.is_batch_invariant,
             "is_healthy": self.is_healthy,
             "seconds": round(self.seconds, 1),
             "environment": dict(self.environment),
@@ -67,7 +69,8 @@ class Report:
         }
 
     def table(self) -> Table:
-        table = Table(title=f"{self.model} on {self.device}, {self.dtype}")
+        kind = ", batch-invariant" if self.is_batch_invariant else ""
+        table = Table(title=f"{self.model} on {self.device}, {self.dtype}{kind}")
         for column in ("check", "", "deviation", "limit", ""):
             table.add_column(column, justify="right" if column in ("deviation", "limit") else "left")
         for finding in self.findings:

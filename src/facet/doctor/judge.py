@@ -46,6 +46,13 @@ class Limits:
     logprob: float
     tie: float
 
+    @property
+    def is_exact(self) -> bool:
+        return self.logprob == 0
+
+
+# Where the same bits are promised: even two candidates that are equally likely are chosen between in the same way.
+EXACT = Limits(logprob=0.0, tie=-math.inf)
 
 # By the type a model computes in. Two candidates may move towards each other: twice the one is the other.
 LIMITS = {

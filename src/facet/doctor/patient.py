@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from facet.doctor.config import DoctorConfig
+from facet.doctor.engines import Setup
 from facet.doctor.findings import Finding, skipped
-from facet.doctor.judge import LIMITS, Limits, Outcome, Transcript, judge
+from facet.doctor.judge import EXACT, LIMITS, Limits, Outcome, Transcript, judge
 from facet.doctor.workload import Effort
 from facet.model.gemma import Gemma
 from facet.request import Request
@@ -26,8 +27,23 @@ class Patient:
         return str(self.model.placement.dtype).removeprefix("torch.")
 
     @property
+    def is_batch_invariant(self) -> bool:
+        return self.model.placement.is_batch_invariant
+
+    @property
     def limits(self) -> Limits:
+        """Of what company may change."""
+        return EXACT if self.is_batch_invariant else self.rounding
+
+    @property
+    def rounding(self) -> Limits:
+        """Of what another setting may change."""
         return LIMITS[self.dtype]
+
+    @property
+    def baseline(self) -> Setup:
+        """How requests run alone: with nothing optional, unless settings have to be those of company."""
+        return Setup(fast_prefill=self.is_batch_invariant)
 
 
 def compare(check: str, alone: Mapping[str, Transcript], got: Mapping[str, Transcript], limits: Limits) -> Finding:
@@ -40,7 +56,8 @@ def compare(check: str, alone: Mapping[str, Transcript], got: Mapping[str, Trans
     notes = [f"{num_ties} rounding tie{'s' * (num_ties > 1)}"] if num_ties else []
     if corrupt:
         name, verdict = max(corrupt.items(), key=lambda item: item[1].deviation)
-        notes.insert(0, f"{len(corrupt)} of {len(verdicts)} answers corrupted; request {name}: {verdict.why}")
+        what = "differ" if limits.is_exact else "corrupted"
+        notes.insert(0, f"{len(corrupt)} of {len(verdicts)} answers {what}; request {name}: {verdict.why}")
     return Finding(
         check=check,
         status="fail" if corrupt else "pass",
