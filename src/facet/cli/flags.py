@@ -97,7 +97,11 @@ def add_idle_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--verbose", action="store_true", help="show tracebacks and debug messages")
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="show tracebacks and debug messages, such as where the time of a start went",
+    )
 
 
 def config_from(options: argparse.Namespace, config_type: type[ConfigType]) -> ConfigType:

@@ -72,7 +72,7 @@ def _telling_rows(weight: Tensor, num_rows: int, num_cancelled: int) -> Tensor:
     num_outputs, num_inputs = weight.shape
     x = torch.randn(num_rows, num_inputs, generator=torch.Generator().manual_seed(0))
     spread = torch.linspace(0, num_outputs - 1, num_cancelled).long()
-    basis = torch.linalg.qr(weight[spread].float().T).Q  # [inputs, cancelled]
+    basis: Tensor = torch.linalg.qr(weight[spread].float().T).Q  # [inputs, cancelled]
     return (x - x @ basis @ basis.T).to(weight.dtype)
 
 
