@@ -215,7 +215,7 @@ def test_an_interrupt_is_not_an_error(facet: Run, monkeypatch: pytest.MonkeyPatc
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("facet.model.inspection.read_spec", interrupted)
+    monkeypatch.setattr("facet.cli.inspect.read_spec", interrupted)
     outcome = facet("inspect", tmp_path)
     assert (outcome.code, outcome.err) == (130, "")
 
@@ -224,7 +224,7 @@ def test_a_mistake_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.Mo
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("facet.model.inspection.read_spec", broken)
+    monkeypatch.setattr("facet.cli.inspect.read_spec", broken)
     with pytest.raises(KeyError, match="a bug"):
         main(["inspect", str(tmp_path)])
 

@@ -6,7 +6,7 @@ from facet.chat import ChatTemplate
 from facet.chat.formats import ReplyMarkers
 from facet.config import ModelConfig
 from facet.doctor.own_model import VOCAB_SIZE, write_own_model
-from facet.model.loader import read_spec
+from facet.model.named_model import read_spec
 from facet.tokens import Tokenizer
 
 

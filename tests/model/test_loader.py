@@ -9,7 +9,8 @@ from facet.config import ModelConfig
 from facet.errors import CapacityError, ConfigError
 from facet.model import resolving
 from facet.model.families import read_model_spec
-from facet.model.loader import load_model, memory_needed, read_spec
+from facet.model.loader import load_model, memory_needed
+from facet.model.named_model import read_spec
 from facet.model.resolving import check_dtype, resolve_context_length, resolve_device, resolve_dtype
 from tests.model.paged_model import load
 from tests.published_configs import PUBLISHED

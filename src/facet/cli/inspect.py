@@ -13,6 +13,7 @@ from facet.config import ModelConfig
 from facet.errors import CheckpointError
 from facet.kv_layout import make_kv_layout
 from facet.large_imports import large_imports
+from facet.model.named_model import read_spec
 from facet.model_spec import LayerSpec, ModelSpec
 from facet.progress import Bars
 
@@ -30,7 +31,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(options: argparse.Namespace) -> int:
-    # Imported here: not every command must wait for torch.
+    config = model_config_from(options, ModelConfig)
+    spec, folder = read_spec(config, config_only=not options.load)
+    # Imported here: not every command must wait for torch, and not every mistake.
     with large_imports():
         from facet.model.inspection import inspect_checkpoint
         from facet.model.loader import load_model
@@ -38,10 +41,8 @@ def run(options: argparse.Namespace) -> int:
         from facet.model.weight_formats import matrix_kinds, weight_bytes
         from facet.model.weight_map import tensor_targets
 
-    config = model_config_from(options, ModelConfig)
     console = Console()
-    found = inspect_checkpoint(config, must_have_files=options.load)
-    spec = found.spec
+    found = inspect_checkpoint(config, spec, folder, must_have_files=options.load)
     console.print(layer_table(spec))
     num_values = sum(target.num_values for target in tensor_targets(spec))
     console.print(f"{num_values / 1e9:.3f} billion weights in {len(tensor_targets(spec))} tensors.")

@@ -28,7 +28,8 @@ from facet.engine.device_failures import device_failures_in_words
 from facet.errors import CapacityError, CheckpointError, ConfigError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kernels.linear import never_split_sums
-from facet.model.loader import load_model, read_spec
+from facet.model.loader import load_model
+from facet.model.named_model import read_spec
 from facet.model.resolving import resolve_device
 from facet.progress import Progress, Silent
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from facet.config import ModelConfig
 from facet.model.checkpoint import formats_of, match_tensors
 from facet.model.config_fields import read_config_file
-from facet.model.loader import cache_notes, read_spec
+from facet.model.loader import cache_notes
 from facet.model.quantized.choose import read_scheme
 from facet.model.weight_files import find_weight_files, has_weights, read_headers
 from facet.model.weight_formats import Formats, expected_formats, online_formats, quantization_while_loading
@@ -15,17 +15,14 @@ from facet.model_spec import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    spec: ModelSpec
-    folder: Path
     num_files: int | None  # of weights, whose names and shapes fit; None: none were looked for
     scheme: str | None  # by which the checkpoint is quantized
     formats: Formats  # of quantized matrices, as they would be loaded
     notes: tuple[str, ...]  # what the checkpoint has or asks for and does not get
 
 
-def inspect_checkpoint(config: ModelConfig, *, must_have_files: bool) -> Inspection:
-    """Raises where files are broken, incomplete, or do not fit the config."""
-    spec, folder = read_spec(config, config_only=not must_have_files)
+def inspect_checkpoint(config: ModelConfig, spec: ModelSpec, folder: Path, *, must_have_files: bool) -> Inspection:
+    """Of what `read_spec` has read. Raises where files are broken, incomplete, or do not fit the config."""
     scheme = read_scheme(read_config_file(folder / "config.json", config.hf_overrides), folder)
     formats: Formats = expected_formats(spec, scheme)
     notes, scheme_name = ((), None) if scheme is None else (scheme.notes, scheme.name)
@@ -37,8 +34,6 @@ def inspect_checkpoint(config: ModelConfig, *, must_have_files: bool) -> Inspect
         notes += cache_notes(headers, notes)
         num_files = len(files)
     return Inspection(
-        spec=spec,
-        folder=folder,
         num_files=num_files,
         scheme=scheme_name,
         formats=online_formats(

@@ -20,9 +20,8 @@ from facet.media_span import MediaKind
 from facet.model.checkpoint import common_dtype, formats_of, load_weights, match_tensors
 from facet.model.config_fields import read_config_file
 from facet.model.dummy_weights import fill_dummy_weights
-from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
-from facet.model.hub import folder_of
+from facet.model.named_model import read_spec
 from facet.model.placing import WithoutMatrices, place_weights
 from facet.model.quantized.choose import read_scheme
 from facet.model.quantized.scheme import CACHE_SCALES
@@ -77,12 +76,6 @@ class LoadedModel:
             *([f"Per-layer embeddings: {weights.on_host / 2**30:.2f} GiB in the host's memory."] * self.tables_on_host),
             *self.notes,
         )
-
-
-def read_spec(config: ModelConfig, *, config_only: bool = False) -> tuple[ModelSpec, Path]:
-    """The spec and folder of the model named, downloading the config alone where that is enough."""
-    folder = folder_of(config, config_only=config_only)
-    return read_model_spec(read_config_file(folder / "config.json", config.hf_overrides)), folder
 
 
 def load_model(
