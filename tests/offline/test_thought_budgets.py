@@ -18,7 +18,7 @@ from facet.offline import CompletionOutput
 from facet.offline.prompts import Prompt
 from facet.thoughts import ThoughtCounter, ThoughtTokens
 
-NUM_REQUESTS = int(os.environ.get("FACET_NUM_BUDGETS", "200"))
+NUM_REQUESTS = int(os.environ.get("FACET_NUM_BUDGETS", "100"))
 NUM_TEXTS = NUM_REQUESTS // 5
 NUM_CHATS = NUM_REQUESTS - NUM_TEXTS
 ASKED = ["What is Facet?", "What is two plus five?", "Tell me a story.", "Sort these: pear, fig, apple."]
@@ -44,7 +44,7 @@ CONSTRAINTS: dict[str, dict[str, Any]] = {
 def llm() -> Iterator[LLM]:
     """With too little memory for all that may run at once."""
     llm = LLM(
-        device="cpu", max_model_len=512, max_num_seqs=96, kv_cache_memory_bytes=9 << 20, show_progress=False, seed=1
+        device="cpu", max_model_len=512, max_num_seqs=96, kv_cache_memory_bytes=4 << 20, show_progress=False, seed=1
     )
     yield llm
     llm.close()
@@ -131,7 +131,7 @@ def test_what_constrains_an_answer_begins_behind_the_thought(llm: LLM, constrain
     thought = make_thought(llm)
     num_preempted = llm.stats().num_preemptions
     # Longer than with bare texts: the prompts name tools, and three answers each must not fit all together.
-    count = 26
+    count = 12
     many = [
         replace(settings, n=4 if index % 2 == 0 else 1, structured_outputs=None, max_tokens=64)
         for index, settings in enumerate(make_settings(count, thought.close_id))
