@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.running_server import URL, running
-from facet.runner.compile_ahead import SWITCH
 from tests.published_configs import text_only
 
 FLAGS = ("--verbose", "--skip-tokenizer-init", "--max-model-len", "9216")
@@ -30,7 +29,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
         (Path(folder) / "config.json").write_text(json.dumps(text_only(options.model)))
         for name, flags in (("nothing compiled", ()), ("again", ()), ("to sleep", ("--enable-sleep-mode",))):
-            with running(folder, *FLAGS, *flags, environment={"TRITON_CACHE_DIR": cache, SWITCH: "1"}) as seconds:
+            with running(folder, *FLAGS, *flags, environment={"TRITON_CACHE_DIR": cache}) as seconds:
                 print(f"{options.model}, {name}: ready after {seconds:.1f} s", flush=True)
                 if flags:
                     time_sleeps()

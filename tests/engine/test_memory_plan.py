@@ -105,7 +105,7 @@ def resolve_on_a_gpu(folder: Path, plan: MemoryPlan, flags: dict[str, object]) -
     towers = find_towers(read_config_file(folder / "config.json"), plan.spec, None)
     held = towers.on_meta(torch.bfloat16, arithmetic)
 
-    def measure(_: object, shape: StepShape) -> MeasuredMemory:
+    def measure(_: object, shape: StepShape, __: object) -> MeasuredMemory:
         return MeasuredMemory(
             total=total, free=total - weights, weights=weights, activations=estimate_activations(plan.spec, shape)
         )

@@ -1,66 +1,178 @@
-"""Kernels are compiled once each, in other threads, and none is launched meanwhile."""
+"""Kernels are compiled once each, by another process, and none is launched meanwhile.
 
-import threading
-from typing import Any
+No GPU is needed: the kernels are compiled for one that is not there.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from facet.kernels.linear import chain
-from facet.runner.compile_ahead import compiled_ahead
+from facet.runner import compile_ahead, compile_process
+from facet.runner.compile_ahead import CompileAhead
+from facet.runner.compile_process import CannotBeSent, CompileProcess, KernelJob
+
+TARGET = GPUTarget("cuda", 90, 32)
 
 
-def copy_kernel(source: Any, target: Any, count: int, BLOCK: int) -> None:
-    """Only its name and arguments matter here."""
+@JITFunction
+def doubling_kernel(source, target, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    places = tl.arange(0, BLOCK)
+    tl.store(target + places, 2 * tl.load(source + places, mask=places < count), mask=places < count)
+
+
+@JITFunction
+def broken_kernel(source, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(source, tl.no_such_function(BLOCK))  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of kernels, and a GPU to compile for."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    gpu = SimpleNamespace(
+        get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_current_target=lambda: TARGET
+    )
+    monkeypatch.setattr(driver, "_active", gpu)
+    for kernel in (doubling_kernel, broken_kernel):
+        kernel.device_caches.clear()
+    return tmp_path
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Every run of a kernel: its arguments, whether it was only compiled, and by the test's own thread or another."""
-    seen: list[tuple[Any, ...]] = []
-    main = threading.get_ident()
-
-    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
-        seen.append((args[2], constants["BLOCK"], warmup, threading.get_ident() == main))
-        if args[2] == 13:
-            raise RuntimeError("this one cannot be compiled")
-
-    monkeypatch.setattr(JITFunction, "run", run)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    return seen
+def ahead() -> Iterator[CompileAhead]:
+    ahead = CompileAhead()
+    yield ahead
+    ahead.end()
 
 
-def test_each_kind_of_launch_is_compiled_once(runs: list[tuple[Any, ...]]) -> None:
-    kernel: Any = JITFunction(copy_kernel)
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> list[KernelJob]:
+    """What would be compiled, by nobody."""
+    jobs: list[KernelJob] = []
+    process = SimpleNamespace(submit=jobs.append, wait=lambda: None, end=lambda: None)
+    monkeypatch.setattr(compile_ahead, "CompileProcess", lambda: process)
+    return jobs
+
+
+def compiled(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.rglob("*.cubin"))
+
+
+def test_kernels_are_found_compiled(ahead: CompileAhead, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it compiles is what a launch looks for: Triton itself says so. What cannot be compiled stops no other."""
     numbers = torch.zeros(64)
-    with compiled_ahead():
+
+    def show(block: int) -> None:
+        broken_kernel[(1,)](numbers, BLOCK=block)
+        doubling_kernel[(1,)](numbers, numbers, 16, BLOCK=block)
+
+    with ahead.compiled_ahead():
+        show(32)
+        show(64)
+    assert compiled(cache) == 2 * ["doubling_kernel.cubin"]
+    found = []
+    monkeypatch.setattr(
+        triton.knobs.compilation, "listener", lambda *, src, cache_hit, **_: found.append((src.name, cache_hit))
+    )
+    doubling_kernel.run(numbers, numbers, 16, grid=(1,), warmup=True, BLOCK=64)
+    assert found == [("doubling_kernel", True)]
+
+    sent: list[KernelJob] = []
+    monkeypatch.setattr(CompileProcess, "submit", lambda _, job: sent.append(job))
+    doubling_kernel.device_caches.clear()
+    with ahead.compiled_ahead():
+        show(64)
+        show(128)
+    assert [job.kernel for job in sent] == [broken_kernel, broken_kernel, doubling_kernel]
+
+
+def test_each_kind_of_launch_is_compiled_once(ahead: CompileAhead, submitted: list[KernelJob]) -> None:
+    numbers = torch.zeros(64)
+    with ahead.compiled_ahead():
         for _ in range(3):
             for count in (1, 16, 32, 7, 9, 2**40, 13):  # 16 and 32 are of one kind, and so are 7, 9 and 13
-                kernel[(1,)](numbers, numbers, count, BLOCK=8)
-        kernel[(1,)](numbers, numbers, 16, BLOCK=4)
-        kernel[(1,)](numbers, numbers[1:], 16, BLOCK=8)
-        kernel[(1,)](numbers.half(), numbers, 16, BLOCK=8)
-    expected = [(1, 8), (16, 8), (7, 8), (2**40, 8), (16, 4), (16, 8), (16, 8)]
-    assert sorted(run[:2] for run in runs) == sorted(expected)
-    assert all(run[2:] == (True, False) for run in runs), "compiled only, and not by this thread"
+                doubling_kernel[(1,)](numbers, numbers, count, BLOCK=8)
+        doubling_kernel[(1,)](numbers, numbers, 16, BLOCK=4)
+        doubling_kernel[(1,)](numbers, numbers[1:], 16, BLOCK=8)
+        doubling_kernel[(1,)](numbers.half(), numbers, 16, BLOCK=8)
+    assert len(submitted) == 7
 
 
-def test_what_fails_ahead_fails_at_its_launch(runs: list[tuple[Any, ...]]) -> None:
-    kernel: Any = JITFunction(copy_kernel)
+def test_launches_are_as_before_behind_the_block(ahead: CompileAhead, submitted: list[KernelJob]) -> None:
+    run, compile_now = JITFunction.run, JITFunction._do_compile
+
+    def fail() -> None:
+        with ahead.compiled_ahead():
+            assert JITFunction.run is not run
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert JITFunction.run is run
+    assert JITFunction._do_compile is compile_now
+
+
+def test_the_process_starts_early_where_nothing_was_compiled(
+    monkeypatch: pytest.MonkeyPatch, submitted: list[KernelJob], cache: Path
+) -> None:
+    started = []
+    monkeypatch.setattr(compile_ahead, "CompileProcess", lambda: started.append(1) or SimpleNamespace(end=lambda: None))
+    for number in (1, 1):  # once: the second finds the first one's mark
+        first = CompileAhead()
+        first.expect_work()
+        assert len(started) == number
+        first.end()
+
+
+def test_without_its_process_everything_is_left_to_launches(
+    ahead: CompileAhead, caplog: pytest.LogCaptureFixture
+) -> None:
     numbers = torch.zeros(64)
-    with compiled_ahead():
-        kernel[(1,)](numbers, numbers, 13, BLOCK=8)
-    with pytest.raises(RuntimeError, match="cannot be compiled"):
-        kernel[(1,)](numbers, numbers, 13, BLOCK=8)
-    assert runs[-1] == (13, 8, False, True)
+    process = CompileProcess()
+    process._process.kill()
+    process._process.wait()
+    ahead._process = process
+    with ahead.compiled_ahead():
+        for block in (8, 16):
+            doubling_kernel[(1,)](numbers, numbers, 16, BLOCK=block)
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "Kernels are compiled one after the other, which takes longer"
+    ]
+
+
+def test_an_unknown_triton_compiles_in_turn(
+    ahead: CompileAhead, submitted: list[KernelJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_ahead, "_is_known", lambda: False)
+    run = JITFunction.run
+    with ahead.compiled_ahead():
+        assert JITFunction.run is run
+
+
+def test_kernels_without_a_name_stay() -> None:
+    @JITFunction
+    def nameless(source):  # type: ignore[no-untyped-def]
+        pass
+
+    with pytest.raises(CannotBeSent, match="is not found in"):
+        compile_process._pickled(KernelJob(nameless, None, {}, {}, {}, TARGET, {}))
+    with pytest.raises(CannotBeSent):
+        compile_process._pickled(KernelJob(doubling_kernel, None, {}, {"f": lambda: 0}, {}, TARGET, {}))
 
 
 def test_nothing_is_concluded_from_results_that_were_never_computed(
-    runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+    ahead: CompileAhead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a library agrees with a kernel, for example."""
     weight = torch.zeros(6, 8)
@@ -68,7 +180,7 @@ def test_nothing_is_concluded_from_results_that_were_never_computed(
     monkeypatch.setattr(chain, "_least_rows", {})
     monkeypatch.setattr(chain, "_is_slow", lambda x, weight: False)
     monkeypatch.setattr(chain, "_is_one_chain", lambda x, weight: False)
-    with compiled_ahead():
+    with ahead.compiled_ahead():
         assert chain.least_library_rows(weight) is None
     monkeypatch.setattr(chain, "_is_one_chain", lambda x, weight: True)
     assert chain.least_library_rows(weight) == 17

@@ -33,6 +33,7 @@ from facet.model.resolving import resolve_device
 from facet.model.weight_map import PER_LAYER_TABLE
 from facet.progress import Progress, Silent
 from facet.ranks import ALONE
+from facet.runner.compile_ahead import CompileAhead
 from facet.runner.late_kernels import report_late_kernels
 from facet.runner.runner import Runner
 from facet.runner.sleeping import Sleeper, move_weights
@@ -63,17 +64,21 @@ def make_runner(
         check_numbers(config)
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
         rank = ALONE if group is None else group.rank
-        config, draft_lines = with_found_drafter(config, resolve_device(config.device, rank))
+        chosen_device = resolve_device(config.device, rank)
+        config, draft_lines = with_found_drafter(config, chosen_device)
         draft_config = read_draft_config(config.speculative_config)
         if config.enable_sleep_mode and group is not None:
             raise ConfigError("--enable-sleep-mode works with --tensor-parallel-size 1 only. Leave one of the two out.")
+        ahead = CompileAhead() if chosen_device.type == "cuda" else None
+        if ahead is not None:
+            ahead.expect_work()
         loaded, draft_model = _load(config, draft_config, progress, group)
         if config.batch_invariant and loaded.model.placement.device.type == "cuda":
             never_split_sums()
         clock.ends("weights")
         made_up_rates = draft_config.made_up_rates if isinstance(draft_config, ModelDrafts) else ()
         lines = (*loaded.lines(), *_sum_lines(group), *draft_lines, *((MADE_UP_RATES,) if made_up_rates else ()))
-        settings = resolve(config, loaded.model, lines, loaded.towers)
+        settings = resolve(config, loaded.model, lines, loaded.towers, ahead)
         clock.ends("memory")
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
@@ -101,7 +106,9 @@ def make_runner(
             num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
         )
         clock.ends("cache")
-        runner.compile_kernels(progress)
+        runner.compile_kernels(progress, ahead)
+        if ahead is not None:
+            ahead.end()
         clock.ends("kernels")
         graphs_taken = runner.capture_graphs(progress)
         clock.ends("graphs")

@@ -21,6 +21,7 @@ from facet.model.gemma import Gemma
 from facet.model.resolving import dtype_of_config, resolve_dtype
 from facet.model.shard import division_line
 from facet.model_spec import ModelSpec
+from facet.runner.compile_ahead import CompileAhead
 from facet.runner.draft_ahead import draft_sizes
 from facet.runner.graphs import default_sizes
 from facet.runner.measuring import cpu_cache_bytes, measure_gpu_memory
@@ -106,8 +107,12 @@ def resolve(
     model: Gemma,
     weight_lines: tuple[str, ...] = (),
     towers: Mapping[MediaKind, nn.Module] = NO_TOWERS,
+    ahead: CompileAhead | None = None,
 ) -> EngineSettings:
-    """Fills in what the user left open, and refuses what is impossible. `weight_lines`: what to say of the weights."""
+    """Fills in what the user left open, and refuses what is impossible. `weight_lines`: what to say of the weights.
+
+    `ahead`: see `Runner.compile_kernels`.
+    """
     on_gpu = model.placement.device.type == "cuda"
     group = model.placement.group
     num_ranks = 1 if group is None else group.rank.size
@@ -129,7 +134,7 @@ def resolve(
     )
     num_bytes, gpu_memory = config.kv_cache_memory_bytes, None
     if num_bytes is None and on_gpu:
-        measured = measure_gpu_memory(model, shape)
+        measured = measure_gpu_memory(model, shape, ahead)
         kept_free = measured.total - usable_bytes(config, measured.total)
         gpu_memory = divide_memory(
             shape,

@@ -1,72 +1,138 @@
 """Compiles the kernels of a pass side by side, before it is run.
 
 Triton compiles a kernel when it is launched for the first time, and the launch waits: a pass that needs eighty kernels
-compiles them one after the other. Run inside `compiled_ahead`, it only shows which ones it needs. Nothing is launched,
-so that its results are whatever was in memory.
+compiles them one after the other. Run inside `compiled_ahead`, it only shows which ones it needs: those that are not in
+Triton's cache on disk are compiled by another process. Nothing is launched, so that results are whatever was in memory.
 """
 
-import os
-from collections.abc import Hashable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import hashlib
+import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from facet.runner.compile_process import CannotBeSent, CompileProcess, KernelJob
+from facet.version import __version__
 
-# Set to 1, it is used. Not by default: kernels have been compiled this way, but no GPU has been started with them yet.
-SWITCH = "FACET_COMPILE_AHEAD"
-# Most of the compiler is C++ that does without Python's lock, and its last part a process of its own.
-MAX_NUM_THREADS = 16
+logger = logging.getLogger(__name__)
 
 
-def is_wanted() -> bool:
-    return os.environ.get(SWITCH) == "1"
+class CompileAhead:
+    """What a start compiles ahead. The process that does it is started when it is first needed."""
 
+    def __init__(self) -> None:
+        self._process: CompileProcess | None = None
+        self._has_failed = False
 
-@contextmanager
-def compiled_ahead() -> Iterator[None]:
-    """What is launched inside is compiled instead, and is ready when the block ends.
+    def expect_work(self) -> None:
+        """Starts the process now if no start of this version has ended here: it then imports while weights load."""
+        if not _mark().exists():
+            self._process = CompileProcess()
 
-    A kernel that cannot be compiled says so when it is launched for good.
-    """
-    # Imported here: machines without a GPU need not have it.
-    from triton.runtime.jit import JITFunction
+    def end(self) -> None:
+        """All kernels are there."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+        try:
+            _mark().touch()
+        except OSError:
+            logger.debug("Triton's cache is not writable: the next start compiles all kernels again.")
 
-    from facet.kernels.linear.chain import forget_trials
+    @contextmanager
+    def compiled_ahead(self) -> Iterator[None]:
+        """What is launched inside is compiled instead, and is ready when the block ends.
 
-    launch = JITFunction.run
-    seen: set[Hashable] = set()
-    num_threads = min(MAX_NUM_THREADS, len(os.sched_getaffinity(0)))
-    choose_device = partial(torch.cuda.set_device, torch.cuda.current_device())  # every thread has one of its own
-    with ThreadPoolExecutor(num_threads, initializer=choose_device) as threads:
+        A kernel that cannot be compiled, or only in the process that launches it, is left to its first launch.
+        """
+        # Imported here: machines without a GPU need not have it.
+        from triton.runtime.jit import JITFunction
 
-        def compile_once(kernel: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
-            kinds = tuple(map(_kind, args)), tuple((name, _value(value)) for name, value in constants.items())
-            if (key := (id(kernel), kinds)) not in seen:
-                seen.add(key)
-                threads.submit(launch, kernel, *args, grid=grid, warmup=True, **constants)
+        from facet.kernels.linear.chain import forget_trials
 
-        # Launches go through this method alone, and Triton has no switch that lets them compile without waiting.
-        JITFunction.run = compile_once
+        if not _is_known():
+            yield  # nothing is ahead, and each kernel is compiled in its turn
+            return
+        launch, compile_now = JITFunction.run, JITFunction._do_compile
+        seen: set[tuple[int, Any]] = set()
+
+        def show(kernel: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
+            launch(kernel, *args, grid=grid, warmup=True, **constants)
+
+        def compile_elsewhere(
+            kernel: Any, key: Any, signature: Any, device: Any, constants: Any, options: Any, attributes: Any, _: bool
+        ) -> None:
+            if (id(kernel), key) in seen:
+                return
+            seen.add((id(kernel), key))
+            *_, target, backend, _ = kernel.device_caches[device]
+            source = kernel.ASTSource(kernel, signature, constants, attributes)
+            if not _is_compiled(source, backend, options):
+                self._submit(
+                    KernelJob(
+                        kernel, kernel.ASTSource, signature, constants, attributes, target, dict(options.__dict__)
+                    )
+                )
+
+        # Launches go through these methods alone, and Triton has no switch that lets them compile without waiting.
+        JITFunction.run, JITFunction._do_compile = show, compile_elsewhere
         try:
             yield
         finally:
-            JITFunction.run = launch
+            JITFunction.run, JITFunction._do_compile = launch, compile_now
             forget_trials()
+        self._wait()
+
+    def _submit(self, job: KernelJob) -> None:
+        if self._has_failed:
+            return
+        try:
+            self._process = self._process or CompileProcess()
+            self._process.submit(job)
+        except CannotBeSent as error:
+            logger.debug("A kernel is compiled when it is launched: %s", error)
+        except OSError as error:
+            self._fail(error)
+
+    def _wait(self) -> None:
+        try:
+            if self._process is not None and not self._has_failed:
+                self._process.wait()
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self._has_failed = True
+        logger.warning("Kernels are compiled one after the other, which takes longer: %s.", error)
 
 
-def _kind(argument: Any) -> Hashable:
-    """What kernels are made for. Arguments of one kind may get the same kernel; of two kinds, they may too."""
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    if isinstance(argument, int):
-        return argument == 1, argument % 16 == 0, abs(argument) < 2**31
-    if hasattr(argument, "block_shape"):  # a tensor descriptor
-        return argument.base.dtype, tuple(argument.block_shape)
-    return type(argument).__name__
+def _mark() -> Path:
+    """A file that says that this version has compiled its kernels here."""
+    from triton import knobs
+
+    return Path(knobs.cache.dir) / f"facet-{__version__}"
 
 
-def _value(constant: Any) -> Hashable:
-    return constant if isinstance(constant, int | float | str) else id(constant)
+def _is_known() -> bool:
+    """Whether this Triton has by name what is needed here; 3.6 and 3.7 have."""
+    from triton import _C
+    from triton.runtime import cache, jit
+
+    needed = (
+        (jit.JITFunction, "_do_compile"),
+        (cache, "get_cache_key"),
+        (getattr(_C, "libtriton", None), "get_cache_invalidating_env_vars"),
+    )
+    return all(hasattr(holder, name) for holder, name in needed)
+
+
+def _is_compiled(source: Any, backend: Any, options: Any) -> bool:
+    """Whether Triton will find it on disk."""
+    from triton._C.libtriton import get_cache_invalidating_env_vars
+    from triton.runtime.cache import get_cache_key, get_cache_manager
+
+    key = get_cache_key(source, backend, options, get_cache_invalidating_env_vars())
+    cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    name = f"{source.name[:150]}.json"
+    return name in (cache.get_group(name) or {})

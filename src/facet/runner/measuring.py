@@ -10,8 +10,8 @@ import torch
 
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma
-from facet.runner import compile_ahead
 from facet.runner.batch import Chunks, make_batch
+from facet.runner.compile_ahead import CompileAhead
 from facet.runner.memory import StepShape
 
 CPU_SHARE_OF_FREE_MEMORY = 0.25
@@ -54,10 +54,10 @@ def free_host_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure_gpu_memory(model: Gemma, shape: StepShape) -> MeasuredMemory:
+def measure_gpu_memory(model: Gemma, shape: StepShape, ahead: CompileAhead | None = None) -> MeasuredMemory:
     device = model.placement.device
     weights = torch.cuda.memory_allocated(device)
-    activations = measure_activations(model, shape)
+    activations = measure_activations(model, shape, ahead)
     free, total = torch.cuda.mem_get_info(device)
     return MeasuredMemory(total=total, free=free, weights=weights, activations=activations)
 
@@ -75,7 +75,7 @@ def seconds_of(work: Callable[[], object], device: torch.device, num_times: int 
 
 
 @torch.inference_mode()
-def measure_activations(model: Gemma, shape: StepShape) -> int:
+def measure_activations(model: Gemma, shape: StepShape, ahead: CompileAhead | None = None) -> int:
     """The most memory a step takes beyond weights and cache: one full step is run and its peak read off.
 
     The step is a full one: prompts as long as may be up to the budget, and a single row of every request. All of them
@@ -102,8 +102,8 @@ def measure_activations(model: Gemma, shape: StepShape) -> int:
         batch = make_batch(token_ids, chunks, tables, device, skip_upper=False)
         model.logits(model(batch, arena))
 
-    if compile_ahead.is_wanted():
-        with compile_ahead.compiled_ahead():
+    if ahead is not None:
+        with ahead.compiled_ahead():
             run()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

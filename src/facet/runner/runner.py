@@ -25,8 +25,9 @@ from facet.media_span import MediaKind
 from facet.model.draft_model import DraftModel
 from facet.model.gemma import Gemma
 from facet.progress import Advance, Progress, Silent
-from facet.runner import compile_ahead, warm_up
+from facet.runner import warm_up
 from facet.runner.batch import Chunks, make_batch, ranges
+from facet.runner.compile_ahead import CompileAhead
 from facet.runner.draft_ahead import DraftAhead, draft_sizes
 from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes
@@ -145,13 +146,16 @@ class Runner:
         return LowerPieces(self.model, self.arena, buffers, sizes, num_layers=self._num_lower_layers)
 
     @torch.inference_mode()
-    def compile_kernels(self, progress: Progress) -> None:
-        """All that steps may need, before there is one. Left out, each is compiled by the first step that needs it."""
+    def compile_kernels(self, progress: Progress, ahead: CompileAhead | None = None) -> None:
+        """All that steps may need, before there is one. Left out, each is compiled by the first step that needs it.
+
+        `ahead` compiles them side by side.
+        """
         if self._device.type != "cuda":
             return
         with progress.task("Compiling kernels", len(self._scratch_steps.all) + len(warm_up.SAMPLING)) as advance:
-            if compile_ahead.is_wanted():
-                with compile_ahead.compiled_ahead():
+            if ahead is not None:
+                with ahead.compiled_ahead():
                     self.run_made_up_steps()
                     for captured in self._captured:
                         captured.capture(RunOnce(), Silent())
