@@ -90,10 +90,10 @@ class _Pickler(pickle.Pickler):
         if not isinstance(value, JITFunction):
             return NotImplemented
         kernel: Any = value
-        module, name = kernel.fn.__module__, kernel.fn.__name__
+        module, name, cache_key = kernel.fn.__module__, kernel.fn.__name__, kernel.cache_key
         if module == "__main__" or getattr(sys.modules.get(module), name, None) is not kernel:
             raise CannotBeSent(f"{name} is not found in {module}")
-        return find_kernel, (module, name, kernel.cache_key)
+        return find_kernel, (module, name, cache_key)
 
 
 def find_kernel(module: str, name: str, cache_key: str) -> Any:

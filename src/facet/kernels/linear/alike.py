@@ -5,26 +5,21 @@ another order than two, and two than sixteen. Which of them agree depends on the
 each weight shape is tried once: some rows are multiplied in blocks of `ANCHOR`, then in blocks of every other size, and
 a size is used where all bits are the same. What is multiplied later consists of blocks of such sizes alone, the last
 one filled up with zeros; within a block a row meets the same arithmetic wherever it stands.
-
-In 16 bits, rounding hides the order of nearly all sums: of random ones, one in ten thousand shows it. So the rows that
-are tried are nearly orthogonal to some of the weight's. What is left of these sums is small beside their terms, and its
-last bits show in which order they were added.
 """
 
-import math
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from facet.kernels.linear.telling_rows import rows_that_tell, telling_rows
+
 # The size that always serves.
 ANCHOR = 16
 SIZES = (1, 2, 4, 8, ANCHOR, 32, 64, 128, 256)
 # Larger weights are heads, which multiply few rows: a trial of many would take seconds.
 _MOST_TRIED = 2**27
-# Outputs in which the sums of a trial cancel; where a weight has fewer, more rows are tried.
-_MOST_CANCELLED = 64
 
 _found: dict[tuple[object, ...], tuple[int, ...]] = {}
 
@@ -55,9 +50,8 @@ def sizes_alike(weight: Tensor) -> tuple[int, ...]:
 
 def _try_sizes(weight: Tensor) -> tuple[int, ...]:
     sizes = [size for size in SIZES if size <= ANCHOR or size * weight.numel() <= _MOST_TRIED * ANCHOR]
-    num_cancelled = max(1, min(_MOST_CANCELLED, weight.shape[0], weight.shape[1] // 2))
-    least_rows = ANCHOR * math.ceil(_MOST_CANCELLED / num_cancelled)
-    x = _telling_rows(weight, max(sizes[-1], least_rows), num_cancelled)
+    least_rows = rows_that_tell(weight, ANCHOR)
+    x = telling_rows(weight, max(sizes[-1], least_rows))
 
     def in_blocks(size: int, num_rows: int) -> Tensor:
         return torch.cat([_product(x[row : row + size], weight, size) for row in range(0, num_rows, size)])[:num_rows]
@@ -65,15 +59,6 @@ def _try_sizes(weight: Tensor) -> tuple[int, ...]:
     expected = in_blocks(ANCHOR, len(x))
     trials = {size: in_blocks(size, max(size, least_rows)) for size in sizes if size != ANCHOR}
     return tuple(size for size in sizes if size == ANCHOR or torch.equal(trials[size], expected[: len(trials[size])]))
-
-
-def _telling_rows(weight: Tensor, num_rows: int, num_cancelled: int) -> Tensor:
-    """Random rows whose products with some outputs, spread over all of them, are almost nothing."""
-    num_outputs, num_inputs = weight.shape
-    x = torch.randn(num_rows, num_inputs, generator=torch.Generator().manual_seed(0))
-    spread = torch.linspace(0, num_outputs - 1, num_cancelled).long()
-    basis: Tensor = torch.linalg.qr(weight[spread].float().T).Q  # [inputs, cancelled]
-    return (x - x @ basis @ basis.T).to(weight.dtype)
 
 
 def _product(rows: Tensor, weight: Tensor, size: int) -> Tensor:

@@ -24,6 +24,7 @@ from torch.nn import functional
 from facet.kernels.geglu import invariant as activations
 from facet.kernels.linear import triton
 from facet.kernels.linear.config import MAX_ROWS, Config, choose_chain, may_prefer_library
+from facet.kernels.linear.telling_rows import telling_rows
 from facet.kernels.per_layer_input.invariant import gate_per_layer_input
 
 # Numbers of rows at which the library is tried, descending. What they take of memory is bounded.
@@ -98,8 +99,7 @@ def _try_library(weight: Tensor) -> int | None:
     num_out, num_in = weight.shape
     most_rows = max(_TRIED_ROWS[-1], _MOST_TRIED_BYTES // ((num_out + num_in) * weight.element_size()))
     tried = [num_rows for num_rows in _TRIED_ROWS if num_rows <= most_rows]
-    generator = torch.Generator(weight.device).manual_seed(0)
-    x = torch.randn(tried[0], num_in, generator=generator, device=weight.device, dtype=weight.dtype)
+    x = telling_rows(weight, _COMPARED_ROWS).repeat(-(-tried[0] // _COMPARED_ROWS), 1)
     serving = list(takewhile(lambda num_rows: _serves(x[:num_rows], weight), tried))
     return serving[-1] if serving else None
 
