@@ -5,6 +5,7 @@ behind them (CUDA's virtual memory management, called through its driver: torch 
 a CPU, the operating system takes the pages of a mapping and gives new ones when they are touched.
 """
 
+import contextlib
 import ctypes
 import mmap
 from functools import cache
@@ -34,6 +35,8 @@ class HostMemory:
     def __init__(self, num_bytes: int) -> None:
         # Private: the pages of a shared mapping would stay.
         self._mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with contextlib.suppress(OSError):  # a kernel without them
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)  # a page to touch instead of five hundred
         self.bytes = torch.frombuffer(self._mapping, dtype=torch.uint8)
 
     def remove(self) -> None:

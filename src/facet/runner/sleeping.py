@@ -3,7 +3,7 @@
 Weights are moved once, when they have been loaded, into memory that can be removed; small ones, which together take
 next to nothing, stay. So do graphs and their buffers.
 
-    level 1    weights wait in page-locked memory of the host; on a CPU they stay where they are
+    level 1    weights wait in the host's memory; on a CPU they stay where they are
     level 2    weights are dropped, and read from the checkpoint again
 """
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from facet.layers.kv_arena import KVArena
-from facet.layers.removable_memory import RemovableMemory, removable_memory
+from facet.layers.removable_memory import HostMemory, RemovableMemory, removable_memory
+from facet.runner.host_copies import HostCopies
 
 LEAST_BYTES = 1 << 20  # of a tensor that is moved
 
@@ -38,14 +39,15 @@ class Sleeper:
         self._arena = arena
         self._load = load
         self._is_on_gpu = arena.bytes.is_cuda
-        self._kept: list[Tensor] = []  # of these, in the host's memory
+        self._kept: list[HostMemory] = []  # of these, while they sleep
 
     def sleep(self, level: int) -> None:
         assert level in (1, 2), "there are two levels"
         assert self.level == 0, "it sleeps already"
         if level == 1 and self._is_on_gpu:
-            self._kept = [_page_locked(tensor).copy_(tensor, non_blocking=True) for tensor, _ in self._weights]
             torch.cuda.synchronize()
+            self._kept = [HostMemory(memory.bytes.nbytes) for _, memory in self._weights]
+            HostCopies(self._arena.bytes.device).to_host(self._weight_bytes, [kept.bytes for kept in self._kept])
         if level == 2 or self._is_on_gpu:
             for _, memory in self._weights:
                 memory.remove()
@@ -59,8 +61,8 @@ class Sleeper:
         for _, memory in self._weights:
             memory.bring_back()
         self._arena.bring_back()
-        for (tensor, _), kept in zip(self._weights, self._kept, strict=False):
-            tensor.data.copy_(kept, non_blocking=True)
+        if self._kept:
+            HostCopies(self._arena.bytes.device).to_device([kept.bytes for kept in self._kept], self._weight_bytes)
         if loaded:
             for tensor, new in zip(_tensors(self._modules), _tensors(loaded), strict=True):
                 tensor.data.copy_(new.data)
@@ -68,6 +70,10 @@ class Sleeper:
             torch.cuda.synchronize()
         self._kept = []
         self.level = 0
+
+    @property
+    def _weight_bytes(self) -> list[Tensor]:
+        return [memory.bytes for _, memory in self._weights]
 
 
 def _tensors(modules: _Modules) -> list[Tensor]:
@@ -84,7 +90,3 @@ def _move(tensor: Tensor) -> RemovableMemory:
     if tensor.is_cuda:
         torch.cuda.empty_cache()  # before the next one is moved: there may be room for one more only
     return memory
-
-
-def _page_locked(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True)
