@@ -8,6 +8,8 @@ For every model, in turn:
     tower           one picture through the vision tower, kernel by kernel and in a captured graph, in this process
     pictures        a server: one picture of 1024 x 768 pixels and a few words, 256 tokens out
     text            the same server: prompts of as many tokens without a picture, which is what prefill takes
+    of the server   the same requests by its own metrics: preparing, waiting for the first step, from there to the
+                    first token, and the rest
     streams         texts that are written while pictures arrive, and while text prompts of that length do: the longest
                     and the 99th percentile of the gaps between their tokens
 
@@ -21,6 +23,7 @@ import shutil
 import statistics
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,7 +34,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.running_server import bench_serve, running
+from benchmarks.running_server import URL, bench_serve, running
 from facet.bench.config import BenchConfig
 from facet.bench.datasets import make_dataset
 from facet.layers.placement import Placement
@@ -59,6 +62,12 @@ OUTPUT_LEN = 256
 MAX_MODEL_LEN = 4096
 NUM_STREAMS, STREAM_LEN = 4, 1500
 TINY_VOCAB_SIZE = 2048
+SERVER_TIMES = {
+    "to the first token": "vllm:time_to_first_token",
+    "preparing": "facet:media_preparation",
+    "waiting": "vllm:request_queue_time",
+    "from the first step": "vllm:request_prefill_time",
+}
 
 
 @dataclass(frozen=True)
@@ -116,18 +125,33 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             num_prompts = max(8, 3 * concurrency)
             # No picture comes twice, or the encoder cache would have it.
             bench_serve(*picture_load(options, concurrency, concurrency, seed=2 * concurrency))  # compiles, warms up
+            before = read_sums()
             pictures = bench_serve(*picture_load(options, concurrency, num_prompts, seed=2 * concurrency + 1))
+            told = {name: (read_sums()[name] - before[name]) / num_prompts for name in before}
             num_tokens = round(pictures["total_input_tokens"] / pictures["completed"])
             bench_serve(*text_load(options, concurrency, concurrency, num_tokens, seed=1))
             text = bench_serve(*text_load(options, concurrency, num_prompts, num_tokens, seed=2))
-            result["loads"][concurrency] = {"num_tokens": num_tokens, "pictures": pictures, "text": text}
+            result["loads"][concurrency] = {"num_tokens": num_tokens, "pictures": pictures, "text": text, "told": told}
             print(f"c={concurrency}: pictures {summary(pictures)}; text {summary(text)}", flush=True)
+            print("of the server: " + ", ".join(f"{name} {value:.1f} ms" for name, value in told.items()), flush=True)
         most = max(options.concurrency)
         result["streams"] = {
             "pictures": measure_streams(options, picture_load(options, most, 3 * most, seed=0)),
             "text": measure_streams(options, text_load(options, most, 3 * most, num_tokens, seed=3)),
         }
     return result
+
+
+def read_sums() -> dict[str, float]:
+    """Milliseconds of all requests so far."""
+    with urllib.request.urlopen(f"{URL}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    sums = {
+        name: 1000 * sum(float(line.split()[-1]) for line in lines if line.startswith(f"{metric}_seconds_sum"))
+        for name, metric in SERVER_TIMES.items()
+    }
+    rest = sums["to the first token"] - sum(time for name, time in sums.items() if name != "to the first token")
+    return {**sums, "the rest": rest}
 
 
 def picture_load(options: argparse.Namespace, concurrency: int, num_prompts: int, *, seed: int) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from tests.prompts.media_models import make_gemma4
 from tests.server.conftest import Scripted
 from tests.server.running import RunningServer
 from tests.server.scripted_engine import ScriptedEngine
+from tests.server.test_metrics import metrics_of
 
 CHAT = "/v1/chat/completions"
 FILES = good_files()
@@ -67,6 +68,22 @@ def test_pictures_reach_the_engine_as_spans(served: tuple[RunningServer, Scripte
     again = ask(server, "one", first, "two", second, mm_processor_kwargs={"max_soft_tokens": 140})
     assert again.status_code == 200
     assert engine.submitted[1].media == request.media
+
+
+def test_the_time_to_prepare_media_is_told(served: tuple[RunningServer, ScriptedEngine]) -> None:
+    server, _ = served
+    name = "facet:media_preparation_seconds"
+
+    def told() -> tuple[float, float]:
+        values = {key.partition("{")[0]: value for key, value in metrics_of(server).items()}
+        return values[f"{name}_count"], values[f"{name}_sum"]
+
+    count, seconds = told()
+    assert ask(server, "one", picture("png"), picture("jpeg")).status_code == 200
+    assert ask(server, {"type": "text", "text": "none"}).status_code == 200
+    after, more_seconds = told()
+    assert after == count + 1, "once a conversation, if it has any"
+    assert more_seconds > seconds
 
 
 def test_what_pictures_cost_can_be_asked_before(served: tuple[RunningServer, ScriptedEngine]) -> None:

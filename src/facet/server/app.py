@@ -46,9 +46,10 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
     """An app that owns `engine` from its start-up to its shutdown."""
     bridge = EngineBridge(engine, max_pending=config.max_num_seqs + config.max_waiting_requests)
     pool = ThreadPoolExecutor(config.num_tokenizer_threads, thread_name_prefix="facet-tokens")
-    media = MediaDesk(make_media_reader(config, model.asked.media))
+    metrics = Metrics(bridge, config, model.name)
+    media = MediaDesk(make_media_reader(config, model.asked.media), metrics.media.observe)
     traces = None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint, model.name)
-    frontend = Frontend(config, bridge, model, Metrics(bridge, config, model.name), pool, media, traces)
+    frontend = Frontend(config, bridge, model, metrics, pool, media, traces)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

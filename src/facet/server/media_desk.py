@@ -1,6 +1,8 @@
 """Reads the media of requests in threads of their own, so that a slow host keeps nobody else waiting."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -11,17 +13,21 @@ from facet.prompts.questions import ChatQuestion, TextQuestion
 
 
 class MediaDesk:
-    def __init__(self, reader: MediaReader) -> None:
+    def __init__(self, reader: MediaReader, observe: Callable[[float], None]) -> None:
+        """`observe` is told the seconds that each conversation with media took."""
         self._reader = reader
+        self._observe = observe
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="facet-media")
 
     async def read(self, question: TextQuestion | ChatQuestion, model: AskedModel) -> list[tuple[PreparedMedia, ...]]:
         """What a conversation holds besides text, prepared, in its order."""
         if not asks_for_media(question):
             return []
-        loop = asyncio.get_running_loop()
+        start, loop = time.monotonic(), asyncio.get_running_loop()
         parts = await loop.run_in_executor(self._pool, partial(find_media, question, model))
-        return await asyncio.gather(*(loop.run_in_executor(self._pool, self._reader.read, part) for part in parts))
+        read = await asyncio.gather(*(loop.run_in_executor(self._pool, self._reader.read, part) for part in parts))
+        self._observe(time.monotonic() - start)
+        return read
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -41,6 +41,9 @@ class Metrics:
         self.prefill = self._histogram("request_prefill_time_seconds", "first step to first token", _REQUEST_BUCKETS)
         self.decode = self._histogram("request_decode_time_seconds", "first token to last", _REQUEST_BUCKETS)
         self.inference = self._histogram("request_inference_time_seconds", "first step to last token", _REQUEST_BUCKETS)
+        self.media = self._histogram(
+            "facet:media_preparation_seconds", "fetching and preparing a request's media", _FIRST_TOKEN_BUCKETS
+        )
         self.prompt_length = self._histogram("request_prompt_tokens", "tokens of prompts", _LENGTH_BUCKETS)
         self.answer_length = self._histogram("request_generation_tokens", "tokens of answers", _LENGTH_BUCKETS)
         self.longest_answer = self._histogram(
@@ -71,8 +74,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(
-            f"vllm:{name}", f"Histogram: {meaning}.", _LABELS, registry=self._registry, buckets=buckets
-        )
+        full_name = name if ":" in name else f"vllm:{name}"
+        histogram = Histogram(full_name, f"Histogram: {meaning}.", _LABELS, registry=self._registry, buckets=buckets)
         child: Histogram = histogram.labels(**self._labels)
         return child
