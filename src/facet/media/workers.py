@@ -16,6 +16,7 @@ from facet.media.worker import Done, Job, read_frame, write_frame
 from facet.prepared_media import PreparedMedia
 
 _SECONDS_TO_START = 120.0  # on a machine that has much else to do
+_KEPT_BYTES = 64 << 20  # by a process that has nothing to do
 
 
 class MediaWorkers:
@@ -123,6 +124,10 @@ class _Worker:
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "OMP_NUM_THREADS": "1",  # the processes are what runs in parallel
                     "OPENBLAS_NUM_THREADS": "1",
+                    # What a picture needed is there for the next one: glibc would give it back, and 3,000 pages of
+                    # memory that come anew take a fifth of the time of a picture of 1024 x 768.
+                    "MALLOC_MMAP_THRESHOLD_": str(_KEPT_BYTES),
+                    "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES),
                 },
             )
             ready, _ = self._exchanged(self._process, None, _SECONDS_TO_START)
