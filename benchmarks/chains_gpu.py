@@ -45,7 +45,17 @@ TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
         (64, 128, 4, 4),
         (64, 128, 4, 6),
     ),
-    32: ((16, 256, 2, 5), (32, 128, 2, 6), (32, 128, 4, 5), (32, 256, 4, 4), (64, 128, 4, 4)),
+    32: (
+        (16, 128, 1, 8),
+        (16, 256, 2, 5),
+        (16, 512, 4, 3),
+        (32, 128, 2, 6),
+        (32, 128, 4, 5),
+        (32, 256, 2, 5),
+        (32, 256, 4, 4),
+        (64, 128, 4, 4),
+        (64, 128, 4, 6),
+    ),
     64: ((32, 128, 4, 5), (64, 128, 4, 4), (64, 64, 4, 6)),
 }
 
@@ -140,7 +150,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     options = parser.parse_args()
-    shapes = [shape for shape in (*cases.E4B, *cases.LARGE) if options.only in shape.name]
+    shapes = [shape for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE) if options.only in shape.name]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_for, jobs_for(shapes, options.rows)))
     usuals = {}

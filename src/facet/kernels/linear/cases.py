@@ -56,5 +56,15 @@ LARGE = (
     Shape("31B o global", 5376, 16384),
     Shape("31B lm_head", 262144, 5376),
 )
+SPARSE = (
+    Shape("26B-A4B gate_up", 4224, 2816, "geglu_linear"),
+    Shape("26B-A4B down", 2816, 2112),
+    Shape("26B-A4B qkv sliding", 8192, 2816),
+    Shape("26B-A4B qkv global", 9216, 2816),
+    Shape("26B-A4B o sliding", 2816, 4096),
+    Shape("26B-A4B o global", 2816, 8192),
+    Shape("26B-A4B router", 128, 2816),
+    Shape("26B-A4B lm_head", 262144, 2816),
+)
 # Nothing a multiple of anything; fewer inputs than a tile has; one output.
 ODD = (Shape("odd", 42, 100), Shape("narrow", 6, 8), Shape("one gate", 2, 33))
