@@ -51,7 +51,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def ahead() -> Iterator[CompileAhead]:
-    ahead = CompileAhead()
+    ahead = CompileAhead(like="a test")
     yield ahead
     ahead.end()
 
@@ -123,16 +123,29 @@ def test_launches_are_as_before_behind_the_block(ahead: CompileAhead, submitted:
     assert JITFunction._do_compile is compile_now
 
 
-def test_the_process_starts_early_where_nothing_was_compiled(
-    monkeypatch: pytest.MonkeyPatch, submitted: list[KernelJob], cache: Path
-) -> None:
+def test_a_start_like_one_before_has_nothing_to_compile(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     started = []
     monkeypatch.setattr(compile_ahead, "CompileProcess", lambda: started.append(1) or SimpleNamespace(end=lambda: None))
-    for number in (1, 1):  # once: the second finds the first one's mark
-        first = CompileAhead()
-        first.expect_work()
-        assert len(started) == number
-        first.end()
+
+    def start(like: str) -> int:
+        ahead = CompileAhead(like=like)
+        ahead.expect_work()
+        assert ahead.is_needed == bool(started)
+        ahead.end()
+        num_started = len(started)
+        started.clear()
+        return num_started
+
+    assert [start(like) for like in ("31B", "31B", "E4B", "31B", "E4B")] == [1, 0, 1, 0, 0]
+    monkeypatch.setattr(compile_ahead, "__version__", "another")
+    assert start("31B") == 1
+    assert len(list(cache.glob("facet-*"))) == 3
+
+
+def test_a_start_that_failed_leaves_no_mark(cache: Path) -> None:
+    assert CompileAhead(like="31B").is_needed
+    assert CompileAhead(like="31B").is_needed
+    assert not list(cache.glob("facet-*"))
 
 
 def test_without_its_process_everything_is_left_to_launches(
@@ -151,13 +164,9 @@ def test_without_its_process_everything_is_left_to_launches(
     ]
 
 
-def test_an_unknown_triton_compiles_in_turn(
-    ahead: CompileAhead, submitted: list[KernelJob], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_an_unknown_triton_nothing_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_ahead, "_is_known", lambda: False)
-    run = JITFunction.run
-    with ahead.compiled_ahead():
-        assert JITFunction.run is run
+    assert not CompileAhead(like="31B").is_needed
 
 
 def test_kernels_without_a_name_stay() -> None:

@@ -1,7 +1,7 @@
 """Makes a runner of a config: loads the model, sizes the cache, compiles kernels and captures graphs."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -69,8 +69,9 @@ def make_runner(
         draft_config = read_draft_config(config.speculative_config)
         if config.enable_sleep_mode and group is not None:
             raise ConfigError("--enable-sleep-mode works with --tensor-parallel-size 1 only. Leave one of the two out.")
-        ahead = CompileAhead() if chosen_device.type == "cuda" else None
-        if ahead is not None:
+        ahead = None
+        if chosen_device.type == "cuda":
+            ahead = CompileAhead(like=(_settings_of(config), torch.cuda.get_device_name(chosen_device)))
             ahead.expect_work()
         loaded, draft_model = _load(config, draft_config, progress, group)
         if config.batch_invariant and loaded.model.placement.device.type == "cuda":
@@ -142,6 +143,11 @@ def _load(
 def _load_again(config: EngineConfig, draft_config: DraftConfig | None) -> Sequence[nn.Module]:
     with device_failures_in_words():
         return _modules(*_load(config, draft_config, Silent()))
+
+
+def _settings_of(config: EngineConfig) -> list[tuple[str, object]]:
+    """Without those that only a server has."""
+    return [(field.name, getattr(config, field.name)) for field in fields(EngineConfig)]
 
 
 def _sum_lines(group: RankGroup | None) -> tuple[str, ...]:

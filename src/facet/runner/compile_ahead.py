@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import facet.kernels
 from facet.runner.compile_process import CannotBeSent, CompileProcess, KernelJob
 from facet.version import __version__
 
@@ -19,15 +22,22 @@ logger = logging.getLogger(__name__)
 
 
 class CompileAhead:
-    """What a start compiles ahead. The process that does it is started when it is first needed."""
+    """What a start compiles ahead.
 
-    def __init__(self) -> None:
+    A start that ended leaves a mark in Triton's cache, and one like it has nothing to compile. If that turns out to be
+    wrong, kernels are compiled as they are launched.
+    """
+
+    def __init__(self, like: object) -> None:
+        """`like` tells starts apart that may need other kernels, by what it is written as."""
+        self._mark = _mark(like)
         self._process: CompileProcess | None = None
         self._has_failed = False
+        self.is_needed = _is_known() and not self._mark.exists()
 
     def expect_work(self) -> None:
-        """Starts the process now if no start of this version has ended here: it then imports while weights load."""
-        if not _mark().exists():
+        """Starts the process that compiles: it imports while weights load."""
+        if self.is_needed:
             self._process = CompileProcess()
 
     def end(self) -> None:
@@ -36,7 +46,8 @@ class CompileAhead:
             self._process.end()
             self._process = None
         try:
-            _mark().touch()
+            self._mark.parent.mkdir(parents=True, exist_ok=True)
+            self._mark.touch()
         except OSError:
             logger.debug("Triton's cache is not writable: the next start compiles all kernels again.")
 
@@ -51,9 +62,6 @@ class CompileAhead:
 
         from facet.kernels.linear.chain import forget_trials
 
-        if not _is_known():
-            yield  # nothing is ahead, and each kernel is compiled in its turn
-            return
         launch, compile_now = JITFunction.run, JITFunction._do_compile
         seen: set[tuple[int, Any]] = set()
 
@@ -107,11 +115,14 @@ class CompileAhead:
         logger.warning("Kernels are compiled one after the other, which takes longer: %s.", error)
 
 
-def _mark() -> Path:
-    """A file that says that this version has compiled its kernels here."""
+def _mark(like: object) -> Path:
+    """A file by whose name a start knows that one like it has ended here, with the same kernels."""
+    from triton import __version__ as triton_version
     from triton import knobs
 
-    return Path(knobs.cache.dir) / f"facet-{__version__}"
+    changed = max(path.stat().st_mtime_ns for path in Path(facet.kernels.__file__).parent.rglob("*.py"))
+    text = repr((__version__, changed, triton_version, torch.__version__, like))
+    return Path(knobs.cache.dir) / f"facet-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _is_known() -> bool:

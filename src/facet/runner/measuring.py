@@ -102,7 +102,7 @@ def measure_activations(model: Gemma, shape: StepShape, ahead: CompileAhead | No
         batch = make_batch(token_ids, chunks, tables, device, skip_upper=False)
         model.logits(model(batch, arena))
 
-    if ahead is not None:
+    if ahead is not None and ahead.is_needed:
         with ahead.compiled_ahead():
             run()
     torch.cuda.synchronize(device)

@@ -154,7 +154,7 @@ class Runner:
         if self._device.type != "cuda":
             return
         with progress.task("Compiling kernels", len(self._scratch_steps.all) + len(warm_up.SAMPLING)) as advance:
-            if ahead is not None:
+            if ahead is not None and ahead.is_needed:
                 with ahead.compiled_ahead():
                     self.run_made_up_steps()
                     for captured in self._captured:
