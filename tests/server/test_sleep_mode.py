@@ -107,7 +107,7 @@ def test_running_answers_are_ended_if_asked(scripted: Scripted) -> None:
         assert len(engine.cancelled) == 2
         assert whole.result().status_code == 503
         assert "The model is asleep" in whole.result().json()["error"]["message"]
-        assert "The model is asleep" in stream.result().text.splitlines()[-2]
+        assert "The model is asleep" in stream.result().text  # in an event, or whole if none had been sent
 
 
 def test_an_engine_that_dies_is_not_waited_for() -> None:
