@@ -129,7 +129,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             bench_serve(*picture_load(options, concurrency, concurrency, seed=2 * concurrency))  # compiles, warms up
             before = read_sums()
             pictures = bench_serve(*picture_load(options, concurrency, num_prompts, seed=2 * concurrency + 1))
-            told = {name: (read_sums()[name] - before[name]) / num_prompts for name in before}
+            after = read_sums()
+            told = {name: (after[name] - before[name]) / num_prompts for name in before}
             num_tokens = round(pictures["total_input_tokens"] / pictures["completed"])
             bench_serve(*text_load(options, concurrency, concurrency, num_tokens, seed=1))
             text = bench_serve(*text_load(options, concurrency, num_prompts, num_tokens, seed=2))

@@ -97,7 +97,7 @@ def test_kernels_are_found_compiled(ahead: CompileAhead, cache: Path, monkeypatc
     assert [job.kernel for job in sent] == [broken_kernel, broken_kernel, doubling_kernel]
 
 
-def test_each_kind_of_launch_is_compiled_once(ahead: CompileAhead, submitted: list[KernelJob]) -> None:
+def test_each_kind_of_launch_is_compiled_once(submitted: list[KernelJob], ahead: CompileAhead) -> None:
     numbers = torch.zeros(64)
     with ahead.compiled_ahead():
         for _ in range(3):
@@ -109,7 +109,7 @@ def test_each_kind_of_launch_is_compiled_once(ahead: CompileAhead, submitted: li
     assert len(submitted) == 7
 
 
-def test_launches_are_as_before_behind_the_block(ahead: CompileAhead, submitted: list[KernelJob]) -> None:
+def test_launches_are_as_before_behind_the_block(submitted: list[KernelJob], ahead: CompileAhead) -> None:
     run, compile_now = JITFunction.run, JITFunction._do_compile
 
     def fail() -> None:
@@ -129,7 +129,6 @@ def test_a_start_like_one_before_has_nothing_to_compile(monkeypatch: pytest.Monk
 
     def start(like: str) -> int:
         ahead = CompileAhead(like=like)
-        ahead.expect_work()
         assert ahead.is_needed == bool(started)
         ahead.end()
         num_started = len(started)
@@ -142,7 +141,7 @@ def test_a_start_like_one_before_has_nothing_to_compile(monkeypatch: pytest.Monk
     assert len(list(cache.glob("facet-*"))) == 3
 
 
-def test_a_start_that_failed_leaves_no_mark(cache: Path) -> None:
+def test_a_start_that_failed_leaves_no_mark(cache: Path, submitted: list[KernelJob]) -> None:
     assert CompileAhead(like="31B").is_needed
     assert CompileAhead(like="31B").is_needed
     assert not list(cache.glob("facet-*"))
@@ -152,16 +151,28 @@ def test_without_its_process_everything_is_left_to_launches(
     ahead: CompileAhead, caplog: pytest.LogCaptureFixture
 ) -> None:
     numbers = torch.zeros(64)
-    process = CompileProcess()
-    process._process.kill()
-    process._process.wait()
-    ahead._process = process
+    assert ahead._process is not None
+    ahead._process._process.kill()
+    ahead._process._process.wait()
     with ahead.compiled_ahead():
         for block in (8, 16):
             doubling_kernel[(1,)](numbers, numbers, 16, BLOCK=block)
     assert [record.message.partition(":")[0] for record in caplog.records] == [
         "Kernels are compiled one after the other, which takes longer"
     ]
+
+
+def test_without_a_process_at_all_a_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise OSError("too many processes")
+
+    monkeypatch.setattr(compile_ahead, "CompileProcess", fail)
+    ahead = CompileAhead(like="31B")
+    with ahead.compiled_ahead():
+        doubling_kernel[(1,)](torch.zeros(64), torch.zeros(64), 16, BLOCK=8)
+    assert [record.message.rpartition(":")[2] for record in caplog.records] == [" too many processes."]
 
 
 def test_with_an_unknown_triton_nothing_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +192,7 @@ def test_kernels_without_a_name_stay() -> None:
 
 
 def test_nothing_is_concluded_from_results_that_were_never_computed(
-    ahead: CompileAhead, monkeypatch: pytest.MonkeyPatch
+    submitted: list[KernelJob], ahead: CompileAhead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a library agrees with a kernel, for example."""
     weight = torch.zeros(6, 8)

@@ -72,7 +72,6 @@ def make_runner(
         ahead = None
         if chosen_device.type == "cuda":
             ahead = CompileAhead(like=(_settings_of(config), torch.cuda.get_device_name(chosen_device)))
-            ahead.expect_work()
         loaded, draft_model = _load(config, draft_config, progress, group)
         if config.batch_invariant and loaded.model.placement.device.type == "cuda":
             never_split_sums()

@@ -35,7 +35,7 @@ class HostMemory:
     def __init__(self, num_bytes: int) -> None:
         # Private: the pages of a shared mapping would stay.
         self._mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(AttributeError, OSError):  # a system without them
             self._mapping.madvise(mmap.MADV_HUGEPAGE)  # a page to touch instead of five hundred
         self.bytes = torch.frombuffer(self._mapping, dtype=torch.uint8)
 

@@ -7,21 +7,20 @@ nobody has to trust it.
 """
 
 import importlib
-import os
 import pickle
 import resource
 import signal
 import sys
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from facet.errors import RequestError
+from facet.piped_process import answer_pipe, read_frame, write_frame
 from facet.prepared_media import PreparedMedia
 
 MEMORY_BYTES = 3 << 30  # of addresses: libraries reserve some that they never use
 JOBS = "facet.media.jobs"  # imported while starting, with the libraries it needs
-_LENGTH_BYTES = 8
 
 # The dotted name of a function that returns prepared media, and what to call it with. By name, so that who asks for it
 # does not have to import it, and the libraries it needs.
@@ -35,22 +34,6 @@ class Done(msgspec.Struct, frozen=True):
     refusal: str | None = None  # what a client did wrong
     field: str | None = None  # and where
     fault: str | None = None  # what we did wrong
-
-
-def write_frame(stream: BinaryIO, frame: bytes) -> None:
-    stream.write(len(frame).to_bytes(_LENGTH_BYTES, "little"))
-    stream.write(frame)
-    stream.flush()
-
-
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """The next frame; None at the end of the stream, even amid a frame."""
-    head = stream.read(_LENGTH_BYTES)
-    if len(head) < _LENGTH_BYTES:
-        return None
-    length = int.from_bytes(head, "little")
-    frame = stream.read(length)
-    return frame if len(frame) == length else None
 
 
 def do_job(job: Job) -> Done:
@@ -67,8 +50,7 @@ def do_job(job: Job) -> Done:
 
 
 def main() -> None:
-    jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints must not get among the answers
+    jobs, answers = sys.stdin.buffer, answer_pipe()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started this process sees to that
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     for limit, value in (

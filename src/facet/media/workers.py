@@ -4,7 +4,6 @@ import os
 import pickle
 import queue
 import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -12,7 +11,8 @@ import msgspec
 
 from facet.errors import EngineError, RequestError
 from facet.media.limits import refused
-from facet.media.worker import Done, Job, read_frame, write_frame
+from facet.media.worker import Done, Job
+from facet.piped_process import read_frame, start_piped, stop_piped, write_frame
 from facet.prepared_media import PreparedMedia
 
 _SECONDS_TO_START = 120.0  # on a machine that has much else to do
@@ -89,8 +89,8 @@ class _Worker:
         timer.start()
         try:
             if job is not None:
-                write_frame(process.stdin, job)  # type: ignore[arg-type]
-            answer = read_frame(process.stdout)  # type: ignore[arg-type]
+                write_frame(process.stdin, job)
+            answer = read_frame(process.stdout)
         except OSError:  # it ended before it had read everything
             answer = None
         finally:
@@ -99,31 +99,17 @@ class _Worker:
 
     def stop(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        for stream in (process.stdin, process.stdout):
-            assert stream is not None, "it was started with pipes"
-            try:
-                stream.close()
-            except OSError:  # what was left to be written has nowhere to go
-                continue
-        process.wait()
+        if process is not None:
+            stop_piped(process)
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self.stop()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "facet.media.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={
+            self._process = start_piped(
+                "facet.media.worker",
+                {
                     **{name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
-                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                     "PYTHONDONTWRITEBYTECODE": "1",
-                    "OMP_NUM_THREADS": "1",  # the processes are what runs in parallel
-                    "OPENBLAS_NUM_THREADS": "1",
                     # What a picture needed is there for the next one: glibc would give it back, and 3,000 pages of
                     # memory that come anew take a fifth of the time of a picture of 1024 x 768.
                     "MALLOC_MMAP_THRESHOLD_": str(_KEPT_BYTES),

@@ -32,19 +32,16 @@ class CompileAhead:
         """`like` tells starts apart that may need other kernels, by what it is written as."""
         self._mark = _mark(like)
         self._process: CompileProcess | None = None
-        self._has_failed = False
         self.is_needed = _is_known() and not self._mark.exists()
-
-    def expect_work(self) -> None:
-        """Starts the process that compiles: it imports while weights load."""
         if self.is_needed:
-            self._process = CompileProcess()
+            try:
+                self._process = CompileProcess()  # now, so that it imports while weights load
+            except OSError as error:
+                self._fail(error)
 
     def end(self) -> None:
         """All kernels are there."""
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        self._stop()
         try:
             self._mark.parent.mkdir(parents=True, exist_ok=True)
             self._mark.touch()
@@ -93,11 +90,9 @@ class CompileAhead:
         self._wait()
 
     def _submit(self, job: KernelJob) -> None:
-        if self._has_failed:
-            return
         try:
-            self._process = self._process or CompileProcess()
-            self._process.submit(job)
+            if self._process is not None:
+                self._process.submit(job)
         except CannotBeSent as error:
             logger.debug("A kernel is compiled when it is launched: %s", error)
         except OSError as error:
@@ -105,14 +100,19 @@ class CompileAhead:
 
     def _wait(self) -> None:
         try:
-            if self._process is not None and not self._has_failed:
+            if self._process is not None:
                 self._process.wait()
         except OSError as error:
             self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        self._has_failed = True
+        self._stop()
         logger.warning("Kernels are compiled one after the other, which takes longer: %s.", error)
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
 
 
 def _mark(like: object) -> Path:

@@ -9,17 +9,16 @@ It reads frames from its standard input: a kernel each, or an empty one, which i
 before it are done. A kernel that cannot be compiled is left out: whoever launches it is told why.
 """
 
-import contextlib
 import importlib
 import io
 import os
 import pickle
-import subprocess
 import sys
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
+
+from facet.piped_process import answer_pipe, read_frame, start_piped, stop_piped, write_frame
 
 MAX_NUM_CHILDREN = 16
-_LENGTH_BYTES = 8
 _FIRST_IMPORTS = ("torch", "triton.compiler", "facet.kernels.paged_attention.gpu", "facet.kernels.linear")
 
 
@@ -43,42 +42,25 @@ class CompileProcess:
     """Its imports take seconds, which the caller need not wait for."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={
-                **{name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-            },
-        )
+        # It compiles, whatever this process does.
+        environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        self._process = start_piped(__name__, environment)
+        assert self._process.stdin is not None, "it was started with pipes"
+        assert self._process.stdout is not None, "it was started with pipes"
+        self._jobs, self._answers = self._process.stdin, self._process.stdout
 
     def submit(self, job: KernelJob) -> None:
         """Raises `CannotBeSent`, or `OSError` if the process has ended."""
-        self._send(_pickled(job))
+        write_frame(self._jobs, _pickled(job))
 
     def wait(self) -> None:
         """Until all that was submitted is done. Raises `OSError` if the process has ended."""
-        self._send(b"")
-        assert self._process.stdout is not None, "it was started with a pipe"
-        if not self._process.stdout.read(1):
+        write_frame(self._jobs, b"")
+        if not self._answers.read(1):
             raise BrokenPipeError("the process that compiles kernels has ended")
 
     def end(self) -> None:
-        self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None, "it was started with pipes"
-            with contextlib.suppress(OSError):  # what was left to be written has nowhere to go
-                stream.close()
-        self._process.wait()
-
-    def _send(self, frame: bytes) -> None:
-        assert self._process.stdin is not None, "it was started with a pipe"
-        self._process.stdin.write(len(frame).to_bytes(_LENGTH_BYTES, "little") + frame)
-        self._process.stdin.flush()
+        stop_piped(self._process)
 
 
 class _Pickler(pickle.Pickler):
@@ -120,12 +102,11 @@ def compile_kernel(job: KernelJob) -> None:
 
 
 def main() -> None:
-    jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a compiler prints must not get among the answers
+    jobs, answers = sys.stdin.buffer, answer_pipe()
     for name in _FIRST_IMPORTS:  # once, rather than in every child
         importlib.import_module(name)
     most, num_running = min(MAX_NUM_CHILDREN, len(os.sched_getaffinity(0))), 0
-    while (frame := _next_frame(jobs)) is not None:
+    while (frame := read_frame(jobs)) is not None:
         while num_running and (not frame or num_running == most):
             os.wait()
             num_running -= 1
@@ -136,12 +117,6 @@ def main() -> None:
         else:
             answers.write(b".")
             answers.flush()
-
-
-def _next_frame(stream: BinaryIO) -> bytes | None:
-    """None: whoever asks has gone."""
-    head = stream.read(_LENGTH_BYTES)
-    return stream.read(int.from_bytes(head, "little")) if len(head) == _LENGTH_BYTES else None
 
 
 def _compile_and_exit(frame: bytes) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 _MOST_CANCELLED = 64
 
 
-def num_cancelled(weight: Tensor) -> int:
+def _num_cancelled(weight: Tensor) -> int:
     """Outputs in which the sums cancel. A weight that has few needs more rows to tell as much."""
     return max(1, min(_MOST_CANCELLED, weight.shape[0], weight.shape[1] // 2))
 
@@ -21,11 +21,12 @@ def telling_rows(weight: Tensor, num_rows: int) -> Tensor:
     num_outputs, num_inputs = weight.shape
     generator = torch.Generator(weight.device).manual_seed(0)
     x = torch.randn(num_rows, num_inputs, generator=generator, device=weight.device)
-    spread = torch.linspace(0, num_outputs - 1, num_cancelled(weight)).long().to(weight.device)
-    basis: Tensor = torch.linalg.qr(weight[spread].float().T).Q  # [inputs, cancelled]
+    spread = torch.linspace(0, num_outputs - 1, _num_cancelled(weight)).long().to(weight.device)
+    chosen = weight[spread].float().cpu()  # there: a GPU would load a library for this alone
+    basis: Tensor = torch.linalg.qr(chosen.T).Q.to(weight.device)  # [inputs, cancelled]
     return (x - x @ basis @ basis.T).to(weight.dtype)
 
 
 def rows_that_tell(weight: Tensor, at_least: int) -> int:
     """So many rows, more where few outputs cancel."""
-    return at_least * -(-_MOST_CANCELLED // num_cancelled(weight))
+    return at_least * -(-_MOST_CANCELLED // _num_cancelled(weight))
