@@ -59,6 +59,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
+def same_numbers_every_time() -> None:
+    """A test draws the same numbers whichever tests ran before it in its process; others when exploring."""
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        torch.manual_seed(0 if settings().derandomize else torch.seed())
+
+
+@pytest.fixture(autouse=True)
 def same_products_everywhere() -> Iterator[None]:
     """On a processor without bfloat16 instructions, torch's first such product ends oneDNN for the whole process.
 

@@ -118,8 +118,8 @@ def test_activations_round_for_the_product_behind_them(
     rounded = eight_bits.round_rows(unrounded, down.format)
     assert torch.equal(down.linear(hidden), down.linear(rounded))
     assert torch.equal(down.linear(unrounded), down.linear(rounded))
-    # A hidden number between two codes may fall to either side.
-    close(down.linear(hidden), plain_down.linear(plain_gate_up.geglu_linear(plain)), 0.01)
+    # A hidden number between two codes may fall to either side, and they are up to an eighth of it apart.
+    close(down.linear(hidden), plain_down.linear(plain_gate_up.geglu_linear(plain)), 0.03)
 
 
 def test_four_bits_of_experts_multiply_one_by_one_too() -> None:
