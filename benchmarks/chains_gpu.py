@@ -26,7 +26,7 @@ from benchmarks.gpu_timing import microseconds
 from benchmarks.linear_gpu import CACHE_BYTES, Job, compile_for, run
 from facet.kernels import linear
 from facet.kernels.linear import cases
-from facet.kernels.linear.config import NUM_DOT_ROWS, Config, choose_chain
+from facet.kernels.linear.config import NUM_DOT_ROWS, Config, Ring, choose_chain, ring_of
 
 ROWS = (1, 8, 16, 17, 24, 32, 48, 64, 100)
 # Rows of a tile; then outputs, inputs, warps and stages.
@@ -60,10 +60,19 @@ TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 }
 
 
-def tiles_for(num_rows: int) -> list[Config]:
+# Of rings: the inputs of a tile, and the bytes of all that a multiprocessor holds.
+RINGS = tuple((block_in, kib << 10) for block_in in (128, 256) for kib in (64, 128, 192))
+
+
+def tiles_for(num_rows: int, shape: cases.Shape) -> list[Config | Ring]:
     """As many rows as there are at least, but no tile of rows that are not there."""
     height = next((height for height in TILES if num_rows <= height), 64)
-    return [
+    rings = [
+        ring_of(8 if num_rows <= 8 else 16, shape.num_out, shape.num_in, block_in, num_bytes)
+        for block_in, num_bytes in RINGS
+        if num_rows <= NUM_DOT_ROWS
+    ]
+    return rings + [
         Config(
             is_dot=True,
             block_out=block_out,
@@ -81,7 +90,7 @@ def jobs_for(shapes: Sequence[cases.Shape], rows: Sequence[int]) -> list[Job]:
     jobs, seen = [], set()
     for shape in shapes:
         for num_rows in rows:
-            for config in tiles_for(num_rows):
+            for config in tiles_for(num_rows, shape):
                 kernel = (shape.num_in, shape.operation, config)
                 if kernel not in seen:
                     seen.add(kernel)
@@ -121,13 +130,13 @@ def inputs(shape: cases.Shape, num_rows: int) -> tuple[Tensor, Tensor]:
     return make(num_rows, shape.num_in), make(num_rows, shape.num_out)
 
 
-def time_chains(shape: cases.Shape, num_rows: int, weights: Weights) -> tuple[float, dict[Config, float]]:
+def time_chains(shape: cases.Shape, num_rows: int, weights: Weights) -> tuple[float, dict[Config | Ring, float]]:
     """Unsplit cuBLAS, and every tile whose bits are those of the one that is built in."""
     x, given = inputs(shape, num_rows)
     built_in = choose_chain(num_rows, shape.num_out, shape.num_in, 2)
     expected = run(shape, x, weights.first, given, built_in)
-    times = {}
-    for config in dict.fromkeys((built_in, *tiles_for(num_rows))):
+    times: dict[Config | Ring, float] = {}
+    for config in dict.fromkeys((built_in, *tiles_for(num_rows, shape))):
         try:
             got = run(shape, x, weights.first, given, config)
         except Exception:  # it did not compile, which compile_for has reported
@@ -139,7 +148,9 @@ def time_chains(shape: cases.Shape, num_rows: int, weights: Weights) -> tuple[fl
     return weights.time(lambda weight: functional.linear(x, weight)), times
 
 
-def name_of(config: Config) -> str:
+def name_of(config: Config | Ring) -> str:
+    if isinstance(config, Ring):
+        return f"ring of {config.num_stages} x {config.block_in}"
     return f"{config.num_rows}x{config.block_out}x{config.block_in} {config.num_warps}w {config.num_stages}s"
 
 
@@ -163,8 +174,8 @@ def main() -> None:
             )
     linear.never_split_sums()  # from here on
     table = Table(title=f"{torch.cuda.get_device_name()}, bfloat16, µs")
-    for column in ("shape", "rows", "usual", "unsplit", "built in", "best", "tile"):
-        table.add_column(column, justify="left" if column in ("shape", "tile") else "right", no_wrap=True)
+    for column in ("shape", "rows", "usual", "unsplit", "built in", "best", "tile", "rings"):
+        table.add_column(column, justify="left" if column in ("shape", "tile", "rings") else "right", no_wrap=True)
     results = []
     for shape in shapes:
         weights = Weights(shape)
@@ -177,6 +188,11 @@ def main() -> None:
                 str(num_rows),
                 *(f"{time:.1f}" for time in (usuals[shape.name, num_rows], unsplit, first, times[best])),
                 name_of(best) if num_rows <= NUM_DOT_ROWS or times[best] < unsplit else "cuBLAS",
+                " ".join(
+                    f"{config.num_stages}x{config.block_in} {time:.1f}"
+                    for config, time in times.items()
+                    if isinstance(config, Ring)
+                ),
             )
             results.append(
                 {
@@ -187,7 +203,7 @@ def main() -> None:
                     "tiles": {name_of(config): time for config, time in times.items()},
                 }
             )
-    Console(width=110).print(table)
+    Console(width=190).print(table)
     if options.output:
         options.output.write_text(json.dumps(results))
 

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -28,7 +29,7 @@ from torch.nn import functional
 
 from benchmarks.gpu_timing import microseconds
 from facet.kernels.linear import cases, reference
-from facet.kernels.linear.config import MAX_VECTOR_ROWS, Config, choose_config
+from facet.kernels.linear.config import MAX_VECTOR_ROWS, Config, Ring, choose_config
 from facet.kernels.moe import cases as moe_cases
 from facet.kernels.moe import reference as moe_reference
 from facet.kernels.moe.config import TileConfig
@@ -105,12 +106,13 @@ def candidates(shape: cases.Shape, num_rows: int, only_chosen: bool) -> list[Con
     return [*(vector if num_rows <= 2 * MAX_VECTOR_ROWS else ()), *(DOT_CONFIGS if num_rows > 1 else ())]
 
 
-def run(shape: cases.Shape, x: Tensor, weight: Tensor, given: Tensor, config: Config) -> Tensor:
-    from facet.kernels.linear import triton as fast
+def run(shape: cases.Shape, x: Tensor, weight: Tensor, given: Tensor, config: Config | Ring) -> Tensor:
+    from facet.kernels.linear import ring, triton
 
-    if shape.operation == "gated_input_linear":
-        return fast.gated_input_linear(x, weight, given, config)
-    return fast.geglu_linear(x, weight, config) if shape.operation == "geglu_linear" else fast.linear(x, weight, config)
+    kernels: Any = ring if isinstance(config, Ring) else triton
+    more = (given,) if shape.operation == "gated_input_linear" else ()
+    product: Tensor = getattr(kernels, shape.operation)(x, weight, *more, config)
+    return product
 
 
 def expected_output(shape: cases.Shape, x: Tensor, weight: Tensor, given: Tensor) -> Tensor:
@@ -124,7 +126,7 @@ def expected_output(shape: cases.Shape, x: Tensor, weight: Tensor, given: Tensor
 class Job:
     shape: cases.Shape
     num_rows: int
-    configs: tuple[Config, ...]
+    configs: tuple[Config | Ring, ...]
 
 
 def jobs_for(shapes: Sequence[cases.Shape], only_chosen: bool) -> list[Job]:

@@ -60,6 +60,10 @@ class Pointer:
     def shape(self) -> torch.Size:
         return self.offset.shape  # type: ignore[no-any-return]
 
+    @property
+    def dtype(self) -> SimpleNamespace:
+        return SimpleNamespace(element_ty=self.numbers.dtype)
+
 
 def _load(
     pointer: Pointer, mask: Any = None, other: float = 0.0, eviction_policy: str = "", cache_modifier: str = ""
@@ -118,6 +122,12 @@ def _either(scalar: Callable[..., Any], tensor: Callable[..., Tensor]) -> Callab
     return operation
 
 
+def _memory(tensor: Tensor) -> Tensor:
+    """From its first number to its last, with what lies between."""
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((span if tensor.numel() else 0,), (1,))
+
+
 class Kernel:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -128,7 +138,7 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, num_warps: int, maxnreg: int | None = None, **kwargs: Any) -> None:
             sizes = (*grid, 1)[:2]
-            given = [Pointer(arg.view(-1)) if isinstance(arg, Tensor) else arg for arg in args]
+            given = [Pointer(_memory(arg)) if isinstance(arg, Tensor) else arg for arg in args]
             for first in range(sizes[0]):
                 for second in range(sizes[1]):
                     PROGRAM.ids, PROGRAM.sizes = (first, second), sizes

@@ -1,11 +1,13 @@
 """What the PTX in `quantized/int4/language.py` does, for the emulator of Gluon: on words of 32 bits of each thread."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tests.kernels.gluon_copies import COPYING, Shared, nothing
 
 Words = Sequence[Tensor]  # each [threads, tiles, row tiles], or one of the latter for all
 
@@ -52,54 +54,6 @@ def dequantize_codes(word: Tensor, scales: Tensor, zero: Tensor, half: Tensor, d
 
 
 @dataclass
-class Shared:
-    """Tiles in shared memory. What a copy is on its way to holds other numbers until it is waited for."""
-
-    numbers: Tensor
-
-    def index(self, index: int) -> "Shared":
-        return Shared(self.numbers[index])
-
-    def permute(self, order: Sequence[int]) -> "Shared":
-        return Shared(self.numbers.permute(*order))
-
-    def load(self, _layout: object) -> Tensor:
-        return self.numbers.clone()
-
-
-@dataclass
-class Copies:
-    """Those started since the last group, and groups under way."""
-
-    started: list[Callable[[], None]] = field(default_factory=list)
-    groups: list[list[Callable[[], None]]] = field(default_factory=list)
-
-    def start(self, target: Shared, pointer: Any) -> None:
-        numbers = pointer.numbers[pointer.offset]
-        _spoil(target.numbers)
-        self.started.append(lambda: target.numbers.copy_(numbers))  # type: ignore[arg-type, return-value]
-
-    def commit(self) -> None:
-        self.groups.append(self.started)
-        self.started = []
-
-    def wait(self, num_outstanding: int) -> None:
-        while len(self.groups) > num_outstanding:
-            for land in self.groups.pop(0):
-                land()
-
-
-def _spoil(numbers: Tensor) -> None:
-    numbers.fill_(float("nan") if numbers.is_floating_point() else 0x77777777)
-
-
-def allocate_shared_memory(dtype: torch.dtype, shape: Sequence[int], _layout: object) -> Shared:
-    numbers = torch.empty(tuple(shape), dtype=dtype)
-    _spoil(numbers)
-    return Shared(numbers)
-
-
-@dataclass
 class Product:
     """Computed when it is waited for, from what its operands hold then."""
 
@@ -116,29 +70,16 @@ def wait_for_products(num_outstanding: int, deps: Sequence[Any]) -> Sequence[Any
     return [dep.finish() if isinstance(dep, Product) else dep for dep in deps]
 
 
-COPIES = Copies()
-
-
-def _nothing(*_args: object) -> None:
-    pass
-
-
 # In place of the names of that module.
 NAMES = {
+    **COPYING,
     "offset_of": offset_of,
     "unpack_codes": unpack_codes,
     "unpack_scales": unpack_scales,
     "add_products": add_products,
-    "stay_in_order": _nothing,
-    "let_next_start": _nothing,
-    "wait_for_previous": _nothing,
-    "allocate_shared_memory": allocate_shared_memory,
+    "stay_in_order": nothing,
     "dequantize_codes": dequantize_codes,
-    "copy_to_shared": COPIES.start,
-    "commit_copies": COPIES.commit,
-    "wait_for_copies": COPIES.wait,
-    "fence_async_shared": _nothing,
-    "thread_barrier": _nothing,
+    "fence_async_shared": nothing,
     "warpgroup_mma": lambda values, x, sums, is_async: Product(values, x, sums),
     "warpgroup_mma_wait": wait_for_products,
 }

@@ -84,7 +84,7 @@ def test_replicas_come_back_and_no_request_fails(tmp_path: Path) -> None:
 
     with listening(config) as listener:
         asyncio.run(live(listener))
-    assert len(statuses) > 50
+    assert len(statuses) > 16, "eight, and many more meanwhile"
     assert set(statuses) == {200}
     assert not list(tmp_path.glob("[01]")), "sockets are removed"
 

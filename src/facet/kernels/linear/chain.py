@@ -16,14 +16,16 @@ Float32 is not multiplied by tensor cores: its tiles have one size.
 
 from collections.abc import Callable
 from itertools import takewhile
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.geglu import invariant as activations
+from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import triton
-from facet.kernels.linear.config import MAX_ROWS, Config, choose_chain, may_prefer_library
+from facet.kernels.linear.config import MAX_ROWS, choose_chain, choose_ring, may_prefer_library
 from facet.kernels.linear.telling_rows import telling_rows
 from facet.kernels.per_layer_input.invariant import gate_per_layer_input
 
@@ -43,30 +45,41 @@ _MOST_FILLED_UP = 32
 _least_rows: dict[tuple[object, ...], int | None] = {}
 
 
+class Kernels(Protocol):
+    """The products of one kernel. A `config` is of its own kind."""
+
+    def linear(self, x: Tensor, weight: Tensor, config: Any, /) -> Tensor: ...
+    def geglu_linear(self, x: Tensor, weight: Tensor, config: Any, /) -> Tensor: ...
+    def gated_input_linear(self, x: Tensor, weight: Tensor, per_layer_input: Tensor, config: Any, /) -> Tensor: ...
+
+
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    return _run(x, weight, triton.linear, lambda product: product)
+    return _run(x, weight, lambda kernels, config: kernels.linear(x, weight, config), lambda product: product)
 
 
 def geglu_linear(x: Tensor, weight: Tensor) -> Tensor:
-    return _run(x, weight, triton.geglu_linear, activations.geglu)
+    return _run(x, weight, lambda kernels, config: kernels.geglu_linear(x, weight, config), activations.geglu)
 
 
 def gated_input_linear(x: Tensor, weight: Tensor, per_layer_input: Tensor) -> Tensor:
     return _run(
         x,
         weight,
-        lambda x, weight, config: triton.gated_input_linear(x, weight, per_layer_input, config),
+        lambda kernels, config: kernels.gated_input_linear(x, weight, per_layer_input, config),
         lambda product: gate_per_layer_input(product, per_layer_input),
     )
 
 
 def _run(
-    x: Tensor,
-    weight: Tensor,
-    kernel: Callable[[Tensor, Tensor, Config], Tensor],
-    activate: Callable[[Tensor], Tensor],
+    x: Tensor, weight: Tensor, multiply: Callable[[Kernels, Any], Tensor], activate: Callable[[Tensor], Tensor]
 ) -> Tensor:
     num_rows, (num_out, num_in), element_size = len(x), weight.shape, x.element_size()
+    ring = choose_ring(num_rows, num_out, num_in)
+    if ring is not None and runs_on_hopper(x.device):
+        from facet.kernels.linear import ring as rings  # Triton may have no Gluon
+
+        if rings.can_run(x, weight):
+            return multiply(rings, ring)
     if x.is_cuda and element_size == 2 and may_prefer_library(num_rows, num_out, num_in):
         least_rows = least_library_rows(weight)
         if least_rows is not None and num_rows >= least_rows:
@@ -74,7 +87,7 @@ def _run(
         if least_rows is not None and least_rows <= _MOST_FILLED_UP:
             filled = functional.pad(x, (0, 0, 0, least_rows - num_rows))
             return activate(functional.linear(filled, weight)[:num_rows])
-    return kernel(x, weight, choose_chain(num_rows, num_out, num_in, element_size))
+    return multiply(triton, choose_chain(num_rows, num_out, num_in, element_size))
 
 
 def least_library_rows(weight: Tensor) -> int | None:

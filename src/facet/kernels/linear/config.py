@@ -35,6 +35,16 @@ class Config:
     num_rows: int = NUM_DOT_ROWS  # of a tensor core tile, some of them padding
 
 
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A warp owns 16 rows of the weight; tiles of `block_in` columns come through a ring (`ring_kernel.py`)."""
+
+    num_rows: int  # 8 or 16, some of them padding
+    block_in: int
+    num_stages: int  # tiles that a ring holds
+    num_warps: int = 1
+
+
 def _vector(block_out: int, num_warps: int, block_in: int | None = None) -> Config:
     # 256 columns are one 16-byte load for each thread of a warp.
     return Config(
@@ -170,6 +180,28 @@ def choose_chain(num_rows: int, num_out: int, num_in: int, element_size: int) ->
     if num_rows > NUM_DOT_ROWS:
         return _dot(64, 128, num_warps=4, num_stages=4, num_rows=32 if num_rows <= 32 else 64)
     return _FEW_CHAINS if num_out >= 5376 else _FEW_CHAINS_OF_FEW_OUTPUTS
+
+
+# Up to so many rows go through rings: none, until they have been timed.
+MAX_RING_ROWS = 0
+_MOST_STAGES = 16
+# Of shared memory, for all programs that a multiprocessor holds if they are spread evenly.
+_RING_BYTES = 192 << 10
+_NUM_MULTIPROCESSORS = 132
+
+
+def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
+    """Rings as deep as shared memory allows, so that a weight is on its way long before it is needed."""
+    if not 0 < num_rows <= MAX_RING_ROWS:
+        return None
+    return ring_of(8 if num_rows <= 8 else 16, num_out, num_in)
+
+
+def ring_of(height: int, num_out: int, num_in: int, block_in: int = 128, num_bytes: int = _RING_BYTES) -> Ring:
+    num_programs = -(-num_out // (16 * _NUM_MULTIPROCESSORS))  # of a multiprocessor
+    tile_bytes = 2 * block_in * (16 + height)
+    most = min(_MOST_STAGES, -(-num_in // block_in))
+    return Ring(height, block_in, num_stages=max(2, min(most, max(3, num_bytes // (num_programs * tile_bytes)))))
 
 
 def may_prefer_library(num_rows: int, num_out: int, num_in: int) -> bool:

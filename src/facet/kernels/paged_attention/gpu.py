@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from facet.forward_batch import AttentionRows
+from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.fixed import choose_fixed_tuning, rows_of_partials
 from facet.kernels.paged_attention.decode.grouped import attend_groups, gains_by_groups
@@ -19,7 +20,7 @@ from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT, DecodePlan
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
 from facet.kernels.paged_attention.decode.tuning import ChooseTuning, choose_decode_tuning
 from facet.kernels.paged_attention.plan import PagedRows
-from facet.kernels.paged_attention.prefill.hopper import ROWS_PER_WARPGROUP, runs_on_hopper
+from facet.kernels.paged_attention.prefill.hopper import ROWS_PER_WARPGROUP
 from facet.kernels.paged_attention.prefill.plan import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, PrefillPlan, Run, plan_runs
 from facet.kernels.paged_attention.prefill.runs import PrefillKernel, attend_runs
 from facet.kernels.paged_attention.prefill.separate import SeparateKernel

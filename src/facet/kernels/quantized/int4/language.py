@@ -6,12 +6,19 @@ written in PTX. A tensor's element is then what one thread holds.
 
 from collections.abc import Sequence
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
-
 from facet.kernels.dependent_launch import let_next_start, wait_for_previous
+from facet.kernels.gluon_names import (
+    allocate_shared_memory,
+    commit_copies,
+    copy_to_shared,
+    fence_async_shared,
+    gl,
+    gluon,
+    thread_barrier,
+    wait_for_copies,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 __all__ = [
     "add_products",
@@ -33,12 +40,6 @@ __all__ = [
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]
-
-thread_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # renamed in Triton 3.7
-allocate_shared_memory = gl.allocate_shared_memory
-copy_to_shared = async_copy.async_copy_global_to_shared
-commit_copies = async_copy.commit_group
-wait_for_copies = async_copy.wait_group
 
 
 @gluon.jit

@@ -26,20 +26,4 @@ Keys are taken 64 at a time from fixed positions, and tiles that a row does not 
 result does not depend on the chunk that it is prefilled in.
 """
 
-from functools import cache
-
-import torch
-
 ROWS_PER_WARPGROUP = 64  # whole tokens: the query heads that share a key head divide it
-
-
-@cache
-def runs_on_hopper(device: torch.device) -> bool:
-    """Whether the card is a Hopper, and Triton has Gluon by names that are known."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return False
-    try:
-        from facet.kernels.paged_attention.prefill.hopper import language  # noqa: F401
-    except (ImportError, AttributeError):
-        return False
-    return True

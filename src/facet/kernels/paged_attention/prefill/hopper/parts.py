@@ -5,7 +5,7 @@ A *tile* is 64 rows or 64 keys. Rows are tokens times the query heads that share
 
 from torch import Tensor
 
-from facet.kernels.paged_attention.prefill.hopper.language import (
+from facet.kernels.gluon_names import (
     TensorDescriptor,
     fence_async_shared,
     gl,

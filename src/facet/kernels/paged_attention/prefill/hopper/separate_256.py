@@ -15,8 +15,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from facet.kernels.paged_attention.cache import KeyRecipe
-from facet.kernels.paged_attention.prefill.hopper.language import (
+from facet.kernels.gluon_names import (
     copy_tile,
     fence_async_shared,
     gl,
@@ -26,6 +25,7 @@ from facet.kernels.paged_attention.prefill.hopper.language import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from facet.kernels.paged_attention.cache import KeyRecipe
 from facet.kernels.paged_attention.prefill.hopper.parts import (
     LAUNCH,
     SCORE_ROWS,

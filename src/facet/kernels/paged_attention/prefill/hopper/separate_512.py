@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from facet.kernels.paged_attention.cache import KeyRecipe
-from facet.kernels.paged_attention.prefill.hopper.language import (
+from facet.kernels.gluon_names import (
     copy_tile,
     gl,
     gluon,
@@ -21,6 +20,7 @@ from facet.kernels.paged_attention.prefill.hopper.language import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from facet.kernels.paged_attention.cache import KeyRecipe
 from facet.kernels.paged_attention.prefill.hopper.parts import (
     LAUNCH,
     PLAIN,
