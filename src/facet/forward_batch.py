@@ -17,7 +17,7 @@ class AttentionRows:
     rows           0 1 2 3 4 | 5 | 6 7        host_query_lens   (5, 1, 2)
     positions      7 8 9 ..11| 40| 0 1        host_context_lens (12, 41, 2): tokens visible after this step
     seats          3 3 3 3 3 | 0 | 9 9        whose block table to look in
-                                             host_prompt_lens  (5, 0, 1): the last prompt ends here, with row 7
+                                             host_prompt_lens  (5, 0, 2): row 5 is of an answer
     """
 
     positions: Tensor  # [rows] int32
@@ -25,8 +25,8 @@ class AttentionRows:
     block_tables: tuple[Tensor, ...]  # per group [seats, blocks] int32; entry i covers the i-th block of tokens
     host_query_lens: tuple[int, ...]
     host_context_lens: tuple[int, ...]
-    # The first so many rows of each sequence come before the last token of its prompt. Where bits may not depend on a
-    # step, this is what decides which kernel attends for a row.
+    # The first so many rows of each sequence are of its prompt; of those that go on to the upper layers, without its
+    # last token. Where bits may not depend on a step, this is what decides which kernel attends for a row.
     host_prompt_lens: tuple[int, ...]
     # Where media attend both ways, the last position that each row sees: [rows] int32. None: its own, for all of them.
     last_visible: Tensor | None = None

@@ -1,8 +1,8 @@
 """Where tokens of prompts and of answers have kernels that round differently, each token keeps its own.
 
-As --batch-invariant has them on a GPU. Here the two differ by much more than rounding: tokens from the last of a prompt
-on find a little more than is there. Whoever is computed as the other once, or finds the other's keys in the prefix
-cache, gets another answer.
+As --batch-invariant has them on a GPU. Here the two differ by much more than rounding: tokens of answers, and in the
+upper layers the last of a prompt, find a little more than is there. Whoever is computed as the other once, or finds the
+other's keys in the prefix cache, gets another answer.
 """
 
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def solo(tiny_model: Callable[[str], TinyModel]) -> Solo:
         config = ModelConfig(model=str(tiny.folder), device="cpu", max_model_len=512)
         model = load_model(config, arithmetic=BY_ROLE).model
         requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
-        engine = make_engine(model, enable_prefix_caching=False, overlapped=False, fast_prefill=False)
+        engine = make_engine(model, enable_prefix_caching=False, overlapped=False)
         return model, requests, answers_alone(engine, requests)
 
     return get

@@ -31,7 +31,7 @@ def test_company_changes_no_bit(name: str, tiny_model: Callable[[str], TinyModel
     config = ModelConfig(model=str(tiny.folder), device="cuda", max_model_len=512, dtype="bfloat16")
     model = load_model(config, arithmetic=BATCH_INVARIANT).model
     requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
-    solo = make_engine(model, enable_prefix_caching=False, overlapped=False, fast_prefill=False, kv_dtype="bfloat16")
+    solo = make_engine(model, enable_prefix_caching=False, overlapped=False, kv_dtype="bfloat16")
     expected = answers_alone(solo, requests)
     for company in COMPANIES:
         engine = make_engine(

@@ -49,13 +49,13 @@ def sequence_rows(draw: st.DrawFn) -> SequenceRows:
 batches = st.lists(sequence_rows(), min_size=1, max_size=6)
 
 
-def check_rows(rows: AttentionRows, parts: list[tuple[SequenceRows, int]]) -> None:
-    """`parts`: which sequences take part, each with its last so many rows."""
+def check_rows(rows: AttentionRows, parts: list[tuple[SequenceRows, int]], *, is_upper: bool = False) -> None:
+    """`parts`: which sequences take part, each with its last so many rows. All of them are of prompts."""
     context_lens = [sequence.num_computed + len(sequence.token_ids) for sequence, _ in parts]
     query_lens = [count for _, count in parts]
     assert rows.host_query_lens == tuple(query_lens)
     assert rows.host_context_lens == tuple(context_lens)
-    assert rows.host_prompt_lens == tuple(count - 1 for count in query_lens), "the prompt ends here"
+    assert rows.host_prompt_lens == tuple(count - is_upper for count in query_lens), "the prompt ends here"
     positions = [
         length - count + row for length, count in zip(context_lens, query_lens, strict=True) for row in range(count)
     ]
@@ -92,7 +92,8 @@ def check_batch(batch: ForwardBatch, sequences: list[SequenceRows], *, skip_uppe
         assert batch.upper_rows is None
         return
     assert batch.upper_rows is not None
-    check_rows(batch.upper_rows, [(one, one.num_logit_rows) for one in sequences if one.num_logit_rows])
+    wanted = [(one, one.num_logit_rows) for one in sequences if one.num_logit_rows]
+    check_rows(batch.upper_rows, wanted, is_upper=True)
 
 
 @given(sequences=batches, skip_upper=st.booleans())
@@ -124,7 +125,7 @@ def test_arrays_and_lists_give_the_same_batch(sequences: list[SequenceRows]) -> 
 
 @given(data=st.data())
 def test_rows_of_prompts_and_of_media_are_told_from_others(data: st.DataObject) -> None:
-    """Against a look at every row: one token is the last of a prompt, those before it are its others."""
+    """Against a look at every row. In the upper layers the last token of a prompt is answered, unless it is media."""
     numbers, spans = [], {}
     for seat in range(data.draw(st.integers(1, 4))):
         num_prompt, num_computed = data.draw(st.integers(1, 30)), data.draw(st.integers(0, 32))
@@ -143,16 +144,18 @@ def test_rows_of_prompts_and_of_media_are_told_from_others(data: st.DataObject) 
     token_ids = torch.zeros(int(chunks.num_scheduled.sum()), dtype=torch.int64)
     batch = make_batch(token_ids, chunks, (), CPU, skip_upper=True, media=spans)
     assert batch.upper_rows is not None
-    for rows, counts in ((batch.rows, chunks.num_scheduled), (batch.upper_rows, chunks.num_logit_rows)):
+    for rows, counts, num_answered in (
+        (batch.rows, chunks.num_scheduled, 0),
+        (batch.upper_rows, chunks.num_logit_rows, 1),
+    ):
         media_rows, prompt_lens, start = [], [], 0
         for (num_computed, num_scheduled, _, num_prompt, seat), count in zip(numbers, counts.tolist(), strict=True):
             positions = range(num_computed + num_scheduled - count, num_computed + num_scheduled)
             is_media = [any(span.first <= at < span.end for span in spans.get(seat, ())) for at in positions]
             media_rows += [start + row for row, is_one in enumerate(is_media) if is_one]
             if count:
-                prompt_lens.append(
-                    sum(at < num_prompt - 1 or is_one for at, is_one in zip(positions, is_media, strict=True))
-                )
+                end = num_prompt - num_answered
+                prompt_lens.append(sum(at < end or is_one for at, is_one in zip(positions, is_media, strict=True)))
             start += count
         assert rows.host_prompt_lens == tuple(prompt_lens)
         assert [row for stretch in rows.host_media_rows for row in stretch] == media_rows

@@ -52,9 +52,10 @@ def make_batch(
     if media and (visible := _last_visible(chunks, positions, media)) is not None:
         is_media = visible >= 0
         (last_visible,) = arrays_on_device((np.where(is_media, visible, positions),), device)
-    prompt_lens = _prompt_lens(chunks.num_computed, chunks.num_scheduled, chunks.num_prompt, is_media)
+    prompt_lens: Counts = np.clip(chunks.num_prompt - chunks.num_computed, 0, chunks.num_scheduled)
     upper_rows = None
     if skip_upper:
+        upper_prompt_lens = _upper_prompt_lens(chunks, is_media)
         kept = np.flatnonzero(chunks.num_logit_rows)
         upper_rows = AttentionRows(
             positions=device_positions[device_logit_rows],
@@ -62,9 +63,7 @@ def make_batch(
             block_tables=block_tables,
             host_query_lens=tuple(chunks.num_logit_rows[kept].tolist()),
             host_context_lens=tuple(context_lens[kept].tolist()),
-            host_prompt_lens=tuple(
-                np.maximum(prompt_lens - chunks.num_scheduled + chunks.num_logit_rows, 0)[kept].tolist()
-            ),
+            host_prompt_lens=tuple(upper_prompt_lens[kept].tolist()),
             last_visible=None if last_visible is None else last_visible[device_logit_rows],
             host_media_rows=() if is_media is None else _stretches(is_media[logit_rows]),
         )
@@ -101,15 +100,15 @@ def _soft_rows(places: NDArray[np.int64], values: Tensor, device: torch.device) 
     return SoftRows(places=device_places, values=values)
 
 
-def _prompt_lens(
-    num_computed: Counts, num_scheduled: Counts, num_prompt: Counts, is_media: NDArray[np.bool_] | None
-) -> Counts:
-    """How many of each chunk's rows come before the last token of its prompt, or are media that end there."""
-    lens: Counts = np.clip(num_prompt - 1 - num_computed, 0, num_scheduled)
+def _upper_prompt_lens(chunks: Chunks, is_media: NDArray[np.bool_] | None) -> Counts:
+    """How many rows of each chunk that want logits come before the last token of its prompt, or are media that end
+    there. That token is answered: above, it is computed as those that follow it, mostly by a captured step."""
+    lens: Counts = np.clip(chunks.num_prompt - 1 - chunks.num_computed, 0, chunks.num_scheduled)
     if is_media is not None:
-        last = np.cumsum(num_scheduled) - num_scheduled + np.minimum(lens, num_scheduled - 1)
-        lens = lens + ((lens < num_scheduled) & is_media[last])
-    return lens
+        last = np.cumsum(chunks.num_scheduled) - chunks.num_scheduled + np.minimum(lens, chunks.num_scheduled - 1)
+        lens = lens + ((lens < chunks.num_scheduled) & is_media[last])
+    upper_lens: Counts = np.maximum(lens - chunks.num_scheduled + chunks.num_logit_rows, 0)
+    return upper_lens
 
 
 def _stretches(chosen: NDArray[np.bool_]) -> tuple[range, ...]:

@@ -221,7 +221,7 @@ class Runner:
             graphs is not None
             and media is None
             and num_tokens == num_single <= graphs.largest
-            and not self._captured_otherwise(plan, plan.num_scheduled)
+            and not self._captured_otherwise(plan, plan.num_scheduled, num_answered=0)
         ):
             return self._replay(graphs, plan)
         num_wanted = int(plan.num_logit_rows.sum())
@@ -230,7 +230,7 @@ class Runner:
             or num_wanted > graphs.largest
             or bool((plan.num_logit_rows > 1 + plan.num_drafts).any())  # every row's logits, of a prompt
             or (media is not None and _ends_in_media(plan, media))  # the upper half embeds tokens alone
-            or self._captured_otherwise(plan, plan.num_logit_rows)
+            or self._captured_otherwise(plan, plan.num_logit_rows, num_answered=1)
         ):
             batch = self._batch(plan, media, skip_upper=True)
             return ComputedRows(self.model(batch, self.arena, self._num_lower_layers), None)
@@ -243,13 +243,13 @@ class Runner:
         logits = graphs.finish(stream, batch.token_ids, batch.logit_rows, positions, seats)
         return ComputedRows(graphs.hidden(num_wanted), logits)
 
-    def _captured_otherwise(self, plan: StepPlan, num_rows: NDArray[np.int32]) -> bool:
+    def _captured_otherwise(self, plan: StepPlan, num_rows: NDArray[np.int32], *, num_answered: int) -> bool:
         """Whether one of the last so many rows of an entry may not attend as captured steps do, which is as answers do:
-        where that matters, those before the last token of a prompt."""
+        where that matters, those of a prompt, but for its last `num_answered` tokens."""
         if not self.model.placement.attends_by_role:
             return False
         firsts = plan.num_computed + plan.num_scheduled - num_rows
-        return bool(((num_rows > 0) & (firsts < self._seats.num_prompt[plan.seats] - 1)).any())
+        return bool(((num_rows > 0) & (firsts < self._seats.num_prompt[plan.seats] - num_answered)).any())
 
     def _lower(self, batch: ForwardBatch) -> Tensor:
         if self._pieces is not None and len(batch.token_ids) <= self._pieces.largest:

@@ -103,7 +103,7 @@ def plan_invariant_on_gpu(
     tokens_per_block: int,
     partials_limit: int = PARTIALS_LIMIT,
 ) -> GpuPlan:
-    """Tokens before the last of a prompt are prefilled, all others decoded, however many there are in the step.
+    """Tokens of prompts are prefilled, all others decoded, however many there are in the step.
 
     So a token has one kernel, whenever it is computed and whoever else is; README.md says why its bits are then always
     the same. Media that attend both ways have a kernel of their own, and are runs of their own.
