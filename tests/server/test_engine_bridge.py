@@ -87,6 +87,21 @@ def test_grammars_are_loaded_once_nobody_asks(monkeypatch: pytest.MonkeyPatch) -
     assert engine.num_loads == 1
 
 
+def test_no_grammars_are_loaded_by_an_engine_that_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("facet.server.engine_bridge._SECONDS_BEFORE_GRAMMARS", 0.3)
+    monkeypatch.setattr("facet.server.engine_bridge._LOOK_SECONDS", 0.01)
+    engine = SilentEngine()
+
+    async def stop_at_once() -> None:
+        bridge = EngineBridge(engine, max_pending=LIMIT)
+        bridge.start()
+        await bridge.stop()
+        await asyncio.sleep(0.5)
+
+    asyncio.run(stop_at_once())
+    assert engine.num_loads == 0
+
+
 @given(OPERATIONS, st.none() | st.integers(0, 60))
 def test_random_histories(operations: list[tuple[str, int]], death: int | None) -> None:
     operations = [("submit", 2), *operations]

@@ -161,6 +161,8 @@ class EngineBridge:
         self._loop.call_later(_SECONDS_BEFORE_GRAMMARS, self._load_grammars)
 
     def _load_grammars(self) -> None:
+        if self.death is not None:  # there is nobody to send to
+            return
         if self._calls:
             assert self._loop is not None, "who has calls was started"
             self._loop.call_later(_SECONDS_BEFORE_GRAMMARS, self._load_grammars)
