@@ -1,5 +1,7 @@
 """Routing and experts in Triton against the reference: in its interpreter on small shapes, on a GPU on real ones."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,6 +20,10 @@ TOLERANCES = {torch.float32: cases.FLOAT32, torch.float16: cases.BFLOAT16, torch
 SMALL_TILES = (
     TileConfig(block_rows=16, block_out=32, block_in=32, num_warps=4, num_stages=2),
     TileConfig(block_rows=16, block_out=16, block_in=16, num_warps=4, num_stages=2),
+)
+HALVED_TILES = (
+    TileConfig(block_rows=32, block_out=32, block_in=32, num_warps=4, num_stages=2, may_halve=True),
+    TileConfig(block_rows=32, block_out=64, block_in=16, num_warps=4, num_stages=2, may_halve=True),
 )
 # Fewer pairs than experts, several chunks of pairs, all experts chosen; widths that are no multiple of a tile.
 SMALL = (
@@ -80,6 +86,23 @@ def check_experts(case: cases.Case, dtype: torch.dtype, tiles: tuple[TileConfig,
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_grouped_experts_are_the_reference(case: cases.Case, dtype: torch.dtype) -> None:
     check_experts(case, dtype, SMALL_TILES)
+
+
+@pytest.mark.parametrize("width", [40, 64])
+@pytest.mark.parametrize("counts", [(40, 10, 32, 16), (17, 33, 1, 64)], ids=str)
+def test_tiles_are_halved_where_little_is_left(counts: tuple[int, ...], width: int) -> None:
+    """Groups of few pairs, weights of few rows, and both: the same bits as in whole tiles."""
+    case = cases.Case(num_rows=sum(counts), hidden=48, num_experts=4, num_chosen=1, width=width)
+    inputs = case.inputs(HALF, DEVICE)
+    chosen = torch.repeat_interleave(torch.arange(4), torch.tensor(counts))[:, None].to(DEVICE)
+    weights = torch.rand(case.num_rows, 1, device=DEVICE)
+    whole = tuple(replace(config, may_halve=False) for config in HALVED_TILES)
+    got, expected = (
+        fast.run_experts(inputs.x, weights, chosen, inputs.gate_up, inputs.down, tiles)  # type: ignore[arg-type]
+        for tiles in (HALVED_TILES, whole)
+    )
+    assert torch.equal(got, expected)
+    TOLERANCES[HALF].check(got, reference.run_experts(inputs.x, weights, chosen, inputs.gate_up, inputs.down))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF], ids=str)

@@ -83,6 +83,7 @@ def multiply_groups(
         BLOCK_ROWS=config.block_rows,
         BLOCK_OUT=config.block_out,
         BLOCK_IN=config.block_in,
+        MAY_HALVE=config.may_halve,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         **launch_options(result.device),
@@ -126,6 +127,7 @@ def _grouped_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
+    MAY_HALVE: tl.constexpr,  # where a group has few pairs, or the weight few rows left
     IS_DEPENDENT: tl.constexpr,
 ):
     start_after_previous(IS_DEPENDENT)
@@ -134,6 +136,31 @@ def _grouped_kernel(
     first_place, end = tl.load(group + 1), tl.load(group + 2)
     if (end == 0) | (expert < 0) | (expert >= num_experts):
         return
+    first_out = tl.program_id(0) * BLOCK_OUT
+    if MAY_HALVE and end - first_place <= BLOCK_ROWS // 2:
+        _multiply_tile(
+            source, source_scales, order, expert_weights, weight_scales, result, expert, first_place, end, first_out,
+            num_out, NUM_IN, NUM_CHOSEN, IS_FIRST, BLOCK_ROWS // 2, BLOCK_OUT, BLOCK_IN,
+        )  # fmt: skip
+    elif MAY_HALVE and num_out - first_out <= BLOCK_OUT // 2:
+        _multiply_tile(
+            source, source_scales, order, expert_weights, weight_scales, result, expert, first_place, end, first_out,
+            num_out, NUM_IN, NUM_CHOSEN, IS_FIRST, BLOCK_ROWS, BLOCK_OUT // 2, BLOCK_IN,
+        )  # fmt: skip
+    else:
+        _multiply_tile(
+            source, source_scales, order, expert_weights, weight_scales, result, expert, first_place, end, first_out,
+            num_out, NUM_IN, NUM_CHOSEN, IS_FIRST, BLOCK_ROWS, BLOCK_OUT, BLOCK_IN,
+        )  # fmt: skip
+
+
+@triton.jit
+def _multiply_tile(
+    source, source_scales, order, expert_weights, weight_scales, result, expert, first_place, end, first_out, num_out,
+    NUM_IN: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_FIRST: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+):  # fmt: skip
+    """The pairs of a group from `first_place` on times the rows of their expert's weight from `first_out` on."""
     places = first_place + tl.arange(0, BLOCK_ROWS)
     is_place = places < end
     # Beyond the group's last pair a tile takes that pair again; the store drops the result.
@@ -144,10 +171,10 @@ def _grouped_kernel(
     if IS_FIRST:
         # Gate and up rows of a column are neighbours in the tile, so that they can be split apart again.
         width = num_out // 2
-        first_column = tl.program_id(0) * (BLOCK_OUT // 2)
+        first_column = first_out // 2
         weight_row = tl.minimum(first_column + local // 2, width - 1) + local % 2 * width
     else:
-        first_column = tl.program_id(0) * BLOCK_OUT
+        first_column = first_out
         weight_row = tl.minimum(first_column + local, num_out - 1)
     weight_rows = expert_weights + (expert.to(tl.int64) * num_out + weight_row) * NUM_IN
     is_integer: tl.constexpr = source.dtype.element_ty == tl.int8
