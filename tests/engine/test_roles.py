@@ -21,6 +21,7 @@ from facet.kernels.paged_attention import AttentionPlan, HeadShape, KeyRecipe, L
 from facet.model.gemma import Gemma
 from facet.model.loader import load_model
 from facet.request import Request
+from facet.runner import warm_up
 from facet.sampling_params import SamplingParams
 from tests.engine.harness import Answer, make_engine, run
 from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
@@ -100,6 +101,24 @@ def test_company_changes_no_bit(how: str, solo: Solo) -> None:
         piece_sizes=(16, 48),
     )
     check_batches(engine, company, requests, expected, seed=f"{name} {how}")
+
+
+def test_made_up_steps_decode_single_rows(tiny_model: Callable[[str], TinyModel]) -> None:
+    """Beside prompts, too: what answers need there would otherwise be compiled while they wait for it, and what memory
+    it takes would not be known."""
+    planned: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    def plan(rows: AttentionRows, *args: object, **kwargs: object) -> ByRole:
+        planned.append((rows.host_query_lens, rows.host_prompt_lens))
+        return plan_by_role(rows, *args, **kwargs)  # type: ignore[arg-type]
+
+    config = ModelConfig(model=str(tiny_model(E4B).folder), device="cpu", max_model_len=512)
+    model = load_model(config, arithmetic=replace(BY_ROLE, plan_attention=plan)).model
+    make_engine(model, graph_sizes=(1, 2)).runner.run_made_up_steps()
+    mixed = [lens for lens in planned if {*lens[0]} > {1}]
+    assert len(mixed) > len(warm_up.BESIDE_PROMPTS)
+    for query_lens, prompt_lens in mixed:
+        assert prompt_lens == tuple(0 if length == 1 else length for length in query_lens)
 
 
 @pytest.mark.parametrize("name", [E4B, LARGE])

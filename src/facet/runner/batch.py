@@ -27,6 +27,17 @@ class Chunks:
     num_prompt: Counts  # tokens of the prompt
     seats: Counts  # whose block tables are the sequence's own
 
+    @classmethod
+    def made_up(cls, *, num_computed: Counts, num_scheduled: Counts, num_logit_rows: Counts, seats: Counts) -> "Chunks":
+        """Of no request. Single rows are of answers, all others of prompts."""
+        return cls(
+            num_computed=num_computed,
+            num_scheduled=num_scheduled,
+            num_logit_rows=num_logit_rows,
+            num_prompt=np.where(num_scheduled == 1, 0, num_computed + num_scheduled).astype(np.int32),
+            seats=seats,
+        )
+
 
 def make_batch(
     token_ids: Tensor,

@@ -85,11 +85,10 @@ def measure_activations(model: Gemma, shape: StepShape, ahead: CompileAhead | No
     arena = KVArena(shape.layout, 1, device)
     longest = min(shape.max_num_batched_tokens, model.num_positions)
     lens = np.array([1] * shape.max_num_seqs + [longest] * (shape.max_num_batched_tokens // longest), np.int32)
-    chunks = Chunks(
+    chunks = Chunks.made_up(
         num_computed=np.zeros_like(lens),
         num_scheduled=lens,
         num_logit_rows=(lens == 1).astype(np.int32),
-        num_prompt=lens,
         seats=np.zeros_like(lens),
     )
     tables = tuple(

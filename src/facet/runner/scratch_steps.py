@@ -94,14 +94,13 @@ class ScratchSteps:
         return seconds
 
     def _compute(self, step: WarmUpStep, num_logit_rows: int) -> None:
-        """Of prompts of zeros, as long as a context may be."""
+        """Of zeros, in contexts as long as may be."""
         lens = np.minimum(np.array(step.query_lens, np.int32), self._longest_context)
         num_computed = np.minimum(step.num_computed, self._longest_context - lens)
-        chunks = Chunks(
+        chunks = Chunks.made_up(
             num_computed=num_computed,
             num_scheduled=lens,
             num_logit_rows=np.minimum(lens, num_logit_rows),
-            num_prompt=num_computed + lens,
             seats=np.full_like(lens, self._seats.scratch_seat),
         )
         token_ids = torch.zeros(int(lens.sum()), dtype=torch.int64, device=self._device)
