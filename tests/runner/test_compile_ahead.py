@@ -3,6 +3,9 @@
 No GPU is needed: the kernels are compiled for one that is not there.
 """
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +148,19 @@ def test_a_start_that_failed_leaves_no_mark(cache: Path, submitted: list[KernelJ
     assert CompileAhead(like="31B").is_needed
     assert CompileAhead(like="31B").is_needed
     assert not list(cache.glob("facet-*"))
+
+
+def test_children_find_what_all_of_them_need() -> None:
+    """A hash of Triton takes longer than most kernels. Asked of a fresh process, which has no threads left to fork."""
+    asked = (
+        "import sys, threading; from facet.runner.compile_process import prepare; prepare();"
+        "from triton.runtime.cache import triton_key;"
+        "print(triton_key.cache_info().currsize, 'triton.compiler.code_generator' in sys.modules,"
+        " threading.active_count())"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, env=environment)
+    assert said.stdout.split() == ["1", "True", "1"]
 
 
 def test_without_its_process_everything_is_left_to_launches(

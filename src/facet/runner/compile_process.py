@@ -14,12 +14,14 @@ import io
 import os
 import pickle
 import sys
+import threading
 from typing import Any, NamedTuple
 
+from facet.large_imports import large_imports
 from facet.piped_process import answer_pipe, read_frame, start_piped, stop_piped, write_frame
 
 MAX_NUM_CHILDREN = 16
-_FIRST_IMPORTS = ("torch", "triton.compiler", "facet.kernels.paged_attention.gpu", "facet.kernels.linear")
+_FIRST_IMPORTS = ("torch", "facet.kernels.paged_attention.gpu", "facet.kernels.linear")
 
 
 class CannotBeSent(Exception):
@@ -101,10 +103,29 @@ def compile_kernel(job: KernelJob) -> None:
     triton.compile(source, target=job.target, options=job.options)
 
 
+def hash_triton() -> None:
+    """Triton finds compiled kernels by a hash of itself, of half a gigabyte, once in every process. Other threads can
+    work meanwhile."""
+    from triton.runtime import cache
+
+    # Not every version has it by this name.
+    getattr(cache, "triton_key", lambda: "")()
+
+
+def prepare() -> None:
+    """Does once what every child would do."""
+    with large_imports():
+        importlib.import_module("triton.compiler.code_generator")
+        hashing = threading.Thread(target=hash_triton)
+        hashing.start()
+        for name in _FIRST_IMPORTS:
+            importlib.import_module(name)
+    hashing.join()  # a process with threads had better not fork
+
+
 def main() -> None:
     jobs, answers = sys.stdin.buffer, answer_pipe()
-    for name in _FIRST_IMPORTS:  # once, rather than in every child
-        importlib.import_module(name)
+    prepare()
     most, num_running = min(MAX_NUM_CHILDREN, len(os.sched_getaffinity(0))), 0
     while (frame := read_frame(jobs)) is not None:
         while num_running and (not frame or num_running == most):
