@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,9 +18,12 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.runtime import cache as cache_module
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from facet.config import EngineConfig, ServerConfig
+from facet.engine.loading import settings_of_kernels
 from facet.kernels.linear import chain
 from facet.runner import compile_ahead, compile_process
 from facet.runner.compile_ahead import CompileAhead
@@ -142,6 +146,49 @@ def test_a_start_like_one_before_has_nothing_to_compile(monkeypatch: pytest.Monk
     monkeypatch.setattr(compile_ahead, "__version__", "another")
     assert start("31B") == 1
     assert len(list(cache.glob("facet-*"))) == 3
+
+
+def test_settings_that_change_no_kernel_make_no_other_start() -> None:
+    usual = EngineConfig(model="E4B")
+    for same in (
+        replace(usual, enable_sleep_mode=True),
+        replace(usual, seed=1, max_step_ms=20.0),
+        ServerConfig(model="E4B"),
+    ):
+        assert settings_of_kernels(same) == settings_of_kernels(usual)
+    for other in (replace(usual, max_num_seqs=8), replace(usual, batch_invariant=True), replace(usual, model="31B")):
+        assert settings_of_kernels(other) != settings_of_kernels(usual)
+
+
+def test_a_process_without_work_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take seconds to import, and all kernels may be there without it."""
+    done: list[str] = []
+    process = SimpleNamespace(
+        submit=lambda job: done.append("submit"), wait=lambda: done.append("wait"), end=lambda: done.append("end")
+    )
+    monkeypatch.setattr(compile_ahead, "CompileProcess", lambda: process)
+    ahead = CompileAhead(like="31B")
+    for block in (8, 8, 16):
+        monkeypatch.setattr(compile_ahead, "_is_compiled", lambda *_, is_there=block == 8: is_there)
+        with ahead.compiled_ahead():
+            doubling_kernel[(1,)](torch.zeros(64), torch.zeros(64), 16, BLOCK=block)
+    with ahead.compiled_ahead():
+        pass
+    ahead.end()
+    assert done == ["submit", "wait", "end"]
+
+
+def test_triton_is_hashed_once(submitted: list[KernelJob]) -> None:
+    """While something else is done, and before the first launch."""
+    cache_module.triton_key.cache_clear()
+    ahead = CompileAhead(like="31B")
+    ahead.wait_for_hash()
+    before = cache_module.triton_key.cache_info()
+    assert before.currsize == 1
+    with ahead.compiled_ahead():
+        doubling_kernel[(1,)](torch.zeros(64), torch.zeros(64), 16, BLOCK=8)
+    after = cache_module.triton_key.cache_info()
+    assert (after.misses, after.hits) == (before.misses, before.hits + 1)
 
 
 def test_a_start_that_failed_leaves_no_mark(cache: Path, submitted: list[KernelJob]) -> None:

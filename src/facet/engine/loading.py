@@ -42,6 +42,10 @@ from facet.scheduler.drafting import Drafter
 MADE_UP_RATES = (
     "Drafts are accepted at made-up rates (synthetic_acceptance_rates), for measurements: answers mean nothing."
 )
+# Settings that change no kernel: a start that differs in these alone finds everything compiled.
+_NEED_NO_KERNELS = {
+    "hf_token", "download_dir", "seed", "max_step_ms", "enable_prefix_caching", "async_scheduling", "enable_sleep_mode"
+}  # fmt: skip
 
 
 class ReadyRunner(NamedTuple):
@@ -71,8 +75,10 @@ def make_runner(
             raise ConfigError("--enable-sleep-mode works with --tensor-parallel-size 1 only. Leave one of the two out.")
         ahead = None
         if chosen_device.type == "cuda":
-            ahead = CompileAhead(like=(_settings_of(config), torch.cuda.get_device_name(chosen_device)))
+            ahead = CompileAhead(like=(settings_of_kernels(config), torch.cuda.get_device_name(chosen_device)))
         loaded, draft_model = _load(config, draft_config, progress, group)
+        if ahead is not None:
+            ahead.wait_for_hash()
         if config.batch_invariant and loaded.model.placement.device.type == "cuda":
             never_split_sums()
         clock.ends("weights")
@@ -144,9 +150,10 @@ def _load_again(config: EngineConfig, draft_config: DraftConfig | None) -> Seque
         return _modules(*_load(config, draft_config, Silent()))
 
 
-def _settings_of(config: EngineConfig) -> list[tuple[str, object]]:
-    """Without those that only a server has."""
-    return [(field.name, getattr(config, field.name)) for field in fields(EngineConfig)]
+def settings_of_kernels(config: EngineConfig) -> list[tuple[str, object]]:
+    """Those that may decide which kernels are needed: not those that only a server has, for example."""
+    names = (field.name for field in fields(EngineConfig))
+    return [(name, getattr(config, name)) for name in names if name not in _NEED_NO_KERNELS]
 
 
 def _sum_lines(group: RankGroup | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ Triton's cache on disk are compiled by another process. Nothing is launched, so 
 
 import hashlib
 import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 import facet.kernels
-from facet.runner.compile_process import CannotBeSent, CompileProcess, KernelJob
+from facet.runner.compile_process import CannotBeSent, CompileProcess, KernelJob, hash_triton
 from facet.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -32,12 +33,20 @@ class CompileAhead:
         """`like` tells starts apart that may need other kernels, by what it is written as."""
         self._mark = _mark(like)
         self._process: CompileProcess | None = None
+        self._is_any_submitted = False
+        # Triton does it when it looks for its first kernel, compiled or not; here it does so while weights load.
+        self._hashing = threading.Thread(target=hash_triton, daemon=True)
+        self._hashing.start()
         self.is_needed = _is_known() and not self._mark.exists()
         if self.is_needed:
             try:
                 self._process = CompileProcess()  # now, so that it imports while weights load
             except OSError as error:
                 self._fail(error)
+
+    def wait_for_hash(self) -> None:
+        """Before the first launch, which would make it once more."""
+        self._hashing.join()
 
     def end(self) -> None:
         """All kernels are there."""
@@ -93,15 +102,18 @@ class CompileAhead:
         try:
             if self._process is not None:
                 self._process.submit(job)
+                self._is_any_submitted = True
         except CannotBeSent as error:
             logger.debug("A kernel is compiled when it is launched: %s", error)
         except OSError as error:
             self._fail(error)
 
     def _wait(self) -> None:
+        """Not for a process that has nothing to do and may still be importing."""
         try:
-            if self._process is not None:
+            if self._process is not None and self._is_any_submitted:
                 self._process.wait()
+                self._is_any_submitted = False
         except OSError as error:
             self._fail(error)
 
