@@ -1,18 +1,25 @@
 """Steps before the first request compile every decode kernel that a request may need, beside a prompt or alone."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from facet.config import ModelConfig
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, LayerCache
 from facet.kernels.paged_attention.decode import tuning
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
 from facet.kernels.paged_attention.gpu import plan_on_gpu
+from facet.model.loader import load_model
 from facet.runner import warm_up
+from facet.sampling import vocabulary
+from tests.engine.harness import make_engine
+from tests.tiny_models import TinyModel
 
 PROCESSORS = 132  # of an H200
 # Heads, key heads, dimensions, window.
@@ -100,3 +107,13 @@ def test_all_variants_are_met(name: str, is_8bit: bool, monkeypatch: pytest.Monk
                 most_keys = min(context, plan.rows.window) if plan.rows.window else context
                 needed = variant(reader, replace(plan, most_keys=most_keys))
                 assert needed in met, f"{query_lens}, {context} tokens"
+
+
+def test_log_probabilities_are_met(tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernel was once compiled while the first request that asked for some waited, and others with it."""
+    seen: list[Tensor] = []
+    monkeypatch.setattr(vocabulary, "log_sum_exp", lambda logits: seen.append(logits) or logits.logsumexp(-1, True))
+    config = ModelConfig(model=str(tiny_model("gemma4_e4b_small").folder), device="cpu", max_model_len=256)
+    model = load_model(config).model
+    make_engine(model).runner.run_made_up_steps()
+    assert [logits.shape[1] for logits in seen] == [model.spec.vocab_size]

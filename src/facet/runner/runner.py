@@ -168,6 +168,7 @@ class Runner:
         for params in warm_up.SAMPLING:
             self._sampling.sample_nothing(params)
             advance(1)
+        self._sampling.list_nothing(warm_up.NUM_LISTED)
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Progress) -> int:

@@ -167,10 +167,18 @@ class StepSampling:
 
     def sample_nothing(self, params: SamplingParams) -> None:
         """For kernels to be compiled."""
-        logits = torch.zeros(1, self._model.share.vocab_size, dtype=torch.float32, device=self._device)
         self._sampler.add_request(0, params, (0,))
-        self._sampler.sample(logits, (0,))
+        self._sampler.sample(self._no_logits(), (0,))
         self._sampler.remove_request(0)
+
+    def list_nothing(self, num_top: int) -> None:
+        """The same for log-probabilities. The token is given: where kernels are only compiled, chosen ones are whatever
+        was in memory, and nothing may be looked up by them."""
+        token_ids = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._sampler.prompt_logprobs(self._no_logits(), token_ids, num_top)
+
+    def _no_logits(self) -> Tensor:
+        return torch.zeros(1, self._model.share.vocab_size, dtype=torch.float32, device=self._device)
 
     def _choose(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> "_Chosen":
         """The last logit row of every entry that samples becomes its next token."""

@@ -49,3 +49,5 @@ SAMPLING = (
     SamplingParams(temperature=1.0, top_k=100, seed=0),
     SamplingParams(temperature=1.0, top_p=0.9, seed=0),
 )
+# Tokens beside the chosen one that log-probabilities are listed of.
+NUM_LISTED = 20
