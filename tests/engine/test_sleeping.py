@@ -10,9 +10,12 @@ import torch
 
 from facet.config import EngineConfig
 from facet.engine.engine import Engine, make_engine
+from facet.engine.loading import make_runner
 from facet.engine.messages import FromEngine, Sleep, SleepState, ToEngine, WakeUp
 from facet.engine.service import EngineService, make_info
 from facet.errors import ConfigError, RequestError, UserError
+from facet.layers.removable_memory import HostMemory
+from facet.progress import Silent
 from facet.request import Request
 from facet.runner import sleeping
 from facet.sampling_params import SamplingParams
@@ -61,6 +64,26 @@ def test_answers_are_the_same_after_a_sleep(config: EngineConfig) -> None:
         assert torch.equal(weight, values)
         assert answer(engine, f"after {level}") == expected
     assert engine.stats().scheduler.cache.num_prompt_tokens_hit == 0, "prefixes were forgotten"
+
+
+def test_a_sleeping_model_can_sleep_more_deeply(config: EngineConfig) -> None:
+    ready = make_runner(config, Silent())
+    sleeper = ready.sleeper
+    assert sleeper is not None
+    engine = Engine(ready.runner, ready.settings, ready.folder, sleeper=sleeper)
+    expected = answer(engine, "before")
+    weight = next(parameter for parameter in engine.runner.model.parameters() if parameter.nbytes >= 1 << 16)
+    values = weight.clone()
+    engine.sleep(1)
+    assert weight.any()
+    sleeper._kept = [HostMemory(64)]  # as they wait on a machine with a GPU
+    engine.sleep(2)
+    assert (sleeper.level, sleeper._kept, bool(weight.any())) == (2, [], False)
+    engine.sleep(1)
+    assert sleeper.level == 2, "what is dropped cannot wait"
+    engine.wake_up()
+    assert torch.equal(weight, values)
+    assert answer(engine, "after") == expected
 
 
 def test_messages_of_another_process(config: EngineConfig) -> None:

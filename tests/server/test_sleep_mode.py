@@ -48,7 +48,7 @@ def test_a_server_sleeps_and_wakes_up(scripted: Scripted) -> None:
             refused = client.post("/sleep", json={"level": 2})
             assert (refused.status_code, "POST /sleep?level=2" in refused.text) == (400, True)
             assert state() == "awake"
-            answers = [client.post(path) for path in ("/sleep", "/sleep?level=2")]
+            answers = [client.post(path) for path in ("/sleep", "/sleep?level=1")]
             assert engine.sleeps == [1], "it sleeps already"
             for answer in answers:
                 said = answer.json()
@@ -56,6 +56,9 @@ def test_a_server_sleeps_and_wakes_up(scripted: Scripted) -> None:
                 assert said["elapsed_ms"] >= 0
             assert is_asleep()
             assert state() == "weights_offloaded"
+            levels = [client.post(f"/sleep?level={level}").json()["level"] for level in (2, 1)]
+            assert (levels, engine.sleeps) == ([2, 2], [1, 2]), "more deeply, and not less"
+            assert (is_asleep(), state()) == (True, "discard_all")
             assert client.get("/health").status_code == 200
             refused = client.post(COMPLETIONS, json=ASK)
             assert refused.status_code == 503

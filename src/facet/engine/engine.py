@@ -295,7 +295,10 @@ class Engine:
         return self._sleeper is not None and self._sleeper.level > 0
 
     def sleep(self, level: int) -> None:
-        """Give the memory of weights and cache back. Requests have to end first; prefixes are forgotten."""
+        """Give the memory of weights and cache back. Requests have to end first; prefixes are forgotten.
+
+        A model that sleeps at level 1 can be told to sleep at level 2; to sleep less deeply it has to wake up first.
+        """
         if self._sleeper is None:
             raise ConfigError("This engine does not sleep. Start it with --enable-sleep-mode.")
         if level not in (1, 2):
@@ -304,7 +307,7 @@ class Engine:
             self.step()  # of requests that have ended meanwhile
         if self.has_work:
             raise ConfigError("Requests are running. Wait for them, or cancel them, before the model falls asleep.")
-        if not self.is_asleep:
+        if self._sleeper.level < level:
             self._scheduler.reset_prefix_cache()
             self._sleeper.sleep(level)
 

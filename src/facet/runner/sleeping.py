@@ -42,15 +42,21 @@ class Sleeper:
         self._kept: list[HostMemory] = []  # of these, while they sleep
 
     def sleep(self, level: int) -> None:
+        """Or on at level 2: weights that wait in the host's memory are dropped, too."""
         assert level in (1, 2), "there are two levels"
-        assert self.level == 0, "it sleeps already"
+        assert self.level < level, "it sleeps already"
+        if self.level == 1:
+            self._kept = []
+            if not self._is_on_gpu:
+                self._remove_weights()
+            self.level = level
+            return
         if level == 1 and self._is_on_gpu:
             torch.cuda.synchronize()
             self._kept = [HostMemory(memory.bytes.nbytes) for _, memory in self._weights]
             HostCopies(self._arena.bytes.device).to_host(self._weight_bytes, [kept.bytes for kept in self._kept])
         if level == 2 or self._is_on_gpu:
-            for _, memory in self._weights:
-                memory.remove()
+            self._remove_weights()
         self._arena.remove()
         self.level = level
 
@@ -70,6 +76,10 @@ class Sleeper:
             torch.cuda.synchronize()
         self._kept = []
         self.level = 0
+
+    def _remove_weights(self) -> None:
+        for _, memory in self._weights:
+            memory.remove()
 
     @property
     def _weight_bytes(self) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 As in vLLM: at level 1 weights wait in the host's memory, at level 2 they are dropped and read from files again. Here,
 requests that run when the model is told to sleep are finished first, unless `mode=abort` ends them; new ones are
-refused with status 503.
+refused with status 503. A model that sleeps at level 1 can be sent to level 2.
 """
 
 import asyncio
@@ -38,12 +38,13 @@ class SleepMode:
         return self._bridge.sleep_level
 
     async def sleep(self, level: int, *, aborts: bool = False) -> None:
-        """`aborts`: requests that run are ended, also if an earlier call has been waiting for them."""
+        """Asleep, it can only sleep more deeply. `aborts`: requests that run are ended, also if an earlier call has
+        been waiting for them."""
         bridge = self._bridge
         if aborts and not bridge.takes_requests:
             bridge.end_calls(AsleepError())
         async with self._turn:
-            if self.level:
+            if self.level >= level:
                 return
             began = time.monotonic()
             bridge.takes_requests = False
