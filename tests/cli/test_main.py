@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from facet.cli import main
+from facet.cli import MODULES, main, make_parser
 from facet.version import __version__
 from tests.published_configs import Config
 from tests.tiny_checkpoints import INDEX, SHRUNK, random_tensors, write_checkpoint, write_config
@@ -227,6 +227,18 @@ def test_a_mistake_of_ours_is_not_dressed_up_as_the_users(monkeypatch: pytest.Mo
     monkeypatch.setattr("facet.cli.inspect.read_spec", broken)
     with pytest.raises(KeyError, match="a bug"):
         main(["inspect", str(tmp_path)])
+
+
+def test_every_command_is_found_alone() -> None:
+    """Where it is given, others are not imported."""
+
+    def names(command: str | None = None) -> list[str]:
+        (commands,) = make_parser(command)._subparsers._group_actions  # type: ignore[union-attr]
+        return list(commands.choices)  # type: ignore[arg-type]
+
+    assert names() == names("no such command") == list(MODULES)
+    for command, module in MODULES.items():
+        assert names(command) == [other for other in MODULES if MODULES[other] == module]
 
 
 class TestAsAProcess:

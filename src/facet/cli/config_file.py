@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from facet.errors import ConfigError
 
 CONFIG_FLAG = "--config"
@@ -13,6 +11,8 @@ CONFIG_FLAG = "--config"
 
 def arguments_of(path: str) -> list[str]:
     """The flags that stand for the file's entries: `max-model-len: 32k` is --max-model-len=32k."""
+    import msgspec  # imported here: most commands read no file
+
     try:
         # Loads plain values only: a tag that would make an object of some class is an error.
         settings = msgspec.yaml.decode(Path(path).expanduser().read_bytes())
