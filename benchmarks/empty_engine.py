@@ -7,6 +7,7 @@ says.
 import os
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 
 import msgspec
 import zmq
@@ -54,8 +55,11 @@ class EmptySteps:
         return messages
 
 
-def run_empty_engine(config: EngineConfig, rank: Rank, network: Network, front: FrontAddresses, *_: object) -> None:
+def run_empty_engine(rank: Rank, network: Network, task: Connection, started: float) -> None:
     """In place of `facet.engine.rank_processes.run_rank`: the process of an engine."""
+    config: EngineConfig
+    front: FrontAddresses
+    config, front, _ = task.recv()
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     network.connect(inbox, front.to_engine)

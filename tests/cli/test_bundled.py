@@ -124,7 +124,7 @@ class TestCommands:
         class Seen(Exception):
             pass
 
-        def see(config: Any, *_: object) -> None:
+        def see(config: Any, *_: object, **__: object) -> None:
             raise Seen(config)
 
         monkeypatch.setattr(place, see)
@@ -138,7 +138,7 @@ class TestCommands:
 
     def test_a_name_of_ones_own(self, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen: list[Any] = []
-        monkeypatch.setattr("facet.server.run.serve", lambda config: seen.append(config) or 0)
+        monkeypatch.setattr("facet.server.run.serve", lambda config, **_: seen.append(config) or 0)
         assert main(["serve", "--served-model-name", "mine"]) == 0
         assert seen[0].served_model_name == ("mine",)
 

@@ -24,7 +24,7 @@ block-size: 16
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     configs: list[ServerConfig] = []
-    monkeypatch.setattr("facet.server.run.serve", lambda config: configs.append(config) or 0)
+    monkeypatch.setattr("facet.server.run.serve", lambda config, **_: configs.append(config) or 0)
     return configs
 
 

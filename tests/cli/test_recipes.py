@@ -132,7 +132,7 @@ RECIPES: list[tuple[str, dict[str, Any]]] = [
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
     """The configs that a server would have been started with."""
     configs: list[ServerConfig] = []
-    monkeypatch.setattr("facet.server.run.serve", lambda config: configs.append(config) or 0)
+    monkeypatch.setattr("facet.server.run.serve", lambda config, **_: configs.append(config) or 0)
     return configs
 
 

@@ -41,7 +41,7 @@ def parse(*arguments: str) -> ServerConfig:
 
 def test_a_command_line_of_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[ServerConfig] = []
-    monkeypatch.setattr("facet.server.run.serve", lambda config: served.append(config) or 0)
+    monkeypatch.setattr("facet.server.run.serve", lambda config, **_: served.append(config) or 0)
     assert main(VLLM_LINE.split()) == 0
     (config,) = served
     assert (config.model, config.port, config.max_model_len) == ("google/gemma-4-E4B-it", 9000, 8192)

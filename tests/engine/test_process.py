@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from facet.config import EngineConfig
 from facet.engine.client import EngineClient, RemoteEngine
 from facet.engine.local_engine import LocalEngine
 from facet.engine.messages import NewTokens, Refused
+from facet.engine.rank_processes import LocalRanks, begun_early
 from facet.errors import ConfigError, EngineDeadError, RequestError
 from facet.request import Request
 from facet.sampling_params import SamplingParams
@@ -68,7 +71,7 @@ def test_both_sides_of_the_boundary_answer_alike(remote: RemoteEngine, config: E
             result |= collect(engine, {item.request_id})
     assert results[0] == results[1]
     assert len(results[1]["plain"]) == 6
-    assert [part for part, _ in remote.info.start_times][:2] == ["imports", "weights"]
+    assert [part for part, _ in remote.info.start_times][:3] == ["imports", "files", "weights"]
     assert msgspec.structs.replace(remote.info, start_times=()) == local.info
     assert remote.stats().num_sampled_tokens - num_sampled_before == local.stats().num_sampled_tokens
 
@@ -107,6 +110,33 @@ def test_a_killed_engine_is_news_at_once(config: EngineConfig) -> None:
 def test_a_model_that_cannot_be_loaded_is_said_plainly(config: EngineConfig, tmp_path: "os.PathLike[str]") -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         RemoteEngine(EngineConfig(model=str(tmp_path)))
+
+
+def test_a_process_can_be_there_before_its_engine(config: EngineConfig) -> None:
+    with begun_early(config) as ranks:
+        assert ranks is not None
+        (early,) = ranks.process_ids
+        with contextlib.closing(RemoteEngine(config, ranks=ranks)) as engine:
+            assert engine.process_ids == (early,)
+            engine.submit(request("first", 5))
+            collect(engine, {"first"})
+    assert not is_running(early)
+
+
+def test_a_process_that_no_engine_needs_ends(config: EngineConfig) -> None:
+    """Whether its front goes on without it, or is gone itself."""
+    with begun_early(config) as ranks:
+        assert ranks is not None
+        (early,) = ranks.process_ids
+        assert is_running(early)
+    assert not is_running(early)
+    forgotten = LocalRanks(1)
+    forgotten._tasks[0].close()
+    assert wait(forgotten.sentinels, timeout=120)
+    assert forgotten.who_ended(is_told=False) == "The engine process ended with exit code 0."
+    forgotten.close()
+    with begun_early(replace(config, distributed_executor_backend="ray")) as elsewhere:
+        assert elsewhere is None
 
 
 def test_an_engine_outlives_a_signal_to_the_group_but_not_its_front(config: EngineConfig, tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ def run(options: argparse.Namespace) -> int:
         from facet.replicas.run import serve_replicas
 
         return serve_replicas(config)
-    from facet.server.run import serve
+    from facet.engine.rank_processes import begun_early
 
-    return serve(config)
+    with begun_early(config) as ranks:
+        from facet.server.run import serve
+
+        return serve(config, ranks=ranks)

@@ -62,8 +62,11 @@ class RemoteEngine:
     This process hears of the end of each rank: when one ends, so do the others at once.
     """
 
-    def __init__(self, config: EngineConfig, *, show_progress: bool = False) -> None:
-        self._ranks = start_ranks(config)
+    def __init__(
+        self, config: EngineConfig, *, show_progress: bool = False, ranks: RankProcesses | None = None
+    ) -> None:
+        """`ranks`: processes that are there already; they end with the engine."""
+        self._ranks = start_ranks(config) if ranks is None else ranks
         self._context = zmq.Context()
         self._to_engine, self._from_engine = self._context.socket(zmq.PUSH), self._context.socket(zmq.PULL)
         self._to_engine.setsockopt(zmq.LINGER, 0)

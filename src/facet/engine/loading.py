@@ -58,12 +58,11 @@ class ReadyRunner(NamedTuple):
 
 
 def make_runner(
-    config: EngineConfig, progress: Progress, group: RankGroup | None = None, *, started: float | None = None
+    config: EngineConfig, progress: Progress, group: RankGroup | None = None, clock: StartClock | None = None
 ) -> ReadyRunner:
-    """`group`: the ranks that share the model; the runner is of what this one holds. `started`: see `StartClock`."""
-    clock = StartClock(started)
-    if started is not None:
-        clock.ends("imports")
+    """`group`: the ranks that share the model; the runner is of what this one holds. `clock`: of a start that has begun
+    before."""
+    clock = clock or StartClock()
     with device_failures_in_words():
         check_numbers(config)
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading

@@ -25,6 +25,7 @@ from facet.engine.loading import make_runner
 from facet.engine.messages import Died, FromEngine, Shutdown, ToEngine
 from facet.engine.ranks import LeadingRunner, follow
 from facet.engine.service import EngineService, make_info
+from facet.engine.start_times import StartClock
 from facet.errors import EngineError, UserError
 from facet.layers.meeting import file_store, join_ranks
 from facet.layers.rank_group import RankGroup
@@ -47,13 +48,13 @@ def run_engine_process(
     rank: Rank,
     network: Network,
     front: FrontAddresses,
-    started: float,
+    clock: StartClock,
     show_progress: bool,
     store: Any = None,
 ) -> None:
     """The process of one rank, from start to end.
 
-    `started` is for the `StartClock`. `store`: where ranks meet; None: in the network's folder.
+    `store`: where ranks meet; None: in the network's folder.
     """
     # Ctrl-C and a service manager's stop reach the whole group; the front process drains first and then sends Shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -84,8 +85,9 @@ def run_engine_process(
                 adds_in_order=config.batch_invariant,
                 shares_memory=network.folder is not None and not config.disable_custom_all_reduce,
             )
+            clock.ends("ranks")
         if rank.plans:
-            _lead(config, group, _Wires(context, network, store), front.to_engine, started, progress, send)
+            _lead(config, group, _Wires(context, network, store), front.to_engine, clock, progress, send)
         else:
             assert group is not None, "who follows is not alone"
             _follow(config, group, _Wires(context, network, store), progress)
@@ -118,7 +120,7 @@ def _lead(
     group: RankGroup | None,
     wires: _Wires,
     to_engine: str,
-    started: float,
+    clock: StartClock,
     progress: Progress,
     send: _Send,
 ) -> None:
@@ -127,7 +129,7 @@ def _lead(
     importing = threading.Thread(target=import_xgrammar, daemon=True)
     if loads_grammars := resolve_device(config.device, ALONE if group is None else group.rank).type == "cuda":
         importing.start()
-    ready = make_runner(config, progress, group, started=started)
+    ready = make_runner(config, progress, group, clock)
     num_followers = 0 if group is None else group.rank.size - 1
     followers = [wires.context.socket(zmq.PUSH) for _ in range(num_followers)]
     for index, socket in enumerate(followers, start=1):

@@ -12,12 +12,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Protocol
 
 from facet.config import EngineConfig
 from facet.engine.addresses import FrontAddresses, Network, in_folder
+from facet.engine.start_times import StartClock
 from facet.exit_codes import how_it_ended
 from facet.large_imports import large_imports
 from facet.ranks import Rank
@@ -52,27 +53,36 @@ class RankProcesses(Protocol):
 
 
 class LocalRanks:
-    """Ranks on this machine, each a child process. The system tells of the end of each."""
+    """Ranks on this machine, each a child process. The system tells of the end of each.
+
+    The processes are there at once and import for seconds; what to run they are told at the `start`.
+    """
 
     def __init__(self, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="facet-")
         self.network = in_folder(Path(self._folder.name))
-        self._ranks = [Rank(index=index, size=size) for index in range(size)]
         self._processes: list[multiprocessing.process.BaseProcess] = []
-
-    def start(self, config: EngineConfig, front: FrontAddresses, show_progress: bool) -> None:
+        self._tasks: list[Connection] = []
         # A fresh interpreter: a fork would copy threads' locks and, on a GPU, a context that cannot be used.
         spawn = multiprocessing.get_context("spawn")
-        for rank in self._ranks:
+        for index in range(size):
+            theirs, task = spawn.Pipe(duplex=False)
             process = spawn.Process(
                 target=run_rank,
-                args=(config, rank, self.network, front, time.monotonic(), show_progress),
-                name=f"facet-{rank.index}",
+                args=(Rank(index=index, size=size), self.network, theirs, time.monotonic()),
+                name=f"facet-{index}",
                 daemon=True,
             )
             with _interrupts_ignored():
                 process.start()
+            theirs.close()
             self._processes.append(process)
+            self._tasks.append(task)
+
+    def start(self, config: EngineConfig, front: FrontAddresses, show_progress: bool) -> None:
+        for task in self._tasks:
+            with contextlib.suppress(OSError):  # one that has ended is heard of
+                task.send((config, front, show_progress))
 
     @property
     def sentinels(self) -> Sequence[int]:
@@ -105,7 +115,7 @@ class LocalRanks:
         for process in self._processes:
             process.kill()
 
-    def close(self, *, are_asked: bool) -> None:
+    def close(self, *, are_asked: bool = False) -> None:
         if are_asked:
             self._processes[0].join(timeout=5)
         # Others have been told by rank 0; after a second they are not asked again.
@@ -113,20 +123,40 @@ class LocalRanks:
             process.join(timeout=1 if self._processes[0].exitcode == 0 else 0)
             process.kill()
             process.join()
+        for task in self._tasks:
+            task.close()
         self._folder.cleanup()
 
 
-def run_rank(
-    config: EngineConfig, rank: Rank, network: Network, front: FrontAddresses, started: float, show_progress: bool
-) -> None:
+@contextlib.contextmanager
+def begun_early(config: EngineConfig) -> Iterator[LocalRanks | None]:
+    """Processes for the engine of a server, which import while this one does the same and reads files.
+
+    None: they are not on this machine, or there can be none.
+    """
+    if config.distributed_executor_backend == "ray" or config.tensor_parallel_size < 1:
+        yield None
+        return
+    with contextlib.closing(LocalRanks(config.tensor_parallel_size)) as ranks:
+        yield ranks
+
+
+def run_rank(rank: Rank, network: Network, task: Connection, started: float) -> None:
     """What a new process runs."""
+    clock = StartClock(started)
     # Read when torch is loaded. Threads without work sleep: other processes, such as the front, need the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported there and not here: torch takes seconds and 150 MB that a front process has no use for.
     with large_imports():
         from facet.engine.process import run_engine_process
 
-    run_engine_process(config, rank, network, front, started, show_progress)
+    clock.ends("imports")
+    try:
+        config, front, show_progress = task.recv()
+    except EOFError:
+        return  # the front process has found nothing to run, or is gone
+    clock.ends("files")
+    run_engine_process(config, rank, network, front, clock, show_progress)
 
 
 @contextlib.contextmanager

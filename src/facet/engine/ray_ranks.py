@@ -19,6 +19,7 @@ from facet.config import EngineConfig
 from facet.engine.addresses import FrontAddresses, Network, over_network
 from facet.engine.rank_processes import SECONDS_TO_HEAR_OF_AN_END
 from facet.engine.ray_cluster import NodeFacts, check_alike, connect, facts_of
+from facet.engine.start_times import StartClock
 from facet.errors import ConfigError
 from facet.ranks import Rank
 
@@ -182,16 +183,17 @@ class RankActor:
         meeting: tuple[str, int, str],
     ) -> None:
         """The rank, from start to end."""
-        started = time.monotonic()
+        clock = StartClock()
         # Imported in this process only: the front needs no torch.
         from facet.engine.process import run_engine_process
         from facet.layers.meeting import network_store
 
+        clock.ends("imports")
         host, port, secret = meeting
         store = network_store(host, port, rank, secret, self._listener) if rank.size > 1 else None
         # One that fails tells why before it exits; to Ray it would look as if it had been killed.
         with contextlib.suppress(SystemExit):
-            run_engine_process(config, rank, network, front, started, show_progress, store)
+            run_engine_process(config, rank, network, front, clock, show_progress, store)
 
 
 def ranks_device(asked: str) -> str:

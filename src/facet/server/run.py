@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 
 from facet.config import ServerConfig, engine_config
 from facet.engine.number_checks import check_numbers
+from facet.engine.rank_processes import RankProcesses
 from facet.engine.start_times import start_line
 from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
@@ -37,14 +38,21 @@ _PARSERS = ("auto", "gemma4", "gemma3", "gemma", "functiongemma")
 
 
 def serve(
-    config: ServerConfig, on_listening: Callable[[str], None] = logger.info, *, show_progress: bool = True
+    config: ServerConfig,
+    on_listening: Callable[[str], None] = logger.info,
+    *,
+    show_progress: bool = True,
+    ranks: RankProcesses | None = None,
 ) -> int:
-    """Serve until told to stop. `on_listening` is called with a greeting once clients can connect."""
+    """Serve until told to stop. `on_listening` is called with a greeting once clients can connect.
+
+    `ranks`: processes of the engine that are there already.
+    """
     check_accepted_flags(config)
     config = with_key_of_environment(config, os.environ)
     signal.signal(signal.SIGTERM, _leave)  # while loading; the server has its own way once it listens
     with listening(config) as listener:  # before minutes are spent on loading a model that could not be reached
-        engine, model, app = start_app(config, show_progress=show_progress)
+        engine, model, app = start_app(config, show_progress=show_progress, ranks=ranks)
         for line in engine.info.lines:
             logger.info("%s", line)
         logger.debug("%s", start_line(engine.info.start_times))
@@ -90,10 +98,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def start_app(config: ServerConfig, *, show_progress: bool = True) -> tuple[EngineProcess, ServedModel, Starlette]:
+def start_app(
+    config: ServerConfig, *, show_progress: bool = True, ranks: RankProcesses | None = None
+) -> tuple[EngineProcess, ServedModel, Starlette]:
     """Loads the model and makes the app, which owns the engine."""
     files = read_prompt_files(config)
-    engine = EngineProcess(engine_config(config, files.folder), show_progress=show_progress)
+    engine = EngineProcess(engine_config(config, files.folder), show_progress=show_progress, ranks=ranks)
     try:
         model = make_served_model(config, files, engine.info)
         return engine, model, make_app(config, engine, model)
