@@ -55,7 +55,7 @@ class EmptySteps:
         return messages
 
 
-def run_empty_engine(rank: Rank, network: Network, task: Connection, started: float) -> None:
+def run_empty_engine(rank: Rank, device: str, network: Network, task: Connection, started: float) -> None:
     """In place of `facet.engine.rank_processes.run_rank`: the process of an engine."""
     config: EngineConfig
     front: FrontAddresses

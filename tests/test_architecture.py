@@ -71,7 +71,8 @@ DOORS = {
         *("facet.layers.kv_arena", "facet.runner.batch", "torch"),  # --load
     },
     "facet.cli.plan": {"facet.engine.memory_plan", "facet.engine.plan_advice"},
-    "facet.engine.rank_processes": {"facet.engine.process"},  # runs in the engine's process
+    # Run in the engine's process.
+    "facet.engine.rank_processes": {"facet.engine.process", "facet.runner.compile_process"},
     "facet.engine.ray_ranks": {"facet.engine.process", "facet.layers.meeting"},  # likewise
 }
 

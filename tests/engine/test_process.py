@@ -130,7 +130,7 @@ def test_a_process_that_no_engine_needs_ends(config: EngineConfig) -> None:
         (early,) = ranks.process_ids
         assert is_running(early)
     assert not is_running(early)
-    forgotten = LocalRanks(1)
+    forgotten = LocalRanks(1, "cpu")
     forgotten._tasks[0].close()
     assert wait(forgotten.sentinels, timeout=120)
     assert forgotten.who_ended(is_told=False) == "The engine process ended with exit code 0."

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from facet.engine.loading import settings_of_kernels
 from facet.kernels.linear import chain
 from facet.runner import compile_ahead, compile_process
 from facet.runner.compile_ahead import CompileAhead
-from facet.runner.compile_process import CannotBeSent, CompileProcess, KernelJob
+from facet.runner.compile_process import CannotBeSent, CompileProcess, KernelJob, begin_early
 
 TARGET = GPUTarget("cuda", 90, 32)
 
@@ -208,6 +209,35 @@ def test_children_find_what_all_of_them_need() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, env=environment)
     assert said.stdout.split() == ["1", "True", "1"]
+
+
+def test_a_process_is_begun_early_where_kernels_are_certain_to_be_compiled(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    ended: list[int] = []
+    process: Any = SimpleNamespace(end=lambda: ended.append(1))
+    monkeypatch.setattr(compile_process, "CompileProcess", lambda: process)
+    monkeypatch.setattr(compile_ahead, "CompileProcess", lambda: pytest.fail("there is one already"))
+    monkeypatch.setattr(compile_process, "GPU_FILE", str(cache / "gpu"))
+    assert begin_early("auto") is None, "there is no GPU"
+    (cache / "gpu").touch()
+    assert begin_early("cpu") is None
+    assert begin_early("auto") is process
+    ahead = CompileAhead(like="31B", begun=process)
+    assert (ahead.is_needed, ended) == (True, [])
+    ahead.end()
+    assert len(ended) == 1
+    assert begin_early("auto") is None, "one start has ended"
+    assert not CompileAhead(like="31B", begun=process).is_needed
+    assert len(ended) == 2
+
+
+def test_the_cache_is_looked_for_where_triton_keeps_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert compile_process._cache_folder() == Path(triton.knobs.cache.dir)
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    assert compile_process._cache_folder() == Path(triton.knobs.cache.dir)
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path / "home"))
+    assert compile_process._cache_folder() == Path(triton.knobs.cache.dir)
 
 
 def test_without_its_process_everything_is_left_to_launches(

@@ -202,4 +202,4 @@ def start_ranks(config: EngineConfig) -> RankProcesses:
         from facet.engine.ray_ranks import RayRanks  # needs a package that few installations have
 
         return RayRanks(config)
-    return LocalRanks(size)
+    return LocalRanks(size, config.device)

@@ -34,6 +34,7 @@ from facet.model.weight_map import PER_LAYER_TABLE
 from facet.progress import Progress, Silent
 from facet.ranks import ALONE
 from facet.runner.compile_ahead import CompileAhead
+from facet.runner.compile_process import CompileProcess
 from facet.runner.late_kernels import report_late_kernels
 from facet.runner.runner import Runner
 from facet.runner.sleeping import Sleeper, move_weights
@@ -58,10 +59,14 @@ class ReadyRunner(NamedTuple):
 
 
 def make_runner(
-    config: EngineConfig, progress: Progress, group: RankGroup | None = None, clock: StartClock | None = None
+    config: EngineConfig,
+    progress: Progress,
+    group: RankGroup | None = None,
+    clock: StartClock | None = None,
+    compiling: CompileProcess | None = None,
 ) -> ReadyRunner:
-    """`group`: the ranks that share the model; the runner is of what this one holds. `clock`: of a start that has begun
-    before."""
+    """`group`: the ranks that share the model; the runner is of what this one holds. Of a start that has begun before:
+    its `clock`, and a process for `compiling` kernels."""
     clock = clock or StartClock()
     with device_failures_in_words():
         check_numbers(config)
@@ -74,7 +79,10 @@ def make_runner(
             raise ConfigError("--enable-sleep-mode works with --tensor-parallel-size 1 only. Leave one of the two out.")
         ahead = None
         if chosen_device.type == "cuda":
-            ahead = CompileAhead(like=(settings_of_kernels(config), torch.cuda.get_device_name(chosen_device)))
+            like = (settings_of_kernels(config), torch.cuda.get_device_name(chosen_device))
+            ahead = CompileAhead(like, compiling)
+        elif compiling is not None:
+            compiling.end()
         loaded, draft_model = _load(config, draft_config, progress, group)
         if ahead is not None:
             ahead.wait_for_hash()

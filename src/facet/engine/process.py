@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ import zmq
 from facet.config import EngineConfig
 from facet.engine.addresses import FrontAddresses, Network, Socket, steps_of
 from facet.engine.engine import Engine
-from facet.engine.loading import make_runner
+from facet.engine.loading import ReadyRunner, make_runner
 from facet.engine.messages import Died, FromEngine, Shutdown, ToEngine
 from facet.engine.ranks import LeadingRunner, follow
 from facet.engine.service import EngineService, make_info
@@ -30,8 +31,9 @@ from facet.errors import EngineError, UserError
 from facet.layers.meeting import file_store, join_ranks
 from facet.layers.rank_group import RankGroup
 from facet.model.resolving import resolve_device
-from facet.progress import Bars, Progress, Silent
+from facet.progress import Bars, Silent
 from facet.ranks import ALONE, Rank
+from facet.runner.compile_process import CompileProcess
 from facet.sampling.grammar_library import do_without_transformers, import_xgrammar
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ SECONDS_BETWEEN_LOOKS = 2
 
 _NO_MORE_STEPS = b""
 _Send = Callable[[list[FromEngine]], None]
+_Start = Callable[[], ReadyRunner]
 
 
 def run_engine_process(
@@ -51,10 +54,11 @@ def run_engine_process(
     clock: StartClock,
     show_progress: bool,
     store: Any = None,
+    compiling: CompileProcess | None = None,
 ) -> None:
     """The process of one rank, from start to end.
 
-    `store`: where ranks meet; None: in the network's folder.
+    `store`: where ranks meet; None: in the network's folder. `compiling`: see `begin_early`.
     """
     # Ctrl-C and a service manager's stop reach the whole group; the front process drains first and then sends Shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -86,11 +90,12 @@ def run_engine_process(
                 shares_memory=network.folder is not None and not config.disable_custom_all_reduce,
             )
             clock.ends("ranks")
+        start = partial(make_runner, config, progress, group, clock, compiling)
         if rank.plans:
-            _lead(config, group, _Wires(context, network, store), front.to_engine, clock, progress, send)
+            _lead(config, group, _Wires(context, network, store), front.to_engine, start, send)
         else:
             assert group is not None, "who follows is not alone"
-            _follow(config, group, _Wires(context, network, store), progress)
+            _follow(group, _Wires(context, network, store), start)
     except UserError as error:
         send([Died(str(error), is_users_to_fix=True)])
     except EngineError as error:
@@ -120,8 +125,7 @@ def _lead(
     group: RankGroup | None,
     wires: _Wires,
     to_engine: str,
-    clock: StartClock,
-    progress: Progress,
+    start: _Start,
     send: _Send,
 ) -> None:
     # The library for grammars takes seconds to import, and a thread that imports keeps the loop from launching kernels:
@@ -129,7 +133,7 @@ def _lead(
     importing = threading.Thread(target=import_xgrammar, daemon=True)
     if loads_grammars := resolve_device(config.device, ALONE if group is None else group.rank).type == "cuda":
         importing.start()
-    ready = make_runner(config, progress, group, clock)
+    ready = start()
     num_followers = 0 if group is None else group.rank.size - 1
     followers = [wires.context.socket(zmq.PUSH) for _ in range(num_followers)]
     for index, socket in enumerate(followers, start=1):
@@ -157,13 +161,8 @@ def _lead(
                 socket.close()
 
 
-def _follow(
-    config: EngineConfig,
-    group: RankGroup,
-    wires: _Wires,
-    progress: Progress,
-) -> None:
-    runner = make_runner(config, progress, group).runner
+def _follow(group: RankGroup, wires: _Wires, start: _Start) -> None:
+    runner = start().runner
     front = os.getppid()
     with closing(wires.context.socket(zmq.PULL)) as steps:
         wires.network.connect(steps, wires.store.get(steps_of(group.rank.index)).decode())

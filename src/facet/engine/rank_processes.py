@@ -58,7 +58,8 @@ class LocalRanks:
     The processes are there at once and import for seconds; what to run they are told at the `start`.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device: str) -> None:
+        """`device`: as the config has it."""
         self._folder = tempfile.TemporaryDirectory(prefix="facet-")
         self.network = in_folder(Path(self._folder.name))
         self._processes: list[multiprocessing.process.BaseProcess] = []
@@ -69,7 +70,7 @@ class LocalRanks:
             theirs, task = spawn.Pipe(duplex=False)
             process = spawn.Process(
                 target=run_rank,
-                args=(Rank(index=index, size=size), self.network, theirs, time.monotonic()),
+                args=(Rank(index=index, size=size), device, self.network, theirs, time.monotonic()),
                 name=f"facet-{index}",
                 daemon=True,
             )
@@ -137,13 +138,16 @@ def begun_early(config: EngineConfig) -> Iterator[LocalRanks | None]:
     if config.distributed_executor_backend == "ray" or config.tensor_parallel_size < 1:
         yield None
         return
-    with contextlib.closing(LocalRanks(config.tensor_parallel_size)) as ranks:
+    with contextlib.closing(LocalRanks(config.tensor_parallel_size, config.device)) as ranks:
         yield ranks
 
 
-def run_rank(rank: Rank, network: Network, task: Connection, started: float) -> None:
+def run_rank(rank: Rank, device: str, network: Network, task: Connection, started: float) -> None:
     """What a new process runs."""
+    from facet.runner.compile_process import begin_early
+
     clock = StartClock(started)
+    compiling = begin_early(device)
     # Read when torch is loaded. Threads without work sleep: other processes, such as the front, need the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported there and not here: torch takes seconds and 150 MB that a front process has no use for.
@@ -156,7 +160,7 @@ def run_rank(rank: Rank, network: Network, task: Connection, started: float) -> 
     except EOFError:
         return  # the front process has found nothing to run, or is gone
     clock.ends("files")
-    run_engine_process(config, rank, network, front, clock, show_progress)
+    run_engine_process(config, rank, network, front, clock, show_progress, compiling=compiling)
 
 
 @contextlib.contextmanager

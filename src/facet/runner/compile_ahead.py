@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import facet.kernels
-from facet.runner.compile_process import CannotBeSent, CompileProcess, KernelJob, hash_triton
+from facet.runner.compile_process import MARK, CannotBeSent, CompileProcess, KernelJob, hash_triton
 from facet.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -29,16 +29,19 @@ class CompileAhead:
     wrong, kernels are compiled as they are launched.
     """
 
-    def __init__(self, like: object) -> None:
-        """`like` tells starts apart that may need other kernels, by what it is written as."""
+    def __init__(self, like: object, begun: CompileProcess | None = None) -> None:
+        """`like` tells starts apart that may need other kernels, by what it is written as. `begun`: a process that is
+        there already (`begin_early`)."""
         self._mark = _mark(like)
-        self._process: CompileProcess | None = None
+        self._process = begun
         self._is_any_submitted = False
         # Triton does it when it looks for its first kernel, compiled or not; here it does so while weights load.
         self._hashing = threading.Thread(target=hash_triton, daemon=True)
         self._hashing.start()
         self.is_needed = _is_known() and not self._mark.exists()
-        if self.is_needed:
+        if not self.is_needed:
+            self._stop()
+        elif self._process is None:
             try:
                 self._process = CompileProcess()  # now, so that it imports while weights load
             except OSError as error:
@@ -134,7 +137,7 @@ def _mark(like: object) -> Path:
 
     changed = max(path.stat().st_mtime_ns for path in Path(facet.kernels.__file__).parent.rglob("*.py"))
     text = repr((__version__, changed, triton_version, torch.__version__, like))
-    return Path(knobs.cache.dir) / f"facet-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return Path(knobs.cache.dir) / f"{MARK}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def _is_known() -> bool:

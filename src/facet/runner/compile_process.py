@@ -15,12 +15,15 @@ import os
 import pickle
 import sys
 import threading
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from facet.large_imports import large_imports
 from facet.piped_process import answer_pipe, read_frame, start_piped, stop_piped, write_frame
 
 MAX_NUM_CHILDREN = 16
+MARK = "facet-"  # with this begin the marks that starts leave in Triton's cache (`compile_ahead.py`)
+GPU_FILE = "/dev/nvidiactl"  # that a machine with an NVIDIA GPU has
 _FIRST_IMPORTS = ("torch", "facet.kernels.paged_attention.gpu", "facet.kernels.linear")
 
 
@@ -63,6 +66,26 @@ class CompileProcess:
 
     def end(self) -> None:
         stop_piped(self._process)
+
+
+def begin_early(device: str) -> CompileProcess | None:
+    """A process for a start that is certain to compile kernels: it imports while the caller does.
+
+    Certain means, as far as can be known without torch and Triton, that there is a GPU and that no start has ended yet.
+    """
+    is_marked = any(_cache_folder().glob(f"{MARK}*"))
+    if device == "cpu" or is_marked or not os.path.exists(GPU_FILE):
+        return None
+    try:
+        return CompileProcess()
+    except OSError:
+        return None  # said where it is needed
+
+
+def _cache_folder() -> Path:
+    """Where Triton keeps kernels."""
+    given = os.environ.get("TRITON_CACHE_DIR")
+    return Path(given) if given else Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
 
 
 class _Pickler(pickle.Pickler):
