@@ -18,6 +18,7 @@ from typing import Protocol
 
 from facet.config import EngineConfig
 from facet.engine.addresses import FrontAddresses, Network, in_folder
+from facet.engine.gpu_context import begin_context
 from facet.engine.start_times import StartClock
 from facet.exit_codes import how_it_ended
 from facet.large_imports import large_imports
@@ -148,6 +149,7 @@ def run_rank(rank: Rank, device: str, network: Network, task: Connection, starte
 
     clock = StartClock(started)
     compiling = begin_early(device)
+    begin_context(device, rank)
     # Read when torch is loaded. Threads without work sleep: other processes, such as the front, need the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Imported there and not here: torch takes seconds and 150 MB that a front process has no use for.
