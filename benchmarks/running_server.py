@@ -21,13 +21,17 @@ URL = f"http://127.0.0.1:{PORT}"
 def running(
     folder: str | Path, *flags: str, environment: Mapping[str, str] | None = None, port: int = PORT
 ) -> Iterator[float]:
-    """Yields how many seconds the server took from its command to being ready. `environment` is added to this one's."""
+    """Yields how many seconds the server took from its command to being ready. `environment` is added to this one's.
+
+    As with `make serve`, Python may keep bytecode: without it every process compiles what it imports of torch anew.
+    """
     command = [
         sys.executable, "-m", "facet", "serve", str(folder), "--port", str(port), "--host", "127.0.0.1",
         "--load-format", "dummy", *flags,
     ]  # fmt: skip
     start = time.perf_counter()
-    process = subprocess.Popen(command, env={**os.environ, **(environment or {})})
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    process = subprocess.Popen(command, env={**own, **(environment or {})})
     try:
         while not _is_ready(port):
             if process.poll() is not None:
