@@ -14,7 +14,7 @@ SECONDS_PER_TOKEN = 0.05
 class SteadyEngine(ScriptedEngine):
     is_dead = False
 
-    def __init__(self, config: EngineConfig, *, show_progress: bool) -> None:
+    def __init__(self, config: EngineConfig, *, show_progress: bool, ranks: None = None) -> None:
         info = EngineInfo(480, (1,), 4096, "", ())
         super().__init__(lambda request: [WORD] * 1000, info, seconds_per_turn=SECONDS_PER_TOKEN)
 

@@ -16,7 +16,7 @@ REFUSED = "refused"  # a device that no replica can have
 class StandIn(ScriptedEngine):
     is_dead = False
 
-    def __init__(self, config: EngineConfig, *, show_progress: bool) -> None:
+    def __init__(self, config: EngineConfig, *, show_progress: bool, ranks: None = None) -> None:
         if config.device == REFUSED:
             raise ConfigError("There is no such device.")
         word = 300 + int(os.environ["CUDA_VISIBLE_DEVICES"])
