@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from facet.errors import CheckpointError, RequestError
 from facet.grammar_spec import GrammarSpec
 from facet.request import Request
-from facet.sampling import GrammarCompiler, Grammars, as_request_error
+from facet.sampling import GrammarCompiler, Grammars, as_request_error, token_bytes
 from facet.sampling import grammar_compiler as compiler_module
 from facet.sampling.dead_rules import find_dead_rule
 from facet.sampling.grammar import grammar_mask
@@ -70,6 +71,19 @@ class TestTokenBytes:
         for token in CONTROL_TOKENS:
             with pytest.raises(UnicodeDecodeError):
                 spelled[vocabulary[token]].decode()
+
+    def test_the_library_says_the_same(self, folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        ids, special = token_bytes._read(path)
+        assert (ids, special) == token_bytes._ask_library(path)
+        assert special
+
+    def test_a_vocabulary_that_is_written_otherwise(self, tmp_path: Path) -> None:
+        scored = tokenizers.models.Unigram([("<unk>", 0.0), ("▁a", -1.0), ("<0x0A>", -2.0)], unk_id=0)
+        tokenizer = tokenizers.Tokenizer(scored)
+        tokenizer.add_special_tokens(["<eos>"])
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        assert read_token_bytes(tmp_path, 5) == [b"<unk>", b" a", b"\n", b"\xff3", b""]
 
     def test_ids_beyond_the_model_are_left_out(self, folder: Path) -> None:
         assert len(read_token_bytes(folder, 300)) == 300

@@ -19,7 +19,7 @@ from facet.engine.device_failures import device_failures_in_words
 from facet.engine.found_drafter import with_found_drafter
 from facet.engine.number_checks import check_numbers
 from facet.engine.settings import EngineSettings, resolve
-from facet.engine.start_times import StartClock, StartTimes
+from facet.engine.start_times import StartClock
 from facet.errors import ConfigError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kernels.linear import never_split_sums
@@ -54,7 +54,6 @@ class ReadyRunner(NamedTuple):
     settings: EngineSettings
     folder: Path  # that the model came from
     drafter: Drafter | None
-    start_times: StartTimes
     sleeper: Sleeper | None = None  # None: it never sleeps
 
 
@@ -139,7 +138,7 @@ def make_runner(
     sleeper = None
     if weights is not None:
         sleeper = Sleeper(modules, weights, arena, partial(_load_again, config, draft_config))
-    return ReadyRunner(runner, settings, loaded.folder, drafter, clock.times(), sleeper)
+    return ReadyRunner(runner, settings, loaded.folder, drafter, sleeper)
 
 
 def _load(

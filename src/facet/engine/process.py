@@ -92,7 +92,7 @@ def run_engine_process(
             clock.ends("ranks")
         start = partial(make_runner, config, progress, group, clock, compiling)
         if rank.plans:
-            _lead(config, group, _Wires(context, network, store), front.to_engine, start, send)
+            _lead(config, group, _Wires(context, network, store), front.to_engine, start, clock, send)
         else:
             assert group is not None, "who follows is not alone"
             _follow(group, _Wires(context, network, store), start)
@@ -126,6 +126,7 @@ def _lead(
     wires: _Wires,
     to_engine: str,
     start: _Start,
+    clock: StartClock,
     send: _Send,
 ) -> None:
     # The library for grammars takes seconds to import, and a thread that imports keeps the loop from launching kernels:
@@ -148,7 +149,8 @@ def _lead(
     engine = Engine(leading, ready.settings, ready.folder, ready.drafter, ready.sleeper)
     if loads_grammars:
         engine.load_grammars(in_background=False)
-    service = EngineService(engine, make_info(engine, str(ready.folder), ready.start_times))
+        clock.ends("grammars")
+    service = EngineService(engine, make_info(engine, str(ready.folder), clock.times()))
     with closing(wires.context.socket(zmq.PULL)) as inbox:
         wires.network.connect(inbox, to_engine)
         send([service.info])
