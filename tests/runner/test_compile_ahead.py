@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import driver as nvidia_driver
 from triton.runtime import cache as cache_module
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -209,6 +210,23 @@ def test_children_find_what_all_of_them_need() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True, env=environment)
     assert said.stdout.split() == ["1", "True", "1"]
+
+
+def test_what_launches_it_is_built_with_a_kernel(monkeypatch: pytest.MonkeyPatch, submitted: list[KernelJob]) -> None:
+    """Where Triton has a C compiler make it, one after the other, and not where it does without."""
+    numbers = torch.zeros(64)
+    with CompileAhead(like="31B").compiled_ahead():
+        doubling_kernel[(1,)](numbers, numbers, 16, BLOCK=8)
+    (job,) = submitted
+    built: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(nvidia_driver, "CudaLauncher", lambda source, metadata: built.append((source, metadata)))
+    monkeypatch.delattr(nvidia_driver, "make_launcher", raising=False)
+    compile_process.compile_kernel(job)
+    assert not built
+    monkeypatch.setattr(nvidia_driver, "make_launcher", lambda *_: "", raising=False)
+    compile_process.compile_kernel(job)
+    ((source, metadata),) = built
+    assert (source.fn, source.signature, metadata.name) == (doubling_kernel, job.signature, "doubling_kernel")
 
 
 def test_a_process_is_begun_early_where_kernels_are_certain_to_be_compiled(

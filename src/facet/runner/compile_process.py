@@ -9,6 +9,7 @@ It reads frames from its standard input: a kernel each, or an empty one, which i
 before it are done. A kernel that cannot be compiled is left out: whoever launches it is told why.
 """
 
+import contextlib
 import importlib
 import io
 import os
@@ -123,7 +124,25 @@ def compile_kernel(job: KernelJob) -> None:
     import triton
 
     source = job.source_class(job.kernel, job.signature, job.constants, job.attributes)
-    triton.compile(source, target=job.target, options=job.options)
+    compiled = triton.compile(source, target=job.target, options=job.options)
+    if job.target.backend == "cuda":
+        _build_launcher(source, compiled.metadata)
+
+
+def _build_launcher(source: Any, metadata: Any) -> None:
+    """Up to 3.6, Triton runs a C compiler at the first launch of every signature, a quarter of a second each."""
+    from triton.backends.nvidia import driver
+
+    if hasattr(driver, "make_launcher"):
+        driver.CudaLauncher(source, metadata)
+
+
+def _build_driver() -> None:
+    """So it does for what all launches need."""
+    from triton.backends.nvidia import driver
+
+    with contextlib.suppress(Exception):  # said where something is launched
+        driver.CudaUtils()
 
 
 def hash_triton() -> None:
@@ -139,11 +158,13 @@ def prepare() -> None:
     """Does once what every child would do."""
     with large_imports():
         importlib.import_module("triton.compiler.code_generator")
-        hashing = threading.Thread(target=hash_triton)
-        hashing.start()
+        threads = [threading.Thread(target=target) for target in (hash_triton, _build_driver)]
+        for thread in threads:
+            thread.start()
         for name in _FIRST_IMPORTS:
             importlib.import_module(name)
-    hashing.join()  # a process with threads had better not fork
+    for thread in threads:
+        thread.join()  # a process with threads had better not fork
 
 
 def main() -> None:
