@@ -119,20 +119,20 @@ def int4_experts_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return experts_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
 
 
-def ring_launch(height: int, shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    ring, is_gated = ring_of(height, shape.num_out, shape.num_in), shape.operation == "geglu_linear"
+def ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    ring, is_gated = ring_of(shape.num_out, shape.num_in), shape.operation == "geglu_linear"
     constants = dict(
         NUM_IN=shape.num_in,
         IS_GATED=is_gated,
         HAS_GATED_INPUT=False,
-        ROWS=height,
+        ROWS=ring.num_rows,
         BLOCK_IN=ring.block_in,
         STAGES=ring.num_stages,
         NUM_WARPS=ring.num_warps,
         IS_DEPENDENT=True,
     )
     num_out = shape.num_out // 2 if is_gated else shape.num_out
-    arguments = (*(tensor() for _ in range(4)), shape.num_in, shape.num_in, 0, height, num_out)
+    arguments = (*(tensor() for _ in range(4)), shape.num_in, shape.num_in, 0, ring.num_rows, num_out)
     return ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
@@ -216,9 +216,8 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
             dict(HAS_WINDOW=True, GROUP=2, **LAUNCH),
         ),
         **{f"int4_{rows}": int4_launch(rows, choose_tuning(2688, 42, rows)) for rows in ROW_KINDS},
-        "ring_of_down": ring_launch(8, cases.E4B[1]),
-        "ring_of_gate_up": ring_launch(8, cases.E4B[0]),
-        "ring_of_16_rows": ring_launch(16, cases.E4B[0]),
+        "ring_of_down": ring_launch(cases.E4B[1]),
+        "ring_of_gate_up": ring_launch(cases.E4B[0]),
         "int4_wide": int4_wide_launch(),
         "int4_experts": int4_experts_launch(),
         "round_geglu_31b": round_geglu_launch(21504),

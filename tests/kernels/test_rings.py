@@ -9,7 +9,7 @@ from torch import Tensor
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import cases, reference
-from facet.kernels.linear.config import Ring, choose_chain, choose_ring, ring_of
+from facet.kernels.linear.config import Ring, choose_chain, choose_ring, choose_usual_ring, ring_of
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 
 pytest.importorskip("triton")
@@ -84,18 +84,29 @@ def test_what_cannot_be_copied_16_bytes_at_a_time(rings: ModuleType) -> None:
 
 def test_rings_fit_into_a_multiprocessor() -> None:
     for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE):
-        for height in (8, 16):
-            ring = ring_of(height, shape.num_out, shape.num_in)
-            assert 2 <= ring.num_stages <= 16
-            assert 2 * ring.block_in * (16 + height) * ring.num_stages <= 227 << 10
-    assert ring_of(8, 2560, 10240).num_stages == 16, "few outputs, deep rings"
-    assert ring_of(8, 20480, 2560).num_stages == 3
-    assert ring_of(8, 2560, 256).num_stages == 2, "no more than there are tiles"
+        ring = ring_of(shape.num_out, shape.num_in)
+        assert 2 <= ring.num_stages <= 10
+        assert ring.tile_bytes * ring.num_stages <= 227 << 10
+    assert ring_of(2560, 10240) == Ring(8, 128, 10), "few outputs, deep rings"
+    assert ring_of(8192, 2816) == Ring(8, 128, 8)
+    assert ring_of(20480, 2560) == Ring(8, 256, 3), "many outputs, wide tiles"
+    assert ring_of(2560, 256) == Ring(8, 128, 2), "no more than there are tiles"
+
+
+def test_where_rings_are_chosen() -> None:
+    assert choose_ring(1, 2560, 10240) == choose_ring(8, 2560, 10240) == ring_of(2560, 10240)
     assert choose_ring(0, 2560, 10240) is None
+    assert choose_ring(9, 2560, 10240) is None
+    assert choose_ring(1, 16384, 5376) is None, "tiles of chains divide it evenly"
+    assert choose_ring(8, 262144, 2560) is None
+    assert choose_usual_ring(8, 3072, 2560) == ring_of(3072, 2560)
+    assert choose_usual_ring(1, 3072, 2560) is None, "a row is multiplied in float32"
+    assert choose_usual_ring(8, 256, 2560) is None, "and several, where outputs are few"
+    assert choose_usual_ring(8, 2560, 10240) is None, "cuBLAS splits long sums"
 
 
 @pytest.mark.skipif(not ON_HOPPER, reason="sums are those of tensor cores")
-@pytest.mark.parametrize("num_rows", [1, 8, 16])
+@pytest.mark.parametrize("num_rows", [1, 8])
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
 def test_bits_are_those_of_a_chain(rings: ModuleType, shape: cases.Shape, num_rows: int) -> None:
     from facet.kernels.linear import triton
@@ -104,7 +115,7 @@ def test_bits_are_those_of_a_chain(rings: ModuleType, shape: cases.Shape, num_ro
     _, weight = shape.inputs(num_rows, torch.bfloat16, DEVICE)
     x = telling_rows(weight, num_rows)
     given = torch.randn(num_rows, shape.num_out, device=DEVICE).bfloat16()
-    ring = ring_of(8 if num_rows <= 8 else 16, shape.num_out, shape.num_in)
+    ring = ring_of(shape.num_out, shape.num_in)
     chain = choose_chain(num_rows, shape.num_out, shape.num_in, 2)
     torch.cuda.synchronize()
     got, expected = (

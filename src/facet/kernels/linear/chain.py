@@ -16,16 +16,16 @@ Float32 is not multiplied by tensor cores: its tiles have one size.
 
 from collections.abc import Callable
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.geglu import invariant as activations
-from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import triton
 from facet.kernels.linear.config import MAX_ROWS, choose_chain, choose_ring, may_prefer_library
+from facet.kernels.linear.rings import Kernels, kernels_of
 from facet.kernels.linear.telling_rows import telling_rows
 from facet.kernels.per_layer_input.invariant import gate_per_layer_input
 
@@ -45,14 +45,6 @@ _NUM_ZEROED = 4
 _MOST_FILLED_UP = 32
 
 _least_rows: dict[tuple[object, ...], int | None] = {}
-
-
-class Kernels(Protocol):
-    """The products of one kernel. A `config` is of its own kind."""
-
-    def linear(self, x: Tensor, weight: Tensor, config: Any, /) -> Tensor: ...
-    def geglu_linear(self, x: Tensor, weight: Tensor, config: Any, /) -> Tensor: ...
-    def gated_input_linear(self, x: Tensor, weight: Tensor, per_layer_input: Tensor, config: Any, /) -> Tensor: ...
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
@@ -77,11 +69,9 @@ def _run(
 ) -> Tensor:
     num_rows, (num_out, num_in), element_size = len(x), weight.shape, x.element_size()
     ring = choose_ring(num_rows, num_out, num_in)
-    if ring is not None and runs_on_hopper(x.device):
-        from facet.kernels.linear import ring as rings  # Triton may have no Gluon
-
-        if rings.can_run(x, weight):
-            return multiply(rings, ring)
+    rings = kernels_of(ring, x, weight)
+    if rings is not None:
+        return multiply(rings, ring)
     if x.is_cuda and element_size == 2 and may_prefer_library(num_rows, num_out, num_in):
         least_rows = least_library_rows(weight)
         if least_rows is not None and num_rows >= least_rows:

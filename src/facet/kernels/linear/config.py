@@ -11,7 +11,7 @@ Times in this file are microseconds on an H200 in bfloat16, the weight read from
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 # The most rows a program of the float32 kernel takes, whose sums must fit into registers. More rows are more programs.
@@ -43,6 +43,11 @@ class Ring:
     block_in: int
     num_stages: int  # tiles that a ring holds
     num_warps: int = 1
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of the weight and of x."""
+        return 2 * self.block_in * (16 * self.num_warps + self.num_rows)
 
 
 def _vector(block_out: int, num_warps: int, block_in: int | None = None) -> Config:
@@ -182,26 +187,46 @@ def choose_chain(num_rows: int, num_out: int, num_in: int, element_size: int) ->
     return _FEW_CHAINS if num_out >= 5376 else _FEW_CHAINS_OF_FEW_OUTPUTS
 
 
-# Up to so many rows go through rings: none, until they have been timed.
-MAX_RING_ROWS = 0
-_MOST_STAGES = 16
+# Up to so many rows go through rings: with 16, the tiles of `choose_chain` are as good or better, but for 31B's o.
+MAX_RING_ROWS = 8
+# Outputs and inputs that the tiles of chains divide evenly. 1 row of 31B: qkv of a sliding layer 42.1, in rings 43.7; 8
+# rows of gate_up 106.6, in rings 108.3.
+_BETTER_IN_CHAINS = frozenset({(16384, 5376), (43008, 5376)})
+# Beyond so many, as in a head, both read the weight as fast as memory gives it.
+_MOST_RING_OUTPUTS = 65536
+# With 16 and not 10, down of E4B takes 18.3 and not 17.6, o 5.7 and not 4.6; with 5, 25.0 and 5.7.
+_MOST_STAGES, _LEAST_STAGES = 10, 4
 # Of shared memory, for all programs that a multiprocessor holds if they are spread evenly.
 _RING_BYTES = 192 << 10
 _NUM_MULTIPROCESSORS = 132
+# Inputs beyond which cuBLAS is faster where it may split them: 8 rows of down, E4B 17.5, in rings 17.7; 31B 58.7 and
+# 62.7.
+_MOST_INPUTS_IN_ONE_CHAIN = 8192
 
 
 def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
-    """Rings as deep as shared memory allows, so that a weight is on its way long before it is needed."""
-    if not 0 < num_rows <= MAX_RING_ROWS:
-        return None
-    return ring_of(8 if num_rows <= 8 else 16, num_out, num_in)
+    """In one chain of sums. 1 row of E4B: gate_up 26.3, by `choose_chain` 27.6; down 17.6, 20.0; qkv 6.2, 6.9 and 8.4,
+    10.3; o 4.6, 5.7 and 7.9, 9.1; per-layer gate 4.7, 5.5, projection 1.2, 2.5. 31B: down 61.2, 67.0; qkv of a global
+    layer 47.2, 56.8; o 22.6, 26.4. 26B-A4B: gate_up 7.2, 8.7; qkv 11.7, 13.5. With 8 rows up to 5% more."""
+    is_served = num_out <= _MOST_RING_OUTPUTS and (num_out, num_in) not in _BETTER_IN_CHAINS
+    return ring_of(num_out, num_in) if is_served and 0 < num_rows <= MAX_RING_ROWS else None
 
 
-def ring_of(height: int, num_out: int, num_in: int, block_in: int = 128, num_bytes: int = _RING_BYTES) -> Ring:
+def choose_usual_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
+    """Where sums need not be one chain: instead of tensor core tiles and of cuBLAS. 8 rows of E4B: qkv 6.4 for 7.0 and
+    8.9 for 10.4, o 4.9 for 6.0, per-layer projection 1.3 for 2.6. 26B-A4B: gate_up 7.4 for 11.1, qkv 12.1 for 13.5."""
+    config = choose_config(num_rows, num_out, num_in)
+    is_vector = config is not None and not config.is_dot
+    return None if is_vector or num_in > _MOST_INPUTS_IN_ONE_CHAIN else choose_ring(num_rows, num_out, num_in)
+
+
+def ring_of(num_out: int, num_in: int) -> Ring:
+    """As deep as shared memory allows, up to a bound; where outputs are many, few wide tiles."""
     num_programs = -(-num_out // (16 * _NUM_MULTIPROCESSORS))  # of a multiprocessor
-    tile_bytes = 2 * block_in * (16 + height)
-    most = min(_MOST_STAGES, -(-num_in // block_in))
-    return Ring(height, block_in, num_stages=max(2, min(most, max(3, num_bytes // (num_programs * tile_bytes)))))
+    deep, wide = Ring(MAX_RING_ROWS, 128, _MOST_STAGES), Ring(MAX_RING_ROWS, 256, 3)
+    num_stages = min(_MOST_STAGES, _RING_BYTES // (num_programs * deep.tile_bytes))
+    ring = wide if num_stages < _LEAST_STAGES else replace(deep, num_stages=num_stages)
+    return replace(ring, num_stages=max(2, min(ring.num_stages, -(-num_in // ring.block_in))))
 
 
 def may_prefer_library(num_rows: int, num_out: int, num_in: int) -> bool:
