@@ -21,52 +21,11 @@ class Shared:
     def index(self, index: int) -> "Shared":
         return Shared(self.numbers[index])
 
-    def slice(self, start: int, length: int, dim: int = 0) -> "Shared":
-        return Shared(self.numbers.narrow(dim, start, length))
-
     def permute(self, order: Sequence[int]) -> "Shared":
         return Shared(self.numbers.permute(*order))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.numbers.dtype
-
-    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _layout: object) -> "Shared":
-        assert dtype == self.numbers.dtype
-        return Shared(self.numbers.view(*shape))
-
     def load(self, _layout: object) -> Tensor:
         return self.numbers.clone()
-
-    def store(self, values: Tensor) -> None:
-        assert (values.dtype, values.shape) == (self.dtype, self.shape)
-        self.numbers.copy_(values)
-
-
-class LaterProduct:
-    """One under way: of what shared memory holds when it is waited for."""
-
-    def __init__(self, values: Tensor, tile: Shared, sums: "Tensor | LaterProduct") -> None:
-        self._values, self._tile, self._sums = values, tile, sums
-        self._result: Tensor | None = None
-
-    def result(self) -> Tensor:
-        if self._result is None:
-            sums = self._sums.result() if isinstance(self._sums, LaterProduct) else self._sums
-            self._result = sums + self._values.float() @ self._tile.numbers.float()
-        return self._result
-
-    def wait(self, num_outstanding: int) -> "Tensor | LaterProduct":
-        """All but the last so many are made."""
-        if num_outstanding == 0:
-            return self.result()
-        if isinstance(self._sums, LaterProduct):
-            self._sums.wait(num_outstanding - 1)
-        return self
-
-
-def wait_for_products(num_outstanding: int, deps: Sequence[Any]) -> tuple[Any, ...]:
-    return (deps[0].wait(num_outstanding), *deps[1:])
 
 
 @dataclass

@@ -68,8 +68,6 @@ class Pointer:
 def _load(
     pointer: Pointer, mask: Any = None, other: float = 0.0, eviction_policy: str = "", cache_modifier: str = ""
 ) -> Any:
-    if not isinstance(pointer.offset, Tensor) and pointer.numbers.is_floating_point():
-        return pointer.numbers[pointer.offset]
     if not isinstance(pointer.offset, Tensor):
         return Int(pointer.numbers[pointer.offset].item())
     offsets = pointer.offset
@@ -130,10 +128,6 @@ def _memory(tensor: Tensor) -> Tensor:
     return tensor.as_strided((span if tensor.numel() else 0,), (1,))
 
 
-def pointers_to(args: Sequence[Any]) -> list[Any]:
-    return [Pointer(_memory(arg)) if isinstance(arg, Tensor) else arg for arg in args]
-
-
 class Kernel:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -144,7 +138,7 @@ class Kernel:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, num_warps: int, maxnreg: int | None = None, **kwargs: Any) -> None:
             sizes = (*grid, 1)[:2]
-            given = pointers_to(args)
+            given = [Pointer(_memory(arg)) if isinstance(arg, Tensor) else arg for arg in args]
             for first in range(sizes[0]):
                 for second in range(sizes[1]):
                     PROGRAM.ids, PROGRAM.sizes = (first, second), sizes
@@ -162,7 +156,7 @@ def _jit_decorator(function: Callable[..., Any]) -> Kernel:
     return Kernel(function)
 
 
-def _language(make_kernel: Callable[..., Any]) -> ModuleType:
+def _language() -> ModuleType:
     module = ModuleType("gluon_language")
     module.gl = SimpleNamespace(  # type: ignore[attr-defined]
         NVMMASharedLayout=SimpleNamespace(get_default_for=_layout),
@@ -195,7 +189,6 @@ def _language(make_kernel: Callable[..., Any]) -> ModuleType:
         multiple_of=lambda tensor, _count: tensor,
         permute=lambda tensor, order: tensor.permute(*order),
         reshape=lambda tensor, shape: tensor.reshape(*shape),
-        rsqrt=torch.rsqrt,
         split=lambda tensor: tensor.unbind(-1),
         num_programs=lambda axis: PROGRAM.sizes[axis],
         program_id=lambda axis: Int(PROGRAM.ids[axis]),
@@ -206,7 +199,7 @@ def _language(make_kernel: Callable[..., Any]) -> ModuleType:
         where=_either(lambda condition, a, b: a if condition else b, torch.where),
         zeros=lambda shape, dtype, _layout: torch.zeros(tuple(shape), dtype=dtype),
     )
-    module.gluon = SimpleNamespace(jit=make_kernel, constexpr_function=lambda function: function)  # type: ignore[attr-defined]
+    module.gluon = SimpleNamespace(jit=_jit, constexpr_function=lambda function: function)  # type: ignore[attr-defined]
     module.mbarrier = SimpleNamespace(  # type: ignore[attr-defined]
         MBarrierLayout=_layout,
         init=machine.init_barrier,
@@ -233,7 +226,6 @@ def emulated(
     seed: int = 0,
     change: tuple[str, str] | None = None,
     own: Mapping[str, Any] = MappingProxyType({}),
-    make_kernel: Callable[..., Any] = _jit,
 ) -> ModuleType:
     """The last of some modules, executed with the names here, and `own`, in place of those of the module `language`.
 
@@ -242,7 +234,7 @@ def emulated(
     """
     machine.PARTITIONS.begin(seed=seed)
     real = {name: sys.modules.get(name) for name in (*names, language)}
-    sys.modules[language] = _language(make_kernel)
+    sys.modules[language] = _language()
     vars(sys.modules[language]).update(own)
     is_changed = change is None
     try:

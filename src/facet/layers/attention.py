@@ -72,14 +72,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Inputs, step: KindStep, cache: LayerCache, source: "Attention", *, is_stored: bool = False
     ) -> Tensor:
-        out: Tensor = self.output(self.attend(x, step, cache, source, is_stored=is_stored))
-        return out
-
-    def attend(
-        self, x: Inputs, step: KindStep, cache: LayerCache, source: "Attention", *, is_stored: bool = False
-    ) -> Tensor:
-        """As `forward`, before the last product. x: [rows, hidden]. `cache` and `source` are those of the layer whose
-        keys are read, often this one.
+        """x: [rows, hidden]. `cache` and `source` are those of the layer whose keys are read, often this one.
 
         `is_stored`: `store` was called for these rows.
         """
@@ -93,7 +86,9 @@ class Attention(nn.Module):
             scale=self.layer.attention_scale,
             key_recipe=source.key_recipe(step),
         )
-        return step.attend(queries, reads).flatten(-2)
+        attended = step.attend(queries, reads)
+        out: Tensor = self.output(attended.flatten(-2))
+        return out
 
     def store(self, x: Inputs, step: KindStep, cache: LayerCache) -> None:
         """The keys and values of rows alone, without asking anything."""

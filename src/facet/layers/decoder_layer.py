@@ -2,7 +2,6 @@
 
 from torch import Tensor, nn
 
-from facet.kernels.after_attention import Weights, after_attention, can_run
 from facet.kernels.paged_attention import LayerCache
 from facet.layers.attention import Attention, KindStep
 from facet.layers.mlp import MLP
@@ -49,14 +48,8 @@ class DecoderLayer(nn.Module):
         is_stored: bool = False,
     ) -> Residual:
         """`is_stored`: `store` was called for these rows."""
-        attended = self.attention.attend(self._normed(residual), step, cache, source, is_stored=is_stored)
-        if len(attended) == 1 and (next_norm is None or next_norm.is_plain):
-            weights = self._dense_weights()
-            if weights is not None and can_run(attended, weights):
-                next_weight = None if next_norm is None else next_norm.weight
-                return Residual(*after_attention(attended, residual.stream, per_layer_input, weights, next_weight))
-        update = self.attention.output(attended)
-        x, h = self.post_attention_norm.add(residual.stream, update, then=self.pre_mlp_norm)
+        attended = self.attention(self._normed(residual), step, cache, source, is_stored=is_stored)
+        x, h = self.post_attention_norm.add(residual.stream, attended, then=self.pre_mlp_norm)
         assert h is not None, "a norm was named"
         update, norm = self._feed_forward(x, h), self.post_mlp_norm
         if self.per_layer_gate is not None:
@@ -68,29 +61,6 @@ class DecoderLayer(nn.Module):
     def store(self, residual: Residual, step: KindStep, cache: LayerCache) -> None:
         """The keys and values of rows that go no further."""
         self.attention.store(self._normed(residual), step, cache)
-
-    def _dense_weights(self) -> Weights | None:
-        """What follows attention, where it is all here, and nothing is quantized, sparse or chosen by a router."""
-        gate = self.per_layer_gate
-        products = [self.attention.output, self.mlp.gate_up, self.mlp.down]
-        products += [] if gate is None else [gate.gate, gate.projection]
-        values = [product.dense_values for product in products]
-        if self.experts is not None or self.mlp.cutoff is not None or any(value is None for value in values):
-            return None
-        output, gate_up, down, *more = (value for value in values if value is not None)
-        return Weights(
-            output=output,
-            output_norm=self.post_attention_norm.weight,
-            gate_up_norm=self.pre_mlp_norm.weight,
-            gate_up=gate_up,
-            down=down,
-            down_norm=self.post_mlp_norm.weight,
-            gate=more[0] if more else None,
-            projection=more[1] if more else None,
-            projection_norm=None if gate is None else gate.norm.weight,
-            scale=self.layer_scalar,
-            eps=self.post_mlp_norm.eps,
-        )
 
     def _normed(self, residual: Residual) -> Inputs:
         return self.input_norm(residual.stream) if residual.normed is None else residual.normed

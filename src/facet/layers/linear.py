@@ -15,7 +15,7 @@ from torch.nn import functional
 from facet.kernels.per_layer_input.reference import mix_per_layer_inputs
 from facet.layers.placement import Placement
 from facet.layers.rank_group import RankGroup
-from facet.layers.weight import DenseWeight, Inputs, Values, Weight
+from facet.layers.weight import Inputs, Values, Weight
 
 _ALL = slice(None)
 
@@ -80,11 +80,6 @@ class Linear(nn.Module):
     def prepare(self) -> None:
         """Once everything is filled, before the first product."""
         self.weight.prepare(is_gated=self._is_gated)
-
-    @property
-    def dense_values(self) -> Tensor | None:
-        """The matrix as it is multiplied, where it is numbers of the activations' type and all here."""
-        return self.weight.values if isinstance(self.weight, DenseWeight) and self._group is None else None
 
     def _summed(self, product: Tensor) -> Tensor:
         return product if self._group is None else self._group.sum(product)

@@ -41,11 +41,6 @@ class RMSNorm(nn.Module):
         return Residual(*then._norms.add_norm(stream, update, self.weight, then.weight, self.eps, scale))
 
     @property
-    def is_plain(self) -> bool:
-        """Nobody rounds the result on its way."""
-        return all(product.weight.row_codes is None for product in self._before)
-
-    @property
     def _norms(self) -> Arithmetic | Weight:
         """Who computes this norm: the weight that takes the result may round it on the way."""
         return self._before[0].weight if self._before else self.arithmetic
