@@ -26,6 +26,7 @@ from facet.kernels.linear.reference import gated_input_linear, geglu_linear
 from facet.kernels.quantized import QuantizedMatrix, eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.eight_bits import Config, choose_config
+from facet.kernels.quantized.eight_bits.config import WIDENED_ROW
 from facet.kernels.rounded_rows import RoundedRows
 
 BANDWIDTH = 4.3e6  # bytes a microsecond, of an H200's memory as far as a kernel gets
@@ -41,6 +42,11 @@ FEW = (
     Config(0, 128, 256, 8, 4),
 )
 SHARES = (1, 2, 3, 4, 6, 8)
+WIDENED = tuple(
+    replace(WIDENED_ROW, block_out=block_out, block_in=512 * num_warps, num_warps=num_warps)
+    for block_out in (2, 4, 8)
+    for num_warps in (1, 2, 4)
+)
 MANY = (
     Config(64, 128, 128, 4, 4),
     Config(128, 64, 128, 4, 4),
@@ -66,6 +72,8 @@ def candidates(shape: cases.Shape, format: str, num_rows: int, tune: bool) -> li
     if num_rows > 64:
         return [*MANY, *([None] if is_fp8 else [])]
     found: list[Config | None] = []
+    if num_rows == 1 and format.endswith("weights") and shape.operation == "linear":
+        found += WIDENED
     for config in FEW:
         num_tiles = math.ceil(shape.num_out / config.block_out)
         for shares in SHARES:
@@ -77,7 +85,7 @@ def candidates(shape: cases.Shape, format: str, num_rows: int, tune: bool) -> li
 def run(
     shape: cases.Shape, x: Tensor | RoundedRows, matrix: QuantizedMatrix, given: Tensor, config: Config | None
 ) -> Tensor:
-    def choose(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Config | None:
+    def choose(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False) -> Config | None:
         return config
 
     if shape.operation == "gated_input_linear":

@@ -12,6 +12,7 @@ from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import eight_bits, reference
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.eight_bits import ChooseConfig, Config, choose_config, choose_one_config, row_codes
+from facet.kernels.quantized.eight_bits.config import WIDENED_ROW
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.rounding import round_inputs
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
@@ -143,6 +144,15 @@ def test_products_and_activations(name: str, num_in: int, num_rows: int, num_out
     SUMS.check(product(x, matrix, "gated_input_linear", given, config), gate_per_layer_input(expected, given))
     some = matrix.rows(slice(16, 34))
     SUMS.check(product(x, some, "linear", config=config), expected[:, 16:34])
+
+
+@pytest.mark.parametrize("name", ["int8 rows", "fp8 rows"])
+@pytest.mark.parametrize(("num_in", "num_out"), [(512, 96), (336, 70), (4096, 6), (1040, 5)])
+def test_one_row_in_float32_arithmetic(name: str, num_in: int, num_out: int) -> None:
+    """Tiles that are whole and not, several and one; outputs that programs divide and not."""
+    case = Case(format=FORMATS[name], num_in=num_in, num_out=num_out)
+    matrix, x = case.matrix(DEVICE), case.inputs(1, torch.float16).to(DEVICE)
+    SUMS.check(eight_bits.linear(x, matrix, lambda *_: WIDENED_ROW).cpu(), reference.linear(x, matrix).cpu())
 
 
 @pytest.mark.parametrize("name", ROUNDED)

@@ -97,7 +97,9 @@ def test_activations_round_for_the_product_behind_them(
     """Or tell it how. Many rows are those that PyTorch multiplies. Always the same bits as without."""
     from facet.kernels.quantized.eight_bits import triton
 
-    def choose(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> eight_bits.Config | None:
+    def choose(
+        num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False
+    ) -> eight_bits.Config | None:
         return None if is_many else eight_bits.choose_config(num_rows, num_out, num_in, is_fp8)
 
     def scaled_mm(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:

@@ -74,10 +74,15 @@ def round_rows(x: Tensor | MeasuredRows, format: MatrixFormat) -> RoundedRows:
 
 def linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
     x = _inputs(x, matrix)
-    config = _choose(x, matrix, choose)
+    config = _choose(x, matrix, choose, is_widened=isinstance(x, Tensor))
     if config is None:
         assert isinstance(x, RoundedRows)
         return _scaled_mm(x, matrix)
+    if config.is_vector:
+        from facet.kernels.quantized.eight_bits import widened
+
+        assert isinstance(x, Tensor)
+        return widened.linear(x, matrix, config)
     from facet.kernels.quantized.eight_bits import triton
 
     return triton.linear(x, matrix, config)
@@ -166,9 +171,11 @@ def _inputs(x: Rows, matrix: QuantizedMatrix) -> Tensor | RoundedRows:
     return tensor_of(x) if matrix.format.rounding is None else round_rows(x, matrix.format)
 
 
-def _choose(x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Config | None:
+def _choose(
+    x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig, *, is_widened: bool = False
+) -> Config | None:
     is_fp8 = matrix.format.codes == "fp8" and not isinstance(x, Tensor)
-    return choose(tensor_of(x).shape[0], matrix.num_rows, matrix.num_inputs, is_fp8)
+    return choose(tensor_of(x).shape[0], matrix.num_rows, matrix.num_inputs, is_fp8, is_widened)
 
 
 def _scaled_mm(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:

@@ -15,11 +15,15 @@ class Config:
     num_warps: int
     num_stages: int  # tiles on their way to shared memory at a time
     shares: int = 1  # into which a row of the matrix is cut: a program takes one
+    is_vector: bool = False  # one row, in float32 arithmetic (`widened.py`)
 
 
 class ChooseConfig(Protocol):
-    def __call__(self, num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Config | None:
-        """`is_fp8`: both sides are. Then None is an answer: PyTorch's own product."""
+    def __call__(
+        self, num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False
+    ) -> Config | None:
+        """`is_fp8`: both sides are. Then None is an answer: PyTorch's own product. `is_widened`: inputs are not
+        rounded, and nothing but a product is asked for."""
 
 
 # The most rows of a program that has the matrix's tile to itself.
@@ -30,8 +34,16 @@ _PROGRAMS, _NARROW_PROGRAMS = 264, 396
 _LEAST_INPUTS = 512
 
 
-def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Config | None:
+# One row times codes that are widened: 512 codes are one 16-byte load for each thread of a warp. Not chosen until it
+# has been timed.
+WIDENED_ROW = Config(1, 4, 1024, num_warps=2, num_stages=1, is_vector=True)
+MAX_WIDENED_ROWS = 0
+
+
+def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False) -> Config | None:
     """Times are microseconds on an H200, the matrix read from memory (benchmarks/quantized_gpu.py)."""
+    if is_widened and num_rows <= MAX_WIDENED_ROWS:
+        return WIDENED_ROW
     if num_rows <= MOST_ROWS_AT_ONCE:
         # 31B, one row and 64: gate_up 55.5 and 62.9, in bfloat16 108.6 and 115.5, bytes alone 53.8. In three shares
         # down takes 30.4 (32.6 in two, bytes 26.9) and o 13.3 (14.7 in one, bytes 10.2).
@@ -47,6 +59,6 @@ def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Con
     return Config(128, 128, 128, num_warps=4, num_stages=3)
 
 
-def choose_one_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool) -> Config:
+def choose_one_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False) -> Config:
     """The same for any number of rows: sums are always added in the same order."""
     return Config(64, 64, 128, num_warps=4, num_stages=4)
