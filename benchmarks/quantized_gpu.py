@@ -2,6 +2,7 @@
 
     python -m benchmarks.quantized_gpu                  # what the engine would use
     python -m benchmarks.quantized_gpu --tune           # every configuration; the three best of each are printed
+    python -m benchmarks.quantized_gpu --rings          # few rows through rings, beside the kernel in Triton
 
 Every result is first checked against the definition. Times are of launches inside a CUDA graph that walks over copies
 of a matrix, more of them than the second-level cache holds. Inputs are rounded beforehand; `rounding_gpu` times
@@ -25,12 +26,13 @@ from facet.kernels.linear import cases
 from facet.kernels.linear.reference import gated_input_linear, geglu_linear
 from facet.kernels.quantized import QuantizedMatrix, eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.eight_bits import Config, choose_config
+from facet.kernels.quantized.eight_bits import Config, Ring, choose_config, ring_of
 from facet.kernels.quantized.eight_bits.config import WIDENED_ROW
 from facet.kernels.rounded_rows import RoundedRows
 
 BANDWIDTH = 4.3e6  # bytes a microsecond, of an H200's memory as far as a kernel gets
 ROWS = (1, 16, 32, 64, 128, 256, 2048)
+ROWS_OF_RINGS, MOST_RING_ROWS = (1, 8), 16
 FORMAT_NAMES = {"fp8": "fp8 token", "int8": "int8 token", "fp8-weights": "fp8 rows", "int8-weights": "int8 rows"}
 SHAPES = (*cases.LARGE, *cases.E4B)
 
@@ -65,10 +67,13 @@ class Job:
     config: Config | None  # None: PyTorch's product
 
 
-def candidates(shape: cases.Shape, format: str, num_rows: int, tune: bool) -> list[Config | None]:
+def candidates(shape: cases.Shape, format: str, num_rows: int, tune: bool, rings: bool) -> list[Config | None]:
     is_fp8 = format == "fp8"
+    chosen = choose_config(num_rows, shape.num_out, shape.num_in, is_fp8)
+    if rings and chosen is not None and num_rows <= MOST_RING_ROWS and "weights" not in format:
+        return [replace(chosen, ring=None), *(replace(chosen, ring=ring) for ring in rings_of(shape, tune))]
     if not tune:
-        return [choose_config(num_rows, shape.num_out, shape.num_in, is_fp8)]
+        return [chosen]
     if num_rows > 64:
         return [*MANY, *([None] if is_fp8 else [])]
     found: list[Config | None] = []
@@ -80,6 +85,16 @@ def candidates(shape: cases.Shape, format: str, num_rows: int, tune: bool) -> li
             if shares == 1 or (num_tiles * shares <= 800 and shape.num_in >= shares * 2 * config.block_in):
                 found.append(replace(config, rows=max(16, num_rows), shares=shares))
     return found
+
+
+def rings_of(shape: cases.Shape, tune: bool) -> list[Ring]:
+    chosen = ring_of(shape.num_out, shape.num_in)
+    if not tune:
+        return [chosen]
+    depths = [(128, 3), (128, 4), (128, 6), (128, 10), (256, 2), (256, 3), (256, 5)]
+    most_shares = max(1, 800 // math.ceil(shape.num_out / 64))
+    shares = sorted({each for each in (*SHARES, chosen.shares) if each <= most_shares})
+    return [Ring(*depth, each) for depth in depths for each in shares if shape.num_in >= each * 2 * depth[0]]
 
 
 def run(
@@ -108,6 +123,22 @@ def inputs(
     return rounded, plain, matrix, given
 
 
+def name_of(config: Config | None) -> str:
+    if config is None:
+        return "PyTorch"
+    named = config if config.ring is None else config.ring
+    numbers = " ".join(str(number) for number in asdict(named).values() if number is not None)
+    return numbers if config.ring is None else f"ring {numbers}"
+
+
+def compared(got: Tensor, before: Tensor | None, config: Config | None) -> str:
+    """How far a ring's results are from Triton's, `before`. Sums of int8 are exact; those of fp8 go by tiles."""
+    if before is None or config is None or config.ring is None:
+        return ""
+    distance = float((got.float() - before.float()).norm() / before.float().norm())
+    return ", as Triton's" if torch.equal(got, before) else f", {distance:.1e} from Triton's"
+
+
 def compile_for(job: Job) -> None:
     x, _, matrix, given = inputs(job.shape, job.format, job.num_rows, 256)
     try:
@@ -116,18 +147,18 @@ def compile_for(job: Job) -> None:
         print(f"{job}: {str(error)[:300]}", flush=True)
 
 
-def jobs(shapes: list[cases.Shape], formats: list[str], rows: list[int], tune: bool) -> list[Job]:
+def jobs(shapes: list[cases.Shape], formats: list[str], rows: list[int], tune: bool, rings: bool) -> list[Job]:
     found = {}
     for shape in shapes:
         for format in formats:
             for num_rows in rows:
-                for config in candidates(shape, format, num_rows, tune):
+                for config in candidates(shape, format, num_rows, tune, rings):
                     if config is not None:
                         found[shape.num_in, shape.operation, format, config] = Job(shape, format, num_rows, config)
     return list(found.values())
 
 
-def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool) -> None:
+def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool, rings: bool) -> None:
     num_bytes = shape.num_out * shape.num_in
     num_copies = max(1, math.ceil(CACHE_BYTES / num_bytes))
     for num_rows in rows:
@@ -147,8 +178,8 @@ def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool) -> Non
         del values
         library = microseconds([partial(functional.linear, x16, wides[n % len(wides)]) for n in range(num_launches)])
         floor = max(num_bytes / BANDWIDTH, 2 * num_rows * num_bytes / 1.35e9 if "weights" not in format else 0)
-        found = []
-        for config in candidates(shape, format, num_rows, tune):
+        found, before = [], None
+        for config in candidates(shape, format, num_rows, tune, rings):
             try:
                 got = run(shape, x, matrix, given, config)
             except Exception as error:
@@ -159,9 +190,9 @@ def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool) -> Non
                 print(f"WRONG: {shape.name}, {format}, {num_rows} rows, {config}: error {distance}", flush=True)
                 continue
             launches = [partial(run, shape, x, copies[n % num_copies], given, config) for n in range(num_launches)]
-            found.append((microseconds(launches), config, distance))
-        for time, config, distance in sorted(found, key=lambda each: each[0])[:3]:
-            name = "PyTorch" if config is None else " ".join(str(n) for n in asdict(config).values())
+            found.append((microseconds(launches), name_of(config) + compared(got, before, config), distance))
+            before = got if config is None or config.ring is None else before
+        for time, name, distance in sorted(found)[: len(found) if rings and not tune else 3]:
             print(
                 f"{shape.name:25} {format:12} {num_rows:5} rows: {time:7.1f} us, floor {floor:6.1f}, bfloat16 "
                 f"{library:7.1f} ({library / time:4.2f}x)  error {distance:.1e}  {name}",
@@ -173,17 +204,19 @@ def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool) -> Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true", help="try every configuration")
+    parser.add_argument("--rings", action="store_true", help="time rings beside what is chosen, on a Hopper GPU")
     parser.add_argument("--formats", nargs="+", choices=list(FORMAT_NAMES), default=["fp8", "int8"])
     parser.add_argument("--shapes", nargs="+", default=[""], help="those whose names contain one of these")
-    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS))
+    parser.add_argument("--rows", nargs="+", type=int, help=f"{ROWS}, of rings {ROWS_OF_RINGS}")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
     options = parser.parse_args()
+    rows = options.rows or list(ROWS_OF_RINGS if options.rings else ROWS)
     shapes = [shape for shape in SHAPES if any(part in shape.name for part in options.shapes)]
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_for, jobs(shapes, options.formats, options.rows, options.tune)))
+        list(pool.map(compile_for, jobs(shapes, options.formats, rows, options.tune, options.rings)))
     for shape in shapes:
         for format in options.formats:
-            measure(shape, format, options.rows, options.tune)
+            measure(shape, format, rows, options.tune, options.rings)
 
 
 if __name__ == "__main__":

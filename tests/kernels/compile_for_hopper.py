@@ -33,6 +33,8 @@ from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.paged_attention.decode.grouped import grouped_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
+from facet.kernels.quantized.eight_bits import config as eight_bits
+from facet.kernels.quantized.eight_bits.ring_kernel import ring_kernel as eight_bit_ring_kernel
 from facet.kernels.quantized.eight_bits.row_rounding import choose_whole_rows, round_whole_rows_kernel
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
@@ -136,6 +138,25 @@ def ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any
     return ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
+def eight_bit_ring_launch(shape: cases.Shape, dtype: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    ring, is_gated = eight_bits.ring_of(shape.num_out, shape.num_in), shape.operation == "geglu_linear"
+    constants = dict(
+        NUM_IN=shape.num_in,
+        IS_INTEGER=dtype == gl.int8,
+        IS_GATED=is_gated,
+        HAS_GATED_INPUT=False,
+        SHARES=ring.shares,
+        BLOCK_IN=ring.block_in,
+        STAGES=ring.num_stages,
+        IS_DEPENDENT=True,
+    )
+    num_out, scales = shape.num_out // 2 if is_gated else shape.num_out, tensor(gl.float32)
+    sums = tensor(gl.int32 if dtype == gl.int8 else gl.float32)
+    arguments = (tensor(dtype), scales, tensor(dtype), scales, tensor(), tensor(), scales if is_gated else None,
+                 shape.num_in, shape.num_in, 1, 0, 8, num_out, sums, tensor(gl.int32))  # fmt: skip
+    return eight_bit_ring_kernel, arguments, {**constants, "num_warps": 4}
+
+
 def round_geglu_launch(width: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     whole = choose_whole_rows(width)
     constants = dict(WIDTH=width, BLOCK=whole.block, IS_GATED=True, IS_DEPENDENT=True, **FP8_CODES.constants)
@@ -218,6 +239,10 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         **{f"int4_{rows}": int4_launch(rows, choose_tuning(2688, 42, rows)) for rows in ROW_KINDS},
         "ring_of_down": ring_launch(cases.E4B[1]),
         "ring_of_gate_up": ring_launch(cases.E4B[0]),
+        "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
+        "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),
+        "int8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.int8),
+        "int8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.int8),
         "int4_wide": int4_wide_launch(),
         "int4_experts": int4_experts_launch(),
         "round_geglu_31b": round_geglu_launch(21504),

@@ -54,7 +54,7 @@ class Copies:
 
 
 def _spoil(numbers: Tensor) -> None:
-    numbers.fill_(float("nan") if numbers.is_floating_point() else 0x77777777)
+    numbers.fill_(float("nan") if numbers.is_floating_point() else 0x77777777 & torch.iinfo(numbers.dtype).max)
 
 
 def allocate_shared_memory(dtype: torch.dtype, shape: Sequence[int], _layout: object) -> Shared:

@@ -13,7 +13,12 @@ pytest.importorskip("triton")
 PREFILL = ("shared_512", "separate_512", "separate_256")
 MOST_REGISTERS = {"int4_8": 144, "int4_64": 168, "int4_wide": 128, "int4_experts": 168}
 # Programs that a multiprocessor has room for, products of a tile, registers.
-RINGS = {"ring_of_down": (3, 8, 128), "ring_of_gate_up": (6, 16, 232)}
+RINGS = {
+    "ring_of_down": (3, 8, 128),
+    "ring_of_gate_up": (6, 16, 232),
+    **{f"{codes}_ring_of_down": (2, 8, 64) for codes in ("fp8", "int8")},
+    **{f"{codes}_ring_of_gate_up": (6, 4, 64) for codes in ("fp8", "int8")},
+}
 ROUNDED = ("round_geglu_31b", "round_geglu_e4b", "rounded_add_norm")
 DRAFTS = ("drafts_e4b_sliding", "drafts_e4b_global", "drafts_31b_sliding")
 SUM = "sum_over_ranks"
@@ -53,13 +58,13 @@ def test_4_bit_products_compile_without_spills(name: str, compiled: dict[str, di
 
 @pytest.mark.parametrize("name", RINGS)
 def test_a_ring_leaves_room_for_others(name: str, compiled: dict[str, dict[str, Any]]) -> None:
-    """Products are one chain."""
+    """And multiplies a tile in as many products as its inputs take."""
     found, (num_programs, num_products, most_registers) = compiled[name], RINGS[name]
     assert "error" not in found, found["error"]
     assert (found["stack"], found["local"]) == (0, 0)
     assert found["reg"] <= most_registers
     assert num_programs * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
-    assert found["products"] == 2 * num_products, "of a tile in the loop, and of the last"
+    assert found["products"] == 2 * num_products, "of a tile in the loop, and of the first or last"
 
 
 @pytest.mark.parametrize("name", ROUNDED)

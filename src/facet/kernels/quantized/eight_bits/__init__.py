@@ -4,24 +4,30 @@ Where a format rounds inputs too, codes are multiplied by codes, on tensor cores
 applied to the sums. Such a product takes `RoundedRows`, which norms and activations before it can give. Others are
 rounded by a kernel before the product. A product that rounded a single row as it read it took 1 to 6 us longer than
 both on an H200. Where inputs are not rounded, codes are widened on their way to the tensor cores. The activation that
-follows is in the same kernel.
+follows is in the same kernel. On Hopper GPUs few rows of codes can go through rings (`ring_kernel.py`), where a
+configuration has one.
 
 Sums of integers are exact. Those of fp8 are of another order in another configuration: `ChooseConfig` is how a model
 says whether that may depend on the number of rows.
 """
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 
 from facet.kernels.geglu import geglu
+from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.moe.config import TileConfig, invariant_tiles
 from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.eight_bits.config import (
     MOST_ROWS_AT_ONCE,
     ChooseConfig,
     Config,
+    Ring,
     choose_config,
     choose_one_config,
+    ring_of,
 )
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.rounding import row_codes
@@ -31,12 +37,14 @@ from facet.matrix_format import MatrixFormat
 __all__ = [
     "ChooseConfig",
     "Config",
+    "Ring",
     "choose_config",
     "choose_one_config",
     "gated_input_linear",
     "geglu_linear",
     "invariant_run_experts",
     "linear",
+    "ring_of",
     "round_rows",
     "rounded_geglu_linear",
     "row_codes",
@@ -83,9 +91,8 @@ def linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
 
         assert isinstance(x, Tensor)
         return widened.linear(x, matrix, config)
-    from facet.kernels.quantized.eight_bits import triton
-
-    return triton.linear(x, matrix, config)
+    kernels, taken = _kernels_of(config, x, matrix)
+    return kernels.linear(x, matrix, taken)
 
 
 def geglu_linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
@@ -95,9 +102,8 @@ def geglu_linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tens
     if config is None:
         assert isinstance(x, RoundedRows)
         return geglu(_scaled_mm(x, matrix))
-    from facet.kernels.quantized.eight_bits import triton
-
-    return triton.geglu_linear(x, matrix, config)
+    kernels, taken = _kernels_of(config, x, matrix)
+    return kernels.geglu_linear(x, matrix, taken)
 
 
 def rounded_geglu_linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig, codes: RowCodes) -> Rows:
@@ -109,11 +115,10 @@ def rounded_geglu_linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig,
         from facet.kernels.quantized.eight_bits.row_rounding import round_geglu
 
         return round_geglu(_scaled_mm(x, matrix), codes)
-    from facet.kernels.quantized.eight_bits import triton
-
+    kernels, taken = _kernels_of(config, x, matrix)
     if tensor_of(x).shape[0] > MOST_ROWS_AT_ONCE:
-        return triton.geglu_linear(x, matrix, config)
-    return triton.measured_geglu_linear(x, matrix, config)
+        return kernels.geglu_linear(x, matrix, taken)
+    return kernels.measured_geglu_linear(x, matrix, taken)
 
 
 def gated_input_linear(x: Rows, matrix: QuantizedMatrix, per_layer_input: Tensor, choose: ChooseConfig) -> Tensor:
@@ -123,9 +128,8 @@ def gated_input_linear(x: Rows, matrix: QuantizedMatrix, per_layer_input: Tensor
     if config is None:
         assert isinstance(x, RoundedRows)
         return gate_per_layer_input(_scaled_mm(x, matrix), per_layer_input)
-    from facet.kernels.quantized.eight_bits import triton
-
-    return triton.gated_input_linear(x, matrix, per_layer_input, config)
+    kernels, taken = _kernels_of(config, x, matrix)
+    return kernels.gated_input_linear(x, matrix, per_layer_input, taken)
 
 
 def run_experts(
@@ -176,6 +180,27 @@ def _choose(
 ) -> Config | None:
     is_fp8 = matrix.format.codes == "fp8" and not isinstance(x, Tensor)
     return choose(tensor_of(x).shape[0], matrix.num_rows, matrix.num_inputs, is_fp8, is_widened)
+
+
+class _Kernels(Protocol):
+    """The products of one kernel. A `config` is of its own kind."""
+
+    def linear(self, x: Any, matrix: QuantizedMatrix, config: Any, /) -> Tensor: ...
+    def geglu_linear(self, x: Any, matrix: QuantizedMatrix, config: Any, /) -> Tensor: ...
+    def measured_geglu_linear(self, x: Any, matrix: QuantizedMatrix, config: Any, /) -> MeasuredRows: ...
+    def gated_input_linear(self, x: Any, matrix: QuantizedMatrix, given: Tensor, config: Any, /) -> Tensor: ...
+
+
+def _kernels_of(config: Config, x: Tensor | RoundedRows, matrix: QuantizedMatrix) -> tuple[_Kernels, Config | Ring]:
+    """And what they take: a ring, if there is one and it can run."""
+    if config.ring is not None and isinstance(x, RoundedRows) and runs_on_hopper(x.codes.device):
+        from facet.kernels.quantized.eight_bits import ring  # imports Gluon
+
+        if ring.can_run(x, matrix):
+            return ring, config.ring
+    from facet.kernels.quantized.eight_bits import triton
+
+    return triton, config
 
 
 def _scaled_mm(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:

@@ -5,6 +5,21 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
+class Ring:
+    """A program owns 64 rows of the matrix and 8 rows of x. `block_in` columns of them are a tile, and tiles come
+    through a ring of places in shared memory."""
+
+    block_in: int
+    num_stages: int
+    shares: int = 1  # into which a row of the matrix is cut: a program takes one
+
+    @property
+    def num_bytes(self) -> int:
+        """Of shared memory."""
+        return (64 + 8) * self.block_in * self.num_stages
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """A program owns `block_out` rows of the matrix and `rows` rows of x, and walks along them `block_in` columns at a
     time."""
@@ -16,6 +31,7 @@ class Config:
     num_stages: int  # tiles on their way to shared memory at a time
     shares: int = 1  # into which a row of the matrix is cut: a program takes one
     is_vector: bool = False  # one row, in float32 arithmetic (`widened.py`)
+    ring: Ring | None = None  # instead of all this, for rows of codes on a Hopper GPU
 
 
 class ChooseConfig(Protocol):
@@ -32,6 +48,12 @@ MOST_ROWS_AT_ONCE = 64
 _PROGRAMS, _NARROW_PROGRAMS = 264, 396
 # A row of the matrix is cut into as many shares as fill these programs, but into none shorter than this.
 _LEAST_INPUTS = 512
+# Up to so many rows of codes go through rings. None before they have been timed (benchmarks/quantized_gpu.py --rings).
+MAX_RING_ROWS = 0
+_MOST_STAGES = 10
+# Of shared memory, for all programs that a multiprocessor holds if they are spread evenly; no more than so many.
+_RING_BYTES, _MOST_RING_PROGRAMS = 192 << 10, 6
+_NUM_MULTIPROCESSORS = 132
 
 
 # One row times codes that are widened: 512 codes are one 16-byte load for each thread of a warp. Not chosen until it
@@ -47,12 +69,12 @@ def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_wid
     if num_rows <= MOST_ROWS_AT_ONCE:
         # 31B, one row and 64: gate_up 55.5 and 62.9, in bfloat16 108.6 and 115.5, bytes alone 53.8. In three shares
         # down takes 30.4 (32.6 in two, bytes 26.9) and o 13.3 (14.7 in one, bytes 10.2).
-        num_tiles = -(-num_out // 64)
-        shares = max(1, min(_PROGRAMS // num_tiles, num_in // _LEAST_INPUTS))
+        num_tiles, shares = -(-num_out // 64), _shares_of(num_out, num_in)
         is_narrow = num_rows > 32 or num_in % 256 != 0 or _PROGRAMS < num_tiles <= _NARROW_PROGRAMS
         block_in, num_stages = (128, 6) if is_narrow else (256, 4)
         rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else MOST_ROWS_AT_ONCE
-        return Config(rows, 64, block_in, num_warps=4, num_stages=num_stages, shares=shares)
+        ring = ring_of(num_out, num_in) if 0 < num_rows <= MAX_RING_ROWS else None
+        return Config(rows, 64, block_in, num_warps=4, num_stages=num_stages, shares=shares, ring=ring)
     if is_fp8:
         # 31B gate_up: 256 rows 118, in this room's tiles 138; 2048 rows 746 and 904.
         return None
@@ -62,3 +84,19 @@ def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_wid
 def choose_one_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False) -> Config:
     """The same for any number of rows: sums are always added in the same order."""
     return Config(64, 64, 128, num_warps=4, num_stages=4)
+
+
+def ring_of(num_out: int, num_in: int) -> Ring:
+    """As deep as shared memory allows, up to a bound and to the tiles there are; wide tiles where four of them fit."""
+    shares = _shares_of(num_out, num_in)
+    num_programs = -(-num_out // 64) * shares
+    num_bytes = _RING_BYTES // min(_MOST_RING_PROGRAMS, -(-num_programs // _NUM_MULTIPROCESSORS))
+    block_in = 256 if num_in % 256 == 0 and num_bytes >= Ring(256, 4).num_bytes else 128
+    num_tiles = -(-num_in // (block_in * shares))
+    num_stages = min(_MOST_STAGES, num_bytes // Ring(block_in, 1).num_bytes, num_tiles)
+    return Ring(block_in, max(2, num_stages), shares)
+
+
+def _shares_of(num_out: int, num_in: int) -> int:
+    num_tiles = -(-num_out // 64)
+    return max(1, min(_PROGRAMS // num_tiles, num_in // _LEAST_INPUTS))
