@@ -199,9 +199,9 @@ _MOST_STAGES, _LEAST_STAGES = 10, 4
 # Of shared memory, for all programs that a multiprocessor holds if they are spread evenly.
 _RING_BYTES = 192 << 10
 _NUM_MULTIPROCESSORS = 132
-# Inputs beyond which cuBLAS is faster where it may split them: 8 rows of down, E4B 17.5, in rings 17.7; 31B 58.7 and
-# 62.7.
-_MOST_INPUTS_IN_ONE_CHAIN = 8192
+# Inputs beyond which cuBLAS is faster where it may split them: 8 rows of down of 31B 58.7, in rings 62.7; of E4B 17.5
+# and 17.7, but cuBLAS lets no kernel start while it ends.
+_MOST_INPUTS_IN_ONE_CHAIN = 10240
 _LEAST_OUTPUTS_OF_ONE_ROW, _MOST_OUTPUTS_OF_ONE_ROW = 2816, 8192
 
 
