@@ -80,6 +80,10 @@ EXCEPTIONS: Mapping[tuple[int, int, int], Config] = MappingProxyType(
 )
 
 
+# 17 to 32 rows. With 4 stages, 32 rows of E4B's down take 29.0 and not 22.0, of 26B-A4B's gate_up 9.3 and not 8.3; with
+# long rows and more outputs it is the other way round, 31B's down 67.8 and 77.8.
+_TALL = _dot(64, 128, num_warps=4, num_stages=6, num_rows=32)
+
 # In one chain of sums (`chain.py`), where the rules below leave a product to cuBLAS, which may not serve. Few outputs
 # are few programs, which need more of their inputs on the way. 8 rows: E4B down 19.7, and 27.1 with 4 stages; 31B down
 # 66.3, and 72.8 with 6.
@@ -158,14 +162,19 @@ def _choose_dot(num_out: int, num_in: int) -> Config | None:
 
 
 def _choose_tall(num_rows: int, num_out: int, num_in: int) -> Config | None:
-    """For 17 to 64 rows: very many outputs, of which cuBLAS makes too many tiles, or very few inputs."""
+    """For 17 to 64 rows: very many outputs, of which cuBLAS makes too many tiles, very few inputs, or an activation
+    behind the product, which cuBLAS leaves to another kernel."""
     if num_in <= 512:
-        # E4B per-layer projection: 2.9, cuBLAS 3.0 to 3.3; beyond 32 rows 2.5, cuBLAS 3.3.
-        return _dot(64, 128, num_warps=4, num_stages=4, num_rows=32 if num_rows <= 32 else 64)
+        # E4B per-layer projection: 2.3, cuBLAS 2.9 to 3.3; beyond 32 rows 2.5, cuBLAS 3.3.
+        return _TALL if num_rows <= 32 else _dot(64, 128, num_warps=4, num_stages=4, num_rows=64)
     if num_out >= 20480 and num_rows <= 32:
         # With the activation. E4B gate_up: 30.0 to 30.5, cuBLAS 30.7 to 32.1; lm_head 314 to 321, cuBLAS 332 to 338.
         # 31B gate_up: 107.8 to 109.3, cuBLAS 112.0 to 122.9; lm_head 648 to 661, cuBLAS 690 to 694.
         return _dot(64, 128, num_warps=4, num_stages=4, num_rows=32)
+    if num_rows <= 32 and (256 <= num_out <= 512 or (4096 <= num_out <= 8192 and num_in <= 4096)):
+        # E4B per-layer gate: 7.0, cuBLAS 7.4 with the activation; qkv global 10.7, 10.9; q global 7.6, 8.0. 26B-A4B
+        # gate_up: 8.3, 11.4 with the activation; qkv 12.8, 13.8. E4B qkv sliding would take 7.3, and takes 6.9.
+        return _TALL
     if num_out >= 40960:
         # 31B gate_up: 114.2 to 115.8, cuBLAS 116.0 to 118.1; lm_head 688 to 698, cuBLAS 698 to 744; E4B lm_head 334 to
         # 339, cuBLAS 341 to 363. E4B gate_up takes 33.6 to 33.7, cuBLAS 33.1 to 31.2.
@@ -183,7 +192,8 @@ def choose_chain(num_rows: int, num_out: int, num_in: int, element_size: int) ->
     if num_rows > MAX_ROWS:
         return _MANY_CHAINS
     if num_rows > NUM_DOT_ROWS:
-        return _dot(64, 128, num_warps=4, num_stages=4, num_rows=32 if num_rows <= 32 else 64)
+        is_deep = num_rows <= 32 and (num_out < 5376 or num_in <= 4096)
+        return _TALL if is_deep else _dot(64, 128, num_warps=4, num_stages=4, num_rows=32 if num_rows <= 32 else 64)
     return _FEW_CHAINS if num_out >= 5376 else _FEW_CHAINS_OF_FEW_OUTPUTS
 
 
