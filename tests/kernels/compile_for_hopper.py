@@ -40,7 +40,7 @@ from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
-from facet.kernels.rounded_rows import FP8_CODES
+from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
 from facet.kernels.sum_over_ranks.triton import sum_kernel, sum_launch
 from facet.ranks import Rank
 
@@ -138,10 +138,14 @@ def ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any
     return ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
-def eight_bit_ring_launch(shape: cases.Shape, dtype: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def eight_bit_ring_launch(
+    shape: cases.Shape, dtype: Any, num_magnitudes: int = 0
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     ring, is_gated = eight_bits.ring_of(shape.num_out, shape.num_in), shape.operation == "geglu_linear"
     constants = dict(
         NUM_IN=shape.num_in,
+        NUM_MAGNITUDES=num_magnitudes,
+        **(INT8_CODES if dtype == gl.int8 else FP8_CODES).constants,
         IS_INTEGER=dtype == gl.int8,
         IS_GATED=is_gated,
         HAS_GATED_INPUT=False,
@@ -152,7 +156,9 @@ def eight_bit_ring_launch(shape: cases.Shape, dtype: Any) -> tuple[Any, tuple[An
     )
     num_out, scales = shape.num_out // 2 if is_gated else shape.num_out, tensor(gl.float32)
     sums = tensor(gl.int32 if dtype == gl.int8 else gl.float32)
-    arguments = (tensor(dtype), scales, tensor(dtype), scales, tensor(), tensor(), scales if is_gated else None,
+    x = tensor(dtype if num_magnitudes == 0 else gl.bfloat16)
+    row_scales = tensor() if num_magnitudes == shape.num_in else scales  # or magnitudes: those of the row itself
+    arguments = (x, row_scales, tensor(dtype), scales, tensor(), tensor(), scales if is_gated else None,
                  shape.num_in, shape.num_in, 1, 0, 8, num_out, sums, tensor(gl.int32))  # fmt: skip
     return eight_bit_ring_kernel, arguments, {**constants, "num_warps": 4}
 

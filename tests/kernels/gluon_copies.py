@@ -24,8 +24,20 @@ class Shared:
     def permute(self, order: Sequence[int]) -> "Shared":
         return Shared(self.numbers.permute(*order))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.numbers.dtype
+
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _layout: object) -> "Shared":
+        assert dtype == self.numbers.dtype
+        return Shared(self.numbers.view(*shape))
+
     def load(self, _layout: object) -> Tensor:
         return self.numbers.clone()
+
+    def store(self, values: Tensor) -> None:
+        assert (values.dtype, values.shape) == (self.dtype, self.shape)
+        self.numbers.copy_(values)
 
 
 @dataclass

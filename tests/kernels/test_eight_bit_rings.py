@@ -98,15 +98,23 @@ def arrives_last(arrivals: Any, place: int, num_shares: int) -> bool:
     return is_last
 
 
+def codes_of(x: Tensor, scale: Tensor, dtype: torch.dtype, least: float, greatest: float) -> Tensor:
+    steps = (x / torch.where(scale > 0, scale, 1.0)).clamp(least, greatest)
+    return (steps.round() if dtype == torch.int8 else steps).to(dtype)
+
+
 ORDER = Order()
 NAMES = {
     **COPYING,
     "arrives_last": arrives_last,
+    "codes_of": codes_of,
     "copy_to_shared": ORDER.copy,
     "fence_async_shared": ORDER.fence,
+    "greater_magnitudes": lambda greatest, x: torch.maximum(greatest, x.float().abs()),
     "largest_magnitude": lambda x, axis: x.abs().amax(axis),
     "let_next_start": ORDER.begin,
     "let_through": lambda gate, up: gate_per_layer_input(gate, up),
+    "scale_of": lambda greatest, divisor: greatest / divisor,
     "thread_barrier": ORDER.barrier,
     "wait_for_copies": ORDER.wait_for_copies,
     "warpgroup_mma": ORDER.multiply,
@@ -130,14 +138,18 @@ def rings() -> ModuleType:
 
 
 def inputs(name: str, num_rows: int, num_out: int, num_in: int) -> tuple[RoundedRows, QuantizedMatrix]:
-    case = Case(format=FORMATS[name], num_out=num_out, num_in=num_in)
-    matrix, x = case.matrix(DEVICE), case.inputs(num_rows, torch.bfloat16, DEVICE)
-    x[0, :7] = 1
-    codes = row_codes(case.format)
+    x, matrix = plain_inputs(name, num_rows, num_out, num_in)
+    codes = row_codes(matrix.format)
     scales = x.float().abs().amax(1, keepdim=True) / codes.divisor
-    steps = (x.float() / scales).clamp(codes.least, codes.greatest)
-    steps = steps.round() if codes.dtype == torch.int8 else steps
-    return RoundedRows(steps.to(codes.dtype), scales, torch.bfloat16), matrix
+    rounded = codes_of(x.float(), scales, codes.dtype, codes.least, codes.greatest)
+    return RoundedRows(rounded, scales, torch.bfloat16), matrix
+
+
+def plain_inputs(name: str, num_rows: int, num_out: int, num_in: int) -> tuple[Tensor, QuantizedMatrix]:
+    case = Case(format=FORMATS[name], num_out=num_out, num_in=num_in)
+    x = case.inputs(num_rows, torch.bfloat16, DEVICE)
+    x[0, :7] = 1
+    return x, case.matrix(DEVICE)
 
 
 def exact(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:
@@ -170,6 +182,42 @@ def test_activations_tell_their_largest_magnitudes(rings: ModuleType, ring: Ring
     assert torch.equal(measured.values, rings.geglu_linear(x, matrix, ring))
     largest = [part.abs().amax(1) for part in measured.values.float().split(32, dim=1)]
     assert torch.equal(measured.magnitudes, torch.stack(largest, dim=1))
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_row_that_is_rounded_on_its_way(rings: ModuleType, sizes: tuple[int, int], ring: Ring, name: str) -> None:
+    """As if another kernel had rounded it, whether its magnitude is told or found."""
+    x, matrix = plain_inputs(name, 1, *sizes)
+    rounded, _ = inputs(name, 1, *sizes)
+    given = torch.randn(1, sizes[0], device=DEVICE).bfloat16()
+    parts = torch.stack([part.float().abs().amax(1) for part in x.split(32, dim=1)], dim=1)
+    for row in (MeasuredRows(x, x), MeasuredRows(x, parts)):
+        assert rings.can_run(row, matrix)
+        assert torch.equal(rings.linear(row, matrix, ring), rings.linear(rounded, matrix, ring))
+        gated = rings.gated_input_linear(row, matrix, given, ring)
+        assert torch.equal(gated, rings.gated_input_linear(rounded, matrix, given, ring))
+    zeros = torch.zeros_like(x)
+    assert not rings.linear(MeasuredRows(zeros, zeros), matrix, ring).any()
+    assert not COPIES.groups, "every copy is waited for"
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("x + first * BLOCK_IN, row_codes", "x, row_codes"),
+        ("put_row(row_codes, x_tiles, turn)\n        wait", "put_row(row_codes, x_tiles, turn - 1)\n        wait"),
+        ("            sums *= row_scale\n", "            sums *= 1.0\n"),
+    ],
+)
+@pytest.mark.skipif(ON_HOPPER, reason="of the emulator")
+def test_faults_in_rounding_are_found(change: tuple[str, str], name: str) -> None:
+    rings = emulate(change)
+    x, matrix = plain_inputs(name, 1, *SIZES[0])
+    rounded, _ = inputs(name, 1, *SIZES[0])
+    assert not torch.equal(rings.linear(MeasuredRows(x, x), matrix, RINGS[2]), rings.linear(rounded, matrix, RINGS[2]))
 
 
 @pytest.mark.parametrize("name", ROUNDED)

@@ -2,16 +2,16 @@
 
 Where a format rounds inputs too, codes are multiplied by codes, on tensor cores made for them, and both scales are
 applied to the sums. Such a product takes `RoundedRows`, which norms and activations before it can give. Others are
-rounded by a kernel before the product. A product that rounded a single row as it read it took 1 to 6 us longer than
-both on an H200. Where inputs are not rounded, codes are widened on their way to the tensor cores. The activation that
-follows is in the same kernel. On Hopper GPUs few rows of codes can go through rings (`ring_kernel.py`), where a
-configuration has one.
+rounded by a kernel before the product. A product in Triton that rounded a single row as it read it took 1 to 6 us
+longer than both on an H200. Where inputs are not rounded, codes are widened on their way to the tensor cores. The
+activation that follows is in the same kernel. On Hopper GPUs few rows can go through rings (`ring_kernel.py`), where a
+configuration has one: these round a single row while the matrix is on its way.
 
 Sums of integers are exact. Those of fp8 are of another order in another configuration: `ChooseConfig` is how a model
 says whether that may depend on the number of rows.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from facet.kernels.moe.config import TileConfig, invariant_tiles
 from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.eight_bits.config import (
     MOST_ROWS_AT_ONCE,
+    RING_ROUNDS,
     ChooseConfig,
     Config,
     Ring,
@@ -81,6 +82,9 @@ def round_rows(x: Tensor | MeasuredRows, format: MatrixFormat) -> RoundedRows:
 
 
 def linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
+    ring = _ring_that_rounds(x, matrix, choose)
+    if ring is not None:
+        return ring.kernels.linear(ring.row, matrix, ring.config)
     x = _inputs(x, matrix)
     config = _choose(x, matrix, choose, is_widened=isinstance(x, Tensor))
     if config is None:
@@ -123,6 +127,9 @@ def rounded_geglu_linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig,
 
 def gated_input_linear(x: Rows, matrix: QuantizedMatrix, per_layer_input: Tensor, choose: ChooseConfig) -> Tensor:
     """gelu_tanh(x @ values^T) * per_layer_input."""
+    ring = _ring_that_rounds(x, matrix, choose)
+    if ring is not None:
+        return ring.kernels.gated_input_linear(ring.row, matrix, per_layer_input, ring.config)
     x = _inputs(x, matrix)
     config = _choose(x, matrix, choose)
     if config is None:
@@ -201,6 +208,25 @@ def _kernels_of(config: Config, x: Tensor | RoundedRows, matrix: QuantizedMatrix
     from facet.kernels.quantized.eight_bits import triton
 
     return triton, config
+
+
+class _RoundingRing(NamedTuple):
+    kernels: _Kernels
+    row: MeasuredRows
+    config: Ring
+
+
+def _ring_that_rounds(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> _RoundingRing | None:
+    """Where a single row is rounded by the kernel that multiplies it."""
+    if isinstance(x, RoundedRows) or matrix.format.rounding is None or not RING_ROUNDS or len(tensor_of(x)) != 1:
+        return None
+    config = choose(1, matrix.num_rows, matrix.num_inputs, matrix.format.codes == "fp8")
+    if config is None or config.ring is None or not runs_on_hopper(matrix.codes.device):
+        return None
+    from facet.kernels.quantized.eight_bits import ring  # imports Gluon
+
+    row = MeasuredRows(x, x) if isinstance(x, Tensor) else x
+    return _RoundingRing(ring, row, config.ring) if ring.can_run(row, matrix) else None
 
 
 def _scaled_mm(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:

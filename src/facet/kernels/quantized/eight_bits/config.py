@@ -50,6 +50,8 @@ _PROGRAMS, _NARROW_PROGRAMS = 264, 396
 _LEAST_INPUTS = 512
 # Up to so many rows of codes go through rings. None before they have been timed (benchmarks/quantized_gpu.py --rings).
 MAX_RING_ROWS = 0
+# Whether a single row that goes through a ring is rounded there, and not by a kernel before.
+RING_ROUNDS = True
 _MOST_STAGES = 10
 # Of shared memory, for all programs that a multiprocessor holds if they are spread evenly; no more than so many.
 _RING_BYTES, _MOST_RING_PROGRAMS = 192 << 10, 6

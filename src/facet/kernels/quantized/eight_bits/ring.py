@@ -9,20 +9,24 @@ from facet.kernels.dependent_launch import launch_options
 from facet.kernels.quantized.eight_bits.config import Ring
 from facet.kernels.quantized.eight_bits.ring_kernel import ring_kernel
 from facet.kernels.quantized.matrix import QuantizedMatrix
-from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
+from facet.kernels.quantized.rounding import row_codes
+from facet.kernels.rounded_rows import NO_CODES, MeasuredRows, RoundedRows
 
 # Of a program, as the kernel has them.
 _BLOCK_OUT, _ROWS, _NUM_WARPS = 64, 8, 4
 
 
-def can_run(x: RoundedRows, matrix: QuantizedMatrix) -> bool:
-    """Whether both sides have the same codes, and rows begin where 16 bytes can be copied at once."""
+def can_run(x: RoundedRows | MeasuredRows, matrix: QuantizedMatrix) -> bool:
+    """Whether both sides have the same codes, and rows begin where 16 bytes can be copied at once. Of what is to be
+    rounded, one row."""
     codes = matrix.codes
-    aligned = all(tensor.data_ptr() % 16 == 0 and tensor.shape[1] % 16 == 0 for tensor in (x.codes, codes))
-    return aligned and x.codes.dtype == codes.dtype and codes.stride(0) % 16 == 0
+    copied = (x.codes, codes) if isinstance(x, RoundedRows) else (codes,)
+    aligned = all(tensor.data_ptr() % 16 == 0 and tensor.shape[1] % 16 == 0 for tensor in copied)
+    fits = x.codes.dtype == codes.dtype if isinstance(x, RoundedRows) else x.values.shape[0] == 1
+    return aligned and fits and codes.stride(0) % 16 == 0
 
 
-def linear(x: RoundedRows, matrix: QuantizedMatrix, ring: Ring) -> Tensor:
+def linear(x: RoundedRows | MeasuredRows, matrix: QuantizedMatrix, ring: Ring) -> Tensor:
     return _run(x, matrix, None, ring)
 
 
@@ -37,12 +41,14 @@ def measured_geglu_linear(x: RoundedRows, matrix: QuantizedMatrix, ring: Ring) -
     return MeasuredRows(_run(x, matrix, None, ring, is_gated=True, magnitudes=magnitudes), magnitudes)
 
 
-def gated_input_linear(x: RoundedRows, matrix: QuantizedMatrix, per_layer_input: Tensor, ring: Ring) -> Tensor:
+def gated_input_linear(
+    x: RoundedRows | MeasuredRows, matrix: QuantizedMatrix, per_layer_input: Tensor, ring: Ring
+) -> Tensor:
     return _run(x, matrix, per_layer_input, ring)
 
 
 def _run(
-    x: RoundedRows,
+    x: RoundedRows | MeasuredRows,
     matrix: QuantizedMatrix,
     gated: Tensor | None,
     ring: Ring,
@@ -50,8 +56,13 @@ def _run(
     is_gated: bool = False,
     magnitudes: Tensor | None = None,
 ) -> Tensor:
-    inputs, codes, scales = x.codes, matrix.codes, matrix.scales
+    inputs, codes, scales = x[0], matrix.codes, matrix.scales
     num_rows, num_in = inputs.shape
+    row_scales, num_magnitudes, constants = x[1], 0, NO_CODES
+    if isinstance(x, MeasuredRows):
+        assert num_rows == 1, "of several rows, another kernel makes codes"
+        row_scales, num_magnitudes = x.magnitudes.contiguous(), x.magnitudes.shape[1]
+        constants = row_codes(matrix.format).constants
     assert codes.stride(1) == 1, "the codes of a row are contiguous"
     if inputs.stride(1) != 1 or inputs.stride(0) % 16 != 0:
         inputs = inputs.contiguous()
@@ -69,7 +80,7 @@ def _run(
         partial_sums = torch.empty(sizes, dtype=torch.int32 if is_integer else torch.float32, device=codes.device)
     ring_kernel[(num_tiles * ring.shares,)](
         inputs,
-        x.scales,
+        row_scales,
         codes,
         scales,
         output if gated is None else gated,
@@ -84,6 +95,8 @@ def _run(
         partial_sums,
         counters_on(codes.device, num_tiles) if ring.shares > 1 else scales,
         NUM_IN=num_in,
+        NUM_MAGNITUDES=num_magnitudes,
+        **constants,
         IS_INTEGER=is_integer,
         IS_GATED=is_gated,
         HAS_GATED_INPUT=gated is not None,

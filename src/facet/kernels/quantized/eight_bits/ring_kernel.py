@@ -8,6 +8,9 @@ What they need comes through a ring of tiles there:
 The matrix's first tiles, as many as the ring holds, are on their way before the kernel waits for the one before it.
 While others norm and attend, the multiprocessors already read what comes next.
 
+A single row may come as it is, with numbers of which the greatest is its largest magnitude: every program then rounds
+what it needs of it. A kernel that did so before would be another one to wait for.
+
 Where outputs are too few to occupy all multiprocessors, a row of the matrix is cut into shares, whose sums the last
 program adds in their order.
 """
@@ -15,14 +18,17 @@ program adds in their order.
 from facet.kernels.quantized.eight_bits.language import (
     allocate_shared_memory,
     arrives_last,
+    codes_of,
     commit_copies,
     copy_to_shared,
     fence_async_shared,
     gl,
     gluon,
+    greater_magnitudes,
     largest_magnitude,
     let_next_start,
     let_through,
+    scale_of,
     thread_barrier,
     wait_for_copies,
     wait_for_previous,
@@ -60,7 +66,7 @@ def copies_of(block_in):
 @gluon.jit(do_not_specialize=["num_rows"])
 def ring_kernel(
     x,
-    row_scales,
+    row_scales,  # or magnitudes, of a row that is to be rounded
     codes,
     scales,
     gated,
@@ -75,6 +81,10 @@ def ring_kernel(
     partial_sums,
     arrivals,
     NUM_IN: gl.constexpr,
+    NUM_MAGNITUDES: gl.constexpr,  # 0: x are codes
+    DIVISOR: gl.constexpr,
+    LEAST: gl.constexpr,
+    GREATEST: gl.constexpr,
     IS_INTEGER: gl.constexpr,  # int8, else fp8
     IS_GATED: gl.constexpr,  # GeGLU
     HAS_GATED_INPUT: gl.constexpr,  # gelu, times `gated`
@@ -121,9 +131,18 @@ def ring_kernel(
     matrix_row = row_of(gl.arange(0, BLOCK_OUT, gl.SliceLayout(1, SUMS)), tile_number, num_out, IS_GATED)
     factors = gl.load(scales + matrix_row.to(gl.int64) * scale_stride).to(gl.float32)
     wait_for_previous(IS_DEPENDENT)
-    for turn in gl.static_range(STAGES):
-        copy_tile_of(x_places, is_row, x_tiles, turn, num_live, "")
-        commit_copies()
+    if NUM_MAGNITUDES > 0:
+        ROW: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        row_codes = allocate_shared_memory(CODES, [next_power_of_2(PER_SHARE), BLOCK_IN], ROW)
+        row_scale = scale_of(largest_of(row_scales, NUM_MAGNITUDES), DIVISOR)
+        round_row(x + first * BLOCK_IN, row_codes, row_scale, num_live, LEAST, GREATEST)
+        put_row(row_codes, x_tiles, 0)
+    else:
+        row_codes = x_tiles
+        row_scale = 1.0
+        for turn in gl.static_range(STAGES):
+            copy_tile_of(x_places, is_row, x_tiles, turn, num_live, "")
+            commit_copies()
 
     zeros = gl.zeros([BLOCK_OUT, ROWS], SUM, SUMS)
     wait_for_copies(STAGES - 1)
@@ -134,6 +153,8 @@ def ring_kernel(
     )
     totals = warpgroup_mma_wait(0, deps=(product,))
     for turn in range(1, num_turns):
+        if NUM_MAGNITUDES > 0:
+            put_row(row_codes, x_tiles, turn)
         wait_for_copies(STAGES - 2)
         fence_async_shared()
         thread_barrier()
@@ -144,7 +165,8 @@ def ring_kernel(
         )
         # Everyone has done with the tile before, so that another may take its place: after the last, zeros.
         copy_tile_of(code_places, is_output, matrix_tiles, turn + (STAGES - 1), num_live, "evict_first")
-        copy_tile_of(x_places, is_row, x_tiles, turn + (STAGES - 1), num_live, "")
+        if NUM_MAGNITUDES == 0:
+            copy_tile_of(x_places, is_row, x_tiles, turn + (STAGES - 1), num_live, "")
         commit_copies()
         totals += warpgroup_mma_wait(0, deps=(product,))
     wait_for_copies(0)
@@ -163,10 +185,63 @@ def ring_kernel(
             for each in gl.static_range(SHARES):
                 totals += gl.load(sums_of_tile + each * (BLOCK_OUT * ROWS), cache_modifier=".cg")
     if is_last:
+        rows = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
+        sums = totals.to(gl.float32)
+        if NUM_MAGNITUDES > 0:
+            sums *= row_scale
+        else:
+            sums *= gl.expand_dims(gl.load(row_scales + rows, mask=rows < num_rows, other=0.0), 0)
         finish(
-            totals, row_scales, factors, gated, output, magnitudes, first_row, tile_number,
+            sums * gl.expand_dims(factors, 1), rows, gated, output, magnitudes, tile_number,
             gated_stride, num_rows, num_out, IS_GATED, HAS_GATED_INPUT, SUMS,
         )  # fmt: skip
+
+
+@gluon.constexpr_function
+def next_power_of_2(number):
+    return 1 << (number - 1).bit_length()
+
+
+@gluon.constexpr_function
+def along(block):
+    """Numbers one behind the other, eight of each thread."""
+    return gl.BlockedLayout([min(8, max(1, block // 128))], [32], [4], [0])
+
+
+@gluon.jit
+def largest_of(numbers, NUM: gl.constexpr):
+    """The largest magnitude of so many. All are on their way at once, where registers hold them."""
+    BLOCK: gl.constexpr = min(8192, next_power_of_2(NUM))
+    place = gl.arange(0, BLOCK, along(BLOCK))
+    greatest = gl.zeros([BLOCK], gl.float32, along(BLOCK))
+    for start in gl.static_range(0, NUM, BLOCK):
+        greatest = greater_magnitudes(greatest, gl.load(numbers + start + place, mask=start + place < NUM, other=0.0))
+    return largest_magnitude(greatest, 0)
+
+
+@gluon.jit
+def round_row(x, row_codes, scale, num_live, LEAST: gl.constexpr, GREATEST: gl.constexpr):
+    """This share's part of the row, as codes: [tiles, BLOCK_IN]."""
+    TILES: gl.constexpr = row_codes.shape[0]
+    BLOCK_IN: gl.constexpr = row_codes.shape[1]
+    LOADS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_IN, BLOCK_IN // 8], [4, 1], [1, 0])
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    tile = gl.expand_dims(gl.arange(0, TILES, gl.SliceLayout(1, LOADS)), 1)
+    place = tile * BLOCK_IN + gl.expand_dims(gl.arange(0, BLOCK_IN, gl.SliceLayout(0, LOADS)), 0)
+    values = gl.load(x + place, mask=place < num_live, other=0.0).to(gl.float32)
+    codes = codes_of(values, scale, row_codes.dtype, LEAST, GREATEST)
+    row_codes._reinterpret(row_codes.dtype, [TILES, BLOCK_IN], PLAIN).store(codes)
+    thread_barrier()
+
+
+@gluon.jit
+def put_row(row_codes, x_tiles, turn):
+    """The row's codes of a tile to their place in the ring, eight times: products take no fewer."""
+    STAGES: gl.constexpr = x_tiles.shape[0]
+    BLOCK_IN: gl.constexpr = x_tiles.shape[2]
+    COPIES: gl.constexpr = copies_of(BLOCK_IN)
+    codes = gl.expand_dims(row_codes.index(turn).load(gl.SliceLayout(0, COPIES)), 0)
+    x_tiles.index(turn % STAGES).store(codes.broadcast_to([ROWS, BLOCK_IN]))
 
 
 @gluon.jit
@@ -183,15 +258,12 @@ def row_of(local, tile_number, num_out, IS_GATED: gl.constexpr):
 
 @gluon.jit
 def finish(
-    totals, row_scales, factors, gated, output, magnitudes, first_row, tile_number,
+    sums, rows, gated, output, magnitudes, tile_number,
     gated_stride, num_rows, num_out, IS_GATED: gl.constexpr, HAS_GATED_INPUT: gl.constexpr, SUMS: gl.constexpr,
 ):  # fmt: skip
-    """Scales, rounds, applies the activation, stores."""
+    """Rounds, applies the activation, stores."""
     OUT_PER_PROGRAM: gl.constexpr = BLOCK_OUT // 2 if IS_GATED else BLOCK_OUT
-    rows = first_row + gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
-    is_row = rows < num_rows
-    sums = totals.to(gl.float32) * gl.expand_dims(gl.load(row_scales + rows, mask=is_row, other=0.0), 0)
-    result = (sums * gl.expand_dims(factors, 1)).to(output.dtype.element_ty)
+    result = sums.to(output.dtype.element_ty)
     local = gl.arange(0, BLOCK_OUT, gl.SliceLayout(1, SUMS))
     if IS_GATED:
         local = local // 16 * 8 + local % 8
@@ -213,7 +285,7 @@ def finish(
         greatest = largest_magnitude(gl.reshape(result, [OUT_PER_PROGRAM, ROWS]).to(gl.float32), 0)
         greatest = gl.convert_layout(greatest, gl.SliceLayout(0, SUMS))
         num_parts = gl.cdiv(num_out, OUT_PER_PROGRAM)
-        gl.store(magnitudes + rows.to(gl.int64) * num_parts + tile_number, greatest, mask=is_row)
+        gl.store(magnitudes + rows.to(gl.int64) * num_parts + tile_number, greatest, mask=rows < num_rows)
 
 
 @gluon.jit
