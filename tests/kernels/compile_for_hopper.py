@@ -246,6 +246,7 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "ring_of_down": ring_launch(cases.E4B[1]),
         "ring_of_gate_up": ring_launch(cases.E4B[0]),
         "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
+        "fp8_ring_that_rounds": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv, num_magnitudes=672),
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),
         "int8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.int8),
         "int8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.int8),

@@ -18,6 +18,7 @@ RINGS = {
     "ring_of_gate_up": (6, 16, 232),
     **{f"{codes}_ring_of_down": (2, 8, 64) for codes in ("fp8", "int8")},
     **{f"{codes}_ring_of_gate_up": (6, 4, 64) for codes in ("fp8", "int8")},
+    "fp8_ring_that_rounds": (2, 8, 128),
 }
 ROUNDED = ("round_geglu_31b", "round_geglu_e4b", "rounded_add_norm")
 DRAFTS = ("drafts_e4b_sliding", "drafts_e4b_global", "drafts_31b_sliding")
