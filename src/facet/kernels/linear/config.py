@@ -230,6 +230,8 @@ def choose_usual_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
     Instead of the float32 kernel where outputs are neither few nor many. 1 row of E4B: qkv 6.2 for 7.2 and 8.4 for 9.0;
     with fewer outputs, o 4.6 for 3.5. 26B-A4B: gate_up 7.2 for 10.1, down 5.1 for 5.7, qkv 11.7 for 12.4, o 8.2 both.
     """
+    if num_rows > MAX_RING_ROWS:
+        return None  # at once: every product of a prompt asks
     config = choose_config(num_rows, num_out, num_in)
     if config is not None and not config.is_dot:
         is_served = _LEAST_OUTPUTS_OF_ONE_ROW <= num_out <= _MOST_OUTPUTS_OF_ONE_ROW and num_in <= 4096
