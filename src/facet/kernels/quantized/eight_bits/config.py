@@ -66,7 +66,7 @@ MAX_WIDENED_ROWS = 0
 
 def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False) -> Config | None:
     """Times are microseconds on an H200, the matrix read from memory (benchmarks/quantized_gpu.py)."""
-    if is_widened and num_rows <= MAX_WIDENED_ROWS:
+    if is_widened and 0 < num_rows <= MAX_WIDENED_ROWS:
         return WIDENED_ROW
     if num_rows <= MOST_ROWS_AT_ONCE:
         # 31B, one row and 64: gate_up 55.5 and 62.9, in bfloat16 108.6 and 115.5, bytes alone 53.8. In three shares
