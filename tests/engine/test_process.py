@@ -130,11 +130,10 @@ def test_a_process_that_no_engine_needs_ends(config: EngineConfig) -> None:
         (early,) = ranks.process_ids
         assert is_running(early)
     assert not is_running(early)
-    forgotten = LocalRanks(1, "cpu")
-    forgotten._tasks[0].close()
-    assert wait(forgotten.sentinels, timeout=120)
-    assert forgotten.who_ended(is_told=False) == "The engine process ended with exit code 0."
-    forgotten.close()
+    with contextlib.closing(LocalRanks(1, "cpu")) as forgotten:
+        forgotten._tasks[0].close()
+        assert wait(forgotten.sentinels, timeout=120)
+        assert forgotten.who_ended(is_told=False) == "The engine process ended with exit code 0."
     with begun_early(replace(config, distributed_executor_backend="ray")) as elsewhere:
         assert elsewhere is None
 

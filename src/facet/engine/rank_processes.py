@@ -99,19 +99,26 @@ class LocalRanks:
         return all(process.is_alive() for process in self._processes)
 
     def who_ended(self, *, is_told: bool) -> str | None:
-        codes = [process.exitcode for process in self._processes]
+        codes = self._exit_codes()
         deadline = time.monotonic() + SECONDS_TO_HEAR_OF_AN_END
         # A rank that lost another tells of it at once, and perhaps before the system does.
         while len(codes) > 1 and None in codes and not any((code or 0) < 0 for code in codes):
             if not wait([each.sentinel for each in self._processes if each.is_alive()], deadline - time.monotonic()):
                 break
-            codes = [process.exitcode for process in self._processes]
+            codes = self._exit_codes()
         ended = [index for index, code in enumerate(codes) if code is not None]
         first = min(ended, key=lambda index: codes[index] or 0, default=None)
         if first is None or (is_told and (codes[first] or 0) >= 0):
             return None
         who = "engine process" if len(codes) == 1 else f"engine process of rank {first}"
         return f"The {who} {how_it_ended(codes[first] or 0)}."
+
+    def _exit_codes(self) -> list[int | None]:
+        """None: it runs. A sentinel tells of an end a moment before there is a code."""
+        for process in self._processes:
+            if wait([process.sentinel], 0):
+                process.join()
+        return [process.exitcode for process in self._processes]
 
     def kill(self) -> None:
         for process in self._processes:
