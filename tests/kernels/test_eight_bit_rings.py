@@ -15,7 +15,8 @@ from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import cases
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.eight_bits import Ring, choose_config, choose_one_config, config, ring_of, row_codes
+from facet.kernels.quantized.eight_bits import Ring, choose_config, choose_one_config, ring_of, row_codes
+from facet.kernels.quantized.eight_bits.config import choose_ring
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
 
@@ -261,10 +262,10 @@ def test_rings_fit_into_a_multiprocessor() -> None:
     assert ring_of(2560, 256) == Ring(256, 2), "no more than there are tiles"
 
 
-def test_where_rings_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "MAX_RING_ROWS", 8)
+def test_where_rings_are_chosen() -> None:
     chosen = [choose_config(num_rows, 5376, 21504, True) for num_rows in (1, 8, 9)]
     assert [each and each.ring for each in chosen] == [ring_of(5376, 21504)] * 2 + [None]
+    assert choose_ring(1, 43008, 5376) is None, "more programs than have room for deep rings"
     assert choose_one_config(1, 5376, 21504, True).ring is None, "sums are always added in the same order"
 
 

@@ -11,7 +11,7 @@ from facet.kernels.moe.reference import sum_of_chosen
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import eight_bits, reference
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.eight_bits import ChooseConfig, Config, choose_config, choose_one_config, config, row_codes
+from facet.kernels.quantized.eight_bits import ChooseConfig, Config, choose_config, choose_one_config, row_codes
 from facet.kernels.quantized.eight_bits.config import WIDENED_ROW
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.rounding import round_inputs
@@ -155,8 +155,7 @@ def test_one_row_in_float32_arithmetic(name: str, num_in: int, num_out: int) -> 
     SUMS.check(eight_bits.linear(x, matrix, lambda *_: WIDENED_ROW).cpu(), reference.linear(x, matrix).cpu())
 
 
-def test_when_a_row_is_widened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "MAX_WIDENED_ROWS", 1)
+def test_when_a_row_is_widened() -> None:
     chosen = [choose_config(num_rows, 262144, 5376, False, is_widened=True) for num_rows in (0, 1, 2)]
     assert [each is WIDENED_ROW for each in chosen] == [False, True, False]
     assert choose_config(1, 262144, 5376, True) is not WIDENED_ROW

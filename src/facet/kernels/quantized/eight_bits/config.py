@@ -48,20 +48,24 @@ MOST_ROWS_AT_ONCE = 64
 _PROGRAMS, _NARROW_PROGRAMS = 264, 396
 # A row of the matrix is cut into as many shares as fill these programs, but into none shorter than this.
 _LEAST_INPUTS = 512
-# Up to so many rows of codes go through rings. None before they have been timed (benchmarks/quantized_gpu.py --rings).
-MAX_RING_ROWS = 0
-# Whether a single row that goes through a ring is rounded there, and not by a kernel before.
+# Up to so many rows of codes go through rings (benchmarks/quantized_gpu.py --rings). 1 row of 31B: down 27.8 for 30.0,
+# qkv 20.4 for 21.6, o 12.2 for 13.3; of E4B: gate_up 13.1 for 15.7, down 7.8 for 9.5, o 3.4 for 4.4. With 8 rows the
+# same.
+MAX_RING_ROWS = 8
+# Whether a single row that goes through a ring is rounded there, and not by a kernel before: a token of 31B takes 8.85
+# ms and not 9.10, of E4B 2.37 and not 2.50.
 RING_ROUNDS = True
 _MOST_STAGES = 10
-# Of shared memory, for all programs that a multiprocessor holds if they are spread evenly; no more than so many.
-_RING_BYTES, _MOST_RING_PROGRAMS = 192 << 10, 6
+# Of shared memory, for all programs that a multiprocessor holds if they are spread evenly. With more of them rings are
+# short, and no gain: 31B gate_up, six programs with three tiles each, 69.1 for 54.6.
+_RING_BYTES, _MOST_RING_PROGRAMS = 192 << 10, 3
 _NUM_MULTIPROCESSORS = 132
 
 
-# One row times codes that are widened: 512 codes are one 16-byte load for each thread of a warp. Not chosen until it
-# has been timed.
-WIDENED_ROW = Config(1, 4, 1024, num_warps=2, num_stages=1, is_vector=True)
-MAX_WIDENED_ROWS = 0
+# One row times codes that are widened: 512 codes are one 16-byte load for each thread of a warp. The head of 31B: fp8
+# 388, 459 with two warps; int8 451. Of E4B: 185, 195.
+WIDENED_ROW = Config(1, 4, 512, num_warps=1, num_stages=1, is_vector=True)
+MAX_WIDENED_ROWS = 1
 
 
 def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False) -> Config | None:
@@ -75,7 +79,7 @@ def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_wid
         is_narrow = num_rows > 32 or num_in % 256 != 0 or _PROGRAMS < num_tiles <= _NARROW_PROGRAMS
         block_in, num_stages = (128, 6) if is_narrow else (256, 4)
         rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else MOST_ROWS_AT_ONCE
-        ring = ring_of(num_out, num_in) if 0 < num_rows <= MAX_RING_ROWS else None
+        ring = choose_ring(num_rows, num_out, num_in)
         return Config(rows, 64, block_in, num_warps=4, num_stages=num_stages, shares=shares, ring=ring)
     if is_fp8:
         # 31B gate_up: 256 rows 118, in this room's tiles 138; 2048 rows 746 and 904.
@@ -88,15 +92,24 @@ def choose_one_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is
     return Config(64, 64, 128, num_warps=4, num_stages=4)
 
 
+def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
+    is_served = _ring_programs(num_out, num_in) <= _MOST_RING_PROGRAMS
+    return ring_of(num_out, num_in) if is_served and 0 < num_rows <= MAX_RING_ROWS else None
+
+
 def ring_of(num_out: int, num_in: int) -> Ring:
     """As deep as shared memory allows, up to a bound and to the tiles there are; wide tiles where four of them fit."""
     shares = _shares_of(num_out, num_in)
-    num_programs = -(-num_out // 64) * shares
-    num_bytes = _RING_BYTES // min(_MOST_RING_PROGRAMS, -(-num_programs // _NUM_MULTIPROCESSORS))
+    num_bytes = _RING_BYTES // min(6, _ring_programs(num_out, num_in))
     block_in = 256 if num_in % 256 == 0 and num_bytes >= Ring(256, 4).num_bytes else 128
     num_tiles = -(-num_in // (block_in * shares))
     num_stages = min(_MOST_STAGES, num_bytes // Ring(block_in, 1).num_bytes, num_tiles)
     return Ring(block_in, max(2, num_stages), shares)
+
+
+def _ring_programs(num_out: int, num_in: int) -> int:
+    """Of a multiprocessor."""
+    return -(-(-(-num_out // 64) * _shares_of(num_out, num_in)) // _NUM_MULTIPROCESSORS)
 
 
 def _shares_of(num_out: int, num_in: int) -> int:
