@@ -31,6 +31,7 @@ from facet.kernels.linear import cases
 from facet.kernels.linear.config import ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.paged_attention.decode.grouped import grouped_kernel
+from facet.kernels.paged_attention.decode.in_turn import in_turn_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
 from facet.kernels.quantized.eight_bits import config as eight_bits
@@ -202,6 +203,31 @@ def drafts_launch(
     return grouped_kernel, arguments, {**constants, "num_warps": 4, "num_stages": 3 if head_dim == 512 else 5}
 
 
+def in_turn_launch(
+    group: int, num_heads: int, head_dim: int, window: int, *, adds: bool
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Rows that are decoded in fixed shares."""
+    share, block_n = window // 16 or 128, 32
+    constants = dict(
+        HAS_MAP=False,
+        HAS_WINDOW=window > 0,
+        ADDS=adds,
+        MERGED_SHARES=16 if window else 0,
+        ONE_TILE=share == block_n,
+        GROUP=group,
+        GROUP_PAD=group,
+        HEAD_DIM=head_dim,
+        TOKENS_PER_BLOCK=16,
+        BLOCK_M=16,
+        BLOCK_N=block_n,
+        IS_DEPENDENT=True,
+    )
+    numbers, floats, stride = tensor(gl.int32), tensor(gl.float32), num_heads // group * head_dim
+    arguments = (tensor(), tensor(), tensor(), numbers, numbers, numbers, numbers, tensor(), floats, floats, numbers,
+                 1.0, window, 16 if window else 64, share, 576, 16 * stride, stride, num_heads)  # fmt: skip
+    return in_turn_kernel, arguments, {**constants, "num_warps": 4, "num_stages": 3 if head_dim == 512 else 5}
+
+
 def sum_over_ranks_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of a row of 31B on eight ranks."""
     constants = sum_launch(Rank(index=3, size=8), value_bytes=2)
@@ -258,6 +284,10 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "drafts_e4b_sliding": drafts_launch(4, 8, 256, 512, 32),
         "drafts_e4b_global": drafts_launch(4, 8, 512, 0, 32),
         "drafts_31b_sliding": drafts_launch(2, 32, 256, 1024, 32),
+        "shares_e4b_sliding": in_turn_launch(4, 8, 256, 512, adds=True),
+        "shares_e4b_sliding_left": in_turn_launch(4, 8, 256, 512, adds=False),
+        "shares_31b_sliding": in_turn_launch(2, 32, 256, 1024, adds=True),
+        "shares_e4b_global": in_turn_launch(4, 8, 512, 0, adds=False),
         "sum_over_ranks": sum_over_ranks_launch(),
     }
 

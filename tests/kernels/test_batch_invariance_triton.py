@@ -226,8 +226,9 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype, monkeypatch: 
     assert torch.equal(attend(0, num_rows, limit=1), together)
     assert torch.equal(attend(9, 10, longest=1000), together[9:10])
     monkeypatch.setattr(fixed, "_LEAST_PROGRAMS", 1)
-    monkeypatch.setattr(fixed, "fitting_shares", lambda *_: 2)
-    assert torch.equal(attend(0, num_rows), together)
+    for fitting in (0, 2, 16):
+        monkeypatch.setattr(fixed, "fitting_shares", lambda *_, fitting=fitting: fitting)
+        assert torch.equal(attend(0, num_rows), together)
 
 
 def test_tokens_keep_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,14 @@ RINGS = {
 }
 ROUNDED = ("round_geglu_31b", "round_geglu_e4b", "rounded_add_norm")
 DRAFTS = ("drafts_e4b_sliding", "drafts_e4b_global", "drafts_31b_sliding")
+SHARES = ("shares_e4b_sliding", "shares_e4b_sliding_left", "shares_31b_sliding", "shares_e4b_global")
 SUM = "sum_over_ranks"
 MULTIPROCESSOR_BYTES = 232_448
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, Any]]:
-    names = (*PREFILL, *MOST_REGISTERS, *RINGS, *ROUNDED, *DRAFTS, SUM)
+    names = (*PREFILL, *MOST_REGISTERS, *RINGS, *ROUNDED, *DRAFTS, *SHARES, SUM)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -82,6 +83,16 @@ def test_rows_of_drafts_leave_room_for_two_programs(name: str, compiled: dict[st
     found = compiled[name]
     assert "error" not in found, found["error"]
     assert (found["stack"], found["local"]) == (0, 0)
+    assert found["products"] > 0
+    assert 2 * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
+    assert found["reg"] <= 256
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_shares_taken_in_turn_leave_room_for_two_programs(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert found["stack"] <= 16, "all sums are in registers"
     assert found["products"] > 0
     assert 2 * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
     assert found["reg"] <= 256

@@ -15,6 +15,7 @@ from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.fixed import choose_fixed_tuning, rows_of_partials
 from facet.kernels.paged_attention.decode.grouped import attend_groups, gains_by_groups
+from facet.kernels.paged_attention.decode.in_turn import attend_in_turn, can_take_turns
 from facet.kernels.paged_attention.decode.kernel import attend_rows
 from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT, DecodePlan, plan_decode
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
@@ -55,6 +56,8 @@ class GpuPlan:
             tuning = self.choose_tuning(reader, queries, cache, decode)
             if gains_by_groups(reader, queries, cache, decode, tuning):
                 attend_groups(queries, output, cache, decode, scale, tuning)
+            elif tuning.num_programs is not None and can_take_turns(reader, cache):
+                attend_in_turn(queries, output, cache, decode, scale, tuning)
             else:
                 attend_rows(queries, output, cache, decode, scale, key_recipe, reader, tuning)
         for prefill in self.prefills:

@@ -19,7 +19,7 @@ from facet.kernels.paged_attention.decode.readers import Reader
 from facet.kernels.paged_attention.decode.shares import (
     keys_per_share,
     merge_group,
-    merge_shares_kernel,
+    merge_rows,
     visible_keys,
 )
 from facet.kernels.paged_attention.decode.tuning import DecodeTuning
@@ -62,10 +62,6 @@ def _merge_if_last(
             partial_results, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, GROUP,
             GROUP_PAD, HEAD_DIM, MERGED_SHARES,
         )  # fmt: skip
-
-
-# What a program of the second kernel puts together at a time: as much as it holds, whatever the number of shares.
-_SHARES_MERGED, _DIMS_MERGED = 64, 64
 
 
 # Not specialized: one kernel serves all batch sizes.
@@ -206,17 +202,6 @@ def attend_rows(
     strides, constants, weight, cos_sin = common_arguments(queries, cache, rows, key_recipe)
     num_heads, head_dim = queries.shape[1:]
     num_kv_heads, num_splits = cache.keys.shape[2], tuning.num_splits
-    in_both_kernels = dict(
-        window=rows.window,
-        num_splits=num_splits,
-        least_keys=tuning.least_keys,
-        HAS_MAP=plan.row_map is not None,
-        HAS_WINDOW=rows.window > 0,
-        BLOCK_N=tuning.keys_per_tile,
-        HEAD_DIM=head_dim,
-        **launch_options(queries.device),
-    )
-    row_map = rows.positions if plan.row_map is None else plan.row_map  # read only where it is a map
     results, levels = output, output
     if num_splits > 1:
         per_share = (plan.num_rows, num_heads, num_splits)
@@ -230,7 +215,7 @@ def attend_rows(
         rows.block_table,
         rows.positions,
         rows.seats,
-        row_map,
+        plan.map_or_any,
         weight,
         cos_sin,
         output,
@@ -240,29 +225,23 @@ def attend_rows(
         levels if cache.key_scales is None else cache.key_scales,  # read only where there are scales
         levels if cache.value_scales is None else cache.value_scales,
         scale,
+        rows.window,
+        num_splits,
+        tuning.least_keys,
         **strides,
-        **(constants | in_both_kernels),
+        **constants,
         ATTEND=reader.attend,
+        HAS_MAP=plan.row_map is not None,
         MERGED_SHARES=tuning.merged_shares,
         IS_WHOLE=num_splits == 1,
         IN_TURN=tuning.num_programs is not None,
         EXITS_EARLY=tuning.exits_early and num_splits > 1,
         BLOCK_M=max(reader.least_heads, group_pad),
+        BLOCK_N=tuning.keys_per_tile,
         GROUP_PAD=group_pad,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
+        **launch_options(queries.device),
     )
     if num_splits > 1 and not tuning.last_merges:
-        dims_per_program = min(head_dim, _DIMS_MERGED)
-        merge_shares_kernel[(plan.num_rows, num_heads, head_dim // dims_per_program)](
-            results,
-            levels,
-            rows.positions,
-            row_map,
-            output,
-            num_heads=num_heads,
-            **in_both_kernels,
-            SHARES=_SHARES_MERGED,
-            DIMS=dims_per_program,
-            num_warps=4,
-        )
+        merge_rows(output, results, levels, plan, tuning)

@@ -26,6 +26,11 @@ class DecodePlan:
     may_share_seats: bool  # rows that follow each other may be of one sequence
     arrivals: Tensor  # [num_rows, num_kv_heads] int32, zero between layers: shares of a row that are done
 
+    @property
+    def map_or_any(self) -> Tensor:
+        """For kernels, which read it only where there is a map."""
+        return self.rows.positions if self.row_map is None else self.row_map
+
 
 def plan_decode(
     rows: PagedRows,

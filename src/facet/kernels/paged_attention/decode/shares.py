@@ -7,8 +7,14 @@ order, whichever program does it, so a result does not depend on which program f
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from facet.kernels.dependent_launch import start_after_previous
+from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.paged_attention.decode.plan import DecodePlan
+from facet.kernels.paged_attention.decode.tuning import DecodeTuning
+
+# What a program of the second kernel puts together at a time: as much as it holds, whatever the number of shares.
+_SHARES_MERGED, _DIMS_MERGED = 64, 64
 
 
 @triton.jit
@@ -123,3 +129,28 @@ def merge_shares_kernel(
         greatest = new_greatest
     result = (merged / weight_sum).to(output.dtype.element_ty)
     tl.store(output + (row.to(tl.int64) * num_heads + head) * HEAD_DIM + dims, result)
+
+
+def merge_rows(output: Tensor, results: Tensor, levels: Tensor, plan: DecodePlan, tuning: DecodeTuning) -> None:
+    """Put together what shares have left behind, in a kernel of its own."""
+    rows, (num_heads, head_dim) = plan.rows, output.shape[1:]
+    dims_per_program = min(head_dim, _DIMS_MERGED)
+    merge_shares_kernel[(plan.num_rows, num_heads, head_dim // dims_per_program)](
+        results,
+        levels,
+        rows.positions,
+        plan.map_or_any,
+        output,
+        rows.window,
+        tuning.num_splits,
+        tuning.least_keys,
+        num_heads,
+        HAS_MAP=plan.row_map is not None,
+        HAS_WINDOW=rows.window > 0,
+        BLOCK_N=tuning.keys_per_tile,
+        HEAD_DIM=head_dim,
+        SHARES=_SHARES_MERGED,
+        DIMS=dims_per_program,
+        num_warps=4,
+        **launch_options(output.device),
+    )

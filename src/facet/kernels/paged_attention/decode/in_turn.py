@@ -1,0 +1,240 @@
+"""Decodes rows in shares that follow from their contexts alone, each program taking several in turn.
+
+A share is what sums are made of. Where a row has one program, that adds share after share to what it has and writes the
+result; where it has several, they leave their shares behind, and whoever finishes last adds them in the same way and in
+the same order. So a row's bits do not depend on how many programs it has. Tiles of one share follow those of another in
+one loop, so that loads never wait for a share's end.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from facet.kernels.arrivals import arrives_last
+from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
+from facet.kernels.paged_attention.decode.plan import DecodePlan
+from facet.kernels.paged_attention.decode.readers import SEPARATE, Reader
+from facet.kernels.paged_attention.decode.shares import keys_per_share, merge_rows, visible_keys
+from facet.kernels.paged_attention.decode.tuning import DecodeTuning
+from facet.kernels.paged_attention.tiles import (
+    LEAST_TILE,
+    common_arguments,
+    load_queries,
+    running_softmax,
+    score_tile,
+)
+
+
+@triton.jit
+def add_share(merged, greatest, weight_sum, mean, level):
+    """(Sums of weighted means, the greatest level, the sum of weights) with one share more.
+
+    In as few roundings as there can be, all of them named: no compiler may choose others in another kernel.
+    """
+    new_greatest = tl.maximum(greatest, level)
+    shrink, weight = tl.exp(greatest - new_greatest), tl.exp(level - new_greatest)
+    merged = tl.fma(merged, shrink[:, None], mean * weight[:, None])
+    return merged, new_greatest, tl.fma(weight_sum, shrink, weight)
+
+
+@triton.jit
+def _add_left_shares(
+    partial_results, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, MOST_SHARES: tl.constexpr,
+):  # fmt: skip
+    """All shares of one row and key head, from where their programs left them.
+
+    The loop is unrolled for all loads to be on their way at once. They pass by the first-level cache, which is not told
+    of others' stores.
+    """
+    members = tl.arange(0, GROUP_PAD)
+    dims = tl.arange(0, HEAD_DIM)[None, :]
+    heads = kv_head * GROUP + members
+    places = (entry.to(tl.int64) * num_heads + heads) * num_splits
+    merged = tl.zeros([GROUP_PAD, HEAD_DIM], tl.float32)
+    greatest = tl.full([GROUP_PAD], float("-inf"), tl.float32)
+    weight_sum = tl.zeros([GROUP_PAD], tl.float32)
+    for share in tl.static_range(MOST_SHARES):
+        is_live = (members < GROUP) & (num_shares > share)
+        # A share that is not there weighs nothing.
+        level = tl.load(partial_levels + places + share, mask=is_live, other=float("-inf"), cache_modifier=".cg")
+        pointers = partial_results + (places + share)[:, None] * HEAD_DIM + dims
+        mean = tl.load(pointers, mask=is_live[:, None], other=0.0, cache_modifier=".cg")
+        with_share, new_greatest, new_sum = add_share(merged, greatest, weight_sum, mean, level)
+        merged = tl.where(is_live[:, None], with_share, merged)
+        greatest = tl.where(is_live, new_greatest, greatest)
+        weight_sum = tl.where(is_live, new_sum, weight_sum)
+    is_member = members < GROUP
+    pointers = output + (row.to(tl.int64) * num_heads + heads)[:, None] * HEAD_DIM + dims
+    means = merged / tl.where(is_member, weight_sum, 1.0)[:, None]
+    tl.store(pointers, means.to(output.dtype.element_ty), mask=is_member[:, None])
+
+
+# Not specialized: one kernel serves all batch sizes.
+@triton.jit(
+    do_not_specialize=["num_splits", "least_keys"],
+    do_not_specialize_on_alignment=["block_table", "positions", "seats", "row_map", "arrivals"],
+)
+def in_turn_kernel(
+    queries,
+    keys,
+    values,
+    block_table,
+    positions,
+    seats,
+    row_map,
+    output,
+    partial_results,  # of shares, where a row has more than one program
+    partial_levels,
+    arrivals,  # of programs, zero before and after
+    scale,
+    window,
+    num_splits,
+    least_keys,
+    table_stride,
+    page_stride,
+    token_stride,
+    num_heads,
+    HAS_MAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,  # shares have `least_keys`; else they are as many as there may be
+    ADDS: tl.constexpr,  # a row has one program, which adds its shares itself
+    MERGED_SHARES: tl.constexpr,  # most that the last program adds; 0: it does not
+    ONE_TILE: tl.constexpr,  # is a share
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TOKENS_PER_BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    """One row, one key head, some of its shares. The rows of the product are the query heads of the group."""
+    entry, kv_head, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = tl.load(row_map + entry) if HAS_MAP else entry
+    first, context_len = visible_keys(positions, row, window, HAS_WINDOW)
+    block_row = block_table + tl.load(seats + row).to(tl.int64) * table_stride
+    start_after_previous(IS_DEPENDENT)
+    share = least_keys if HAS_WINDOW else keys_per_share(context_len - first, num_splits, least_keys, BLOCK_N)
+    num_shares = tl.cdiv(context_len - first, share)
+    shares_per_program = tl.cdiv(num_shares, tl.num_programs(2))
+    number = program * shares_per_program
+    start = first + number * share
+    end = tl.minimum(start + shares_per_program * share, context_len)
+    if start >= end:
+        return
+
+    members = tl.arange(0, BLOCK_M)
+    is_member = members < GROUP
+    heads = kv_head * GROUP + members
+    vectors = row.to(tl.int64) * num_heads + heads
+    places = (entry.to(tl.int64) * num_heads + heads) * num_splits
+    dims = tl.arange(0, HEAD_DIM)
+    query, _low, _high = load_queries(queries, vectors, is_member, queries, False, 1, 16, HEAD_DIM)
+    total = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    greatest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight_sum = tl.zeros([BLOCK_M], tl.float32)
+    merged, greatest_level, level_sum = total, greatest, weight_sum
+    share_end = start + share
+    for offset in range(start, end, BLOCK_N):
+        keys_of_tile = offset + tl.arange(0, BLOCK_N)
+        is_live = keys_of_tile < end
+        scores, value, _value_scale = score_tile(
+            query, query, query, keys_of_tile, is_live, keys, values, block_row, page_stride, token_stride,
+            kv_head * HEAD_DIM, queries, queries, 0, 0, queries, queries, False, False, 1, 16, HEAD_DIM,
+            TOKENS_PER_BLOCK,
+        )  # fmt: skip
+        scores = tl.where(is_live[None, :], scores * scale, float("-inf"))
+        if ONE_TILE:
+            greatest = tl.max(scores, axis=1)
+            weights = tl.exp(scores - greatest[:, None])
+            weight_sum = tl.sum(weights, axis=1)
+            total = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        else:
+            begins = offset + share == share_end
+            greatest = tl.where(begins, float("-inf"), greatest)
+            weights, shrink, greatest, weight_sum = running_softmax(scores, greatest, weight_sum)
+            total = tl.where(begins, 0.0, total * shrink[:, None])
+            total = tl.dot(weights.to(value.dtype), value, total, input_precision="ieee")
+        if ONE_TILE or offset + BLOCK_N >= tl.minimum(share_end, end):
+            mean = total * (1.0 / weight_sum)[:, None]
+            level = greatest + tl.log(weight_sum)
+            if ADDS:
+                merged, greatest_level, level_sum = add_share(merged, greatest_level, level_sum, mean, level)
+            else:
+                pointers = partial_results + (places + number)[:, None] * HEAD_DIM + dims[None, :]
+                tl.store(pointers, mean, mask=is_member[:, None])
+                tl.store(partial_levels + places + number, level, mask=is_member)
+                number += 1
+            share_end += share
+    if ADDS:
+        pointers = output + vectors[:, None] * HEAD_DIM + dims[None, :]
+        means = merged / level_sum[:, None]
+        tl.store(pointers, means.to(output.dtype.element_ty), mask=is_member[:, None])
+    elif num_shares == 1:
+        pointers = output + vectors[:, None] * HEAD_DIM + dims[None, :]
+        means = total * (1.0 / weight_sum)[:, None]
+        tl.store(pointers, means.to(output.dtype.element_ty), mask=is_member[:, None])
+    elif MERGED_SHARES > 0:
+        num_arriving = tl.cdiv(num_shares, shares_per_program)
+        is_last = arrives_last(arrivals, entry * (num_heads // GROUP) + kv_head, num_arriving)
+        if is_last:
+            _add_left_shares(
+                partial_results, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, GROUP,
+                GROUP_PAD, HEAD_DIM, MERGED_SHARES,
+            )  # fmt: skip
+
+
+def can_take_turns(reader: Reader, cache: LayerCache) -> bool:
+    """Whether this kernel reads such a cache."""
+    return reader is SEPARATE and not cache.is_quantized and not cache.is_shared
+
+
+def attend_in_turn(
+    queries: Tensor, output: Tensor, cache: LayerCache, plan: DecodePlan, scale: float, tuning: DecodeTuning
+) -> None:
+    """Write the rows of `output` that the plan names."""
+    assert cache.values is not None, "keys and values are separate"
+    rows, num_splits = plan.rows, tuning.num_splits
+    no_recipe: KeyRecipe | None = None
+    strides, constants, _, _ = common_arguments(queries, cache, rows, no_recipe)
+    (num_heads, head_dim), num_kv_heads = queries.shape[1:], cache.keys.shape[2]
+    adds = rows.window > 0 and tuning.num_programs == 1
+    results, levels = output, output
+    if not adds:
+        per_share = (plan.num_rows, num_heads, num_splits)
+        results = torch.empty(*per_share, head_dim, dtype=torch.float32, device=queries.device)
+        levels = torch.empty(per_share, dtype=torch.float32, device=queries.device)
+    group_pad = triton.next_power_of_2(int(constants["GROUP"]))
+    in_turn_kernel[(plan.num_rows, num_kv_heads, tuning.num_programs)](
+        queries,
+        cache.keys,
+        cache.values,
+        rows.block_table,
+        rows.positions,
+        rows.seats,
+        plan.map_or_any,
+        output,
+        results,
+        levels,
+        plan.arrivals,
+        scale,
+        rows.window,
+        num_splits,
+        tuning.least_keys,
+        **{name: strides[name] for name in ("table_stride", "page_stride", "token_stride", "num_heads")},
+        **{name: constants[name] for name in ("GROUP", "HAS_WINDOW", "HEAD_DIM", "TOKENS_PER_BLOCK")},
+        HAS_MAP=plan.row_map is not None,
+        ADDS=adds,
+        MERGED_SHARES=tuning.merged_shares,
+        ONE_TILE=rows.window > 0 and tuning.least_keys == tuning.keys_per_tile,
+        GROUP_PAD=group_pad,
+        BLOCK_M=max(LEAST_TILE, group_pad),
+        BLOCK_N=tuning.keys_per_tile,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+        **launch_options(queries.device),
+    )
+    if not adds and not tuning.last_merges:
+        merge_rows(output, results, levels, plan, tuning)
