@@ -3,6 +3,8 @@
     python benchmarks/int4_gpu.py                    # what the engine would use, under a minute
     python benchmarks/int4_gpu.py --tune             # a handful of tunings for each shape; the best four lines of each
     python benchmarks/int4_gpu.py --only gate_up --rows 1 8 16
+    python -m benchmarks.int4_gpu --rings            # few rows through rings, beside the kernel for few rows, alone and
+                                                     # in layers (int4_chain.py); with --tune, other rings too
 
 Every kernel is first checked against the reference. Times are of launches inside a CUDA graph that walks over copies of
 the matrix, more of them than the second-level cache holds. cuBLAS multiplies by bfloat16 weights, without activation.
@@ -14,12 +16,14 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks import int4_chain
 from benchmarks.gpu_timing import microseconds
 from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.geglu.reference import geglu
@@ -29,15 +33,19 @@ from facet.kernels.quantized.cases import Case
 from facet.kernels.quantized.int4.tuning import (
     MAX_FEW_ROWS,
     MAX_WIDE_ROWS,
+    Ring,
     Tuning,
     WideTuning,
     choose_tuning,
     choose_wide_tuning,
+    ring_of,
     rows_of_program,
 )
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
+ROWS_OF_RINGS = (1, 4, 8)
+Cut = Tuning | WideTuning | Ring
 BANDWIDTH = 4.3e12  # bytes a second that an H200 reads at best
 TUNINGS = tuple(
     Tuning(tiles=tiles, num_out_warps=num_out_warps, num_in_warps=num_in_warps)
@@ -57,6 +65,8 @@ TUNINGS = tuple(
 )
 
 
+# Of shared memory: that of a program, and what all programs of a multiprocessor have on their way.
+MOST_RING_BYTES, LEAST_RING_BYTES = 227 << 10, 64 << 10
 # Tiles, shares and stages, for any number of rows.
 WIDE_TUNINGS = ((4, 1, 4), (4, 2, 4), (4, 3, 4), (4, 6, 4), (8, 1, 4), (8, 3, 4), (8, 1, 3), (8, 3, 3))
 
@@ -87,21 +97,20 @@ SHAPES = (
     Shape("E4B qkv", 3072, 2560),
     Shape("E4B o", 2560, 2048),
     Shape("E4B per-layer gate", 256, 2560, "gated_input_linear"),
+    Shape("E4B per-layer projection", 2560, 256),
 )
 
 
-def run(
-    shape: Shape, x: Tensor, matrix: int4.ShuffledInt4, given: Tensor, tuning: Tuning | WideTuning | None
-) -> Tensor:
+def run(shape: Shape, x: Tensor, matrix: int4.ShuffledInt4, given: Tensor, tuning: Cut | None) -> Tensor:
     """Without a tuning as the engine does it."""
-    from facet.kernels.quantized.int4 import few_rows, wide
+    from facet.kernels.quantized.int4 import few_rows, ring, wide
 
     more = (given,) if shape.operation == "gated_input_linear" else ()
     if tuning is None:
         chosen: Tensor = getattr(int4, shape.operation)(x, matrix, *more)
         return chosen
-    room = wide if isinstance(tuning, WideTuning) else few_rows
-    tuned: Tensor = getattr(room, shape.operation)(x, matrix, *more, tuning=tuning)
+    room = wide if isinstance(tuning, WideTuning) else ring if isinstance(tuning, Ring) else few_rows
+    tuned: Tensor = getattr(room, shape.operation)(x, matrix, *more, tuning)
     return tuned
 
 
@@ -111,14 +120,14 @@ def expected_output(shape: Shape, products: Tensor, given: Tensor) -> Tensor:
     return geglu(products) if shape.operation == "geglu_linear" else products
 
 
-def chosen_for(shape: Shape, num_rows: int) -> Tuning | WideTuning:
+def chosen_for(shape: Shape, num_rows: int) -> Cut:
     choose = choose_tuning if num_rows <= MAX_FEW_ROWS else choose_wide_tuning
     return choose(shape.num_tiles, -(-shape.num_in // 128), num_rows)
 
 
-def tunings_for(shape: Shape, num_rows: int) -> list[Tuning | WideTuning]:
+def tunings_for(shape: Shape, num_rows: int) -> list[Cut]:
     """Those with half to four times the warps that keep memory busy, and registers for their sums."""
-    found: list[Tuning | WideTuning] = []
+    found: list[Cut] = []
     if num_rows > MAX_FEW_ROWS:
         rows = choose_wide_tuning(1, 1, num_rows).rows
         return [WideTuning(rows=rows, tiles=tiles, shares=shares, stages=s) for tiles, shares, s in WIDE_TUNINGS]
@@ -130,6 +139,25 @@ def tunings_for(shape: Shape, num_rows: int) -> list[Tuning | WideTuning]:
     return found or [chosen_for(shape, num_rows)]
 
 
+def rings_for(shape: Shape, is_tuned: bool) -> list[Ring]:
+    """The one that would be chosen; tuned, also others of the same bits: with more and fewer warps, tiles and turns."""
+    chosen = ring_of(shape.num_tiles, -(-shape.num_in // 128))
+    if not is_tuned:
+        return [chosen]
+    found = [chosen]
+    most_turns = -(-shape.num_in // (128 * chosen.num_in_warps)) + 2
+    for tiles, num_out_warps, num_stages in product((1, 2, 4), (1, 2, 4), (4, 6, 8, 12)):
+        for is_ahead in (False, True):
+            ring = replace(chosen, tiles=tiles, num_out_warps=num_out_warps, num_stages=num_stages, is_ahead=is_ahead)
+            num_programs = -(-shape.num_tiles // (tiles * num_out_warps))
+            fits = ring.num_bytes <= MOST_RING_BYTES and ring.num_warps <= 16 and num_stages <= most_turns
+            fits = fits and not (is_ahead and tiles == 4)
+            fills = ring.num_bytes * min(8, num_programs / 132) >= LEAST_RING_BYTES or num_stages + 1 >= most_turns
+            if fits and fills and num_programs <= 800 and ring not in found:
+                found.append(ring)
+    return found
+
+
 @dataclass(frozen=True)
 class Job:
     """A kernel to compile: shapes of few outputs stand for those of many."""
@@ -137,7 +165,7 @@ class Job:
     shape: Shape
     num_rows: int
     group: int
-    tuning: Tuning | WideTuning
+    tuning: Cut
 
 
 def compile_for(job: Job) -> None:
@@ -152,7 +180,7 @@ def compile_for(job: Job) -> None:
         print(f"{job}: {error}")
 
 
-def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool) -> None:
+def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool, rings: bool) -> None:
     case = shape.case(group)
     plain = case.matrix("cuda")
     matrix = int4.shuffle(plain, is_gated=shape.operation == "geglu_linear")
@@ -170,10 +198,13 @@ def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool) -> No
         given = torch.randn(num_rows, shape.num_out, device="cuda", dtype=torch.bfloat16)
         expected = expected_output(shape, reference.linear(x.float(), plain).bfloat16(), given).float()
         library = microseconds([partial(functional.linear, x, weights[i % len(weights)]) for i in range(num_launches)])
-        tunings: list[Tuning | WideTuning | None] = [None]
-        if is_tuned and num_rows <= MAX_WIDE_ROWS:
+        tunings: list[Cut | None] = [None]
+        if rings:
+            tunings = [choose_tuning(shape.num_tiles, -(-shape.num_in // 128), num_rows), *rings_for(shape, is_tuned)]
+        elif is_tuned and num_rows <= MAX_WIDE_ROWS:
             tunings += tunings_for(shape, num_rows)
         lines: list[tuple[float, str]] = []
+        of_few_rows: Tensor | None = None
         for tuning in tunings:
             try:
                 got = run(shape, x, matrix, given, tuning)
@@ -188,8 +219,14 @@ def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool) -> No
                 [partial(run, shape, x, copies[i % num_copies], given, tuning) for i in range(num_launches)]
             )
             how = str(tuning or chosen_for(shape, num_rows)) + (" (chosen)" if tuning is None else "")
+            if isinstance(tuning, Ring):
+                is_same = of_few_rows is not None and torch.equal(got, of_few_rows)
+                how = f"{'same bits' if is_same else 'OTHER BITS'}  {how}"
+            elif rings:
+                of_few_rows = got
             lines.append((time, f"{time:7.1f} us {num_bytes / time / 1e6:5.2f} TB/s  {distance:.1e}  {how}"))
-        for _, line in [*lines[:1], *sorted(lines[1:])[:4]]:
+        kept = 2 if rings else 1  # whatever its time: what is chosen
+        for _, line in [*lines[:kept], *sorted(lines[kept:])[:4]]:
             head = f"{shape.name:18} {num_rows:4} rows  floor {floor:5.1f}  cuBLAS {library:6.1f} "
             print(head, line, flush=True)
 
@@ -198,16 +235,25 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tune", action="store_true", help="also time other tunings")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument(
+        "--rings", action="store_true", help="time rings beside the kernel for few rows, on a Hopper GPU"
+    )
+    parser.add_argument("--rows", type=int, nargs="+", help=f"{ROWS}, of rings {ROWS_OF_RINGS}")
     parser.add_argument("--group", type=int, default=32, choices=(32, 64, 128))
     parser.add_argument("--workers", type=int, default=12, help="processes that compile; 0: compile when first timed")
     options = parser.parse_args()
+    rows = options.rows or (ROWS_OF_RINGS if options.rings else ROWS)
     shapes = [shape for shape in SHAPES if options.only in shape.name]
     if options.workers:
         jobs = {}
         for shape in shapes:
-            for num_rows in options.rows:
-                for tuning in {chosen_for(shape, num_rows), *(tunings_for(shape, num_rows) if options.tune else ())}:
+            for num_rows in rows:
+                tunings = {chosen_for(shape, num_rows)}
+                if options.rings:
+                    tunings.update(rings_for(shape, options.tune))
+                elif options.tune:
+                    tunings.update(tunings_for(shape, num_rows))
+                for tuning in tunings:
                     is_wide = isinstance(tuning, WideTuning)
                     kind = tuning.rows if is_wide else rows_of_program(num_rows)
                     is_ragged = not is_wide and -(-shape.num_in // 128) % (2 * tuning.num_in_warps) != 0
@@ -216,8 +262,13 @@ def main() -> None:
             list(pool.map(compile_for, jobs.values()))
     print(f"{torch.cuda.get_device_name()}, int4 in groups of {options.group}, relative error against float32 sums")
     for shape in shapes:
-        measure(shape, options.rows, options.group, options.tune)
+        measure(shape, rows, options.group, options.tune, options.rings)
         torch.cuda.empty_cache()
+    if options.rings:
+        for layer in int4_chain.LAYERS:
+            if not options.only or options.only in layer.name:
+                int4_chain.measure(layer, rows, options.group)
+                torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

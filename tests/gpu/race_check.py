@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from facet.kernels.quantized.cases import Case
-from facet.kernels.quantized.int4 import few_rows, wide
+from facet.kernels.quantized.int4 import few_rows, ring, wide
 from tests.kernels.test_hopper_prefill import SEPARATE_256, SEPARATE_512, SHARED_512, check
 from tests.kernels.test_int4 import DEVICE, expected, format_of, run
 
@@ -55,6 +55,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "separate_256": lambda: check(replace(SEPARATE_256, sequences=((40, 400),))),
     "window": lambda: check(replace(SEPARATE_256, window=70, sequences=((140, 260),))),
     "int4": lambda: product(few_rows, 5),
+    "int4_ring": lambda: product(ring, 5),
     "int4_wide": lambda: product(wide, 20),
     "planted": planted,
 }

@@ -37,8 +37,10 @@ from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
 from facet.kernels.quantized.eight_bits import config as eight_bits
 from facet.kernels.quantized.eight_bits.ring_kernel import ring_kernel as eight_bit_ring_kernel
 from facet.kernels.quantized.eight_bits.row_rounding import choose_whole_rows, round_whole_rows_kernel
+from facet.kernels.quantized.int4 import tuning as int4
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
+from facet.kernels.quantized.int4.ring_kernel import ring_kernel as int4_ring_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
 from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
@@ -79,6 +81,26 @@ def int4_launch(num_rows: int, tuning: Tuning) -> tuple[Any, tuple[Any, ...], di
     )
     arguments = (words, words, words, tensor(), tensor(), tensor(), 2688, 0, num_rows, 2688, 42, 5376)
     return few_rows_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
+
+
+def int4_ring_launch(num_tiles: int, num_blocks: int, operation: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    words, ring = tensor(gl.int32), int4.ring_of(num_tiles, num_blocks)
+    constants = dict(
+        IS_GATED=operation == "geglu_linear",
+        HAS_GATED_INPUT=operation == "gated_input_linear",
+        SCALE_DTYPE=gl.bfloat16,
+        GROUPS=4,
+        TILES=ring.tiles,
+        NUM_OUT_WARPS=ring.num_out_warps,
+        NUM_IN_WARPS=ring.num_in_warps,
+        STAGES=ring.num_stages,
+        IS_AHEAD=ring.is_ahead,
+        HAS_TAIL=num_blocks % ring.num_in_warps != 0,
+        IS_DEPENDENT=True,
+    )
+    num_in = 128 * num_blocks
+    arguments = (words, words, words, tensor(), tensor(), num_in // 2, num_tiles * 16, 8, num_tiles, num_blocks, num_in)
+    return int4_ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
 def int4_wide_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -276,6 +298,11 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),
         "int8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.int8),
         "int8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.int8),
+        "int4_ring_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear"),
+        "int4_ring_of_down": int4_ring_launch(336, 168, "linear"),
+        "int4_ring_of_qkv": int4_ring_launch(1024, 42, "linear"),
+        "int4_ring_of_narrow_down": int4_ring_launch(160, 80, "linear"),
+        "int4_ring_of_gated_input": int4_ring_launch(16, 20, "gated_input_linear"),
         "int4_wide": int4_wide_launch(),
         "int4_experts": int4_experts_launch(),
         "round_geglu_31b": round_geglu_launch(21504),
@@ -320,6 +347,7 @@ def usage(kernel: Any) -> dict[str, Any]:
         "shared": kernel.metadata.shared,
         "signals": [kernel.asm["ptx"].count(f"atom.global.sys.{kind}") for kind in ("release", "acquire")],
         "added_halves": code.count("HADD2"),
+        "barriers": kernel.asm["ptx"].count("bar.sync"),
         "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),
     }
 
@@ -327,7 +355,7 @@ def usage(kernel: Any) -> dict[str, Any]:
 def report(name: str) -> dict[str, Any]:
     try:
         with contextlib.redirect_stdout(sys.stderr):  # where it fails, the compiler prints what it was given
-            return usage(compiled(name))
+            return {**usage(compiled(name)), "stages": launches()[name][2].get("STAGES", 0)}
     except Exception:  # the other kernels have their lines all the same
         return {"error": traceback.format_exc()}
 

@@ -19,6 +19,11 @@ RINGS = {
     **{f"{codes}_ring_of_down": (2, 8, 64) for codes in ("fp8", "int8")},
     **{f"{codes}_ring_of_gate_up": (6, 4, 64) for codes in ("fp8", "int8")},
     "fp8_ring_that_rounds": (2, 8, 128),
+    "int4_ring_of_gate_up": (6, 16, 80),
+    "int4_ring_of_down": (3, 8, 80),
+    "int4_ring_of_qkv": (4, 8, 80),
+    "int4_ring_of_narrow_down": (2, 8, 64),
+    "int4_ring_of_gated_input": (6, 8, 80),
 }
 ROUNDED = ("round_geglu_31b", "round_geglu_e4b", "rounded_add_norm")
 DRAFTS = ("drafts_e4b_sliding", "drafts_e4b_global", "drafts_31b_sliding")
@@ -66,7 +71,16 @@ def test_a_ring_leaves_room_for_others(name: str, compiled: dict[str, dict[str, 
     assert (found["stack"], found["local"]) == (0, 0)
     assert found["reg"] <= most_registers
     assert num_programs * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
-    assert found["products"] == 2 * num_products, "of a tile in the loop, and of the first or last"
+    assert found["products"] == 2 * num_products, "of a tile in the loop, and of the first or last; of two turns"
+
+
+@pytest.mark.parametrize("name", [name for name in RINGS if name.startswith("int4")])
+def test_a_ring_of_4_bits_has_one_barrier_a_turn(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """Two turns are in the loop. Three barriers follow it, and others come between the copies that fill the ring."""
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert found["barriers"] <= 5 + found["stages"] // 2 - 1
+    assert found["added_halves"] == 0, "codes are unpacked by instructions that multiply and add"
 
 
 @pytest.mark.parametrize("name", ROUNDED)

@@ -207,11 +207,13 @@ def test_wide_products_are_for_hopper(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
     rows = (int4.MAX_FEW_ROWS, 64, MAX_WIDE_ROWS, MAX_WIDE_ROWS + 1)
+    matrix = int4.shuffle(Case(format=format_of(32)).matrix())
     found = [
-        int4.choose_kernels(torch.empty(num_rows, 8, dtype=torch.bfloat16), int4.MAX_FEW_ROWS) for num_rows in rows
+        int4.choose_kernels(torch.empty(num_rows, 8, dtype=torch.bfloat16), matrix, int4.MAX_FEW_ROWS)
+        for num_rows in rows
     ]
     assert [None if each is None else vars(each)["__name__"].rpartition(".")[2] for each in found] == names
-    everything = int4.choose_kernels(torch.empty(rows[-1], 8, dtype=torch.bfloat16), math.inf)
+    everything = int4.choose_kernels(torch.empty(rows[-1], 8, dtype=torch.bfloat16), matrix, math.inf)
     assert vars(everything)["__name__"].endswith("few_rows")
 
 

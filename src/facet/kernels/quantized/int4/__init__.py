@@ -1,13 +1,13 @@
 """Products on a GPU with matrices of 4-bit codes whose inputs are not rounded.
 
-Few rows are bound by reading the codes: `few_rows_kernel.py` multiplies by them as they are. For more,
-`wide_kernel.py` brings them to bfloat16 on their way to the tensor cores. For many, slices of the matrix are brought to
-bfloat16 and multiplied by cuBLAS. Of experts, few rows of each are multiplied by codes as they are, many by values made
-of some experts at a time (`experts.py`). Codes are put into an order of their own when a model is loaded
-(`shuffled.py`).
+Few rows are bound by reading the codes: `few_rows_kernel.py` multiplies by them as they are, and `ring_kernel.py` does
+so where they come to it through shared memory. For more rows, `wide_kernel.py` brings them to bfloat16 on their way to
+the tensor cores. For many, slices of the matrix are brought to bfloat16 and multiplied by cuBLAS. Of experts, few rows
+of each are multiplied by codes as they are, many by values made of some experts at a time (`experts.py`). Codes are put
+into an order of their own when a model is loaded (`shuffled.py`).
 
-The first gives a row the same bits in any company, for any number of rows. The others round values to bfloat16 before
-they are multiplied.
+The first two give a row the same bits in any company, the first of them for any number of rows. The others round values
+to bfloat16 before they are multiplied.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +18,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.geglu import geglu
+from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4, can_shuffle, shuffle, unshuffle
-from facet.kernels.quantized.int4.tuning import MAX_FEW_ROWS, MAX_FEW_ROWS_OF_EXPERT, MAX_WIDE_ROWS, ROW_KINDS
+from facet.kernels.quantized.int4.tuning import (
+    MAX_FEW_ROWS,
+    MAX_FEW_ROWS_OF_EXPERT,
+    MAX_RING_ROWS,
+    MAX_WIDE_ROWS,
+    ROW_KINDS,
+)
 from facet.kernels.quantized.reference import Product
 
 __all__ = [
@@ -58,13 +65,13 @@ def runs_on(device: torch.device) -> bool:
 
 def linear(x: Tensor, matrix: ShuffledInt4, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
     """x [rows, inputs] @ values^T. `most_few_rows`, here and below: infinity where company must change no bit."""
-    kernels = choose_kernels(x, most_few_rows)
+    kernels = choose_kernels(x, matrix, most_few_rows)
     return _in_slices(x, matrix, functional.linear) if kernels is None else kernels.linear(x, matrix)
 
 
 def geglu_linear(x: Tensor, matrix: ShuffledInt4, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
     """gelu_tanh(gate) * up of a gated matrix, [rows, width]."""
-    kernels = choose_kernels(x, most_few_rows)
+    kernels = choose_kernels(x, matrix, most_few_rows)
     if kernels is None:
         return _in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
     return kernels.geglu_linear(x, matrix)
@@ -74,18 +81,23 @@ def gated_input_linear(
     x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor, most_few_rows: float = MAX_FEW_ROWS
 ) -> Tensor:
     """gelu_tanh(x @ values^T) * per_layer_input, the latter [rows, outputs]."""
-    kernels = choose_kernels(x, most_few_rows)
+    kernels = choose_kernels(x, matrix, most_few_rows)
     if kernels is None:
         return gate_per_layer_input(_in_slices(x, matrix, functional.linear), per_layer_input)
     return kernels.gated_input_linear(x, matrix, per_layer_input)
 
 
-def choose_kernels(x: Tensor, most_few_rows: float) -> Kernels | None:
+def choose_kernels(x: Tensor, matrix: ShuffledInt4, most_few_rows: float) -> Kernels | None:
     """Those that multiply these rows by codes. None: there are so many that values are made of the codes first."""
     # Imported here: machines without a GPU need no Triton.
     from facet.kernels.quantized.int4 import few_rows, wide
 
     num_rows = x.shape[0]
+    if num_rows <= MAX_RING_ROWS and runs_on_hopper(x.device):
+        from facet.kernels.quantized.int4 import ring
+
+        if ring.can_run(x, matrix):
+            return ring
     if num_rows <= most_few_rows:
         return few_rows
     if x.dtype != torch.bfloat16:

@@ -8,9 +8,8 @@ from facet.kernels.quantized.int4.tiles import (
     BLOCK_IN,
     axis,
     load_block,
-    opened,
-    places_of_sums,
     places_of_tiles,
+    store_sums,
     sums_of_tiles,
 )
 
@@ -61,30 +60,11 @@ def few_rows_kernel(
     row = first_row + lane // 4 + 8 * axis(ROW_TILES, 2, VECTORS)
     place = places[1] * BLOCK_IN + lane % 4 * 8  # of the first of a thread's eight inputs
     inputs = (x + row * x_stride + place // 2 + axis(4, 3, VECTORS), row < num_rows, place)
-    sum_0, sum_1, sum_2, sum_3 = sums_of_tiles(
+    sums = sums_of_tiles(
         places, even_block, inputs, num_blocks, num_in,
         SCALE_DTYPE, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS,
     )  # fmt: skip
-    tile_o, member, row_o = places_of_sums(first_tile, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS)
-    row_o = first_row + row_o
-    is_first = (row_o < num_rows) & (tile_o < num_tiles)
-    is_second = (row_o + 1 < num_rows) & (tile_o < num_tiles)
-    if IS_GATED:
-        num_out = num_tiles * 8
-        place_o = output + row_o * num_out + tile_o * 8 + member
-        gl.store(place_o, opened(sum_0, sum_2), mask=is_first)
-        gl.store(place_o + num_out, opened(sum_1, sum_3), mask=is_second)
-    else:
-        num_out = num_tiles * 16
-        column = tile_o * 16 + member
-        if HAS_GATED_INPUT:
-            gated_o = gated + row_o * gated_stride + column
-            sum_0 = opened(sum_0, gl.load(gated_o, mask=is_first, other=0.0))
-            sum_1 = opened(sum_1, gl.load(gated_o + gated_stride, mask=is_second, other=0.0))
-            sum_2 = opened(sum_2, gl.load(gated_o + 8, mask=is_first, other=0.0))
-            sum_3 = opened(sum_3, gl.load(gated_o + (gated_stride + 8), mask=is_second, other=0.0))
-        place_o = output + row_o * num_out + column
-        gl.store(place_o, sum_0, mask=is_first)
-        gl.store(place_o + num_out, sum_1, mask=is_second)
-        gl.store(place_o + 8, sum_2, mask=is_first)
-        gl.store(place_o + (num_out + 8), sum_3, mask=is_second)
+    store_sums(
+        sums, first_tile, first_row, gated, output, gated_stride, num_rows, num_tiles,
+        IS_GATED, HAS_GATED_INPUT, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS,
+    )  # fmt: skip

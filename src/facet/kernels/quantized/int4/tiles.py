@@ -125,16 +125,27 @@ def add_block(
         if chunk > 0 and sums[0].shape[2] > 1:
             stay_in_order()  # registers cannot take the inputs of all chunks at once
         b = words_of(gl.load(x_places + first // 2, mask=is_live, other=0), SINGLES)
-        scale_g, scale_h = unpack_scales(words[chunk], SCALE_DTYPE)
+        zero_pair = words[chunk]
         if HAS_ZEROS:
-            offset_g, offset_h = offset_of(zero_words[chunk] & 255), offset_of((zero_words[chunk] >> 8) & 255)
-        else:
-            offset_g = offset_of(gl.full(words[chunk].shape, 8, gl.int32, SINGLES))
-            offset_h = offset_g
-        upper_values = unpack_codes(upper_words[chunk], offset_g)
-        lower_values = unpack_codes(lower_words[chunk], offset_h)
-        sums = add_products(sums, upper_values, lower_values, b, scale_g, scale_h)
+            zero_pair = zero_words[chunk]
+        sums = add_chunk(
+            sums, upper_words[chunk], lower_words[chunk], words[chunk], zero_pair, b, SCALE_DTYPE, HAS_ZEROS, SINGLES
+        )
     return sums
+
+
+@gluon.jit
+def add_chunk(
+    sums, upper, lower, scales, zeros, b, SCALE_DTYPE: gl.constexpr, HAS_ZEROS: gl.constexpr, SINGLES: gl.constexpr
+):  # fmt: skip
+    """Sums plus the products of 32 inputs: words of codes of outputs g and g + 8, of their scales and their zeros."""
+    scale_g, scale_h = unpack_scales(scales, SCALE_DTYPE)
+    if HAS_ZEROS:
+        offset_g, offset_h = offset_of(zeros & 255), offset_of((zeros >> 8) & 255)
+    else:
+        offset_g = offset_of(gl.full(scales.shape, 8, gl.int32, SINGLES))
+        offset_h = offset_g
+    return add_products(sums, unpack_codes(upper, offset_g), unpack_codes(lower, offset_h), b, scale_g, scale_h)
 
 
 @gluon.jit
@@ -151,11 +162,20 @@ def opened(gate, up):
 
 @gluon.jit
 def sum_warps(sums, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Of the warps that share outputs, rounded: [threads of NUM_OUT_WARPS, tiles, row tiles]."""
+    """Each of four, of the warps that share outputs, rounded: [threads of NUM_OUT_WARPS, tiles, row tiles]."""
+    sum_0, sum_1, sum_2, sum_3 = sums
     if NUM_IN_WARPS > 1:
-        sums = gl.sum(gl.reshape(sums, [NUM_IN_WARPS, 32 * NUM_OUT_WARPS, sums.shape[1], sums.shape[2]]), 0)
-        sums = gl.convert_layout(sums, LAYOUT, assert_trivial=True)
-    return sums.to(gl.bfloat16)
+        # All at once: warps meet a few times, not four times as often.
+        joined = gl.join(gl.join(sum_0, sum_1), gl.join(sum_2, sum_3))
+        joined = gl.sum(gl.reshape(joined, [NUM_IN_WARPS, 32 * NUM_OUT_WARPS, sum_0.shape[1], sum_0.shape[2], 2, 2]), 0)
+        even, odd = gl.split(joined)
+        sum_0, sum_1 = gl.split(even)
+        sum_2, sum_3 = gl.split(odd)
+        sum_0 = gl.convert_layout(sum_0, LAYOUT, assert_trivial=True)
+        sum_1 = gl.convert_layout(sum_1, LAYOUT, assert_trivial=True)
+        sum_2 = gl.convert_layout(sum_2, LAYOUT, assert_trivial=True)
+        sum_3 = gl.convert_layout(sum_3, LAYOUT, assert_trivial=True)
+    return sum_0.to(gl.bfloat16), sum_1.to(gl.bfloat16), sum_2.to(gl.bfloat16), sum_3.to(gl.bfloat16)
 
 
 @gluon.jit
@@ -208,12 +228,7 @@ def sums_of_tiles(
             sums, odd_block, inputs, turn + 1, num_blocks, scale_warp, num_in,
             SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS, SINGLES,
         )  # fmt: skip
-    return (
-        sum_warps(sums[0], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES),
-        sum_warps(sums[1], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES),
-        sum_warps(sums[2], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES),
-        sum_warps(sums[3], NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES),
-    )
+    return sum_warps(sums, NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
 
 
 @gluon.jit
@@ -231,3 +246,36 @@ def places_of_sums(
         gl.expand_dims(gl.arange(0, ROW_TILES, gl.SliceLayout(0, gl.SliceLayout(1, SINGLES))), 0), 1
     )
     return first_tile + thread // 32 * TILES + tiles, thread % 32 // 4, 8 * row_tiles + thread % 4 * 2
+
+
+@gluon.jit
+def store_sums(
+    sums, first_tile, first_row, gated, output, gated_stride, num_rows, num_tiles,
+    IS_GATED: gl.constexpr, HAS_GATED_INPUT: gl.constexpr,
+    TILES: gl.constexpr, ROW_TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
+):  # fmt: skip
+    """Applies the activation to those of `sums_of_tiles`, and stores."""
+    sum_0, sum_1, sum_2, sum_3 = sums
+    tile_o, member, row_o = places_of_sums(first_tile, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS)
+    row_o = first_row + row_o
+    is_first = (row_o < num_rows) & (tile_o < num_tiles)
+    is_second = (row_o + 1 < num_rows) & (tile_o < num_tiles)
+    if IS_GATED:
+        num_out = num_tiles * 8
+        place_o = output + row_o * num_out + tile_o * 8 + member
+        gl.store(place_o, opened(sum_0, sum_2), mask=is_first)
+        gl.store(place_o + num_out, opened(sum_1, sum_3), mask=is_second)
+    else:
+        num_out = num_tiles * 16
+        column = tile_o * 16 + member
+        if HAS_GATED_INPUT:
+            gated_o = gated + row_o * gated_stride + column
+            sum_0 = opened(sum_0, gl.load(gated_o, mask=is_first, other=0.0))
+            sum_1 = opened(sum_1, gl.load(gated_o + gated_stride, mask=is_second, other=0.0))
+            sum_2 = opened(sum_2, gl.load(gated_o + 8, mask=is_first, other=0.0))
+            sum_3 = opened(sum_3, gl.load(gated_o + (gated_stride + 8), mask=is_second, other=0.0))
+        place_o = output + row_o * num_out + column
+        gl.store(place_o, sum_0, mask=is_first)
+        gl.store(place_o + num_out, sum_1, mask=is_second)
+        gl.store(place_o + 8, sum_2, mask=is_first)
+        gl.store(place_o + (num_out + 8), sum_3, mask=is_second)

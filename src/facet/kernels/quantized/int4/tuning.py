@@ -5,7 +5,7 @@ multiplies another. A matrix of few outputs has too few tiles for that: several 
 inputs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from facet.kernels.quantized.int4.shuffled import BLOCK_IN, ShuffledInt4
 
@@ -15,7 +15,17 @@ ROW_KINDS = (8, 16, 32, 64)
 MAX_FEW_ROWS, MAX_WIDE_ROWS = 8, 256
 # Of experts, rows of each: from there on their matrices are brought to bfloat16 too.
 MAX_FEW_ROWS_OF_EXPERT = 64
-_WARPS = 132 * 16
+_NUM_MULTIPROCESSORS = 132
+_WARPS = _NUM_MULTIPROCESSORS * 16
+# Up to so many rows go through rings on a Hopper GPU, at most 8. None before they have been timed
+# (benchmarks/int4_gpu.py --rings).
+MAX_RING_ROWS = 0
+# Of shared memory, for all programs of a multiprocessor, and what each of them takes beside its own.
+_SHARED_BYTES, _BYTES_OF_PROGRAM = 232_448, 1024
+_REGISTERS = 65_536
+_MOST_STAGES = 16
+# Warps of a multiprocessor whose registers suffice, and registers of a warp that loads inputs ahead, by its tiles.
+_RING_WARPS, _REGISTERS_AHEAD = 24, {1: 32 * 80, 2: 32 * 112}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +63,62 @@ def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> Tuning:
     # Two tiles share what is loaded of x, as long as there are registers for their sums and tiles for all warps.
     tiles = 2 if num_in_warps <= 2 and rows_of_program(num_rows) <= 32 else 1
     return Tuning(tiles=tiles, num_out_warps=max(1, 4 // num_in_warps), num_in_warps=num_in_warps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """As `Tuning`, where codes and scales of a few turns lie in shared memory. A turn is one block for every warp, of
+    each of its tiles."""
+
+    tiles: int
+    num_out_warps: int
+    num_in_warps: int  # the only one that changes the order of sums
+    num_stages: int  # turns, an even number
+    is_ahead: bool  # inputs of a turn are loaded before the turn ahead of it is multiplied, not after
+
+    @property
+    def num_warps(self) -> int:
+        return self.num_out_warps * self.num_in_warps
+
+    @property
+    def num_bytes(self) -> int:
+        """Of shared memory."""
+        return self.num_stages * self.num_warps * self.tiles * (1024 + 128)
+
+    def constants(self, matrix: ShuffledInt4) -> dict[str, int]:
+        """How the kernel is told."""
+        return {
+            "TILES": self.tiles,
+            "NUM_OUT_WARPS": self.num_out_warps,
+            "NUM_IN_WARPS": self.num_in_warps,
+            "STAGES": self.num_stages,
+            "IS_AHEAD": self.is_ahead,
+            "HAS_TAIL": matrix.num_inputs % (BLOCK_IN * self.num_in_warps) != 0,
+            "num_warps": self.num_warps,
+        }
+
+
+def ring_of(num_tiles: int, num_blocks: int) -> Ring:
+    """Sums are cut as `choose_tuning` cuts them, so bits are the same. All programs run at a time if they can, in rings
+    as deep as shared memory allows for then."""
+    num_in_warps = choose_tuning(num_tiles, num_blocks, 1).num_in_warps
+    num_out_warps = max(1, 4 // num_in_warps)
+    while num_out_warps > 1 and num_tiles < num_out_warps * _NUM_MULTIPROCESSORS:
+        num_out_warps //= 2
+    num_warps = num_out_warps * num_in_warps
+    most_programs = max(2, _RING_WARPS // num_warps)
+    tiles = 1 if num_tiles <= num_out_warps * most_programs * _NUM_MULTIPROCESSORS else 2
+    num_programs = min(most_programs, -(-num_tiles // (tiles * num_out_warps * _NUM_MULTIPROCESSORS)))
+    ring = Ring(
+        tiles=tiles,
+        num_out_warps=num_out_warps,
+        num_in_warps=num_in_warps,
+        num_stages=2,
+        is_ahead=num_programs * num_warps * _REGISTERS_AHEAD[tiles] <= _REGISTERS,
+    )
+    num_bytes, num_turns = _SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM, -(-num_blocks // num_in_warps)
+    num_stages = min(_MOST_STAGES, num_turns + 2, num_bytes // (ring.num_bytes // 2))
+    return replace(ring, num_stages=max(2, num_stages // 2 * 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,115 @@
+"""Times the products with 4-bit codes of some layers and the norms between them, each launched on another's heels.
+
+A product alone, over and over, has its own kind before it. In a layer most follow a norm, whose few programs leave the
+card to whoever starts early. Attention is left out: the output product takes some of the columns before it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_timing import microseconds
+from benchmarks.linear_gpu import CACHE_BYTES
+from facet.kernels.add_norm import add_norm
+from facet.kernels.quantized import int4
+from facet.kernels.quantized.cases import Case
+from facet.matrix_format import MatrixFormat, ScaleFormat
+
+_NUM_LAYERS = 16
+_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    hidden: int
+    inner: int
+    num_qkv: int
+    num_heads: int  # columns of theirs
+    num_per_layer: int = 0
+
+
+LAYERS = (
+    Layer("31B layer", 5376, 21504, 16384, 8192),
+    Layer("E4B layer", 2560, 10240, 3072, 2048, num_per_layer=256),
+)
+
+
+@dataclass(frozen=True)
+class Matrices:
+    qkv: int4.ShuffledInt4
+    o: int4.ShuffledInt4
+    gate_up: int4.ShuffledInt4
+    down: int4.ShuffledInt4
+    per_layer: tuple[int4.ShuffledInt4, int4.ShuffledInt4] | None
+
+
+def make_matrices(layer: Layer, format: MatrixFormat) -> Matrices:
+    def shuffled(num_out: int, num_in: int, *, is_gated: bool = False) -> int4.ShuffledInt4:
+        return int4.shuffle(Case(format=format, num_out=num_out, num_in=num_in).matrix("cuda"), is_gated=is_gated)
+
+    per_layer = None
+    if layer.num_per_layer:
+        gate, projection = (layer.num_per_layer, layer.hidden), (layer.hidden, layer.num_per_layer)
+        per_layer = shuffled(*gate), shuffled(*projection)
+    return Matrices(
+        shuffled(layer.num_qkv, layer.hidden),
+        shuffled(layer.hidden, layer.num_heads),
+        shuffled(2 * layer.inner, layer.hidden, is_gated=True),
+        shuffled(layer.hidden, layer.inner),
+        per_layer,
+    )
+
+
+def run_layers(
+    layer: Layer, layers: Sequence[Matrices], rooms: Sequence[ModuleType], x: Tensor, norm: Tensor, given: Tensor
+) -> Tensor:
+    """`rooms`: for products of much, and for those of the per-layer input."""
+    products, small_products = rooms
+    stream, normed = x, x
+    for matrices in layers:
+        heads = products.linear(normed, matrices.qkv)[:, : layer.num_heads]
+        stream, normed = _add(stream, products.linear(heads, matrices.o), norm)
+        hidden = products.geglu_linear(normed, matrices.gate_up)
+        stream, normed = _add(stream, products.linear(hidden, matrices.down), norm)
+        if matrices.per_layer is not None:
+            gate, projection = matrices.per_layer
+            gated = small_products.gated_input_linear(stream, gate, given)
+            stream, normed = _add(stream, small_products.linear(gated, projection), norm)
+    return normed
+
+
+def _add(stream: Tensor, update: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+    new, normed = add_norm(stream, update, norm, norm, _EPS)
+    assert normed is not None
+    return new, normed
+
+
+def measure(layer: Layer, rows: Sequence[int], group: int) -> None:
+    from facet.kernels.quantized.int4 import few_rows, ring
+
+    format = MatrixFormat(codes="int4", scales=ScaleFormat(dtype="bfloat16", group=group))
+    first = make_matrices(layer, format)
+    products = (first.qkv, first.o, first.gate_up, first.down)
+    num_bytes = sum(tensor.nbytes for matrix in products for tensor in matrix.tensors().values())
+    sets = [first, *(make_matrices(layer, format) for _ in range(math.ceil(CACHE_BYTES / num_bytes) - 1))]
+    layers = [sets[index % len(sets)] for index in range(_NUM_LAYERS)]
+    norm = torch.ones(layer.hidden, device="cuda")
+    ways = {"few_rows": (few_rows, few_rows), "rings": (ring, ring)}
+    if layer.num_per_layer:
+        ways["rings, not for the per-layer input"] = (ring, few_rows)
+    for num_rows in rows:
+        x = torch.randn(num_rows, layer.hidden, device="cuda", dtype=torch.bfloat16)
+        given = torch.randn(num_rows, max(1, layer.num_per_layer), device="cuda", dtype=torch.bfloat16)
+        expected = run_layers(layer, layers, ways["few_rows"], x, norm, given)
+        for name, rooms in ways.items():
+            is_same = torch.equal(run_layers(layer, layers, rooms, x, norm, given), expected)
+            call = partial(run_layers, layer, layers, rooms, x, norm, given)
+            time = microseconds([call] * 3) / _NUM_LAYERS
+            said = "same bits" if is_same else "OTHER BITS"
+            print(f"{layer.name:18} {num_rows:4} rows {time:8.2f} us a layer  {said}  {name}", flush=True)

@@ -1,0 +1,69 @@
+"""Launches the kernel that brings few rows' codes through a ring."""
+
+import torch
+import triton
+from torch import Tensor
+
+from facet.kernels.dependent_launch import launch_options
+from facet.kernels.quantized.int4.language import gl
+from facet.kernels.quantized.int4.ring_kernel import ring_kernel
+from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4
+from facet.kernels.quantized.int4.tuning import Ring, ring_of
+
+# Those that tensor cores multiply at once.
+_MOST_ROWS = 8
+
+
+def can_run(x: Tensor, matrix: ShuffledInt4) -> bool:
+    """Whether there are few rows, no zeros to copy, and codes that begin where 16 bytes can be copied at once."""
+    aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (matrix.codes, matrix.scales))
+    return x.dtype == torch.bfloat16 and 0 < x.shape[0] <= _MOST_ROWS and matrix.zeros is None and aligned
+
+
+def linear(x: Tensor, matrix: ShuffledInt4, ring: Ring | None = None) -> Tensor:
+    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
+    return _run(x, matrix, None, ring)
+
+
+def geglu_linear(x: Tensor, matrix: ShuffledInt4, ring: Ring | None = None) -> Tensor:
+    assert matrix.is_gated, "gates and ups have to be interleaved"
+    return _run(x, matrix, None, ring)
+
+
+def gated_input_linear(x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor, ring: Ring | None = None) -> Tensor:
+    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
+    return _run(x, matrix, per_layer_input, ring)
+
+
+def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, ring: Ring | None) -> Tensor:
+    assert can_run(x, matrix), "such products go another way"
+    assert matrix.num_inputs % 8 == 0, "a thread takes eight inputs at a time"
+    if x.stride(1) != 1 or x.stride(0) % 8 != 0:
+        x = x.contiguous()
+    if gated is not None and gated.stride(1) != 1:
+        gated = gated.contiguous()
+    ring = ring or ring_of(matrix.num_tiles, matrix.num_blocks)
+    width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
+    output = torch.empty(x.shape[0], matrix.num_tiles * width, dtype=x.dtype, device=x.device)
+    words = x.view(torch.int32)
+    codes, scales, _ = matrix.words()
+    ring_kernel[(triton.cdiv(matrix.num_tiles, ring.tiles * ring.num_out_warps),)](
+        words,
+        codes,
+        scales,
+        x if gated is None else gated,
+        output,
+        words.stride(0),
+        0 if gated is None else gated.stride(0),
+        x.shape[0],
+        matrix.num_tiles,
+        matrix.num_blocks,
+        matrix.num_inputs,
+        IS_GATED=matrix.is_gated,
+        HAS_GATED_INPUT=gated is not None,
+        SCALE_DTYPE=gl.bfloat16 if matrix.scales.dtype == torch.bfloat16 else gl.float16,
+        GROUPS=matrix.scales.shape[-2],
+        **ring.constants(matrix),
+        **launch_options(x.device),
+    )
+    return output
