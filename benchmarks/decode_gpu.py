@@ -25,6 +25,7 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.decode_loads import (
     BYTES_IN_ROTATION,
     DEVICE,
+    FIXED_LOADS,
     LATENCY_LOADS,
     LOADS,
     LONGEST_PLANNED,
@@ -41,6 +42,7 @@ from facet.kernels.head_inputs import triton as heads_triton
 from facet.kernels.head_inputs.cases import Case as HeadsCase
 from facet.kernels.paged_attention import gpu, reference
 from facet.kernels.paged_attention.decode.fixed import choose_fixed_tuning
+from facet.kernels.paged_attention.decode.in_turn import attend_in_turn, can_take_turns
 from facet.kernels.paged_attention.decode.kernel import attend_rows
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import SEPARATE, Reader
@@ -81,7 +83,10 @@ def built_in(layers: Layers) -> Variant:
 
 
 def attend(layers: Layers, output: Tensor, plan: DecodePlan, variant: Variant) -> None:
-    attend_rows(layers.queries, output, layers.cache, plan, 1.0, layers.recipe, variant.reader, variant.tuning)
+    if variant.tuning.num_programs is not None and can_take_turns(variant.reader, layers.cache):
+        attend_in_turn(layers.queries, output, layers.cache, plan, 1.0, variant.tuning)
+    else:
+        attend_rows(layers.queries, output, layers.cache, plan, 1.0, layers.recipe, variant.reader, variant.tuning)
 
 
 def read_ceiling() -> float:
@@ -161,18 +166,14 @@ def only_fixed(layers: Layers, load: Load, chosen: Variant) -> dict[str, Variant
 
 
 def fixed_variants(layers: Layers, load: Load, chosen: Variant) -> dict[str, Variant]:
-    """Shares of several sizes, taken by several numbers of programs."""
+    """Shares taken by several numbers of programs, with several tiles on their way."""
     variants = only_fixed(layers, load, chosen)
     fixed, tunings = variants["fixed"].tuning, dict[str, DecodeTuning]()
-    most = (8, 16) if load.window else (16, 32, 64)
-    for splits in most:
-        for least in (64, 128, 256):
-            if load.window and load.window // least < splits // 2:
-                continue
-            for programs in sorted({1, 2, 4, splits}):
-                tunings[f"{splits} of {least}+ by {programs}"] = replace(
-                    fixed, num_splits=splits, least_keys=least, num_programs=programs
-                )
+    for programs in (1, 2, 4, 8, 16):
+        for stages in (3, 5):
+            tunings[f"by {programs}, {stages}"] = replace(
+                fixed, num_programs=programs, program_keys=0, num_stages=stages
+            )
     return variants | with_tunings(chosen, tunings)
 
 
@@ -312,6 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("heads", "attention", "latency", "quantized", "fixed"))
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--loads", default="", help="of fixed: those whose names contain this")
     arguments = parser.parse_args()
     read = read_ceiling()
     print(f"{torch.cuda.get_device_name()}: read {read / 1e12:.2f} TB/s")
@@ -329,10 +331,8 @@ def main() -> None:
         for load in LATENCY_LOADS:
             attention_line(load, read, latency_variants)
     if arguments.only == "fixed":
-        print(
-            "attention of decoded rows in fixed shares; variants: most shares of at least so many keys, programs a row"
-        )
-        for load in (*LATENCY_LOADS, *LOADS):
+        print("attention of decoded rows in fixed shares; variants: programs of a row, stages")
+        for load in (load for load in FIXED_LOADS if arguments.loads in load.name):
             layers = make_layers(load)
             make_variants = partial(fixed_variants, layers) if arguments.full else partial(only_fixed, layers)
             attention_line(load, read, make_variants, layers)

@@ -97,6 +97,14 @@ LATENCY_LOADS = (
     b31_sliding("1 x 8K", 8192),
     b31_global("1 x 512", 512),
 )
+FIXED_LOADS = (
+    *(e4b_sliding(f"{count} x 512", *[512] * count) for count in (1, 8, 32, 100)),
+    *(e4b_global(f"{count} x 512", *[512] * count) for count in (1, 8, 32, 100)),
+    e4b_global("8 x 8K", *[8192] * 8),
+    e4b_global("90 x 768, 10 x 8K", *[768] * 90, *[8192] * 10),
+    *(b31_sliding(f"{count} x 2K", *[2048] * count) for count in (1, 8, 32)),
+    *(b31_global(f"{count} x 2K", *[2048] * count) for count in (1, 32)),
+)
 QUANTIZED_LOADS = (
     e4b_sliding("32 x 8K", *[8192] * 32),
     Load("Gemma 3 12B global 4 x 64K", 16, 8, 256, None, 80, (65_536,) * 4),

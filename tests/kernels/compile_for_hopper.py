@@ -31,7 +31,7 @@ from facet.kernels.linear import cases
 from facet.kernels.linear.config import ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.paged_attention.decode.grouped import grouped_kernel
-from facet.kernels.paged_attention.decode.in_turn import in_turn_kernel
+from facet.kernels.paged_attention.decode.in_turn import SHARES_AT_ONCE, in_turn_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
 from facet.kernels.quantized.eight_bits import config as eight_bits
@@ -229,12 +229,12 @@ def in_turn_launch(
     group: int, num_heads: int, head_dim: int, window: int, *, adds: bool
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Rows that are decoded in fixed shares."""
-    share, block_n = window // 16 or 128, 32
+    share, block_n = window // 16 or 64, 32
     constants = dict(
         HAS_MAP=False,
         HAS_WINDOW=window > 0,
         ADDS=adds,
-        MERGED_SHARES=16 if window else 0,
+        AT_ONCE=16 if window else SHARES_AT_ONCE,
         ONE_TILE=share == block_n,
         GROUP=group,
         GROUP_PAD=group,
@@ -246,7 +246,7 @@ def in_turn_launch(
     )
     numbers, floats, stride = tensor(gl.int32), tensor(gl.float32), num_heads // group * head_dim
     arguments = (tensor(), tensor(), tensor(), numbers, numbers, numbers, numbers, tensor(), floats, floats, numbers,
-                 1.0, window, 16 if window else 64, share, 576, 16 * stride, stride, num_heads)  # fmt: skip
+                 1.0, window, 16 if window else 64, share, 512, 576, 16 * stride, stride, num_heads)  # fmt: skip
     return in_turn_kernel, arguments, {**constants, "num_warps": 4, "num_stages": 3 if head_dim == 512 else 5}
 
 

@@ -18,41 +18,43 @@ from facet.kernels.paged_attention.decode.tuning import (
     DecodeTuning,
     choose_tile,
     fitting_shares,
+    keys_worth_a_program,
 )
 
-# Most shares of a row, and the least keys of one, where a program leaves each share behind. A window is short, and its
-# shares are put together by whoever finishes last. Contexts of any length have more shares, or one request with a long
-# one would leave processors idle.
+# Most shares of a row, and the least keys of one. A window is short, and where its shares are left behind they are put
+# together by whoever finishes last. Contexts of any length have more shares, or one request with a long one would leave
+# processors idle.
 _WINDOW_SHARES, _WINDOW_KEYS = MOST_MERGED_BY_LAST, 128
 _MOST_SHARES, _LEAST_KEYS = 64, 128
+# The least keys where shares are added in turn: adding them costs little, and one request is the quicker.
+_LEAST_KEYS_IN_TURN = 64
 # Programs of a row at least, so that long contexts are not what all others wait for.
 _LEAST_PROGRAMS = 4
 
 
 def choose_fixed_tuning(reader: Reader, queries: Tensor, cache: LayerCache, plan: DecodePlan) -> DecodeTuning:
-    """All but the number of programs and of tiles on their way follows from the layer: no bit depends on those."""
+    """All but the programs and the tiles on their way follows from the layer: no bit depends on those."""
     window = plan.rows.window
-    has_window, adds_shares = window > 0, window > 0 and can_take_turns(reader, cache)
-    num_splits, least_keys = _shares(has_window=has_window)
+    num_splits, least_keys = _shares(has_window=window > 0)
     keys_per_tile, num_stages = choose_tile(reader, queries, cache)
     fitting = fitting_shares(plan, queries.device, 2)
-    num_programs = min(num_splits, max(fitting, _LEAST_PROGRAMS))
-    if adds_shares:
-        # As many as there may be: one request is then as quick as can be, and where programs take several in turn,
-        # adding one to another costs little.
-        least_keys = -(-window // num_splits)
-        num_programs = max(1, min(num_splits, fitting))
-        if fitting == 0:
-            num_stages = min(num_stages, STAGES_OF_MANY)
+    num_programs, program_keys = max(fitting, _LEAST_PROGRAMS), 0
+    if can_take_turns(reader, cache):
+        least_keys = -(-window // num_splits) if window else _LEAST_KEYS_IN_TURN
+        program_keys = keys_worth_a_program(fitting)
+        if window:
+            num_programs = max(fitting, 1)
+            num_stages = min(num_stages, STAGES_OF_MANY) if fitting == 0 else num_stages
     return DecodeTuning(
         keys_per_tile=keys_per_tile,
         least_keys=-(-least_keys // keys_per_tile) * keys_per_tile,
         num_splits=num_splits,
         num_warps=4,
         num_stages=num_stages,
-        last_merges=has_window,
+        last_merges=window > 0,
         exits_early=True,
-        num_programs=num_programs,
+        num_programs=min(num_splits, num_programs),
+        program_keys=program_keys,
     )
 
 

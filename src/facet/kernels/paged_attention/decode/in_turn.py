@@ -16,8 +16,8 @@ from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import SEPARATE, Reader
-from facet.kernels.paged_attention.decode.shares import keys_per_share, merge_rows, visible_keys
-from facet.kernels.paged_attention.decode.tuning import DecodeTuning
+from facet.kernels.paged_attention.decode.shares import keys_per_share, visible_keys
+from facet.kernels.paged_attention.decode.tuning import MOST_MERGED_BY_LAST, DecodeTuning
 from facet.kernels.paged_attention.tiles import (
     LEAST_TILE,
     common_arguments,
@@ -25,6 +25,9 @@ from facet.kernels.paged_attention.tiles import (
     running_softmax,
     score_tile,
 )
+
+# Of rows without a window, whose heads may be twice as wide: more would not fit into registers.
+SHARES_AT_ONCE = 8
 
 
 @triton.jit
@@ -42,12 +45,12 @@ def add_share(merged, greatest, weight_sum, mean, level):
 @triton.jit
 def _add_left_shares(
     partial_results, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares,
-    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, MOST_SHARES: tl.constexpr,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """All shares of one row and key head, from where their programs left them.
 
-    The loop is unrolled for all loads to be on their way at once. They pass by the first-level cache, which is not told
-    of others' stores.
+    The inner loop is unrolled for its loads to be on their way at once. They pass by the first-level cache, which is
+    not told of others' stores.
     """
     members = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, HEAD_DIM)[None, :]
@@ -56,16 +59,17 @@ def _add_left_shares(
     merged = tl.zeros([GROUP_PAD, HEAD_DIM], tl.float32)
     greatest = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     weight_sum = tl.zeros([GROUP_PAD], tl.float32)
-    for share in tl.static_range(MOST_SHARES):
-        is_live = (members < GROUP) & (num_shares > share)
-        # A share that is not there weighs nothing.
-        level = tl.load(partial_levels + places + share, mask=is_live, other=float("-inf"), cache_modifier=".cg")
-        pointers = partial_results + (places + share)[:, None] * HEAD_DIM + dims
-        mean = tl.load(pointers, mask=is_live[:, None], other=0.0, cache_modifier=".cg")
-        with_share, new_greatest, new_sum = add_share(merged, greatest, weight_sum, mean, level)
-        merged = tl.where(is_live[:, None], with_share, merged)
-        greatest = tl.where(is_live, new_greatest, greatest)
-        weight_sum = tl.where(is_live, new_sum, weight_sum)
+    for first_share in range(0, num_shares, AT_ONCE):
+        for step in tl.static_range(AT_ONCE):
+            share = first_share + step
+            is_live = (members < GROUP) & (num_shares > share)
+            level = tl.load(partial_levels + places + share, mask=is_live, other=0.0, cache_modifier=".cg")
+            pointers = partial_results + (places + share)[:, None] * HEAD_DIM + dims
+            mean = tl.load(pointers, mask=is_live[:, None], other=0.0, cache_modifier=".cg")
+            with_share, new_greatest, new_sum = add_share(merged, greatest, weight_sum, mean, level)
+            merged = tl.where(is_live[:, None], with_share, merged)
+            greatest = tl.where(is_live, new_greatest, greatest)
+            weight_sum = tl.where(is_live, new_sum, weight_sum)
     is_member = members < GROUP
     pointers = output + (row.to(tl.int64) * num_heads + heads)[:, None] * HEAD_DIM + dims
     means = merged / tl.where(is_member, weight_sum, 1.0)[:, None]
@@ -74,7 +78,7 @@ def _add_left_shares(
 
 # Not specialized: one kernel serves all batch sizes.
 @triton.jit(
-    do_not_specialize=["num_splits", "least_keys"],
+    do_not_specialize=["num_splits", "least_keys", "program_keys"],
     do_not_specialize_on_alignment=["block_table", "positions", "seats", "row_map", "arrivals"],
 )
 def in_turn_kernel(
@@ -93,6 +97,7 @@ def in_turn_kernel(
     window,
     num_splits,
     least_keys,
+    program_keys,  # a program has no fewer, if the row has them
     table_stride,
     page_stride,
     token_stride,
@@ -100,7 +105,7 @@ def in_turn_kernel(
     HAS_MAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,  # shares have `least_keys`; else they are as many as there may be
     ADDS: tl.constexpr,  # a row has one program, which adds its shares itself
-    MERGED_SHARES: tl.constexpr,  # most that the last program adds; 0: it does not
+    AT_ONCE: tl.constexpr,  # shares that the last program loads together
     ONE_TILE: tl.constexpr,  # is a share
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
@@ -118,7 +123,7 @@ def in_turn_kernel(
     start_after_previous(IS_DEPENDENT)
     share = least_keys if HAS_WINDOW else keys_per_share(context_len - first, num_splits, least_keys, BLOCK_N)
     num_shares = tl.cdiv(context_len - first, share)
-    shares_per_program = tl.cdiv(num_shares, tl.num_programs(2))
+    shares_per_program = tl.maximum(tl.cdiv(num_shares, tl.num_programs(2)), program_keys // share)
     number = program * shares_per_program
     start = first + number * share
     end = tl.minimum(start + shares_per_program * share, context_len)
@@ -176,13 +181,13 @@ def in_turn_kernel(
         pointers = output + vectors[:, None] * HEAD_DIM + dims[None, :]
         means = total * (1.0 / weight_sum)[:, None]
         tl.store(pointers, means.to(output.dtype.element_ty), mask=is_member[:, None])
-    elif MERGED_SHARES > 0:
+    else:
         num_arriving = tl.cdiv(num_shares, shares_per_program)
         is_last = arrives_last(arrivals, entry * (num_heads // GROUP) + kv_head, num_arriving)
         if is_last:
             _add_left_shares(
                 partial_results, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, GROUP,
-                GROUP_PAD, HEAD_DIM, MERGED_SHARES,
+                GROUP_PAD, HEAD_DIM, AT_ONCE,
             )  # fmt: skip
 
 
@@ -223,11 +228,12 @@ def attend_in_turn(
         rows.window,
         num_splits,
         tuning.least_keys,
+        tuning.program_keys,
         **{name: strides[name] for name in ("table_stride", "page_stride", "token_stride", "num_heads")},
         **{name: constants[name] for name in ("GROUP", "HAS_WINDOW", "HEAD_DIM", "TOKENS_PER_BLOCK")},
         HAS_MAP=plan.row_map is not None,
         ADDS=adds,
-        MERGED_SHARES=tuning.merged_shares,
+        AT_ONCE=MOST_MERGED_BY_LAST if rows.window else SHARES_AT_ONCE,
         ONE_TILE=rows.window > 0 and tuning.least_keys == tuning.keys_per_tile,
         GROUP_PAD=group_pad,
         BLOCK_M=max(LEAST_TILE, group_pad),
@@ -236,5 +242,3 @@ def attend_in_turn(
         num_stages=tuning.num_stages,
         **launch_options(queries.device),
     )
-    if not adds and not tuning.last_merges:
-        merge_rows(output, results, levels, plan, tuning)

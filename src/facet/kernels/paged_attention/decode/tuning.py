@@ -36,6 +36,7 @@ class DecodeTuning:
     is_full: bool = False  # there are more rows than the multiprocessors have room for two shares of
     one_size_merges: bool = False  # the last program has room for the most shares that it may ever put together
     num_programs: int | None = None  # of a row and key head, which take its shares in turn; None: one for each share
+    program_keys: int = 0  # of those: what a program takes at least, if there are as many
 
     @property
     def merged_shares(self) -> int:
@@ -126,6 +127,10 @@ def choose_shares(plan: DecodePlan, fitting: int) -> tuple[int, int]:
     long context from being what all others wait for: 249 us and not 598 for 10 x 8K among 90 x 768 of E4B. Within a
     window nobody is long: one share of 1024 keys took 135 us, two 155, for 32 rows of 31B.
     """
-    least_keys = max(32, 512 // max(fitting, 1))
+    least_keys = keys_worth_a_program(fitting)
     most = max(fitting, 1 if plan.rows.window else 4)
     return least_keys, max(1, min(most, plan.most_keys // least_keys))
+
+
+def keys_worth_a_program(fitting: int) -> int:
+    return max(32, 512 // max(fitting, 1))
