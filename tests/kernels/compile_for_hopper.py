@@ -31,7 +31,7 @@ from facet.kernels.linear import cases
 from facet.kernels.linear.config import ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.paged_attention.decode.grouped import grouped_kernel
-from facet.kernels.paged_attention.decode.in_turn import SHARES_AT_ONCE, in_turn_kernel
+from facet.kernels.paged_attention.decode.in_turn import in_turn_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
 from facet.kernels.quantized.eight_bits import config as eight_bits
@@ -234,7 +234,7 @@ def in_turn_launch(
         HAS_MAP=False,
         HAS_WINDOW=window > 0,
         ADDS=adds,
-        AT_ONCE=16 if window else SHARES_AT_ONCE,
+        AT_ONCE=16,
         ONE_TILE=share == block_n,
         GROUP=group,
         GROUP_PAD=group,

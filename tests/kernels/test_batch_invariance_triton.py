@@ -28,7 +28,7 @@ from facet.kernels.moe import reference as plain_experts
 from facet.kernels.moe import triton as experts
 from facet.kernels.moe.config import invariant_tiles
 from facet.kernels.paged_attention import cases as attention_cases
-from facet.kernels.paged_attention.decode import fixed
+from facet.kernels.paged_attention.decode import fixed, in_turn
 from facet.kernels.paged_attention.gpu import plan_invariant_on_gpu
 from facet.kernels.paged_attention.reference import plan_reference
 from facet.kernels.rms_norm.triton import rms_norm, tile_of_few_rows
@@ -226,8 +226,12 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype, monkeypatch: 
     assert torch.equal(attend(0, num_rows, limit=1), together)
     assert torch.equal(attend(9, 10, longest=1000), together[9:10])
     monkeypatch.setattr(fixed, "_LEAST_PROGRAMS", 1)
+    monkeypatch.setattr(fixed, "_LEAST_PROGRAMS_IN_TURN", 1)
     for fitting in (0, 2, 16):
         monkeypatch.setattr(fixed, "fitting_shares", lambda *_, fitting=fitting: fitting)
+        assert torch.equal(attend(0, num_rows), together)
+    if case.window is None:  # rows have more shares than their last program adds
+        monkeypatch.setattr(in_turn, "MOST_MERGED_BY_LAST", 2)
         assert torch.equal(attend(0, num_rows), together)
 
 

@@ -26,54 +26,97 @@ from facet.kernels.paged_attention.tiles import (
     score_tile,
 )
 
-# Of rows without a window, whose heads may be twice as wide: more would not fit into registers.
-SHARES_AT_ONCE = 8
+# Dimensions of a program that adds more shares than the last program of a row would.
+_DIMS_AT_ONCE = 64
 
 
 @triton.jit
-def add_share(merged, greatest, weight_sum, mean, level):
-    """(Sums of weighted means, the greatest level, the sum of weights) with one share more.
+def add_share(merged, greatest, weight_sum, total, share_greatest, share_sum):
+    """(Sums of weighted values, greatest score, sum of weights) with those of one share more.
 
-    In as few roundings as there can be, all of them named: no compiler may choose others in another kernel.
+    Every rounding is written out: no compiler may choose others in another kernel.
     """
-    new_greatest = tl.maximum(greatest, level)
-    shrink, weight = tl.exp(greatest - new_greatest), tl.exp(level - new_greatest)
-    merged = tl.fma(merged, shrink[:, None], mean * weight[:, None])
-    return merged, new_greatest, tl.fma(weight_sum, shrink, weight)
+    new_greatest = tl.maximum(greatest, share_greatest)
+    shrink, share_shrink = tl.exp(greatest - new_greatest), tl.exp(share_greatest - new_greatest)
+    merged = tl.fma(merged, shrink[:, None], total * share_shrink[:, None])
+    return merged, new_greatest, tl.fma(weight_sum, shrink, share_sum * share_shrink)
 
 
 @triton.jit
 def _add_left_shares(
-    partial_results, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares,
+    partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, dims,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """All shares of one row and key head, from where their programs left them.
+    """All shares of one row and key head, some dimensions of them, from where their programs left them.
 
     The inner loop is unrolled for its loads to be on their way at once. They pass by the first-level cache, which is
     not told of others' stores.
     """
     members = tl.arange(0, GROUP_PAD)
-    dims = tl.arange(0, HEAD_DIM)[None, :]
     heads = kv_head * GROUP + members
     places = (entry.to(tl.int64) * num_heads + heads) * num_splits
-    merged = tl.zeros([GROUP_PAD, HEAD_DIM], tl.float32)
+    merged = tl.zeros([GROUP_PAD, dims.shape[0]], tl.float32)
     greatest = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     weight_sum = tl.zeros([GROUP_PAD], tl.float32)
     for first_share in range(0, num_shares, AT_ONCE):
         for step in tl.static_range(AT_ONCE):
             share = first_share + step
             is_live = (members < GROUP) & (num_shares > share)
-            level = tl.load(partial_levels + places + share, mask=is_live, other=0.0, cache_modifier=".cg")
-            pointers = partial_results + (places + share)[:, None] * HEAD_DIM + dims
-            mean = tl.load(pointers, mask=is_live[:, None], other=0.0, cache_modifier=".cg")
-            with_share, new_greatest, new_sum = add_share(merged, greatest, weight_sum, mean, level)
+            levels = partial_levels + 2 * (places + share)
+            share_greatest = tl.load(levels, mask=is_live, other=0.0, cache_modifier=".cg")
+            share_sum = tl.load(levels + 1, mask=is_live, other=0.0, cache_modifier=".cg")
+            pointers = partial_totals + (places + share)[:, None] * HEAD_DIM + dims[None, :]
+            total = tl.load(pointers, mask=is_live[:, None], other=0.0, cache_modifier=".cg")
+            with_share, new_greatest, new_sum = add_share(
+                merged, greatest, weight_sum, total, share_greatest, share_sum
+            )
             merged = tl.where(is_live[:, None], with_share, merged)
             greatest = tl.where(is_live, new_greatest, greatest)
             weight_sum = tl.where(is_live, new_sum, weight_sum)
     is_member = members < GROUP
-    pointers = output + (row.to(tl.int64) * num_heads + heads)[:, None] * HEAD_DIM + dims
+    pointers = output + (row.to(tl.int64) * num_heads + heads)[:, None] * HEAD_DIM + dims[None, :]
     means = merged / tl.where(is_member, weight_sum, 1.0)[:, None]
     tl.store(pointers, means.to(output.dtype.element_ty), mask=is_member[:, None])
+
+
+@triton.jit
+def _size_of_shares(num_keys, num_splits, least_keys, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Fixed within a window; else so that a row has no more of them than there may be."""
+    return least_keys if HAS_WINDOW else keys_per_share(num_keys, num_splits, least_keys, BLOCK_N)
+
+
+@triton.jit(do_not_specialize=["num_splits", "least_keys"], do_not_specialize_on_alignment=["positions", "row_map"])
+def add_shares_kernel(
+    partial_totals,
+    partial_levels,
+    positions,
+    row_map,
+    output,
+    num_splits,
+    least_keys,
+    num_heads,
+    HAS_MAP: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_PAD: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    """What the last program of a row would do if its shares were not too many for one."""
+    entry, kv_head = tl.program_id(0), tl.program_id(1)
+    row = tl.load(row_map + entry) if HAS_MAP else entry
+    first, end = visible_keys(positions, row, 0, False)
+    start_after_previous(IS_DEPENDENT)
+    share = _size_of_shares(end - first, num_splits, least_keys, False, BLOCK_N)
+    num_shares = tl.cdiv(end - first, share)
+    if num_shares > AT_ONCE:
+        dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
+        _add_left_shares(
+            partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, dims, GROUP,
+            GROUP_PAD, HEAD_DIM, AT_ONCE,
+        )  # fmt: skip
 
 
 # Not specialized: one kernel serves all batch sizes.
@@ -90,8 +133,8 @@ def in_turn_kernel(
     seats,
     row_map,
     output,
-    partial_results,  # of shares, where a row has more than one program
-    partial_levels,
+    partial_totals,  # of shares, where a row has more than one program
+    partial_levels,  # the greatest score, and the sum of weights
     arrivals,  # of programs, zero before and after
     scale,
     window,
@@ -103,9 +146,9 @@ def in_turn_kernel(
     token_stride,
     num_heads,
     HAS_MAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,  # shares have `least_keys`; else they are as many as there may be
+    HAS_WINDOW: tl.constexpr,
     ADDS: tl.constexpr,  # a row has one program, which adds its shares itself
-    AT_ONCE: tl.constexpr,  # shares that the last program loads together
+    AT_ONCE: tl.constexpr,  # the most shares that are added by the last program
     ONE_TILE: tl.constexpr,  # is a share
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
@@ -121,7 +164,7 @@ def in_turn_kernel(
     first, context_len = visible_keys(positions, row, window, HAS_WINDOW)
     block_row = block_table + tl.load(seats + row).to(tl.int64) * table_stride
     start_after_previous(IS_DEPENDENT)
-    share = least_keys if HAS_WINDOW else keys_per_share(context_len - first, num_splits, least_keys, BLOCK_N)
+    share = _size_of_shares(context_len - first, num_splits, least_keys, HAS_WINDOW, BLOCK_N)
     num_shares = tl.cdiv(context_len - first, share)
     shares_per_program = tl.maximum(tl.cdiv(num_shares, tl.num_programs(2)), program_keys // share)
     number = program * shares_per_program
@@ -140,7 +183,7 @@ def in_turn_kernel(
     total = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     greatest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight_sum = tl.zeros([BLOCK_M], tl.float32)
-    merged, greatest_level, level_sum = total, greatest, weight_sum
+    merged, greatest_of_all, sum_of_all = total, greatest, weight_sum
     share_end = start + share
     for offset in range(start, end, BLOCK_N):
         keys_of_tile = offset + tl.arange(0, BLOCK_N)
@@ -163,31 +206,31 @@ def in_turn_kernel(
             total = tl.where(begins, 0.0, total * shrink[:, None])
             total = tl.dot(weights.to(value.dtype), value, total, input_precision="ieee")
         if ONE_TILE or offset + BLOCK_N >= tl.minimum(share_end, end):
-            mean = total * (1.0 / weight_sum)[:, None]
-            level = greatest + tl.log(weight_sum)
             if ADDS:
-                merged, greatest_level, level_sum = add_share(merged, greatest_level, level_sum, mean, level)
+                merged, greatest_of_all, sum_of_all = add_share(
+                    merged, greatest_of_all, sum_of_all, total, greatest, weight_sum
+                )
             else:
-                pointers = partial_results + (places + number)[:, None] * HEAD_DIM + dims[None, :]
-                tl.store(pointers, mean, mask=is_member[:, None])
-                tl.store(partial_levels + places + number, level, mask=is_member)
+                pointers = partial_totals + (places + number)[:, None] * HEAD_DIM + dims[None, :]
+                tl.store(pointers, total, mask=is_member[:, None])
+                levels = partial_levels + 2 * (places + number)
+                tl.store(levels, greatest, mask=is_member)
+                tl.store(levels + 1, weight_sum, mask=is_member)
                 number += 1
             share_end += share
-    if ADDS:
+    if ADDS or num_shares == 1:
+        if not ADDS:
+            merged, sum_of_all = total, weight_sum
         pointers = output + vectors[:, None] * HEAD_DIM + dims[None, :]
-        means = merged / level_sum[:, None]
+        means = merged / sum_of_all[:, None]
         tl.store(pointers, means.to(output.dtype.element_ty), mask=is_member[:, None])
-    elif num_shares == 1:
-        pointers = output + vectors[:, None] * HEAD_DIM + dims[None, :]
-        means = total * (1.0 / weight_sum)[:, None]
-        tl.store(pointers, means.to(output.dtype.element_ty), mask=is_member[:, None])
-    else:
+    elif num_shares <= AT_ONCE:
         num_arriving = tl.cdiv(num_shares, shares_per_program)
         is_last = arrives_last(arrivals, entry * (num_heads // GROUP) + kv_head, num_arriving)
         if is_last:
             _add_left_shares(
-                partial_results, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, GROUP,
-                GROUP_PAD, HEAD_DIM, AT_ONCE,
+                partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, dims,
+                GROUP, GROUP_PAD, HEAD_DIM, AT_ONCE,
             )  # fmt: skip
 
 
@@ -206,12 +249,21 @@ def attend_in_turn(
     strides, constants, _, _ = common_arguments(queries, cache, rows, no_recipe)
     (num_heads, head_dim), num_kv_heads = queries.shape[1:], cache.keys.shape[2]
     adds = rows.window > 0 and tuning.num_programs == 1
-    results, levels = output, output
+    totals, levels = output, output
     if not adds:
         per_share = (plan.num_rows, num_heads, num_splits)
-        results = torch.empty(*per_share, head_dim, dtype=torch.float32, device=queries.device)
-        levels = torch.empty(per_share, dtype=torch.float32, device=queries.device)
+        totals = torch.empty(*per_share, head_dim, dtype=torch.float32, device=queries.device)
+        levels = torch.empty(*per_share, 2, dtype=torch.float32, device=queries.device)
     group_pad = triton.next_power_of_2(int(constants["GROUP"]))
+    in_both_kernels = dict(
+        HAS_MAP=plan.row_map is not None,
+        GROUP=constants["GROUP"],
+        GROUP_PAD=group_pad,
+        HEAD_DIM=head_dim,
+        BLOCK_N=tuning.keys_per_tile,
+        AT_ONCE=MOST_MERGED_BY_LAST,
+        **launch_options(queries.device),
+    )
     in_turn_kernel[(plan.num_rows, num_kv_heads, tuning.num_programs)](
         queries,
         cache.keys,
@@ -221,7 +273,7 @@ def attend_in_turn(
         rows.seats,
         plan.map_or_any,
         output,
-        results,
+        totals,
         levels,
         plan.arrivals,
         scale,
@@ -230,15 +282,27 @@ def attend_in_turn(
         tuning.least_keys,
         tuning.program_keys,
         **{name: strides[name] for name in ("table_stride", "page_stride", "token_stride", "num_heads")},
-        **{name: constants[name] for name in ("GROUP", "HAS_WINDOW", "HEAD_DIM", "TOKENS_PER_BLOCK")},
-        HAS_MAP=plan.row_map is not None,
+        **in_both_kernels,
+        HAS_WINDOW=rows.window > 0,
         ADDS=adds,
-        AT_ONCE=MOST_MERGED_BY_LAST if rows.window else SHARES_AT_ONCE,
         ONE_TILE=rows.window > 0 and tuning.least_keys == tuning.keys_per_tile,
-        GROUP_PAD=group_pad,
+        TOKENS_PER_BLOCK=rows.tokens_per_block,
         BLOCK_M=max(LEAST_TILE, group_pad),
-        BLOCK_N=tuning.keys_per_tile,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
-        **launch_options(queries.device),
     )
+    if not rows.window:
+        num_dims = min(head_dim, _DIMS_AT_ONCE)
+        add_shares_kernel[(plan.num_rows, num_kv_heads, head_dim // num_dims)](
+            totals,
+            levels,
+            rows.positions,
+            plan.map_or_any,
+            output,
+            num_splits,
+            tuning.least_keys,
+            num_heads,
+            **in_both_kernels,
+            DIMS=num_dims,
+            num_warps=4,
+        )

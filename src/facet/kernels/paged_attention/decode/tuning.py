@@ -13,9 +13,6 @@ from facet.kernels.paged_attention.tiles import LEAST_TILE
 
 # Programs that a multiprocessor holds at a time. One program more than fit would run alone, after all others.
 _PROGRAMS_PER_PROCESSOR = 2
-# More programs than fit: less memory each is better than more tiles on their way. 31B sliding, 32 rows: 135 us and not
-# 166. Where they fit it is the other way round: E4B sliding, 100 rows: 44 us and not 39.
-STAGES_OF_MANY = 3
 # Most shares that the last program puts together: it reads all of them alone.
 MOST_MERGED_BY_LAST = 16
 
@@ -71,7 +68,9 @@ def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, pla
                 # One row has the processors to itself: 21.5 us and not 24.7 for E4B global at 8K.
                 num_warps, num_stages = 8, 5
         elif fitting == 0 and not cache.is_shared:
-            num_stages = STAGES_OF_MANY
+            # More programs than fit: less memory each is better than more tiles on their way. 31B sliding, 32 rows:
+            # 135 us and not 166. Where they fit it is the other way round: E4B sliding, 100 rows: 44 us and not 39.
+            num_stages = 3
     return DecodeTuning(
         keys_per_tile=keys_per_tile,
         least_keys=least_keys,
