@@ -166,14 +166,13 @@ def only_fixed(layers: Layers, load: Load, chosen: Variant) -> dict[str, Variant
 
 
 def fixed_variants(layers: Layers, load: Load, chosen: Variant) -> dict[str, Variant]:
-    """Shares taken by several numbers of programs, with several tiles on their way."""
+    """Shares taken by several numbers of programs, and fewer or larger shares."""
     variants = only_fixed(layers, load, chosen)
     fixed, tunings = variants["fixed"].tuning, dict[str, DecodeTuning]()
-    for programs in (1, 2, 4, 8, 16):
-        for stages in (3, 5):
-            tunings[f"by {programs}, {stages}"] = replace(
-                fixed, num_programs=programs, program_keys=0, num_stages=stages
-            )
+    for programs in (1, 2, 4, 8, 16, 64):
+        tunings[f"by {programs}"] = replace(fixed, num_programs=programs)
+    for splits in () if load.window else (16, 32, 64):
+        tunings[f"{splits} of 128"] = replace(fixed, num_splits=splits, least_keys=128)
     return variants | with_tunings(chosen, tunings)
 
 
@@ -331,7 +330,7 @@ def main() -> None:
         for load in LATENCY_LOADS:
             attention_line(load, read, latency_variants)
     if arguments.only == "fixed":
-        print("attention of decoded rows in fixed shares; variants: programs of a row, stages")
+        print("attention of decoded rows in fixed shares; variants: programs of a row, most shares of so many keys")
         for load in (load for load in FIXED_LOADS if arguments.loads in load.name):
             layers = make_layers(load)
             make_variants = partial(fixed_variants, layers) if arguments.full else partial(only_fixed, layers)

@@ -234,7 +234,7 @@ def in_turn_launch(
         HAS_MAP=False,
         HAS_WINDOW=window > 0,
         ADDS=adds,
-        AT_ONCE=16,
+        AT_ONCE=16 if window else 8,
         ONE_TILE=share == block_n,
         GROUP=group,
         GROUP_PAD=group,

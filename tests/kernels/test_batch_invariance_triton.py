@@ -230,9 +230,8 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype, monkeypatch: 
     for fitting in (0, 2, 16):
         monkeypatch.setattr(fixed, "fitting_shares", lambda *_, fitting=fitting: fitting)
         assert torch.equal(attend(0, num_rows), together)
-    if case.window is None:  # rows have more shares than their last program adds
-        monkeypatch.setattr(in_turn, "MOST_MERGED_BY_LAST", 2)
-        assert torch.equal(attend(0, num_rows), together)
+    monkeypatch.setattr(in_turn, "_SHARES_AT_ONCE", 2)
+    assert torch.equal(attend(0, num_rows), together)
 
 
 def test_tokens_keep_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,8 @@ from facet.kernels.paged_attention.tiles import (
     score_tile,
 )
 
-# Dimensions of a program that adds more shares than the last program of a row would.
-_DIMS_AT_ONCE = 64
+# Of rows without a window, whose heads may be twice as wide: more would not fit into registers.
+_SHARES_AT_ONCE = 8
 
 
 @triton.jit
@@ -44,18 +44,19 @@ def add_share(merged, greatest, weight_sum, total, share_greatest, share_sum):
 
 @triton.jit
 def _add_left_shares(
-    partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, dims,
+    partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares,
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """All shares of one row and key head, some dimensions of them, from where their programs left them.
+    """All shares of one row and key head, from where their programs left them.
 
     The inner loop is unrolled for its loads to be on their way at once. They pass by the first-level cache, which is
     not told of others' stores.
     """
     members = tl.arange(0, GROUP_PAD)
+    dims = tl.arange(0, HEAD_DIM)
     heads = kv_head * GROUP + members
     places = (entry.to(tl.int64) * num_heads + heads) * num_splits
-    merged = tl.zeros([GROUP_PAD, dims.shape[0]], tl.float32)
+    merged = tl.zeros([GROUP_PAD, HEAD_DIM], tl.float32)
     greatest = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     weight_sum = tl.zeros([GROUP_PAD], tl.float32)
     for first_share in range(0, num_shares, AT_ONCE):
@@ -77,46 +78,6 @@ def _add_left_shares(
     pointers = output + (row.to(tl.int64) * num_heads + heads)[:, None] * HEAD_DIM + dims[None, :]
     means = merged / tl.where(is_member, weight_sum, 1.0)[:, None]
     tl.store(pointers, means.to(output.dtype.element_ty), mask=is_member[:, None])
-
-
-@triton.jit
-def _size_of_shares(num_keys, num_splits, least_keys, HAS_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Fixed within a window; else so that a row has no more of them than there may be."""
-    return least_keys if HAS_WINDOW else keys_per_share(num_keys, num_splits, least_keys, BLOCK_N)
-
-
-@triton.jit(do_not_specialize=["num_splits", "least_keys"], do_not_specialize_on_alignment=["positions", "row_map"])
-def add_shares_kernel(
-    partial_totals,
-    partial_levels,
-    positions,
-    row_map,
-    output,
-    num_splits,
-    least_keys,
-    num_heads,
-    HAS_MAP: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_PAD: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIMS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    AT_ONCE: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-):
-    """What the last program of a row would do if its shares were not too many for one."""
-    entry, kv_head = tl.program_id(0), tl.program_id(1)
-    row = tl.load(row_map + entry) if HAS_MAP else entry
-    first, end = visible_keys(positions, row, 0, False)
-    start_after_previous(IS_DEPENDENT)
-    share = _size_of_shares(end - first, num_splits, least_keys, False, BLOCK_N)
-    num_shares = tl.cdiv(end - first, share)
-    if num_shares > AT_ONCE:
-        dims = tl.program_id(2) * DIMS + tl.arange(0, DIMS)
-        _add_left_shares(
-            partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, dims, GROUP,
-            GROUP_PAD, HEAD_DIM, AT_ONCE,
-        )  # fmt: skip
 
 
 # Not specialized: one kernel serves all batch sizes.
@@ -146,9 +107,9 @@ def in_turn_kernel(
     token_stride,
     num_heads,
     HAS_MAP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,  # shares have `least_keys`; else they are as many as there may be
     ADDS: tl.constexpr,  # a row has one program, which adds its shares itself
-    AT_ONCE: tl.constexpr,  # the most shares that are added by the last program
+    AT_ONCE: tl.constexpr,  # shares that the last program loads together
     ONE_TILE: tl.constexpr,  # is a share
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
@@ -164,7 +125,7 @@ def in_turn_kernel(
     first, context_len = visible_keys(positions, row, window, HAS_WINDOW)
     block_row = block_table + tl.load(seats + row).to(tl.int64) * table_stride
     start_after_previous(IS_DEPENDENT)
-    share = _size_of_shares(context_len - first, num_splits, least_keys, HAS_WINDOW, BLOCK_N)
+    share = least_keys if HAS_WINDOW else keys_per_share(context_len - first, num_splits, least_keys, BLOCK_N)
     num_shares = tl.cdiv(context_len - first, share)
     shares_per_program = tl.maximum(tl.cdiv(num_shares, tl.num_programs(2)), program_keys // share)
     number = program * shares_per_program
@@ -224,12 +185,12 @@ def in_turn_kernel(
         pointers = output + vectors[:, None] * HEAD_DIM + dims[None, :]
         means = merged / sum_of_all[:, None]
         tl.store(pointers, means.to(output.dtype.element_ty), mask=is_member[:, None])
-    elif num_shares <= AT_ONCE:
+    else:
         num_arriving = tl.cdiv(num_shares, shares_per_program)
         is_last = arrives_last(arrivals, entry * (num_heads // GROUP) + kv_head, num_arriving)
         if is_last:
             _add_left_shares(
-                partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares, dims,
+                partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares,
                 GROUP, GROUP_PAD, HEAD_DIM, AT_ONCE,
             )  # fmt: skip
 
@@ -255,15 +216,6 @@ def attend_in_turn(
         totals = torch.empty(*per_share, head_dim, dtype=torch.float32, device=queries.device)
         levels = torch.empty(*per_share, 2, dtype=torch.float32, device=queries.device)
     group_pad = triton.next_power_of_2(int(constants["GROUP"]))
-    in_both_kernels = dict(
-        HAS_MAP=plan.row_map is not None,
-        GROUP=constants["GROUP"],
-        GROUP_PAD=group_pad,
-        HEAD_DIM=head_dim,
-        BLOCK_N=tuning.keys_per_tile,
-        AT_ONCE=MOST_MERGED_BY_LAST,
-        **launch_options(queries.device),
-    )
     in_turn_kernel[(plan.num_rows, num_kv_heads, tuning.num_programs)](
         queries,
         cache.keys,
@@ -282,27 +234,15 @@ def attend_in_turn(
         tuning.least_keys,
         tuning.program_keys,
         **{name: strides[name] for name in ("table_stride", "page_stride", "token_stride", "num_heads")},
-        **in_both_kernels,
-        HAS_WINDOW=rows.window > 0,
+        **{name: constants[name] for name in ("GROUP", "HAS_WINDOW", "HEAD_DIM", "TOKENS_PER_BLOCK")},
+        HAS_MAP=plan.row_map is not None,
         ADDS=adds,
+        AT_ONCE=MOST_MERGED_BY_LAST if rows.window else _SHARES_AT_ONCE,
         ONE_TILE=rows.window > 0 and tuning.least_keys == tuning.keys_per_tile,
-        TOKENS_PER_BLOCK=rows.tokens_per_block,
+        GROUP_PAD=group_pad,
         BLOCK_M=max(LEAST_TILE, group_pad),
+        BLOCK_N=tuning.keys_per_tile,
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
+        **launch_options(queries.device),
     )
-    if not rows.window:
-        num_dims = min(head_dim, _DIMS_AT_ONCE)
-        add_shares_kernel[(plan.num_rows, num_kv_heads, head_dim // num_dims)](
-            totals,
-            levels,
-            rows.positions,
-            plan.map_or_any,
-            output,
-            num_splits,
-            tuning.least_keys,
-            num_heads,
-            **in_both_kernels,
-            DIMS=num_dims,
-            num_warps=4,
-        )

@@ -29,7 +29,7 @@ from facet.kernels.quantized.int4.tiles import (
     axis,
     places_of_tiles,
     store_sums,
-    sum_warps,
+    sums_of_warps,
     words_of,
 )
 
@@ -213,7 +213,7 @@ def ring_kernel(
     # Sums may take the place of a ring.
     wait_for_copies(0)
     thread_barrier()
-    rounded = sum_warps(sums, NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
+    rounded = sums_of_warps(sums, NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
     store_sums(
         rounded, first_tile, 0, gated, output, gated_stride, num_rows, num_tiles,
         IS_GATED, HAS_GATED_INPUT, TILES, 1, NUM_OUT_WARPS, NUM_IN_WARPS,
