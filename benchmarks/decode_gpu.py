@@ -171,8 +171,8 @@ def fixed_variants(layers: Layers, load: Load, chosen: Variant) -> dict[str, Var
     fixed, tunings = variants["fixed"].tuning, dict[str, DecodeTuning]()
     for programs in (1, 2, 4, 8, 16, 64):
         tunings[f"by {programs}"] = replace(fixed, num_programs=programs)
-    for splits in () if load.window else (16, 32, 64):
-        tunings[f"{splits} of 128"] = replace(fixed, num_splits=splits, least_keys=128)
+    for least in () if load.window else (32, 128):
+        tunings[f"of {least}"] = replace(fixed, least_keys=least)
     return variants | with_tunings(chosen, tunings)
 
 
@@ -330,7 +330,7 @@ def main() -> None:
         for load in LATENCY_LOADS:
             attention_line(load, read, latency_variants)
     if arguments.only == "fixed":
-        print("attention of decoded rows in fixed shares; variants: programs of a row, most shares of so many keys")
+        print("attention of decoded rows in fixed shares; variants: programs of a row, shares of so many keys")
         for load in (load for load in FIXED_LOADS if arguments.loads in load.name):
             layers = make_layers(load)
             make_variants = partial(fixed_variants, layers) if arguments.full else partial(only_fixed, layers)

@@ -233,6 +233,7 @@ def in_turn_launch(
     constants = dict(
         HAS_MAP=False,
         HAS_WINDOW=window > 0,
+        FEW_SHARES=16,
         ADDS=adds,
         AT_ONCE=16 if window else 8,
         ONE_TILE=share == block_n,
