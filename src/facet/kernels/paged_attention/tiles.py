@@ -129,6 +129,19 @@ def score_tile(
 
 
 @triton.jit
+def score_separate(
+    queries, positions, is_live, keys, values, block_row, page_stride, token_stride, head_offset,
+    HEAD_DIM: tl.constexpr, TOKENS_PER_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`score_tile` of keys and values that are separate and have no scales: (q . k, values)."""
+    scores, value, _value_scale = score_tile(
+        queries, queries, queries, positions, is_live, keys, values, block_row, page_stride, token_stride, head_offset,
+        keys, values, 0, 0, keys, keys, False, False, 1, 16, HEAD_DIM, TOKENS_PER_BLOCK,
+    )  # fmt: skip
+    return scores, value
+
+
+@triton.jit
 def running_softmax(scores, greatest, weight_sum):
     """Weights of a tile's scores, the factor by which what was summed before shrinks, and the running state."""
     new_greatest = tl.maximum(greatest, tl.max(scores, axis=1))

@@ -28,7 +28,7 @@ from facet.kernels.paged_attention.tiles import (
     common_arguments,
     load_queries,
     running_softmax,
-    score_tile,
+    score_separate,
 )
 
 # Rows before one that are looked at. Of longer runs some rows are computed twice, which changes nothing.
@@ -113,9 +113,8 @@ def grouped_kernel(
     for offset in range(start, end, BLOCK_N):
         places = offset + tl.arange(0, BLOCK_N)
         is_live = places < end
-        scores, value, _value_scale = score_tile(
-            query, query, query, places, is_live, keys, values, block_row, page_stride, token_stride,
-            kv_head * HEAD_DIM, queries, queries, 0, 0, queries, queries, False, False, 1, 16, HEAD_DIM,
+        scores, value = score_separate(
+            query, places, is_live, keys, values, block_row, page_stride, token_stride, kv_head * HEAD_DIM, HEAD_DIM,
             TOKENS_PER_BLOCK,
         )  # fmt: skip
         is_seen = is_live[None, :] & (places[None, :] < ends[:, None])

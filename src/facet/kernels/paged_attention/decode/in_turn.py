@@ -23,7 +23,7 @@ from facet.kernels.paged_attention.tiles import (
     common_arguments,
     load_queries,
     running_softmax,
-    score_tile,
+    score_separate,
 )
 
 # Of rows without a window, whose heads may be twice as wide: more would not fit into registers.
@@ -167,10 +167,9 @@ def in_turn_kernel(
     for offset in range(start, end, BLOCK_N):
         keys_of_tile = offset + tl.arange(0, BLOCK_N)
         is_live = keys_of_tile < end
-        scores, value, _value_scale = score_tile(
-            query, query, query, keys_of_tile, is_live, keys, values, block_row, page_stride, token_stride,
-            kv_head * HEAD_DIM, queries, queries, 0, 0, queries, queries, False, False, 1, 16, HEAD_DIM,
-            TOKENS_PER_BLOCK,
+        scores, value = score_separate(
+            query, keys_of_tile, is_live, keys, values, block_row, page_stride, token_stride, kv_head * HEAD_DIM,
+            HEAD_DIM, TOKENS_PER_BLOCK,
         )  # fmt: skip
         scores = tl.where(is_live[None, :], scores * scale, float("-inf"))
         if ONE_TILE:
