@@ -226,16 +226,18 @@ def drafts_launch(
 
 
 def in_turn_launch(
-    group: int, num_heads: int, head_dim: int, window: int, *, adds: bool
+    group: int, num_heads: int, head_dim: int, window: int, *, adds: bool, rows: int = 1
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Rows that are decoded in fixed shares."""
+    """Rows that are decoded in fixed shares, those of drafts in groups."""
     share, block_n = window // 16 or 64, 32
     constants = dict(
         HAS_MAP=False,
         HAS_WINDOW=window > 0,
-        FEW_SHARES=16,
+        IS_ANCHORED=rows > 1 and window > 0,
+        ROWS=rows,
+        LOOKED_BACK=64,
         ADDS=adds,
-        AT_ONCE=16 if window else 8,
+        AT_ONCE=16 + (rows > 1) if window else 8,
         ONE_TILE=share == block_n,
         GROUP=group,
         GROUP_PAD=group,
@@ -247,7 +249,7 @@ def in_turn_launch(
     )
     numbers, floats, stride = tensor(gl.int32), tensor(gl.float32), num_heads // group * head_dim
     arguments = (tensor(), tensor(), tensor(), numbers, numbers, numbers, numbers, tensor(), floats, floats, numbers,
-                 1.0, window, 16 if window else 64, share, 512, 576, 16 * stride, stride, num_heads)  # fmt: skip
+                 1.0, window, 500, 16 if window else 64, share, 512, 576, 16 * stride, stride, num_heads)  # fmt: skip
     return in_turn_kernel, arguments, {**constants, "num_warps": 4, "num_stages": 3 if head_dim == 512 else 5}
 
 
@@ -316,6 +318,8 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "shares_e4b_sliding_left": in_turn_launch(4, 8, 256, 512, adds=False),
         "shares_31b_sliding": in_turn_launch(2, 32, 256, 1024, adds=True),
         "shares_e4b_global": in_turn_launch(4, 8, 512, 0, adds=False),
+        "shares_e4b_sliding_drafts": in_turn_launch(4, 8, 256, 512, adds=True, rows=4),
+        "shares_e4b_global_drafts": in_turn_launch(4, 8, 512, 0, adds=False, rows=4),
         "sum_over_ranks": sum_over_ranks_launch(),
     }
 

@@ -234,6 +234,46 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype, monkeypatch: 
     assert torch.equal(attend(0, num_rows), together)
 
 
+@pytest.mark.parametrize(("window", "group"), [(None, 3), (13, 4), (70, 1), (600, 2)])
+def test_rows_of_drafts(window: int | None, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In groups and without, as rows of one sequence beside prompts and as rows of their own."""
+    monkeypatch.setattr(fixed, "_LEAST_KEYS_IN_TURN", 32)
+    monkeypatch.setattr(fixed, "_LEAST_PROGRAMS_IN_TURN", 1)
+    case = attention_cases.Case(
+        name="rows of drafts",
+        num_heads=2 * group,
+        num_kv_heads=2,
+        head_dim=64,
+        window=window,
+        tokens_per_block=24,
+        # Runs within a tile and beyond, from the first token on, and across lengths at which shares grow.
+        sequences=((3, 40), (1, 17), (9, 70), (6, 6), (5, 514), (2, 650)),
+    )
+    inputs = case.inputs(torch.float16, DEVICE)
+    num_rows = len(inputs.queries)
+    together = replace(inputs.rows, host_prompt_lens=(0,) * len(case.sequences), may_share_seats=True, has_drafts=True)
+    apart = replace(
+        together,
+        host_query_lens=(1,) * num_rows,
+        host_context_lens=(2000,) * num_rows,
+        host_prompt_lens=(0,) * num_rows,
+    )
+
+    def attend(rows: AttentionRows, fitting: int) -> Tensor:
+        monkeypatch.setattr(fixed, "fitting_shares", lambda *_: fitting)
+        plan = case.plan(replace(inputs, rows=rows), plan_invariant_on_gpu)
+        assert [decode.row_map is None for decode in plan.decodes] == [rows is apart]
+        out = torch.full_like(inputs.queries, torch.nan)
+        plan.run(inputs.queries, inputs.cache, scale=case.scale, key_recipe=inputs.key_recipe, out=out)
+        assert not plan.decodes[0].arrivals.any(), "the next layer starts to count where this one stopped"
+        return out
+
+    alone = attend(apart, 16)
+    case.tolerance(torch.float16).check(alone, case.attend(inputs, plan_reference))
+    for rows, fitting in ((apart, 0), (apart, 1), (apart, 4), (together, 0)):
+        assert torch.equal(attend(rows, fitting), alone)
+
+
 def test_tokens_keep_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which rows are decoded follows from where prompts end, and from nothing else."""
     case = replace(ATTENTION, sequences=((1, 9), (40, 60), (3, 50), (1, 20)))

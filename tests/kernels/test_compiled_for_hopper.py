@@ -27,7 +27,14 @@ RINGS = {
 }
 ROUNDED = ("round_geglu_31b", "round_geglu_e4b", "rounded_add_norm")
 DRAFTS = ("drafts_e4b_sliding", "drafts_e4b_global", "drafts_31b_sliding")
-SHARES = ("shares_e4b_sliding", "shares_e4b_sliding_left", "shares_31b_sliding", "shares_e4b_global")
+SHARES = (
+    "shares_e4b_sliding",
+    "shares_e4b_sliding_left",
+    "shares_31b_sliding",
+    "shares_e4b_global",
+    "shares_e4b_sliding_drafts",
+    "shares_e4b_global_drafts",
+)
 SUM = "sum_over_ranks"
 MULTIPROCESSOR_BYTES = 232_448
 

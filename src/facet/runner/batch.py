@@ -48,10 +48,12 @@ def make_batch(
     skip_upper: bool,
     media: Mapping[int, Sequence[MediaSpan]] = NO_MEDIA,
     soft: StepMedia | None = None,
+    has_drafts: bool = False,
 ) -> ForwardBatch:
     """One pass over all the chunks. With `skip_upper`, only rows that want logits go past their last keys.
 
     `media` has, by seat, the spans of its prompt that attend both ways; `soft` are the embeddings of rows of media.
+    `has_drafts`: this or another batch has rows of drafts.
     """
     context_lens = chunks.num_computed + chunks.num_scheduled
     positions = ranges(chunks.num_computed, chunks.num_scheduled)
@@ -77,6 +79,7 @@ def make_batch(
             host_prompt_lens=tuple(upper_prompt_lens[kept].tolist()),
             last_visible=None if last_visible is None else last_visible[device_logit_rows],
             host_media_rows=() if is_media is None else _stretches(is_media[logit_rows]),
+            has_drafts=has_drafts,
         )
     return ForwardBatch(
         token_ids=token_ids,
@@ -89,6 +92,7 @@ def make_batch(
             host_prompt_lens=tuple(prompt_lens.tolist()),
             last_visible=last_visible,
             host_media_rows=() if is_media is None else _stretches(is_media),
+            has_drafts=has_drafts,
         ),
         logit_rows=device_logit_rows.long(),
         upper_rows=upper_rows,

@@ -83,6 +83,7 @@ class DecodeBuffers:
             host_context_lens=(max_model_len,) * size,
             host_prompt_lens=(0,) * size,
             may_share_seats=self.may_share_seats,
+            has_drafts=self.may_share_seats,
         )
 
 

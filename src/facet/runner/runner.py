@@ -123,6 +123,7 @@ class Runner:
             longest_context=min(max_model_len, model.num_positions),  # of which seats and model have places
             most_rows=max_num_batched_tokens,
             has_towers=bool(towers),
+            has_drafts=self._has_drafts,
         )
 
     def _make_graphs(self, sizes: Sequence[int]) -> DecodeGraphs:
@@ -307,6 +308,7 @@ class Runner:
             skip_upper=skip_upper,
             media=self._seats.uncuttable,
             soft=media,
+            has_drafts=self._has_drafts,
         )
 
     def _update_seats(self, plan: StepPlan) -> None:

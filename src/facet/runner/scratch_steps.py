@@ -34,6 +34,7 @@ class ScratchSteps:
         longest_context: int,
         most_rows: int,
         has_towers: bool,
+        has_drafts: bool,
     ) -> None:
         self._model = model
         self._arena = arena
@@ -43,6 +44,7 @@ class ScratchSteps:
         self._longest_context = longest_context
         self._most_rows = most_rows
         self._has_towers = has_towers
+        self._has_drafts = has_drafts
         self._device = model.placement.device
 
     @property
@@ -108,7 +110,15 @@ class ScratchSteps:
             first=1, length=max(1, int(lens[0]) - 2), kind="image", content_key="", attends_both_ways=True
         )
         spans = {self._seats.scratch_seat: (media,)} if step.is_media else {}
-        batch = make_batch(token_ids, chunks, self._seats.block_tables, self._device, skip_upper=True, media=spans)
+        batch = make_batch(
+            token_ids,
+            chunks,
+            self._seats.block_tables,
+            self._device,
+            skip_upper=True,
+            media=spans,
+            has_drafts=self._has_drafts,
+        )
         hidden = self._model(batch, self._arena, self._num_lower_layers)
         if num_logit_rows:
             self._model.logits(hidden)

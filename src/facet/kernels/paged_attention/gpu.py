@@ -136,7 +136,14 @@ def plan_invariant_on_gpu(
     has_prompts = bool((lens > 1).any() or runs or len(decoded) > most_rows)
     return GpuPlan(
         decodes=tuple(
-            plan_decode(paged, decoded[first : first + most_rows], longest_context=longest, has_prompts=has_prompts)
+            plan_decode(
+                paged,
+                decoded[first : first + most_rows],
+                longest_context=longest,
+                has_prompts=has_prompts,
+                may_share_seats=rows.may_share_seats and not has_prompts,
+                is_anchored=rows.has_drafts,
+            )
             for first in range(0, len(decoded), most_rows)
         ),
         prefills=tuple(prefills),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from facet.kernels.paged_attention.cache import HeadShape, LayerCache
+from facet.kernels.paged_attention.decode.grouped import rows_of_group as rows_in_tile
 from facet.kernels.paged_attention.decode.in_turn import can_take_turns
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import Reader
@@ -38,13 +39,17 @@ def choose_fixed_tuning(reader: Reader, queries: Tensor, cache: LayerCache, plan
     num_splits, least_keys = _shares(has_window=window > 0)
     keys_per_tile, num_stages = choose_tile(reader, queries, cache)
     fitting = fitting_shares(plan, queries.device, 2)
-    num_programs, program_keys = max(fitting, _LEAST_PROGRAMS), 0
+    num_programs, program_keys, rows_of_group = max(fitting, _LEAST_PROGRAMS), 0, 1
     if can_take_turns(reader, cache):
         least_keys = -(-window // num_splits) if window else _LEAST_KEYS_IN_TURN
         # Beside a prompt never one program alone, which has a kernel of its own: microseconds count for little there.
         least_of_window = 1 if plan.row_map is None else 2
         num_programs = max(fitting, least_of_window if window else _LEAST_PROGRAMS_IN_TURN)
         program_keys = keys_worth_a_program(fitting)
+        if plan.is_anchored:
+            num_splits += 1  # a window begins and ends within a share
+        if plan.may_share_seats and fitting < 2:  # see `gains_by_groups`
+            rows_of_group = max(1, rows_in_tile(plan.rows.heads.num_heads, plan.rows.heads.num_kv_heads))
     return DecodeTuning(
         keys_per_tile=keys_per_tile,
         least_keys=-(-least_keys // keys_per_tile) * keys_per_tile,
@@ -55,12 +60,13 @@ def choose_fixed_tuning(reader: Reader, queries: Tensor, cache: LayerCache, plan
         exits_early=True,
         num_programs=min(num_splits, num_programs),
         program_keys=program_keys,
+        rows_of_group=rows_of_group,
     )
 
 
 def rows_of_partials(heads: HeadShape, num_bytes: int, *, has_window: bool) -> int:
     """The most rows whose shares leave no more than this behind, and one at least."""
-    num_splits, _ = _shares(has_window=has_window)
+    num_splits = _shares(has_window=has_window)[0] + has_window
     return max(1, num_bytes // (num_splits * heads.num_heads * heads.head_dim * torch.float32.itemsize))
 
 

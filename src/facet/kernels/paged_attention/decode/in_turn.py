@@ -4,6 +4,10 @@ A share is what sums are made of. Where a row has one program, that adds share a
 result; where it has several, they leave their shares behind, and whoever finishes last adds them in the same way and in
 the same order. So a row's bits do not depend on how many programs it has. Tiles of one share follow those of another in
 one loop, so that loads never wait for a share's end.
+
+Rows of drafts may be computed in groups, as in `grouped.py`, and to the same bits as alone: where there are drafts, the
+shares of a window begin at multiples of their size, so that rows behind each other have the same ones, and what a row
+does not see of a share weighs nothing.
 """
 
 import torch
@@ -17,7 +21,7 @@ from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import SEPARATE, Reader
 from facet.kernels.paged_attention.decode.shares import visible_keys
-from facet.kernels.paged_attention.decode.tuning import MOST_MERGED_BY_LAST, DecodeTuning
+from facet.kernels.paged_attention.decode.tuning import DecodeTuning
 from facet.kernels.paged_attention.tiles import (
     LEAST_TILE,
     common_arguments,
@@ -28,33 +32,57 @@ from facet.kernels.paged_attention.tiles import (
 
 # Of rows without a window, whose heads may be twice as wide: more would not fit into registers.
 _SHARES_AT_ONCE = 8
-# Rows without a window have up to so many shares of `least_keys`, and more only of four times as many: what is left
-# behind has to be read again, by one program. 8 x 8K of E4B: 109 us in 64 shares, 90 in 32 and 80 in 16.
-FEW_SHARES = MOST_MERGED_BY_LAST
+# Rows before one that are looked at, of which it may be the next in a group. Of longer runs some rows are computed
+# twice, which changes nothing.
+_LOOKED_BACK = 64
 
 
 @triton.jit
-def _size_of_shares(
-    num_keys, num_splits, least_keys,
-    HAS_WINDOW: tl.constexpr, FEW_SHARES: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Fixed within a window. Else whole tiles, and shares enough for many programs where there are keys for them."""
-    share = least_keys
+def _size_of_shares(num_keys, num_splits, least_keys, HAS_WINDOW: tl.constexpr):
+    """Fixed within a window. Else it grows with the keys: what many shares leave behind has to be read again by one
+    program. 8 x 8K of E4B: 109 us in 64 shares, 90 in 32 and 80 in 16; but one long context needs many programs."""
+    share = num_keys * 0 + least_keys
     if not HAS_WINDOW:
-        num_few = tl.minimum(num_keys // least_keys, FEW_SHARES)
-        num_shares = tl.maximum(num_few, tl.minimum(num_keys // (4 * least_keys), num_splits))
-        share = tl.cdiv(tl.cdiv(num_keys, tl.maximum(num_shares, 1)), BLOCK_N) * BLOCK_N
+        share = tl.where(num_keys > 16 * least_keys, 2 * least_keys, share)
+        share = tl.where(num_keys > 32 * least_keys, 4 * least_keys, share)
+        for _doubling in tl.static_range(16):
+            share = tl.where(num_keys > num_splits * share, 2 * share, share)
     return share
+
+
+@triton.jit
+def _group_of(
+    positions, seats, entry, num_rows, num_splits, least_keys,
+    HAS_WINDOW: tl.constexpr, ROWS: tl.constexpr, LOOKED_BACK: tl.constexpr,
+):  # fmt: skip
+    """(Whether a group begins with this row, its number of rows). All of a group are of one seat, and have shares of
+    one size."""
+    seat = tl.load(seats + entry)
+    share = _size_of_shares(tl.load(positions + entry) + 1, num_splits, least_keys, HAS_WINDOW)
+    before = entry - 1 - tl.arange(0, LOOKED_BACK)
+    is_same = tl.load(seats + before, mask=before >= 0, other=-1) == seat
+    sizes = _size_of_shares(
+        tl.load(positions + before, mask=before >= 0, other=0) + 1, num_splits, least_keys, HAS_WINDOW
+    )
+    num_before = tl.sum((is_same & (sizes == share)).to(tl.int32), axis=0)
+    behind = entry + tl.arange(0, ROWS)
+    is_own = tl.load(seats + behind, mask=behind < num_rows, other=-1) == seat
+    sizes = _size_of_shares(
+        tl.load(positions + behind, mask=behind < num_rows, other=0) + 1, num_splits, least_keys, HAS_WINDOW
+    )
+    return num_before % ROWS == 0, tl.sum((is_own & (sizes == share)).to(tl.int32), axis=0)
 
 
 @triton.jit
 def add_share(merged, greatest, weight_sum, total, share_greatest, share_sum):
     """(Sums of weighted values, greatest score, sum of weights) with those of one share more.
 
-    Every rounding is written out: no compiler may choose others in another kernel.
+    Every rounding is written out: no compiler may choose others in another kernel. A share of which nothing is seen
+    changes nothing.
     """
     new_greatest = tl.maximum(greatest, share_greatest)
-    shrink, share_shrink = tl.exp(greatest - new_greatest), tl.exp(share_greatest - new_greatest)
+    anchor = tl.where(new_greatest == float("-inf"), 0.0, new_greatest)
+    shrink, share_shrink = tl.exp(greatest - anchor), tl.exp(share_greatest - anchor)
     merged = tl.fma(merged, shrink[:, None], total * share_shrink[:, None])
     return merged, new_greatest, tl.fma(weight_sum, shrink, share_sum * share_shrink)
 
@@ -99,7 +127,7 @@ def _add_left_shares(
 
 # Not specialized: one kernel serves all batch sizes.
 @triton.jit(
-    do_not_specialize=["num_splits", "least_keys", "program_keys"],
+    do_not_specialize=["num_rows", "num_splits", "least_keys", "program_keys"],
     do_not_specialize_on_alignment=["block_table", "positions", "seats", "row_map", "arrivals"],
 )
 def in_turn_kernel(
@@ -116,6 +144,7 @@ def in_turn_kernel(
     arrivals,  # of programs, zero before and after
     scale,
     window,
+    num_rows,
     num_splits,
     least_keys,
     program_keys,  # a program has no fewer, if the row has them
@@ -125,7 +154,9 @@ def in_turn_kernel(
     num_heads,
     HAS_MAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    FEW_SHARES: tl.constexpr,
+    IS_ANCHORED: tl.constexpr,  # shares begin at multiples of their size, not with the first key that is seen
+    ROWS: tl.constexpr,  # most rows of a group; without groups 1
+    LOOKED_BACK: tl.constexpr,
     ADDS: tl.constexpr,  # a row has one program, which adds its shares itself
     AT_ONCE: tl.constexpr,  # shares that the last program loads together
     ONE_TILE: tl.constexpr,  # is a share
@@ -137,26 +168,45 @@ def in_turn_kernel(
     BLOCK_N: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """One row, one key head, some of its shares. The rows of the product are the query heads of the group."""
+    """One row or group of rows, one key head, some of the shares. The rows of the product are the query heads that have
+    the key head, those of each row of the group."""
     entry, kv_head, program = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row = tl.load(row_map + entry) if HAS_MAP else entry
     first, context_len = visible_keys(positions, row, window, HAS_WINDOW)
+    is_first, count = True, 1
+    if ROWS > 1:
+        is_first, count = _group_of(
+            positions, seats, entry, num_rows, num_splits, least_keys, HAS_WINDOW, ROWS, LOOKED_BACK
+        )
+    share = _size_of_shares(context_len - first, num_splits, least_keys, HAS_WINDOW)
+    if ROWS > 1:
+        context_len = tl.load(positions + entry + count - 1) + 1
     block_row = block_table + tl.load(seats + row).to(tl.int64) * table_stride
     start_after_previous(IS_DEPENDENT)
-    share = _size_of_shares(context_len - first, num_splits, least_keys, HAS_WINDOW, FEW_SHARES, BLOCK_N)
-    num_shares = tl.cdiv(context_len - first, share)
+    if not is_first:
+        return
+    base = first // share * share if IS_ANCHORED else first
+    num_shares = tl.cdiv(context_len - base, share)
     shares_per_program = tl.maximum(tl.cdiv(num_shares, tl.num_programs(2)), program_keys // share)
     number = program * shares_per_program
-    start = first + number * share
+    start = base + number * share
     end = tl.minimum(start + shares_per_program * share, context_len)
     if start >= end:
         return
 
     members = tl.arange(0, BLOCK_M)
-    is_member = members < GROUP
-    heads = kv_head * GROUP + members
-    vectors = row.to(tl.int64) * num_heads + heads
-    places = (entry.to(tl.int64) * num_heads + heads) * num_splits
+    if ROWS > 1:
+        is_member = (members // GROUP_PAD < count) & (members % GROUP_PAD < GROUP)
+        rows, heads = entry + members // GROUP_PAD, kv_head * GROUP + members % GROUP_PAD
+        firsts, ends = visible_keys(positions, tl.where(is_member, rows, entry), window, HAS_WINDOW)
+        first_shares = (firsts // share * share - base) // share  # of each row, among those of the group
+        vectors = rows.to(tl.int64) * num_heads + heads
+        places = vectors * num_splits - first_shares
+    else:
+        is_member = members < GROUP
+        heads = kv_head * GROUP + members
+        vectors = row.to(tl.int64) * num_heads + heads
+        places = (entry.to(tl.int64) * num_heads + heads) * num_splits
     dims = tl.arange(0, HEAD_DIM)
     query, _low, _high = load_queries(queries, vectors, is_member, queries, False, 1, 16, HEAD_DIM)
     total = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
@@ -167,14 +217,20 @@ def in_turn_kernel(
     for offset in range(start, end, BLOCK_N):
         keys_of_tile = offset + tl.arange(0, BLOCK_N)
         is_live = keys_of_tile < end
+        if IS_ANCHORED:
+            is_live = is_live & (keys_of_tile >= first)
         scores, value = score_separate(
             query, keys_of_tile, is_live, keys, values, block_row, page_stride, token_stride, kv_head * HEAD_DIM,
             HEAD_DIM, TOKENS_PER_BLOCK,
         )  # fmt: skip
-        scores = tl.where(is_live[None, :], scores * scale, float("-inf"))
+        is_seen = is_live[None, :]
+        if ROWS > 1:
+            is_seen = is_seen & (keys_of_tile[None, :] < ends[:, None]) & (keys_of_tile[None, :] >= firsts[:, None])
+        scores = tl.where(is_seen, scores * scale, float("-inf"))
         if ONE_TILE:
             greatest = tl.max(scores, axis=1)
-            weights = tl.exp(scores - greatest[:, None])
+            anchor = tl.where(greatest == float("-inf"), 0.0, greatest)
+            weights = tl.exp(scores - anchor[:, None])
             weight_sum = tl.sum(weights, axis=1)
             total = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         else:
@@ -189,27 +245,33 @@ def in_turn_kernel(
                     merged, greatest_of_all, sum_of_all, total, greatest, weight_sum
                 )
             else:
+                is_left = is_member
+                if ROWS > 1:
+                    is_left = is_left & (number >= first_shares) & (share_end - share < ends)
                 pointers = partial_totals + (places + number)[:, None] * HEAD_DIM + dims[None, :]
-                tl.store(pointers, total, mask=is_member[:, None])
+                tl.store(pointers, total, mask=is_left[:, None])
                 levels = partial_levels + 2 * (places + number)
-                tl.store(levels, greatest, mask=is_member)
-                tl.store(levels + 1, weight_sum, mask=is_member)
+                tl.store(levels, greatest, mask=is_left)
+                tl.store(levels + 1, weight_sum, mask=is_left)
                 number += 1
             share_end += share
     if ADDS or num_shares == 1:
         if not ADDS:
             merged, sum_of_all = total, weight_sum
         pointers = output + vectors[:, None] * HEAD_DIM + dims[None, :]
-        means = merged / sum_of_all[:, None]
+        means = merged / tl.where(is_member, sum_of_all, 1.0)[:, None]
         tl.store(pointers, means.to(output.dtype.element_ty), mask=is_member[:, None])
     else:
         num_arriving = tl.cdiv(num_shares, shares_per_program)
         is_last = arrives_last(arrivals, entry * (num_heads // GROUP) + kv_head, num_arriving)
         if is_last:
-            _add_left_shares(
-                partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_splits, num_shares,
-                GROUP, GROUP_PAD, HEAD_DIM, AT_ONCE,
-            )  # fmt: skip
+            for place in range(count):
+                own_first, own_end = visible_keys(positions, row + place, window, HAS_WINDOW)
+                own_base = own_first // share * share if IS_ANCHORED else own_first
+                _add_left_shares(
+                    partial_totals, partial_levels, output, entry + place, row + place, kv_head, num_heads, num_splits,
+                    tl.cdiv(own_end - own_base, share), GROUP, GROUP_PAD, HEAD_DIM, AT_ONCE,
+                )  # fmt: skip
 
 
 def can_take_turns(reader: Reader, cache: LayerCache) -> bool:
@@ -247,15 +309,18 @@ def attend_in_turn(
         plan.arrivals,
         scale,
         rows.window,
+        plan.num_rows,
         num_splits,
         tuning.least_keys,
         tuning.program_keys,
         **{name: strides[name] for name in ("table_stride", "page_stride", "token_stride", "num_heads")},
         **{name: constants[name] for name in ("GROUP", "HAS_WINDOW", "HEAD_DIM", "TOKENS_PER_BLOCK")},
         HAS_MAP=plan.row_map is not None,
-        FEW_SHARES=FEW_SHARES,
+        IS_ANCHORED=plan.is_anchored,
+        ROWS=tuning.rows_of_group,
+        LOOKED_BACK=_LOOKED_BACK,
         ADDS=adds,
-        AT_ONCE=MOST_MERGED_BY_LAST if rows.window else _SHARES_AT_ONCE,
+        AT_ONCE=num_splits if rows.window else _SHARES_AT_ONCE,
         ONE_TILE=rows.window > 0 and tuning.least_keys == tuning.keys_per_tile,
         GROUP_PAD=group_pad,
         BLOCK_M=max(LEAST_TILE, group_pad),

@@ -24,6 +24,7 @@ class DecodePlan:
     row_map: Tensor | None  # [num_rows] int32: which ones; None: all rows of a step without prompts
     most_keys: int  # that one of them sees
     may_share_seats: bool  # rows that follow each other may be of one sequence
+    is_anchored: bool  # the shares of a window begin at multiples of their size, where they are fixed
     arrivals: Tensor  # [num_rows, num_kv_heads] int32, zero between layers: shares of a row that are done
 
     @property
@@ -39,6 +40,7 @@ def plan_decode(
     longest_context: int,
     has_prompts: bool = True,
     may_share_seats: bool = False,
+    is_anchored: bool = False,
 ) -> DecodePlan:
     """`decoded`: the rows, ascending. Without prompts in the step, all of them.
 
@@ -58,5 +60,6 @@ def plan_decode(
         row_map=row_map,
         most_keys=min(longest_context, rows.window) if rows.window else longest_context,
         may_share_seats=may_share_seats,
+        is_anchored=is_anchored and rows.window > 0,
         arrivals=torch.zeros(len(decoded), rows.heads.num_kv_heads, dtype=torch.int32, device=device),
     )

@@ -34,6 +34,7 @@ class DecodeTuning:
     one_size_merges: bool = False  # the last program has room for the most shares that it may ever put together
     num_programs: int | None = None  # of a row and key head, which take its shares in turn; None: one for each share
     program_keys: int = 0  # of those: what a program takes at least, if there are as many
+    rows_of_group: int = 1  # that those compute together at most: rows of drafts
 
     @property
     def merged_shares(self) -> int:
