@@ -33,8 +33,8 @@ class AttentionRows:
     host_media_rows: tuple[range, ...] = ()  # the rows of such media, ascending
     # Rows that count as sequences of their own may be of one seat, one position after the other: drafts.
     may_share_seats: bool = False
-    # Some step may have rows of drafts. Where bits may not depend on a step, rows of all steps are then computed in such a
-    # way that those of drafts can be computed together.
+    # Some step may have rows of drafts. Where bits may not depend on a step, all steps then compute rows in a way that
+    # lets those of drafts be computed together.
     has_drafts: bool = False
 
     @property
