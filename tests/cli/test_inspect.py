@@ -130,6 +130,10 @@ def test_says_what_is_left_unquantized(tmp_path: Path, capsys: pytest.CaptureFix
 def test_says_what_a_flag_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_config(tmp_path, PUBLISHED["Gemma 4 E4B"])
     assert main(["inspect", str(folder), "--quantization", "int4"]) == 0
-    words = " ".join(capsys.readouterr().out.split())
+    out = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    formats = {row[0]: row[2] for row in rows if len(row) == 5}
+    assert formats["per_layer_input_gate"] == formats["per_layer_projection"] == "int4, groups of 32"
+    words = " ".join(out.split())
     assert "Quantized while loading: int4, groups of 32 (" in words
     assert "4.50 bits per quantized weight" in words

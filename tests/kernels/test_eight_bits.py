@@ -162,6 +162,13 @@ def test_when_a_row_is_widened() -> None:
     assert choose_one_config(1, 262144, 5376, False, is_widened=True) is not WIDENED_ROW, "one order of sums"
 
 
+def test_when_pytorch_multiplies() -> None:
+    """Many rows of fp8, if outputs are as many as its product takes."""
+    chosen = [choose_config(num_rows, num_out, 2560, True) for num_rows, num_out in ((64, 256), (65, 256), (65, 8))]
+    assert [each is None for each in chosen] == [False, True, False]
+    assert choose_config(65, 256, 2560, False) is not None, "int8"
+
+
 @pytest.mark.parametrize("name", ROUNDED)
 def test_a_row_is_the_same_in_company(name: str) -> None:
     case = Case(format=FORMATS[name])

@@ -8,14 +8,16 @@ import torch
 from facet.errors import ConfigError
 from facet.kernels.quantized.quantize import quantize
 from facet.layers.quantized_weight import QuantizedWeight
-from facet.model.loader import LoadedModel
+from facet.model.loader import LoadedModel, memory_needed
 from facet.model.weight_formats import FLAGS
 from tests.model.paged_model import PagedSequence, load
 from tests.model.quantized_files import VARIANTS, wide, write_variant
 from tests.tiny_checkpoints import random_tensors, write_checkpoint, write_config
 
 PROMPT = [2, 3, 60, 5, 5, 17, 42, 63, 8, 9, 11, 30, 31, 32]  # past the window of six
-NAMES = ("Gemma 4 E4B", "Gemma 4 26B-A4B")
+NAMES = ("Gemma 4 E4B", "Gemma 4 26B-A4B", "Gemma 3n E4B")
+MAIN_PLACES = {"projections", "output", "gate_up", "down"}
+PER_LAYER_PLACES = {"gate", "projection"}
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,11 @@ def logits(loaded: LoadedModel) -> torch.Tensor:
     return PagedSequence(loaded.model, len(PROMPT)).run(PROMPT)
 
 
+def quantized_places(loaded: LoadedModel) -> set[str]:
+    modules = loaded.model.named_modules()
+    return {place.removesuffix(".weight") for place, module in modules if isinstance(module, QuantizedWeight)}
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("quantization", "error"), [("int8", 0.1), ("fp8", 0.25), ("int4", 0.5)])
 def test_matrices_are_rounded_as_they_are_loaded(
@@ -37,15 +44,39 @@ def test_matrices_are_rounded_as_they_are_loaded(
 ) -> None:
     dense = load(folders[name], dtype="float32")
     loaded = load(folders[name], dtype="float32", quantization=quantization)
-    places = {place for place, module in loaded.model.named_modules() if isinstance(module, QuantizedWeight)}
-    assert {place.split(".")[-2] for place in places} == {"projections", "output", "gate_up", "down"}
+    expected_places = MAIN_PLACES | (PER_LAYER_PLACES if dense.spec.per_layer_input else set())
+    assert {place.split(".")[-1] for place in quantized_places(loaded)} == expected_places
     assert set(loaded.formats.values()) == {FLAGS[quantization]}
-    for place in ("layers.1.attention.projections", "layers.0.mlp.down"):
+    some = {"layers.1.attention.projections", "layers.0.mlp.down"}
+    gates = {f"layers.{index}.per_layer_gate.{part}" for index in range(4) for part in PER_LAYER_PLACES}
+    for place in some | (gates & quantized_places(loaded)):
         values = dense.model.get_submodule(place).weight.values
         got = loaded.model.get_submodule(place).weight.matrix.values()
         assert torch.equal(got, quantize(values, FLAGS[quantization]).values())
+    tensors = (*loaded.model.parameters(), *loaded.model.buffers())
+    counted = memory_needed(loaded.spec, loaded.context_length, torch.float32, loaded.formats)
+    assert counted == sum(tensor.nbytes for tensor in tensors)
     difference = (logits(loaded) - (expected := logits(dense))).norm() / expected.norm()
     assert 0 < difference <= error
+
+
+@pytest.mark.parametrize("name", ["Gemma 4 E4B", "Gemma 3n E4B"])
+def test_both_matrices_of_every_per_layer_gate(name: str, folders: dict[str, Path]) -> None:
+    """As GGUF files of llama.cpp have them; what makes the inputs stays as it is."""
+    loaded = load(folders[name], dtype="float32", quantization="int4")
+    in_gates = {place for place in quantized_places(loaded) if "per_layer" in place}
+    assert in_gates == {f"layers.{index}.per_layer_gate.{part}" for index in range(4) for part in PER_LAYER_PLACES}
+
+
+def test_groups_that_do_not_fit_leave_a_gates_second_matrix_alone(tmp_path: Path) -> None:
+    """Of 16 inputs: no error, as llama.cpp has none. A row always has a scale."""
+    config = wide("Gemma 4 E4B") | {"hidden_size_per_layer_input": 16}
+    folder = write_checkpoint(tmp_path, config, random_tensors(config))
+    for quantization, parts in (("int4", {"gate"}), ("int8", PER_LAYER_PLACES), ("fp8", PER_LAYER_PLACES)):
+        loaded = load(folder, dtype="float32", quantization=quantization)
+        in_gates = {place for place in quantized_places(loaded) if "per_layer_gate" in place}
+        assert {place.split(".")[-1] for place in in_gates} == parts
+        assert logits(loaded).isfinite().all()
 
 
 def test_a_head_is_quantized_only_if_asked(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from facet.config import ModelConfig
 from facet.errors import ConfigError
 from facet.kernels.quantized import QuantizedMatrix
 from facet.kernels.quantized.random_codes import fill_random
+from facet.layers.quantized_weight import QuantizedWeight
 from facet.layers.rank_group import RankGroup
 from facet.matrix_format import MatrixFormat, ScaleFormat
 from facet.model.families import read_model_spec
@@ -22,10 +23,11 @@ from facet.model.weight_formats import FLAGS, OneFormat, expected_formats
 from facet.model.weight_map import tensor_targets
 from facet.ranks import Rank
 from tests.model.paged_model import PagedSequence
-from tests.model.quantized_files import VARIANTS, write_variant
+from tests.model.quantized_files import VARIANTS, wide, write_variant
 from tests.model.test_quantized import round_nothing, values
 from tests.published_configs import PUBLISHED
 from tests.ranks import on_ranks
+from tests.tiny_checkpoints import random_tensors, write_checkpoint
 from tests.tiny_models import SMALL_WINDOW_NAMES, TinyModel
 
 SPECS = {name: read_model_spec(config) for name, config in PUBLISHED.items()}
@@ -150,6 +152,23 @@ def test_shares_of_quantized_matrices(name: str, tmp_path: Path) -> None:
 
     def logits(group: RankGroup | None = None) -> torch.Tensor:
         model = load_model(config, group=group).model
+        round_nothing(model)
+        return PagedSequence(model, 64, stores=model.share).run(PROMPT)
+
+    expected = logits()
+    together = torch.cat(on_ranks(2, logits), dim=-1)
+    assert (together - expected).abs().max() < 2e-5 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("name", "quantization"), [("Gemma 4 E4B", "int4"), ("Gemma 3n E4B", "int8")])
+def test_shares_of_what_is_quantized_while_loading(name: str, quantization: str, tmp_path: Path) -> None:
+    """Per-layer gates are whole on every rank."""
+    folder = write_checkpoint(tmp_path, wide(name), random_tensors(wide(name)))
+    config = config_of(folder, dtype="float32", quantization=quantization)
+
+    def logits(group: RankGroup | None = None) -> torch.Tensor:
+        model = load_model(config, group=group).model
+        assert isinstance(model.get_submodule("layers.0.per_layer_gate.projection.weight"), QuantizedWeight)
         round_nothing(model)
         return PagedSequence(model, 64, stores=model.share).run(PROMPT)
 

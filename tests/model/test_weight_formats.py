@@ -46,6 +46,32 @@ def test_experts_are_quantized_and_routers_are_not() -> None:
     assert small.unquantized >= 2 * (router + embedding)
 
 
+@pytest.mark.parametrize("name", ["Gemma 4 E2B", "Gemma 4 E4B", "Gemma 3n E4B"])
+@pytest.mark.parametrize("flag", FLAGS)
+def test_the_gates_of_per_layer_inputs_are_quantized(flag: str, name: str) -> None:
+    """Of all that has to do with per-layer inputs, streams and low-rank paths, these two of every layer alone."""
+    spec = SPECS[name]
+    formats = expected_formats(spec, OneFormat(FLAGS[flag]))
+    others = {each for each in formats if not any(part in each for part in (".self_attn.", ".mlp."))}
+    parts = ("per_layer_input_gate", "per_layer_projection")
+    assert others == {f"layers.{layer.index}.{part}.weight" for layer in spec.layers for part in parts}
+
+
+def test_groups_that_do_not_divide_the_inputs_of_a_gate() -> None:
+    """Matrices of attention and MLPs are refused; the 256 inputs of a gate's second matrix leave it as it is."""
+    spec = SPECS["Gemma 4 E4B"]
+    everything = read_scheme({"quantization_config": compressed(num_bits=4, type="int", group_size=128)})
+    formats = expected_formats(spec, everything)
+    assert formats["layers.0.per_layer_projection.weight"].scales.group == 128
+    for source in (
+        read_scheme({"quantization_config": compressed(num_bits=4, type="int", group_size=512)}),
+        choose_weight_format("int4", 512, {}),
+    ):
+        wide = expected_formats(spec, source)
+        assert "layers.0.per_layer_projection.weight" not in wide
+        assert wide["layers.0.per_layer_input_gate.weight"].scales.group == 512
+
+
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "3n" not in name and "270M" not in name])
 def test_two_gpus_hold_half_each_and_a_little_more(name: str) -> None:
     whole, half = (weight_bytes(shard_of(SPECS[name], n), {}, value_bytes=2).total for n in (1, 2))

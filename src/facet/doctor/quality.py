@@ -176,9 +176,9 @@ def measure(model: Gemma, originals: OriginalWeights, texts: Sequence[Text]) -> 
     divergences: list[Tensor] = []
     agreements: list[Tensor] = []
     for some in _passes(texts):
-        hidden = _hidden_states(model, some)
+        hidden = hidden_states(model, some)
         with originals.in_place():
-            expected_hidden = _hidden_states(model, some)
+            expected_hidden = hidden_states(model, some)
         for rows in _row_ranges(len(hidden), model.spec.vocab_size):
             got = model.logits(hidden[rows]).log_softmax(dim=-1)
             with originals.in_place():
@@ -220,7 +220,7 @@ def _passes(texts: Sequence[Text]) -> Iterator[list[Text]]:
         yield some
 
 
-def _hidden_states(model: Gemma, texts: Sequence[Text]) -> Tensor:
+def hidden_states(model: Gemma, texts: Sequence[Text]) -> Tensor:
     """Of every token, [tokens, hidden]."""
     device = model.placement.device
     layout = make_kv_layout(model.spec, dtype=str(model.placement.dtype).removeprefix("torch."))

@@ -24,6 +24,8 @@ Formats = Mapping[str, MatrixFormat]
 
 # The matrices that are always quantized where any are.
 _MAIN_PARTS = (".self_attn.", ".mlp.", ".experts.")
+# Those that a flag quantizes too, as llama.cpp does: the two of every layer that has a per-layer input.
+_PER_LAYER_PARTS = (".per_layer_input_gate.", ".per_layer_projection.")
 # Prefixes that checkpoints put before the names of the decoder's tensors.
 _PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
 
@@ -47,12 +49,12 @@ class FormatSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneFormat:
-    """The matrices of attention, MLPs and experts in one format."""
+    """The matrices of attention, MLPs, experts and per-layer gates in one format."""
 
     format: MatrixFormat
 
     def format_of(self, names: Sequence[str], shape: Sequence[int]) -> MatrixFormat | None:
-        return self.format if any(map(_is_main, names)) else None
+        return self.format if any(_has_part(name, _MAIN_PARTS + _PER_LAYER_PARTS) for name in names) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +103,8 @@ def expected_formats(spec: ModelSpec, source: FormatSource | None) -> dict[str, 
             continue
         group = format.scales.group
         if group is not None and format.code_bits == 4 and target.shape[-1] % group:
-            if not _is_main(target.name):
-                continue  # coefficients of a few inputs: a config that says "all" does not mean them
+            if not _has_part(target.name, _MAIN_PARTS):
+                continue  # coefficients of a few inputs: "all matrices" does not mean them
             raise ConfigError(f"{target.name} has {target.shape[-1]} inputs, which groups of {group} do not divide.")
         formats[target.name] = format
     return formats
@@ -204,8 +206,8 @@ def choose_weight_format(
     )
 
 
-def _is_main(name: str) -> bool:
-    return any(part in f".{name}." for part in _MAIN_PARTS)
+def _has_part(name: str, parts: Sequence[str]) -> bool:
+    return any(part in f".{name}." for part in parts)
 
 
 def _possible_names(name: str) -> list[str]:

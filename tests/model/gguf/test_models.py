@@ -100,6 +100,27 @@ def test_computes_as_its_dequantized_self(name: str, type: str, splits_experts: 
     assert counted == sum(tensor.nbytes for tensor in tensors)
 
 
+@pytest.mark.parametrize("name", ["Gemma 4 E4B", "Gemma 3n E4B", "Gemma 4 26B-A4B"])
+def test_a_checkpoint_made_for_q4_0_becomes_what_its_gguf_is(name: str, tmp_path: Path) -> None:
+    """The same matrices in the same numbers. llama.cpp leaves these alone; tables may be of any type."""
+    config, left_alone = wide(name), ("embed_tokens", "per_layer_model_projection", "altup", "laurel", "router")
+    data, dense = model_file(
+        config,
+        random_tensors(config),
+        lambda name: "F32" if any(part in name for part in left_alone) else "Q4_0",
+        tokenizer_metadata(FOLDER),
+    )
+    (tmp_path / "m.gguf").write_bytes(data)
+    write_checkpoint(tmp_path / "trained", config, dense)
+    theirs = load(tmp_path / "m.gguf", dtype="float32")
+    ours = load(tmp_path / "trained", dtype="float32", quantization="int4")
+    assert set(ours.formats) == set(theirs.formats)
+    weights = dict(theirs.model.named_modules())
+    for place, weight in ours.model.named_modules():
+        if isinstance(weight, QuantizedWeight):
+            assert torch.equal(weight.matrix.values(), weights[place].matrix.values()), place
+
+
 def test_a_link_to_a_file(tmp_path: Path) -> None:
     """As the hub keeps files: the name is that of the link, the contents lie elsewhere without a suffix."""
     write_gguf(tmp_path / "blob", wide("Gemma 3 1B"), "Q4_0")

@@ -60,6 +60,8 @@ _MOST_STAGES = 10
 # short, and no gain: 31B gate_up, six programs with three tiles each, 69.1 for 54.6.
 _RING_BYTES, _MOST_RING_PROGRAMS = 192 << 10, 3
 _NUM_MULTIPROCESSORS = 132
+# PyTorch's product takes outputs in multiples of this many.
+_SCALED_MM_OUTPUTS = 16
 
 
 # One row times codes that are widened: 512 codes are one 16-byte load for each thread of a warp. The head of 31B: fp8
@@ -81,7 +83,7 @@ def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_wid
         rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else MOST_ROWS_AT_ONCE
         ring = choose_ring(num_rows, num_out, num_in)
         return Config(rows, 64, block_in, num_warps=4, num_stages=num_stages, shares=shares, ring=ring)
-    if is_fp8:
+    if is_fp8 and num_out % _SCALED_MM_OUTPUTS == 0:
         # 31B gate_up: 256 rows 118, in this room's tiles 138; 2048 rows 746 and 904.
         return None
     return Config(128, 128, 128, num_warps=4, num_stages=3)
