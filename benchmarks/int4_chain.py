@@ -91,7 +91,7 @@ def _add(stream: Tensor, update: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def measure(layer: Layer, rows: Sequence[int], group: int) -> None:
-    from facet.kernels.quantized.int4 import few_rows, ring
+    from facet.kernels.quantized.int4 import few_rows, ring, wide
 
     format = MatrixFormat(codes="int4", scales=ScaleFormat(dtype="bfloat16", group=group))
     first = make_matrices(layer, format)
@@ -100,10 +100,13 @@ def measure(layer: Layer, rows: Sequence[int], group: int) -> None:
     sets = [first, *(make_matrices(layer, format) for _ in range(math.ceil(CACHE_BYTES / num_bytes) - 1))]
     layers = [sets[index % len(sets)] for index in range(_NUM_LAYERS)]
     norm = torch.ones(layer.hidden, device="cuda")
-    ways = {"few_rows": (few_rows, few_rows), "rings": (ring, ring)}
-    if layer.num_per_layer:
-        ways["rings, not for the per-layer input"] = (ring, few_rows)
     for num_rows in rows:
+        usual = few_rows if num_rows <= int4.MAX_FEW_ROWS else wide
+        ways = {"few_rows": (few_rows, few_rows), "rings": (ring, ring)}
+        if usual is wide:
+            ways["wide"] = (wide, wide)
+        if layer.num_per_layer:
+            ways[f"rings, {usual.__name__.rpartition('.')[2]} for the per-layer input"] = (ring, usual)
         x = torch.randn(num_rows, layer.hidden, device="cuda", dtype=torch.bfloat16)
         given = torch.randn(num_rows, max(1, layer.num_per_layer), device="cuda", dtype=torch.bfloat16)
         expected = run_layers(layer, layers, ways["few_rows"], x, norm, given)

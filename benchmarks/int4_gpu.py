@@ -5,6 +5,7 @@
     python benchmarks/int4_gpu.py --only gate_up --rows 1 8 16
     python -m benchmarks.int4_gpu --rings            # few rows through rings, beside the kernel for few rows, alone and
                                                      # in layers (int4_chain.py); with --tune, other rings too
+    python -m benchmarks.int4_gpu --rings --rows 16  # beside the wide kernel, too
 
 Every kernel is first checked against the reference. Times are of launches inside a CUDA graph that walks over copies of
 the matrix, more of them than the second-level cache holds. cuBLAS multiplies by bfloat16 weights, without activation.
@@ -139,19 +140,29 @@ def tunings_for(shape: Shape, num_rows: int) -> list[Cut]:
     return found or [chosen_for(shape, num_rows)]
 
 
-def rings_for(shape: Shape, is_tuned: bool) -> list[Ring]:
+def rivals_of_rings(shape: Shape, num_rows: int) -> list[Cut]:
+    """The kernel for few rows, whose bits rings have, and where rows are more the one that is chosen without rings."""
+    of_few_rows = choose_tuning(shape.num_tiles, -(-shape.num_in // 128), num_rows)
+    return [of_few_rows] if num_rows <= MAX_FEW_ROWS else [of_few_rows, chosen_for(shape, num_rows)]
+
+
+def rings_for(shape: Shape, num_rows: int, is_tuned: bool) -> list[Ring]:
     """The one that would be chosen; tuned, also others of the same bits: with more and fewer warps, tiles and turns."""
-    chosen = ring_of(shape.num_tiles, -(-shape.num_in // 128))
+    chosen = ring_of(shape.num_tiles, -(-shape.num_in // 128), num_rows)
     if not is_tuned:
         return [chosen]
-    found = [chosen]
+    # Rings of 16 rows may be the better ones of 8: x is read for more tiles at once.
+    found = list(dict.fromkeys((chosen, ring_of(shape.num_tiles, -(-shape.num_in // 128), 16))))
     most_turns = -(-shape.num_in // (128 * chosen.num_in_warps)) + 2
     for tiles, num_out_warps, num_stages in product((1, 2, 4), (1, 2, 4), (4, 6, 8, 12)):
         for is_ahead in (False, True):
             ring = replace(chosen, tiles=tiles, num_out_warps=num_out_warps, num_stages=num_stages, is_ahead=is_ahead)
             num_programs = -(-shape.num_tiles // (tiles * num_out_warps))
             fits = ring.num_bytes <= MOST_RING_BYTES and ring.num_warps <= 16 and num_stages <= most_turns
-            fits = fits and not (is_ahead and tiles == 4)
+            if chosen.row_tiles == 1:
+                fits = fits and not (is_ahead and tiles == 4)
+            else:
+                fits = fits and tiles * num_out_warps <= shape.num_tiles and not (ring.num_warps == 16 and tiles == 4)
             fills = ring.num_bytes * min(8, num_programs / 132) >= LEAST_RING_BYTES or num_stages + 1 >= most_turns
             if fits and fills and num_programs <= 800 and ring not in found:
                 found.append(ring)
@@ -200,7 +211,7 @@ def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool, rings
         library = microseconds([partial(functional.linear, x, weights[i % len(weights)]) for i in range(num_launches)])
         tunings: list[Cut | None] = [None]
         if rings:
-            tunings = [choose_tuning(shape.num_tiles, -(-shape.num_in // 128), num_rows), *rings_for(shape, is_tuned)]
+            tunings = [*rivals_of_rings(shape, num_rows), *rings_for(shape, num_rows, is_tuned)]
         elif is_tuned and num_rows <= MAX_WIDE_ROWS:
             tunings += tunings_for(shape, num_rows)
         lines: list[tuple[float, str]] = []
@@ -222,10 +233,10 @@ def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool, rings
             if isinstance(tuning, Ring):
                 is_same = of_few_rows is not None and torch.equal(got, of_few_rows)
                 how = f"{'same bits' if is_same else 'OTHER BITS'}  {how}"
-            elif rings:
+            elif isinstance(tuning, Tuning):
                 of_few_rows = got
             lines.append((time, f"{time:7.1f} us {num_bytes / time / 1e6:5.2f} TB/s  {distance:.1e}  {how}"))
-        kept = 2 if rings else 1  # whatever its time: what is chosen
+        kept = 1 + len(rivals_of_rings(shape, num_rows)) if rings else 1  # whatever its time: what is chosen
         for _, line in [*lines[:kept], *sorted(lines[kept:])[:4]]:
             head = f"{shape.name:18} {num_rows:4} rows  floor {floor:5.1f}  cuBLAS {library:6.1f} "
             print(head, line, flush=True)
@@ -250,14 +261,17 @@ def main() -> None:
             for num_rows in rows:
                 tunings = {chosen_for(shape, num_rows)}
                 if options.rings:
-                    tunings.update(rings_for(shape, options.tune))
+                    tunings.update(rivals_of_rings(shape, num_rows))
+                    tunings.update(rings_for(shape, num_rows, options.tune))
                 elif options.tune:
                     tunings.update(tunings_for(shape, num_rows))
                 for tuning in tunings:
                     is_wide = isinstance(tuning, WideTuning)
                     kind = tuning.rows if is_wide else rows_of_program(num_rows)
                     is_ragged = not is_wide and -(-shape.num_in // 128) % (2 * tuning.num_in_warps) != 0
-                    jobs[shape.operation, kind, tuning, is_ragged] = Job(shape, kind, options.group, tuning)
+                    # Rings of 16 rows are made for a number of inputs.
+                    num_in = shape.num_in if isinstance(tuning, Ring) and tuning.row_tiles > 1 else 0
+                    jobs[shape.operation, kind, tuning, is_ragged, num_in] = Job(shape, kind, options.group, tuning)
         with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
             list(pool.map(compile_for, jobs.values()))
     print(f"{torch.cuda.get_device_name()}, int4 in groups of {options.group}, relative error against float32 sums")

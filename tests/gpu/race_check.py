@@ -56,6 +56,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "window": lambda: check(replace(SEPARATE_256, window=70, sequences=((140, 260),))),
     "int4": lambda: product(few_rows, 5),
     "int4_ring": lambda: product(ring, 5),
+    "int4_ring_16": lambda: product(ring, 13),
     "int4_wide": lambda: product(wide, 20),
     "planted": planted,
 }

@@ -8,7 +8,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-NAMES = ("shared_512", "separate_512", "separate_256", "window", "int4", "int4_ring", "int4_wide", "planted")
+NAMES = (
+    "shared_512",
+    "separate_512",
+    "separate_256",
+    "window",
+    "int4",
+    "int4_ring",
+    "int4_ring_16",
+    "int4_wide",
+    "planted",
+)
 SECONDS = 300
 
 pytestmark = pytest.mark.skipif(

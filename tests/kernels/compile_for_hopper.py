@@ -40,6 +40,7 @@ from facet.kernels.quantized.eight_bits.row_rounding import choose_whole_rows, r
 from facet.kernels.quantized.int4 import tuning as int4
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
+from facet.kernels.quantized.int4.ring_16_kernel import ring_16_kernel as int4_ring_16_kernel
 from facet.kernels.quantized.int4.ring_kernel import ring_kernel as int4_ring_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
@@ -83,8 +84,10 @@ def int4_launch(num_rows: int, tuning: Tuning) -> tuple[Any, tuple[Any, ...], di
     return few_rows_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
 
 
-def int4_ring_launch(num_tiles: int, num_blocks: int, operation: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    words, ring = tensor(gl.int32), int4.ring_of(num_tiles, num_blocks)
+def int4_ring_launch(
+    num_tiles: int, num_blocks: int, operation: str, num_rows: int = 8
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    words, ring = tensor(gl.int32), int4.ring_of(num_tiles, num_blocks, num_rows)
     constants = dict(
         IS_GATED=operation == "geglu_linear",
         HAS_GATED_INPUT=operation == "gated_input_linear",
@@ -97,10 +100,13 @@ def int4_ring_launch(num_tiles: int, num_blocks: int, operation: str) -> tuple[A
         IS_AHEAD=ring.is_ahead,
         HAS_TAIL=num_blocks % ring.num_in_warps != 0,
         IS_DEPENDENT=True,
+        num_warps=ring.num_warps,
     )
     num_in = 128 * num_blocks
-    arguments = (words, words, words, tensor(), tensor(), num_in // 2, num_tiles * 16, 8, num_tiles, num_blocks, num_in)
-    return int4_ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
+    arguments = (words, words, words, tensor(), tensor(), num_in // 2, num_tiles * 16, num_rows, num_tiles)
+    if ring.row_tiles == 2:
+        return int4_ring_16_kernel, (*arguments, num_in), {**constants, "NUM_BLOCKS": num_blocks}
+    return int4_ring_kernel, (*arguments, num_blocks, num_in), constants
 
 
 def int4_wide_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -306,6 +312,13 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "int4_ring_of_qkv": int4_ring_launch(1024, 42, "linear"),
         "int4_ring_of_narrow_down": int4_ring_launch(160, 80, "linear"),
         "int4_ring_of_gated_input": int4_ring_launch(16, 20, "gated_input_linear"),
+        "int4_ring_of_16_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear", 16),
+        "int4_ring_of_16_of_down": int4_ring_launch(336, 168, "linear", 16),
+        "int4_ring_of_16_of_qkv": int4_ring_launch(1024, 42, "linear", 16),
+        "int4_ring_of_16_of_o": int4_ring_launch(336, 64, "linear", 16),
+        "int4_ring_of_16_of_narrow_gate_up": int4_ring_launch(1280, 20, "geglu_linear", 16),
+        "int4_ring_of_16_of_narrow_down": int4_ring_launch(160, 80, "linear", 16),
+        "int4_ring_of_16_of_gated_input": int4_ring_launch(16, 20, "gated_input_linear", 16),
         "int4_wide": int4_wide_launch(),
         "int4_experts": int4_experts_launch(),
         "round_geglu_31b": round_geglu_launch(21504),

@@ -21,6 +21,9 @@ class Shared:
     def index(self, index: int) -> "Shared":
         return Shared(self.numbers[index])
 
+    def slice(self, start: int, length: int, dim: int) -> "Shared":
+        return Shared(self.numbers.narrow(dim, start, length))
+
     def permute(self, order: Sequence[int]) -> "Shared":
         return Shared(self.numbers.permute(*order))
 

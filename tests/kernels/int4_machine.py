@@ -39,6 +39,23 @@ def add_products(sums: Words, upper: Words, lower: Words, x: Words, upper_scale:
     return [total + part * scale for total, part, scale in zip(sums, parts.flatten(0, 1), scales, strict=True)]
 
 
+def add_products_of_two(
+    sums: Words,
+    upper: Tensor,
+    lower: Tensor,
+    zero: Tensor,
+    first_x: Words,
+    second_x: Words,
+    upper_scale: Tensor,
+    lower_scale: Tensor,
+) -> Words:
+    codes = unpack_codes(upper, zero), unpack_codes(lower, zero)
+    return [
+        *add_products(sums[:4], *codes, first_x, upper_scale, lower_scale),
+        *add_products(sums[4:], *codes, second_x, upper_scale, lower_scale),
+    ]
+
+
 def _rows(words: Words) -> Tensor:
     """[warps, tiles, row tiles, 8 rows g, 16 columns] in float32, of two words of every thread."""
     numbers = torch.stack([word.unsqueeze(-1).contiguous().view(torch.bfloat16).float() for word in words], dim=-2)
@@ -77,6 +94,7 @@ NAMES = {
     "unpack_codes": unpack_codes,
     "unpack_scales": unpack_scales,
     "add_products": add_products,
+    "add_products_of_two": add_products_of_two,
     "stay_in_order": nothing,
     "dequantize_codes": dequantize_codes,
     "fence_async_shared": nothing,

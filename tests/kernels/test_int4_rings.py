@@ -28,8 +28,17 @@ DEVICE = "cuda" if ON_HOPPER else "cpu"
 OPERATIONS = ("linear", "geglu_linear", "gated_input_linear")
 
 
-def ring_with(tiles: int, out_warps: int, in_warps: int, stages: int, *, is_ahead: bool = False) -> Ring:
-    return Ring(tiles=tiles, num_out_warps=out_warps, num_in_warps=in_warps, num_stages=stages, is_ahead=is_ahead)
+def ring_with(
+    tiles: int, out_warps: int, in_warps: int, stages: int, *, is_ahead: bool = False, row_tiles: int = 1
+) -> Ring:
+    return Ring(
+        tiles=tiles,
+        num_out_warps=out_warps,
+        num_in_warps=in_warps,
+        num_stages=stages,
+        is_ahead=is_ahead,
+        row_tiles=row_tiles,
+    )
 
 
 # More turns than a ring holds, as many, fewer; one tile for a warp, and two.
@@ -39,6 +48,13 @@ RINGS = (
     ring_with(1, 1, 8, 4, is_ahead=True),
     ring_with(1, 1, 4, 6),
     ring_with(2, 4, 1, 8),
+)
+RINGS_OF_16 = (
+    ring_with(4, 1, 2, 4, row_tiles=2),
+    ring_with(2, 2, 2, 2, is_ahead=True, row_tiles=2),
+    ring_with(1, 1, 8, 4, is_ahead=True, row_tiles=2),
+    ring_with(2, 1, 4, 6, row_tiles=2),
+    ring_with(1, 4, 1, 8, row_tiles=2),
 )
 
 
@@ -79,6 +95,10 @@ class Watched(Shared):
         ORDER.read.add(self.numbers.data_ptr())
         return super().load(layout)
 
+    def slice(self, start: int, length: int, dim: int) -> "Watched":
+        """The first begins where all of a turn's tiles do, so that a copy over any is found."""
+        return Watched(self.numbers.narrow(dim, start, length))
+
 
 def allocate(dtype: torch.dtype, shape: Sequence[int], layout: object) -> Watched:
     return Watched(allocate_shared_memory(dtype, shape, layout).numbers)
@@ -95,7 +115,7 @@ def emulate(change: tuple[str, str] | None = None) -> ModuleType:
         "thread_barrier": ORDER.barrier,
         "wait_for_copies": ORDER.wait_for_copies,
     }
-    modules = [f"{ROOM}.tiles", f"{ROOM}.ring_kernel", f"{ROOM}.ring"]
+    modules = [f"{ROOM}.tiles", f"{ROOM}.ring_kernel", f"{ROOM}.ring_16_kernel", f"{ROOM}.ring"]
     return emulated(modules, f"{ROOM}.language", own=names, change=change)
 
 
@@ -145,6 +165,29 @@ def test_products(
     rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, num_rows: int, ring: Ring
 ) -> None:
     """As the reference, and the same bits as from the kernel for few rows."""
+    check(rings, few_rows, operation, case, num_rows, ring)
+
+
+@pytest.mark.parametrize("ring", RINGS_OF_16, ids=str)
+@pytest.mark.parametrize(
+    ("operation", "case", "num_rows"),
+    [
+        ("linear", Case(format=format_of(32)), 16),
+        ("linear", Case(format=format_of(64), num_in=1152), 9),  # an odd number of turns
+        ("linear", Case(format=format_of(128, "float16"), num_out=80), 13),  # a program that goes back
+        ("linear", Case(format=format_of(None), num_in=352), 16),  # a block that is not whole
+        ("geglu_linear", Case(format=format_of(32), num_in=2048), 11),
+        ("gated_input_linear", Case(format=format_of(32), num_in=128), 15),  # one block
+        ("geglu_linear", Case(format=format_of(128), num_in=640), 1),
+    ],
+)
+def test_products_of_16(
+    rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, num_rows: int, ring: Ring
+) -> None:
+    check(rings, few_rows, operation, case, num_rows, ring)
+
+
+def check(rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, num_rows: int, ring: Ring) -> None:
     plain = case.matrix(DEVICE)
     matrix = int4.shuffle(plain, is_gated=operation == "geglu_linear")
     x = case.inputs(num_rows + 1, torch.bfloat16, DEVICE)[1:]
@@ -158,10 +201,13 @@ def test_products(
 
 def test_a_row_is_the_same_in_company(rings: ModuleType) -> None:
     case = Case(format=format_of(32), num_out=64, num_in=1152)
-    matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(8, torch.bfloat16, DEVICE)
-    together = rings.linear(x, matrix, RINGS[2])
+    matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(16, torch.bfloat16, DEVICE)
+    together, of_16 = rings.linear(x[:8], matrix, RINGS[2]), rings.linear(x, matrix, RINGS_OF_16[2])
     for row in (0, 3, 7):
         assert torch.equal(rings.linear(x[row : row + 1], matrix, RINGS[2])[0], together[row])
+    for row in (8, 15):
+        assert torch.equal(rings.linear(x[row : row + 1], matrix, RINGS[2])[0], of_16[row])
+    assert torch.equal(of_16[:8], together)
 
 
 def test_rows_that_lie_apart(rings: ModuleType) -> None:
@@ -174,8 +220,8 @@ def test_rows_that_lie_apart(rings: ModuleType) -> None:
 
 def test_what_goes_another_way(rings: ModuleType) -> None:
     case = Case(format=format_of(32))
-    matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(9, torch.bfloat16, DEVICE)
-    assert rings.can_run(x[:8], matrix)
+    matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(17, torch.bfloat16, DEVICE)
+    assert rings.can_run(x[:16], matrix)
     assert not rings.can_run(x, matrix), "more rows than a program takes"
     assert not rings.can_run(x[:0], matrix)
     assert not rings.can_run(x[:8].half(), matrix)
@@ -198,6 +244,8 @@ def test_where_rings_are_chosen(rings: ModuleType, monkeypatch: pytest.MonkeyPat
     assert [name_for(rows, int4.MAX_FEW_ROWS) for rows in (1, 4, 5, 9)] == ["ring", "ring", "few_rows", "wide"]
     assert [name_for(rows, math.inf) for rows in (1, 9)] == ["ring", "few_rows"], "the same bits"
     assert name_for(1, int4.MAX_FEW_ROWS, zeros=True) == "few_rows"
+    monkeypatch.setattr(int4, "MAX_RING_ROWS", 16)
+    assert [name_for(9, most_few_rows) for most_few_rows in (int4.MAX_FEW_ROWS, math.inf)] == ["ring", "ring"]
 
 
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
@@ -214,7 +262,25 @@ def test_rings_fit_into_a_multiprocessor(shape: cases.Shape) -> None:
         assert ring.num_in_warps == choose_tuning(num_tiles, num_blocks, num_rows).num_in_warps, "the same bits"
 
 
+@pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
+def test_rings_of_16_rows_fit_into_a_multiprocessor(shape: cases.Shape) -> None:
+    num_tiles, num_blocks = shape.num_out // 16, -(-shape.num_in // 128)
+    ring = ring_of(num_tiles, num_blocks, 16)
+    assert ring.row_tiles == 2
+    assert ring.tiles * ring.num_out_warps <= num_tiles
+    assert ring.num_stages % 2 == 0
+    assert 2 <= ring.num_stages <= 16
+    assert ring.num_in_warps == choose_tuning(num_tiles, num_blocks, 16).num_in_warps, "the same bits"
+    at_a_time = min(-(-num_tiles // (ring.tiles * ring.num_out_warps * 132)), 232_448 // (ring.num_bytes + 1024))
+    registers = {1: 120, 2: 120, 4: 152}[ring.tiles] + 24 * ring.is_ahead
+    assert at_a_time >= 1
+    assert ring.num_warps * 32 * registers * at_a_time <= 65_536
+
+
 def test_rings_of_31b() -> None:
+    assert ring_of(2688, 42, 16) == ring_with(4, 2, 2, 4, row_tiles=2), "three programs, all at a time"
+    assert ring_of(1024, 42, 9) == ring_with(2, 2, 2, 12, is_ahead=True, row_tiles=2)
+    assert ring_of(336, 168, 16) == ring_with(4, 1, 8, 6, is_ahead=True, row_tiles=2)
     assert ring_of(2688, 42) == ring_with(2, 2, 2, 4), "six programs on a multiprocessor, all at a time"
     assert ring_of(1024, 42) == ring_with(1, 2, 2, 12, is_ahead=True)
     assert ring_of(336, 168) == ring_with(1, 1, 8, 8, is_ahead=True)
@@ -246,6 +312,36 @@ def test_faults_are_found(change: tuple[str, str]) -> None:
                 case = Case(format=format_of(32), num_out=32, num_in=num_in)
                 plain, x = case.matrix(), case.inputs(3, torch.bfloat16)
                 got = rings.linear(x, int4.shuffle(plain), ring_with(1, 1, 2, 4, is_ahead=is_ahead))
+                torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
+
+    with pytest.raises((AssertionError, IndexError)):
+        check()
+
+
+@pytest.mark.skipif(ON_HOPPER, reason="of the emulator")
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("        wait_for_copies(STAGES - 2)\n        #", "        wait_for_copies(STAGES - 1)\n        #"),
+        ("            wait_for_copies(STAGES - 2)\n", "            wait_for_copies(STAGES - 1)\n"),
+        ("            thread_barrier()\n", ""),
+        ("into whose place another is copied.\n        thread_barrier()\n", "\n"),
+        ("turn + (STAGES - 1), NUM_BLOCKS", "turn + STAGES, NUM_BLOCKS"),
+        ("num_tiles - TILES * NUM_OUT_WARPS", "num_tiles - 1"),
+        ("(x_places + 8 * x_stride, row + 8 < num_rows, place)", "(x_places + 8 * x_stride, row < num_rows, place)"),
+        ("sums[0][INDEX], sums[2][INDEX]", "sums[0][INDEX], sums[1][INDEX]"),
+        ("(NUM_BLOCKS * 8 * GROUPS)", "(NUM_BLOCKS * GROUPS)"),
+    ],
+)
+def test_faults_of_16_rows_are_found(change: tuple[str, str]) -> None:
+    rings = emulate(change)
+
+    def check() -> None:
+        for is_ahead in (False, True):
+            for num_in in (1536, 1152):
+                case = Case(format=format_of(32), num_out=80, num_in=num_in)
+                plain, x = case.matrix(), case.inputs(11, torch.bfloat16)
+                got = rings.linear(x, int4.shuffle(plain), ring_with(4, 1, 2, 4, is_ahead=is_ahead, row_tiles=2))
                 torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
 
     with pytest.raises((AssertionError, IndexError)):

@@ -22,6 +22,7 @@ from facet.kernels.gluon_names import (
 
 __all__ = [
     "add_products",
+    "add_products_of_two",
     "allocate_shared_memory",
     "commit_copies",
     "copy_to_shared",
@@ -188,6 +189,52 @@ def add_products(sums, upper, lower, x, upper_scale, lower_scale):
             x[0], x[1], x[2], x[3], upper_scale, lower_scale,
         ],
         dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )  # fmt: skip
+
+
+def _product(row_tile: int, half: int) -> str:
+    """The instruction that multiplies 16 of 32 inputs, of one tile of rows, after its halves of codes are unpacked."""
+    parts = ", ".join(f"part{4 * row_tile + i}" for i in range(4))
+    added = "zero, zero, zero, zero" if half == 0 else parts
+    codes = ", ".join(f"{side}{2 * half + i}" for i in range(2) for side in ("upper", "lower"))
+    x = ", ".join(f"${19 + 4 * row_tile + 2 * half + i}" for i in range(2))
+    return f"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{{parts}}}, {{{codes}}}, {{{x}}}, {{{added}}};"
+
+
+_ADD_TWO_ROW_TILES = gl.constexpr(
+    f"""
+    {{
+        .reg .b32 two, shifted, upper<4>, lower<4>;
+        .reg .f32 zero, part<8>;
+        mov.f32 zero, 0f00000000;
+        {_unpacking([f"upper{i}" for i in range(4)], "$16", "$18")}
+        {_unpacking([f"lower{i}" for i in range(4)], "$17", "$18").partition(";")[2]}
+        {"".join(_product(row_tile, half) for half in range(2) for row_tile in range(2))}
+        {"".join(f"fma.rn.f32 ${i}, part{i}, ${27 + i % 4 // 2}, ${8 + i};" for i in range(8))}
+    }}
+    """
+)
+
+
+@gluon.jit
+def add_products_of_two(sums, upper, lower, offset, first_x, second_x, upper_scale, lower_scale):
+    """As `add_products`, of two tiles of 8 rows, whose sums follow one another, and of codes that are still words.
+
+    All in one again: what is made of a tile's codes is used twice, and gone before the next tile's is made.
+    """
+    return gl.inline_asm_elementwise(
+        _ADD_TWO_ROW_TILES,
+        "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f,r,r,r,r,r,r,r,r,r,r,r,f,f",
+        [
+            sums[0], sums[1], sums[2], sums[3], sums[4], sums[5], sums[6], sums[7], upper, lower, offset,
+            first_x[0], first_x[1], first_x[2], first_x[3], second_x[0], second_x[1], second_x[2], second_x[3],
+            upper_scale, lower_scale,
+        ],
+        dtype=(
+            gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32, gl.float32,
+        ),
         is_pure=True,
         pack=1,
     )  # fmt: skip

@@ -6,12 +6,13 @@ from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.quantized.int4.language import gl
+from facet.kernels.quantized.int4.ring_16_kernel import ring_16_kernel
 from facet.kernels.quantized.int4.ring_kernel import ring_kernel
 from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4
 from facet.kernels.quantized.int4.tuning import Ring, ring_of
 
-# Those that tensor cores multiply at once.
-_MOST_ROWS = 8
+# Two tiles of those that tensor cores multiply at once.
+_MOST_ROWS = 16
 
 
 def can_run(x: Tensor, matrix: ShuffledInt4) -> bool:
@@ -42,23 +43,16 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, ring: Ring | Non
         x = x.contiguous()
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
-    ring = ring or ring_of(matrix.num_tiles, matrix.num_blocks)
+    ring = ring or ring_of(matrix.num_tiles, matrix.num_blocks, x.shape[0])
+    assert x.shape[0] <= 8 * ring.row_tiles, "a program takes all rows"
     width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
     output = torch.empty(x.shape[0], matrix.num_tiles * width, dtype=x.dtype, device=x.device)
     words = x.view(torch.int32)
     codes, scales, _ = matrix.words()
-    ring_kernel[(triton.cdiv(matrix.num_tiles, ring.tiles * ring.num_out_warps),)](
-        words,
-        codes,
-        scales,
-        x if gated is None else gated,
-        output,
-        words.stride(0),
-        0 if gated is None else gated.stride(0),
-        x.shape[0],
-        matrix.num_tiles,
-        matrix.num_blocks,
-        matrix.num_inputs,
+    grid = (triton.cdiv(matrix.num_tiles, ring.tiles * ring.num_out_warps),)
+    tensors = (words, codes, scales, x if gated is None else gated, output)
+    strides = (words.stride(0), 0 if gated is None else gated.stride(0))
+    constants = dict(
         IS_GATED=matrix.is_gated,
         HAS_GATED_INPUT=gated is not None,
         SCALE_DTYPE=gl.bfloat16 if matrix.scales.dtype == torch.bfloat16 else gl.float16,
@@ -66,4 +60,10 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, ring: Ring | Non
         **ring.constants(matrix),
         **launch_options(x.device),
     )
+    num_rows, num_tiles, num_blocks, num_in = x.shape[0], matrix.num_tiles, matrix.num_blocks, matrix.num_inputs
+    if ring.row_tiles == 1:
+        ring_kernel[grid](*tensors, *strides, num_rows, num_tiles, num_blocks, num_in, **constants)
+    else:
+        assert num_tiles >= ring.tiles * ring.num_out_warps, "every program has all of its tiles"
+        ring_16_kernel[grid](*tensors, *strides, num_rows, num_tiles, num_in, NUM_BLOCKS=num_blocks, **constants)
     return output

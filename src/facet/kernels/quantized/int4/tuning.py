@@ -17,8 +17,8 @@ MAX_FEW_ROWS, MAX_WIDE_ROWS = 8, 256
 MAX_FEW_ROWS_OF_EXPERT = 64
 _NUM_MULTIPROCESSORS = 132
 _WARPS = _NUM_MULTIPROCESSORS * 16
-# Up to so many rows go through rings on a Hopper GPU, at most 8 (benchmarks/int4_gpu.py --rings). A token of 31B takes
-# 7.26 ms and not 7.67, of E4B 2.42 and not 2.66.
+# Up to so many rows go through rings on a Hopper GPU, at most 16 (benchmarks/int4_gpu.py --rings). A token of 31B takes
+# 7.26 ms and not 7.67, of E4B 2.42 and not 2.66. Rings of more than 8 rows have not been timed.
 MAX_RING_ROWS = 8
 # Of shared memory, for all programs of a multiprocessor, and what each of them takes beside its own.
 _SHARED_BYTES, _BYTES_OF_PROGRAM = 232_448, 1024
@@ -26,6 +26,10 @@ _REGISTERS = 65_536
 _MOST_STAGES = 16
 # Warps of a multiprocessor whose registers suffice, and registers of a warp that loads inputs ahead, by its tiles.
 _RING_WARPS, _REGISTERS_AHEAD = 24, {1: 32 * 80, 2: 32 * 112}
+# Of rings of 9 to 16 rows: registers of a warp without inputs ahead and with them, by its tiles; warps for whose sake
+# programs have fewer tiles.
+_REGISTERS_OF_16 = {1: (32 * 120, 32 * 144), 2: (32 * 120, 32 * 144), 4: (32 * 152, 32 * 176)}
+_LEAST_WARPS_OF_16 = _NUM_MULTIPROCESSORS * 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class Ring:
     num_in_warps: int  # the only one that changes the order of sums
     num_stages: int  # turns, an even number
     is_ahead: bool  # inputs of a turn are loaded before the turn ahead of it is multiplied, not after
+    row_tiles: int = 1  # of 8 rows, at most two
 
     @property
     def num_warps(self) -> int:
@@ -98,13 +103,15 @@ class Ring:
         }
 
 
-def ring_of(num_tiles: int, num_blocks: int) -> Ring:
+def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1) -> Ring:
     """Sums are cut as `choose_tuning` cuts them, so bits are the same. All programs run at a time if they can, in rings
     as deep as shared memory allows for then."""
     num_in_warps = choose_tuning(num_tiles, num_blocks, 1).num_in_warps
     num_out_warps = max(1, 4 // num_in_warps)
     while num_out_warps > 1 and num_tiles < num_out_warps * _NUM_MULTIPROCESSORS:
         num_out_warps //= 2
+    if num_rows > 8:
+        return _ring_of_16(num_tiles, num_blocks, num_out_warps, num_in_warps)
     num_warps = num_out_warps * num_in_warps
     most_programs = max(2, _RING_WARPS // num_warps)
     tiles = 1 if num_tiles <= num_out_warps * most_programs * _NUM_MULTIPROCESSORS else 2
@@ -116,8 +123,38 @@ def ring_of(num_tiles: int, num_blocks: int) -> Ring:
         num_stages=2,
         is_ahead=num_programs * num_warps * _REGISTERS_AHEAD[tiles] <= _REGISTERS,
     )
-    num_bytes, num_turns = _SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM, -(-num_blocks // num_in_warps)
-    num_stages = min(_MOST_STAGES, num_turns + 2, num_bytes // (ring.num_bytes // 2))
+    return _deepened(ring, num_programs, num_blocks)
+
+
+def _ring_of_16(num_tiles: int, num_blocks: int, num_out_warps: int, num_in_warps: int) -> Ring:
+    """Of 9 to 16 rows. They are read once for a program, from the second-level cache: the more of its tiles, the fewer
+    bytes. In MB, codes with scales and x, with these tiles and with one for a warp: 31B gate_up 130 and 58 (231), down
+    65 and 58 (231), qkv 50 and 44 (88), o 25 and 22 (88); E4B gate_up 29 and 26 (52), down 15 and 26 (52)."""
+    num_warps = num_out_warps * num_in_warps
+    tiles = 1
+    while (
+        tiles < 4
+        and num_tiles * num_in_warps >= 2 * tiles * _LEAST_WARPS_OF_16
+        and num_warps * _REGISTERS_OF_16[2 * tiles][0] <= _REGISTERS
+    ):
+        tiles *= 2
+    late, ahead = (num_warps * registers for registers in _REGISTERS_OF_16[tiles])
+    needed = -(-num_tiles // (tiles * num_out_warps * _NUM_MULTIPROCESSORS))
+    ring = Ring(
+        tiles=tiles,
+        num_out_warps=num_out_warps,
+        num_in_warps=num_in_warps,
+        num_stages=2,
+        is_ahead=needed * ahead <= _REGISTERS,
+        row_tiles=2,
+    )
+    return _deepened(ring, min(needed, _REGISTERS // late), num_blocks)
+
+
+def _deepened(ring: Ring, num_programs: int, num_blocks: int) -> Ring:
+    """With as many stages as so many programs of a multiprocessor have room for."""
+    num_bytes, num_turns = _SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM, -(-num_blocks // ring.num_in_warps)
+    num_stages = min(_MOST_STAGES, num_turns + 2, num_bytes // (ring.num_bytes // ring.num_stages))
     return replace(ring, num_stages=max(2, num_stages // 2 * 2))
 
 
