@@ -30,6 +30,7 @@ from facet.kernels.gluon_names import TensorDescriptor, gl
 from facet.kernels.linear import cases
 from facet.kernels.linear.config import ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
+from facet.kernels.moe import hopper_kernel as experts
 from facet.kernels.paged_attention.decode.grouped import grouped_kernel
 from facet.kernels.paged_attention.decode.in_turn import in_turn_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
@@ -259,6 +260,16 @@ def in_turn_launch(
     return in_turn_kernel, arguments, {**constants, "num_warps": 4, "num_stages": 3 if head_dim == 512 else 5}
 
 
+def experts_launch(*, is_first: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of 8192 rows of 26B-A4B."""
+    num_out, num_in = (1408, 2816) if is_first else (2816, 704)
+    constants = dict(NUM_OUT=num_out, NUM_IN=num_in, NUM_CHOSEN=8 if is_first else 1, IS_FIRST=is_first, LEAD=2)
+    source = tensor() if is_first else tiles((65536, 704), [64, 64])
+    numbers = tensor(gl.int32)
+    arguments = (source, tiles((128 * num_out, num_in), [64, 64]), numbers, numbers, numbers, tensor(), 640, 0, 128)
+    return experts.hopper_kernel, arguments, {**constants, **experts.LAUNCH}
+
+
 def sum_over_ranks_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of a row of 31B on eight ranks."""
     constants = sum_launch(Rank(index=3, size=8), value_bytes=2)
@@ -333,6 +344,8 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "shares_e4b_global": in_turn_launch(4, 8, 512, 0, adds=False),
         "shares_e4b_sliding_drafts": in_turn_launch(4, 8, 256, 512, adds=True, rows=4),
         "shares_e4b_global_drafts": in_turn_launch(4, 8, 512, 0, adds=False, rows=4),
+        "experts_gate_up": experts_launch(is_first=True),
+        "experts_down": experts_launch(is_first=False),
         "sum_over_ranks": sum_over_ranks_launch(),
     }
 
@@ -365,6 +378,7 @@ def usage(kernel: Any) -> dict[str, Any]:
         "shared": kernel.metadata.shared,
         "signals": [kernel.asm["ptx"].count(f"atom.global.sys.{kind}") for kind in ("release", "acquire")],
         "added_halves": code.count("HADD2"),
+        "single_stores": code.count("STG.E.U16"),
         "barriers": kernel.asm["ptx"].count("bar.sync"),
         "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),
     }

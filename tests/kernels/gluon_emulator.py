@@ -209,7 +209,9 @@ def _language() -> ModuleType:
     )
     for name in (
         "TensorDescriptor",
+        "arrive_after_copies",
         "copy_tile",
+        "copy_to_shared",
         "fence_async_shared",
         "thread_barrier",
         "warpgroup_mma",
@@ -221,21 +223,21 @@ def _language() -> ModuleType:
 
 def emulated(
     names: Sequence[str],
-    language: str,
-    *,
+    *languages: str,
     seed: int = 0,
     change: tuple[str, str] | None = None,
     own: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModuleType:
-    """The last of some modules, executed with the names here, and `own`, in place of those of the module `language`.
+    """The last of some modules, executed with the names here, and `own`, in place of those of the modules `languages`.
 
     They are executed in the order given, each with those before it. A `change` is made to their source, which has to
     be there: a fault that ought to be found.
     """
     machine.PARTITIONS.begin(seed=seed)
-    real = {name: sys.modules.get(name) for name in (*names, language)}
-    sys.modules[language] = _language()
-    vars(sys.modules[language]).update(own)
+    real = {name: sys.modules.get(name) for name in (*names, *languages)}
+    stand_in = _language()
+    vars(stand_in).update(own)
+    sys.modules.update(dict.fromkeys(languages, stand_in))
     is_changed = change is None
     try:
         for name in names:

@@ -43,8 +43,9 @@ class Partitions:
 
     def _partition(self, index: int, function: Callable[..., None], args: Sequence[Any]) -> None:
         self.own.index, self.own.products, self.own.is_apart = index, [], False
-        self._await_turn(index)
+        self.own.copies = []
         try:
+            self._await_turn(index)
             function(*args)
             assert not self.own.products, "a product was never waited for"
         except BaseException as error:
@@ -99,7 +100,11 @@ PARTITIONS = Partitions()
 
 
 class Shared:
-    """A view of shared memory, and of which of its numbers were stored and not fenced yet."""
+    """A view of shared memory, and of which of its numbers were written and not fenced yet.
+
+    What a partition stored has its number, from one on, and is fenced by that partition. What threads copied has
+    COPIED and a bit for every partition, each of which fences it for itself.
+    """
 
     def __init__(self, numbers: Tensor, unfenced: Tensor) -> None:
         self.numbers, self.unfenced = numbers, unfenced
@@ -135,6 +140,10 @@ class Shared:
         self.unfenced.fill_(1 + PARTITIONS.own.index)
 
 
+# Of numbers that threads copied, and that no partition has fenced.
+COPIED = 64
+_BY_ALL = COPIED + COPIED - 1
+
 # Of the program that runs.
 ALLOCATIONS: list[Shared] = []
 
@@ -143,7 +152,7 @@ def allocate_shared_memory(dtype: object, shape: Sequence[int], _layout: object)
     if dtype == torch.int64:  # barriers alone have this type
         return Barriers([Barrier() for _ in range(shape[0])])
     assert isinstance(dtype, torch.dtype)
-    numbers = torch.full(tuple(shape), float("nan"), dtype=dtype)
+    numbers = torch.full(tuple(shape), float("nan") if dtype.is_floating_point else 0x77, dtype=dtype)
     shared = Shared(numbers, torch.zeros(tuple(shape), dtype=torch.int8))
     ALLOCATIONS.append(shared)
     return shared
@@ -236,9 +245,47 @@ def copy_tile(source: TensorDescriptor, first: Sequence[int], barriers: Barriers
     PARTITIONS.pause()
 
 
+def copy_to_shared(target: Shared, pointer: Any) -> None:
+    """By the threads of a partition, all of whose numbers are copied together."""
+    numbers = pointer.numbers[pointer.offset]
+    assert (numbers.dtype, numbers.shape) == (target.numbers.dtype, target.numbers.shape)
+    target.numbers.fill_(float("nan"))
+    is_landed = [False]
+
+    def land() -> None:
+        target.numbers.copy_(numbers)
+        target.unfenced.fill_(_BY_ALL)
+        is_landed[0] = True
+
+    PARTITIONS.copies.append(land)
+    PARTITIONS.own.copies.append(is_landed)
+    PARTITIONS.pause()
+
+
+def arrive_after_copies(barriers: Barriers, *, increment_count: bool) -> None:
+    """Once for each of four warps' threads, when what was copied before has landed: at the latest moment."""
+    assert not increment_count, "the count is made up for at once, which may complete the barrier too early"
+    (barrier,) = barriers.members
+    before, PARTITIONS.own.copies = PARTITIONS.own.copies, []
+
+    def land() -> None:
+        if not all(is_landed for (is_landed,) in before):
+            PARTITIONS.copies.append(land)
+            return
+        assert barrier.pending >= 128, "arrived too often"
+        barrier.pending -= 128
+        barrier.settle()
+
+    PARTITIONS.copies.append(land)
+    PARTITIONS.pause()
+
+
 def fence_async_shared() -> None:
+    index = PARTITIONS.own.index
     for shared in ALLOCATIONS:
-        shared.unfenced[shared.unfenced == 1 + PARTITIONS.own.index] = 0
+        unfenced = shared.unfenced
+        unfenced[unfenced == 1 + index] = 0
+        unfenced[unfenced >= COPIED] &= ~(1 << index)
 
 
 def thread_barrier() -> None:
@@ -258,7 +305,10 @@ class Product:
 
     def __post_init__(self) -> None:
         for operand in (self.a, self.b):
-            assert not operand.unfenced.any(), "stored numbers reach a product without a fence"
+            unfenced, own = operand.unfenced, 1 << PARTITIONS.own.index
+            is_copied = unfenced >= COPIED
+            assert not unfenced[~is_copied].any(), "stored numbers reach a product without a fence"
+            assert not (unfenced[is_copied] & own).any(), "copied numbers reach a product without a fence"
         self.before = (self.a.numbers.clone(), self.b.numbers.clone())
         assert not any(numbers.isnan().any() for numbers in self.before), "a product reads what has not landed"
 

@@ -44,13 +44,14 @@ SHARES = (
     "shares_e4b_sliding_drafts",
     "shares_e4b_global_drafts",
 )
+EXPERTS = ("experts_gate_up", "experts_down")
 SUM = "sum_over_ranks"
 MULTIPROCESSOR_BYTES = 232_448
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, Any]]:
-    names = (*PREFILL, *MOST_REGISTERS, *RINGS, *ROUNDED, *DRAFTS, *SHARES, SUM)
+    names = (*PREFILL, *MOST_REGISTERS, *RINGS, *ROUNDED, *DRAFTS, *SHARES, *EXPERTS, SUM)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -126,6 +127,16 @@ def test_shares_taken_in_turn_leave_room_for_two_programs(name: str, compiled: d
     assert found["products"] > 0
     assert 2 * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
     assert found["reg"] <= 256
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_products_of_experts_fit_on_the_card(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["reg"], found["stack"], found["local"]) == (168, 0, 0)
+    assert found["shared"] <= MULTIPROCESSOR_BYTES
+    assert found["single_stores"] == 0, "eight numbers are stored at a time"
+    assert found["products"] == 2 * 2 * 2 * 4, "of both warpgroups, wide and narrow tiles, the first stage and others"
 
 
 def test_signals_of_a_sum_over_ranks_reach_other_cards(compiled: dict[str, dict[str, Any]]) -> None:

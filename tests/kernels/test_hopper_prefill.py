@@ -59,7 +59,7 @@ CASES = (
 
 
 def kernel_of(case: cases.Case, **how: Any) -> PrefillKernel:
-    names = [f"{ROOM}.parts", f"{ROOM}.{case.name}"]
+    names = ["facet.kernels.gluon_parts", f"{ROOM}.parts", f"{ROOM}.{case.name}"]
     module = importlib.import_module(names[-1]) if ON_HOPPER else emulated(names, "facet.kernels.gluon_names", **how)
     return getattr(module, KERNELS[case.name])()  # type: ignore[no-any-return]
 

@@ -19,6 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 __all__ = [
     "TensorDescriptor",
     "allocate_shared_memory",
+    "arrive_after_copies",
     "commit_copies",
     "copy_tile",
     "copy_to_shared",
@@ -41,3 +42,5 @@ allocate_shared_memory = gl.allocate_shared_memory
 copy_to_shared = async_copy.async_copy_global_to_shared
 commit_copies = async_copy.commit_group
 wait_for_copies = async_copy.wait_group
+# At a barrier, once for each thread, when what the thread copied before has landed.
+arrive_after_copies = async_copy.mbarrier_arrive

@@ -1,4 +1,4 @@
-"""Says where kernels in Gluon for Hopper GPUs run."""
+"""Says where kernels in Gluon for Hopper GPUs run, and on how many multiprocessors."""
 
 from functools import cache
 
@@ -15,3 +15,9 @@ def runs_on_hopper(device: torch.device) -> bool:
     except (ImportError, AttributeError):
         return False
     return True
+
+
+@cache
+def num_multiprocessors(device: torch.device) -> int:
+    """Elsewhere than on a GPU, where kernels are emulated, few: so that each has several tiles."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3

@@ -6,6 +6,10 @@ from dataclasses import dataclass
 # Sorted, experts are read at 3.7: 26B-A4B, 8 rows, 164 us and not 234.
 MAX_PAIR_ROWS = 2
 
+# Whether groups of 128 pairs in bfloat16 are multiplied on Hopper GPUs by the kernel for them (`hopper_kernel.py`). Not
+# yet timed on a card: `python -m benchmarks.expert_products_gpu`.
+USES_HOPPER_KERNEL = False
+
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:

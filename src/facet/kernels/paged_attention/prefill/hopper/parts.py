@@ -15,6 +15,7 @@ from facet.kernels.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from facet.kernels.gluon_parts import barriers
 from facet.kernels.paged_attention.prefill.visible import HIDDEN
 
 # In shared memory, as copies write and products read it.
@@ -35,22 +36,6 @@ STORED_256 = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
 # Three partitions of four warps. A thread of those that multiply gets 240 registers, of which sums take 128, and one of
 # those that load what is left, 24: together as many as a launch with 168 for everybody has.
 LAUNCH = {"num_warps": 4, "maxnreg": 168}
-
-
-@gluon.jit
-def barrier(count: gl.constexpr):
-    """One that `count` arrivals complete."""
-    one = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(one, count=count)
-    return one
-
-
-@gluon.jit
-def barriers(number: gl.constexpr, count: gl.constexpr):
-    several = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for index in gl.static_range(number):
-        mbarrier.init(several.index(index), count=count)
-    return several
 
 
 @gluon.jit
@@ -164,9 +149,3 @@ def query_tiles(queries: Tensor, group: int) -> TensorDescriptor:
     """Queries as copies take them: the rows of a tile, which are `group` heads of some tokens."""
     block = [64 // group, group, queries.shape[2]]
     return TensorDescriptor.from_tensor(queries, block, gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16))
-
-
-def vector_tiles(vectors: Tensor, num_dims: int) -> TensorDescriptor:
-    """Keys or values as copies take them: some dimensions of 64 of them."""
-    layout = gl.NVMMASharedLayout.get_default_for([64, num_dims], gl.bfloat16)
-    return TensorDescriptor.from_tensor(vectors.view(-1, vectors.shape[-1]), [64, num_dims], layout)

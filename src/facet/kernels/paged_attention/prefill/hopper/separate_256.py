@@ -10,9 +10,7 @@ program does before its first product and after its last would be a seventh of t
 """
 
 from dataclasses import dataclass
-from functools import cache
 
-import torch
 from torch import Tensor
 
 from facet.kernels.gluon_names import (
@@ -25,6 +23,8 @@ from facet.kernels.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from facet.kernels.gluon_parts import barrier, barriers, vector_tiles
+from facet.kernels.hopper import num_multiprocessors
 from facet.kernels.paged_attention.cache import KeyRecipe
 from facet.kernels.paged_attention.prefill.hopper.parts import (
     LAUNCH,
@@ -35,14 +35,11 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
     TILE_64,
     TILE_128,
     TILE_256,
-    barrier,
-    barriers,
     masked,
     query_tiles,
     scaled,
     softmax_step,
     store_rows,
-    vector_tiles,
 )
 from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
 from facet.kernels.paged_attention.prefill.unpack import Scratch
@@ -255,11 +252,6 @@ def separate_256_kernel(
     )  # fmt: skip
 
 
-@cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Separate256Kernel:
     """A `PrefillKernel` over separate keys and values of 256."""
@@ -285,7 +277,7 @@ class Separate256Kernel:
         group = num_heads // plan.rows.heads.num_kv_heads
         assert plan.tokens_per_tile * group == 128, "a program has the rows of a tile of the plan"
         num_turns = len(run_pass.tiles) * len(heads)
-        return separate_256_kernel[(min(num_turns, _num_multiprocessors(queries.device)),)](
+        return separate_256_kernel[(min(num_turns, num_multiprocessors(queries.device)),)](
             query_tiles(queries, group),
             output,
             vector_tiles(scratch.keys, 256),

@@ -20,6 +20,7 @@ from facet.kernels.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from facet.kernels.gluon_parts import barrier, barriers, vector_tiles
 from facet.kernels.paged_attention.cache import KeyRecipe
 from facet.kernels.paged_attention.prefill.hopper.parts import (
     LAUNCH,
@@ -30,8 +31,6 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
     SUMS,
     TILE_128,
     TILE_256,
-    barrier,
-    barriers,
     hand_over,
     make_weights,
     masked,
@@ -41,7 +40,6 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
     store_rows,
     sum_values,
     tile_of_program,
-    vector_tiles,
 )
 from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
 from facet.kernels.paged_attention.prefill.unpack import Scratch

@@ -26,6 +26,7 @@ from facet.kernels.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from facet.kernels.gluon_parts import barrier, barriers, vector_tiles
 from facet.kernels.paged_attention.cache import KeyRecipe
 from facet.kernels.paged_attention.prefill.hopper.parts import (
     LAUNCH,
@@ -36,8 +37,6 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
     SUMS,
     TILE_128,
     TILE_256,
-    barrier,
-    barriers,
     hand_over,
     make_weights,
     masked,
@@ -46,7 +45,6 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
     store_rows,
     sum_values,
     tile_of_program,
-    vector_tiles,
 )
 from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
 from facet.kernels.paged_attention.prefill.unpack import Scratch
