@@ -69,8 +69,8 @@ class ModelConfig:
     )
     quantization: str | None = setting(
         None,
-        "quantize the matrices of attention, MLPs, experts and per-layer gates while an unquantized checkpoint is "
-        "loaded: fp8 or int8 with a scale for each row, int4 in groups of 32; a quantized checkpoint needs no flag, "
+        "quantize the matrices of attention, MLPs and experts while an unquantized checkpoint is loaded: fp8 or int8 "
+        "with a scale for each row, int4 in groups of 32, per-layer gates too; a quantized checkpoint needs no flag, "
         "but its own method may be named",
         choices=("int4", "int8", "fp8", *(name for name in QUANTIZED_BY if name != "fp8")),
         also=("-q",),

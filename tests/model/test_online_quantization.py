@@ -44,7 +44,8 @@ def test_matrices_are_rounded_as_they_are_loaded(
 ) -> None:
     dense = load(folders[name], dtype="float32")
     loaded = load(folders[name], dtype="float32", quantization=quantization)
-    expected_places = MAIN_PLACES | (PER_LAYER_PLACES if dense.spec.per_layer_input else set())
+    has_gates = dense.spec.per_layer_input is not None and quantization == "int4"
+    expected_places = MAIN_PLACES | (PER_LAYER_PLACES if has_gates else set())
     assert {place.split(".")[-1] for place in quantized_places(loaded)} == expected_places
     assert set(loaded.formats.values()) == {FLAGS[quantization]}
     some = {"layers.1.attention.projections", "layers.0.mlp.down"}
@@ -69,14 +70,13 @@ def test_both_matrices_of_every_per_layer_gate(name: str, folders: dict[str, Pat
 
 
 def test_groups_that_do_not_fit_leave_a_gates_second_matrix_alone(tmp_path: Path) -> None:
-    """Of 16 inputs: no error, as llama.cpp has none. A row always has a scale."""
+    """Of 16 inputs: no error, as llama.cpp has none."""
     config = wide("Gemma 4 E4B") | {"hidden_size_per_layer_input": 16}
     folder = write_checkpoint(tmp_path, config, random_tensors(config))
-    for quantization, parts in (("int4", {"gate"}), ("int8", PER_LAYER_PLACES), ("fp8", PER_LAYER_PLACES)):
-        loaded = load(folder, dtype="float32", quantization=quantization)
-        in_gates = {place for place in quantized_places(loaded) if "per_layer_gate" in place}
-        assert {place.split(".")[-1] for place in in_gates} == parts
-        assert logits(loaded).isfinite().all()
+    loaded = load(folder, dtype="float32", quantization="int4")
+    in_gates = {place for place in quantized_places(loaded) if "per_layer_gate" in place}
+    assert {place.split(".")[-1] for place in in_gates} == {"gate"}
+    assert logits(loaded).isfinite().all()
 
 
 def test_a_head_is_quantized_only_if_asked(folders: dict[str, Path], tmp_path: Path) -> None:

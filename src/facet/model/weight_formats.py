@@ -24,7 +24,8 @@ Formats = Mapping[str, MatrixFormat]
 
 # The matrices that are always quantized where any are.
 _MAIN_PARTS = (".self_attn.", ".mlp.", ".experts.")
-# Those that a flag quantizes too, as llama.cpp does: the two of every layer that has a per-layer input.
+# Those that a flag for four bits quantizes too, as llama.cpp does: the two of every layer that has a per-layer input.
+# In eight bits their inputs would have to be rounded by kernels of their own, which costs more than their bytes save.
 _PER_LAYER_PARTS = (".per_layer_input_gate.", ".per_layer_projection.")
 # Prefixes that checkpoints put before the names of the decoder's tensors.
 _PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
@@ -49,12 +50,13 @@ class FormatSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OneFormat:
-    """The matrices of attention, MLPs, experts and per-layer gates in one format."""
+    """The matrices of attention, MLPs, experts and, in four bits, of per-layer inputs in one format."""
 
     format: MatrixFormat
 
     def format_of(self, names: Sequence[str], shape: Sequence[int]) -> MatrixFormat | None:
-        return self.format if any(_has_part(name, _MAIN_PARTS + _PER_LAYER_PARTS) for name in names) else None
+        parts = _MAIN_PARTS + (_PER_LAYER_PARTS if self.format.code_bits == 4 else ())
+        return self.format if any(_has_part(name, parts) for name in names) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
