@@ -44,7 +44,7 @@ def setting(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which model to load, from where, and in which data type."""
+    """Which model to load, from where, and how it is computed."""
 
     model: str = setting("", "folder with a checkpoint, or its name on the Hugging Face hub (owner/name)")
     revision: str | None = setting(None, "branch, tag or commit of the model on the hub")
@@ -83,6 +83,11 @@ class ModelConfig:
         False,
         "keep the per-layer embeddings of Gemma 4 E2B, E4B and Gemma 3n in the host's memory, where the GPU reads the "
         "rows it needs: the same answers in several GiB less of its memory",
+    )
+    batch_invariant: bool | None = setting(
+        None,
+        "answers are bit for bit the same whatever else is running, at some cost in speed; default: on a GPU, with "
+        "weights that are not quantized",
     )
     language_model_only: bool = setting(
         False, "load the text decoder alone, without what a checkpoint has for pictures and sound"
@@ -149,10 +154,6 @@ class EngineConfig(ModelConfig):
     )
     kv_sharing_fast_prefill: bool = setting(
         True, "prompt tokens skip the layers that read other layers' keys, in models that have such layers"
-    )
-    batch_invariant: bool = setting(
-        False,
-        "answers are bit for bit the same whatever else is running, at some cost in speed",
     )
     speculative_config: Mapping[str, Any] | None = setting(
         None,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from facet.config import ModelConfig
+from facet.kernels.arithmetic import BATCH_INVARIANT
 from facet.model.loader import LoadedModel, load_model
 from facet.prepared_media import MediaArray, PreparedMedia
 from facet.request import Request
@@ -88,3 +89,18 @@ def test_every_position_of_sound_is_that_of_transformers(tiny: Tiny3n, loaded: L
     for budget in (512, 26):
         answer = run(engine_of(loaded, max_num_batched_tokens=budget), [request])["x"]
         assert_close(logprobs_of(answer, loaded.spec.vocab_size), expected[:-1])
+
+
+@pytest.mark.parametrize("captured", [{}, {"graph_sizes": (1, 4), "piece_sizes": (64, 512)}])
+def test_company_changes_no_bit_of_sound(tiny: Tiny3n, captured: dict[str, tuple[int, ...]]) -> None:
+    """Several clips of a step would be filled up to the longest, and their sums cut in other places."""
+    config = ModelConfig(model=str(tiny.folder), device="cpu", max_model_len=512, dtype="float32")
+    loaded = load_model(config, arithmetic=BATCH_INVARIANT)
+    draw = torch.Generator().manual_seed(0)
+    clips = [prepared_clip({"features": torch.randn(count, 16, generator=draw)}) for count in (431, 397, 501, 260)]
+    requests = [request_of([clip], str(index)) for index, clip in enumerate(clips)]
+    engine = engine_of(loaded, max_num_encoded_rows=512, **captured)
+    together = run(engine, requests, arrivals={request.request_id: 0 for request in requests})
+    for request in requests:
+        (expected,) = run(engine_of(loaded, **captured), [request]).values()
+        assert together[request.request_id].prompt_logprobs == expected.prompt_logprobs

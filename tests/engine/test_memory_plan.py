@@ -20,6 +20,8 @@ from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT
 from facet.kv_dtypes import KV_DTYPES
 from facet.kv_layout import make_kv_layout
 from facet.layers.placement import Placement
+from facet.model import batch_invariance
+from facet.model.batch_invariance import BY_DEFAULT
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
@@ -46,6 +48,7 @@ FLAGS: list[dict[str, object]] = [
     *(dict(kv_cache_dtype=name) for name, dtype in KV_DTYPES.items() if dtype.is_quantized),
     dict(kv_cache_dtype="global=fp8,sliding=auto", kv_cache_dtype_skip_layers=("1",)),
     dict(batch_invariant=True),
+    dict(batch_invariant=False),
 ]
 
 
@@ -91,7 +94,7 @@ def test_towers_and_their_cache_take_what_was_planned(name: str, tiny_model: Cal
 def resolve_on_a_gpu(folder: Path, plan: MemoryPlan, flags: dict[str, object]) -> EngineSettings:
     """What an engine resolves on a GPU where it measures just what was planned."""
     config = EngineConfig(model=str(folder), **flags)  # type: ignore[arg-type]
-    arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
+    arithmetic = USUAL if config.batch_invariant is False else BATCH_INVARIANT
     placement = Placement(dtype=torch.bfloat16, device=torch.device("cuda"), arithmetic=arithmetic)
     model = SimpleNamespace(
         spec=plan.spec,
@@ -103,7 +106,7 @@ def resolve_on_a_gpu(folder: Path, plan: MemoryPlan, flags: dict[str, object]) -
     assert plan.gpu_memory is not None
     total, weights = plan.gpu_memory.total, plan.weights.total + plan.towers + plan.tables
     towers = find_towers(read_config_file(folder / "config.json"), plan.spec, None)
-    held = towers.on_meta(torch.bfloat16, arithmetic)
+    held = towers.on_meta(torch.bfloat16)
 
     def measure(_: object, shape: StepShape, __: object) -> MeasuredMemory:
         return MeasuredMemory(
@@ -123,7 +126,7 @@ def resolve_on_a_gpu(folder: Path, plan: MemoryPlan, flags: dict[str, object]) -
     [
         *FLAGS,
         dict(enforce_eager=True),
-        dict(batch_invariant=True, enforce_eager=True),
+        dict(batch_invariant=False, enforce_eager=True),
         dict(max_num_seqs=300, cudagraph_capture_sizes=(1, 7, 1000)),
         dict(max_num_batched_tokens=500, gpu_memory_utilization=0.83),
     ],
@@ -143,11 +146,35 @@ def test_memory_is_divided_as_at_start_up(name: str, flags: dict[str, object], t
     assert plan.capacity.num_blocks == memory.cache // plan.capacity.layout.total_page_bytes
 
 
+def test_a_line_says_whether_answers_depend_on_others(tmp_path: Path) -> None:
+    def last_line(**flags: object) -> str:
+        plan = plan_of(tmp_path, PUBLISHED["Gemma 4 E4B"], gpu_memory="141GB", max_model_len=2048, **flags)
+        return resolve_on_a_gpu(tmp_path, plan, flags).lines()[-1]
+
+    by_default, off = last_line(), last_line(batch_invariant=False)
+    assert by_default == last_line(batch_invariant=True)
+    assert by_default.startswith("Batch-invariant: ")
+    assert "--no-batch-invariant turns it off" in by_default
+    assert off.startswith("Not batch-invariant: ")
+    assert "--batch-invariant turns it on" in off
+
+
+def test_quantized_weights_decide_over_partial_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they decide over arithmetic: what a plan says holds for the engine that starts with the same flags."""
+    for is_default in (False, True):
+        monkeypatch.setattr(batch_invariance, "BY_DEFAULT", dict.fromkeys(BY_DEFAULT, is_default))
+        by_flag, by_default = (
+            plan_of(tmp_path, text_only("Gemma 4 31B"), gpu_memory="141GB", quantization="fp8", **flags)
+            for flags in (dict(batch_invariant=is_default), {})
+        )
+        assert by_flag == by_default
+
+
 def test_batch_invariance_sets_partial_results_apart(tmp_path: Path) -> None:
     """Those of captured steps; those of others fit into the room for what prompts unpack."""
     usual, invariant, eager = (
         plan_of(tmp_path, text_only("Gemma 4 31B"), gpu_memory="141GB", max_model_len=131_072, **flags).gpu_memory
-        for flags in ({}, dict(batch_invariant=True), dict(batch_invariant=True, enforce_eager=True))
+        for flags in (dict(batch_invariant=False), {}, dict(enforce_eager=True))
     )
     assert usual is not None
     assert invariant is not None
@@ -161,7 +188,8 @@ def test_batch_invariance_sets_partial_results_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "cache_gib"), [("Gemma 4 31B", 64.3), ("Gemma 4 E4B", 108.2 - 0.2)])
 def test_the_estimate_is_close_to_what_an_engine_measured(name: str, cache_gib: float, tmp_path: Path) -> None:
     """benchmarks/h200.md: what was left for the cache on an H200 of 139.8 GiB. The driver keeps half a GiB itself."""
-    plan = plan_of(tmp_path, text_only(name), gpu_memory="139.8GiB", max_model_len=131_072)
+    flags = dict(gpu_memory="139.8GiB", max_model_len=131_072, batch_invariant=False)
+    plan = plan_of(tmp_path, text_only(name), **flags)
     assert plan.gpu_memory is not None
     assert cache_gib < plan.gpu_memory.cache / GIB < cache_gib + 1.5
 

@@ -14,6 +14,7 @@ from facet.config import ModelConfig
 from facet.engine.engine import Engine
 from facet.engine.messages import Submit, ToEngine
 from facet.errors import RequestError
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
 from facet.model.loader import LoadedModel, load_model
 from facet.prepared_media import MediaArray, PreparedMedia
 from facet.request import Request
@@ -31,8 +32,8 @@ BEGIN, SOFT, END = 500, 501, 502
 GRIDS = ((2, 3), (1, 1), (4, 2), (2, 3))
 
 
-def load(tiny: TinyModel) -> LoadedModel:
-    return load_model(ModelConfig(model=str(tiny.folder), device="cpu", max_model_len=512))
+def load(tiny: TinyModel, arithmetic: Arithmetic = USUAL) -> LoadedModel:
+    return load_model(ModelConfig(model=str(tiny.folder), device="cpu", max_model_len=512), arithmetic=arithmetic)
 
 
 def engine_of(loaded: LoadedModel, **settings: Any) -> Engine:
@@ -181,6 +182,30 @@ def test_cuts_and_company_change_nothing(
     else:
         keys = {span.content_key for request in requests for span in request.media}
         assert engine.runner.media.num_encoded == len(keys)
+
+
+@pytest.mark.parametrize("captured", [{}, {"graph_sizes": (1, 4, 64), "piece_sizes": (16, 64, 512)}])
+@pytest.mark.parametrize("name", ["e2b_mm_shallow", "gemma3_mm_shallow"])
+def test_company_changes_no_bit(name: str, captured: dict[str, Any], tiny_model: TinyModels) -> None:
+    """Of batch-invariant answers: pictures encoded alone or several in a step, after others or first of all."""
+    tiny = tiny_model(name)
+    loaded = load(tiny, BATCH_INVARIANT)
+    requests = [
+        replace(request, sampling=replace(request.sampling, logprobs=2, prompt_logprobs=2))
+        for request in mixed_requests(tiny, loaded)[:7]
+    ]
+    solo = {}
+    for request in requests:
+        solo |= run(engine_of(loaded, enable_prefix_caching=False, num_blocks=200, **captured), [alone(request)])
+    little: dict[str, Any] = {"num_blocks": little_memory(loaded.model, requests), "enable_prefix_caching": False}
+    for more in ({"max_num_encoded_rows": 1}, {"max_num_encoded_rows": 512}, little):
+        engine = engine_of(loaded, **captured, **more)
+        answers = run(engine, requests, arrivals={request.request_id: 0 for request in requests})
+        for key, expected in solo.items():
+            ours = answers[key]
+            assert (ours.token_ids, ours.logprobs) == (expected.token_ids, expected.logprobs)
+            assert ours.prompt_logprobs == expected.prompt_logprobs
+    assert engine.stats().scheduler.num_preemptions > 0
 
 
 @pytest.mark.parametrize("name", ["e2b_mm_shallow", "gemma3_mm_shallow"])

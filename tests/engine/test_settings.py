@@ -43,6 +43,15 @@ def test_pages_are_counted_with_their_scales(tmp_path: Path) -> None:
     assert settings.num_blocks == NUM_BYTES // (layout.page_bytes + layout.scale_page_bytes)
 
 
+def test_on_a_cpu_a_line_says_that_answers_do_not_depend_on_others_only_where_that_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    for asked in (None, False, True):
+        engine, _ = make_engine(config_of(tmp_path, batch_invariant=asked))
+        assert any("atch-invariant" in line for line in engine.settings.lines()) is bool(asked)
+        assert engine.runner.model.placement.is_batch_invariant is bool(asked)
+
+
 def test_a_step_takes_some_time(tmp_path: Path) -> None:
     assert settings_of(tmp_path).max_step_seconds is None
     assert settings_of(tmp_path, max_step_ms=40.0).max_step_seconds == 0.04

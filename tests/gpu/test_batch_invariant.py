@@ -1,4 +1,4 @@
-"""--batch-invariant on a GPU: alone equals together, bit for bit, over 203 random batches in bfloat16.
+"""Batch-invariant arithmetic, the default on a GPU: alone equals together over 203 random batches in bfloat16.
 
 Alone, everything is computed in the open, all layers for all rows. In company, single rows replay graphs, prompts pass
 through captured pieces of several sizes, and prompt rows skip the layers that read other layers' keys.
@@ -8,8 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from facet.config import ModelConfig
+from facet.config import EngineConfig, ModelConfig
+from facet.engine.engine import make_engine as make_whole_engine
 from facet.kernels.arithmetic import BATCH_INVARIANT
+from facet.model.batch_invariance import BY_DEFAULT
 from facet.model.loader import load_model
 from tests.engine.harness import make_engine
 from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
@@ -45,6 +47,20 @@ def test_company_changes_no_bit(name: str, tiny_model: Callable[[str], TinyModel
             kv_dtype="bfloat16",
         )
         check_batches(engine, company, requests, expected, seed=f"{name} {company}")
+
+
+def test_it_is_the_default(tiny_model: Callable[[str], TinyModel]) -> None:
+    settings = dict(model=str(tiny_model("gemma4_e4b_small").folder), device="cuda", max_model_len=512)
+    for flags, expected in (
+        ({}, True),
+        ({"batch_invariant": False}, False),
+        ({"quantization": "int8"}, BY_DEFAULT["int8"]),
+        ({"quantization": "int8", "batch_invariant": True}, True),
+    ):
+        config = EngineConfig(**settings, **flags, dtype="bfloat16", enforce_eager=True, kv_cache_memory_bytes=2**24)  # type: ignore[arg-type]
+        engine, _ = make_whole_engine(config)
+        assert engine.runner.model.placement.is_batch_invariant is expected
+        assert engine.settings.lines()[-1].startswith("Batch-invariant" if expected else "Not batch-invariant")
 
 
 @pytest.mark.parametrize("name", ["gemma4_31b_small", "gemma4_e4b_small"])

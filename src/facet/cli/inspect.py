@@ -35,9 +35,10 @@ def run(options: argparse.Namespace) -> int:
     spec, folder = read_spec(config, config_only=not options.load)
     # Imported here: not every command must wait for torch, and not every mistake.
     with large_imports():
+        from facet.model.batch_invariance import arithmetic_of, with_batch_invariance
         from facet.model.inspection import inspect_checkpoint
         from facet.model.loader import load_model
-        from facet.model.resolving import dtype_of_config
+        from facet.model.resolving import dtype_of_config, resolve_device
         from facet.model.weight_formats import matrix_kinds, weight_bytes
         from facet.model.weight_map import tensor_targets
 
@@ -59,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
         console.print(note)
     if options.load:
         start = time.perf_counter()
-        loaded = load_model(config, Bars())
+        arithmetic = arithmetic_of(with_batch_invariance(config, resolve_device(config.device)))
+        loaded = load_model(config, Bars(), arithmetic=arithmetic)
         console.print(
             f"Loaded as {str(loaded.model.placement.dtype).removeprefix('torch.')} on "
             f"{loaded.model.placement.device} in {time.perf_counter() - start:.1f} s."

@@ -14,9 +14,6 @@ class DoctorConfig(ModelConfig):
 
     quick: bool = setting(False, "run fewer requests and tokens: seconds instead of a minute for a small model")
     full: bool = setting(False, "run more requests and tokens, up to 64 in flight")
-    batch_invariant: bool = setting(
-        False, "examine the arithmetic of --batch-invariant, and demand the same bits alone and in company"
-    )
     quality_only: bool = setting(
         False, "measure the quality of quantized weights and nothing else; needs weights that are quantized"
     )

@@ -26,8 +26,7 @@ from facet.doctor.window_edge import check_window_edge
 from facet.doctor.workload import FULL, NORMAL, QUICK, Effort, context_needed, make_requests
 from facet.engine.device_failures import device_failures_in_words
 from facet.errors import CapacityError, CheckpointError, ConfigError
-from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
-from facet.kernels.linear import never_split_sums
+from facet.model.batch_invariance import arithmetic_of, with_batch_invariance
 from facet.model.loader import load_model
 from facet.model.named_model import read_spec
 from facet.model.resolving import resolve_device
@@ -87,9 +86,8 @@ def _load(config: DoctorConfig, progress: Progress) -> Patient:
                 f"--max-model-len is {config.max_model_len}, but an examination needs {effort.least_context} tokens or "
                 "more. Leave it out to use as many as are needed."
             )
-        loaded = load_model(config, progress, arithmetic=BATCH_INVARIANT if config.batch_invariant else USUAL)
-        if config.batch_invariant and loaded.model.placement.device.type == "cuda":
-            never_split_sums()
+        config = with_batch_invariance(config, resolve_device(config.device))
+        loaded = load_model(config, progress, arithmetic=arithmetic_of(config))
     return Patient(
         config=config,
         model=loaded.model,

@@ -21,11 +21,10 @@ from facet.engine.number_checks import check_numbers
 from facet.engine.settings import EngineSettings, resolve
 from facet.engine.start_times import StartClock
 from facet.errors import ConfigError
-from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
-from facet.kernels.linear import never_split_sums
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.layers.kv_arena import KVArena
 from facet.layers.rank_group import RankGroup
+from facet.model.batch_invariance import arithmetic_of, with_batch_invariance
 from facet.model.draft_loader import load_draft_model
 from facet.model.draft_model import DraftModel
 from facet.model.loader import LoadedModel, load_model
@@ -72,6 +71,7 @@ def make_runner(
         parse_kv_cache_dtype(config.kv_cache_dtype)  # refused now rather than after loading
         rank = ALONE if group is None else group.rank
         chosen_device = resolve_device(config.device, rank)
+        config = with_batch_invariance(config, chosen_device)
         config, draft_lines = with_found_drafter(config, chosen_device)
         draft_config = read_draft_config(config.speculative_config)
         if config.enable_sleep_mode and group is not None:
@@ -85,8 +85,6 @@ def make_runner(
         loaded, draft_model = _load(config, draft_config, progress, group)
         if ahead is not None:
             ahead.wait_for_hash()
-        if config.batch_invariant and loaded.model.placement.device.type == "cuda":
-            never_split_sums()
         clock.ends("weights")
         made_up_rates = draft_config.made_up_rates if isinstance(draft_config, ModelDrafts) else ()
         lines = (*loaded.lines(), *_sum_lines(group), *draft_lines, *((MADE_UP_RATES,) if made_up_rates else ()))
@@ -144,8 +142,7 @@ def make_runner(
 def _load(
     config: EngineConfig, draft_config: DraftConfig | None, progress: Progress, group: RankGroup | None = None
 ) -> tuple[LoadedModel, DraftModel | None]:
-    arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
-    loaded = load_model(config, progress, arithmetic=arithmetic, group=group)
+    loaded = load_model(config, progress, arithmetic=arithmetic_of(config), group=group)
     if not isinstance(draft_config, ModelDrafts):
         return loaded, None
     return loaded, load_draft_model(draft_config.model, loaded.model, config, progress)

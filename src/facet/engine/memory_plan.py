@@ -17,10 +17,10 @@ from facet.engine.number_checks import check_numbers
 from facet.engine.plan_config import PlanConfig
 from facet.engine.settings import context_that_fits, shape_steps, usable_bytes
 from facet.errors import CapacityError, ConfigError
-from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
 from facet.kv_layout import make_kv_layout
 from facet.media_span import MediaKind
+from facet.model.batch_invariance import is_batch_invariant
 from facet.model.checkpoint import formats_of, match_tensors
 from facet.model.config_fields import read_config_file
 from facet.model.draft_loader import draft_weight_bytes, read_draft_model_spec
@@ -45,6 +45,7 @@ from facet.model_spec import LayerSpec, ModelSpec
 from facet.quantity import parse_quantity
 from facet.runner.memory import EncoderCapacity, GpuMemory, StepShape, divide_memory, tower_shape
 
+_GPU = torch.device("cuda")
 _LENGTHS = (2048, 8192, 32_768, 131_072)
 _LEAST_MEMORY = 2**20  # of a GPU; a smaller number lacks its unit
 
@@ -82,15 +83,14 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     check_numbers(config)
     if not config.model:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name): facet plan MODEL.")
-    config, _ = with_found_drafter(config, torch.device("cuda"))
+    config, _ = with_found_drafter(config, _GPU)
     num_gpus = config.tensor_parallel_size
     folder = folder_of(config, config_only=True)
     fields = read_config_file(folder / "config.json", config.hf_overrides)
     format_source = choose_weight_format(config.weight_format, config.weight_group_size, fields, folder)
     spec = read_model_spec(fields)
-    dtype = resolve_dtype(config.dtype, dtype_of_config(spec), torch.device("cuda"))
+    dtype = resolve_dtype(config.dtype, dtype_of_config(spec), _GPU)
     model_dtype, value_bytes = str(dtype).removeprefix("torch."), dtype.itemsize
-    arithmetic = BATCH_INVARIANT if config.batch_invariant else USUAL
     max_model_len = resolve_context_length(config.max_model_len, spec)
     stored: Formats = expected_formats(spec, format_source)
     headers = read_headers(find_weight_files(folder)) if has_weights(folder) else None
@@ -108,7 +108,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
     towers: Mapping[MediaKind, nn.Module] = {}
     if not config.language_model_only:
         found = find_towers(fields, spec, headers, None if headers is None else read_scheme(fields, folder))
-        towers = found.on_meta(dtype, arithmetic)
+        towers = found.on_meta(dtype)
     tower_weights = sum(
         tensor.nbytes for tower in dict.fromkeys(towers.values()) for tensor in (*tower.parameters(), *tower.buffers())
     )
@@ -125,7 +125,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
             vocab_size=spec.vocab_size,
             value_bytes=value_bytes,
             max_model_len=max_model_len,
-            is_batch_invariant=config.batch_invariant,
+            is_batch_invariant=is_batch_invariant(config.batch_invariant, _GPU, formats.values()),
             on_gpu=True,
             towers=tower_shape(towers),
         )

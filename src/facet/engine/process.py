@@ -30,6 +30,7 @@ from facet.engine.start_times import StartClock
 from facet.errors import EngineError, UserError
 from facet.layers.meeting import file_store, join_ranks
 from facet.layers.rank_group import RankGroup
+from facet.model.batch_invariance import with_batch_invariance
 from facet.model.resolving import resolve_device
 from facet.progress import Bars, Silent
 from facet.ranks import ALONE, Rank
@@ -78,6 +79,7 @@ def run_engine_process(
         group = None
         if rank.size > 1:
             device = resolve_device(config.device, rank)
+            config = with_batch_invariance(config, device)
             if store is None:
                 assert network.folder is not None, "ranks on several machines meet elsewhere"
                 store = file_store(network.folder, rank)
@@ -86,7 +88,7 @@ def run_engine_process(
                 device,
                 store,
                 host=network.host,
-                adds_in_order=config.batch_invariant,
+                adds_in_order=bool(config.batch_invariant),
                 shares_memory=network.folder is not None and not config.disable_custom_all_reduce,
             )
             clock.ends("ranks")

@@ -67,7 +67,7 @@ class EngineSettings:
     poison_freed_blocks: bool
     weight_lines: tuple[str, ...] = ()  # how weights are quantized, and what of the checkpoint is not used
     is_widened: bool = False  # stored in bfloat16, computed in float32: the processor has no bfloat16 products
-    is_batch_invariant: bool = False  # so is the model, which does the arithmetic
+    arithmetic: str = ""  # whether answers are batch-invariant, for people; empty: on a CPU they are not
     keeps_answers: bool = True  # the prefix cache has generated tokens, too
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
     piece_sizes: tuple[int, ...] = ()  # of steps with longer runs; empty: their lower layers are not captured
@@ -98,7 +98,7 @@ class EngineSettings:
             *(() if self.encoder is None else (self.encoder.line(),)),
             *([WIDENED] * self.is_widened),
             *([] if self.num_threads is None else [_threads_line(self.num_threads)]),
-            *(["Batch-invariant: answers do not depend on other requests."] * self.is_batch_invariant),
+            *([self.arithmetic] if self.arithmetic else []),
         ]
 
 
@@ -170,7 +170,7 @@ def resolve(
         poison_freed_blocks=config.debug_poison_freed_blocks,
         weight_lines=weight_lines,
         is_widened=_is_widened(config, model),
-        is_batch_invariant=shape.is_batch_invariant,
+        arithmetic=_arithmetic_line(shape.is_batch_invariant, on_gpu),
         keeps_answers=not model.placement.attends_by_role,
         graph_sizes=shape.graph_sizes,
         piece_sizes=shape.piece_sizes,
@@ -207,6 +207,14 @@ def _threads_line(num_threads: int) -> str:
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
     rule = f"one for every {BYTES_PER_THREAD >> 20} MiB of weights, as far as cores go"
     return f"Computing with {threads}: {rule}. OMP_NUM_THREADS changes it."
+
+
+def _arithmetic_line(is_batch_invariant: bool, on_gpu: bool) -> str:
+    if is_batch_invariant:
+        return "Batch-invariant: answers do not depend on other requests. --no-batch-invariant turns it off."
+    if on_gpu:
+        return "Not batch-invariant: other requests can change an answer's last bits. --batch-invariant turns it on."
+    return ""
 
 
 def _is_widened(config: EngineConfig, model: Gemma) -> bool:

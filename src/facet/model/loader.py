@@ -11,7 +11,8 @@ from torch import nn
 
 from facet.config import ModelConfig
 from facet.errors import CapacityError
-from facet.kernels.arithmetic import USUAL, Arithmetic
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
+from facet.kernels.linear import never_split_sums
 from facet.layers.host_memory import serve_from_host
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
@@ -97,6 +98,8 @@ def load_model(
     context_length = resolve_context_length(config.max_model_len, spec)
     rank = ALONE if group is None else group.rank
     device = resolve_device(config.device, rank)
+    if arithmetic is BATCH_INVARIANT and device.type == "cuda":
+        never_split_sums()
     notes = () if scheme is None else scheme.notes
     tables_on_host = config.embeddings_on_cpu and device.type == "cuda" and spec.per_layer_input is not None
     if config.embeddings_on_cpu and not tables_on_host:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from facet.errors import CheckpointError
-from facet.kernels.arithmetic import Arithmetic
 from facet.layers.placement import Placement
 from facet.layers.sound.conformer_tower import ConformerTower
 from facet.layers.sound.sample_embedder import SampleEmbedder
@@ -67,12 +66,12 @@ class FoundTowers:
     towers: tuple[FoundTower, ...] = ()
     notes: tuple[str, ...] = ()  # what a user is told
 
-    def on_meta(self, dtype: torch.dtype, arithmetic: Arithmetic) -> dict[MediaKind, nn.Module]:
+    def on_meta(self, dtype: torch.dtype) -> dict[MediaKind, nn.Module]:
         """By the kinds of media that go through them, without memory: to be counted, and not to be changed."""
         return {
             kind: tower
             for found in self.towers
-            for tower in (_tower_on_meta(found.spec, dtype, arithmetic),)
+            for tower in (_tower_on_meta(found.spec, dtype),)
             for kind in found.kinds
         }
 
@@ -139,8 +138,8 @@ def _read_sound(config: Mapping[str, Any], model: ModelSpec) -> Described:
 
 # Several plans are made to find one that fits; to build a tower takes longer than the rest of a plan.
 @lru_cache(maxsize=8)
-def _tower_on_meta(spec: TowerSpec, dtype: torch.dtype, arithmetic: Arithmetic) -> nn.Module:
-    return build_tower(spec, Placement(dtype=dtype, device=torch.device("meta"), arithmetic=arithmetic))
+def _tower_on_meta(spec: TowerSpec, dtype: torch.dtype) -> nn.Module:
+    return build_tower(spec, Placement(dtype=dtype, device=torch.device("meta")))
 
 
 def build_tower(spec: TowerSpec, placement: Placement) -> nn.Module:

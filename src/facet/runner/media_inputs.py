@@ -53,6 +53,7 @@ class MediaInputs:
         self.towers = towers
         self.num_encoded = 0  # items, ever
         self._width = width
+        self._is_batch_invariant = placement.is_batch_invariant
         self._dtype, self._device, self._group = placement.dtype, placement.device, placement.group
         self._table_ids = {tower: ids for tower in towers.values() if (ids := table_ids(tower))}
         self.cache = EncoderCache(num_encoder_rows + num_table_rows(towers), width, placement)
@@ -144,7 +145,8 @@ class MediaInputs:
         """Of contents of one kind; those of each hold until the next are asked for.
 
         Captured passes take one content each, which costs the device little and spares the host every launch. What is
-        too large for them goes through the tower together.
+        too large for them goes through the tower together, unless company may change no bit: libraries convolve and
+        attend in another order where there are more pictures, and clips are filled up to the longest.
         """
         tower = self.towers[contents[0].kind] if contents else None
         graphs, others = self._graphs.get(tower), []
@@ -155,7 +157,8 @@ class MediaInputs:
             else:
                 others.append((content, item))
         if others and tower is not None:
-            made = tower([item for _, item in others])
+            items = [item for _, item in others]
+            made = [tower([item])[0] for item in items] if self._is_batch_invariant else tower(items)
             for (content, _), rows in zip(others, made, strict=True):
                 yield content, _rows_of(content, rows)
 
