@@ -98,7 +98,7 @@ class TestArguments:
         titles = (
             "How a model is served over HTTP:",
             "How requests are run:",
-            "Which model to load, from where, and in",
+            "Which model to load, from where, and how",
         )
         places = [text.index(title) for title in titles]
         assert places == sorted(places)

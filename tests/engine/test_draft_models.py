@@ -307,7 +307,7 @@ def test_the_bundled_models_drafter_is_used_where_it_changes_nothing(
 @pytest.mark.parametrize("place", ["model-assistant", "model/assistant"])
 def test_a_drafter_beside_a_local_model_is_found_and_planned_for(place: str, tmp_path: Path) -> None:
     model, drafter = write_pair("Gemma 4 E4B", tmp_path)
-    config = PlanConfig(model=str(model), gpu_memory="1GiB", max_model_len=64, max_num_seqs=8)
+    config = PlanConfig(model=str(model), gpu_memory="2GiB", max_model_len=64, max_num_seqs=8)
     assert with_found_drafter(config, GPU) == (config, ())
     without = make_plan(config)
     drafter.rename(tmp_path / place)

@@ -24,7 +24,8 @@ NAMES = ["Gemma 4 E4B", "Gemma 3 4B", "Gemma 3n E4B"]
 def towers_of(name: str, arithmetic: Arithmetic) -> list[PaddingTower]:
     placement = Placement(dtype=torch.bfloat16, device=GPU, arithmetic=arithmetic)
     found = find_towers(PUBLISHED[name], read_model_spec(PUBLISHED[name]), None)
-    towers = [tower for tower in found.load(placement, Silent()).values() if isinstance(tower, PaddingTower)]
+    loaded = dict.fromkeys(found.load(placement, Silent()).values())
+    towers = [tower for tower in loaded if isinstance(tower, PaddingTower)]
     assert towers
     return towers
 
