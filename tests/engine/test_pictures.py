@@ -184,19 +184,20 @@ def test_cuts_and_company_change_nothing(
         assert engine.runner.media.num_encoded == len(keys)
 
 
-@pytest.mark.parametrize("captured", [{}, {"graph_sizes": (1, 4, 64), "piece_sizes": (16, 64, 512)}])
 @pytest.mark.parametrize("name", ["e2b_mm_shallow", "gemma3_mm_shallow"])
-def test_company_changes_no_bit(name: str, captured: dict[str, Any], tiny_model: TinyModels) -> None:
+def test_company_changes_no_bit(name: str, tiny_model: TinyModels) -> None:
     """Of batch-invariant answers: pictures encoded alone or several in a step, after others or first of all."""
+    captured = {"graph_sizes": (1, 4, 64), "piece_sizes": (16, 64, 512)}
     tiny = tiny_model(name)
     loaded = load(tiny, BATCH_INVARIANT)
     requests = [
         replace(request, sampling=replace(request.sampling, logprobs=2, prompt_logprobs=2))
-        for request in mixed_requests(tiny, loaded)[:7]
+        for request in mixed_requests(tiny, loaded)
     ]
     solo = {}
     for request in requests:
-        solo |= run(engine_of(loaded, enable_prefix_caching=False, num_blocks=200, **captured), [alone(request)])
+        engine = engine_of(loaded, enable_prefix_caching=False, num_blocks=200, **captured)
+        solo |= run(engine, [alone(request)])
     little: dict[str, Any] = {"num_blocks": little_memory(loaded.model, requests), "enable_prefix_caching": False}
     for more in ({"max_num_encoded_rows": 1}, {"max_num_encoded_rows": 512}, little):
         engine = engine_of(loaded, **captured, **more)

@@ -33,7 +33,7 @@ from facet.runner.graphs import DecodeBuffers, DecodeGraphs
 from facet.runner.measuring import free_gpu_bytes
 from facet.runner.media_inputs import MediaInputs, StepMedia
 from facet.runner.pieces import LowerPieces, PieceBuffers
-from facet.runner.recording import RunOnce, recording
+from facet.runner.recording import Recorder, RunOnce, recording
 from facet.runner.scratch_steps import ScratchSteps
 from facet.runner.seat_state import SeatState
 from facet.runner.step_sampling import ComputedRows, SampledStep, StepSampling
@@ -158,8 +158,7 @@ class Runner:
             if ahead is not None and ahead.is_needed:
                 with ahead.compiled_ahead():
                     self.run_made_up_steps()
-                    for captured in self._captured:
-                        captured.capture(RunOnce(), Silent())
+                    self._capture(RunOnce(), Silent())
             self.run_made_up_steps(advance)
 
     @torch.inference_mode()
@@ -176,16 +175,15 @@ class Runner:
         """Before the first step. The bytes of a GPU that graphs then hold."""
         free = free_gpu_bytes(self._device)
         with recording(self._device) as recorder:
-            for captured in self._captured:
-                captured.capture(recorder, progress)
-            if self._graphs is not None:
-                self.media.capture_graphs(recorder, progress)
+            self._capture(recorder, progress)
         return free - free_gpu_bytes(self._device)
 
-    @property
-    def _captured(self) -> "list[LowerPieces | DecodeGraphs | DraftAhead]":
-        captured = (self._pieces, self._graphs, self._sampling.draft_ahead)
-        return [one for one in captured if one is not None]
+    def _capture(self, recorder: Recorder, progress: Progress) -> None:
+        for captured in (self._pieces, self._graphs, self._sampling.draft_ahead):
+            if captured is not None:
+                captured.capture(recorder, progress)
+        if self._graphs is not None:
+            self.media.capture_graphs(recorder, progress)
 
     def time_steps(self) -> dict[int, float]:
         """Seconds that steps take by their number of rows, each of which is sampled."""
