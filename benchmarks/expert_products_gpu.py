@@ -1,11 +1,11 @@
 """Times the two products of 26B-A4B's experts for many rows on a Hopper GPU: the kernel in Triton, and that in Gluon.
 
     python -m benchmarks.expert_products_gpu
-    python -m benchmarks.expert_products_gpu --rows 8192 --leads 0 1 2 3
+    python -m benchmarks.expert_products_gpu --rows 8192
 
 First both are compared: all bits have to be the same, and the error against float32 is printed. Times are of launches
-inside a CUDA graph, each with other choices of experts. A *lead* is how many stages the first warpgroup of the kernel
-in Gluon begins before the second. `experts` is all of `run_experts`: sorting, both products, and adding up.
+inside a CUDA graph, each with other choices of experts. `experts` is all of `run_experts`: sorting, both products, and
+adding up.
 """
 
 import argparse
@@ -34,13 +34,7 @@ Multiply = Callable[[Tensor, Groups, Tensor, Tensor, int | None], None]
 def in_triton(
     config: TileConfig, source: Tensor, groups: Groups, matrices: Tensor, result: Tensor, num_chosen: int | None
 ) -> None:
-    triton_groups.multiply_groups(source, groups, ExpertMatrices(matrices), result, num_chosen, config)
-
-
-def in_gluon(
-    lead: int, source: Tensor, groups: Groups, matrices: Tensor, result: Tensor, num_chosen: int | None
-) -> None:
-    hopper_groups.multiply_groups(source, groups, matrices, result, num_chosen, lead=lead)
+    triton_groups.multiply_in_triton(source, groups, ExpertMatrices(matrices), result, num_chosen, config)
 
 
 def relative_error(got: Tensor, source: Tensor, groups: Groups, matrices: Tensor, num_chosen: int | None) -> float:
@@ -69,7 +63,7 @@ def experts(
     return combine(by_pair, weights)
 
 
-def measure(num_rows: int, leads: list[int]) -> None:
+def measure(num_rows: int) -> None:
     case = cases.Case(num_rows=num_rows, hidden=2816, num_experts=128, num_chosen=8, width=704)
     inputs = case.inputs(torch.bfloat16, "cuda")
     routes = [
@@ -79,14 +73,13 @@ def measure(num_rows: int, leads: list[int]) -> None:
     num_pairs = num_rows * case.num_chosen
     hidden = torch.empty(num_pairs, case.width, dtype=torch.bfloat16, device="cuda")
     by_pair = torch.empty(num_pairs, case.hidden, dtype=torch.bfloat16, device="cuda")
-    chosen_tiles = choose_tiles(num_pairs, case.num_experts, 2)[0]
-    tall_tiles = choose_tiles(512 * case.num_experts, case.num_experts, 2)[0]
+    small_tiles, tall_tiles = (choose_tiles(pairs * case.num_experts, case.num_experts, 2)[0] for pairs in (32, 512))
     assert tall_tiles.block_rows == GROUP_SIZE
     kernels: dict[str, tuple[Multiply, int]] = {
         f"Triton, {config.block_rows} x {config.block_out}": (partial(in_triton, config), config.block_rows)
-        for config in dict.fromkeys((chosen_tiles, tall_tiles))
+        for config in (small_tiles, tall_tiles)
     }
-    kernels |= {f"Gluon, lead {lead}": (partial(in_gluon, lead), GROUP_SIZE) for lead in leads}
+    kernels["Gluon, 128 x 256"] = (hopper_groups.multiply_groups, GROUP_SIZE)
     products = {
         "gate_up": (inputs.x, inputs.gate_up, hidden, case.num_chosen, 4.0 * case.hidden * case.width * num_pairs),
         "down": (hidden, inputs.down, by_pair, None, 2.0 * case.hidden * case.width * num_pairs),
@@ -116,11 +109,10 @@ def measure(num_rows: int, leads: list[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[2048, 4096, 8192])
-    parser.add_argument("--leads", type=int, nargs="+", default=[0, 2], help="stages, up to 3")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, experts of one layer of Gemma 4 26B-A4B, bfloat16")
     for num_rows in options.rows:
-        measure(num_rows, options.leads)
+        measure(num_rows)
 
 
 if __name__ == "__main__":

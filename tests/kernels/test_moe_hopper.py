@@ -158,21 +158,21 @@ def test_bits_are_those_of_the_triton_kernel(num_rows: int, width: int) -> None:
             torch.full((len(groups.order), num_columns), torch.nan, dtype=source.dtype, device=DEVICE) for _ in range(2)
         )
         kernels().multiply_groups(source, groups, matrices, got, num_chosen)
-        triton_groups.multiply_groups(source, groups, ExpertMatrices(matrices), expected, num_chosen, config)
+        triton_groups.multiply_in_triton(source, groups, ExpertMatrices(matrices), expected, num_chosen, config)
         assert torch.equal(got, expected)
         source = got
 
 
 @pytest.mark.skipif(not ON_HOPPER, reason="chosen on Hopper alone")
-def test_experts_are_the_same_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = cases.Case(num_rows=4096, hidden=2816, num_experts=128, num_chosen=8, width=704)
+@pytest.mark.parametrize("num_rows", [1024, 4096])
+def test_experts_are_the_same_either_way(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 1024 rows on, experts have 64 pairs."""
+    case = cases.Case(num_rows=num_rows, hidden=2816, num_experts=128, num_chosen=8, width=704)
     inputs = case.inputs(torch.bfloat16, DEVICE)
     weights, chosen = route(inputs.router_logits, case.num_chosen, inputs.expert_scale)
-    results = []
-    for uses_hopper_kernel in (False, True):
-        monkeypatch.setattr(triton_groups, "USES_HOPPER_KERNEL", uses_hopper_kernel)
-        results.append(run_experts(inputs.x, weights, chosen, inputs.gate_up, inputs.down))
-    assert torch.equal(*results)
+    got = run_experts(inputs.x, weights, chosen, inputs.gate_up, inputs.down)
+    monkeypatch.setattr(triton_groups, "runs_on_hopper", lambda device: False)
+    assert torch.equal(got, run_experts(inputs.x, weights, chosen, inputs.gate_up, inputs.down))
 
 
 FAULTS = {

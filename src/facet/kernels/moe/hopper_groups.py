@@ -31,7 +31,6 @@ def multiply_groups(
     result: Tensor,
     num_chosen: int | None,
     first_expert: int = 0,
-    lead: int = 2,
 ) -> None:
     """Groups of GROUP_SIZE pairs."""
     num_experts, num_out, num_in = matrices.shape
@@ -52,6 +51,5 @@ def multiply_groups(
         NUM_IN=num_in,
         NUM_CHOSEN=num_chosen or 1,
         IS_FIRST=is_first,
-        LEAD=lead,
         **LAUNCH,
     )

@@ -12,8 +12,8 @@ geglu is taken where the sums are. Its pairs lie scattered in x, so that threads
 descriptors, which leave zeros where a matrix ends.
 
 There are as many programs as multiprocessors, and each takes one tile after another (`hopper_turns.py`). Of a tile with
-64 pairs or less, the second warpgroup multiplies nothing. The first is some stages ahead of the second, so that one
-multiplies while the other stores.
+64 pairs or less, the second warpgroup multiplies nothing. Both begin together: where the first was two stages ahead, so
+that one multiplies while the other stores, experts of 26B-A4B took 0 to 2% longer on an H200.
 
 A sum is one chain over inputs, 16 at a time from first to last (`linear/chain.py`).
 """
@@ -220,7 +220,7 @@ def _multiply_tile(
 @gluon.jit
 def _multiply(
     buffers, turns, staged, order, result,
-    NUM_OUT: gl.constexpr, NUM_IN: gl.constexpr, HALF: gl.constexpr, IS_FIRST: gl.constexpr, LEAD: gl.constexpr,
+    NUM_OUT: gl.constexpr, NUM_IN: gl.constexpr, HALF: gl.constexpr, IS_FIRST: gl.constexpr,
 ):  # fmt: skip
     """64 pairs of every tile: the first of them, or the second."""
     _, weights, ready, free = buffers
@@ -231,9 +231,6 @@ def _multiply(
     number = 0
     num_told = 0
     first_place, end, tile = told(turns, num_told)
-    IS_BEHIND: gl.constexpr = HALF == 1 and LEAD > 0 and NUM_STEPS > LEAD
-    if IS_BEHIND and end > 0:
-        mbarrier.wait(ready.index(LEAD), 0)
     while end > 0:
         own_place = first_place + HALF * 64
         column = tile * (128 if IS_FIRST else 256)
@@ -279,7 +276,6 @@ def hopper_kernel(
     NUM_IN: gl.constexpr,
     NUM_CHOSEN: gl.constexpr,
     IS_FIRST: gl.constexpr,
-    LEAD: gl.constexpr,  # stages that the first warpgroup is ahead of the second when they begin
 ):
     rows = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 2, 64, 64], TILE)
     weights = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 4, 64, 64], TILE)
@@ -296,8 +292,8 @@ def hopper_kernel(
                 (buffers, turns, source, weight_tiles, order, table, counter, first_group, num_own, first_expert,
                  NUM_OUT, NUM_IN, NUM_CHOSEN, IS_FIRST),
             ),
-            (_multiply, (buffers, turns, first_staged, order, result, NUM_OUT, NUM_IN, 0, IS_FIRST, LEAD)),
-            (_multiply, (buffers, turns, second_staged, order, result, NUM_OUT, NUM_IN, 1, IS_FIRST, LEAD)),
+            (_multiply, (buffers, turns, first_staged, order, result, NUM_OUT, NUM_IN, 0, IS_FIRST)),
+            (_multiply, (buffers, turns, second_staged, order, result, NUM_OUT, NUM_IN, 1, IS_FIRST)),
         ],
         [4, 4],
         [208, 208],

@@ -1,7 +1,7 @@
 """Experts for many rows in Triton: a program computes a tile of one group of pairs (`triton_sorting.py`).
 
-As many programs are launched as there may be groups; those without one end at once. On Hopper GPUs another kernel may
-serve, with the same bits (`hopper_groups.py`).
+As many programs are launched as there may be groups; those without one end at once. On Hopper GPUs another kernel
+serves the tallest tiles in bfloat16, with the same bits (`hopper_groups.py`).
 """
 
 # Kernels are written in Triton's language, whose values have no Python types.
@@ -18,7 +18,7 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.geglu.triton import gelu_tanh
 from facet.kernels.hopper import runs_on_hopper
-from facet.kernels.moe.config import USES_HOPPER_KERNEL, TileConfig
+from facet.kernels.moe.config import TileConfig
 from facet.kernels.moe.triton_sorting import Groups, group_pairs
 from facet.kernels.rounded_rows import RoundedRows
 
@@ -66,13 +66,26 @@ def multiply_groups(
     `num_chosen`: those of a row, for the first product: the source has rows, and `result` becomes the geglu, in order
     of experts. None: for the second, which takes that and writes results by pair.
     """
-    if USES_HOPPER_KERNEL and isinstance(source, Tensor) and runs_on_hopper(source.device):
+    if isinstance(source, Tensor) and runs_on_hopper(source.device):
         # Imported here: other cards need no Gluon.
         from facet.kernels.moe import hopper_groups
 
         if hopper_groups.can_multiply(source, matrices.values, config.block_rows, is_first=num_chosen is not None):
             hopper_groups.multiply_groups(source, groups, matrices.values, result, num_chosen, first_expert)
             return
+    multiply_in_triton(source, groups, matrices, result, num_chosen, config, first_expert)
+
+
+def multiply_in_triton(
+    source: Tensor | RoundedRows,
+    groups: Groups,
+    matrices: ExpertMatrices,
+    result: Tensor,
+    num_chosen: int | None,
+    config: TileConfig,
+    first_expert: int = 0,
+) -> None:
+    """As `multiply_groups`, on any GPU."""
     num_experts, num_out, num_in = matrices.values.shape
     codes, scales = (source.codes, source.scales) if isinstance(source, RoundedRows) else (source, None)
     _grouped_kernel[(triton.cdiv(num_out, config.block_out), groups.num_groups)](
