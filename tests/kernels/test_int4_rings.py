@@ -15,7 +15,7 @@ from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import cases
 from facet.kernels.quantized import int4
 from facet.kernels.quantized.cases import Case
-from facet.kernels.quantized.int4.tuning import Ring, Tuning, choose_tuning, ring_of
+from facet.kernels.quantized.int4.tuning import Ring, Tuning, choose_tuning, most_ring_rows, ring_of
 
 pytest.importorskip("triton")
 from tests.kernels.gluon_copies import COPIES, Shared, allocate_shared_memory
@@ -232,20 +232,19 @@ def test_what_goes_another_way(rings: ModuleType) -> None:
 
 def test_where_rings_are_chosen(rings: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(format=format_of(32))
-    x = case.inputs(9, torch.bfloat16, DEVICE)
+    x = case.inputs(17, torch.bfloat16, DEVICE)
     monkeypatch.setattr(int4, "runs_on_hopper", lambda _device: True)
-    monkeypatch.setattr(int4, "MAX_RING_ROWS", 4)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: (9, 0))
 
     def name_for(num_rows: int, most_few_rows: float, *, zeros: bool = False) -> str:
         matrix = int4.shuffle(Case(format=format_of(32, zeros=zeros)).matrix(DEVICE))
         return vars(int4.choose_kernels(x[:num_rows], matrix, most_few_rows))["__name__"].rpartition(".")[2]
 
-    assert [name_for(rows, int4.MAX_FEW_ROWS) for rows in (1, 4, 5, 9)] == ["ring", "ring", "few_rows", "wide"]
-    assert [name_for(rows, math.inf) for rows in (1, 9)] == ["ring", "few_rows"], "the same bits"
+    assert [name_for(rows, int4.MAX_FEW_ROWS) for rows in (1, 8, 9)] == ["ring", "ring", "wide"]
+    assert [name_for(rows, math.inf) for rows in (1, 9, 16, 17)] == [*3 * ["ring"], "few_rows"], "same bits"
     assert name_for(1, int4.MAX_FEW_ROWS, zeros=True) == "few_rows"
-    monkeypatch.setattr(int4, "MAX_RING_ROWS", 16)
-    assert [name_for(9, most_few_rows) for most_few_rows in (int4.MAX_FEW_ROWS, math.inf)] == ["ring", "ring"]
+    of_31b = {"gate_up": (2688, 42), "qkv": (1024, 42), "down": (336, 168), "o": (336, 64)}
+    assert [most_ring_rows(*sizes) for sizes in of_31b.values()] == [16, 16, 8, 8]
 
 
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)

@@ -24,9 +24,9 @@ from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4, can_sh
 from facet.kernels.quantized.int4.tuning import (
     MAX_FEW_ROWS,
     MAX_FEW_ROWS_OF_EXPERT,
-    MAX_RING_ROWS,
     MAX_WIDE_ROWS,
     ROW_KINDS,
+    most_ring_rows,
 )
 from facet.kernels.quantized.reference import Product
 
@@ -93,12 +93,12 @@ def choose_kernels(x: Tensor, matrix: ShuffledInt4, most_few_rows: float) -> Ker
     from facet.kernels.quantized.int4 import few_rows, wide
 
     num_rows = x.shape[0]
-    if num_rows <= MAX_RING_ROWS and runs_on_hopper(x.device):
-        from facet.kernels.quantized.int4 import ring
-
-        if ring.can_run(x, matrix):
-            return ring
     if num_rows <= most_few_rows:
+        if num_rows <= most_ring_rows(matrix.num_tiles, matrix.num_blocks) and runs_on_hopper(x.device):
+            from facet.kernels.quantized.int4 import ring
+
+            if ring.can_run(x, matrix):
+                return ring
         return few_rows
     if x.dtype != torch.bfloat16:
         return None

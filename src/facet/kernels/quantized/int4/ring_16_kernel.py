@@ -129,7 +129,8 @@ def ring_16_kernel(
 
     # The last program goes back to where it has as many tiles as the others: some are multiplied twice, to one result.
     first_tile = gl.minimum(gl.program_id(0) * (TILES * NUM_OUT_WARPS), num_tiles - TILES * NUM_OUT_WARPS)
-    num_turns = (NUM_BLOCKS + NUM_IN_WARPS - 1) // NUM_IN_WARPS
+    # Not of NUM_BLOCKS: Triton 3.6 fails on a loop of one turn that it knows to be one.
+    num_turns = gl.cdiv(num_in, BLOCK_IN * NUM_IN_WARPS)
     thread = axis(32 * NUM_WARPS, 0, VECTORS)
     code_warp = thread // (32 * NUM_OUT_WARPS)
     warp_tile = (first_tile + thread // 32 % NUM_OUT_WARPS * TILES).to(gl.int64)

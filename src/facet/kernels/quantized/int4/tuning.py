@@ -17,9 +17,6 @@ MAX_FEW_ROWS, MAX_WIDE_ROWS = 8, 256
 MAX_FEW_ROWS_OF_EXPERT = 64
 _NUM_MULTIPROCESSORS = 132
 _WARPS = _NUM_MULTIPROCESSORS * 16
-# Up to so many rows go through rings on a Hopper GPU, at most 16 (benchmarks/int4_gpu.py --rings). A token of 31B takes
-# 7.26 ms and not 7.67, of E4B 2.42 and not 2.66. Rings of more than 8 rows have not been timed.
-MAX_RING_ROWS = 8
 # Of shared memory, for all programs of a multiprocessor, and what each of them takes beside its own.
 _SHARED_BYTES, _BYTES_OF_PROGRAM = 232_448, 1024
 _REGISTERS = 65_536
@@ -124,6 +121,17 @@ def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1) -> Ring:
         is_ahead=num_programs * num_warps * _REGISTERS_AHEAD[tiles] <= _REGISTERS,
     )
     return _deepened(ring, num_programs, num_blocks)
+
+
+def most_ring_rows(num_tiles: int, num_blocks: int) -> int:
+    """Up to so many rows go through rings on a Hopper GPU, where they have to have the bits of the kernel for few rows.
+
+    Up to 8 a token of 31B takes 7.26 ms and not 7.67, of E4B 2.42 and not 2.66. 16 rows, in microseconds on an H200, in
+    rings and in the kernel for few rows (benchmarks/int4_gpu.py --rings): 31B gate_up 50.2 and 68.2, qkv 27.6 and 35.2,
+    but down 54.1 and 46.7, o 26.6 and 21.6; a layer of E4B, where every ring is faster, 67.8 and 82.1.
+    """
+    has_many_programs = choose_tuning(num_tiles, num_blocks, 16).num_in_warps <= 2
+    return 16 if has_many_programs or num_tiles < 2 * _NUM_MULTIPROCESSORS else 8
 
 
 def _ring_of_16(num_tiles: int, num_blocks: int, num_out_warps: int, num_in_warps: int) -> Ring:
