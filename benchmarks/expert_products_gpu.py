@@ -3,14 +3,21 @@
     python -m benchmarks.expert_products_gpu
     python -m benchmarks.expert_products_gpu --rows 8192
 
-First both are compared: all bits have to be the same, and the error against float32 is printed. Times are of launches
-inside a CUDA graph, each with other choices of experts. `experts` is all of `run_experts`: sorting, both products, and
-adding up.
+and how pairs are sorted, for these and for fewer rows, against an older `triton_sorting.py` if there is one at hand:
+
+    git show 513a336:src/facet/kernels/moe/triton_sorting.py > old_sorting.py
+    python -m benchmarks.expert_products_gpu --rows --against old_sorting.py
+
+First kernels are compared: all bits have to be the same, and the error against float32 is printed. Times are of
+launches inside a CUDA graph, each with other choices of experts. `experts` is all of `run_experts`: sorting, both
+products, and adding up.
 """
 
 import argparse
+import importlib.util
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,14 +26,21 @@ from benchmarks.gpu_timing import microseconds
 from facet.kernels.linear.reference import geglu_linear, linear
 from facet.kernels.moe import cases, hopper_groups, reference, triton_groups
 from facet.kernels.moe.config import TileConfig, choose_tiles
+from facet.kernels.moe.groups import Groups
 from facet.kernels.moe.hopper_kernel import GROUP_SIZE
 from facet.kernels.moe.triton_groups import ExpertMatrices, combine
-from facet.kernels.moe.triton_sorting import Groups, group_pairs
+from facet.kernels.moe.triton_sorting import group_pairs
 
 NUM_LAUNCHES = 3
+NUM_SORTS = 24
 # Experts whose products are compared with float32.
 CHECKED = 2
 
+# Rows whose pairs are sorted: of decode steps, and of prompts.
+SORTED_ROWS = (3, 8, 32, 64, 100, 256, 1024, 2048, 4096, 8192, 16384)
+
+# choices, number of experts, size of a group
+GroupPairs = Callable[[Tensor, int, int], tuple[Tensor, ...]]
 # source, groups, matrices, result, number of choices
 Multiply = Callable[[Tensor, Groups, Tensor, Tensor, int | None], None]
 
@@ -61,6 +75,32 @@ def experts(
     multiply(inputs.x, groups, inputs.gate_up, hidden, chosen.shape[1])
     multiply(hidden, groups, inputs.down, by_pair, None)
     return combine(by_pair, weights)
+
+
+def sorting_of(file: Path) -> GroupPairs:
+    """`group_pairs` of another version, which returns at least an order and a table."""
+    spec = importlib.util.spec_from_file_location("other_sorting", file)
+    assert spec is not None, f"{file} is no Python file"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.group_pairs  # type: ignore[no-any-return]
+
+
+def measure_sorting(num_rows: int, other: GroupPairs | None) -> None:
+    """All ways leave the same order and the same table as the reference."""
+    num_experts, num_chosen = 128, 8
+    routes = [torch.randn(num_rows, num_experts, device="cuda").topk(num_chosen).indices for _ in range(NUM_SORTS)]
+    group_size = choose_tiles(num_rows * num_chosen, num_experts, 2)[0].block_rows
+    expected = reference.group_pairs(routes[0], num_experts, group_size)
+    line = f"{num_rows:5} rows  sorting"
+    for name, group in {"": group_pairs, "before": other}.items():
+        if group is not None:
+            got = group(routes[0], num_experts, group_size)
+            is_same = all(torch.equal(*both) for both in zip(got[:2], expected[:2], strict=True))
+            time = microseconds([partial(group, chosen, num_experts, group_size) for chosen in routes])
+            line += f"  {name} {time:6.1f} us" + ("" if is_same else " OTHER ORDER")
+    print(line, flush=True)
 
 
 def measure(num_rows: int) -> None:
@@ -108,11 +148,15 @@ def measure(num_rows: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[2048, 4096, 8192])
+    parser.add_argument("--rows", type=int, nargs="*", default=[2048, 4096, 8192])
+    parser.add_argument("--against", type=Path, help="another triton_sorting.py")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, experts of one layer of Gemma 4 26B-A4B, bfloat16")
     for num_rows in options.rows:
         measure(num_rows)
+    other = None if options.against is None else sorting_of(options.against)
+    for num_rows in SORTED_ROWS:
+        measure_sorting(num_rows, other)
 
 
 if __name__ == "__main__":

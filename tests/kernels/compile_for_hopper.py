@@ -31,6 +31,7 @@ from facet.kernels.linear import cases
 from facet.kernels.linear.config import ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
+from facet.kernels.moe import triton_sorting as sorting
 from facet.kernels.paged_attention.decode.grouped import grouped_kernel
 from facet.kernels.paged_attention.decode.in_turn import in_turn_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
@@ -270,6 +271,19 @@ def experts_launch(*, is_first: bool) -> tuple[Any, tuple[Any, ...], dict[str, A
     return experts.hopper_kernel, arguments, {**constants, **experts.LAUNCH}
 
 
+def sorting_launch(num_pairs: int, *, counts: bool = False) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of pairs of 26B-A4B: those of one block, or of several, which are counted before they are placed."""
+    pairs, numbers = tensor(gl.int64), tensor(gl.int32)
+    is_one = num_pairs <= sorting.BLOCK
+    block = num_pairs if is_one else sorting.BLOCK
+    sizes = dict(EXPERTS_PAD=128, BLOCK=block, num_warps=8, IS_DEPENDENT=True)
+    if counts:
+        return sorting.count_kernel, (pairs, tensor(gl.int16), num_pairs), sizes
+    arguments = (pairs, None if is_one else tensor(gl.int16), numbers, numbers, numbers, num_pairs, 640)
+    sizes |= dict(GROUP_SIZE=16 if is_one else 128, CHUNK=min(block, sorting.CHUNK), COUNTS=sorting.COUNTS)
+    return sorting.place_kernel, arguments, sizes
+
+
 def sum_over_ranks_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of a row of 31B on eight ranks."""
     constants = sum_launch(Rank(index=3, size=8), value_bytes=2)
@@ -346,6 +360,10 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "shares_e4b_global_drafts": in_turn_launch(4, 8, 512, 0, adds=False, rows=4),
         "experts_gate_up": experts_launch(is_first=True),
         "experts_down": experts_launch(is_first=False),
+        "count_pairs": sorting_launch(65_536, counts=True),
+        "place_pairs": sorting_launch(65_536),
+        "place_512_pairs": sorting_launch(512),
+        "place_64_pairs": sorting_launch(64),
         "sum_over_ranks": sum_over_ranks_launch(),
     }
 

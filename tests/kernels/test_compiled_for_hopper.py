@@ -45,13 +45,14 @@ SHARES = (
     "shares_e4b_global_drafts",
 )
 EXPERTS = ("experts_gate_up", "experts_down")
+SORTING = ("count_pairs", "place_pairs", "place_512_pairs", "place_64_pairs")
 SUM = "sum_over_ranks"
 MULTIPROCESSOR_BYTES = 232_448
 
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, Any]]:
-    names = (*PREFILL, *MOST_REGISTERS, *RINGS, *ROUNDED, *DRAFTS, *SHARES, *EXPERTS, SUM)
+    names = (*PREFILL, *MOST_REGISTERS, *RINGS, *ROUNDED, *DRAFTS, *SHARES, *EXPERTS, *SORTING, SUM)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -137,6 +138,15 @@ def test_products_of_experts_fit_on_the_card(name: str, compiled: dict[str, dict
     assert found["shared"] <= MULTIPROCESSOR_BYTES
     assert found["single_stores"] == 0, "eight numbers are stored at a time"
     assert found["products"] == 2 * 2 * 2 * 4, "of both warpgroups, wide and narrow tiles, the first stage and others"
+
+
+@pytest.mark.parametrize("name", SORTING)
+def test_pairs_are_sorted_in_registers(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """But for single numbers, and two programs fit on a multiprocessor."""
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert found["stack"] + found["local"] <= 8
+    assert found["reg"] <= 128
 
 
 def test_signals_of_a_sum_over_ranks_reach_other_cards(compiled: dict[str, dict[str, Any]]) -> None:

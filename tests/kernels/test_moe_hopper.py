@@ -15,8 +15,9 @@ from facet.kernels.per_layer_input.reference import gate_per_layer_input
 pytest.importorskip("triton")
 from facet.kernels.moe import triton_groups
 from facet.kernels.moe.config import choose_tiles
+from facet.kernels.moe.groups import Groups
 from facet.kernels.moe.triton_groups import ExpertMatrices
-from facet.kernels.moe.triton_sorting import Groups, group_pairs
+from facet.kernels.moe.triton_sorting import group_pairs
 from tests.kernels.gluon_emulator import emulated
 
 ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
@@ -71,6 +72,7 @@ def check_first(counts: tuple[int, ...], width: int, num_in: int, **how: Any) ->
     matrices = normal(len(counts), 2 * width, num_in, deviation=num_in**-0.5)
     result = torch.full((len(groups.order), width), torch.nan, dtype=x.dtype, device=DEVICE)
     kernels(**how).multiply_groups(x, groups, matrices, result, NUM_CHOSEN)
+    assert not groups.taken.any(), "the next product counts from zero"
     for expert, places in places_of(groups):
         rows = x[groups.order[places].long() // NUM_CHOSEN]
         cases.BFLOAT16.check(result[places], geglu_linear(rows, matrices[expert]))
@@ -82,6 +84,7 @@ def check_second(counts: tuple[int, ...], num_out: int, num_in: int, **how: Any)
     matrices = normal(len(counts), num_out, num_in, deviation=num_in**-0.5)
     result = torch.full((len(groups.order), num_out), torch.nan, dtype=source.dtype, device=DEVICE)
     kernels(**how).multiply_groups(source, groups, matrices, result, None)
+    assert not groups.taken.any(), "the next product counts from zero"
     for expert, places in places_of(groups):
         cases.BFLOAT16.check(result[groups.order[places].long()], linear(source[places], matrices[expert]))
 

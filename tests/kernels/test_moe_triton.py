@@ -10,7 +10,6 @@ from facet.kernels.moe import cases, reference
 pytest.importorskip("triton")
 from facet.kernels.moe import triton as fast
 from facet.kernels.moe.config import MAX_PAIR_ROWS, TileConfig, choose_tiles
-from facet.kernels.moe.triton_sorting import MOST_AT_ONCE, group_pairs
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -148,26 +147,6 @@ def test_company_does_not_change_a_row(tiles: tuple[TileConfig, TileConfig] | No
         only = slice(row, row + 1)
         alone = fast.run_experts(inputs.x[only], weights[only], chosen[only], inputs.gate_up, inputs.down, tiles)
         assert torch.equal(alone, together[only])
-
-
-@pytest.mark.parametrize(
-    ("num_rows", "num_experts", "group_size"),
-    [(1, 7, 8), (9, 128, 8), (100, 7, 16), (MOST_AT_ONCE // 3 + 1, 5, 64), (300, 130, 16)],
-)
-def test_pairs_are_sorted_and_grouped_by_expert(num_rows: int, num_experts: int, group_size: int) -> None:
-    """By one program, and by several."""
-    chosen = torch.randint(0, num_experts, (num_rows, 3), device=DEVICE)
-    chosen[:, 0] = 2  # an expert with several groups
-    groups = group_pairs(chosen, num_experts, group_size)
-    pairs = chosen.flatten()
-    assert torch.equal(groups.order.long(), pairs.argsort(stable=True))
-    expected, place = [], 0
-    for expert, count in enumerate(torch.bincount(pairs).tolist()):
-        firsts = range(place, place + count, group_size)
-        expected += [[expert, first, min(first + group_size, place + count)] for first in firsts]
-        place += count
-    assert groups.table[: len(expected)].tolist() == expected
-    assert not groups.table[len(expected) :].any()
 
 
 def test_no_rows() -> None:

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from facet.kernels.gluon_parts import vector_tiles
 from facet.kernels.hopper import num_multiprocessors
+from facet.kernels.moe.groups import Groups
 from facet.kernels.moe.hopper_kernel import GROUP_SIZE, LAUNCH, hopper_kernel
 from facet.kernels.moe.hopper_turns import num_tiles
-from facet.kernels.moe.triton_sorting import Groups
 
 
 def can_multiply(source: Tensor, matrices: Tensor, group_size: int, *, is_first: bool) -> bool:
@@ -42,7 +42,7 @@ def multiply_groups(
         vector_tiles(matrices, 64),
         groups.order,
         groups.table,
-        torch.zeros(1, dtype=torch.int32, device=result.device),
+        groups.taken,
         result,
         groups.num_groups,
         first_expert,

@@ -65,7 +65,7 @@ def _place_of_rows(source, order, first_place, end, NUM_IN: gl.constexpr, NUM_CH
 
 @gluon.jit
 def _load(
-    buffers, turns, source, weight_tiles, order, table, counter, first_group, num_groups, first_expert,
+    buffers, turns, source, weight_tiles, order, table, taken, first_group, num_groups, first_expert,
     NUM_OUT: gl.constexpr, NUM_IN: gl.constexpr, NUM_CHOSEN: gl.constexpr, IS_FIRST: gl.constexpr,
 ):  # fmt: skip
     NUM_TILES: gl.constexpr = num_tiles(NUM_OUT)
@@ -81,7 +81,11 @@ def _load(
         )  # fmt: skip
         num_told += 1
         number += (NUM_IN + 63) // 64
-        turn = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed", scope="gpu")
+        num_taken = gl.atomic_add(taken, 1, sem="relaxed", scope="gpu")
+        # One for each tile: whoever adds the last leaves zero to the next launch.
+        if num_taken == num_groups * NUM_TILES - 1:
+            gl.store(taken, 0)
+        turn = gl.num_programs(0) + num_taken
     tell(turns, num_told, turn, turn * 0, turn)
 
 
@@ -267,7 +271,7 @@ def hopper_kernel(
     weight_tiles,
     order,
     table,
-    counter,  # of tiles that programs took, beyond the first of each; zero
+    taken,  # the number of tiles that programs took, beyond the first of each; zero before and after
     result,
     num_groups,
     first_expert,
@@ -289,7 +293,7 @@ def hopper_kernel(
         [
             (
                 _load,
-                (buffers, turns, source, weight_tiles, order, table, counter, first_group, num_own, first_expert,
+                (buffers, turns, source, weight_tiles, order, table, taken, first_group, num_own, first_expert,
                  NUM_OUT, NUM_IN, NUM_CHOSEN, IS_FIRST),
             ),
             (_multiply, (buffers, turns, first_staged, order, result, NUM_OUT, NUM_IN, 0, IS_FIRST)),

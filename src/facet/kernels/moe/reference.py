@@ -1,11 +1,13 @@
 """The definition of routing and experts."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from facet.kernels.linear.reference import geglu_linear, linear
+from facet.kernels.moe.groups import Groups, empty_groups
 
 
 def route(router_logits: Tensor, num_chosen: int, expert_scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,6 +28,22 @@ def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, dow
     gate_up: [experts, 2 * width, hidden], gate rows first; down: [experts, hidden, width].
     """
     return sum_of_chosen(x, weights, chosen, lambda rows, e: linear(geglu_linear(rows, gate_up[e]), down[e]))
+
+
+def group_pairs(chosen: Tensor, num_experts: int, group_size: int) -> Groups:
+    """Of choices [rows, choices]. Groups have `group_size` pairs, the last of an expert what is left."""
+    groups = empty_groups(chosen, num_experts, group_size)
+    groups.order.copy_(chosen.flatten().argsort(stable=True))
+    groups.table.zero_()
+    groups.taken.zero_()
+    ends = torch.bincount(chosen.flatten(), minlength=num_experts).cumsum(0).tolist()
+    listed = [
+        (expert, first, min(first + group_size, end))
+        for expert, (start, end) in enumerate(pairwise([0, *ends]))
+        for first in range(start, end, group_size)
+    ]
+    groups.table[: len(listed)] = torch.tensor(listed, dtype=torch.int32).view(-1, 3)
+    return groups
 
 
 def sum_of_chosen(x: Tensor, weights: Tensor, chosen: Tensor, run_expert: Callable[[Tensor, int], Tensor]) -> Tensor:

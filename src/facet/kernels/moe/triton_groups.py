@@ -19,7 +19,8 @@ from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.geglu.triton import gelu_tanh
 from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.moe.config import TileConfig
-from facet.kernels.moe.triton_sorting import Groups, group_pairs
+from facet.kernels.moe.groups import Groups
+from facet.kernels.moe.triton_sorting import group_pairs
 from facet.kernels.rounded_rows import RoundedRows
 
 

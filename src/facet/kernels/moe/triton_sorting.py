@@ -1,14 +1,12 @@
 """Sorts pairs by their experts, and divides the pairs of each expert into groups, in Triton.
 
-A pair is a row and one of its choices; pairs are numbered row by row. A group is what one program of a product
-computes. There is memory for as many groups as the worst division of pairs among experts needs, since the host does not
-wait to learn the actual one.
+Pairs are cut into blocks. A first kernel counts each expert's pairs in every block. In a second, the program of a block
+adds up these counts, which tells it where its own pairs of each expert begin, and places them. It knows then how many
+pairs each expert has, too, and lists some of the groups. The program of a single block counts by itself.
 """
 
 # Kernels are written in Triton's language, whose values have no Python types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-
-from typing import NamedTuple
 
 import torch
 import triton
@@ -16,150 +14,129 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.moe.groups import Groups, empty_groups
 
-# Up to this many pairs, one program does everything: it compares every pair with every other.
-MOST_AT_ONCE = 512
-# Pairs that one program counts or places, where there are more.
-CHUNK = 128
-# Others that a pair is compared with at a time, and groups that are listed at a time.
-_SLICE = 32
-
-
-class Groups(NamedTuple):
-    order: Tensor  # int32 [pairs]: in order of experts, within an expert by number
-    table: Tensor  # int32 [groups, 3]: expert, first place in that order, end. A group that is not there ends at 0
-
-    @property
-    def num_groups(self) -> int:
-        """With those that are not there."""
-        return self.table.shape[0]
+# Most pairs of a block: 65,536 pairs have about one for each multiprocessor of a large GPU.
+BLOCK = 512
+# Pairs of a block that a program compares with each other. Twice as many would be as much work again.
+CHUNK = 256
+# Blocks whose counts are added at a time.
+COUNTS = 64
 
 
 def group_pairs(chosen: Tensor, num_experts: int, group_size: int) -> Groups:
     """chosen: [rows, choices], contiguous. Groups have `group_size` pairs, the last of an expert what is left."""
-    num_pairs = chosen.numel()
-    num_groups = num_pairs // group_size + min(num_experts, num_pairs)
-    order = torch.empty(num_pairs, dtype=torch.int32, device=chosen.device)
-    table = torch.empty(num_groups, 3, dtype=torch.int32, device=chosen.device)
-    experts_pad = triton.next_power_of_2(num_experts)
+    groups, num_pairs = empty_groups(chosen, num_experts, group_size), chosen.numel()
+    num_blocks = triton.cdiv(num_pairs, BLOCK)
+    block = BLOCK if num_blocks > 1 else max(16, triton.next_power_of_2(num_pairs))
+    sizes = dict(EXPERTS_PAD=triton.next_power_of_2(num_experts), BLOCK=block, num_warps=8)
     options = launch_options(chosen.device)
-    if num_pairs <= MOST_AT_ONCE:
-        _sort_at_once_kernel[(1,)](
-            chosen, order, table, num_pairs, num_experts, num_groups,
-            GROUP_SIZE=group_size, PAIRS_PAD=max(_SLICE, triton.next_power_of_2(num_pairs)), EXPERTS_PAD=experts_pad,
-            SLICE=_SLICE, num_warps=8, **options,
-        )  # fmt: skip
-        return Groups(order, table)
-    num_chunks = triton.cdiv(num_pairs, CHUNK)
-    counts = torch.empty(num_chunks, num_experts, dtype=torch.int32, device=chosen.device)
-    sizes = dict(EXPERTS_PAD=experts_pad, CHUNK=CHUNK, num_warps=4)
-    _count_kernel[(num_chunks,)](chosen, counts, num_pairs, num_experts, **sizes, **options)
-    ends = counts.cumsum(0, dtype=torch.int32)
-    _place_kernel[(num_chunks,)](chosen, counts, ends, order, num_pairs, num_experts, **sizes, **options)
-    _list_kernel[(triton.cdiv(num_groups, CHUNK),)](
-        ends[-1], table, num_experts, num_groups,
-        GROUP_SIZE=group_size, EXPERTS_PAD=experts_pad, CHUNK=CHUNK, SLICE=_SLICE, num_warps=4, **options,
+    counts = None
+    if num_blocks > 1:
+        counts = torch.empty(num_blocks, sizes["EXPERTS_PAD"], dtype=torch.int16, device=chosen.device)
+        count_kernel[(num_blocks,)](chosen, counts, num_pairs, **sizes, **options)
+    place_kernel[(num_blocks,)](
+        chosen, counts, *groups, num_pairs, groups.num_groups,
+        GROUP_SIZE=group_size, CHUNK=min(CHUNK, block), COUNTS=COUNTS, **sizes, **options,
     )  # fmt: skip
-    return Groups(order, table)
+    return groups
 
 
 @triton.jit
-def _list_groups(totals, table, first, end, GROUP_SIZE: tl.constexpr, EXPERTS_PAD: tl.constexpr, SLICE: tl.constexpr):
-    """Writes groups `first` to `end` of the table; `totals` are the pairs of each expert."""
-    experts = tl.arange(0, EXPERTS_PAD)
-    num_groups = (totals + GROUP_SIZE - 1) // GROUP_SIZE
-    last_groups = tl.cumsum(num_groups, 0)
-    first_groups = last_groups - num_groups
-    last_places = tl.cumsum(totals, 0)
-    first_places = last_places - totals
-    for start in range(first, end, SLICE):
-        groups = start + tl.arange(0, SLICE)
-        is_own = (first_groups[:, None] <= groups[None, :]) & (groups[None, :] < last_groups[:, None])
-        expert = tl.sum(tl.where(is_own, experts[:, None], 0), 0)
-        place = first_places[:, None] + (groups[None, :] - first_groups[:, None]) * GROUP_SIZE
-        place_end = tl.sum(tl.where(is_own, tl.minimum(place + GROUP_SIZE, last_places[:, None]), 0), 0)
-        is_group = groups < end
-        tl.store(table + groups * 3, expert, mask=is_group)
-        tl.store(table + groups * 3 + 1, tl.sum(tl.where(is_own, place, 0), 0), mask=is_group)
-        tl.store(table + groups * 3 + 2, place_end, mask=is_group)
+def _count(chosen, first, num_pairs, EXPERTS_PAD: tl.constexpr, BLOCK: tl.constexpr):
+    """How many pairs of a block each expert has."""
+    pairs = first + tl.arange(0, BLOCK)
+    is_pair = pairs < num_pairs
+    pair_experts = tl.load(chosen + pairs, mask=is_pair, other=0).to(tl.int32)
+    return tl.histogram(pair_experts, EXPERTS_PAD, mask=is_pair)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def count_kernel(chosen, counts, num_pairs, EXPERTS_PAD: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
+    start_after_previous(IS_DEPENDENT)
+    block = tl.program_id(0)
+    count = _count(chosen, block * BLOCK, num_pairs, EXPERTS_PAD, BLOCK)
+    tl.store(counts + block * EXPERTS_PAD + tl.arange(0, EXPERTS_PAD), count.to(tl.int16))
+
+
+@triton.jit
+def _add_counts(counts, block, num_blocks, EXPERTS_PAD: tl.constexpr, COUNTS: tl.constexpr):
+    """The pairs of each expert in blocks before `block`, and in all."""
+    experts = tl.arange(0, EXPERTS_PAD)[None, :]
+    before = tl.zeros([COUNTS, EXPERTS_PAD], tl.int32)
+    totals = tl.zeros([COUNTS, EXPERTS_PAD], tl.int32)
+    for start in range(0, num_blocks, COUNTS):
+        blocks = start + tl.arange(0, COUNTS)[:, None]
+        count = tl.load(counts + blocks * EXPERTS_PAD + experts, mask=blocks < num_blocks, other=0).to(tl.int32)
+        before += tl.where(blocks < block, count, 0)
+        totals += count
+    return tl.sum(before, 0), tl.sum(totals, 0)
+
+
+@triton.jit
+def _ranks(keys, CHUNK: tl.constexpr):
+    """How many of the others are less than each of the keys: a difference says so by its sign.
+
+    Others are the first axis, which a thread adds up by itself. They come in two parts, which leaves it registers.
+    """
+    others, more_others = tl.split(tl.reshape(keys, [CHUNK // 2, 2]))
+    negative = tl.sum((others[:, None] - keys[None, :]) >> 31, 0)
+    return -negative - tl.sum((more_others[:, None] - keys[None, :]) >> 31, 0)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_groups"])
-def _sort_at_once_kernel(
-    chosen, order, table, num_pairs, num_experts, num_groups,
-    GROUP_SIZE: tl.constexpr, PAIRS_PAD: tl.constexpr, EXPERTS_PAD: tl.constexpr, SLICE: tl.constexpr,
+def place_kernel(
+    chosen, counts, order, table, taken, num_pairs, num_groups,
+    GROUP_SIZE: tl.constexpr, EXPERTS_PAD: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, COUNTS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    """Writes a block's pairs to their places: after those of earlier experts, earlier blocks, and earlier pairs."""
     start_after_previous(IS_DEPENDENT)
-    pairs = tl.arange(0, PAIRS_PAD)
-    experts = tl.arange(0, EXPERTS_PAD)
-    # Pairs that are not there belong to an expert after the last.
-    pair_experts = tl.load(chosen + pairs, mask=pairs < num_pairs, other=num_experts).to(tl.int32)
-    keys = pair_experts * PAIRS_PAD + pairs
-    places = tl.zeros([PAIRS_PAD], tl.int32)
-    totals = tl.zeros([EXPERTS_PAD], tl.int32)
-    for start in range(0, num_pairs, SLICE):
-        others = start + tl.arange(0, SLICE)
-        other_experts = tl.load(chosen + others, mask=others < num_pairs, other=num_experts).to(tl.int32)
-        other_keys = other_experts * PAIRS_PAD + others
-        places += tl.sum((other_keys[None, :] < keys[:, None]).to(tl.int32), 1)
-        totals += tl.sum((other_experts[None, :] == experts[:, None]).to(tl.int32), 1)
-    tl.store(order + places, pairs, mask=pairs < num_pairs)
-    # Where experts are no power of two, the first of those that are not there was counted with pairs that are not.
-    totals = tl.where(experts < num_experts, totals, 0)
-    _list_groups(totals, table, 0, num_groups, GROUP_SIZE, EXPERTS_PAD, SLICE)
-
-
-@triton.jit(do_not_specialize=["num_groups"])
-def _list_kernel(
-    totals, table, num_experts, num_groups,
-    GROUP_SIZE: tl.constexpr, EXPERTS_PAD: tl.constexpr, CHUNK: tl.constexpr, SLICE: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    start_after_previous(IS_DEPENDENT)
-    experts = tl.arange(0, EXPERTS_PAD)
-    counts = tl.load(totals + experts, mask=experts < num_experts, other=0)
-    first = tl.program_id(0) * CHUNK
-    _list_groups(counts, table, first, tl.minimum(first + CHUNK, num_groups), GROUP_SIZE, EXPERTS_PAD, SLICE)
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def _count_kernel(
-    chosen, counts, num_pairs, num_experts,
-    EXPERTS_PAD: tl.constexpr, CHUNK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """How many pairs of a chunk each expert has."""
-    start_after_previous(IS_DEPENDENT)
-    chunk = tl.program_id(0)
-    pairs = chunk * CHUNK + tl.arange(0, CHUNK)
-    experts = tl.arange(0, EXPERTS_PAD)
-    pair_experts = tl.load(chosen + pairs, mask=pairs < num_pairs, other=-1).to(tl.int32)
-    is_same = pair_experts[:, None] == experts[None, :]
-    tl.store(counts + chunk * num_experts + experts, tl.sum(is_same.to(tl.int32), 0), mask=experts < num_experts)
-
-
-@triton.jit(do_not_specialize=["num_pairs"])
-def _place_kernel(
-    chosen, counts, ends, order, num_pairs, num_experts,
-    EXPERTS_PAD: tl.constexpr, CHUNK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """Writes a chunk's pairs to their places: after those of earlier experts, earlier chunks, and earlier pairs."""
-    start_after_previous(IS_DEPENDENT)
-    chunk = tl.program_id(0)
-    experts = tl.arange(0, EXPERTS_PAD)
-    is_expert = experts < num_experts
-    totals = tl.load(ends + (tl.num_programs(0) - 1) * num_experts + experts, mask=is_expert, other=0)
-    end = tl.load(ends + chunk * num_experts + experts, mask=is_expert, other=0)
-    count = tl.load(counts + chunk * num_experts + experts, mask=is_expert, other=0)
-    first_place = tl.cumsum(totals, 0) - totals + end - count
+    block = tl.program_id(0)
+    end = tl.minimum((block + 1) * BLOCK, num_pairs)
     local = tl.arange(0, CHUNK)
-    pairs = chunk * CHUNK + local
-    is_pair = pairs < num_pairs
-    row_experts = tl.load(chosen + pairs, mask=is_pair, other=-1).to(tl.int32)
-    is_own = row_experts[:, None] == experts[None, :]
-    place = tl.sum(tl.where(is_own, first_place[None, :], 0), 1)
-    # The same experts once more, along the other axis.
-    column_experts = tl.load(chosen + chunk * CHUNK + local, mask=is_pair, other=-1).to(tl.int32)
-    is_before = (row_experts[:, None] == column_experts[None, :]) & (local[None, :] < local[:, None])
-    place += tl.sum(is_before.to(tl.int32), 1)
-    tl.store(order + place, pairs, mask=is_pair)
+    pairs = block * BLOCK + local
+    pair_experts = tl.load(chosen + pairs, mask=pairs < end, other=0).to(tl.int32)
+    if counts is None:
+        totals = _count(chosen, 0, num_pairs, EXPERTS_PAD, BLOCK)
+        before = tl.zeros([EXPERTS_PAD], tl.int32)
+    else:
+        before, totals = _add_counts(counts, block, tl.num_programs(0), EXPERTS_PAD, COUNTS)
+    first_places = tl.cumsum(totals, 0) - totals
+    next_places = first_places + before
+    for start in range(block * BLOCK, end, CHUNK):
+        pairs = start + local
+        is_pair = pairs < end
+        # Those of the next chunk are on their way meanwhile.
+        following = tl.load(chosen + pairs + CHUNK, mask=pairs + CHUNK < end, other=0).to(tl.int32)
+        # Pairs that are not there come after all others.
+        places = _ranks(tl.where(is_pair, pair_experts, EXPERTS_PAD) * CHUNK + local, CHUNK)
+        if counts is not None or BLOCK > CHUNK:  # there are more pairs than those of this chunk
+            count = tl.histogram(pair_experts, EXPERTS_PAD, mask=is_pair)
+            first_ranks = tl.cumsum(count, 0) - count
+            places += tl.gather(next_places - first_ranks, pair_experts, 0)
+            next_places += count
+        tl.store(order + places, pairs, mask=is_pair)
+        pair_experts = following
+    if block == 0:
+        tl.store(taken, 0)
+    _list_groups(totals, first_places, table, num_groups, GROUP_SIZE, EXPERTS_PAD)
+
+
+@triton.jit
+def _list_groups(totals, first_places, table, num_groups, GROUP_SIZE: tl.constexpr, EXPERTS_PAD: tl.constexpr):
+    """Writes some groups of each expert to the table, which programs take in turn, and zeros for those not there."""
+    experts = tl.arange(0, EXPERTS_PAD)
+    num_own = (totals + GROUP_SIZE - 1) // GROUP_SIZE
+    first_groups = tl.cumsum(num_own, 0) - num_own
+    for number in range(tl.program_id(0), tl.max(num_own, 0), tl.num_programs(0)):
+        entries = table + (first_groups + number) * 3
+        place = first_places + number * GROUP_SIZE
+        is_group = number < num_own
+        tl.store(entries, experts, mask=is_group)
+        tl.store(entries + 1, place, mask=is_group)
+        tl.store(entries + 2, tl.minimum(place + GROUP_SIZE, first_places + totals), mask=is_group)
+    first_number = tl.sum(num_own, 0) * 3 + tl.program_id(0) * EXPERTS_PAD
+    for start in range(first_number, num_groups * 3, tl.num_programs(0) * EXPERTS_PAD):
+        numbers = start + tl.arange(0, EXPERTS_PAD)
+        tl.store(table + numbers, 0, mask=numbers < num_groups * 3)

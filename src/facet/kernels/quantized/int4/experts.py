@@ -35,7 +35,7 @@ def run_few(
     is_sorted = num_rows > MAX_PAIR_ROWS
     group_size = rows_of_program(-(-num_pairs // num_experts)) if is_sorted else 8
     if is_sorted:
-        order, table = group_pairs(chosen, num_experts, group_size)
+        order, table, _ = group_pairs(chosen, num_experts, group_size)
     else:  # the expert of every pair stands for the table
         order = table = chosen.flatten()
 
