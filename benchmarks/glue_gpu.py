@@ -78,6 +78,13 @@ def other_norms(num_rows: int) -> Iterator[Operation]:
         x, factor = normal(num_rows, 12, 256)[:, :8], weight(256)
         return lambda: rms_norm.rms_norm(x, factor, EPS), lambda: rms_norm.reference.rms_norm(x, factor, EPS)
 
+    def make_scaled() -> tuple[Run, Run]:
+        x, scale, factor = normal(num_rows, 2816), weight(2816).bfloat16(), 2816**-0.5
+        return (
+            lambda: rms_norm.scaled_rms_norm(x, scale, factor, EPS),
+            lambda: rms_norm.rms_norm(x, None, EPS) * scale * factor,
+        )
+
     def make_sum() -> tuple[Run, Run]:
         arguments = (normal(num_rows, 2816), weight(2816), normal(num_rows, 2816), weight(2816), EPS)
         return (
@@ -86,6 +93,7 @@ def other_norms(num_rows: int) -> Iterator[Operation]:
         )
 
     yield Operation("rms_norm 8 x 256", 2 * num_rows * 8 * 256 * 2, make_heads)
+    yield Operation("scaled_rms_norm 2816", 2 * num_rows * 2816 * 2, make_scaled)
     yield Operation("sum_of_norms 2816", 3 * num_rows * 2816 * 2, make_sum)
 
 

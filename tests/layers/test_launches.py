@@ -56,7 +56,7 @@ ATTENTION = [PRODUCT, "_prepare_heads_kernel", "attend", PRODUCT, ADD_NORM]
 MLP = [PRODUCT, PRODUCT, ADD_NORM]
 PER_LAYER_INPUT = [PRODUCT, PRODUCT, ADD_NORM]
 EXPERTS = [
-    *["_rms_norm_kernel", "mul", "mul", PRODUCT, "_route_kernel"],
+    *["_rms_norm_kernel", PRODUCT, "_route_kernel"],
     *["_rms_norm_kernel", "_pair_hidden_kernel", "_pair_down_kernel", "_sum_of_norms_kernel"],
 ]
 CUBLAS = "linear"
@@ -86,6 +86,17 @@ STREAMS = [
                 *[CUBLAS, "_prepare_heads_kernel", "attend", CUBLAS, ADD_NORM],
                 *[CUBLAS, "_geglu_kernel", CUBLAS, ADD_NORM],
                 *[CUBLAS, "_gate_kernel", CUBLAS, ADD_NORM],
+            ],
+        ),
+        (
+            "Gemma 4 26B-A4B",
+            600,
+            [
+                *[CUBLAS, "_prepare_heads_kernel", "attend", CUBLAS, ADD_NORM],
+                *[CUBLAS, "_geglu_kernel", CUBLAS],
+                *["_rms_norm_kernel", CUBLAS, "_route_kernel"],
+                *["_rms_norm_kernel", "count_kernel", "place_kernel", "_grouped_kernel", "_grouped_kernel"],
+                *["_combine_kernel", "_sum_of_norms_kernel", ADD_NORM],
             ],
         ),
     ],

@@ -43,6 +43,7 @@ class Arithmetic:
     sparse_geglu: Callable[[Tensor, float], Tensor]
     gate_per_layer_input: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
+    scaled_rms_norm: Callable[[Tensor, Tensor, float, float], Tensor]
     add_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, Tensor | None], tuple[Tensor, Tensor | None]]
     rounded_rms_norm: Callable[[Tensor, Tensor, float, RowCodes], RoundedRows]
     rounded_add_norm: Callable[
@@ -71,6 +72,7 @@ USUAL = Arithmetic(
     sparse_geglu=geglu.sparse_geglu,
     gate_per_layer_input=per_layer_input.gate_per_layer_input,
     rms_norm=rms_norm.rms_norm,
+    scaled_rms_norm=rms_norm.scaled_rms_norm,
     add_norm=add_norm.add_norm,
     rounded_rms_norm=rms_norm.rounded_rms_norm,
     rounded_add_norm=add_norm.rounded_add_norm,
@@ -95,6 +97,7 @@ BATCH_INVARIANT = Arithmetic(
     sparse_geglu=geglu.invariant_sparse_geglu,
     gate_per_layer_input=invariant_per_layer_input.gate_per_layer_input,
     rms_norm=rms_norm.invariant_rms_norm,
+    scaled_rms_norm=rms_norm.invariant_scaled_rms_norm,
     add_norm=add_norm.invariant_add_norm,
     rounded_rms_norm=rms_norm.invariant_rounded_rms_norm,
     rounded_add_norm=add_norm.invariant_rounded_add_norm,

@@ -38,7 +38,7 @@ class Experts(nn.Module):
         return type(self.gate_up.weight) is type(self.down.weight)
 
     def forward(self, residual: Tensor) -> Tensor:
-        router_input = self.arithmetic.rms_norm(residual, None, self.eps) * self.router_scale * self.router_factor
+        router_input = self.arithmetic.scaled_rms_norm(residual, self.router_scale, self.router_factor, self.eps)
         weights, chosen = route(self.router(router_input), self.spec.num_chosen, self.expert_scale)
         if self.spec.num_held < self.spec.num_experts:
             # Others' experts count for nothing here; which of ours compute that nothing is spread evenly.

@@ -6,7 +6,14 @@ from torch import Tensor
 from facet.kernels.rms_norm import reference
 from facet.kernels.rounded_rows import RoundedRows, RowCodes
 
-__all__ = ["invariant_rms_norm", "invariant_rounded_rms_norm", "rms_norm", "rounded_rms_norm"]
+__all__ = [
+    "invariant_rms_norm",
+    "invariant_rounded_rms_norm",
+    "invariant_scaled_rms_norm",
+    "rms_norm",
+    "rounded_rms_norm",
+    "scaled_rms_norm",
+]
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -26,6 +33,24 @@ def invariant_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
         return triton.rms_norm(x, weight, eps, triton.tile_of_few_rows(x.shape[-1]))
     return reference.rms_norm(x, weight, eps)
+
+
+def scaled_rms_norm(x: Tensor, scale: Tensor, factor: float, eps: float) -> Tensor:
+    """The scale-free norm times `scale` times `factor`, cast back after each."""
+    if x.is_cuda:
+        from facet.kernels.rms_norm import triton
+
+        return triton.scaled_rms_norm(x, scale, factor, eps)
+    return reference.scaled_rms_norm(x, scale, factor, eps)
+
+
+def invariant_scaled_rms_norm(x: Tensor, scale: Tensor, factor: float, eps: float) -> Tensor:
+    """As `scaled_rms_norm`. A row's bits do not depend on how many rows there are."""
+    if x.is_cuda:
+        from facet.kernels.rms_norm import triton
+
+        return triton.scaled_rms_norm(x, scale, factor, eps, triton.tile_of_few_rows(x.shape[-1]))
+    return reference.scaled_rms_norm(x, scale, factor, eps)
 
 
 def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, codes: RowCodes) -> RoundedRows:

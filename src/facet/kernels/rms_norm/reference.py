@@ -14,3 +14,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if weight is not None:
         normed.mul_(weight)
     return normed.to(x.dtype)
+
+
+def scaled_rms_norm(x: Tensor, scale: Tensor, factor: float, eps: float) -> Tensor:
+    """The scale-free norm times `scale` times `factor`, cast back after each, as routers want it."""
+    return rms_norm(x, None, eps) * scale * factor

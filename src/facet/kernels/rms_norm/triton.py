@@ -70,6 +70,12 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, tile: RowTile | None 
     return out
 
 
+def scaled_rms_norm(x: Tensor, scale: Tensor, factor: float, eps: float, tile: RowTile | None = None) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _run(x, None, eps, tile, out, None, NO_CODES, scale, factor)
+    return out
+
+
 def rounded_rms_norm(
     x: Tensor, weight: Tensor | None, eps: float, codes: RowCodes, tile: RowTile | None = None
 ) -> RoundedRows:
@@ -87,12 +93,14 @@ def _run(
     out: Tensor,
     scales: Tensor | None,
     constants: Mapping[str, float],
+    scale: Tensor | None = None,
+    factor: float = 1.0,
 ) -> None:
     rows = rows_in_runs(x)
     num_rows = rows.shape[0] * rows.shape[1]
     tile = tile or row_tile(x.shape[-1], num_rows)
     _rms_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
-        rows, weight, out, scales, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps,
+        rows, weight, scale, factor, out, scales, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps,
         WIDTH=x.shape[-1], ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
         **constants, num_warps=tile.num_warps, **launch_options(x.device),
     )  # fmt: skip
@@ -156,7 +164,7 @@ def store_rows(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
-    x, weight, out, scales, num_rows, rows_per_run, run_stride, row_stride, eps,
+    x, weight, scale, factor, out, scales, num_rows, rows_per_run, run_stride, row_stride, eps,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
     DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -165,14 +173,20 @@ def _rms_norm_kernel(
     mask = (rows < num_rows) & (columns < WIDTH)
     places = place_in_runs(rows, rows_per_run, run_stride, row_stride)
     if WEIGHTS_AHEAD and weight is not None:
-        factor = load_weight(weight, columns, mask)
+        weights = load_weight(weight, columns, mask)
+    if WEIGHTS_AHEAD and scale is not None:
+        scale_factors = load_weight(scale, columns, mask)
     start_after_previous(IS_DEPENDENT)
     value = tl.load(x + places + columns, mask=mask, other=0.0).to(tl.float32)
     value = normalised(value, eps, WIDTH)
     if not WEIGHTS_AHEAD and weight is not None:
-        factor = load_weight(weight, columns, mask)
+        weights = load_weight(weight, columns, mask)
+    if not WEIGHTS_AHEAD and scale is not None:
+        scale_factors = load_weight(scale, columns, mask)
     if weight is not None:
-        value = value * factor
+        value = value * weights
+    if scale is not None:
+        value = rounded(rounded(value, x) * scale_factors, x) * factor
     store_rows(
         value.to(x.dtype.element_ty), out + rows.to(tl.int64) * WIDTH + columns, mask, scales, rows, rows < num_rows,
         DIVISOR, LEAST, GREATEST,
