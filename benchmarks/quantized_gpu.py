@@ -3,6 +3,7 @@
     python -m benchmarks.quantized_gpu                  # what the engine would use
     python -m benchmarks.quantized_gpu --tune           # every configuration; the three best of each are printed
     python -m benchmarks.quantized_gpu --rings          # few rows through rings, beside the kernel in Triton
+    python -m benchmarks.quantized_gpu --heads          # few rows times heads whose codes are widened, kernel by kernel
 
 Every result is first checked against the definition. Times are of launches inside a CUDA graph that walks over copies
 of a matrix, more of them than the second-level cache holds. Inputs are rounded beforehand; `rounding_gpu` times
@@ -26,8 +27,8 @@ from facet.kernels.linear import cases
 from facet.kernels.linear.reference import gated_input_linear, geglu_linear
 from facet.kernels.quantized import QuantizedMatrix, eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.eight_bits import Config, Ring, choose_config, ring_of
-from facet.kernels.quantized.eight_bits.config import WIDENED_ROW
+from facet.kernels.quantized.eight_bits import Config, Ring, Tiles, choose_config, ring_of
+from facet.kernels.quantized.eight_bits.config import WIDENED_ROW, WORDS_ROW
 from facet.kernels.rounded_rows import RoundedRows
 
 BANDWIDTH = 4.3e6  # bytes a microsecond, of an H200's memory as far as a kernel gets
@@ -49,6 +50,22 @@ WIDENED = tuple(
     for block_out in (2, 4, 8)
     for num_warps in (1, 2, 4)
 )
+# Outputs, inputs of a turn, warps.
+WORDS = tuple(
+    replace(WORDS_ROW, block_out=block_out, block_in=block_in, num_warps=num_warps)
+    for block_out, block_in, num_warps in (
+        (4, 512, 1),
+        (8, 256, 1),
+        (8, 512, 1),
+        (16, 256, 1),
+        (4, 1024, 2),
+        (8, 512, 2),
+        (16, 256, 2),
+        (16, 512, 4),
+    )
+)
+TILES = tuple(Tiles(*each) for each in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)))
+LEAST_HEAD = 65536  # outputs
 MANY = (
     Config(64, 128, 128, 4, 4),
     Config(128, 64, 128, 4, 4),
@@ -67,8 +84,15 @@ class Job:
     config: Config | None  # None: PyTorch's product
 
 
-def candidates(shape: cases.Shape, format: str, num_rows: int, tune: bool, rings: bool) -> list[Config | None]:
+def candidates(
+    shape: cases.Shape, format: str, num_rows: int, tune: bool, rings: bool, heads: bool
+) -> list[Config | None]:
     is_fp8 = format == "fp8"
+    if heads:
+        before = choose_config(num_rows, shape.num_out, shape.num_in, False)
+        assert before is not None
+        rows: list[Config] = [WIDENED_ROW, *WORDS] if num_rows == 1 else []
+        return [*rows, before, *(replace(before, tiles=tiles) for tiles in TILES)]
     chosen = choose_config(num_rows, shape.num_out, shape.num_in, is_fp8)
     if rings and chosen is not None and num_rows <= MOST_RING_ROWS and "weights" not in format:
         return [replace(chosen, ring=None), *(replace(chosen, ring=ring) for ring in rings_of(shape, tune))]
@@ -126,17 +150,28 @@ def inputs(
 def name_of(config: Config | None) -> str:
     if config is None:
         return "PyTorch"
-    named = config if config.ring is None else config.ring
-    numbers = " ".join(str(number) for number in asdict(named).values() if number is not None)
-    return numbers if config.ring is None else f"ring {numbers}"
+    kind, named = "", config
+    if config.ring is not None:
+        kind, named = "ring ", config.ring
+    elif config.tiles is not None:
+        kind, named = "tiles ", config.tiles
+    elif config.in_words:
+        kind = "words "
+    return kind + " ".join(str(number) for number in asdict(named).values() if number is not None)
 
 
 def compared(got: Tensor, before: Tensor | None, config: Config | None) -> str:
-    """How far a ring's results are from Triton's, `before`. Sums of int8 are exact; those of fp8 go by tiles."""
-    if before is None or config is None or config.ring is None:
+    """How far results are from Triton's of the first kind, `before`. Sums of int8 by int8 are exact; others are added
+    in an order of their own."""
+    if before is None or config is None or not is_new(config):
         return ""
     distance = float((got.float() - before.float()).norm() / before.float().norm())
     return ", as Triton's" if torch.equal(got, before) else f", {distance:.1e} from Triton's"
+
+
+def is_new(config: Config) -> bool:
+    """Whether it is compared with those before it."""
+    return config.ring is not None or config.tiles is not None or config.in_words
 
 
 def compile_for(job: Job) -> None:
@@ -147,18 +182,20 @@ def compile_for(job: Job) -> None:
         print(f"{job}: {str(error)[:300]}", flush=True)
 
 
-def jobs(shapes: list[cases.Shape], formats: list[str], rows: list[int], tune: bool, rings: bool) -> list[Job]:
+def jobs(
+    shapes: list[cases.Shape], formats: list[str], rows: list[int], tune: bool, rings: bool, heads: bool
+) -> list[Job]:
     found = {}
     for shape in shapes:
         for format in formats:
             for num_rows in rows:
-                for config in candidates(shape, format, num_rows, tune, rings):
+                for config in candidates(shape, format, num_rows, tune, rings, heads):
                     if config is not None:
                         found[shape.num_in, shape.operation, format, config] = Job(shape, format, num_rows, config)
     return list(found.values())
 
 
-def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool, rings: bool) -> None:
+def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool, rings: bool, heads: bool) -> None:
     num_bytes = shape.num_out * shape.num_in
     num_copies = max(1, math.ceil(CACHE_BYTES / num_bytes))
     for num_rows in rows:
@@ -179,7 +216,7 @@ def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool, rings:
         library = microseconds([partial(functional.linear, x16, wides[n % len(wides)]) for n in range(num_launches)])
         floor = max(num_bytes / BANDWIDTH, 2 * num_rows * num_bytes / 1.35e9 if "weights" not in format else 0)
         found, before = [], None
-        for config in candidates(shape, format, num_rows, tune, rings):
+        for config in candidates(shape, format, num_rows, tune, rings, heads):
             try:
                 got = run(shape, x, matrix, given, config)
             except Exception as error:
@@ -191,8 +228,8 @@ def measure(shape: cases.Shape, format: str, rows: list[int], tune: bool, rings:
                 continue
             launches = [partial(run, shape, x, copies[n % num_copies], given, config) for n in range(num_launches)]
             found.append((microseconds(launches), name_of(config) + compared(got, before, config), distance))
-            before = got if config is None or config.ring is None else before
-        for time, name, distance in sorted(found)[: len(found) if rings and not tune else 3]:
+            before = got if config is None or not is_new(config) else before
+        for time, name, distance in sorted(found)[: len(found) if heads or (rings and not tune) else 3]:
             print(
                 f"{shape.name:25} {format:12} {num_rows:5} rows: {time:7.1f} us, floor {floor:6.1f}, bfloat16 "
                 f"{library:7.1f} ({library / time:4.2f}x)  error {distance:.1e}  {name}",
@@ -205,18 +242,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true", help="try every configuration")
     parser.add_argument("--rings", action="store_true", help="time rings beside what is chosen, on a Hopper GPU")
-    parser.add_argument("--formats", nargs="+", choices=list(FORMAT_NAMES), default=["fp8", "int8"])
+    parser.add_argument("--heads", action="store_true", help="time all kernels for heads, on a Hopper GPU")
+    parser.add_argument("--formats", nargs="+", choices=list(FORMAT_NAMES))
     parser.add_argument("--shapes", nargs="+", default=[""], help="those whose names contain one of these")
-    parser.add_argument("--rows", nargs="+", type=int, help=f"{ROWS}, of rings {ROWS_OF_RINGS}")
+    parser.add_argument("--rows", nargs="+", type=int, help=f"{ROWS}, of rings and heads {ROWS_OF_RINGS}")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
     options = parser.parse_args()
-    rows = options.rows or list(ROWS_OF_RINGS if options.rings else ROWS)
+    rows = options.rows or list(ROWS_OF_RINGS if options.rings or options.heads else ROWS)
+    formats = options.formats or (["int8-weights", "fp8-weights"] if options.heads else ["fp8", "int8"])
     shapes = [shape for shape in SHAPES if any(part in shape.name for part in options.shapes)]
+    if options.heads:
+        shapes = [shape for shape in shapes if shape.num_out >= LEAST_HEAD]
+    kinds = (options.tune, options.rings, options.heads)
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_for, jobs(shapes, options.formats, rows, options.tune, options.rings)))
+        list(pool.map(compile_for, jobs(shapes, formats, rows, *kinds)))
     for shape in shapes:
-        for format in options.formats:
-            measure(shape, format, rows, options.tune, options.rings)
+        for format in formats:
+            measure(shape, format, rows, *kinds)
 
 
 if __name__ == "__main__":

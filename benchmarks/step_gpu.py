@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--all-rows", action="store_true", help="without fast prefill")
     parser.add_argument("--max-model-len", type=int, default=9216)
     parser.add_argument("--quantization", choices=("fp8", "int8", "int4"))
+    parser.add_argument("--quantize-head", action="store_true")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--batch-invariant", action="store_true")
     options = parser.parse_args()
@@ -180,6 +181,7 @@ def main() -> None:
                 enable_prefix_caching=False,
                 kv_sharing_fast_prefill=not options.all_rows,
                 quantization=options.quantization,
+                quantize_head=options.quantize_head,
                 kv_cache_dtype=options.kv_cache_dtype,
                 batch_invariant=options.batch_invariant,
             )

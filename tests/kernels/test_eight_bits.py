@@ -12,7 +12,7 @@ from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import eight_bits, reference
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.eight_bits import ChooseConfig, Config, choose_config, choose_one_config, row_codes
-from facet.kernels.quantized.eight_bits.config import WIDENED_ROW
+from facet.kernels.quantized.eight_bits.config import WIDENED_ROW, WORDS_ROW
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.rounding import round_inputs
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
@@ -148,18 +148,39 @@ def test_products_and_activations(name: str, num_in: int, num_rows: int, num_out
 
 @pytest.mark.parametrize("name", ["int8 rows", "fp8 rows"])
 @pytest.mark.parametrize(("num_in", "num_out"), [(512, 96), (336, 70), (4096, 6), (1040, 5)])
-def test_one_row_in_float32_arithmetic(name: str, num_in: int, num_out: int) -> None:
+@pytest.mark.parametrize("config", [WIDENED_ROW, WORDS_ROW], ids=["bytes", "words"])
+def test_one_row_in_float32_arithmetic(name: str, num_in: int, num_out: int, config: Config) -> None:
     """Tiles that are whole and not, several and one; outputs that programs divide and not."""
     case = Case(format=FORMATS[name], num_in=num_in, num_out=num_out)
-    matrix, x = case.matrix(DEVICE), case.inputs(1, torch.float16).to(DEVICE)
-    SUMS.check(eight_bits.linear(x, matrix, lambda *_: WIDENED_ROW).cpu(), reference.linear(x, matrix).cpu())
+    matrix, x = case.matrix(DEVICE), case.inputs(2, torch.float16)[1:].to(DEVICE)
+    SUMS.check(eight_bits.linear(x, matrix, lambda *_: config).cpu(), reference.linear(x, matrix).cpu())
+
+
+@pytest.mark.parametrize("codes", ["int8", "fp8"])
+@pytest.mark.parametrize("config", [WIDENED_ROW, WORDS_ROW], ids=["bytes", "words"])
+def test_one_row_widens_every_code_exactly(codes: str, config: Config) -> None:
+    """A single one picks a column of the matrix, whose numbers are all that a byte can be."""
+    matrix = QuantizedMatrix.empty(FORMATS[f"{codes} rows"], (256, 512), torch.device(DEVICE))
+    every = torch.arange(256, dtype=torch.int16, device=DEVICE).to(torch.uint8)
+    every[every.view(matrix.codes.dtype).float().isnan()] = 0
+    for place in range(4):
+        numbers = torch.zeros(256, 512, dtype=torch.uint8, device=DEVICE)
+        numbers[:, 8 + place] = every
+        matrix.codes.copy_(numbers.view(matrix.codes.dtype))
+        matrix.scales.fill_(0.5)
+        x = torch.zeros(1, 512, dtype=torch.float16, device=DEVICE)
+        x[0, 8 + place] = 2
+        got = eight_bits.linear(x, matrix, lambda *_: config)
+        assert torch.equal(got[0], matrix.codes[:, 8 + place].half())
 
 
 def test_when_a_row_is_widened() -> None:
     chosen = [choose_config(num_rows, 262144, 5376, False, is_widened=True) for num_rows in (0, 1, 2)]
-    assert [each is WIDENED_ROW for each in chosen] == [False, True, False]
-    assert choose_config(1, 262144, 5376, True) is not WIDENED_ROW
-    assert choose_one_config(1, 262144, 5376, False, is_widened=True) is not WIDENED_ROW, "one order of sums"
+    assert [each is not None and each.is_vector for each in chosen] == [False, True, False]
+    rounded = choose_config(1, 262144, 5376, True)
+    assert rounded is not None
+    assert not rounded.is_vector
+    assert not choose_one_config(1, 262144, 5376, False, is_widened=True).is_vector, "one order of sums"
 
 
 def test_when_pytorch_multiplies() -> None:

@@ -75,6 +75,22 @@ def test_products(name: str) -> None:
     close(fast.gated_input_linear(x, given), plain.gated_input_linear(x, given))
 
 
+@pytest.mark.parametrize("name", ["int8 rows", "fp8 rows"])
+@pytest.mark.parametrize("ids", [[5], [[0, 95], [7, 7]], list(range(64)) * 3])
+def test_rows_are_looked_up_bit_for_bit(name: str, ids: list[int]) -> None:
+    fast, plain = both(name)
+    token_ids = torch.tensor(ids, device=DEVICE)
+    assert torch.equal(fast.embed(token_ids, 0.3), plain.embed(token_ids, 0.3))
+
+
+def test_ids_past_a_table_take_its_first_row() -> None:
+    fast, _ = both("int8 rows")
+    rows = fast.embed(torch.tensor([96, 0, 1], device=DEVICE, dtype=torch.int32), 2.0)
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[1], rows[2])
+    assert fast.embed(torch.tensor([], device=DEVICE, dtype=torch.int64), 2.0).shape == (0, 320)
+
+
 @pytest.mark.parametrize("name", ["int8 rows", *ROUNDED])
 def test_norms_round_for_the_products_behind_them(name: str) -> None:
     fast, plain = both(name)

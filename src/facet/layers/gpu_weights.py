@@ -61,6 +61,9 @@ class EightBitsWeight(QuantizedWeight):
     def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
         return eight_bits.gated_input_linear(x, self.matrix, per_layer_input, self.arithmetic.choose_eight_bits)
 
+    def embed(self, token_ids: Tensor, scale: float) -> Tensor:
+        return eight_bits.embed(token_ids, self.matrix, scale, self.dtype)
+
     def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
         if self._row_codes is None:
             return super().run_experts(x, weights, chosen, down)

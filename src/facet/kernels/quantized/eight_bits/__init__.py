@@ -3,9 +3,10 @@
 Where a format rounds inputs too, codes are multiplied by codes, on tensor cores made for them, and both scales are
 applied to the sums. Such a product takes `RoundedRows`, which norms and activations before it can give. Others are
 rounded by a kernel before the product. A product in Triton that rounded a single row as it read it took 1 to 6 us
-longer than both on an H200. Where inputs are not rounded, codes are widened on their way to the tensor cores. The
-activation that follows is in the same kernel. On Hopper GPUs few rows can go through rings (`ring_kernel.py`), where a
-configuration has one: these round a single row while the matrix is on its way.
+longer than both on an H200. Where inputs are not rounded, codes are widened on their way to the tensor cores; of a head
+in registers (`few_rows_kernel.py`), where a configuration has such tiles. The activation that follows is in the same
+kernel. On Hopper GPUs few rows can go through rings (`ring_kernel.py`), where a configuration has one: these round a
+single row while the matrix is on its way.
 
 Sums of integers are exact. Those of fp8 are of another order in another configuration: `ChooseConfig` is how a model
 says whether that may depend on the number of rows.
@@ -26,6 +27,7 @@ from facet.kernels.quantized.eight_bits.config import (
     ChooseConfig,
     Config,
     Ring,
+    Tiles,
     choose_config,
     choose_one_config,
     ring_of,
@@ -39,8 +41,10 @@ __all__ = [
     "ChooseConfig",
     "Config",
     "Ring",
+    "Tiles",
     "choose_config",
     "choose_one_config",
+    "embed",
     "gated_input_linear",
     "geglu_linear",
     "invariant_run_experts",
@@ -81,6 +85,13 @@ def round_rows(x: Tensor | MeasuredRows, format: MatrixFormat) -> RoundedRows:
     return round_rows(x, row_codes(format))
 
 
+def embed(token_ids: Tensor, matrix: QuantizedMatrix, scale: float, dtype: torch.dtype) -> Tensor:
+    """Rows of a table in `dtype`, times a scale; ids past its end take row 0."""
+    from facet.kernels.quantized.eight_bits.embedding import embed
+
+    return embed(token_ids, matrix, scale, dtype)
+
+
 def linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
     ring = _ring_that_rounds(x, matrix, choose)
     if ring is not None:
@@ -90,11 +101,16 @@ def linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
     if config is None:
         assert isinstance(x, RoundedRows)
         return _scaled_mm(x, matrix)
+    if config.tiles is not None and isinstance(x, Tensor) and runs_on_hopper(x.device):
+        from facet.kernels.quantized.eight_bits import few_rows  # imports Gluon
+
+        if few_rows.can_run(x, matrix):
+            return few_rows.linear(x, matrix, config.tiles)
     if config.is_vector:
-        from facet.kernels.quantized.eight_bits import widened
+        from facet.kernels.quantized.eight_bits import widened, widened_words
 
         assert isinstance(x, Tensor)
-        return widened.linear(x, matrix, config)
+        return widened_words.linear(x, matrix, config) if config.in_words else widened.linear(x, matrix, config)
     kernels, taken = _kernels_of(config, x, matrix)
     return kernels.linear(x, matrix, taken)
 

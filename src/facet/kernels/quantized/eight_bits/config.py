@@ -1,6 +1,6 @@
 """Chooses how a product with a matrix of eight bits is divided among programs, by its shape alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 
@@ -20,6 +20,14 @@ class Ring:
 
 
 @dataclass(frozen=True, slots=True)
+class Tiles:
+    """Of few rows that are not rounded: each of `num_warps` warps owns so many tiles of 16 rows of the matrix."""
+
+    tiles: int
+    num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """A program owns `block_out` rows of the matrix and `rows` rows of x, and walks along them `block_in` columns at a
     time."""
@@ -31,7 +39,9 @@ class Config:
     num_stages: int  # tiles on their way to shared memory at a time
     shares: int = 1  # into which a row of the matrix is cut: a program takes one
     is_vector: bool = False  # one row, in float32 arithmetic (`widened.py`)
+    in_words: bool = False  # of such a row: codes are loaded four at a time (`widened_words.py`)
     ring: Ring | None = None  # instead of all this, for rows of codes on a Hopper GPU
+    tiles: Tiles | None = None  # the same, for rows of bfloat16
 
 
 class ChooseConfig(Protocol):
@@ -68,12 +78,28 @@ _SCALED_MM_OUTPUTS = 16
 # 388, 459 with two warps; int8 451. Of E4B: 185, 195.
 WIDENED_ROW = Config(1, 4, 512, num_warps=1, num_stages=1, is_vector=True)
 MAX_WIDENED_ROWS = 1
+# The same in words of four codes, which takes fewer instructions: to be timed.
+WORDS_ROW = Config(1, 8, 256, num_warps=1, num_stages=1, is_vector=True, in_words=True)
+IN_WORDS = False
+# Few rows times the codes of a head, widened for tensor cores: to be timed. A code takes 2.6 instructions there, in
+# words 4.6 (int8) or 4.1 (fp8), in bytes 6.4 or 7.3.
+HEAD_TILES = Tiles(tiles=1, num_warps=1)
+MAX_TILED_ROWS = 0
+_LEAST_TILED_OUTPUTS = 65536
 
 
 def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False) -> Config | None:
     """Times are microseconds on an H200, the matrix read from memory (benchmarks/quantized_gpu.py)."""
+    config = _choose_config(num_rows, num_out, num_in, is_fp8, is_widened)
+    if config is not None and is_widened and 0 < num_rows <= MAX_TILED_ROWS and num_out >= _LEAST_TILED_OUTPUTS:
+        return replace(config, tiles=HEAD_TILES)
+    return config
+
+
+def _choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool) -> Config | None:
+    """Without tiles."""
     if is_widened and 0 < num_rows <= MAX_WIDENED_ROWS:
-        return WIDENED_ROW
+        return WORDS_ROW if IN_WORDS else WIDENED_ROW
     if num_rows <= MOST_ROWS_AT_ONCE:
         # 31B, one row and 64: gate_up 55.5 and 62.9, in bfloat16 108.6 and 115.5, bytes alone 53.8. In three shares
         # down takes 30.4 (32.6 in two, bytes 26.9) and o 13.3 (14.7 in one, bytes 10.2).
