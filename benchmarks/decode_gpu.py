@@ -7,7 +7,7 @@ after layer, each with its own memory, so that nothing is in the cache that woul
 load: the tuning that is built in, the best variant, and all of them. `--full` tries more tile shapes, and takes longer.
 `latency` is the attention of few rows, where latency counts and not bytes. `quantized` is attention over
 keys and values of one byte, and its time against that of bfloat16. `fixed` is attention whose shares follow from each
-row's own context (`--batch-invariant`), against the built-in tuning, which may choose them by the number of rows.
+row's own context, against a tuning that may choose them by the number of rows; and, within a window, through a ring.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 
 import torch
@@ -42,6 +43,7 @@ from facet.kernels.head_inputs import triton as heads_triton
 from facet.kernels.head_inputs.cases import Case as HeadsCase
 from facet.kernels.paged_attention import gpu, reference
 from facet.kernels.paged_attention.decode.fixed import choose_fixed_tuning
+from facet.kernels.paged_attention.decode.hopper.tuning import RingTuning, choose_ring_tuning, decodes_in_ring
 from facet.kernels.paged_attention.decode.in_turn import attend_in_turn, can_take_turns
 from facet.kernels.paged_attention.decode.kernel import attend_rows
 from facet.kernels.paged_attention.decode.plan import DecodePlan
@@ -75,6 +77,7 @@ QUANTIZED_TILES = {
 class Variant:
     reader: Reader
     tuning: DecodeTuning
+    ring: RingTuning | None = None  # of the kernel that reads through one; then the rest is not looked at
 
 
 def built_in(layers: Layers) -> Variant:
@@ -83,7 +86,11 @@ def built_in(layers: Layers) -> Variant:
 
 
 def attend(layers: Layers, output: Tensor, plan: DecodePlan, variant: Variant) -> None:
-    if variant.tuning.num_programs is not None and can_take_turns(variant.reader, layers.cache):
+    if variant.ring is not None:
+        from facet.kernels.paged_attention.decode.hopper.ring import attend_in_ring  # imports Gluon
+
+        attend_in_ring(layers.queries, output, layers.cache, plan, 1.0, variant.ring)
+    elif variant.tuning.num_programs is not None and can_take_turns(variant.reader, layers.cache):
         attend_in_turn(layers.queries, output, layers.cache, plan, 1.0, variant.tuning)
     else:
         attend_rows(layers.queries, output, layers.cache, plan, 1.0, layers.recipe, variant.reader, variant.tuning)
@@ -162,7 +169,11 @@ def no_variants(load: Load, chosen: Variant) -> dict[str, Variant]:
 
 def only_fixed(layers: Layers, load: Load, chosen: Variant) -> dict[str, Variant]:
     fixed = choose_fixed_tuning(chosen.reader, layers.queries, layers.cache, layers.plans[0])
-    return with_tunings(chosen, {"fixed": fixed})
+    variants = with_tunings(chosen, {"fixed": fixed})
+    if decodes_in_ring(layers.queries, layers.cache, layers.plans[0]):
+        ring = choose_ring_tuning(layers.queries, layers.cache, layers.plans[0])
+        variants["ring"] = replace(chosen, ring=ring)
+    return variants
 
 
 def fixed_variants(layers: Layers, load: Load, chosen: Variant) -> dict[str, Variant]:
@@ -173,7 +184,13 @@ def fixed_variants(layers: Layers, load: Load, chosen: Variant) -> dict[str, Var
         tunings[f"by {programs}"] = replace(fixed, num_programs=programs)
     for least in () if load.window else (32, 128):
         tunings[f"of {least}"] = replace(fixed, least_keys=least)
-    return variants | with_tunings(chosen, tunings)
+    variants |= with_tunings(chosen, tunings)
+    ring = variants["ring"].ring if "ring" in variants else None
+    if ring is not None:
+        for slots, programs in product((2, 3, 4, 6), (1, 2, 3, 5, 9)):
+            other = replace(ring, num_programs=programs, num_slots=slots)
+            variants[f"ring of {slots}, by {programs}"] = replace(chosen, ring=other)
+    return variants
 
 
 def quantized_variants(load: Load, chosen: Variant) -> dict[str, Variant]:

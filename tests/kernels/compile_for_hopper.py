@@ -33,6 +33,7 @@ from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
 from facet.kernels.moe import triton_sorting as sorting
 from facet.kernels.paged_attention.decode.grouped import grouped_kernel
+from facet.kernels.paged_attention.decode.hopper.ring_kernel import ring_kernel as decode_ring_kernel
 from facet.kernels.paged_attention.decode.in_turn import in_turn_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
@@ -261,6 +262,29 @@ def in_turn_launch(
     return in_turn_kernel, arguments, {**constants, "num_warps": 4, "num_stages": 3 if head_dim == 512 else 5}
 
 
+def decode_ring_launch(
+    group: int, num_heads: int, head_dim: int, share: int
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Rows within a window, decoded through a ring."""
+    stride = num_heads // group * head_dim
+    constants = dict(
+        HAS_MAP=False,
+        IS_EARLY=True,
+        SHARE=share,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        TOKEN_STRIDE=stride,
+        TOKENS_PER_BLOCK=16,
+        SLOTS=3,
+        AT_ONCE=9,
+        IS_DEPENDENT=True,
+    )
+    numbers, floats = tensor(gl.int32), tensor(gl.float32)
+    arguments = (tensor(), tensor(), tensor(), numbers, numbers, numbers, numbers, tensor(), floats, floats, numbers,
+                 1.0, 512, 9, 576, 16 * stride, num_heads)  # fmt: skip
+    return decode_ring_kernel, arguments, {**constants, "num_warps": 4}
+
+
 def experts_launch(*, is_first: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of 8192 rows of 26B-A4B."""
     num_out, num_in = (1408, 2816) if is_first else (2816, 704)
@@ -352,6 +376,10 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "drafts_e4b_sliding": drafts_launch(4, 8, 256, 512, 32),
         "drafts_e4b_global": drafts_launch(4, 8, 512, 0, 32),
         "drafts_31b_sliding": drafts_launch(2, 32, 256, 1024, 32),
+        "decode_ring_e4b": decode_ring_launch(4, 8, 256, 64),
+        "decode_ring_e2b": decode_ring_launch(8, 8, 256, 64),
+        "decode_ring_31b": decode_ring_launch(2, 32, 256, 64),
+        "decode_ring_3_27b": decode_ring_launch(2, 32, 128, 64),
         "shares_e4b_sliding": in_turn_launch(4, 8, 256, 512, adds=True),
         "shares_e4b_sliding_left": in_turn_launch(4, 8, 256, 512, adds=False),
         "shares_31b_sliding": in_turn_launch(2, 32, 256, 1024, adds=True),

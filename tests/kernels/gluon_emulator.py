@@ -15,6 +15,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from tests.kernels import gluon_machine as machine
 
-PROGRAM = SimpleNamespace(ids=(0, 0), sizes=(1, 1))
+PROGRAM = SimpleNamespace(ids=(0, 0, 0), sizes=(1, 1, 1))
 
 
 class Int(int):
@@ -137,13 +138,12 @@ class Kernel:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, num_warps: int, maxnreg: int | None = None, **kwargs: Any) -> None:
-            sizes = (*grid, 1)[:2]
+            sizes = (*grid, 1, 1)[:3]
             given = [Pointer(_memory(arg)) if isinstance(arg, Tensor) else arg for arg in args]
-            for first in range(sizes[0]):
-                for second in range(sizes[1]):
-                    PROGRAM.ids, PROGRAM.sizes = (first, second), sizes
-                    machine.ALLOCATIONS.clear()
-                    self.function(*given, **kwargs)
+            for ids in product(*map(range, sizes)):
+                PROGRAM.ids, PROGRAM.sizes = ids, sizes
+                machine.ALLOCATIONS.clear()
+                self.function(*given, **kwargs)
 
         return launch
 
@@ -176,6 +176,7 @@ def _language() -> ModuleType:
         exp2=torch.exp2,
         expand_dims=lambda tensor, dim: tensor.unsqueeze(dim),
         float16=torch.float16,
+        fma=lambda a, b, c: (a.double() * b + c).float(),
         float32=torch.float32,
         full=lambda shape, value, dtype, _layout: torch.full(tuple(shape), _plain(value), dtype=dtype),
         int32=torch.int32,

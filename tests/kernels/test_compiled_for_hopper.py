@@ -43,6 +43,10 @@ SHARES = (
     "shares_e4b_global",
     "shares_e4b_sliding_drafts",
     "shares_e4b_global_drafts",
+    "decode_ring_e4b",
+    "decode_ring_e2b",
+    "decode_ring_31b",
+    "decode_ring_3_27b",
 )
 EXPERTS = ("experts_gate_up", "experts_down")
 SORTING = ("count_pairs", "place_pairs", "place_512_pairs", "place_64_pairs")
@@ -121,7 +125,7 @@ def test_rows_of_drafts_leave_room_for_two_programs(name: str, compiled: dict[st
 
 
 @pytest.mark.parametrize("name", SHARES)
-def test_shares_taken_in_turn_leave_room_for_two_programs(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+def test_shares_leave_room_for_two_programs(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     found = compiled[name]
     assert "error" not in found, found["error"]
     assert found["stack"] <= 16, "all sums are in registers"

@@ -15,6 +15,7 @@ from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.fixed import choose_fixed_tuning, rows_of_partials
 from facet.kernels.paged_attention.decode.grouped import attend_groups, gains_by_groups
+from facet.kernels.paged_attention.decode.hopper.tuning import choose_ring_tuning, decodes_in_ring
 from facet.kernels.paged_attention.decode.in_turn import attend_in_turn, can_take_turns
 from facet.kernels.paged_attention.decode.kernel import attend_rows
 from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT, DecodePlan, plan_decode
@@ -52,6 +53,11 @@ class GpuPlan:
         output = torch.empty_like(queries) if out is None else out
         queries = queries.contiguous()
         for decode in self.decodes:
+            if decodes_in_ring(queries, cache, decode):
+                from facet.kernels.paged_attention.decode.hopper.ring import attend_in_ring  # imports Gluon
+
+                attend_in_ring(queries, output, cache, decode, scale, choose_ring_tuning(queries, cache, decode))
+                continue
             reader = choose_reader(queries, cache, key_recipe)
             tuning = self.choose_tuning(reader, queries, cache, decode)
             if gains_by_groups(reader, queries, cache, decode, tuning):
@@ -92,6 +98,7 @@ def plan_on_gpu(
                 longest_context=longest,
                 has_prompts=has_prompts,
                 may_share_seats=rows.may_share_seats and not has_prompts,
+                stores_own_key_only=rows.stores_own_key_only,
             ),
         )
     return GpuPlan(decodes=decodes, prefills=(plan_runs(paged, runs),) if runs else ())
@@ -142,6 +149,7 @@ def plan_invariant_on_gpu(
                 longest_context=longest,
                 has_prompts=has_prompts,
                 may_share_seats=rows.may_share_seats and not has_prompts,
+                stores_own_key_only=rows.stores_own_key_only,
                 is_anchored=rows.has_drafts,
             )
             for first in range(0, len(decoded), most_rows)

@@ -25,6 +25,7 @@ class DecodePlan:
     most_keys: int  # that one of them sees
     may_share_seats: bool  # rows that follow each other may be of one sequence
     is_anchored: bool  # the shares of a window begin at multiples of their size, where they are fixed
+    stores_own_key_only: bool  # see `AttentionRows`
     arrivals: Tensor  # [num_rows, num_kv_heads] int32, zero between layers: shares of a row that are done
 
     @property
@@ -41,6 +42,7 @@ def plan_decode(
     has_prompts: bool = True,
     may_share_seats: bool = False,
     is_anchored: bool = False,
+    stores_own_key_only: bool = False,
 ) -> DecodePlan:
     """`decoded`: the rows, ascending. Without prompts in the step, all of them.
 
@@ -61,5 +63,6 @@ def plan_decode(
         most_keys=min(longest_context, rows.window) if rows.window else longest_context,
         may_share_seats=may_share_seats,
         is_anchored=is_anchored and rows.window > 0,
+        stores_own_key_only=stores_own_key_only,
         arrivals=torch.zeros(len(decoded), rows.heads.num_kv_heads, dtype=torch.int32, device=device),
     )

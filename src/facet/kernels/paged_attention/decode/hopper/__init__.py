@@ -1,0 +1,1 @@
+"""Kernels for decoded rows on Hopper GPUs, in Gluon."""

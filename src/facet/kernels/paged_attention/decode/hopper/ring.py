@@ -1,0 +1,57 @@
+"""Launches the kernel that decodes rows through a ring of tiles."""
+
+import torch
+from torch import Tensor
+
+from facet.kernels.dependent_launch import launch_options
+from facet.kernels.paged_attention.cache import LayerCache
+from facet.kernels.paged_attention.decode.hopper.ring_kernel import ring_kernel
+from facet.kernels.paged_attention.decode.hopper.tuning import RingTuning
+from facet.kernels.paged_attention.decode.plan import DecodePlan
+
+# Shares that the last program loads together.
+_AT_ONCE = 9
+
+
+def attend_in_ring(
+    queries: Tensor, output: Tensor, cache: LayerCache, plan: DecodePlan, scale: float, tuning: RingTuning
+) -> None:
+    """Write the rows of `output` that the plan names."""
+    assert cache.values is not None, "keys and values are separate"
+    rows = plan.rows
+    (num_heads, head_dim), num_kv_heads = queries.shape[1:], cache.keys.shape[2]
+    totals, levels = output, output
+    if tuning.num_programs > 1:
+        per_share = (plan.num_rows, num_heads, tuning.num_shares)
+        totals = torch.empty(*per_share, head_dim, dtype=torch.float32, device=queries.device)
+        levels = torch.empty(*per_share, 2, dtype=torch.float32, device=queries.device)
+    ring_kernel[(plan.num_rows, num_kv_heads, tuning.num_programs)](
+        queries,
+        cache.keys,
+        cache.values,
+        rows.block_table,
+        rows.positions,
+        rows.seats,
+        plan.map_or_any,
+        output,
+        totals,
+        levels,
+        plan.arrivals,
+        scale,
+        rows.window,
+        tuning.num_shares,
+        rows.block_table.stride(0),
+        cache.keys.stride(0),
+        num_heads,
+        HAS_MAP=plan.row_map is not None,
+        IS_EARLY=plan.stores_own_key_only,
+        SHARE=tuning.share_keys,
+        GROUP=num_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        TOKEN_STRIDE=cache.keys.stride(1),
+        TOKENS_PER_BLOCK=rows.tokens_per_block,
+        SLOTS=tuning.num_slots,
+        AT_ONCE=_AT_ONCE,
+        num_warps=4,
+        **launch_options(queries.device),
+    )
