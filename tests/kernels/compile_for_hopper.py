@@ -38,8 +38,11 @@ from facet.kernels.paged_attention.decode.in_turn import in_turn_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
 from facet.kernels.quantized.eight_bits import config as eight_bits
+from facet.kernels.quantized.eight_bits.embedding import embed_codes_kernel
+from facet.kernels.quantized.eight_bits.few_rows_kernel import few_rows_kernel as eight_bit_few_rows_kernel
 from facet.kernels.quantized.eight_bits.ring_kernel import ring_kernel as eight_bit_ring_kernel
 from facet.kernels.quantized.eight_bits.row_rounding import choose_whole_rows, round_whole_rows_kernel
+from facet.kernels.quantized.eight_bits.widened_words import word_row_kernel
 from facet.kernels.quantized.int4 import tuning as int4
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
@@ -47,6 +50,7 @@ from facet.kernels.quantized.int4.ring_16_kernel import ring_16_kernel as int4_r
 from facet.kernels.quantized.int4.ring_kernel import ring_kernel as int4_ring_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
+from facet.kernels.rms_norm.triton import row_tile
 from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
 from facet.kernels.sum_over_ranks.triton import sum_kernel, sum_launch
 from facet.ranks import Rank
@@ -193,6 +197,32 @@ def eight_bit_ring_launch(
     arguments = (x, row_scales, tensor(dtype), scales, tensor(), tensor(), scales if is_gated else None,
                  shape.num_in, shape.num_in, 1, 0, 8, num_out, sums, tensor(gl.int32))  # fmt: skip
     return eight_bit_ring_kernel, arguments, {**constants, "num_warps": 4}
+
+
+def head_launch(dtype: Any, *, in_tiles: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of a row with the head of 31B, whose codes are widened."""
+    constants: dict[str, Any] = dict(NUM_IN=5376, IS_DEPENDENT=True)
+    scales = tensor(gl.float32)
+    if in_tiles:
+        tiles, words = eight_bits.HEAD_TILES, tensor(gl.int32)
+        constants |= dict(IS_INTEGER=dtype == gl.int8, TILES=tiles.tiles, NUM_WARPS=tiles.num_warps)
+        arguments = (words, words, scales, tensor(), 2688, 1344, 1, 1, 262144)
+        return eight_bit_few_rows_kernel, arguments, {**constants, "num_warps": tiles.num_warps}
+    row = eight_bits.WORDS_ROW
+    constants |= dict(BLOCK_OUT=row.block_out, BLOCK_IN=row.block_in)
+    return (
+        word_row_kernel,
+        (tensor(), tensor(dtype), scales, tensor(), 5376, 1, 262144),
+        {**constants, "num_warps": row.num_warps},
+    )
+
+
+def embed_launch(dtype: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of a row of 31B."""
+    tile = row_tile(5376, 1)
+    constants = dict(WIDTH=5376, ROWS=tile.num_rows, BLOCK=tile.block, IS_DEPENDENT=True)
+    arguments = (tensor(gl.int64), tensor(dtype), tensor(gl.float32), tensor(), 1, 262144, 5376, 1, 73.5)
+    return embed_codes_kernel, arguments, {**constants, "num_warps": tile.num_warps}
 
 
 def round_geglu_launch(width: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -356,6 +386,12 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),
         "int8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.int8),
         "int8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.int8),
+        "int8_head": head_launch(gl.int8, in_tiles=True),
+        "fp8_head": head_launch(gl.float8e4nv, in_tiles=True),
+        "int8_row_of_head": head_launch(gl.int8, in_tiles=False),
+        "fp8_row_of_head": head_launch(gl.float8e4nv, in_tiles=False),
+        "int8_embedding": embed_launch(gl.int8),
+        "fp8_embedding": embed_launch(gl.float8e4nv),
         "int4_ring_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear"),
         "int4_ring_of_down": int4_ring_launch(336, 168, "linear"),
         "int4_ring_of_qkv": int4_ring_launch(1024, 42, "linear"),
@@ -424,6 +460,8 @@ def usage(kernel: Any) -> dict[str, Any]:
         "shared": kernel.metadata.shared,
         "signals": [kernel.asm["ptx"].count(f"atom.global.sys.{kind}") for kind in ("release", "acquire")],
         "added_halves": code.count("HADD2"),
+        "wide_loads": len(re.findall(r"LDG\.E\.EF\.128", code)),
+        "conversions": code.count("I2F.S8"),
         "single_stores": code.count("STG.E.U16"),
         "barriers": kernel.asm["ptx"].count("bar.sync"),
         "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),

@@ -34,6 +34,9 @@ RINGS = {
 }
 # Addresses that do not change, which sixteen warps of 128 registers leave no room for.
 MOST_LOCAL_BYTES = {"int4_ring_of_16_of_narrow_down": 16}
+# Registers, of heads whose codes are widened: as many as leave 28 warps of a row on a multiprocessor, or 20.
+HEADS = {"int8_head": 72, "fp8_head": 80, "int8_row_of_head": 72, "fp8_row_of_head": 96}
+EMBEDDINGS = ("int8_embedding", "fp8_embedding")
 ROUNDED = ("round_geglu_31b", "round_geglu_e4b", "rounded_add_norm")
 DRAFTS = ("drafts_e4b_sliding", "drafts_e4b_global", "drafts_31b_sliding")
 SHARES = (
@@ -56,7 +59,19 @@ MULTIPROCESSOR_BYTES = 232_448
 
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, Any]]:
-    names = (*PREFILL, *MOST_REGISTERS, *RINGS, *ROUNDED, *DRAFTS, *SHARES, *EXPERTS, *SORTING, SUM)
+    names = (
+        *PREFILL,
+        *MOST_REGISTERS,
+        *RINGS,
+        *HEADS,
+        *EMBEDDINGS,
+        *ROUNDED,
+        *DRAFTS,
+        *SHARES,
+        *EXPERTS,
+        *SORTING,
+        SUM,
+    )
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "tests.kernels.compile_for_hopper", *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -103,6 +118,25 @@ def test_a_ring_of_4_bits_has_one_barrier_a_turn(name: str, compiled: dict[str, 
     assert "error" not in found, found["error"]
     assert found["barriers"] <= 14 + found["stages"] // 2 - 1
     assert found["added_halves"] == 0, "codes are unpacked by instructions that multiply and add"
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_codes_of_a_head_are_loaded_wide_and_not_converted_one_by_one(
+    name: str, compiled: dict[str, dict[str, Any]]
+) -> None:
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["reg"] <= HEADS[name]
+    assert found["wide_loads"] >= 8, "the first codes, and those of a turn"
+    assert found["conversions"] == 0, "few converters would be waited for"
+
+
+@pytest.mark.parametrize("name", EMBEDDINGS)
+def test_rows_of_codes_are_looked_up_in_registers(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ROUNDED)
