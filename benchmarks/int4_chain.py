@@ -5,10 +5,11 @@ card to whoever starts early. Attention is left out: the output product takes so
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +68,7 @@ def make_matrices(layer: Layer, format: MatrixFormat) -> Matrices:
 
 
 def run_layers(
-    layer: Layer, layers: Sequence[Matrices], rooms: Sequence[ModuleType], x: Tensor, norm: Tensor, given: Tensor
+    layer: Layer, layers: Sequence[Matrices], rooms: Sequence[Any], x: Tensor, norm: Tensor, given: Tensor
 ) -> Tensor:
     """`rooms`: for products of much, and for those of the per-layer input."""
     products, small_products = rooms
@@ -90,6 +91,22 @@ def _add(stream: Tensor, update: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
     return new, normed
 
 
+def own_rings() -> SimpleNamespace:
+    """The products of `ring`, through rings that warps have of their own."""
+    from facet.kernels.quantized.int4 import ring
+    from facet.kernels.quantized.int4.tuning import ring_of
+
+    def through_own(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(x: Tensor, matrix: int4.ShuffledInt4, *given: Tensor) -> Tensor:
+            own = ring_of(matrix.num_tiles, matrix.num_blocks, x.shape[0], is_own=True)
+            return function(x, matrix, *given, own)
+
+        return run
+
+    functions = (ring.linear, ring.geglu_linear, ring.gated_input_linear)
+    return SimpleNamespace(**{function.__name__: through_own(function) for function in functions})
+
+
 def measure(layer: Layer, rows: Sequence[int], group: int) -> None:
     from facet.kernels.quantized.int4 import few_rows, ring, wide
 
@@ -102,9 +119,12 @@ def measure(layer: Layer, rows: Sequence[int], group: int) -> None:
     norm = torch.ones(layer.hidden, device="cuda")
     for num_rows in rows:
         usual = few_rows if num_rows <= int4.MAX_FEW_ROWS else wide
-        ways = {"few_rows": (few_rows, few_rows), "rings": (ring, ring)}
+        ways: dict[str, tuple[Any, Any]] = {"few_rows": (few_rows, few_rows), "rings": (ring, ring)}
         if usual is wide:
             ways["wide"] = (wide, wide)
+        else:
+            own = own_rings()
+            ways |= {"own rings": (own, own)}
         if layer.num_per_layer:
             ways[f"rings, {usual.__name__.rpartition('.')[2]} for the per-layer input"] = (ring, usual)
         x = torch.randn(num_rows, layer.hidden, device="cuda", dtype=torch.bfloat16)

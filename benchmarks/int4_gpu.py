@@ -3,8 +3,9 @@
     python benchmarks/int4_gpu.py                    # what the engine would use, under a minute
     python benchmarks/int4_gpu.py --tune             # a handful of tunings for each shape; the best four lines of each
     python benchmarks/int4_gpu.py --only gate_up --rows 1 8 16
-    python -m benchmarks.int4_gpu --rings            # few rows through rings, beside the kernel for few rows, alone and
-                                                     # in layers (int4_chain.py); with --tune, other rings too
+    python -m benchmarks.int4_gpu --rings            # few rows through rings that warps share or have of their own,
+                                                     # beside the kernel for few rows, alone and in layers
+                                                     # (int4_chain.py); with --tune, other rings too
     python -m benchmarks.int4_gpu --rings --rows 16  # beside the wide kernel, too
 
 Every kernel is first checked against the reference. Times are of launches inside a CUDA graph that walks over copies of
@@ -147,16 +148,31 @@ def rivals_of_rings(shape: Shape, num_rows: int) -> list[Cut]:
 
 
 def rings_for(shape: Shape, num_rows: int, is_tuned: bool) -> list[Ring]:
-    """The one that would be chosen; tuned, also others of the same bits: with more and fewer warps, tiles and turns."""
-    chosen = ring_of(shape.num_tiles, -(-shape.num_in // 128), num_rows)
+    """The one that would be chosen, and up to 8 rows one of warps' own; tuned, also others of the same bits: with more
+    and fewer warps, tiles and turns."""
+    num_blocks = -(-shape.num_in // 128)
+    chosen = ring_of(shape.num_tiles, num_blocks, num_rows, is_own=False)
+    found = [chosen]
+    if chosen.row_tiles == 1:
+        own = ring_of(shape.num_tiles, num_blocks, num_rows, is_own=True)
+        found += [own, replace(own, is_ahead=not own.is_ahead)]
+        if own.num_stages > 3:
+            found.append(replace(own, num_stages=(own.num_stages + 1) // 2))
     if not is_tuned:
-        return [chosen]
+        return found
     # Rings of 16 rows may be the better ones of 8: x is read for more tiles at once.
-    found = list(dict.fromkeys((chosen, ring_of(shape.num_tiles, -(-shape.num_in // 128), 16))))
+    found = list(dict.fromkeys((*found, ring_of(shape.num_tiles, num_blocks, 16))))
     most_turns = -(-shape.num_in // (128 * chosen.num_in_warps)) + 2
     for tiles, num_out_warps, num_stages in product((1, 2, 4), (1, 2, 4), (4, 6, 8, 12)):
-        for is_ahead in (False, True):
-            ring = replace(chosen, tiles=tiles, num_out_warps=num_out_warps, num_stages=num_stages, is_ahead=is_ahead)
+        for is_ahead, is_own in product((False, True), (False, True) if chosen.row_tiles == 1 else (False,)):
+            ring = replace(
+                chosen,
+                is_own=is_own,
+                tiles=tiles,
+                num_out_warps=num_out_warps,
+                num_stages=num_stages,
+                is_ahead=is_ahead,
+            )
             num_programs = -(-shape.num_tiles // (tiles * num_out_warps))
             fits = ring.num_bytes <= MOST_RING_BYTES and ring.num_warps <= 16 and num_stages <= most_turns
             if chosen.row_tiles == 1:
@@ -236,7 +252,8 @@ def measure(shape: Shape, rows: Sequence[int], group: int, is_tuned: bool, rings
             elif isinstance(tuning, Tuning):
                 of_few_rows = got
             lines.append((time, f"{time:7.1f} us {num_bytes / time / 1e6:5.2f} TB/s  {distance:.1e}  {how}"))
-        kept = 1 + len(rivals_of_rings(shape, num_rows)) if rings else 1  # whatever its time: what is chosen
+        # Whatever their times: what is chosen, and what else is asked for.
+        kept = len(rivals_of_rings(shape, num_rows)) + len(rings_for(shape, num_rows, False)) if rings else 1
         for _, line in [*lines[:kept], *sorted(lines[kept:])[:4]]:
             head = f"{shape.name:18} {num_rows:4} rows  floor {floor:5.1f}  cuBLAS {library:6.1f} "
             print(head, line, flush=True)

@@ -1,13 +1,14 @@
 """What the PTX in `quantized/int4/language.py` does, for the emulator of Gluon: on words of 32 bits of each thread."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.kernels.gluon_copies import COPYING, Shared, nothing
+from tests.kernels.gluon_copies import COPIES, COPYING, Shared, nothing
 
 Words = Sequence[Tensor]  # each [threads, tiles, row tiles], or one of the latter for all
 
@@ -87,6 +88,76 @@ def wait_for_products(num_outstanding: int, deps: Sequence[Any]) -> Sequence[Any
     return [dep.finish() if isinstance(dep, Product) else dep for dep in deps]
 
 
+@dataclass
+class Memory:
+    """Shared memory by addresses in bytes, and what threads did with it since they last met."""
+
+    words: Tensor = field(default_factory=lambda: torch.empty(1 << 16, dtype=torch.int32))
+    is_read: Tensor = field(default_factory=lambda: torch.zeros(1 << 16, dtype=torch.bool))  # by another of the warp
+    is_read_by_warp: Tensor = field(default_factory=lambda: torch.zeros(1 << 16, dtype=torch.bool))
+    is_stored: bool = False
+
+    def begin(self) -> int:
+        self.words.fill_(JUNK)
+        self.is_read.fill_(False)
+        self.is_read_by_warp.fill_(False)
+        self.is_stored = False
+        return 256  # where it begins
+
+    def copy(self, place: Tensor, codes: Any, scale_place: Tensor, scales: Any, is_there: Tensor) -> None:
+        for start, pointer, first, count in (
+            (place, codes, 0, 4),
+            (place + 512, codes, 128, 4),
+            (scale_place + 1024, scales, 0, 1),
+        ):
+            for word in range(count):
+                to, offsets, there = torch.broadcast_tensors(start // 4 + word, pointer.offset + first + word, is_there)
+                numbers = torch.where(there, pointer.numbers[torch.where(there, offsets, 0)], 0)
+                assert not self.is_read[to].any(), "a copy to where others may still read"
+                self.words[to] = JUNK
+                COPIES.started.append(partial(self.words.__setitem__, to, numbers))
+
+    def load(self, place: Tensor) -> Words:
+        places = [place // 4 + word for word in range(4)]
+        for word in places:
+            self.is_read[word] = True
+            self.is_read_by_warp[word] = True
+        return [self.words[word] for word in places]
+
+    def wait_for_warp(self, num_outstanding: int) -> None:
+        COPIES.wait(num_outstanding)
+        self.is_read.fill_(False)
+
+    def barrier(self) -> None:
+        self.is_read_by_warp.fill_(False)
+        self.is_stored = False
+
+    def store_sums(self, place: Tensor, sums: Words) -> None:
+        for word, numbers in enumerate(sums):
+            assert not self.is_read_by_warp[place // 4 + word].any(), "sums where another warp may still read"
+            self.words[place // 4 + word] = numbers.view(torch.int32)
+        self.is_stored = True
+
+    def load_sums(self, place: Tensor) -> Words:
+        assert not self.is_stored, "other warps' sums may not be there yet"
+        return [self.words[place // 4 + word].view(torch.float32) for word in range(4)]
+
+
+JUNK = 0x7FC17FC1  # two bfloat16 numbers that are none
+MEMORY = Memory()
+
+
+def load_chunks(_before: Sequence[Words], pointer: Any, is_live: Words, is_filled: bool) -> Sequence[Words]:
+    """What was there before may be anything."""
+
+    def word(number: int) -> Tensor:
+        live, offsets = torch.broadcast_tensors(is_live[number // 4], pointer.offset + number // 4 * 16 + number % 4)
+        numbers = pointer.numbers[torch.where(live, offsets, 0)]
+        return torch.where(live, numbers, torch.tensor(0 if is_filled else JUNK, dtype=torch.int32))
+
+    return [[word(4 * chunk + i) for i in range(4)] for chunk in range(4)]
+
+
 # In place of the names of that module.
 NAMES = {
     **COPYING,
@@ -96,6 +167,14 @@ NAMES = {
     "add_products": add_products,
     "add_products_of_two": add_products_of_two,
     "stay_in_order": nothing,
+    "shared_memory": MEMORY.begin,
+    "copy_own_block": MEMORY.copy,
+    "commit_own_copies": COPIES.commit,
+    "wait_for_warp": MEMORY.wait_for_warp,
+    "load_own_words": MEMORY.load,
+    "load_chunks": load_chunks,
+    "store_sums_at": MEMORY.store_sums,
+    "load_sums_at": MEMORY.load_sums,
     "dequantize_codes": dequantize_codes,
     "fence_async_shared": nothing,
     "warpgroup_mma": lambda values, x, sums, is_async: Product(values, x, sums),

@@ -20,7 +20,7 @@ from facet.kernels.quantized.int4.tuning import Ring, Tuning, choose_tuning, mos
 pytest.importorskip("triton")
 from tests.kernels.gluon_copies import COPIES, Shared, allocate_shared_memory
 from tests.kernels.gluon_emulator import emulated
-from tests.kernels.int4_machine import NAMES
+from tests.kernels.int4_machine import MEMORY, NAMES
 from tests.kernels.test_int4 import ROOM, expected, format_of
 
 ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
@@ -49,6 +49,11 @@ RINGS = (
     ring_with(1, 1, 4, 6),
     ring_with(2, 4, 1, 8),
 )
+OWN_RINGS = (
+    *(replace(ring, is_own=True) for ring in RINGS),
+    replace(ring_with(1, 1, 16, 3), is_own=True),
+    replace(ring_with(2, 2, 4, 5, is_ahead=True), is_own=True),
+)
 RINGS_OF_16 = (
     ring_with(4, 1, 2, 4, row_tiles=2),
     ring_with(2, 2, 2, 2, is_ahead=True, row_tiles=2),
@@ -75,6 +80,7 @@ class Order:
         self.read.clear()
 
     def barrier(self) -> None:
+        MEMORY.barrier()
         self.is_met = True
         self.read.clear()
 
@@ -115,7 +121,13 @@ def emulate(change: tuple[str, str] | None = None) -> ModuleType:
         "thread_barrier": ORDER.barrier,
         "wait_for_copies": ORDER.wait_for_copies,
     }
-    modules = [f"{ROOM}.tiles", f"{ROOM}.ring_kernel", f"{ROOM}.ring_16_kernel", f"{ROOM}.ring"]
+    modules = [
+        f"{ROOM}.tiles",
+        f"{ROOM}.ring_kernel",
+        f"{ROOM}.own_ring_kernel",
+        f"{ROOM}.ring_16_kernel",
+        f"{ROOM}.ring",
+    ]
     return emulated(modules, f"{ROOM}.language", own=names, change=change)
 
 
@@ -148,7 +160,7 @@ def tuning_of(ring: Ring) -> Tuning:
     return Tuning(tiles=1, num_out_warps=ring.num_out_warps, num_in_warps=ring.num_in_warps)
 
 
-@pytest.mark.parametrize("ring", RINGS, ids=str)
+@pytest.mark.parametrize("ring", [*RINGS, *OWN_RINGS], ids=str)
 @pytest.mark.parametrize(
     ("operation", "case", "num_rows"),
     [
@@ -247,13 +259,14 @@ def test_where_rings_are_chosen(rings: ModuleType, monkeypatch: pytest.MonkeyPat
     assert [most_ring_rows(*sizes) for sizes in of_31b.values()] == [16, 16, 8, 8]
 
 
+@pytest.mark.parametrize("is_own", [False, True])
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
-def test_rings_fit_into_a_multiprocessor(shape: cases.Shape) -> None:
+def test_rings_fit_into_a_multiprocessor(shape: cases.Shape, is_own: bool) -> None:
     num_tiles, num_blocks = shape.num_out // 16, -(-shape.num_in // 128)
-    ring = ring_of(num_tiles, num_blocks)
+    ring = ring_of(num_tiles, num_blocks, is_own=is_own)
     num_programs = -(-num_tiles // (ring.tiles * ring.num_out_warps))
     at_a_time = min(max(2, 24 // ring.num_warps), -(-num_programs // 132))
-    assert ring.num_stages % 2 == 0
+    assert is_own or ring.num_stages % 2 == 0
     assert 2 <= ring.num_stages <= 16
     assert at_a_time * (ring.num_bytes + 1024) <= 232_448
     assert at_a_time * ring.num_warps <= 32
@@ -311,6 +324,42 @@ def test_faults_are_found(change: tuple[str, str]) -> None:
                 case = Case(format=format_of(32), num_out=32, num_in=num_in)
                 plain, x = case.matrix(), case.inputs(3, torch.bfloat16)
                 got = rings.linear(x, int4.shuffle(plain), ring_with(1, 1, 2, 4, is_ahead=is_ahead))
+                torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
+
+    with pytest.raises((AssertionError, IndexError)):
+        check()
+
+
+@pytest.mark.skipif(ON_HOPPER, reason="of the emulator")
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("        wait_for_warp(STAGES - 2)\n        copy", "        wait_for_warp(STAGES - 1)\n        copy"),
+        ("            wait_for_warp(STAGES - 2)\n", "            wait_for_warp(STAGES - 1)\n"),
+        ("            wait_for_warp(STAGES - 2)\n", ""),
+        ("copy_turn(places, before, turn + STAGES", "copy_turn(places, offset, turn + STAGES"),
+        ("turn + (STAGES - 1), in_warp", "turn + STAGES, in_warp"),
+        ("        thread_barrier()  # sums", "        # sums"),
+        ("    thread_barrier()\n    in_warp", "    in_warp"),
+        ("before, offset = offset, next", "offset = next"),
+        ("block + in_warp + 0 * own < num_blocks", "block + 0 * own < num_blocks"),
+        ("        if turn + 1 < num_turns:\n", "        if turn + 2 < num_turns:\n"),
+        ("left > CHUNK", "left > 2 * CHUNK"),
+        ("is_live, HAS_TAIL)", "is_live, False)"),
+        ("* num_blocks + in_warp", "* num_blocks"),
+        ("ring + lane * 4,", "ring + lane // 4 * 4,"),
+    ],
+)
+def test_faults_of_own_rings_are_found(change: tuple[str, str]) -> None:
+    rings = emulate(change)
+
+    def check() -> None:
+        for is_ahead in (False, True):
+            for num_in in (1536, 1088):
+                case = Case(format=format_of(32), num_out=32, num_in=num_in)
+                plain, x = case.matrix(), case.inputs(3, torch.bfloat16)
+                ring = replace(ring_with(1, 1, 2, 3, is_ahead=is_ahead), is_own=True)
+                got = rings.linear(x, int4.shuffle(plain), ring)
                 torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
 
     with pytest.raises((AssertionError, IndexError)):

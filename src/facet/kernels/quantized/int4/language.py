@@ -25,19 +25,27 @@ __all__ = [
     "add_products_of_two",
     "allocate_shared_memory",
     "commit_copies",
+    "commit_own_copies",
+    "copy_own_block",
     "copy_to_shared",
     "dequantize_codes",
     "fence_async_shared",
     "gl",
     "gluon",
     "let_next_start",
+    "load_chunks",
+    "load_own_words",
+    "load_sums_at",
     "offset_of",
+    "shared_memory",
     "stay_in_order",
+    "store_sums_at",
     "thread_barrier",
     "unpack_codes",
     "unpack_scales",
     "wait_for_copies",
     "wait_for_previous",
+    "wait_for_warp",
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]
@@ -238,6 +246,142 @@ def add_products_of_two(sums, upper, lower, offset, first_x, second_x, upper_sca
         is_pure=True,
         pack=1,
     )  # fmt: skip
+
+
+@gluon.jit
+def shared_memory():
+    """The address at which the shared memory of the program begins, in bytes.
+
+    Below, addresses are such, and what a thread does with them is hidden from the compiler: it adds no barriers. For
+    the memory to be there, something of its size is allocated and nothing else is.
+    """
+    return gl.inline_asm_elementwise("mov.u32 $0, global_smem;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def copy_own_block(place, codes, scale_place, scales, is_there):
+    """Starts the copies of a thread's codes of a block, 16 bytes of outputs g and 16 of outputs g + 8, and of one of
+    the block's words of scales. Zeros where the block is not there."""
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred there;
+            .reg .b32 sixteen, four;
+            setp.ne.b32 there, $5, 0;
+            selp.b32 sixteen, 16, 0, there;
+            selp.b32 four, 4, 0, there;
+            cp.async.cg.shared.global [$1], [$2], 16, sixteen;
+            cp.async.cg.shared.global [$1 + 512], [$2 + 512], 16, sixteen;
+            cp.async.ca.shared.global [$3 + 1024], [$4], 4, four; // $0
+        }
+        """,
+        "=r,r,l,r,l,r",
+        [place, codes.to(gl.int64), scale_place, scales.to(gl.int64), is_there.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def commit_own_copies():
+    """Those that a thread has started since the last time are a group."""
+    gl.inline_asm_elementwise("cp.async.commit_group; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.constexpr_function
+def _waiting(num_outstanding):
+    return f"cp.async.wait_group {num_outstanding}; bar.warp.sync 0xffffffff; // $0"
+
+
+@gluon.jit
+def wait_for_warp(NUM_OUTSTANDING: gl.constexpr):
+    """Until all but so many groups of copies have come, of every thread of the warp."""
+    ASM: gl.constexpr = _waiting(NUM_OUTSTANDING)
+    gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def load_own_words(place):
+    """Four words, apart."""
+    return gl.inline_asm_elementwise(
+        "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r,r",
+        [place],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+        is_pure=False,
+        pack=1,
+    )
+
+
+def _loading(*, is_filled: bool) -> str:
+    """Instructions that load the words of four chunks, each where it is live."""
+    words = [[f"${4 * chunk + i}" for i in range(4)] for chunk in range(4)]
+    lines = [f"mov.b32 {word}, 0;" for chunk in words for word in chunk] if is_filled else []
+    for chunk in range(4):
+        lines.append(f"setp.ne.b32 live, ${17 + chunk}, 0;")
+        lines.append(f"@live ld.global.v4.b32 {{{', '.join(words[chunk])}}}, [$16 + {64 * chunk}];")
+    return f"{{ .reg .pred live; {' '.join(lines)} }}"
+
+
+_LOAD, _LOAD_OR_FILL = gl.constexpr(_loading(is_filled=False)), gl.constexpr(_loading(is_filled=True))
+_LOADED = gl.constexpr(",".join(["=&r"] * 16 + ["l"] + ["r"] * 4 + [str(i) for i in range(16)]))
+
+
+@gluon.jit
+def load_chunks(before, pointer, is_live, IS_FILLED: gl.constexpr):
+    """The thread's eight inputs of each of four chunks, in words. Where one is not live, zeros or, if they are not
+    filled, what was there before: that spares the instructions that would make them zero."""
+    ASM: gl.constexpr = _LOAD_OR_FILL if IS_FILLED else _LOAD
+    words = gl.inline_asm_elementwise(
+        ASM,
+        _LOADED,
+        [
+            pointer.to(gl.int64),
+            is_live[0].to(gl.int32), is_live[1].to(gl.int32), is_live[2].to(gl.int32), is_live[3].to(gl.int32),
+            before[0][0], before[0][1], before[0][2], before[0][3],
+            before[1][0], before[1][1], before[1][2], before[1][3],
+            before[2][0], before[2][1], before[2][2], before[2][3],
+            before[3][0], before[3][1], before[3][2], before[3][3],
+        ],
+        dtype=(
+            gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32,
+            gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32,
+        ),
+        is_pure=False,
+        pack=1,
+    )  # fmt: skip
+    return (
+        (words[0], words[1], words[2], words[3]),
+        (words[4], words[5], words[6], words[7]),
+        (words[8], words[9], words[10], words[11]),
+        (words[12], words[13], words[14], words[15]),
+    )
+
+
+@gluon.jit
+def store_sums_at(place, sums):
+    """Four numbers of each thread, for others to load behind a barrier."""
+    gl.inline_asm_elementwise(
+        "st.shared.v4.f32 [$1], {$2, $3, $4, $5}; // $0",
+        "=r,r,f,f,f,f",
+        [place, sums[0], sums[1], sums[2], sums[3]],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def load_sums_at(place):
+    return gl.inline_asm_elementwise(
+        "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];",
+        "=f,=f,=f,=f,r",
+        [place],
+        dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
+        is_pure=False,
+        pack=1,
+    )
 
 
 @gluon.jit

@@ -257,9 +257,20 @@ def store_sums(
     TILES: gl.constexpr, ROW_TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 ):  # fmt: skip
     """Applies the activation to those of `sums_of_tiles`, and stores."""
+    tile, member, row = places_of_sums(first_tile, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS)
+    store_at(
+        sums, tile, member, first_row + row, gated, output, gated_stride, num_rows, num_tiles,
+        IS_GATED, HAS_GATED_INPUT,
+    )  # fmt: skip
+
+
+@gluon.jit
+def store_at(
+    sums, tile_o, member, row_o, gated, output, gated_stride, num_rows, num_tiles,
+    IS_GATED: gl.constexpr, HAS_GATED_INPUT: gl.constexpr,
+):  # fmt: skip
+    """As above, with a thread's place in its tile, and its first row."""
     sum_0, sum_1, sum_2, sum_3 = sums
-    tile_o, member, row_o = places_of_sums(first_tile, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS)
-    row_o = first_row + row_o
     is_first = (row_o < num_rows) & (tile_o < num_tiles)
     is_second = (row_o + 1 < num_rows) & (tile_o < num_tiles)
     if IS_GATED:

@@ -23,6 +23,9 @@ _REGISTERS = 65_536
 _MOST_STAGES = 16
 # Warps of a multiprocessor whose registers suffice, and registers of a warp that loads inputs ahead, by its tiles.
 _RING_WARPS, _REGISTERS_AHEAD = 24, {1: 32 * 80, 2: 32 * 112}
+# Whether up to 8 rows go through rings that warps have of their own: a block takes 170 instructions and not 188, two
+# barriers follow the last and not sixteen (E4B's down). They have not been timed (benchmarks/int4_gpu.py --rings).
+HAS_OWN_RINGS = False
 # Of rings of 9 to 16 rows: registers of a warp without inputs ahead and with them, by its tiles; warps for whose sake
 # programs have fewer tiles.
 _REGISTERS_OF_16 = {1: (32 * 120, 32 * 144), 2: (32 * 120, 32 * 144), 4: (32 * 152, 32 * 176)}
@@ -74,9 +77,10 @@ class Ring:
     tiles: int
     num_out_warps: int
     num_in_warps: int  # the only one that changes the order of sums
-    num_stages: int  # turns, an even number
+    num_stages: int  # turns, an even number where warps share it
     is_ahead: bool  # inputs of a turn are loaded before the turn ahead of it is multiplied, not after
     row_tiles: int = 1  # of 8 rows, at most two
+    is_own: bool = False  # every warp has one (`own_ring_kernel.py`)
 
     @property
     def num_warps(self) -> int:
@@ -85,7 +89,7 @@ class Ring:
     @property
     def num_bytes(self) -> int:
         """Of shared memory."""
-        return self.num_stages * self.num_warps * self.tiles * (1024 + 128)
+        return self.num_stages * self.num_warps * self.tiles * (1024 + 128) + 128 * self.is_own
 
     def constants(self, matrix: ShuffledInt4) -> dict[str, int]:
         """How the kernel is told."""
@@ -100,7 +104,7 @@ class Ring:
         }
 
 
-def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1) -> Ring:
+def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1, *, is_own: bool | None = None) -> Ring:
     """Sums are cut as `choose_tuning` cuts them, so bits are the same. All programs run at a time if they can, in rings
     as deep as shared memory allows for then."""
     num_in_warps = choose_tuning(num_tiles, num_blocks, 1).num_in_warps
@@ -119,6 +123,7 @@ def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1) -> Ring:
         num_in_warps=num_in_warps,
         num_stages=2,
         is_ahead=num_programs * num_warps * _REGISTERS_AHEAD[tiles] <= _REGISTERS,
+        is_own=HAS_OWN_RINGS if is_own is None else is_own,
     )
     return _deepened(ring, num_programs, num_blocks)
 
@@ -162,8 +167,9 @@ def _ring_of_16(num_tiles: int, num_blocks: int, num_out_warps: int, num_in_warp
 def _deepened(ring: Ring, num_programs: int, num_blocks: int) -> Ring:
     """With as many stages as so many programs of a multiprocessor have room for."""
     num_bytes, num_turns = _SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM, -(-num_blocks // ring.num_in_warps)
-    num_stages = min(_MOST_STAGES, num_turns + 2, num_bytes // (ring.num_bytes // ring.num_stages))
-    return replace(ring, num_stages=max(2, num_stages // 2 * 2))
+    bytes_of_turn = ring.num_warps * ring.tiles * (1024 + 128)
+    num_stages = min(_MOST_STAGES, num_turns + 2, (num_bytes - 128 * ring.is_own) // bytes_of_turn)
+    return replace(ring, num_stages=max(2, num_stages if ring.is_own else num_stages // 2 * 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
