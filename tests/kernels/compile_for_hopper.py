@@ -319,7 +319,9 @@ def decode_ring_launch(
 def experts_launch(*, is_first: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of 8192 rows of 26B-A4B."""
     num_out, num_in = (1408, 2816) if is_first else (2816, 704)
-    constants = dict(NUM_OUT=num_out, NUM_IN=num_in, NUM_CHOSEN=8 if is_first else 1, IS_FIRST=is_first)
+    constants = dict(
+        NUM_OUT=num_out, NUM_IN=num_in, NUM_CHOSEN=8 if is_first else 1, IS_FIRST=is_first, IS_DEPENDENT=True
+    )
     source = tensor() if is_first else tiles((65536, 704), [64, 64])
     numbers = tensor(gl.int32)
     arguments = (source, tiles((128 * num_out, num_in), [64, 64]), numbers, numbers, numbers, tensor(), 640, 0, 128)

@@ -44,7 +44,7 @@ def kernels(**how: Any) -> ModuleType:
         ["facet.kernels.gluon_parts", *(f"{ROOM}.hopper_{name}" for name in ("turns", "kernel", "groups"))],
         "facet.kernels.gluon_names",
         f"{ROOM}.language",
-        own={"let_through": gate_per_layer_input},
+        own={"let_through": gate_per_layer_input, "start_after_previous": lambda is_dependent: None},
         **how,
     )
 
@@ -176,6 +176,27 @@ def test_experts_are_the_same_either_way(num_rows: int, monkeypatch: pytest.Monk
     got = run_experts(inputs.x, weights, chosen, inputs.gate_up, inputs.down)
     monkeypatch.setattr(triton_groups, "runs_on_hopper", lambda device: False)
     assert torch.equal(got, run_experts(inputs.x, weights, chosen, inputs.gate_up, inputs.down))
+
+
+@pytest.mark.skipif(not ON_HOPPER, reason="other GPUs know no dependent launch")
+def test_products_that_start_early_wait_for_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of layers one after another, whose tensors take each other's memory."""
+    from facet.kernels.moe import hopper_groups
+
+    case = cases.Case(num_rows=2048, hidden=2816, num_experts=128, num_chosen=8, width=704)
+    inputs = case.inputs(torch.bfloat16, DEVICE)
+
+    def run() -> Tensor:
+        x = inputs.x
+        for layer in range(8):
+            weights, chosen = route(inputs.router_logits.roll(layer, 0), case.num_chosen, inputs.expert_scale)
+            x = run_experts(x, weights, chosen, inputs.gate_up, inputs.down)
+        return x
+
+    got = [run() for _ in range(3)]
+    monkeypatch.setattr(hopper_groups, "launch_options", lambda device: {"IS_DEPENDENT": False})
+    expected = run()
+    assert all(torch.equal(each, expected) for each in got)
 
 
 FAULTS = {

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from facet.kernels.dependent_launch import launch_options
 from facet.kernels.gluon_parts import vector_tiles
 from facet.kernels.hopper import num_multiprocessors
 from facet.kernels.moe.groups import Groups
@@ -52,4 +53,5 @@ def multiply_groups(
         NUM_CHOSEN=num_chosen or 1,
         IS_FIRST=is_first,
         **LAUNCH,
+        **launch_options(result.device),
     )

@@ -29,6 +29,7 @@ from facet.kernels.moe.language import (
     gluon,
     let_through,
     mbarrier,
+    start_after_previous,
     thread_barrier,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -280,6 +281,7 @@ def hopper_kernel(
     NUM_IN: gl.constexpr,
     NUM_CHOSEN: gl.constexpr,
     IS_FIRST: gl.constexpr,
+    IS_DEPENDENT: gl.constexpr,
 ):
     rows = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 2, 64, 64], TILE)
     weights = gl.allocate_shared_memory(gl.bfloat16, [STAGES * 4, 64, 64], TILE)
@@ -288,6 +290,8 @@ def hopper_kernel(
     # Copies of the weight and of the pairs arrive apart; those of threads, once for each.
     buffers = (rows, weights, barriers(STAGES, 129 if IS_FIRST else 2), barriers(STAGES, 2))
     turns = make_turns()
+    # Before the other partitions begin, which read what kernels before this one wrote.
+    start_after_previous(IS_DEPENDENT)
     first_group, num_own = groups_of(table, num_groups, first_expert, num_experts)
     gl.warp_specialize(
         [

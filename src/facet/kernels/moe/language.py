@@ -1,5 +1,6 @@
-"""The names that the kernel in Gluon is made of; one of them is Triton's, which Gluon can call."""
+"""The names that the kernel in Gluon is made of; two of them are Triton's, which Gluon can call."""
 
+from facet.kernels.dependent_launch import start_after_previous
 from facet.kernels.geglu.triton import let_through
 from facet.kernels.gluon_names import (
     arrive_after_copies,
@@ -23,6 +24,7 @@ __all__ = [
     "gluon",
     "let_through",
     "mbarrier",
+    "start_after_previous",
     "thread_barrier",
     "warpgroup_mma",
     "warpgroup_mma_wait",
