@@ -19,8 +19,13 @@ class TileConfig:
     may_halve: bool = False  # tiles that would be filled half or less are half as tall, or half as wide
 
 
-def choose_tiles(num_pairs: int, num_experts: int, element_size: int) -> tuple[TileConfig, TileConfig]:
-    """For the product with gate and up, and for the one with down. Tiles about as tall as an expert has pairs."""
+def choose_tiles(
+    num_pairs: int, num_experts: int, element_size: int, tall_from: int = 64
+) -> tuple[TileConfig, TileConfig]:
+    """For the product with gate and up, and for the one with down. Tiles about as tall as an expert has pairs.
+
+    `tall_from`: how many pairs of an expert are many, of numbers of two bytes.
+    """
     pairs_per_expert = num_pairs / num_experts
     if element_size > 2:  # float32 is for checking models, not for serving them: tiles small enough to fit anywhere
         config = TileConfig(block_rows=16, block_out=32, block_in=32, num_warps=4, num_stages=2)
@@ -29,7 +34,7 @@ def choose_tiles(num_pairs: int, num_experts: int, element_size: int) -> tuple[T
     elif pairs_per_expert <= 16:  # bound by reading the experts: many loads in flight, as narrow a tile as a dot takes
         gate_up = TileConfig(block_rows=16, block_out=64, block_in=128, num_warps=4, num_stages=4)
         return gate_up, TileConfig(block_rows=16, block_out=64, block_in=64, num_warps=4, num_stages=5)
-    elif pairs_per_expert < 64:
+    elif pairs_per_expert < tall_from:
         config = TileConfig(block_rows=64, block_out=128, block_in=64, num_warps=4, num_stages=4)
     else:
         # Measured at 128 pairs and more. With 2048 rows of 26B-A4B, an expert has 128 pairs or so, and its gate and up

@@ -74,7 +74,8 @@ def run_many(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: ShuffledInt4, 
     """By values of x's type, some experts at a time."""
     num_rows, num_chosen = chosen.shape
     num_experts = gate_up.codes.shape[0]
-    tiles = choose_tiles(num_rows * num_chosen, num_experts, x.element_size())
+    # Few experts have few tall tiles, too few for all multiprocessors where each has up to 128 pairs.
+    tiles = choose_tiles(num_rows * num_chosen, num_experts, x.element_size(), tall_from=129)
     groups = group_pairs(chosen, num_experts, tiles[0].block_rows)
     hidden = torch.empty(num_rows * num_chosen, down.num_inputs, dtype=x.dtype, device=x.device)
     by_pair = torch.empty(num_rows * num_chosen, down.num_rows, dtype=x.dtype, device=x.device)
