@@ -78,11 +78,12 @@ def other_norms(num_rows: int) -> Iterator[Operation]:
         x, factor = normal(num_rows, 12, 256)[:, :8], weight(256)
         return lambda: rms_norm.rms_norm(x, factor, EPS), lambda: rms_norm.reference.rms_norm(x, factor, EPS)
 
-    def make_scaled() -> tuple[Run, Run]:
-        x, scale, factor = normal(num_rows, 2816), weight(2816).bfloat16(), 2816**-0.5
+    def make_router_norms() -> tuple[Run, Run]:
+        """Against norms in Triton and products in PyTorch."""
+        x, own, scale, factor = normal(num_rows, 2816), weight(2816), weight(2816).bfloat16(), 2816**-0.5
         return (
-            lambda: rms_norm.scaled_rms_norm(x, scale, factor, EPS),
-            lambda: rms_norm.rms_norm(x, None, EPS) * scale * factor,
+            lambda: rms_norm.router_norms(x, scale, factor, own, EPS),
+            lambda: (rms_norm.rms_norm(x, None, EPS) * scale * factor, rms_norm.rms_norm(x, own, EPS)),
         )
 
     def make_sum() -> tuple[Run, Run]:
@@ -93,7 +94,7 @@ def other_norms(num_rows: int) -> Iterator[Operation]:
         )
 
     yield Operation("rms_norm 8 x 256", 2 * num_rows * 8 * 256 * 2, make_heads)
-    yield Operation("scaled_rms_norm 2816", 2 * num_rows * 2816 * 2, make_scaled)
+    yield Operation("router_norms 2816", 3 * num_rows * 2816 * 2, make_router_norms)
     yield Operation("sum_of_norms 2816", 3 * num_rows * 2816 * 2, make_sum)
 
 

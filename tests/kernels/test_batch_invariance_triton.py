@@ -31,7 +31,7 @@ from facet.kernels.paged_attention import cases as attention_cases
 from facet.kernels.paged_attention.decode import fixed, in_turn
 from facet.kernels.paged_attention.gpu import plan_invariant_on_gpu
 from facet.kernels.paged_attention.reference import plan_reference
-from facet.kernels.rms_norm.triton import rms_norm, scaled_rms_norm, tile_of_few_rows
+from facet.kernels.rms_norm.triton import rms_norm, router_norms, tile_of_few_rows
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -106,7 +106,7 @@ def test_norms(width: int) -> None:
     x, y = torch.randn(2, num_rows, width, generator=generator, device=DEVICE).to(dtype)
     weight = torch.rand(width, generator=generator, device=DEVICE)
     normed = rms_norm(x, weight, 1e-6, tile)
-    scaled = scaled_rms_norm(x, weight, 0.1, 1e-6, tile)
+    scaled, _ = router_norms(x, weight, 0.1, weight, 1e-6, tile)
     added, then = add_norm.add_norm(x, y, weight, weight, 1e-6, tile=tile)
     summed = add_norm.sum_of_norms(x, weight, y, weight, 1e-6, tile)
     assert then is not None
@@ -116,7 +116,7 @@ def test_norms(width: int) -> None:
         assert torch.equal(one, added[rows])
         assert torch.equal(two, then[rows])
         assert torch.equal(rms_norm(x[rows], weight, 1e-6, tile), normed[rows])
-        assert torch.equal(scaled_rms_norm(x[rows], weight, 0.1, 1e-6, tile), scaled[rows])
+        assert torch.equal(router_norms(x[rows], weight, 0.1, None, 1e-6, tile)[0], scaled[rows])
         assert torch.equal(add_norm.sum_of_norms(x[rows], weight, y[rows], weight, 1e-6, tile), summed[rows])
 
 

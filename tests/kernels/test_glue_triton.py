@@ -82,20 +82,23 @@ def test_many_long_rows_read_their_weight_late(with_weight: bool, monkeypatch: p
     assert not norm_triton.row_tile(1030, 3).weights_ahead
     x, weight, eps = norm_cases.Case(shape=(3, 1030), with_weight=with_weight).inputs(torch.float32, DEVICE)
     STEP_FLOAT32.check(norm_triton.rms_norm(x, weight, eps), norm_reference.rms_norm(x, weight, eps))
-    scaled = norm_triton.scaled_rms_norm(x, torch.full_like(x[0], 0.5), 0.25, eps)
+    scaled, normed = norm_triton.router_norms(x, torch.full_like(x[0], 0.5), 0.25, weight, eps)
     STEP_FLOAT32.check(scaled, norm_reference.rms_norm(x, None, eps) / 8)
+    assert normed is None or torch.equal(normed, norm_triton.rms_norm(x, weight, eps))
 
 
 @any_dtype
 @pytest.mark.parametrize("case", NORM_SHAPES, ids=str)
-def test_scaled_rms_norm(case: norm_cases.Case, dtype: torch.dtype) -> None:
-    """Rounded after each product: bit for bit what three operations leave."""
-    x, _, eps = case.inputs(dtype, DEVICE)
+def test_router_norms(case: norm_cases.Case, dtype: torch.dtype) -> None:
+    """Rounded after each product: bit for bit what operations one by one leave."""
+    x, weight, eps = case.inputs(dtype, DEVICE)
     scale = (torch.rand(x.shape[-1], device=DEVICE) + 0.5).to(dtype)
     factor = x.shape[-1] ** -0.5
-    got = norm_triton.scaled_rms_norm(x, scale, factor, eps)
-    assert torch.equal(got, norm_triton.rms_norm(x, None, eps) * scale * factor)
-    step(dtype).check(got, norm_reference.scaled_rms_norm(x, scale, factor, eps))
+    scaled, normed = norm_triton.router_norms(x, scale, factor, weight, eps)
+    assert torch.equal(scaled, norm_triton.rms_norm(x, None, eps) * scale * factor)
+    assert (normed is None) == (weight is None)
+    assert normed is None or torch.equal(normed, norm_triton.rms_norm(x, weight, eps))
+    step(dtype).check(scaled, norm_reference.router_norms(x, scale, factor, weight, eps)[0])
 
 
 def test_rms_norm_of_heads_that_lie_among_others() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from facet.kernels.rms_norm import cases, rms_norm, scaled_rms_norm
+from facet.kernels.rms_norm import cases, rms_norm, router_norms
 
 TOLERANCES = {torch.float32: cases.FLOAT32, torch.bfloat16: cases.BFLOAT16}
 
@@ -47,15 +47,16 @@ def test_any_small_shape(num_rows: int, width: int, size: float, eps: float, see
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_scaled(dtype: torch.dtype) -> None:
-    """As routers want it, whose rows are rounded three times."""
-    x, _, eps = cases.CASES[0].inputs(dtype)
+def test_norms_of_a_router(dtype: torch.dtype) -> None:
+    """The first is rounded three times."""
+    x, weight, eps = cases.CASES[0].inputs(dtype)
     scale, factor = torch.linspace(0.5, 2.0, x.shape[-1]).to(dtype), x.shape[-1] ** -0.5
+    scaled, normed = router_norms(x, scale, factor, weight, eps)
+    assert normed is not None
+    assert torch.equal(normed, rms_norm(x, weight, eps))
     expected = formula(x, scale, eps) * factor
-    assert torch.equal(scaled_rms_norm(x, scale, factor, eps), rms_norm(x, None, eps) * scale * factor)
-    torch.testing.assert_close(
-        scaled_rms_norm(x, scale, factor, eps).double(), expected, atol=1e-6, rtol=4 * TOLERANCES[dtype].relative
-    )
+    torch.testing.assert_close(scaled.double(), expected, atol=1e-6, rtol=4 * TOLERANCES[dtype].relative)
+    assert router_norms(x, scale, factor, None, eps)[1] is None
 
 
 def test_a_row_of_zeros_stays_zero() -> None:

@@ -57,7 +57,7 @@ MLP = [PRODUCT, PRODUCT, ADD_NORM]
 PER_LAYER_INPUT = [PRODUCT, PRODUCT, ADD_NORM]
 EXPERTS = [
     *["_rms_norm_kernel", PRODUCT, "_route_kernel"],
-    *["_rms_norm_kernel", "_pair_hidden_kernel", "_pair_down_kernel", "_sum_of_norms_kernel"],
+    *["_pair_hidden_kernel", "_pair_down_kernel", "_sum_of_norms_kernel"],
 ]
 CUBLAS = "linear"
 # Of Gemma 3n: what the active stream says of all four, what they become by it, and the layer between.
@@ -95,7 +95,7 @@ STREAMS = [
                 *[CUBLAS, "_prepare_heads_kernel", "attend", CUBLAS, ADD_NORM],
                 *[CUBLAS, "_geglu_kernel", CUBLAS],
                 *["_rms_norm_kernel", CUBLAS, "_route_kernel"],
-                *["_rms_norm_kernel", "count_kernel", "place_kernel", "_grouped_kernel", "_grouped_kernel"],
+                *["count_kernel", "place_kernel", "_grouped_kernel", "_grouped_kernel"],
                 *["_combine_kernel", "_sum_of_norms_kernel", ADD_NORM],
             ],
         ),

@@ -43,7 +43,7 @@ class Arithmetic:
     sparse_geglu: Callable[[Tensor, float], Tensor]
     gate_per_layer_input: Callable[[Tensor, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
-    scaled_rms_norm: Callable[[Tensor, Tensor, float, float], Tensor]
+    router_norms: Callable[[Tensor, Tensor, float, Tensor | None, float], tuple[Tensor, Tensor | None]]
     add_norm: Callable[[Tensor, Tensor, Tensor, Tensor | None, float, Tensor | None], tuple[Tensor, Tensor | None]]
     rounded_rms_norm: Callable[[Tensor, Tensor, float, RowCodes], RoundedRows]
     rounded_add_norm: Callable[
@@ -72,7 +72,7 @@ USUAL = Arithmetic(
     sparse_geglu=geglu.sparse_geglu,
     gate_per_layer_input=per_layer_input.gate_per_layer_input,
     rms_norm=rms_norm.rms_norm,
-    scaled_rms_norm=rms_norm.scaled_rms_norm,
+    router_norms=rms_norm.router_norms,
     add_norm=add_norm.add_norm,
     rounded_rms_norm=rms_norm.rounded_rms_norm,
     rounded_add_norm=add_norm.rounded_add_norm,
@@ -97,7 +97,7 @@ BATCH_INVARIANT = Arithmetic(
     sparse_geglu=geglu.invariant_sparse_geglu,
     gate_per_layer_input=invariant_per_layer_input.gate_per_layer_input,
     rms_norm=rms_norm.invariant_rms_norm,
-    scaled_rms_norm=rms_norm.invariant_scaled_rms_norm,
+    router_norms=rms_norm.invariant_router_norms,
     add_norm=add_norm.invariant_add_norm,
     rounded_rms_norm=rms_norm.invariant_rounded_rms_norm,
     rounded_add_norm=add_norm.invariant_rounded_add_norm,

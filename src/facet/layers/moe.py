@@ -38,10 +38,14 @@ class Experts(nn.Module):
         return type(self.gate_up.weight) is type(self.down.weight)
 
     def forward(self, residual: Tensor) -> Tensor:
-        router_input = self.arithmetic.scaled_rms_norm(residual, self.router_scale, self.router_factor, self.eps)
+        # Both norms at once, where the experts' is not rounded on its way to them.
+        weight = self.input_norm.weight if self.gate_up.weight.row_codes is None else None
+        router_input, x = self.arithmetic.router_norms(
+            residual, self.router_scale, self.router_factor, weight, self.eps
+        )
         weights, chosen = route(self.router(router_input), self.spec.num_chosen, self.expert_scale)
         if self.spec.num_held < self.spec.num_experts:
             # Others' experts count for nothing here; which of ours compute that nothing is spread evenly.
             weights = weights * (chosen // self.spec.num_held == self._rank.index)
             chosen = chosen % self.spec.num_held
-        return self.gate_up.run_experts(self.input_norm(residual), weights, chosen, self.down)
+        return self.gate_up.run_experts(self.input_norm(residual) if x is None else x, weights, chosen, self.down)

@@ -9,10 +9,10 @@ from facet.kernels.rounded_rows import RoundedRows, RowCodes
 __all__ = [
     "invariant_rms_norm",
     "invariant_rounded_rms_norm",
-    "invariant_scaled_rms_norm",
+    "invariant_router_norms",
     "rms_norm",
     "rounded_rms_norm",
-    "scaled_rms_norm",
+    "router_norms",
 ]
 
 
@@ -35,22 +35,27 @@ def invariant_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return reference.rms_norm(x, weight, eps)
 
 
-def scaled_rms_norm(x: Tensor, scale: Tensor, factor: float, eps: float) -> Tensor:
-    """The scale-free norm times `scale` times `factor`, cast back after each."""
+def router_norms(
+    x: Tensor, scale: Tensor, factor: float, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor | None]:
+    """What a router takes, the scale-free norm times `scale` times `factor`, cast back after each, and the norm with
+    `weight`: what experts take. None: somebody else makes that."""
     if x.is_cuda:
         from facet.kernels.rms_norm import triton
 
-        return triton.scaled_rms_norm(x, scale, factor, eps)
-    return reference.scaled_rms_norm(x, scale, factor, eps)
+        return triton.router_norms(x, scale, factor, weight, eps)
+    return reference.router_norms(x, scale, factor, weight, eps)
 
 
-def invariant_scaled_rms_norm(x: Tensor, scale: Tensor, factor: float, eps: float) -> Tensor:
-    """As `scaled_rms_norm`. A row's bits do not depend on how many rows there are."""
+def invariant_router_norms(
+    x: Tensor, scale: Tensor, factor: float, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor | None]:
+    """As `router_norms`. A row's bits do not depend on how many rows there are."""
     if x.is_cuda:
         from facet.kernels.rms_norm import triton
 
-        return triton.scaled_rms_norm(x, scale, factor, eps, triton.tile_of_few_rows(x.shape[-1]))
-    return reference.scaled_rms_norm(x, scale, factor, eps)
+        return triton.router_norms(x, scale, factor, weight, eps, triton.tile_of_few_rows(x.shape[-1]))
+    return reference.router_norms(x, scale, factor, weight, eps)
 
 
 def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, codes: RowCodes) -> RoundedRows:

@@ -16,6 +16,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return normed.to(x.dtype)
 
 
-def scaled_rms_norm(x: Tensor, scale: Tensor, factor: float, eps: float) -> Tensor:
-    """The scale-free norm times `scale` times `factor`, cast back after each, as routers want it."""
-    return rms_norm(x, None, eps) * scale * factor
+def router_norms(
+    x: Tensor, scale: Tensor, factor: float, weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor | None]:
+    """What a router takes, the scale-free norm times `scale` times `factor`, cast back after each, and the norm with
+    `weight`."""
+    return rms_norm(x, None, eps) * scale * factor, None if weight is None else rms_norm(x, weight, eps)

@@ -56,6 +56,17 @@ def row_tile(width: int, num_rows: int) -> RowTile:
     return RowTile(1, tile.block, num_warps=min(16, max(4, tile.block // 1024)), weights_ahead=False)
 
 
+class _Scaled(NamedTuple):
+    """A second result: the norm without weight, times these two."""
+
+    scale: Tensor | None
+    factor: float
+    result: Tensor | None
+
+
+_NOT_SCALED = _Scaled(None, 1.0, None)
+
+
 def rows_in_runs(x: Tensor) -> Tensor:
     """A view [runs, rows per run, width] whose rows are contiguous. Copies only what has no such view."""
     if x.stride(-1) != 1:
@@ -70,10 +81,13 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, tile: RowTile | None 
     return out
 
 
-def scaled_rms_norm(x: Tensor, scale: Tensor, factor: float, eps: float, tile: RowTile | None = None) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _run(x, None, eps, tile, out, None, NO_CODES, scale, factor)
-    return out
+def router_norms(
+    x: Tensor, scale: Tensor, factor: float, weight: Tensor | None, eps: float, tile: RowTile | None = None
+) -> tuple[Tensor, Tensor | None]:
+    scaled = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = None if weight is None else torch.empty_like(scaled)
+    _run(x, weight, eps, tile, out, None, NO_CODES, _Scaled(scale, factor, scaled))
+    return scaled, out
 
 
 def rounded_rms_norm(
@@ -90,17 +104,16 @@ def _run(
     weight: Tensor | None,
     eps: float,
     tile: RowTile | None,
-    out: Tensor,
+    out: Tensor | None,
     scales: Tensor | None,
     constants: Mapping[str, float],
-    scale: Tensor | None = None,
-    factor: float = 1.0,
+    scaled: _Scaled = _NOT_SCALED,
 ) -> None:
     rows = rows_in_runs(x)
     num_rows = rows.shape[0] * rows.shape[1]
     tile = tile or row_tile(x.shape[-1], num_rows)
     _rms_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
-        rows, weight, scale, factor, out, scales, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps,
+        rows, weight, out, scales, *scaled, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps,
         WIDTH=x.shape[-1], ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
         **constants, num_warps=tile.num_warps, **launch_options(x.device),
     )  # fmt: skip
@@ -164,7 +177,7 @@ def store_rows(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
-    x, weight, scale, factor, out, scales, num_rows, rows_per_run, run_stride, row_stride, eps,
+    x, weight, out, scales, scale, factor, scaled, num_rows, rows_per_run, run_stride, row_stride, eps,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
     DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -183,11 +196,15 @@ def _rms_norm_kernel(
         weights = load_weight(weight, columns, mask)
     if not WEIGHTS_AHEAD and scale is not None:
         scale_factors = load_weight(scale, columns, mask)
+    if scale is not None:
+        scaled_value = rounded(rounded(value, x) * scale_factors, x)
     if weight is not None:
         value = value * weights
+    out_places = rows.to(tl.int64) * WIDTH + columns
     if scale is not None:
-        value = rounded(rounded(value, x) * scale_factors, x) * factor
-    store_rows(
-        value.to(x.dtype.element_ty), out + rows.to(tl.int64) * WIDTH + columns, mask, scales, rows, rows < num_rows,
-        DIVISOR, LEAST, GREATEST,
-    )  # fmt: skip
+        tl.store(scaled + out_places, (scaled_value * factor).to(x.dtype.element_ty), mask=mask)
+    if out is not None:
+        store_rows(
+            value.to(x.dtype.element_ty), out + out_places, mask, scales, rows, rows < num_rows,
+            DIVISOR, LEAST, GREATEST,
+        )  # fmt: skip
