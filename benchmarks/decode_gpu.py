@@ -187,7 +187,7 @@ def fixed_variants(layers: Layers, load: Load, chosen: Variant) -> dict[str, Var
     variants |= with_tunings(chosen, tunings)
     ring = variants["ring"].ring if "ring" in variants else None
     if ring is not None:
-        for slots, programs in product((2, 3, 4, 6), (1, 2, 3, 5, 9)):
+        for slots, programs in product((2, 3) if load.window else (3,), (1, 2, 4, 8, 16, 64)):
             other = replace(ring, num_programs=programs, num_slots=slots)
             variants[f"ring of {slots}, by {programs}"] = replace(chosen, ring=other)
     return variants

@@ -294,25 +294,27 @@ def in_turn_launch(
 
 
 def decode_ring_launch(
-    group: int, num_heads: int, head_dim: int, share: int
+    group: int, num_heads: int, head_dim: int, *, has_window: bool = True
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Rows within a window, decoded through a ring."""
+    """Rows that are decoded through a ring."""
     stride = num_heads // group * head_dim
     constants = dict(
         HAS_MAP=False,
         IS_EARLY=True,
-        SHARE=share,
+        HAS_WINDOW=has_window,
+        SHARE=64,
+        MOST_SHARES=9 if has_window else 64,
         GROUP=group,
         HEAD_DIM=head_dim,
         TOKEN_STRIDE=stride,
         TOKENS_PER_BLOCK=16,
         SLOTS=3,
-        AT_ONCE=9,
+        AT_ONCE=9 if head_dim < 512 else 4,
         IS_DEPENDENT=True,
     )
     numbers, floats = tensor(gl.int32), tensor(gl.float32)
     arguments = (tensor(), tensor(), tensor(), numbers, numbers, numbers, numbers, tensor(), floats, floats, numbers,
-                 1.0, 512, 9, 576, 16 * stride, num_heads)  # fmt: skip
+                 1.0, 512, 64, 576, 16 * stride, num_heads)  # fmt: skip
     return decode_ring_kernel, arguments, {**constants, "num_warps": 4}
 
 
@@ -420,10 +422,13 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "drafts_e4b_sliding": drafts_launch(4, 8, 256, 512, 32),
         "drafts_e4b_global": drafts_launch(4, 8, 512, 0, 32),
         "drafts_31b_sliding": drafts_launch(2, 32, 256, 1024, 32),
-        "decode_ring_e4b": decode_ring_launch(4, 8, 256, 64),
-        "decode_ring_e2b": decode_ring_launch(8, 8, 256, 64),
-        "decode_ring_31b": decode_ring_launch(2, 32, 256, 64),
-        "decode_ring_3_27b": decode_ring_launch(2, 32, 128, 64),
+        "decode_ring_e4b": decode_ring_launch(4, 8, 256),
+        "decode_ring_e2b": decode_ring_launch(8, 8, 256),
+        "decode_ring_31b": decode_ring_launch(2, 32, 256),
+        "decode_ring_3_27b": decode_ring_launch(2, 32, 128),
+        "decode_ring_e4b_global": decode_ring_launch(4, 8, 512, has_window=False),
+        "decode_ring_e2b_global": decode_ring_launch(8, 8, 512, has_window=False),
+        "decode_ring_3_27b_global": decode_ring_launch(2, 32, 128, has_window=False),
         "shares_e4b_sliding": in_turn_launch(4, 8, 256, 512, adds=True),
         "shares_e4b_sliding_left": in_turn_launch(4, 8, 256, 512, adds=False),
         "shares_31b_sliding": in_turn_launch(2, 32, 256, 1024, adds=True),

@@ -55,7 +55,9 @@ SHARES = (
     "decode_ring_e2b",
     "decode_ring_31b",
     "decode_ring_3_27b",
+    "decode_ring_3_27b_global",
 )
+WIDE_HEADS = ("decode_ring_e4b_global", "decode_ring_e2b_global")
 EXPERTS = ("experts_gate_up", "experts_down")
 SORTING = ("count_pairs", "place_pairs", "place_512_pairs", "place_64_pairs")
 SUM = "sum_over_ranks"
@@ -73,6 +75,7 @@ def compiled() -> dict[str, dict[str, Any]]:
         *ROUNDED,
         *DRAFTS,
         *SHARES,
+        *WIDE_HEADS,
         *EXPERTS,
         *SORTING,
         SUM,
@@ -181,6 +184,14 @@ def test_shares_leave_room_for_two_programs(name: str, compiled: dict[str, dict[
     assert found["products"] > 0
     assert 2 * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
     assert found["reg"] <= 256
+
+
+@pytest.mark.parametrize("name", WIDE_HEADS)
+def test_rings_of_wide_heads_fit_on_the_card(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert found["stack"] == 0
+    assert found["shared"] + 1024 <= MULTIPROCESSOR_BYTES
 
 
 @pytest.mark.parametrize("name", EXPERTS)

@@ -33,6 +33,8 @@ CASES = (
     replace(SMALL, name="two tiles of a share", window=300, num_heads=8),
     replace(SMALL, name="wide heads", head_dim=256, num_heads=8, num_kv_heads=1, window=130),
     replace(SMALL, name="head by head", num_heads=2, tokens_per_block=40),
+    replace(SMALL, name="without a window", window=None, tokens_per_block=40),
+    replace(SMALL, name="shares that grow", window=None, head_dim=512, num_heads=8, sequences=((1, 1100), (1, 70))),
 )
 SHARES = {"two tiles of a share": 128}
 
@@ -63,7 +65,6 @@ def attend(
     ring: ModuleType, case: cases.Case, inputs: cases.AttentionInputs, tuning: RingTuning, decoded: list[int]
 ) -> Tensor:
     """Without a map where all rows are decoded, one after the other."""
-    assert case.window is not None
     rows = PagedRows.of(
         inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
     )
@@ -82,12 +83,11 @@ def attend(
 
 
 def tunings(case: cases.Case) -> list[RingTuning]:
-    assert case.window is not None
     share = SHARES.get(case.name, 64)
-    most = -(-(case.window + 15) // share)
+    most = -(-(case.window + 15) // share) if case.window else 64
     return [
-        RingTuning(share_keys=share, num_shares=most, num_programs=programs, num_slots=slots)
-        for programs, slots in ((1, 3), (1, 2), (2, 4), (most, 3), (most + 2, 5))
+        RingTuning(share_keys=share, num_shares=most, num_programs=programs, num_slots=slots, least_keys=keys)
+        for programs, slots, keys in ((1, 3, 0), (1, 2, 0), (2, 3, 0), (most, 3, 128), (most + 2, 3, 0))
     ]
 
 
@@ -100,7 +100,7 @@ def test_rows(ring: ModuleType, case: cases.Case) -> None:
     case.tolerance(torch.bfloat16).check(first, case.attend(inputs, plan_reference))
     for other in others:
         assert torch.equal(other, first)
-    some = [1, 4, 7]
+    some = [row for row in (1, 4, 7) if row in everyone]
     apart = attend(ring, case, inputs, tunings(case)[2], some)
     assert torch.equal(apart[some], first[some])
     assert apart[[row for row in everyone if row not in some]].isnan().all()
@@ -109,12 +109,20 @@ def test_rows(ring: ModuleType, case: cases.Case) -> None:
 @pytest.mark.skipif(not ON_HOPPER, reason="real shapes are for the card")
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "window"),
-    [(8, 2, 256, 512), (8, 1, 256, 512), (32, 16, 256, 1024), (32, 16, 128, 1024), (4, 1, 256, 512)],
+    [
+        (8, 2, 256, 512),
+        (8, 1, 256, 512),
+        (32, 16, 256, 1024),
+        (32, 16, 128, 1024),
+        (4, 1, 256, 512),
+        (8, 2, 512, None),
+        (8, 1, 512, None),
+        (32, 16, 128, None),
+    ],
 )
-def test_rows_of_models(ring: ModuleType, num_heads: int, num_kv_heads: int, head_dim: int, window: int) -> None:
-    lengths = [
-        int(length) for length in torch.randint(1, 3 * window, (37,), generator=torch.Generator().manual_seed(1))
-    ]
+def test_rows_of_models(ring: ModuleType, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None) -> None:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, 3 * window if window else 9000, (37,), generator=generator).tolist()
     case = replace(
         SMALL,
         name="of models",
@@ -122,6 +130,7 @@ def test_rows_of_models(ring: ModuleType, num_heads: int, num_kv_heads: int, hea
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         window=window,
+        tokens_per_block=16 if window else 40,
         sequences=tuple((1, length) for length in lengths),
     )
     inputs = case.inputs(torch.bfloat16, DEVICE)
@@ -138,14 +147,25 @@ def test_rows_of_models(ring: ModuleType, num_heads: int, num_kv_heads: int, hea
         (64, 2, 512, (64, 9, 1)),  # two programs of a row would fit: not worth it
         (32, 16, 1024, (64, 17, 1)),
         (1, 1, 4096, (256, 17, 17)),
+        (1, 2, None, (64, 64, 64)),
+        (100, 2, None, (64, 64, 8)),
     ],
 )
 def test_shares(
-    num_rows: int, num_kv_heads: int, window: int, expected: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+    num_rows: int,
+    num_kv_heads: int,
+    window: int | None,
+    expected: tuple[int, int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(f"{ROOM}.tuning.num_multiprocessors", lambda _device: 132)
     case = replace(
-        SMALL, num_kv_heads=num_kv_heads, num_heads=2 * num_kv_heads, window=window, sequences=((1, 5),) * num_rows
+        SMALL,
+        num_kv_heads=num_kv_heads,
+        num_heads=2 * num_kv_heads,
+        head_dim=256,
+        window=window,
+        sequences=((1, 5),) * num_rows,
     )
     inputs = case.inputs(torch.bfloat16)
     rows = PagedRows.of(inputs.rows, inputs.block_table, case.heads, window=window, tokens_per_block=16)
@@ -168,9 +188,9 @@ def test_what_goes_through_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert goes(SMALL)
     assert goes(SMALL, torch.float16)
     assert not goes(SMALL, torch.float32)
-    assert not goes(replace(SMALL, window=None))
+    assert goes(replace(SMALL, window=None, head_dim=512))
     assert not goes(replace(SMALL, head_dim=64))
     assert not goes(replace(SMALL, num_heads=6)), "three heads of a key head"
     assert not goes(replace(SMALL, num_heads=32)), "sixteen"
     assert not goes(SMALL, has_prompts=False, may_share_seats=True), "rows of drafts"
-    assert not goes(SMALL, is_anchored=True)
+    assert not goes(SMALL, has_drafts=True)

@@ -150,7 +150,7 @@ def plan_invariant_on_gpu(
                 has_prompts=has_prompts,
                 may_share_seats=rows.may_share_seats and not has_prompts,
                 stores_own_key_only=rows.stores_own_key_only,
-                is_anchored=rows.has_drafts,
+                has_drafts=rows.has_drafts,
             )
             for first in range(0, len(decoded), most_rows)
         ),

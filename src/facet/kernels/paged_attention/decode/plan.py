@@ -24,9 +24,14 @@ class DecodePlan:
     row_map: Tensor | None  # [num_rows] int32: which ones; None: all rows of a step without prompts
     most_keys: int  # that one of them sees
     may_share_seats: bool  # rows that follow each other may be of one sequence
-    is_anchored: bool  # the shares of a window begin at multiples of their size, where they are fixed
+    has_drafts: bool  # where shares are fixed: some step may have rows of drafts, which are computed together
     stores_own_key_only: bool  # see `AttentionRows`
     arrivals: Tensor  # [num_rows, num_kv_heads] int32, zero between layers: shares of a row that are done
+
+    @property
+    def is_anchored(self) -> bool:
+        """Whether the shares of a window begin at multiples of their size."""
+        return self.has_drafts and self.rows.window > 0
 
     @property
     def map_or_any(self) -> Tensor:
@@ -41,7 +46,7 @@ def plan_decode(
     longest_context: int,
     has_prompts: bool = True,
     may_share_seats: bool = False,
-    is_anchored: bool = False,
+    has_drafts: bool = False,
     stores_own_key_only: bool = False,
 ) -> DecodePlan:
     """`decoded`: the rows, ascending. Without prompts in the step, all of them.
@@ -62,7 +67,7 @@ def plan_decode(
         row_map=row_map,
         most_keys=min(longest_context, rows.window) if rows.window else longest_context,
         may_share_seats=may_share_seats,
-        is_anchored=is_anchored and rows.window > 0,
+        has_drafts=has_drafts,
         stores_own_key_only=stores_own_key_only,
         arrivals=torch.zeros(len(decoded), rows.heads.num_kv_heads, dtype=torch.int32, device=device),
     )

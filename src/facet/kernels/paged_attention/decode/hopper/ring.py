@@ -9,8 +9,8 @@ from facet.kernels.paged_attention.decode.hopper.ring_kernel import ring_kernel
 from facet.kernels.paged_attention.decode.hopper.tuning import RingTuning
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 
-# Shares that the last program loads together.
-_AT_ONCE = 9
+# Bytes of shares that the last program loads together: what registers hold.
+_BYTES_AT_ONCE = 9 * 4096
 
 
 def attend_in_ring(
@@ -20,6 +20,7 @@ def attend_in_ring(
     assert cache.values is not None, "keys and values are separate"
     rows = plan.rows
     (num_heads, head_dim), num_kv_heads = queries.shape[1:], cache.keys.shape[2]
+    group = num_heads // num_kv_heads
     totals, levels = output, output
     if tuning.num_programs > 1:
         per_share = (plan.num_rows, num_heads, tuning.num_shares)
@@ -39,19 +40,21 @@ def attend_in_ring(
         plan.arrivals,
         scale,
         rows.window,
-        tuning.num_shares,
+        tuning.least_keys,
         rows.block_table.stride(0),
         cache.keys.stride(0),
         num_heads,
         HAS_MAP=plan.row_map is not None,
         IS_EARLY=plan.stores_own_key_only,
+        HAS_WINDOW=rows.window > 0,
         SHARE=tuning.share_keys,
-        GROUP=num_heads // num_kv_heads,
+        MOST_SHARES=tuning.num_shares,
+        GROUP=group,
         HEAD_DIM=head_dim,
         TOKEN_STRIDE=cache.keys.stride(1),
         TOKENS_PER_BLOCK=rows.tokens_per_block,
         SLOTS=tuning.num_slots,
-        AT_ONCE=_AT_ONCE,
+        AT_ONCE=max(2, min(9, _BYTES_AT_ONCE // (4 * group * head_dim))),
         num_warps=4,
         **launch_options(queries.device),
     )

@@ -1,4 +1,4 @@
-"""Decodes rows within a window, in Gluon: four warps for some shares of a row and key head.
+"""Decodes rows, in Gluon: four warps for some shares of a row and key head.
 
 Keys are multiplied by queries and not the other way round, so that a product of 16 keys by 8 query heads is one
 instruction, and few of those eight are spare. A warp takes 16 keys of a tile, and then some dimensions of all values:
@@ -7,8 +7,8 @@ instruction, and few of those eight are spare. A warp takes 16 keys of a tile, a
     sums [dims, heads] = values [dims, keys] x weights [keys, heads]
 
 What sums are made of is the same as in `in_turn.py`: shares that follow from a row's context alone, added one after the
-other by the program if it has all of them, and else by the last to finish. Shares begin at multiples of 16 positions,
-as pages do.
+other by the program if it has all of them, and else by the last to finish. Within a window they begin at multiples of
+16 positions, and are all of one size; else they grow with the context.
 
 Keys and values take turns in a ring of tiles. Those that earlier steps have stored are on their way before the kernel
 waits for the one before it, which stores those of this step.
@@ -77,7 +77,7 @@ def add_share(merged, greatest, weight_sum, total, share_greatest, share_sum, AX
 
 @gluon.jit
 def add_left_shares(
-    partial_totals, partial_levels, output, entry, row, kv_head, num_heads, most_shares, num_shares,
+    partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_shares, MOST_SHARES: gl.constexpr,
     GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, AT_ONCE: gl.constexpr,
 ):  # fmt: skip
     """All shares of one row and key head, from where their programs left them.
@@ -88,7 +88,7 @@ def add_left_shares(
     VECTORS: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [2, 2], [1, 0])
     heads = kv_head * GROUP + gl.arange(0, GROUP, gl.SliceLayout(1, VECTORS))
     dims = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(0, VECTORS)), 0)
-    places = (entry.to(gl.int64) * num_heads + heads) * most_shares
+    places = (entry.to(gl.int64) * num_heads + heads) * MOST_SHARES
     merged = gl.zeros([GROUP, HEAD_DIM], gl.float32, VECTORS)
     greatest = gl.full([GROUP], float("-inf"), gl.float32, gl.SliceLayout(1, VECTORS))
     weight_sum = gl.full([GROUP], 0.0, gl.float32, gl.SliceLayout(1, VECTORS))
@@ -114,9 +114,21 @@ def add_left_shares(
     gl.store(output + vectors + dims, means.to(output.dtype.element_ty))
 
 
+@gluon.jit
+def size_of_shares(num_keys, LEAST: gl.constexpr, MOST: gl.constexpr):
+    """Where nothing bounds a context: 16 shares, as what they leave behind is read again by one program; where those
+    would have more than 8 tiles, up to MOST, or one long context would leave processors idle."""
+    share = num_keys * 0 + LEAST
+    for _doubling in gl.static_range(3):
+        share = gl.where(num_keys > 16 * share, 2 * share, share)
+    for _doubling in gl.static_range(12):
+        share = gl.where(num_keys > MOST * share, 2 * share, share)
+    return share
+
+
 # Not specialized: one kernel serves all batch sizes.
 @gluon.jit(
-    do_not_specialize=["most_shares"],
+    do_not_specialize=["least_keys"],
     do_not_specialize_on_alignment=["block_table", "positions", "seats", "row_map", "arrivals"],
 )
 def ring_kernel(
@@ -133,12 +145,14 @@ def ring_kernel(
     arrivals,  # of programs, zero before and after
     scale,
     window,
-    most_shares,  # of a row: what shares leave behind has room for as many
+    least_keys,  # a program has no fewer, if the row has them
     table_stride,
     page_stride,
     num_heads,
     HAS_MAP: gl.constexpr,
-    SHARE: gl.constexpr,  # keys, a multiple of 64
+    HAS_WINDOW: gl.constexpr,
+    SHARE: gl.constexpr,  # keys of a share, or the least: 64 or twice as many, and so on
+    MOST_SHARES: gl.constexpr,  # of a row: what they leave behind has room for as many
     IS_EARLY: gl.constexpr,  # of the keys that a row sees, only its own is stored in this step
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
@@ -151,7 +165,7 @@ def ring_kernel(
     let_next_start(IS_DEPENDENT)
     TILE: gl.constexpr = 64
     HEADS: gl.constexpr = 8
-    LANES: gl.constexpr = HEAD_DIM // 8
+    LANES: gl.constexpr = HEAD_DIM // 8 if HEAD_DIM < 256 else 32
     # Eight threads copy 128 bytes of a vector: each has few vectors to look up the pages of.
     COPIES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8])
@@ -166,13 +180,18 @@ def ring_kernel(
     if HAS_MAP:
         row = gl.load(row_map + entry)
     end = gl.load(positions + row) + 1
-    first = gl.maximum(end - window, 0)
+    if HAS_WINDOW:
+        first = gl.maximum(end - window, 0)
+        share = SHARE
+    else:
+        first = end * 0
+        share = size_of_shares(end, SHARE, MOST_SHARES)
     base = first // 16 * 16
-    num_shares = gl.cdiv(end - base, SHARE)
-    own_shares = gl.cdiv(num_shares, gl.num_programs(2))
+    num_shares = gl.cdiv(end - base, share)
+    own_shares = gl.maximum(gl.cdiv(num_shares, gl.num_programs(2)), least_keys // share)
     number = gl.program_id(2) * own_shares
-    start = base + number * SHARE
-    stop = gl.minimum(start + own_shares * SHARE, end)
+    start = base + number * share
+    stop = gl.minimum(start + own_shares * share, end)
     if start >= stop:
         wait_for_previous(IS_DEPENDENT)
         return
@@ -211,7 +230,7 @@ def ring_kernel(
     merged, greatest_of_all, sum_of_all = total, greatest, weight_sum
     left_member = gl.arange(0, HEADS, gl.SliceLayout(0, LEVELS))
     left_dims = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(1, LEVELS)), 1)
-    left_places = (entry.to(gl.int64) * num_heads + kv_head * GROUP + left_member) * most_shares
+    left_places = (entry.to(gl.int64) * num_heads + kv_head * GROUP + left_member) * MOST_SHARES
     is_alone = own_shares >= num_shares
     tile_key = gl.arange(0, TILE, gl.SliceLayout(1, SUMS))
 
@@ -224,7 +243,7 @@ def ring_kernel(
         key = start + tile * TILE + tile_key
         is_seen = (key >= first) & (key < stop)
         scores = gl.where(gl.expand_dims(is_seen, 1), scores * scale, float("-inf"))
-        begins = tile * TILE % SHARE == 0
+        begins = (tile * TILE & (share - 1)) == 0
         before = gl.where(begins, float("-inf"), greatest)
         greatest = gl.maximum(before, gl.max(scores, 0))
         anchor = gl.where(greatest == float("-inf"), 0.0, greatest)
@@ -241,7 +260,7 @@ def ring_kernel(
         wait_for_copies(SLOTS - 1)
         thread_barrier()
         total = mma_v2(tiles.index((2 * tile + 1) % SLOTS).permute((1, 0)).load(LEFT), weights, total)
-        if (tile + 1) * TILE % SHARE == 0 or tile + 1 == num_tiles:
+        if ((tile + 1) * TILE & (share - 1)) == 0 or tile + 1 == num_tiles:
             if is_alone:
                 merged, greatest_of_all, sum_of_all = add_share(
                     merged, greatest_of_all, sum_of_all, total, greatest, weight_sum, 0
@@ -281,6 +300,6 @@ def ring_kernel(
         num_arriving = gl.cdiv(num_shares, own_shares)
         if arrives_last(arrivals, entry * gl.num_programs(1) + kv_head, num_arriving):
             add_left_shares(
-                partial_totals, partial_levels, output, entry, row, kv_head, num_heads, most_shares, num_shares,
+                partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_shares, MOST_SHARES,
                 GROUP, HEAD_DIM, AT_ONCE,
             )  # fmt: skip
