@@ -89,7 +89,7 @@ def attend(layers: Layers, output: Tensor, plan: DecodePlan, variant: Variant) -
     if variant.ring is not None:
         from facet.kernels.paged_attention.decode.hopper.ring import attend_in_ring  # imports Gluon
 
-        attend_in_ring(layers.queries, output, layers.cache, plan, 1.0, variant.ring)
+        attend_in_ring(layers.queries, output, layers.cache, plan, 1.0, layers.recipe, variant.ring)
     elif variant.tuning.num_programs is not None and can_take_turns(variant.reader, layers.cache):
         attend_in_turn(layers.queries, output, layers.cache, plan, 1.0, variant.tuning)
     else:
@@ -170,7 +170,7 @@ def no_variants(load: Load, chosen: Variant) -> dict[str, Variant]:
 def only_fixed(layers: Layers, load: Load, chosen: Variant) -> dict[str, Variant]:
     fixed = choose_fixed_tuning(chosen.reader, layers.queries, layers.cache, layers.plans[0])
     variants = with_tunings(chosen, {"fixed": fixed})
-    if decodes_in_ring(layers.queries, layers.cache, layers.plans[0]):
+    if decodes_in_ring(layers.queries, layers.cache, layers.plans[0], layers.recipe, is_invariant=True):
         ring = choose_ring_tuning(layers.queries, layers.cache, layers.plans[0])
         variants["ring"] = replace(chosen, ring=ring)
     return variants
@@ -190,6 +190,8 @@ def fixed_variants(layers: Layers, load: Load, chosen: Variant) -> dict[str, Var
         for slots, programs in product((2, 3) if load.window else (3,), (1, 2, 4, 8, 16, 64)):
             other = replace(ring, num_programs=programs, num_slots=slots)
             variants[f"ring of {slots}, by {programs}"] = replace(chosen, ring=other)
+        for keys in () if load.window else (512, 1024, 2048):
+            variants[f"ring, {keys}+ each"] = replace(chosen, ring=replace(ring, least_keys=keys))
     return variants
 
 

@@ -36,8 +36,6 @@ class AttentionRows:
     # Some step may have rows of drafts. Where bits may not depend on a step, all steps then compute rows in a way that
     # lets those of drafts be computed together.
     has_drafts: bool = False
-    # Of all keys that the rows see, this step stores none but each row's own: the others may be read before it does.
-    stores_own_key_only: bool = False
 
     @property
     def causal(self) -> "AttentionRows":

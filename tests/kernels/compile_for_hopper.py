@@ -33,7 +33,8 @@ from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
 from facet.kernels.moe import triton_sorting as sorting
 from facet.kernels.paged_attention.decode.grouped import grouped_kernel
-from facet.kernels.paged_attention.decode.hopper.ring_kernel import ring_kernel as decode_ring_kernel
+from facet.kernels.paged_attention.decode.hopper.separate_kernel import separate_kernel as decode_separate_kernel
+from facet.kernels.paged_attention.decode.hopper.shared_kernel import shared_kernel as decode_shared_kernel
 from facet.kernels.paged_attention.decode.in_turn import in_turn_kernel
 from facet.kernels.paged_attention.prefill.hopper import separate_256, separate_512, shared_512
 from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
@@ -294,14 +295,12 @@ def in_turn_launch(
 
 
 def decode_ring_launch(
-    group: int, num_heads: int, head_dim: int, *, has_window: bool = True
+    group: int, num_heads: int, head_dim: int, *, has_window: bool = True, is_shared: bool = False
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Rows that are decoded through a ring."""
     stride = num_heads // group * head_dim
     constants = dict(
         HAS_MAP=False,
-        IS_EARLY=True,
-        HAS_WINDOW=has_window,
         SHARE=64,
         MOST_SHARES=9 if has_window else 64,
         GROUP=group,
@@ -311,11 +310,15 @@ def decode_ring_launch(
         SLOTS=3,
         AT_ONCE=9 if head_dim < 512 else 4,
         IS_DEPENDENT=True,
+        num_warps=4,
     )
-    numbers, floats = tensor(gl.int32), tensor(gl.float32)
-    arguments = (tensor(), tensor(), tensor(), numbers, numbers, numbers, numbers, tensor(), floats, floats, numbers,
-                 1.0, 512, 64, 576, 16 * stride, num_heads)  # fmt: skip
-    return decode_ring_kernel, arguments, {**constants, "num_warps": 4}
+    numbers, floats, vectors = tensor(gl.int32), tensor(gl.float32), tensor()
+    where = (numbers, numbers, numbers, numbers, vectors, floats, floats, numbers, 1.0)
+    strides = (64, 576, 16 * stride, num_heads)
+    if is_shared:
+        return decode_shared_kernel, (vectors, vectors, floats, floats, *where, *strides), {**constants, "PAIRS": 64}
+    constants["HAS_WINDOW"] = has_window
+    return decode_separate_kernel, (vectors, vectors, vectors, *where, 512, *strides), constants
 
 
 def experts_launch(*, is_first: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -428,6 +431,7 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "decode_ring_3_27b": decode_ring_launch(2, 32, 128),
         "decode_ring_e4b_global": decode_ring_launch(4, 8, 512, has_window=False),
         "decode_ring_e2b_global": decode_ring_launch(8, 8, 512, has_window=False),
+        "decode_ring_31b_global": decode_ring_launch(8, 32, 512, has_window=False, is_shared=True),
         "decode_ring_3_27b_global": decode_ring_launch(2, 32, 128, has_window=False),
         "shares_e4b_sliding": in_turn_launch(4, 8, 256, 512, adds=True),
         "shares_e4b_sliding_left": in_turn_launch(4, 8, 256, 512, adds=False),

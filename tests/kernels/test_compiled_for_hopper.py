@@ -57,7 +57,7 @@ SHARES = (
     "decode_ring_3_27b",
     "decode_ring_3_27b_global",
 )
-WIDE_HEADS = ("decode_ring_e4b_global", "decode_ring_e2b_global")
+WIDE_HEADS = ("decode_ring_e4b_global", "decode_ring_e2b_global", "decode_ring_31b_global")
 EXPERTS = ("experts_gate_up", "experts_down")
 SORTING = ("count_pairs", "place_pairs", "place_512_pairs", "place_64_pairs")
 SUM = "sum_over_ranks"

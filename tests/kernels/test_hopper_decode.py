@@ -34,6 +34,16 @@ CASES = (
     replace(SMALL, name="wide heads", head_dim=256, num_heads=8, num_kv_heads=1, window=130),
     replace(SMALL, name="head by head", num_heads=2, tokens_per_block=40),
     replace(SMALL, name="without a window", window=None, tokens_per_block=40),
+    replace(
+        SMALL,
+        name="shared vectors",
+        window=None,
+        head_dim=512,
+        num_heads=16,
+        num_rotated_pairs=64,
+        tokens_per_block=40,
+        sequences=((1, 70), (1, 64), (1, 9), (1, 300)),
+    ),
     replace(SMALL, name="shares that grow", window=None, head_dim=512, num_heads=8, sequences=((1, 1100), (1, 70))),
 )
 SHARES = {"two tiles of a share": 128}
@@ -58,7 +68,8 @@ def ring() -> ModuleType:
         "arrives_last": _arrives_last,
         "mma_v2": lambda left, right, sums: sums + left.float() @ right.float(),
     }
-    return emulated([f"{ROOM}.ring_kernel", f"{ROOM}.ring"], f"{ROOM}.language", own=own)
+    modules = [f"{ROOM}.{name}" for name in ("parts", "separate_kernel", "shared_kernel", "ring")]
+    return emulated(modules, f"{ROOM}.language", own=own)
 
 
 def attend(
@@ -73,10 +84,9 @@ def attend(
         np.array(decoded, np.int32),
         longest_context=max(length for _, length in case.sequences),
         has_prompts=len(decoded) < len(inputs.queries),
-        stores_own_key_only=len(decoded) == len(inputs.queries),
     )
     output = torch.full_like(inputs.queries, float("nan"))
-    ring.attend_in_ring(inputs.queries, output, inputs.cache, plan, case.scale, tuning)
+    ring.attend_in_ring(inputs.queries, output, inputs.cache, plan, case.scale, inputs.key_recipe, tuning)
     assert not COPIES.groups, "every copy is waited for"
     assert not plan.arrivals.any()
     return output
@@ -108,19 +118,23 @@ def test_rows(ring: ModuleType, case: cases.Case) -> None:
 
 @pytest.mark.skipif(not ON_HOPPER, reason="real shapes are for the card")
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "window"),
+    ("num_heads", "num_kv_heads", "head_dim", "window", "pairs"),
     [
-        (8, 2, 256, 512),
-        (8, 1, 256, 512),
-        (32, 16, 256, 1024),
-        (32, 16, 128, 1024),
-        (4, 1, 256, 512),
-        (8, 2, 512, None),
-        (8, 1, 512, None),
-        (32, 16, 128, None),
+        (8, 2, 256, 512, None),
+        (8, 1, 256, 512, None),
+        (32, 16, 256, 1024, None),
+        (32, 16, 128, 1024, None),
+        (4, 1, 256, 512, None),
+        (8, 2, 512, None, None),
+        (8, 1, 512, None, None),
+        (32, 16, 128, None, None),
+        (32, 4, 512, None, 64),
+        (16, 2, 512, None, 64),
     ],
 )
-def test_rows_of_models(ring: ModuleType, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None) -> None:
+def test_rows_of_models(
+    ring: ModuleType, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None, pairs: int | None
+) -> None:
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, 3 * window if window else 9000, (37,), generator=generator).tolist()
     case = replace(
@@ -130,6 +144,7 @@ def test_rows_of_models(ring: ModuleType, num_heads: int, num_kv_heads: int, hea
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         window=window,
+        num_rotated_pairs=pairs,
         tokens_per_block=16 if window else 40,
         sequences=tuple((1, length) for length in lengths),
     )
@@ -175,13 +190,15 @@ def test_shares(
 
 
 def test_what_goes_through_rings(monkeypatch: pytest.MonkeyPatch) -> None:
-    def goes(case: cases.Case, dtype: torch.dtype = torch.bfloat16, **given: bool) -> bool:
+    def goes(
+        case: cases.Case, dtype: torch.dtype = torch.bfloat16, *, is_invariant: bool = True, **given: bool
+    ) -> bool:
         inputs = case.inputs(dtype)
         rows = PagedRows.of(
             inputs.rows, inputs.block_table, case.heads, window=case.window, tokens_per_block=case.tokens_per_block
         )
         plan = plan_decode(rows, np.arange(len(SEQUENCES), dtype=np.int32), longest_context=333, **given)
-        return decodes_in_ring(inputs.queries, inputs.cache, plan)
+        return decodes_in_ring(inputs.queries, inputs.cache, plan, inputs.key_recipe, is_invariant=is_invariant)
 
     assert not goes(SMALL), "there is no Hopper GPU"
     monkeypatch.setattr(f"{ROOM}.tuning.runs_on_hopper", lambda _device: True)
@@ -189,6 +206,12 @@ def test_what_goes_through_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert goes(SMALL, torch.float16)
     assert not goes(SMALL, torch.float32)
     assert goes(replace(SMALL, window=None, head_dim=512))
+    shared = replace(SMALL, window=None, head_dim=512, num_rotated_pairs=64)
+    assert goes(shared)
+    assert goes(shared, is_invariant=False)
+    monkeypatch.setattr(f"{ROOM}.tuning.num_multiprocessors", lambda _device: 132)
+    assert not goes(shared, is_invariant=False), "there is room for several programs of each row"
+    assert not goes(replace(SMALL, window=None, head_dim=256, num_rotated_pairs=32))
     assert not goes(replace(SMALL, head_dim=64))
     assert not goes(replace(SMALL, num_heads=6)), "three heads of a key head"
     assert not goes(replace(SMALL, num_heads=32)), "sixteen"

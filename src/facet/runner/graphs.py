@@ -84,7 +84,6 @@ class DecodeBuffers:
             host_prompt_lens=(0,) * size,
             may_share_seats=self.may_share_seats,
             has_drafts=self.may_share_seats,
-            stores_own_key_only=not self.may_share_seats,
         )
 
 

@@ -20,7 +20,7 @@ from facet.kernels.paged_attention.decode.in_turn import attend_in_turn, can_tak
 from facet.kernels.paged_attention.decode.kernel import attend_rows
 from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT, DecodePlan, plan_decode
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
-from facet.kernels.paged_attention.decode.tuning import ChooseTuning, choose_decode_tuning
+from facet.kernels.paged_attention.decode.tuning import choose_decode_tuning
 from facet.kernels.paged_attention.plan import PagedRows
 from facet.kernels.paged_attention.prefill.hopper import ROWS_PER_WARPGROUP
 from facet.kernels.paged_attention.prefill.plan import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, PrefillPlan, Run, plan_runs
@@ -37,7 +37,7 @@ class GpuPlan:
 
     decodes: tuple[DecodePlan, ...]  # one after the other
     prefills: tuple[PrefillPlan, ...]
-    choose_tuning: ChooseTuning = choose_decode_tuning
+    is_invariant: bool = False  # a row's bits do not depend on other rows
 
     def run(
         self,
@@ -53,13 +53,15 @@ class GpuPlan:
         output = torch.empty_like(queries) if out is None else out
         queries = queries.contiguous()
         for decode in self.decodes:
-            if decodes_in_ring(queries, cache, decode):
+            if decodes_in_ring(queries, cache, decode, key_recipe, is_invariant=self.is_invariant):
                 from facet.kernels.paged_attention.decode.hopper.ring import attend_in_ring  # imports Gluon
 
-                attend_in_ring(queries, output, cache, decode, scale, choose_ring_tuning(queries, cache, decode))
+                ring = choose_ring_tuning(queries, cache, decode)
+                attend_in_ring(queries, output, cache, decode, scale, key_recipe, ring)
                 continue
             reader = choose_reader(queries, cache, key_recipe)
-            tuning = self.choose_tuning(reader, queries, cache, decode)
+            choose_tuning = choose_fixed_tuning if self.is_invariant else choose_decode_tuning
+            tuning = choose_tuning(reader, queries, cache, decode)
             if gains_by_groups(reader, queries, cache, decode, tuning):
                 attend_groups(queries, output, cache, decode, scale, tuning)
             elif tuning.num_programs is not None and can_take_turns(reader, cache):
@@ -98,7 +100,6 @@ def plan_on_gpu(
                 longest_context=longest,
                 has_prompts=has_prompts,
                 may_share_seats=rows.may_share_seats and not has_prompts,
-                stores_own_key_only=rows.stores_own_key_only,
             ),
         )
     return GpuPlan(decodes=decodes, prefills=(plan_runs(paged, runs),) if runs else ())
@@ -149,13 +150,12 @@ def plan_invariant_on_gpu(
                 longest_context=longest,
                 has_prompts=has_prompts,
                 may_share_seats=rows.may_share_seats and not has_prompts,
-                stores_own_key_only=rows.stores_own_key_only,
                 has_drafts=rows.has_drafts,
             )
             for first in range(0, len(decoded), most_rows)
         ),
         prefills=tuple(prefills),
-        choose_tuning=choose_fixed_tuning,
+        is_invariant=True,
     )
 
 

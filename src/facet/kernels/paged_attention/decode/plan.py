@@ -25,7 +25,6 @@ class DecodePlan:
     most_keys: int  # that one of them sees
     may_share_seats: bool  # rows that follow each other may be of one sequence
     has_drafts: bool  # where shares are fixed: some step may have rows of drafts, which are computed together
-    stores_own_key_only: bool  # see `AttentionRows`
     arrivals: Tensor  # [num_rows, num_kv_heads] int32, zero between layers: shares of a row that are done
 
     @property
@@ -47,7 +46,6 @@ def plan_decode(
     has_prompts: bool = True,
     may_share_seats: bool = False,
     has_drafts: bool = False,
-    stores_own_key_only: bool = False,
 ) -> DecodePlan:
     """`decoded`: the rows, ascending. Without prompts in the step, all of them.
 
@@ -68,6 +66,5 @@ def plan_decode(
         most_keys=min(longest_context, rows.window) if rows.window else longest_context,
         may_share_seats=may_share_seats,
         has_drafts=has_drafts,
-        stores_own_key_only=stores_own_key_only,
         arrivals=torch.zeros(len(decoded), rows.heads.num_kv_heads, dtype=torch.int32, device=device),
     )

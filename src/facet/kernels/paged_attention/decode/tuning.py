@@ -1,7 +1,6 @@
 """Chooses how decoded rows are divided among programs: a function of shapes, with the times behind it."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -43,10 +42,6 @@ class DecodeTuning:
         if self.num_splits == 1 or not self.last_merges:
             return 0
         return 4 if self.num_splits <= 4 and not self.one_size_merges else MOST_MERGED_BY_LAST
-
-
-class ChooseTuning(Protocol):
-    def __call__(self, reader: Reader, queries: Tensor, cache: LayerCache, plan: DecodePlan) -> DecodeTuning: ...
 
 
 def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, plan: DecodePlan) -> DecodeTuning:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from facet.kernels.hopper import num_multiprocessors, runs_on_hopper
-from facet.kernels.paged_attention.cache import LayerCache
+from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 
 # Keys of a tile, and where the shares of a window may begin: at multiples of this position.
@@ -21,6 +21,11 @@ _LEAST_PROGRAMS = 3
 # Where contexts have no bound, so that a long one is not what all others wait for. Programs with nothing to do end at
 # once. 90 x 768 and 10 x 8K of E4B: 192 us with 4, 189 with 8 and 185 with 16; 32 x 512 takes 26.5, 26.5 and 27.6.
 _LEAST_PROGRAMS_WITHOUT_WINDOW = 8
+# Where rows without a window have no room for two programs each: 90 x 768 and 10 x 8K of E4B take 168 us with 2 MB, 186
+# with 1 and 180 with 4; 32 x 2K of 31B, whose vectors are shared, 110, 142, and 154 with half a megabyte.
+_BYTES_WORTH_A_PROGRAM = 2**21
+# Of shared vectors: dimensions, and pairs of them that rotate.
+_SHARED_DIMS, _PAIRS = 512, 64
 # Query heads of one product.
 _MOST_HEADS = 8
 
@@ -34,15 +39,23 @@ class RingTuning:
     num_slots: int = _SLOTS  # tiles of keys or values in shared memory
 
 
-def decodes_in_ring(queries: Tensor, cache: LayerCache, plan: DecodePlan) -> bool:
-    """Whether the kernel reads such a cache on this card. Rows of drafts have kernels that compute several of them
-    together."""
+def decodes_in_ring(
+    queries: Tensor, cache: LayerCache, plan: DecodePlan, key_recipe: KeyRecipe | None, *, is_invariant: bool
+) -> bool:
+    """Whether the kernels read such a cache on this card. Rows of drafts have kernels that compute several of them
+    together. Few rows of shared vectors are faster elsewhere, if not in fixed shares: 1 x 2K of 31B 12.1 us and not
+    16.0; 32 x 2K take 124 there and not 113."""
     if plan.may_share_seats or plan.has_drafts:
         return False
+    if cache.is_shared:
+        assert key_recipe is not None, "shared vectors need a recipe for their keys"
+        if queries.shape[2] != _SHARED_DIMS or key_recipe.cos_sin.shape[-1] != _PAIRS or plan.rows.window:
+            return False
+        if not is_invariant and _fitting(queries, cache, plan) > 1:
+            return False
     group = queries.shape[1] // cache.keys.shape[2]
     return (
         runs_on_hopper(queries.device)
-        and not cache.is_shared
         and not cache.is_quantized
         and queries.dtype == cache.keys.dtype
         and queries.element_size() == 2
@@ -56,19 +69,18 @@ def choose_ring_tuning(queries: Tensor, cache: LayerCache, plan: DecodePlan) -> 
     """Shares follow from the window alone, or from each row's context.
 
     Microseconds of a layer on an H200, bfloat16, and of the Triton kernels with fixed shares and without. Sliding
-    layers of E4B, contexts of 512: 1 row 5.5 (7.6, 6.6), 8 rows 8.0 (10.8, 10.4), 32 rows 13.3 (19.0, 17.3), 100 rows
-    30.8 (41.5, 40.3), which is 81% of what memory gives; of 31B, 2K: 1 row 9.8 (12.2, 12.3), 8 rows 39.6 (45.8, 43.6),
-    32 rows 133 (139, 134). Global layers of E4B: 1 row of 512 7.4 (10.9, 8.1), 8 rows 10.8 (14.4, 15.2), 32 rows 26.0
-    (29.5, 27.3), 100 rows 63 (80, 68); 8 rows of 8K 77 (94, 81).
+    layers of E4B, contexts of 512: 1 row 5.8 (7.5, 6.6), 8 rows 8.2 (10.8, 10.6), 32 rows 14.8 (19.0, 17.4), 100 rows
+    33 (41, 41); of 31B, 2K: 1 row 10.8 (12.1, 12.4), 8 rows 40 (45, 43), 32 rows 135 (139, 135). Global layers of E4B:
+    1 row of 512 7.4 (10.9, 8.2), 8 rows 10.7 (14.2, 15.2), 32 rows 27 (30, 28), 100 rows 66 (81, 68); 8 rows of 8K 80
+    (95, 83). Of 31B, where vectors are shared: 1 row of 2K 16.0 (16.6, 12.1), 32 rows 113 (157, 124).
     """
-    room = num_multiprocessors(queries.device) * (_DIMS_PER_PROCESSOR // queries.shape[2])
-    fitting = room // (plan.num_rows * cache.keys.shape[2])
+    fitting = _fitting(queries, cache, plan)
     if not plan.rows.window:
         return RingTuning(
             share_keys=_TILE_KEYS,
             num_shares=_MOST_SHARES,
             num_programs=min(_MOST_SHARES, max(fitting, _LEAST_PROGRAMS_WITHOUT_WINDOW)),
-            least_keys=512 // max(fitting, 1),
+            least_keys=512 // fitting if fitting > 1 else _BYTES_WORTH_A_PROGRAM // _key_bytes(queries, cache),
         )
     share = _TILE_KEYS
     while plan.rows.window > _SHARES_OF_WINDOW * share:
@@ -79,3 +91,14 @@ def choose_ring_tuning(queries: Tensor, cache: LayerCache, plan: DecodePlan) -> 
         num_shares=num_shares,
         num_programs=min(num_shares, fitting) if fitting >= _LEAST_PROGRAMS else 1,
     )
+
+
+def _fitting(queries: Tensor, cache: LayerCache, plan: DecodePlan) -> int:
+    """Programs of each row and key head for which the multiprocessors have room at a time."""
+    room = num_multiprocessors(queries.device) * (_DIMS_PER_PROCESSOR // queries.shape[2])
+    return int(room // (plan.num_rows * cache.keys.shape[2]))
+
+
+def _key_bytes(queries: Tensor, cache: LayerCache) -> int:
+    """Of a token's keys and values in one head."""
+    return int(queries.shape[2]) * queries.element_size() * (1 if cache.is_shared else 2)
