@@ -28,7 +28,7 @@ from facet.kernels.linear.reference import gated_input_linear, geglu_linear
 from facet.kernels.quantized import QuantizedMatrix, eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.eight_bits import Config, Ring, Tiles, choose_config, ring_of
-from facet.kernels.quantized.eight_bits.config import WIDENED_ROW, WORDS_ROW
+from facet.kernels.quantized.eight_bits.config import WIDENED_ROW
 from facet.kernels.rounded_rows import RoundedRows
 
 BANDWIDTH = 4.3e6  # bytes a microsecond, of an H200's memory as far as a kernel gets
@@ -45,15 +45,11 @@ FEW = (
     Config(0, 128, 256, 8, 4),
 )
 SHARES = (1, 2, 3, 4, 6, 8)
-WIDENED = tuple(
-    replace(WIDENED_ROW, block_out=block_out, block_in=512 * num_warps, num_warps=num_warps)
-    for block_out in (2, 4, 8)
-    for num_warps in (1, 2, 4)
-)
 # Outputs, inputs of a turn, warps.
-WORDS = tuple(
-    replace(WORDS_ROW, block_out=block_out, block_in=block_in, num_warps=num_warps)
+WIDENED = tuple(
+    replace(WIDENED_ROW, block_out=block_out, block_in=block_in, num_warps=num_warps)
     for block_out, block_in, num_warps in (
+        (2, 512, 1),
         (4, 512, 1),
         (8, 256, 1),
         (8, 512, 1),
@@ -91,9 +87,10 @@ def candidates(
     if heads:
         before = choose_config(num_rows, shape.num_out, shape.num_in, False)
         assert before is not None
-        rows: list[Config] = [WIDENED_ROW, *WORDS] if num_rows == 1 else []
+        rows = WIDENED if num_rows == 1 else ()
         return [*rows, before, *(replace(before, tiles=tiles) for tiles in TILES)]
-    chosen = choose_config(num_rows, shape.num_out, shape.num_in, is_fp8)
+    is_widened = format.endswith("weights") and shape.operation == "linear"
+    chosen = choose_config(num_rows, shape.num_out, shape.num_in, is_fp8, is_widened)
     if rings and chosen is not None and num_rows <= MOST_RING_ROWS and "weights" not in format:
         return [replace(chosen, ring=None), *(replace(chosen, ring=ring) for ring in rings_of(shape, tune))]
     if not tune:
@@ -101,7 +98,7 @@ def candidates(
     if num_rows > 64:
         return [*MANY, *([None] if is_fp8 else [])]
     found: list[Config | None] = []
-    if num_rows == 1 and format.endswith("weights") and shape.operation == "linear":
+    if num_rows == 1 and is_widened:
         found += WIDENED
     for config in FEW:
         num_tiles = math.ceil(shape.num_out / config.block_out)
@@ -155,8 +152,8 @@ def name_of(config: Config | None) -> str:
         kind, named = "ring ", config.ring
     elif config.tiles is not None:
         kind, named = "tiles ", config.tiles
-    elif config.in_words:
-        kind = "words "
+    elif config.is_vector:
+        kind = "row "
     return kind + " ".join(str(number) for number in asdict(named).values() if number is not None)
 
 
@@ -171,7 +168,7 @@ def compared(got: Tensor, before: Tensor | None, config: Config | None) -> str:
 
 def is_new(config: Config) -> bool:
     """Whether it is compared with those before it."""
-    return config.ring is not None or config.tiles is not None or config.in_words
+    return config.ring is not None or config.tiles is not None
 
 
 def compile_for(job: Job) -> None:

@@ -43,7 +43,7 @@ from facet.kernels.quantized.eight_bits.embedding import embed_codes_kernel
 from facet.kernels.quantized.eight_bits.few_rows_kernel import few_rows_kernel as eight_bit_few_rows_kernel
 from facet.kernels.quantized.eight_bits.ring_kernel import ring_kernel as eight_bit_ring_kernel
 from facet.kernels.quantized.eight_bits.row_rounding import choose_whole_rows, round_whole_rows_kernel
-from facet.kernels.quantized.eight_bits.widened_words import word_row_kernel
+from facet.kernels.quantized.eight_bits.widened import widened_row_kernel
 from facet.kernels.quantized.int4 import tuning as int4
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
@@ -210,10 +210,10 @@ def head_launch(dtype: Any, *, in_tiles: bool) -> tuple[Any, tuple[Any, ...], di
         constants |= dict(IS_INTEGER=dtype == gl.int8, TILES=tiles.tiles, NUM_WARPS=tiles.num_warps)
         arguments = (words, words, scales, tensor(), 2688, 1344, 1, 1, 262144)
         return eight_bit_few_rows_kernel, arguments, {**constants, "num_warps": tiles.num_warps}
-    row = eight_bits.WORDS_ROW
+    row = eight_bits.WIDENED_ROW
     constants |= dict(BLOCK_OUT=row.block_out, BLOCK_IN=row.block_in)
     return (
-        word_row_kernel,
+        widened_row_kernel,
         (tensor(), tensor(dtype), scales, tensor(), 5376, 1, 262144),
         {**constants, "num_warps": row.num_warps},
     )

@@ -39,8 +39,8 @@ RINGS = {
 }
 # Addresses that do not change, which sixteen warps of 128 registers leave no room for.
 MOST_LOCAL_BYTES = {"int4_ring_of_16_of_narrow_down": 16}
-# Registers, of heads whose codes are widened: as many as leave 28 warps of a row on a multiprocessor, or 20.
-HEADS = {"int8_head": 72, "fp8_head": 80, "int8_row_of_head": 72, "fp8_row_of_head": 96}
+# Registers, of heads whose codes are widened: as many as leave 16 warps on a multiprocessor; of a single row 32, or 28.
+HEADS = {"int8_head": 128, "fp8_head": 128, "int8_row_of_head": 64, "fp8_row_of_head": 72}
 EMBEDDINGS = ("int8_embedding", "fp8_embedding")
 ROUNDED = ("round_geglu_31b", "round_geglu_e4b", "rounded_add_norm")
 DRAFTS = ("drafts_e4b_sliding", "drafts_e4b_global", "drafts_31b_sliding")

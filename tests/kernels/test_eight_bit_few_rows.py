@@ -11,6 +11,7 @@ from facet.kernels.linear import cases
 from facet.kernels.quantized import eight_bits, reference
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.eight_bits import Tiles, choose_config, config
+from facet.kernels.quantized.eight_bits.config import HEAD_TILES
 from facet.kernels.quantized.matrix import QuantizedMatrix
 
 pytest.importorskip("triton")
@@ -57,13 +58,17 @@ def few_rows() -> ModuleType:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("num_rows", [1, 8, 11])
-@pytest.mark.parametrize("tiles", [Tiles(1, 1), Tiles(2, 1), Tiles(1, 2)], ids=str)
+@pytest.mark.parametrize("tiles", [Tiles(1, 1), Tiles(2, 1), Tiles(1, 2), HEAD_TILES], ids=str)
 @pytest.mark.parametrize(("num_out", "num_in"), SIZES)
 def test_products(few_rows: ModuleType, name: str, num_out: int, num_in: int, tiles: Tiles, num_rows: int) -> None:
     case = Case(format=FORMATS[name], num_out=num_out, num_in=num_in)
-    matrix, x = case.matrix(DEVICE), case.inputs(num_rows + 1, torch.bfloat16)[1:].to(DEVICE)
-    assert few_rows.can_run(x, matrix)
-    cases.HALF.check(few_rows.linear(x, matrix, tiles).cpu(), reference.linear(x.cpu(), case.matrix()))
+    # A GPU would draw other numbers.
+    matrix, x = case.matrix(), case.inputs(num_rows + 1, torch.bfloat16)[1:]
+    there = QuantizedMatrix(
+        format=matrix.format, **{name: tensor.to(DEVICE) for name, tensor in matrix.tensors().items()}
+    )
+    assert few_rows.can_run(x.to(DEVICE), there)
+    cases.HALF.check(few_rows.linear(x.to(DEVICE), there, tiles).cpu(), reference.linear(x, matrix))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -106,9 +111,20 @@ def test_rows_and_codes_that_lie_apart(few_rows: ModuleType) -> None:
     assert not few_rows.can_run(x[:, :40], matrix.columns(slice(0, 40)))
 
 
-def test_when_a_head_is_multiplied_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "MAX_TILED_ROWS", 8)
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_go_through_it(few_rows: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same bits, however many rows they are."""
+    monkeypatch.setattr(eight_bits, "runs_on_hopper", lambda _: True)
+    monkeypatch.setattr(eight_bits, "few_rows", few_rows, raising=False)
+    monkeypatch.setattr(config, "_LEAST_TILED_OUTPUTS", 96)
+    case = Case(format=FORMATS[name])
+    matrix, x = case.matrix(DEVICE), case.inputs(9, torch.bfloat16)[1:].to(DEVICE)
+    expected = few_rows.linear(x, matrix, HEAD_TILES)
+    for num_rows in (1, 5, 8):
+        assert torch.equal(eight_bits.linear(x[:num_rows], matrix, choose_config), expected[:num_rows])
 
+
+def test_when_a_head_is_multiplied_in_tiles() -> None:
     def has_tiles(num_rows: int, num_out: int, *, is_widened: bool = True) -> bool:
         chosen = choose_config(num_rows, num_out, 2560, False, is_widened)
         return chosen is not None and chosen.tiles is not None

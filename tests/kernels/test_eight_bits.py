@@ -12,7 +12,7 @@ from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import eight_bits, reference
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.eight_bits import ChooseConfig, Config, choose_config, choose_one_config, row_codes
-from facet.kernels.quantized.eight_bits.config import WIDENED_ROW, WORDS_ROW
+from facet.kernels.quantized.eight_bits.config import WIDENED_ROW
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.rounding import round_inputs
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
@@ -148,17 +148,18 @@ def test_products_and_activations(name: str, num_in: int, num_rows: int, num_out
 
 @pytest.mark.parametrize("name", ["int8 rows", "fp8 rows"])
 @pytest.mark.parametrize(("num_in", "num_out"), [(512, 96), (336, 70), (4096, 6), (1040, 5)])
-@pytest.mark.parametrize("config", [WIDENED_ROW, WORDS_ROW], ids=["bytes", "words"])
-def test_one_row_in_float32_arithmetic(name: str, num_in: int, num_out: int, config: Config) -> None:
+def test_one_row_in_float32_arithmetic(name: str, num_in: int, num_out: int) -> None:
     """Tiles that are whole and not, several and one; outputs that programs divide and not."""
     case = Case(format=FORMATS[name], num_in=num_in, num_out=num_out)
     matrix, x = case.matrix(DEVICE), case.inputs(2, torch.float16)[1:].to(DEVICE)
-    SUMS.check(eight_bits.linear(x, matrix, lambda *_: config).cpu(), reference.linear(x, matrix).cpu())
+    got = eight_bits.linear(x, matrix, lambda *_: WIDENED_ROW)
+    SUMS.check(got.cpu(), reference.linear(x, matrix).cpu())
+    apart = torch.cat([x[:, :2], x], dim=1)[:, 2:]  # words of four inputs lie across those that are loaded at once
+    assert torch.equal(eight_bits.linear(apart, matrix, lambda *_: WIDENED_ROW), got)
 
 
 @pytest.mark.parametrize("codes", ["int8", "fp8"])
-@pytest.mark.parametrize("config", [WIDENED_ROW, WORDS_ROW], ids=["bytes", "words"])
-def test_one_row_widens_every_code_exactly(codes: str, config: Config) -> None:
+def test_one_row_widens_every_code_exactly(codes: str) -> None:
     """A single one picks a column of the matrix, whose numbers are all that a byte can be."""
     matrix = QuantizedMatrix.empty(FORMATS[f"{codes} rows"], (256, 512), torch.device(DEVICE))
     every = torch.arange(256, dtype=torch.int16, device=DEVICE).to(torch.uint8)
@@ -170,7 +171,7 @@ def test_one_row_widens_every_code_exactly(codes: str, config: Config) -> None:
         matrix.scales.fill_(0.5)
         x = torch.zeros(1, 512, dtype=torch.float16, device=DEVICE)
         x[0, 8 + place] = 2
-        got = eight_bits.linear(x, matrix, lambda *_: config)
+        got = eight_bits.linear(x, matrix, lambda *_: WIDENED_ROW)
         assert torch.equal(got[0], matrix.codes[:, 8 + place].half())
 
 

@@ -3,10 +3,10 @@
 Where a format rounds inputs too, codes are multiplied by codes, on tensor cores made for them, and both scales are
 applied to the sums. Such a product takes `RoundedRows`, which norms and activations before it can give. Others are
 rounded by a kernel before the product. A product in Triton that rounded a single row as it read it took 1 to 6 us
-longer than both on an H200. Where inputs are not rounded, codes are widened on their way to the tensor cores; of a head
-in registers (`few_rows_kernel.py`), where a configuration has such tiles. The activation that follows is in the same
-kernel. On Hopper GPUs few rows can go through rings (`ring_kernel.py`), where a configuration has one: these round a
-single row while the matrix is on its way.
+longer than both on an H200. Where inputs are not rounded, codes are widened on their way to the tensor cores; for few
+rows of a head on a Hopper GPU in registers (`few_rows_kernel.py`), for a single row elsewhere without tensor cores
+(`widened.py`). The activation that follows is in the same kernel. On Hopper GPUs few rows can go through rings
+(`ring_kernel.py`), where a configuration has one: these round a single row while the matrix is on its way.
 
 Sums of integers are exact. Those of fp8 are of another order in another configuration: `ChooseConfig` is how a model
 says whether that may depend on the number of rows.
@@ -107,10 +107,10 @@ def linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
         if few_rows.can_run(x, matrix):
             return few_rows.linear(x, matrix, config.tiles)
     if config.is_vector:
-        from facet.kernels.quantized.eight_bits import widened, widened_words
+        from facet.kernels.quantized.eight_bits import widened
 
         assert isinstance(x, Tensor)
-        return widened_words.linear(x, matrix, config) if config.in_words else widened.linear(x, matrix, config)
+        return widened.linear(x, matrix, config)
     kernels, taken = _kernels_of(config, x, matrix)
     return kernels.linear(x, matrix, taken)
 

@@ -39,9 +39,8 @@ class Config:
     num_stages: int  # tiles on their way to shared memory at a time
     shares: int = 1  # into which a row of the matrix is cut: a program takes one
     is_vector: bool = False  # one row, in float32 arithmetic (`widened.py`)
-    in_words: bool = False  # of such a row: codes are loaded four at a time (`widened_words.py`)
     ring: Ring | None = None  # instead of all this, for rows of codes on a Hopper GPU
-    tiles: Tiles | None = None  # the same, for rows of bfloat16
+    tiles: Tiles | None = None  # the same, for rows of bfloat16 (`few_rows_kernel.py`)
 
 
 class ChooseConfig(Protocol):
@@ -74,17 +73,15 @@ _NUM_MULTIPROCESSORS = 132
 _SCALED_MM_OUTPUTS = 16
 
 
-# One row times codes that are widened: 512 codes are one 16-byte load for each thread of a warp. The head of 31B: fp8
-# 388, 459 with two warps; int8 451. Of E4B: 185, 195.
+# One row times codes that are widened: 512 codes are one 16-byte load for each thread of a warp. The head of 31B: int8
+# 328, fp8 319, byte by byte 457 and 392; of E4B 154 and 151, 195 and 185. Two warps and twice the inputs: 349 and 351.
 WIDENED_ROW = Config(1, 4, 512, num_warps=1, num_stages=1, is_vector=True)
 MAX_WIDENED_ROWS = 1
-# The same in words of four codes, which takes fewer instructions: to be timed.
-WORDS_ROW = Config(1, 8, 256, num_warps=1, num_stages=1, is_vector=True, in_words=True)
-IN_WORDS = False
-# Few rows times the codes of a head, widened for tensor cores: to be timed. A code takes 2.6 instructions there, in
-# words 4.6 (int8) or 4.1 (fp8), in bytes 6.4 or 7.3.
-HEAD_TILES = Tiles(tiles=1, num_warps=1)
-MAX_TILED_ROWS = 0
+# Few rows times the codes of a head, widened for tensor cores (benchmarks/quantized_gpu.py --heads). The head of 31B,
+# one row and 8: int8 339 and 348, fp8 343 and 352, bytes alone 328; one tile of a warp 346 and 366. In Triton 8 rows
+# take 573 and 614. A single row is 3 to 8% faster as above, but here has the same bits alone and among others.
+HEAD_TILES = Tiles(tiles=2, num_warps=2)
+MAX_TILED_ROWS = 8
 _LEAST_TILED_OUTPUTS = 65536
 
 
@@ -99,7 +96,7 @@ def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_wid
 def _choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool) -> Config | None:
     """Without tiles."""
     if is_widened and 0 < num_rows <= MAX_WIDENED_ROWS:
-        return WORDS_ROW if IN_WORDS else WIDENED_ROW
+        return WIDENED_ROW
     if num_rows <= MOST_ROWS_AT_ONCE:
         # 31B, one row and 64: gate_up 55.5 and 62.9, in bfloat16 108.6 and 115.5, bytes alone 53.8. In three shares
         # down takes 30.4 (32.6 in two, bytes 26.9) and o 13.3 (14.7 in one, bytes 10.2).
