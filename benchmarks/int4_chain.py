@@ -6,7 +6,7 @@ card to whoever starts early. Attention is left out: the output product takes so
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +19,12 @@ from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.add_norm import add_norm
 from facet.kernels.quantized import int4
 from facet.kernels.quantized.cases import Case
+from facet.kernels.quantized.int4.tuning import Ring, ring_of
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
 _NUM_LAYERS = 16
 _EPS = 1e-6
+_SHARED_BYTES = 227 << 10  # of a multiprocessor
 
 
 @dataclass(frozen=True)
@@ -91,20 +93,34 @@ def _add(stream: Tensor, update: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
     return new, normed
 
 
-def own_rings() -> SimpleNamespace:
-    """The products of `ring`, through rings that warps have of their own."""
-    from facet.kernels.quantized.int4 import ring
-    from facet.kernels.quantized.int4.tuning import ring_of
+def half_ring_of(num_tiles: int, num_blocks: int, num_rows: int) -> Ring:
+    """Half as deep as the one that would be chosen."""
+    ring = ring_of(num_tiles, num_blocks, num_rows)
+    return replace(ring, num_stages=max(2, ring.num_stages // (2 * ring.row_tiles) * ring.row_tiles))
 
-    def through_own(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+
+def deepest_ring_of(num_tiles: int, num_blocks: int, num_rows: int) -> Ring:
+    """As deep as shared memory allows for without a program less on a multiprocessor."""
+    ring = ring_of(num_tiles, num_blocks, num_rows)
+    if ring.row_tiles > 1:
+        return ring
+    num_programs = min(max(2, 24 // ring.num_warps), -(-num_tiles // (ring.tiles * ring.num_out_warps * 132)))
+    most_stages = (_SHARED_BYTES // num_programs - 1024 - 128) // ring.bytes_of_turn
+    return replace(ring, num_stages=max(ring.num_stages, min(most_stages, -(-num_blocks // ring.num_in_warps) + 2)))
+
+
+def through(choose: Callable[[int, int, int], Ring]) -> SimpleNamespace:
+    """The products of `ring`, through other rings than the usual ones."""
+    from facet.kernels.quantized.int4 import ring
+
+    def with_ring(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def run(x: Tensor, matrix: int4.ShuffledInt4, *given: Tensor) -> Tensor:
-            own = ring_of(matrix.num_tiles, matrix.num_blocks, x.shape[0], is_own=True)
-            return function(x, matrix, *given, own)
+            return function(x, matrix, *given, choose(matrix.num_tiles, matrix.num_blocks, x.shape[0]))
 
         return run
 
     functions = (ring.linear, ring.geglu_linear, ring.gated_input_linear)
-    return SimpleNamespace(**{function.__name__: through_own(function) for function in functions})
+    return SimpleNamespace(**{function.__name__: with_ring(function) for function in functions})
 
 
 def measure(layer: Layer, rows: Sequence[int], group: int) -> None:
@@ -120,11 +136,10 @@ def measure(layer: Layer, rows: Sequence[int], group: int) -> None:
     for num_rows in rows:
         usual = few_rows if num_rows <= int4.MAX_FEW_ROWS else wide
         ways: dict[str, tuple[Any, Any]] = {"few_rows": (few_rows, few_rows), "rings": (ring, ring)}
+        half, deepest = through(half_ring_of), through(deepest_ring_of)
+        ways |= {"rings half as deep": (half, half), "rings as deep as can be": (deepest, deepest)}
         if usual is wide:
             ways["wide"] = (wide, wide)
-        else:
-            own = own_rings()
-            ways |= {"own rings": (own, own)}
         if layer.num_per_layer:
             ways[f"rings, {usual.__name__.rpartition('.')[2]} for the per-layer input"] = (ring, usual)
         x = torch.randn(num_rows, layer.hidden, device="cuda", dtype=torch.bfloat16)

@@ -3,8 +3,8 @@
     python benchmarks/int4_gpu.py                    # what the engine would use, under a minute
     python benchmarks/int4_gpu.py --tune             # a handful of tunings for each shape; the best four lines of each
     python benchmarks/int4_gpu.py --only gate_up --rows 1 8 16
-    python -m benchmarks.int4_gpu --rings            # few rows through rings that warps share or have of their own,
-                                                     # beside the kernel for few rows, alone and in layers
+    python -m benchmarks.int4_gpu --rings            # few rows through rings, also half as deep and as deep as they
+                                                     # can be, beside the kernel for few rows, alone and in layers
                                                      # (int4_chain.py); with --tune, other rings too
     python -m benchmarks.int4_gpu --rings --rows 16  # beside the wide kernel, too
 
@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from benchmarks import int4_chain
 from benchmarks.gpu_timing import microseconds
+from benchmarks.int4_chain import deepest_ring_of, half_ring_of
 from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
@@ -148,33 +149,22 @@ def rivals_of_rings(shape: Shape, num_rows: int) -> list[Cut]:
 
 
 def rings_for(shape: Shape, num_rows: int, is_tuned: bool) -> list[Ring]:
-    """The one that would be chosen, and up to 8 rows one of warps' own; tuned, also others of the same bits: with more
-    and fewer warps, tiles and turns."""
+    """The one that would be chosen, one half as deep and one as deep as can be; tuned, also others of the same bits:
+    with more and fewer warps, tiles and turns, and inputs loaded ahead or not."""
     num_blocks = -(-shape.num_in // 128)
-    chosen = ring_of(shape.num_tiles, num_blocks, num_rows, is_own=False)
-    found = [chosen]
-    if chosen.row_tiles == 1:
-        own = ring_of(shape.num_tiles, num_blocks, num_rows, is_own=True)
-        found += [own, replace(own, is_ahead=not own.is_ahead)]
-        if own.num_stages > 3:
-            found.append(replace(own, num_stages=(own.num_stages + 1) // 2))
+    rings = [choose(shape.num_tiles, num_blocks, num_rows) for choose in (ring_of, half_ring_of, deepest_ring_of)]
+    chosen, found = rings[0], list(dict.fromkeys(rings))
     if not is_tuned:
         return found
     # Rings of 16 rows may be the better ones of 8: x is read for more tiles at once.
     found = list(dict.fromkeys((*found, ring_of(shape.num_tiles, num_blocks, 16))))
     most_turns = -(-shape.num_in // (128 * chosen.num_in_warps)) + 2
-    for tiles, num_out_warps, num_stages in product((1, 2, 4), (1, 2, 4), (4, 6, 8, 12)):
-        for is_ahead, is_own in product((False, True), (False, True) if chosen.row_tiles == 1 else (False,)):
-            ring = replace(
-                chosen,
-                is_own=is_own,
-                tiles=tiles,
-                num_out_warps=num_out_warps,
-                num_stages=num_stages,
-                is_ahead=is_ahead,
-            )
+    for tiles, num_out_warps, num_stages in product((1, 2, 4), (1, 2, 4), (3, 4, 6, 8, 12)):
+        for is_ahead in (False, True):
+            ring = replace(chosen, tiles=tiles, num_out_warps=num_out_warps, num_stages=num_stages, is_ahead=is_ahead)
             num_programs = -(-shape.num_tiles // (tiles * num_out_warps))
             fits = ring.num_bytes <= MOST_RING_BYTES and ring.num_warps <= 16 and num_stages <= most_turns
+            fits = fits and num_stages % chosen.row_tiles == 0
             if chosen.row_tiles == 1:
                 fits = fits and not (is_ahead and tiles == 4)
             else:

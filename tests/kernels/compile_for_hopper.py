@@ -47,7 +47,6 @@ from facet.kernels.quantized.eight_bits.widened import widened_row_kernel
 from facet.kernels.quantized.int4 import tuning as int4
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
-from facet.kernels.quantized.int4.own_ring_kernel import own_ring_kernel as int4_own_ring_kernel
 from facet.kernels.quantized.int4.ring_16_kernel import ring_16_kernel as int4_ring_16_kernel
 from facet.kernels.quantized.int4.ring_kernel import ring_kernel as int4_ring_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
@@ -94,7 +93,7 @@ def int4_launch(num_rows: int, tuning: Tuning) -> tuple[Any, tuple[Any, ...], di
 
 
 def int4_ring_launch(
-    num_tiles: int, num_blocks: int, operation: str, num_rows: int = 8, is_own: bool = False
+    num_tiles: int, num_blocks: int, operation: str, num_rows: int = 8
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     words, ring = tensor(gl.int32), int4.ring_of(num_tiles, num_blocks, num_rows)
     constants = dict(
@@ -115,7 +114,7 @@ def int4_ring_launch(
     arguments = (words, words, words, tensor(), tensor(), num_in // 2, num_tiles * 16, num_rows, num_tiles)
     if ring.row_tiles == 2:
         return int4_ring_16_kernel, (*arguments, num_in), {**constants, "NUM_BLOCKS": num_blocks}
-    return int4_own_ring_kernel if is_own else int4_ring_kernel, (*arguments, num_blocks, num_in), constants
+    return int4_ring_kernel, (*arguments, num_blocks, num_in), constants
 
 
 def int4_wide_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -405,11 +404,6 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "int4_ring_of_qkv": int4_ring_launch(1024, 42, "linear"),
         "int4_ring_of_narrow_down": int4_ring_launch(160, 80, "linear"),
         "int4_ring_of_gated_input": int4_ring_launch(16, 20, "gated_input_linear"),
-        "int4_own_ring_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear", is_own=True),
-        "int4_own_ring_of_down": int4_ring_launch(336, 168, "linear", is_own=True),
-        "int4_own_ring_of_qkv": int4_ring_launch(1024, 42, "linear", is_own=True),
-        "int4_own_ring_of_narrow_down": int4_ring_launch(160, 80, "linear", is_own=True),
-        "int4_own_ring_of_gated_input": int4_ring_launch(16, 20, "gated_input_linear", is_own=True),
         "int4_ring_of_16_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear", 16),
         "int4_ring_of_16_of_down": int4_ring_launch(336, 168, "linear", 16),
         "int4_ring_of_16_of_qkv": int4_ring_launch(1024, 42, "linear", 16),

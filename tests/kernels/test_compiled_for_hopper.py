@@ -24,11 +24,6 @@ RINGS = {
     "int4_ring_of_qkv": (4, 8, 80),
     "int4_ring_of_narrow_down": (2, 8, 64),
     "int4_ring_of_gated_input": (6, 8, 80),
-    "int4_own_ring_of_gate_up": (6, 16, 80),
-    "int4_own_ring_of_down": (3, 8, 80),
-    "int4_own_ring_of_qkv": (4, 8, 80),
-    "int4_own_ring_of_narrow_down": (2, 8, 64),
-    "int4_own_ring_of_gated_input": (6, 8, 80),
     "int4_ring_of_16_of_gate_up": (3, 64, 168),
     "int4_ring_of_16_of_down": (1, 64, 255),
     "int4_ring_of_16_of_qkv": (2, 32, 144),
@@ -37,6 +32,7 @@ RINGS = {
     "int4_ring_of_16_of_narrow_down": (1, 32, 128),
     "int4_ring_of_16_of_gated_input": (6, 16, 144),
 }
+RINGS_OF_4_BITS = tuple(name for name in RINGS if name.startswith("int4_ring"))
 # Addresses that do not change, which sixteen warps of 128 registers leave no room for.
 MOST_LOCAL_BYTES = {"int4_ring_of_16_of_narrow_down": 16}
 # Registers, of heads whose codes are widened: as many as leave 16 warps on a multiprocessor; of a single row 32, or 28.
@@ -119,7 +115,7 @@ def test_a_ring_leaves_room_for_others(name: str, compiled: dict[str, dict[str, 
     assert found["products"] == 2 * num_products, "of a tile in the loop, and of the first or last; of two turns"
 
 
-@pytest.mark.parametrize("name", [name for name in RINGS if name.startswith("int4_own")])
+@pytest.mark.parametrize("name", [name for name in RINGS_OF_4_BITS if "_16_" not in name])
 def test_warps_with_rings_of_their_own_meet_at_the_end(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """Once before their sums are stored, once after. And what PTX addresses is all that there is of shared memory."""
     found = compiled[name]
@@ -129,8 +125,8 @@ def test_warps_with_rings_of_their_own_meet_at_the_end(name: str, compiled: dict
     assert found["added_halves"] == 0, "codes are unpacked by instructions that multiply and add"
 
 
-@pytest.mark.parametrize("name", [name for name in RINGS if name.startswith("int4_ring")])
-def test_a_ring_of_4_bits_has_one_barrier_a_turn(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("name", [name for name in RINGS_OF_4_BITS if "_16_" in name])
+def test_a_ring_that_warps_share_has_one_barrier_a_turn(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """Two turns are in the loop. Twelve barriers follow it, and others come between the copies that fill the ring."""
     found = compiled[name]
     assert "error" not in found, found["error"]

@@ -48,11 +48,8 @@ RINGS = (
     ring_with(1, 1, 8, 4, is_ahead=True),
     ring_with(1, 1, 4, 6),
     ring_with(2, 4, 1, 8),
-)
-OWN_RINGS = (
-    *(replace(ring, is_own=True) for ring in RINGS),
-    replace(ring_with(1, 1, 16, 3), is_own=True),
-    replace(ring_with(2, 2, 4, 5, is_ahead=True), is_own=True),
+    ring_with(1, 1, 16, 3),
+    ring_with(2, 2, 4, 5, is_ahead=True),
 )
 RINGS_OF_16 = (
     ring_with(4, 1, 2, 4, row_tiles=2),
@@ -124,7 +121,6 @@ def emulate(change: tuple[str, str] | None = None) -> ModuleType:
     modules = [
         f"{ROOM}.tiles",
         f"{ROOM}.ring_kernel",
-        f"{ROOM}.own_ring_kernel",
         f"{ROOM}.ring_16_kernel",
         f"{ROOM}.ring",
     ]
@@ -160,7 +156,7 @@ def tuning_of(ring: Ring) -> Tuning:
     return Tuning(tiles=1, num_out_warps=ring.num_out_warps, num_in_warps=ring.num_in_warps)
 
 
-@pytest.mark.parametrize("ring", [*RINGS, *OWN_RINGS], ids=str)
+@pytest.mark.parametrize("ring", RINGS, ids=str)
 @pytest.mark.parametrize(
     ("operation", "case", "num_rows"),
     [
@@ -259,14 +255,12 @@ def test_where_rings_are_chosen(rings: ModuleType, monkeypatch: pytest.MonkeyPat
     assert [most_ring_rows(*sizes) for sizes in of_31b.values()] == [16, 16, 8, 8]
 
 
-@pytest.mark.parametrize("is_own", [False, True])
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
-def test_rings_fit_into_a_multiprocessor(shape: cases.Shape, is_own: bool) -> None:
+def test_rings_fit_into_a_multiprocessor(shape: cases.Shape) -> None:
     num_tiles, num_blocks = shape.num_out // 16, -(-shape.num_in // 128)
-    ring = ring_of(num_tiles, num_blocks, is_own=is_own)
+    ring = ring_of(num_tiles, num_blocks)
     num_programs = -(-num_tiles // (ring.tiles * ring.num_out_warps))
     at_a_time = min(max(2, 24 // ring.num_warps), -(-num_programs // 132))
-    assert is_own or ring.num_stages % 2 == 0
     assert 2 <= ring.num_stages <= 16
     assert at_a_time * (ring.num_bytes + 1024) <= 232_448
     assert at_a_time * ring.num_warps <= 32
@@ -294,40 +288,9 @@ def test_rings_of_31b() -> None:
     assert ring_of(1024, 42, 9) == ring_with(2, 2, 2, 12, is_ahead=True, row_tiles=2)
     assert ring_of(336, 168, 16) == ring_with(4, 1, 8, 6, is_ahead=True, row_tiles=2)
     assert ring_of(2688, 42) == ring_with(2, 2, 2, 4), "six programs on a multiprocessor, all at a time"
-    assert ring_of(1024, 42) == ring_with(1, 2, 2, 12, is_ahead=True)
-    assert ring_of(336, 168) == ring_with(1, 1, 8, 8, is_ahead=True)
-    assert ring_of(160, 2) == ring_with(1, 1, 1, 4, is_ahead=True), "no more than there are turns"
-
-
-@pytest.mark.skipif(ON_HOPPER, reason="of the emulator")
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("        wait_for_copies(STAGES - 2)\n        #", "        wait_for_copies(STAGES - 1)\n        #"),
-        ("            wait_for_copies(STAGES - 2)\n", "            wait_for_copies(STAGES - 1)\n"),
-        ("            thread_barrier()\n", ""),
-        ("into whose place another is copied.\n        thread_barrier()\n", "\n"),
-        ("(turn // 2 + HALF - 1) % HALF, turn", "turn // 2 % HALF, turn"),
-        ("turn + (STAGES - 1), num_blocks", "turn + STAGES, num_blocks"),
-        ("mask=block + scale_warp < num_blocks", "mask=block + 0 * scale_warp < num_blocks"),
-        ("gl.minimum(turn, num_turns - 1)", "gl.minimum(turn, num_turns - 2)"),
-        ("        if turn + 1 < num_turns:\n", "        if turn + 2 < num_turns:\n"),
-        ("* num_blocks + in_warp", "* num_blocks"),
-    ],
-)
-def test_faults_are_found(change: tuple[str, str]) -> None:
-    rings = emulate(change)
-
-    def check() -> None:
-        for is_ahead in (False, True):
-            for num_in in (1536, 1152):
-                case = Case(format=format_of(32), num_out=32, num_in=num_in)
-                plain, x = case.matrix(), case.inputs(3, torch.bfloat16)
-                got = rings.linear(x, int4.shuffle(plain), ring_with(1, 1, 2, 4, is_ahead=is_ahead))
-                torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
-
-    with pytest.raises((AssertionError, IndexError)):
-        check()
+    assert ring_of(1024, 42) == ring_with(1, 2, 2, 11, is_ahead=True), "half of the turns"
+    assert ring_of(336, 168) == ring_with(1, 1, 8, 4, is_ahead=True), "half of the memory"
+    assert ring_of(160, 2) == ring_with(1, 1, 1, 3, is_ahead=True)
 
 
 @pytest.mark.skipif(ON_HOPPER, reason="of the emulator")
@@ -350,7 +313,7 @@ def test_faults_are_found(change: tuple[str, str]) -> None:
         ("ring + lane * 4,", "ring + lane // 4 * 4,"),
     ],
 )
-def test_faults_of_own_rings_are_found(change: tuple[str, str]) -> None:
+def test_faults_are_found(change: tuple[str, str]) -> None:
     rings = emulate(change)
 
     def check() -> None:
@@ -358,8 +321,7 @@ def test_faults_of_own_rings_are_found(change: tuple[str, str]) -> None:
             for num_in in (1536, 1088):
                 case = Case(format=format_of(32), num_out=32, num_in=num_in)
                 plain, x = case.matrix(), case.inputs(3, torch.bfloat16)
-                ring = replace(ring_with(1, 1, 2, 3, is_ahead=is_ahead), is_own=True)
-                got = rings.linear(x, int4.shuffle(plain), ring)
+                got = rings.linear(x, int4.shuffle(plain), ring_with(1, 1, 2, 3, is_ahead=is_ahead))
                 torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
 
     with pytest.raises((AssertionError, IndexError)):
@@ -374,7 +336,12 @@ def test_faults_of_own_rings_are_found(change: tuple[str, str]) -> None:
         ("            wait_for_copies(STAGES - 2)\n", "            wait_for_copies(STAGES - 1)\n"),
         ("            thread_barrier()\n", ""),
         ("into whose place another is copied.\n        thread_barrier()\n", "\n"),
+        ("(turn // 2 + HALF - 1) % HALF, turn", "turn // 2 % HALF, turn"),
         ("turn + (STAGES - 1), NUM_BLOCKS", "turn + STAGES, NUM_BLOCKS"),
+        ("mask=block + scale_warp < num_blocks", "mask=block + 0 * scale_warp < num_blocks"),
+        ("gl.minimum(turn, num_turns - 1)", "gl.minimum(turn, num_turns - 2)"),
+        ("        if turn + 1 < num_turns:\n", "        if turn + 2 < num_turns:\n"),
+        ("* NUM_BLOCKS + in_warp", "* NUM_BLOCKS"),
         ("num_tiles - TILES * NUM_OUT_WARPS", "num_tiles - 1"),
         ("(x_places + 8 * x_stride, row + 8 < num_rows, place)", "(x_places + 8 * x_stride, row < num_rows, place)"),
         ("sums[0][INDEX], sums[2][INDEX]", "sums[0][INDEX], sums[1][INDEX]"),

@@ -1,13 +1,12 @@
 """Products on a GPU with matrices of 4-bit codes whose inputs are not rounded.
 
-Few rows are bound by reading the codes: `few_rows_kernel.py` multiplies by them as they are, and `ring_kernel.py`,
-`own_ring_kernel.py` and `ring_16_kernel.py` do so where they come to them through shared memory. For more rows,
-`wide_kernel.py` brings them to bfloat16 on their way to the tensor cores. For many, slices of the matrix are brought to
-bfloat16 and multiplied by cuBLAS. Of experts, few rows of each are multiplied by codes as they are, many by values made
-of some experts at a time (`experts.py`). Codes are put into an order of their own when a model is loaded
-(`shuffled.py`).
+Few rows are bound by reading the codes: `few_rows_kernel.py` multiplies by them as they are, and `ring_kernel.py`
+and `ring_16_kernel.py` do so where they come to them through shared memory. For more rows, `wide_kernel.py` brings them
+to bfloat16 on their way to the tensor cores. For many, slices of the matrix are brought to bfloat16 and multiplied by
+cuBLAS. Of experts, few rows of each are multiplied by codes as they are, many by values made of some experts at a time
+(`experts.py`). Codes are put into an order of their own when a model is loaded (`shuffled.py`).
 
-The first four give a row the same bits in any company, the first of them for any number of rows. The others round
+The first three give a row the same bits in any company, the first of them for any number of rows. The others round
 values to bfloat16 before they are multiplied.
 """
 

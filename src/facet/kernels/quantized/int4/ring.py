@@ -1,4 +1,4 @@
-"""Launches the kernel that brings few rows' codes through a ring."""
+"""Launches the kernels that bring few rows' codes through rings."""
 
 import torch
 import triton
@@ -6,7 +6,6 @@ from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.quantized.int4.language import gl
-from facet.kernels.quantized.int4.own_ring_kernel import own_ring_kernel
 from facet.kernels.quantized.int4.ring_16_kernel import ring_16_kernel
 from facet.kernels.quantized.int4.ring_kernel import ring_kernel
 from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4
@@ -63,8 +62,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, ring: Ring | Non
     )
     num_rows, num_tiles, num_blocks, num_in = x.shape[0], matrix.num_tiles, matrix.num_blocks, matrix.num_inputs
     if ring.row_tiles == 1:
-        kernel = own_ring_kernel if ring.is_own else ring_kernel
-        kernel[grid](*tensors, *strides, num_rows, num_tiles, num_blocks, num_in, **constants)
+        ring_kernel[grid](*tensors, *strides, num_rows, num_tiles, num_blocks, num_in, **constants)
     else:
         assert num_tiles >= ring.tiles * ring.num_out_warps, "every program has all of its tiles"
         ring_16_kernel[grid](*tensors, *strides, num_rows, num_tiles, num_in, NUM_BLOCKS=num_blocks, **constants)

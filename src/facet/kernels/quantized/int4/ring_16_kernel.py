@@ -1,7 +1,8 @@
 """Products of 9 to 16 rows with matrices of shuffled 4-bit codes that come through a ring, in Gluon.
 
-As `ring_kernel.py`, to the bits of `few_rows_kernel.py`. Two things differ:
+As `ring_kernel.py`, to the bits of `few_rows_kernel.py`. Three things differ:
 
+- Warps share a ring, and a barrier at every turn says that all of its copies have come.
 - What codes become is multiplied by two tiles of 8 rows, one after the other, and a warp does so tile by tile of its
   outputs: it holds all of its sums, but codes of one tile only, and so has registers for four.
 - Sixteen rows of x are as many bytes as the codes of four tiles, and every program reads them from the second-level
@@ -12,6 +13,9 @@ Blocks are counted when the kernel is compiled, so that one address serves all t
 
 from facet.kernels.quantized.int4.language import (
     add_products_of_two,
+    allocate_shared_memory,
+    commit_copies,
+    copy_to_shared,
     gl,
     gluon,
     let_next_start,
@@ -22,8 +26,16 @@ from facet.kernels.quantized.int4.language import (
     wait_for_copies,
     wait_for_previous,
 )
-from facet.kernels.quantized.int4.ring_kernel import copy_turn, load_inputs, make_ring, scale_copies
-from facet.kernels.quantized.int4.tiles import BLOCK_IN, WORDS, axis, store_sums, sums_of_warps, words_of
+from facet.kernels.quantized.int4.tiles import BLOCK_IN, CHUNK, WORDS, axis, store_sums, sums_of_warps, words_of
+
+
+@gluon.constexpr_function
+def scale_copies(num_warps, tiles, groups):
+    """Of [warps, tiles, g, chunks]: as many bytes at once as leave work for all threads of a warp."""
+    if groups < 4 or tiles == 1:
+        return gl.BlockedLayout([1, 1, 1, 1], [1, 1, 8, 4], [num_warps, 1, 1, 1], [3, 2, 1, 0])
+    words = min(4, tiles)
+    return gl.BlockedLayout([1, 1, 1, words], [1, words, 8, 4 // words], [num_warps, 1, 1, 1], [3, 2, 1, 0])
 
 
 @gluon.jit
@@ -42,6 +54,56 @@ def places_of_scales(
     warp_tile = (first_tile + warp % NUM_OUT_WARPS * TILES).to(gl.int64)
     places = scales + (warp_tile * NUM_BLOCKS + in_warp) * (8 * GROUPS) + axis(8, 2, COPIES) * GROUPS + chunk
     return places + axis(TILES, 1, COPIES) * (NUM_BLOCKS * 8 * GROUPS), in_warp
+
+
+@gluon.jit
+def copy_turn(places, ring, stage, turn, num_blocks, NUM_IN_WARPS: gl.constexpr, GROUPS: gl.constexpr):
+    """Starts the copies of the blocks of a turn; after the last, of zeros: scales of zero."""
+    code_places, code_warp, scale_places, scale_warp = places
+    upper, lower, scales = ring
+    block = turn * NUM_IN_WARPS
+    is_code = block + code_warp < num_blocks
+    copy_to_shared(upper.index(stage), code_places + block * WORDS, mask=is_code, eviction_policy="evict_first")
+    copy_to_shared(
+        lower.index(stage), code_places + (block * WORDS + WORDS // 2), mask=is_code, eviction_policy="evict_first"
+    )
+    copy_to_shared(
+        scales.index(stage), scale_places + block * (8 * GROUPS), mask=block + scale_warp < num_blocks,
+        eviction_policy="evict_first",
+    )  # fmt: skip
+    commit_copies()
+
+
+@gluon.jit
+def make_ring(HALF: gl.constexpr, NUM_WARPS: gl.constexpr, TILES: gl.constexpr):
+    """Codes of outputs g, of outputs g + 8, and scales of both, of HALF turns. Threads lie side by side."""
+    CODES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 0, 2, 1])
+    SCALES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
+    return (
+        allocate_shared_memory(gl.int32, [HALF, 32 * NUM_WARPS, TILES, 1, 4], CODES),
+        allocate_shared_memory(gl.int32, [HALF, 32 * NUM_WARPS, TILES, 1, 4], CODES),
+        allocate_shared_memory(gl.int32, [HALF, NUM_WARPS, TILES, 8, 4], SCALES),
+    )
+
+
+@gluon.jit
+def load_inputs(inputs, turn, num_turns, num_in, NUM_IN_WARPS: gl.constexpr, HAS_TAIL: gl.constexpr):
+    """Those of a turn, chunk by chunk; after the last turn, its own again."""
+    first = gl.minimum(turn, num_turns - 1) * (NUM_IN_WARPS * BLOCK_IN)
+    return (
+        load_chunk(inputs, first, 0, num_in, HAS_TAIL),
+        load_chunk(inputs, first, 1, num_in, HAS_TAIL),
+        load_chunk(inputs, first, 2, num_in, HAS_TAIL),
+        load_chunk(inputs, first, 3, num_in, HAS_TAIL),
+    )
+
+
+@gluon.jit
+def load_chunk(inputs, first, CHUNK_NUMBER: gl.constexpr, num_in, HAS_TAIL: gl.constexpr):
+    x_places, is_live, place = inputs
+    if HAS_TAIL:
+        is_live = is_live & (first + CHUNK_NUMBER * CHUNK + place < num_in)
+    return gl.load(x_places + (first // 2 + CHUNK_NUMBER * (CHUNK // 2)), mask=is_live, other=0)
 
 
 @gluon.jit

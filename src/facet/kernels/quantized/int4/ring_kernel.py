@@ -1,137 +1,120 @@
-"""Products of up to 8 rows with matrices of shuffled 4-bit codes that come through a ring, in Gluon.
+"""Products of up to 8 rows with matrices of shuffled 4-bit codes that come through rings, in Gluon.
 
 A program multiplies as those of `few_rows_kernel.py` do, and adds in their order: the same bits. Codes and scales come
 by another way:
 
-    memory ──► ring of STAGES turns ──► registers of this turn ──► sums
+    memory ──► a warp's ring of STAGES turns ──► registers of this turn ──► sums
 
-As many turns as the ring holds, but one, are on their way before the kernel waits for the one before it: while others
+As many turns as a ring holds, but one, are on their way before the kernel waits for the one before it: while others
 norm and attend, the multiprocessors already read what comes next. And registers need not hold what is on its way, so
 that more programs fit on a multiprocessor: all of a product's, at best.
+
+What a warp multiplies, its own threads have copied: a thread its codes, and the threads of a warp each other's scales.
+So no warp waits for another before all of them are done, and a turn costs as little as its addresses do. Gluon knows no
+such copies, and would put barriers between them and what reads them; `language.py` has them in PTX.
+
+At the end the warps that divided inputs leave their sums in shared memory, once, and each then adds some of them.
 """
 
 from facet.kernels.quantized.int4.language import (
     allocate_shared_memory,
-    commit_copies,
-    copy_to_shared,
+    commit_own_copies,
+    copy_own_block,
     gl,
     gluon,
     let_next_start,
+    load_chunks,
+    load_own_words,
+    load_sums_at,
+    shared_memory,
+    store_sums_at,
     thread_barrier,
-    wait_for_copies,
     wait_for_previous,
+    wait_for_warp,
 )
-from facet.kernels.quantized.int4.tiles import (
-    BLOCK_IN,
-    CHUNK,
-    WORDS,
-    add_chunk,
-    axis,
-    places_of_tiles,
-    store_sums,
-    sums_of_warps,
-    words_of,
-)
+from facet.kernels.quantized.int4.tiles import BLOCK_IN, CHUNK, WORDS, add_chunk, store_at, store_sums
 
-
-@gluon.constexpr_function
-def scale_copies(num_warps, tiles, groups):
-    """Of [warps, tiles, g, chunks]: as many bytes at once as leave work for all threads of a warp."""
-    if groups < 4 or tiles == 1:
-        return gl.BlockedLayout([1, 1, 1, 1], [1, 1, 8, 4], [num_warps, 1, 1, 1], [3, 2, 1, 0])
-    words = min(4, tiles)
-    return gl.BlockedLayout([1, 1, 1, words], [1, words, 8, 4 // words], [num_warps, 1, 1, 1], [3, 2, 1, 0])
+BLOCK_BYTES = gl.constexpr(1152)  # codes of outputs g, of outputs g + 8, scales of both
 
 
 @gluon.jit
-def places_of_scales(
-    scales, first_tile, num_tiles, num_blocks,
-    GROUPS: gl.constexpr, TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
+def copy_turn(
+    places, offset, turn, in_warp, num_blocks, NUM_IN_WARPS: gl.constexpr, GROUPS: gl.constexpr
 ):  # fmt: skip
-    """(places, warps among those that divide inputs), of the first turn. Groups may be wider than a chunk."""
-    COPIES: gl.constexpr = scale_copies(NUM_OUT_WARPS * NUM_IN_WARPS, TILES, GROUPS)
-    warp = axis(NUM_OUT_WARPS * NUM_IN_WARPS, 0, COPIES)
-    in_warp = warp // NUM_OUT_WARPS
-    chunk = axis(4, 3, COPIES)
-    if GROUPS < 4:
-        chunk = chunk * GROUPS // 4
-    tile = first_tile + warp % NUM_OUT_WARPS * TILES + axis(TILES, 1, COPIES)
-    first_block = gl.minimum(tile, num_tiles - 1).to(gl.int64) * num_blocks + in_warp
-    return scales + first_block * (8 * GROUPS) + axis(8, 2, COPIES) * GROUPS + chunk, in_warp
-
-
-@gluon.jit
-def copy_turn(places, ring, stage, turn, num_blocks, NUM_IN_WARPS: gl.constexpr, GROUPS: gl.constexpr):
     """Starts the copies of the blocks of a turn; after the last, of zeros: scales of zero."""
-    code_places, code_warp, scale_places, scale_warp = places
-    upper, lower, scales = ring
+    own, own_scales, codes, scales = places
     block = turn * NUM_IN_WARPS
-    is_code = block + code_warp < num_blocks
-    copy_to_shared(upper.index(stage), code_places + block * WORDS, mask=is_code, eviction_policy="evict_first")
-    copy_to_shared(
-        lower.index(stage), code_places + (block * WORDS + WORDS // 2), mask=is_code, eviction_policy="evict_first"
+    copy_own_block(
+        own + offset,
+        codes + block * WORDS,
+        own_scales + offset,
+        scales + block * (8 * GROUPS),
+        block + in_warp + 0 * own < num_blocks,
     )
-    copy_to_shared(
-        scales.index(stage), scale_places + block * (8 * GROUPS), mask=block + scale_warp < num_blocks,
-        eviction_policy="evict_first",
-    )  # fmt: skip
-    commit_copies()
+    commit_own_copies()
 
 
 @gluon.jit
-def load_inputs(inputs, turn, num_turns, num_in, NUM_IN_WARPS: gl.constexpr, HAS_TAIL: gl.constexpr):
-    """Those of a turn, chunk by chunk; after the last turn, its own again."""
-    first = gl.minimum(turn, num_turns - 1) * (NUM_IN_WARPS * BLOCK_IN)
-    return (
-        load_chunk(inputs, first, 0, num_in, HAS_TAIL),
-        load_chunk(inputs, first, 1, num_in, HAS_TAIL),
-        load_chunk(inputs, first, 2, num_in, HAS_TAIL),
-        load_chunk(inputs, first, 3, num_in, HAS_TAIL),
-    )
-
-
-@gluon.jit
-def load_chunk(inputs, first, CHUNK_NUMBER: gl.constexpr, num_in, HAS_TAIL: gl.constexpr):
-    x_places, is_live, place = inputs
+def load_inputs(before, inputs, turn, num_turns, num_in, NUM_IN_WARPS: gl.constexpr, HAS_TAIL: gl.constexpr):
+    """Those of a turn, chunk by chunk; after the last turn, and of rows that are not there, some that were before."""
+    x_places, is_row, place = inputs
     if HAS_TAIL:
-        is_live = is_live & (first + CHUNK_NUMBER * CHUNK + place < num_in)
-    return gl.load(x_places + (first // 2 + CHUNK_NUMBER * (CHUNK // 2)), mask=is_live, other=0)
+        # Zeros, because what they are multiplied by may be scales of zero.
+        left = num_in - turn * (NUM_IN_WARPS * BLOCK_IN) - place
+        is_live = (
+            is_row & (left > 0), is_row & (left > CHUNK), is_row & (left > 2 * CHUNK), is_row & (left > 3 * CHUNK)
+        )  # fmt: skip
+    else:
+        # Rows that are not there may be anything: products keep rows apart.
+        is_there = is_row & (turn < num_turns)
+        is_live = (is_there, is_there, is_there, is_there)
+    return load_chunks(before, x_places + turn * (NUM_IN_WARPS * BLOCK_IN // 2), is_live, HAS_TAIL)
 
 
 @gluon.jit
-def add_turn(sums, ring, stage, chunks, SCALE_DTYPE: gl.constexpr, NUM_WARPS: gl.constexpr, TILES: gl.constexpr):
+def add_turn(sums, own, own_scales, offset, chunks, SCALE_DTYPE: gl.constexpr, SINGLES: gl.constexpr):
     """Sums plus the products of the blocks of a turn."""
-    VECTORS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
-    SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [32, 1, 1], [NUM_WARPS, 1, 1], [2, 1, 0])
-    # [warps, tiles, g, t, chunks]: thread 4 g + t has the scales of outputs g and g + 8.
-    THREADS: gl.constexpr = gl.BlockedLayout(
-        [1, TILES, 1, 1, 4], [1, 1, 8, 4, 1], [NUM_WARPS, 1, 1, 1, 1], [4, 3, 2, 1, 0]
-    )
-    upper, lower, scales = ring
-    upper_words = words_of(upper.index(stage).load(VECTORS), SINGLES)
-    lower_words = words_of(lower.index(stage).load(VECTORS), SINGLES)
-    scale_vectors = gl.expand_dims(scales.index(stage).load(gl.SliceLayout(3, THREADS)), 3)
-    scale_vectors = gl.permute(scale_vectors.broadcast_to([NUM_WARPS, TILES, 8, 4, 4]), (0, 2, 3, 1, 4))
-    scale_vectors = gl.reshape(scale_vectors, [32 * NUM_WARPS, TILES, 1, 4])
-    scale_words = words_of(gl.convert_layout(scale_vectors, VECTORS, assert_trivial=True), SINGLES)
+    upper = load_own_words(own + offset)
+    lower = load_own_words(own + (offset + 512))
+    scales = load_own_words(own_scales + (offset + 1024))
     for chunk in gl.static_range(4):
         sums = add_chunk(
-            sums, upper_words[chunk], lower_words[chunk], scale_words[chunk], scale_words[chunk],
-            words_of(chunks[chunk], SINGLES), SCALE_DTYPE, False, SINGLES,
+            sums, upper[chunk], lower[chunk], scales[chunk], scales[chunk], chunks[chunk],
+            SCALE_DTYPE, False, SINGLES,
         )  # fmt: skip
     return sums
 
 
 @gluon.jit
-def make_ring(HALF: gl.constexpr, NUM_WARPS: gl.constexpr, TILES: gl.constexpr):
-    """Codes of outputs g, of outputs g + 8, and scales of both, of HALF turns. Threads lie side by side."""
-    CODES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 0, 2, 1])
-    SCALES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
-    return (
-        allocate_shared_memory(gl.int32, [HALF, 32 * NUM_WARPS, TILES, 1, 4], CODES),
-        allocate_shared_memory(gl.int32, [HALF, 32 * NUM_WARPS, TILES, 1, 4], CODES),
-        allocate_shared_memory(gl.int32, [HALF, NUM_WARPS, TILES, 8, 4], SCALES),
+def next_offset(offset, STEP: gl.constexpr, STAGES: gl.constexpr):
+    return gl.where(offset == STEP * (STAGES - 1), 0, offset + STEP)
+
+
+@gluon.jit
+def sums_of_all(
+    sums, memory, warp, tile, lane, first_tile,
+    TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
+):  # fmt: skip
+    """(rounded sums of the warps that share outputs, tile, g, first row): each [threads of NUM_OUT_WARPS * TILES]."""
+    NUM_PLACES: gl.constexpr = 32 * NUM_OUT_WARPS * TILES
+    # Threads that add what several warps left load it from other banks.
+    STRIDE: gl.constexpr = 16 * NUM_PLACES + 16 * max(1, 8 // NUM_IN_WARPS)
+    ADDED: gl.constexpr = gl.BlockedLayout(
+        [1, 1], [NUM_IN_WARPS, 32 // NUM_IN_WARPS], [1, NUM_OUT_WARPS * NUM_IN_WARPS], [0, 1]
     )
+    place = (warp % NUM_OUT_WARPS * TILES + tile) * 32 + lane
+    store_sums_at(memory + warp // NUM_OUT_WARPS * STRIDE + place * 16, sums)
+    thread_barrier()
+    in_warp = gl.expand_dims(gl.arange(0, NUM_IN_WARPS, gl.SliceLayout(1, ADDED)), 1)
+    place = gl.arange(0, NUM_PLACES, gl.SliceLayout(0, ADDED))
+    sum_0, sum_1, sum_2, sum_3 = load_sums_at(memory + in_warp * STRIDE + gl.expand_dims(place, 0) * 16)
+    rounded = (
+        gl.sum(sum_0, 0).to(gl.bfloat16),
+        gl.sum(sum_1, 0).to(gl.bfloat16),
+        gl.sum(sum_2, 0).to(gl.bfloat16),
+        gl.sum(sum_3, 0).to(gl.bfloat16),
+    )
+    return rounded, first_tile + place // 32, place % 32 // 4, place % 4 * 2
 
 
 # One compilation serves all row counts, so that a count first met while serving compiles nothing.
@@ -155,66 +138,90 @@ def ring_kernel(
     TILES: gl.constexpr,
     NUM_OUT_WARPS: gl.constexpr,
     NUM_IN_WARPS: gl.constexpr,
-    STAGES: gl.constexpr,  # even
+    STAGES: gl.constexpr,
     IS_AHEAD: gl.constexpr,  # inputs of a turn are loaded before the turn ahead of it is multiplied, not after
     HAS_TAIL: gl.constexpr,  # inputs do not go evenly into the blocks of a turn
     IS_DEPENDENT: gl.constexpr,
 ):
     let_next_start(IS_DEPENDENT)
     NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
-    HALF: gl.constexpr = STAGES // 2
-    VECTORS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
+    STEP: gl.constexpr = TILES * BLOCK_BYTES
     SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [32, 1, 1], [NUM_WARPS, 1, 1], [2, 1, 0])
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    ROW: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
+
+    # For what PTX addresses. To the last row something is stored, or there would be no memory.
+    reserved = allocate_shared_memory(gl.int32, [STAGES * NUM_WARPS * STEP // 128 + 1, 32], PLAIN)
+    reserved.index(STAGES * NUM_WARPS * STEP // 128).store(gl.zeros([32], gl.int32, ROW))
+    memory = shared_memory()
 
     first_tile = gl.program_id(0) * (TILES * NUM_OUT_WARPS)
     num_turns = gl.cdiv(num_blocks, NUM_IN_WARPS)
-    tile_places = places_of_tiles(
-        codes, scales, scales, first_tile, num_tiles, num_blocks, GROUPS, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
+    thread = gl.expand_dims(
+        gl.expand_dims(gl.arange(0, 32 * NUM_WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SINGLES))), 1), 2
     )
-    code_warp = tile_places[1]
-    scale_places = places_of_scales(
-        scales, first_tile, num_tiles, num_blocks, GROUPS, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
+    tile = gl.expand_dims(gl.expand_dims(gl.arange(0, TILES, gl.SliceLayout(0, gl.SliceLayout(2, SINGLES))), 0), 2)
+    lane, warp = thread % 32, thread // 32
+    in_warp = warp // NUM_OUT_WARPS
+    # Beyond the last tile that one is read again, which needs no mask; the store drops the result.
+    read_tile = gl.minimum(first_tile + warp % NUM_OUT_WARPS * TILES + tile, num_tiles - 1)
+    first_block = read_tile.to(gl.int64) * num_blocks + in_warp
+    ring = memory + warp * (STAGES * STEP) + tile * BLOCK_BYTES
+    own, own_scales = ring + lane * 16, ring + lane // 4 * 16
+    places = (
+        own,
+        ring + lane * 4,
+        codes + first_block * WORDS + lane * 4,
+        # Groups may be wider than a chunk.
+        scales + first_block * (8 * GROUPS) + lane // 4 * GROUPS + lane % 4 * GROUPS // 4,
     )
-    places = (tile_places[0] + code_warp * WORDS, code_warp, scale_places[0], scale_places[1])
-    # Turns of even and of odd numbers have rings of their own: the compiler sees that a turn reads one and copies to
-    # the other, and adds no barrier to the one below.
-    even, odd = make_ring(HALF, NUM_WARPS, TILES), make_ring(HALF, NUM_WARPS, TILES)
     for turn in gl.static_range(STAGES - 1):
-        copy_turn(places, odd if turn % 2 else even, turn // 2, turn, num_blocks, NUM_IN_WARPS, GROUPS)
+        copy_turn(places, turn * STEP, turn, in_warp, num_blocks, NUM_IN_WARPS, GROUPS)
     wait_for_previous(IS_DEPENDENT)
 
-    lane = axis(32 * NUM_WARPS, 0, VECTORS) % 32
     row = lane // 4
-    place = code_warp * BLOCK_IN + lane % 4 * 8  # of the first of a thread's eight inputs
-    inputs = (x + row * x_stride + place // 2 + axis(4, 3, VECTORS), row < num_rows, place)
+    place = in_warp * BLOCK_IN + lane % 4 * 8  # of the first of a thread's eight inputs
+    inputs = (x + row * x_stride + place // 2, row < num_rows, place)
     zeros = gl.zeros([32 * NUM_WARPS, TILES, 1], gl.float32, SINGLES)
     sums = (zeros, zeros, zeros, zeros)
-    even_x = load_inputs(inputs, 0, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
-    odd_x = even_x
+    nothing = gl.zeros([32 * NUM_WARPS, 1, 1], gl.int32, SINGLES)
+    nothing = (nothing, nothing, nothing, nothing)
+    nothing = (nothing, nothing, nothing, nothing)
+    even_x = load_inputs(nothing, inputs, 0, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
+    odd_x = nothing
+    # Where a turn lies, and the one before it, into whose place another is copied.
+    offset, before = 0, (STAGES - 1) * STEP
     for turn in range(0, num_turns, 2):
         if IS_AHEAD:
-            odd_x = load_inputs(inputs, turn + 1, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
-        wait_for_copies(STAGES - 2)
-        # Everyone's copies have come, and everyone has done with the turn before, into whose place another is copied.
-        thread_barrier()
-        copy_turn(places, odd, (turn // 2 + HALF - 1) % HALF, turn + (STAGES - 1), num_blocks, NUM_IN_WARPS, GROUPS)
-        sums = add_turn(sums, even, turn // 2 % HALF, even_x, SCALE_DTYPE, NUM_WARPS, TILES)
+            odd_x = load_inputs(odd_x, inputs, turn + 1, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
+        # The warp's copies have come, and it has done with the turn before.
+        wait_for_warp(STAGES - 2)
+        copy_turn(places, before, turn + (STAGES - 1), in_warp, num_blocks, NUM_IN_WARPS, GROUPS)
+        sums = add_turn(sums, own, own_scales, offset, even_x, SCALE_DTYPE, SINGLES)
         if IS_AHEAD:
-            even_x = load_inputs(inputs, turn + 2, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
+            even_x = load_inputs(even_x, inputs, turn + 2, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
         else:
-            odd_x = load_inputs(inputs, turn + 1, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
+            odd_x = load_inputs(even_x, inputs, turn + 1, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
+        before, offset = offset, next_offset(offset, STEP, STAGES)
         if turn + 1 < num_turns:
-            wait_for_copies(STAGES - 2)
-            thread_barrier()
-            copy_turn(places, even, turn // 2 % HALF, turn + STAGES, num_blocks, NUM_IN_WARPS, GROUPS)
-            sums = add_turn(sums, odd, turn // 2 % HALF, odd_x, SCALE_DTYPE, NUM_WARPS, TILES)
+            wait_for_warp(STAGES - 2)
+            copy_turn(places, before, turn + STAGES, in_warp, num_blocks, NUM_IN_WARPS, GROUPS)
+            sums = add_turn(sums, own, own_scales, offset, odd_x, SCALE_DTYPE, SINGLES)
         if not IS_AHEAD:
-            even_x = load_inputs(inputs, turn + 2, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
-    # Sums may take the place of a ring.
-    wait_for_copies(0)
-    thread_barrier()
-    rounded = sums_of_warps(sums, NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
-    store_sums(
-        rounded, first_tile, 0, gated, output, gated_stride, num_rows, num_tiles,
-        IS_GATED, HAS_GATED_INPUT, TILES, 1, NUM_OUT_WARPS, NUM_IN_WARPS,
-    )  # fmt: skip
+            even_x = load_inputs(odd_x, inputs, turn + 2, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
+        before, offset = offset, next_offset(offset, STEP, STAGES)
+    wait_for_warp(0)
+    if NUM_IN_WARPS == 1:
+        store_sums(
+            (sums[0].to(gl.bfloat16), sums[1].to(gl.bfloat16), sums[2].to(gl.bfloat16), sums[3].to(gl.bfloat16)),
+            first_tile, 0, gated, output, gated_stride, num_rows, num_tiles,
+            IS_GATED, HAS_GATED_INPUT, TILES, 1, NUM_OUT_WARPS, 1,
+        )  # fmt: skip
+    else:
+        thread_barrier()  # sums take the place of rings
+        rounded, tile_o, member, row_o = sums_of_all(
+            sums, memory, warp, tile, lane, first_tile, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
+        )
+        store_at(
+            rounded, tile_o, member, row_o, gated, output, gated_stride, num_rows, num_tiles, IS_GATED, HAS_GATED_INPUT
+        )

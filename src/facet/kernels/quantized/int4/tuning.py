@@ -19,13 +19,11 @@ _NUM_MULTIPROCESSORS = 132
 _WARPS = _NUM_MULTIPROCESSORS * 16
 # Of shared memory, for all programs of a multiprocessor, and what each of them takes beside its own.
 _SHARED_BYTES, _BYTES_OF_PROGRAM = 232_448, 1024
+_BYTES_BESIDE_TURNS = 128  # that a ring of up to 8 rows takes
 _REGISTERS = 65_536
-_MOST_STAGES = 16
+_LEAST_STAGES, _MOST_STAGES = 2, 16
 # Warps of a multiprocessor whose registers suffice, and registers of a warp that loads inputs ahead, by its tiles.
 _RING_WARPS, _REGISTERS_AHEAD = 24, {1: 32 * 80, 2: 32 * 112}
-# Whether up to 8 rows go through rings that warps have of their own: a block takes 170 instructions and not 188, two
-# barriers follow the last and not sixteen (E4B's down). They have not been timed (benchmarks/int4_gpu.py --rings).
-HAS_OWN_RINGS = False
 # Of rings of 9 to 16 rows: registers of a warp without inputs ahead and with them, by its tiles; warps for whose sake
 # programs have fewer tiles.
 _REGISTERS_OF_16 = {1: (32 * 120, 32 * 144), 2: (32 * 120, 32 * 144), 4: (32 * 152, 32 * 176)}
@@ -77,10 +75,9 @@ class Ring:
     tiles: int
     num_out_warps: int
     num_in_warps: int  # the only one that changes the order of sums
-    num_stages: int  # turns, an even number where warps share it
+    num_stages: int  # turns; of more than 8 rows an even number
     is_ahead: bool  # inputs of a turn are loaded before the turn ahead of it is multiplied, not after
     row_tiles: int = 1  # of 8 rows, at most two
-    is_own: bool = False  # every warp has one (`own_ring_kernel.py`)
 
     @property
     def num_warps(self) -> int:
@@ -88,8 +85,12 @@ class Ring:
 
     @property
     def num_bytes(self) -> int:
-        """Of shared memory."""
-        return self.num_stages * self.num_warps * self.tiles * (1024 + 128) + 128 * self.is_own
+        """Of shared memory, at most."""
+        return self.num_stages * self.bytes_of_turn + _BYTES_BESIDE_TURNS
+
+    @property
+    def bytes_of_turn(self) -> int:
+        return self.num_warps * self.tiles * (1024 + 128)
 
     def constants(self, matrix: ShuffledInt4) -> dict[str, int]:
         """How the kernel is told."""
@@ -104,9 +105,28 @@ class Ring:
         }
 
 
-def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1, *, is_own: bool | None = None) -> Ring:
-    """Sums are cut as `choose_tuning` cuts them, so bits are the same. All programs run at a time if they can, in rings
-    as deep as shared memory allows for then."""
+def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1) -> Ring:
+    """Sums are cut as `choose_tuning` cuts them, so bits are the same. All programs run at a time if they can.
+
+    A ring of up to 8 rows holds half of a program's turns, or three, as far as there is shared memory: half of it where
+    more than two warps divide inputs. Microseconds on an H200, 1 row and 8 rows (benchmarks/int4_gpu.py --rings), in
+    rings as deep as memory allows for and half as deep:
+
+        31B gate_up   4 stages  36.8, 37.8    2 stages  38.7, 39.9    21 turns, 2 warps divide inputs
+        31B qkv      12         17.4, 19.5    6         18.6, 20.5    21        2
+        31B down      8         21.2, 29.6    4         18.7, 21.1    21        8
+        31B o         8         10.0, 11.3    4          8.2,  9.3     8        8
+        E4B gate_up   9         11.3, 13.0    5          9.9, 10.9    10        2
+        E4B down      6          8.0,  9.7    3          6.9,  9.5     5       16
+        E4B qkv       5          3.4,  4.4    3          3.3,  4.3     3        8
+        E4B o         4          3.1,  3.8    2          3.0,  3.4     2        8
+
+    So 31B qkv has 11 stages, E4B o has 3, and the others have the better of their two.
+
+    Inputs are loaded ahead where registers suffice: not in 31B gate_up and E4B down. The deeper rings, the other way
+    round: 31B gate_up 41.9, 43.2; qkv 18.3, 21.2; down 21.3, 23.8; o 10.3, 11.3; E4B gate_up 11.6, 12.7; down 9.4,
+    12.1; qkv 5.2, 6.1; o 3.7, 4.5. Of E4B's per-layer input, products take 1.4 to 2.6 in all of these rings.
+    """
     num_in_warps = choose_tuning(num_tiles, num_blocks, 1).num_in_warps
     num_out_warps = max(1, 4 // num_in_warps)
     while num_out_warps > 1 and num_tiles < num_out_warps * _NUM_MULTIPROCESSORS:
@@ -121,19 +141,24 @@ def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1, *, is_own: bool 
         tiles=tiles,
         num_out_warps=num_out_warps,
         num_in_warps=num_in_warps,
-        num_stages=2,
+        num_stages=_LEAST_STAGES,
         is_ahead=num_programs * num_warps * _REGISTERS_AHEAD[tiles] <= _REGISTERS,
-        is_own=HAS_OWN_RINGS if is_own is None else is_own,
     )
-    return _deepened(ring, num_programs, num_blocks)
+    num_stages = _most_stages(ring, num_programs)
+    if num_in_warps > 2:
+        num_stages = -(-num_stages // 2)
+    num_turns = -(-num_blocks // num_in_warps)
+    num_stages = min(num_stages, max(3, -(-num_turns // 2)), _MOST_STAGES)
+    return replace(ring, num_stages=max(_LEAST_STAGES, num_stages))
 
 
 def most_ring_rows(num_tiles: int, num_blocks: int) -> int:
     """Up to so many rows go through rings on a Hopper GPU, where they have to have the bits of the kernel for few rows.
 
-    Up to 8 a token of 31B takes 7.26 ms and not 7.67, of E4B 2.42 and not 2.66. 16 rows, in microseconds on an H200, in
-    rings and in the kernel for few rows (benchmarks/int4_gpu.py --rings): 31B gate_up 50.2 and 68.2, qkv 27.6 and 35.2,
-    but down 54.1 and 46.7, o 26.6 and 21.6; a layer of E4B, where every ring is faster, 67.8 and 82.1.
+    Microseconds on an H200, in rings and in the kernel for few rows (benchmarks/int4_gpu.py --rings). A layer, in rings
+    as deep as memory allows for: of 31B 89.6 and 101.7 with one row, 100.7 and 112.2 with 8, of E4B 34.9 and 49.4, 40.1
+    and 53.6. 16 rows: 31B gate_up 50.2 and 68.2, qkv 27.6 and 35.2, but down 54.1 and 46.7, o 26.6 and 21.6; a layer of
+    E4B, where every ring is faster, 67.8 and 82.1.
     """
     has_many_programs = choose_tuning(num_tiles, num_blocks, 16).num_in_warps <= 2
     return 16 if has_many_programs or num_tiles < 2 * _NUM_MULTIPROCESSORS else 8
@@ -157,19 +182,18 @@ def _ring_of_16(num_tiles: int, num_blocks: int, num_out_warps: int, num_in_warp
         tiles=tiles,
         num_out_warps=num_out_warps,
         num_in_warps=num_in_warps,
-        num_stages=2,
+        num_stages=_LEAST_STAGES,
         is_ahead=needed * ahead <= _REGISTERS,
         row_tiles=2,
     )
-    return _deepened(ring, min(needed, _REGISTERS // late), num_blocks)
+    most_stages = _most_stages(ring, min(needed, _REGISTERS // late))
+    num_stages = min(most_stages, _MOST_STAGES, -(-num_blocks // num_in_warps) + 2)
+    return replace(ring, num_stages=max(_LEAST_STAGES, num_stages // 2 * 2))
 
 
-def _deepened(ring: Ring, num_programs: int, num_blocks: int) -> Ring:
-    """With as many stages as so many programs of a multiprocessor have room for."""
-    num_bytes, num_turns = _SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM, -(-num_blocks // ring.num_in_warps)
-    bytes_of_turn = ring.num_warps * ring.tiles * (1024 + 128)
-    num_stages = min(_MOST_STAGES, num_turns + 2, (num_bytes - 128 * ring.is_own) // bytes_of_turn)
-    return replace(ring, num_stages=max(2, num_stages if ring.is_own else num_stages // 2 * 2))
+def _most_stages(ring: Ring, num_programs: int) -> int:
+    """That so many programs of a multiprocessor have room for."""
+    return (_SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM - _BYTES_BESIDE_TURNS) // ring.bytes_of_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
