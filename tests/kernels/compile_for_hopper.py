@@ -301,7 +301,7 @@ def decode_ring_launch(
     constants = dict(
         HAS_MAP=False,
         SHARE=64,
-        MOST_SHARES=9 if has_window else 64,
+        MOST_SHARES=8 if has_window else 64,
         GROUP=group,
         HEAD_DIM=head_dim,
         TOKEN_STRIDE=stride,

@@ -94,7 +94,7 @@ def attend(
 
 def tunings(case: cases.Case) -> list[RingTuning]:
     share = SHARES.get(case.name, 64)
-    most = -(-(case.window + 15) // share) if case.window else 64
+    most = -(-case.window // share) if case.window else 64
     return [
         RingTuning(share_keys=share, num_shares=most, num_programs=programs, num_slots=slots, least_keys=keys)
         for programs, slots, keys in ((1, 3, 0), (1, 2, 0), (2, 3, 0), (most, 3, 128), (most + 2, 3, 0))
@@ -157,11 +157,11 @@ def test_rows_of_models(
 @pytest.mark.parametrize(
     ("num_rows", "num_kv_heads", "window", "expected"),
     [
-        (1, 2, 512, (64, 9, 9)),
-        (32, 2, 512, (64, 9, 4)),
-        (64, 2, 512, (64, 9, 1)),  # two programs of a row would fit: not worth it
-        (32, 16, 1024, (64, 17, 1)),
-        (1, 1, 4096, (256, 17, 17)),
+        (1, 2, 512, (64, 8, 8)),
+        (32, 2, 512, (64, 8, 4)),
+        (64, 2, 512, (64, 8, 1)),  # two programs of a row would fit: not worth it
+        (32, 16, 1024, (64, 16, 1)),
+        (1, 1, 4096, (256, 16, 16)),
         (1, 2, None, (64, 64, 64)),
         (100, 2, None, (64, 64, 8)),
     ],

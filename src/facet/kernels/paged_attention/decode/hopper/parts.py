@@ -27,19 +27,18 @@ STORED = gl.constexpr(gl.BlockedLayout([8, 1], [16, 2], [1, 4], [0, 1]))
 
 @gluon.jit
 def copy_tile_of(
-    tiles, slot, vectors, block_row, key, first, end, page_stride,
+    tiles, slot, vectors, block_row, key, end, page_stride,
     TOKEN_STRIDE: gl.constexpr, TOKENS_PER_BLOCK: gl.constexpr,
 ):  # fmt: skip
-    """Start to copy the vectors of a tile; of tokens that are not seen, zeros."""
+    """Start to copy the vectors of a tile; of tokens beyond the last, zeros."""
     tokens = key + gl.arange(0, tiles.shape[1], gl.SliceLayout(1, COPIES))
     dims = gl.arange(0, tiles.shape[2], gl.SliceLayout(0, COPIES))
     pages = gl.load(block_row + gl.minimum(tokens, end - 1) // TOKENS_PER_BLOCK).to(gl.int64)
     places = pages * page_stride + tokens % TOKENS_PER_BLOCK * TOKEN_STRIDE
-    is_seen = (tokens >= first) & (tokens < end)
     copy_to_shared(
         tiles.index(slot),
         vectors + gl.expand_dims(places, 1) + gl.expand_dims(dims, 0),
-        mask=gl.expand_dims(is_seen, 1),
+        mask=gl.expand_dims(tokens < end, 1),
     )
     commit_copies()
 
@@ -80,11 +79,10 @@ def size_of_shares(num_keys, LEAST: gl.constexpr, MOST: gl.constexpr):
 
 
 @gluon.jit
-def weigh(scores, key, first, end, scale, total, greatest, weight_sum, begins):
+def weigh(scores, key, end, scale, total, greatest, weight_sum, begins):
     """(Weights of a tile, whose first key is `key`, and the running state with them, but for the values)."""
     keys = key + gl.arange(0, TILE, OF_KEYS)
-    is_seen = (keys >= first) & (keys < end)
-    scores = gl.where(gl.expand_dims(is_seen, 1), scores * scale, float("-inf"))
+    scores = gl.where(gl.expand_dims(keys < end, 1), scores * scale, float("-inf"))
     before = gl.where(begins, float("-inf"), greatest)
     greatest = gl.maximum(before, gl.max(scores, 0))
     anchor = gl.where(greatest == float("-inf"), 0.0, greatest)

@@ -7,8 +7,8 @@ instruction, and few of those eight are spare. A warp takes 16 keys of a tile, a
     sums [dims, heads] = values [dims, keys] x weights [keys, heads]
 
 What sums are made of is the same as in `in_turn.py`: shares that follow from a row's context alone, added one after the
-other by the program if it has all of them, and else by the last to finish. Within a window they begin at multiples of
-16 positions, and are all of one size; else they grow with the context.
+other by the program if it has all of them, and else by the last to finish. Within a window they are all of one size;
+else they grow with the context.
 
 Keys and values take turns in a ring of tiles.
 """
@@ -46,13 +46,13 @@ from facet.kernels.paged_attention.decode.hopper.parts import (
 
 @gluon.jit
 def copy_item_of(
-    item, tiles, keys, values, block_row, start, first, end, page_stride,
+    item, tiles, keys, values, block_row, start, end, page_stride,
     TOKEN_STRIDE: gl.constexpr, TOKENS_PER_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """The keys of a tile, or its values."""
     vectors = keys if item % 2 == 0 else values
     copy_tile_of(
-        tiles, item % tiles.shape[0], vectors, block_row, start + item // 2 * TILE, first, end, page_stride,
+        tiles, item % tiles.shape[0], vectors, block_row, start + item // 2 * TILE, end, page_stride,
         TOKEN_STRIDE, TOKENS_PER_BLOCK,
     )  # fmt: skip
 
@@ -104,11 +104,10 @@ def separate_kernel(
     else:
         first = end * 0
         share = size_of_shares(end, SHARE, MOST_SHARES)
-    base = first // 16 * 16
-    num_shares = gl.cdiv(end - base, share)
+    num_shares = gl.cdiv(end - first, share)
     own_shares = gl.maximum(gl.cdiv(num_shares, gl.num_programs(2)), least_keys // share)
     number = gl.program_id(2) * own_shares
-    start = base + number * share
+    start = first + number * share
     stop = gl.minimum(start + own_shares * share, end)
     if start >= stop:
         wait_for_previous(IS_DEPENDENT)
@@ -121,7 +120,7 @@ def separate_kernel(
     wait_for_previous(IS_DEPENDENT)
     for item in gl.static_range(SLOTS):
         copy_item_of(
-            item, tiles, own_keys, own_values, block_row, start, first, stop, page_stride,
+            item, tiles, own_keys, own_values, block_row, start, stop, page_stride,
             TOKEN_STRIDE, TOKENS_PER_BLOCK,
         )  # fmt: skip
     query_tile.store(load_queries(queries, row, kv_head, num_heads, GROUP, HEAD_DIM))
@@ -138,11 +137,11 @@ def separate_kernel(
         scores = scores_of(tiles.index(2 * tile % SLOTS), query_tile)
         begins = (tile * TILE & (share - 1)) == 0
         weights, total, greatest, weight_sum = weigh(
-            scores, start + tile * TILE, first, stop, scale, total, greatest, weight_sum, begins
+            scores, start + tile * TILE, stop, scale, total, greatest, weight_sum, begins
         )
         # All warps have read these keys to have the greatest score: the next tile may take their place.
         copy_item_of(
-            2 * tile + SLOTS, tiles, own_keys, own_values, block_row, start, first, stop, page_stride,
+            2 * tile + SLOTS, tiles, own_keys, own_values, block_row, start, stop, page_stride,
             TOKEN_STRIDE, TOKENS_PER_BLOCK,
         )  # fmt: skip
         weights = gl.convert_layout(weights.to(values.dtype.element_ty), RIGHT)
@@ -162,7 +161,7 @@ def separate_kernel(
                 number += 1
         thread_barrier()
         copy_item_of(
-            2 * tile + 1 + SLOTS, tiles, own_keys, own_values, block_row, start, first, stop, page_stride,
+            2 * tile + 1 + SLOTS, tiles, own_keys, own_values, block_row, start, stop, page_stride,
             TOKEN_STRIDE, TOKENS_PER_BLOCK,
         )  # fmt: skip
     wait_for_copies(0)

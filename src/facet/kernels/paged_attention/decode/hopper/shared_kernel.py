@@ -104,7 +104,6 @@ def shared_kernel(
     if HAS_MAP:
         row = gl.load(row_map + entry)
     end = gl.load(positions + row) + 1
-    first = end * 0
     share = size_of_shares(end, SHARE, MOST_SHARES)
     num_shares = gl.cdiv(end, share)
     own_shares = gl.maximum(gl.cdiv(num_shares, gl.num_programs(2)), least_keys // share)
@@ -123,7 +122,7 @@ def shared_kernel(
     wait_for_previous(IS_DEPENDENT)
     for tile in gl.static_range(SLOTS):
         copy_tile_of(
-            tiles, tile, own_vectors, block_row, start + tile * TILE, first, stop, page_stride,
+            tiles, tile, own_vectors, block_row, start + tile * TILE, stop, page_stride,
             TOKEN_STRIDE, TOKENS_PER_BLOCK,
         )  # fmt: skip
     query = load_queries(queries, row, kv_head, num_heads, GROUP, HEAD_DIM)
@@ -147,9 +146,7 @@ def shared_kernel(
         scores = scores_of(tiles.index(slot), still_queries)
         scores += rotated_scores(tiles.index(slot), plain_queries, cos, sin, key_weight)
         begins = (tile * TILE & (share - 1)) == 0
-        weights, total, greatest, weight_sum = weigh(
-            scores, key, first, stop, scale, total, greatest, weight_sum, begins
-        )
+        weights, total, greatest, weight_sum = weigh(scores, key, stop, scale, total, greatest, weight_sum, begins)
         weights = gl.convert_layout(weights.to(dtype), RIGHT)
         total = mma_v2(tiles.index(slot).permute((1, 0)).load(LEFT), weights, total)
         if ((tile + 1) * TILE & (share - 1)) == 0 or tile + 1 == num_tiles:
@@ -165,7 +162,7 @@ def shared_kernel(
                 number += 1
         thread_barrier()
         copy_tile_of(
-            tiles, slot, own_vectors, block_row, key + SLOTS * TILE, first, stop, page_stride,
+            tiles, slot, own_vectors, block_row, key + SLOTS * TILE, stop, page_stride,
             TOKEN_STRIDE, TOKENS_PER_BLOCK,
         )  # fmt: skip
     wait_for_copies(0)

@@ -8,10 +8,8 @@ from facet.kernels.hopper import num_multiprocessors, runs_on_hopper
 from facet.kernels.paged_attention.cache import KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 
-# Keys of a tile, and where the shares of a window may begin: at multiples of this position.
-_TILE_KEYS, _GRAIN = 64, 16
-# Of a window, if it is divided evenly. Where it does not begin at a multiple of the grain, there may be one more.
-_SHARES_OF_WINDOW = 16
+_TILE_KEYS = 64
+_SHARES_OF_WINDOW = 16  # or fewer
 _MOST_SHARES = 64
 # Tiles in shared memory, and dimensions of the heads of all programs that a multiprocessor then holds.
 _SLOTS, _DIMS_PER_PROCESSOR = 3, 512
@@ -85,7 +83,7 @@ def choose_ring_tuning(queries: Tensor, cache: LayerCache, plan: DecodePlan) -> 
     share = _TILE_KEYS
     while plan.rows.window > _SHARES_OF_WINDOW * share:
         share *= 2
-    num_shares = -(-(plan.rows.window + _GRAIN - 1) // share)
+    num_shares = -(-plan.rows.window // share)
     return RingTuning(
         share_keys=share,
         num_shares=num_shares,
