@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from benchmarks.gpu_timing import microseconds
 from facet.kernels.linear import cases, reference
-from facet.kernels.linear.config import MAX_VECTOR_ROWS, Config, Ring, choose_config
+from facet.kernels.linear.config import MAX_VECTOR_ROWS, Config, Ring, WarpgroupRing, choose_config
 from facet.kernels.moe import cases as moe_cases
 from facet.kernels.moe import reference as moe_reference
 from facet.kernels.moe.config import TileConfig
@@ -106,10 +106,14 @@ def candidates(shape: cases.Shape, num_rows: int, only_chosen: bool) -> list[Con
     return [*(vector if num_rows <= 2 * MAX_VECTOR_ROWS else ()), *(DOT_CONFIGS if num_rows > 1 else ())]
 
 
-def run(shape: cases.Shape, x: Tensor, weight: Tensor, given: Tensor, config: Config | Ring) -> Tensor:
-    from facet.kernels.linear import ring, triton
+def run(shape: cases.Shape, x: Tensor, weight: Tensor, given: Tensor, config: Config | Ring | WarpgroupRing) -> Tensor:
+    from facet.kernels.linear import triton
 
-    kernels: Any = ring if isinstance(config, Ring) else triton
+    kernels: Any = triton
+    if isinstance(config, Ring):
+        from facet.kernels.linear import ring as kernels
+    elif isinstance(config, WarpgroupRing):
+        from facet.kernels.linear import warpgroup_ring as kernels
     more = (given,) if shape.operation == "gated_input_linear" else ()
     product: Tensor = getattr(kernels, shape.operation)(x, weight, *more, config)
     return product
@@ -126,7 +130,7 @@ def expected_output(shape: cases.Shape, x: Tensor, weight: Tensor, given: Tensor
 class Job:
     shape: cases.Shape
     num_rows: int
-    configs: tuple[Config | Ring, ...]
+    configs: tuple[Config | Ring | WarpgroupRing, ...]
 
 
 def jobs_for(shapes: Sequence[cases.Shape], only_chosen: bool) -> list[Job]:

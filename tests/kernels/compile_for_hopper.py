@@ -28,8 +28,9 @@ from triton.runtime.jit import MockTensor, create_function_from_signature
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.gluon_names import TensorDescriptor, gl
 from facet.kernels.linear import cases
-from facet.kernels.linear.config import ring_of
+from facet.kernels.linear.config import WarpgroupRing, ring_of, warpgroup_ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
+from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
 from facet.kernels.moe import triton_sorting as sorting
 from facet.kernels.paged_attention.decode.grouped import grouped_kernel
@@ -173,6 +174,31 @@ def ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any
     num_out = shape.num_out // 2 if is_gated else shape.num_out
     arguments = (*(tensor() for _ in range(4)), shape.num_in, shape.num_in, 0, ring.num_rows, num_out)
     return ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
+
+
+def warpgroup_ring_launch(
+    shape: cases.Shape, ring: WarpgroupRing | None = None
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    ring = ring or warpgroup_ring_of(shape.num_out, shape.num_in)
+    is_gated = shape.operation == "geglu_linear"
+    num_parts = 2 if is_gated else 1
+    constants = dict(
+        NUM_IN=shape.num_in,
+        IS_GATED=is_gated,
+        HAS_GATED_INPUT=shape.operation == "gated_input_linear",
+        BLOCK_OUT=ring.num_out,
+        BLOCK_IN=ring.block_in,
+        STAGES=ring.num_stages,
+        IN_REGISTERS=ring.in_registers,
+        IS_DEPENDENT=True,
+    )
+    num_out = shape.num_out // num_parts
+    arguments = (
+        tiles((8, shape.num_in), [8, ring.block_in]),
+        tiles((num_parts, num_out, shape.num_in), [num_parts, ring.num_out // num_parts, ring.block_in]),
+        tensor(), tensor(), 0, 8, num_out,
+    )  # fmt: skip
+    return warpgroup_ring_kernel, arguments, {**constants, "num_warps": 4}
 
 
 def eight_bit_ring_launch(
@@ -388,6 +414,12 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         **{f"int4_{rows}": int4_launch(rows, choose_tuning(2688, 42, rows)) for rows in ROW_KINDS},
         "ring_of_down": ring_launch(cases.E4B[1]),
         "ring_of_gate_up": ring_launch(cases.E4B[0]),
+        "warpgroup_ring_of_down": warpgroup_ring_launch(cases.E4B[1]),
+        "warpgroup_ring_of_gate_up": warpgroup_ring_launch(cases.E4B[0]),
+        "warpgroup_ring_from_shared": warpgroup_ring_launch(
+            cases.E4B[1], WarpgroupRing(16, 256, 8, in_registers=False)
+        ),
+        "warpgroup_ring_of_8": warpgroup_ring_launch(cases.E4B[8], WarpgroupRing(8, 256, 10)),
         "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
         "fp8_ring_that_rounds": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv, num_magnitudes=672),
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),
@@ -475,6 +507,7 @@ def usage(kernel: Any) -> dict[str, Any]:
         "conversions": code.count("I2F.S8"),
         "single_stores": code.count("STG.E.U16"),
         "barriers": kernel.asm["ptx"].count("bar.sync"),
+        "waits": code.count("WARPGROUP.DEPBAR"),
         "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),
     }
 

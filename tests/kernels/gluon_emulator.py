@@ -144,6 +144,7 @@ class Kernel:
                 PROGRAM.ids, PROGRAM.sizes = ids, sizes
                 machine.ALLOCATIONS.clear()
                 self.function(*given, **kwargs)
+                machine.PARTITIONS.end_program()
 
         return launch
 
@@ -163,6 +164,7 @@ def _language() -> ModuleType:
         NVMMADistributedLayout=_layout,
         SwizzledSharedLayout=_layout,
         BlockedLayout=_layout,
+        DistributedLinearLayout=_layout,
         DotOperandLayout=_layout,
         SliceLayout=_layout,
         allocate_shared_memory=machine.allocate_shared_memory,

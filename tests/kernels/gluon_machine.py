@@ -28,6 +28,7 @@ class Partitions:
         self.copies: list[Callable[[], None]] = []
         self.failure: BaseException | None = None
         self.own = threading.local()
+        self._begin_partition(0)  # of a program that does not part
 
     def run(self, calls: Sequence[tuple[Callable[..., None], Sequence[Any]]]) -> None:
         self.alive = set(range(len(calls)))
@@ -41,9 +42,17 @@ class Partitions:
             raise self.failure
         assert not self.copies, "a copy was never waited for"
 
-    def _partition(self, index: int, function: Callable[..., None], args: Sequence[Any]) -> None:
+    def _begin_partition(self, index: int) -> None:
         self.own.index, self.own.products, self.own.is_apart = index, [], False
         self.own.copies = []
+
+    def end_program(self) -> None:
+        assert not self.copies, "a copy was never waited for"
+        assert not self.own.products, "a product was never waited for"
+        self._begin_partition(0)
+
+    def _partition(self, index: int, function: Callable[..., None], args: Sequence[Any]) -> None:
+        self._begin_partition(index)
         try:
             self._await_turn(index)
             function(*args)
@@ -75,8 +84,12 @@ class Partitions:
 
     def pause(self, until: Callable[[], bool] | None = None, name: str = "") -> None:
         """Somebody else's turn, perhaps; and not this one's again before `until` holds."""
-        if not self.alive:  # before the partitions part
-            assert until is None or until()
+        if not self.alive:  # before the partitions part, or where they never do
+            is_held_up = until is not None and not until()
+            while self.copies and (is_held_up or self.random.random() < 0.3):
+                self.copies.pop(self.random.randrange(len(self.copies)))()
+                is_held_up = until is not None and not until()
+            assert not is_held_up, f"nobody arrives: {name}"
             return
         index = self.own.index
         with self.lock:
@@ -109,6 +122,14 @@ class Shared:
     def __init__(self, numbers: Tensor, unfenced: Tensor) -> None:
         self.numbers, self.unfenced = numbers, unfenced
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.numbers.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.numbers.shape
+
     def _both(self, change: Callable[[Tensor], Tensor]) -> "Shared":
         return Shared(change(self.numbers), change(self.unfenced))
 
@@ -125,7 +146,11 @@ class Shared:
         return self._both(lambda tensor: tensor.view(*shape))
 
     def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _layout: object) -> "Shared":
+        """Rows that are not there are whatever lies behind those that are: no result may depend on them."""
         assert dtype == self.numbers.dtype
+        num_behind = shape[0] - self.shape[0]
+        if len(shape) == 2 and shape[1] == self.shape[1] and num_behind > 0:
+            return self._both(lambda tensor: torch.cat((tensor, torch.zeros_like(tensor[:1]).expand(num_behind, -1))))
         return self.reshape(shape)
 
     def load(self, _layout: object) -> Tensor:
@@ -215,6 +240,10 @@ class TensorDescriptor:
     block_shape: Sequence[int]
     layout: object
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
     @classmethod
     def from_tensor(cls, tensor: Tensor, block_shape: Sequence[int], layout: object) -> "TensorDescriptor":
         return cls(base=tensor, shape=tensor.shape, strides=tensor.stride(), block_shape=block_shape, layout=layout)
@@ -225,6 +254,7 @@ def copy_tile(source: TensorDescriptor, first: Sequence[int], barriers: Barriers
     (barrier,) = barriers.members
     assert tuple(target.numbers.shape) == tuple(source.block_shape)
     assert all(start >= 0 for start in first)
+    assert not PARTITIONS.own.is_apart, "copied to what other warps of the partition may still read"
     tile = torch.zeros(tuple(source.block_shape), dtype=source.base.dtype)
     inside = tuple(
         slice(start, min(start + size, limit))
@@ -320,8 +350,12 @@ class Product:
         self.result = product if start is None else start + product
 
 
-def warpgroup_mma(a: Shared, b: Shared, start: Any, *, use_acc: bool = True, is_async: bool = False) -> Product:
+def warpgroup_mma(
+    a: Shared | Tensor, b: Shared, start: Any, *, use_acc: bool = True, is_async: bool = False
+) -> Product:
     assert is_async
+    if isinstance(a, Tensor):  # in registers
+        a = Shared(a, torch.zeros(a.shape, dtype=torch.int8))
     product = Product(a, b, start if use_acc else None)
     PARTITIONS.products.append(product)
     PARTITIONS.pause()

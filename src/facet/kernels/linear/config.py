@@ -50,6 +50,28 @@ class Ring:
         return 2 * self.block_in * (16 * self.num_warps + self.num_rows)
 
 
+@dataclass(frozen=True, slots=True)
+class WarpgroupRing:
+    """A warpgroup owns `num_out` rows of the weight, gates and ups together, and takes 8 rows of x
+    (`warpgroup_ring_kernel.py`)."""
+
+    num_out: int  # 8, 16 or 32; of gates and ups 16 or 32
+    block_in: int
+    num_stages: int  # tiles that a ring holds
+    in_registers: bool = True  # x, while it is multiplied; otherwise in shared memory
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of the weight and of x."""
+        return 2 * self.block_in * (self.num_out + MAX_RING_ROWS)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of shared memory, but for barriers. Behind x in it there is room for rows that are read and not used."""
+        num_behind = 0 if self.in_registers else -(-7 * 64 // self.block_in)
+        return self.num_stages * self.tile_bytes + 2 * self.block_in * MAX_RING_ROWS * num_behind
+
+
 def _vector(block_out: int, num_warps: int, block_in: int | None = None) -> Config:
     # 256 columns are one 16-byte load for each thread of a warp.
     return Config(
@@ -214,15 +236,24 @@ _NUM_MULTIPROCESSORS = 132
 _MOST_INPUTS_IN_ONE_CHAIN = 10240
 
 
-def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
+# Whether rings are of warpgroups. Sums of 640 times 16 inputs, E4B's down, should take 7 and not 12; they have not been
+# timed (benchmarks/rings_gpu.py).
+HAS_WARPGROUP_RINGS = False
+# More than six programs of 16 for each multiprocessor, of which two run at a time.
+_LEAST_OUTPUTS_OF_WIDE_RINGS = 6 * 16 * _NUM_MULTIPROCESSORS
+
+
+def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRing | None:
     """In one chain of sums. 1 row of E4B: gate_up 26.3, by `choose_chain` 27.6; down 17.6, 20.0; qkv 6.2, 6.9 and 8.4,
     10.3; o 4.6, 5.7 and 7.9, 9.1; per-layer gate 4.7, 5.5, projection 1.2, 2.5. 31B: down 61.2, 67.0; qkv of a global
     layer 47.2, 56.8; o 22.6, 26.4. 26B-A4B: gate_up 7.2, 8.7; qkv 11.7, 13.5. With 8 rows up to 5% more."""
     is_served = num_out <= _MOST_RING_OUTPUTS and (num_out, num_in) not in _BETTER_IN_CHAINS
-    return ring_of(num_out, num_in) if is_served and 0 < num_rows <= MAX_RING_ROWS else None
+    if not is_served or not 0 < num_rows <= MAX_RING_ROWS:
+        return None
+    return warpgroup_ring_of(num_out, num_in) if HAS_WARPGROUP_RINGS else ring_of(num_out, num_in)
 
 
-def choose_usual_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
+def choose_usual_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRing | None:
     """Where sums need not be one chain: instead of tensor core tiles and of cuBLAS. 8 rows of E4B: qkv 6.4 for 7.0 and
     8.9 for 10.4, o 4.9 for 6.0, per-layer projection 1.3 for 2.6. 26B-A4B: gate_up 7.4 for 11.1, qkv 12.1 for 13.5.
 
@@ -242,6 +273,15 @@ def ring_of(num_out: int, num_in: int) -> Ring:
     num_stages = min(_MOST_STAGES, _RING_BYTES // (num_programs * deep.tile_bytes))
     ring = wide if num_stages < _LEAST_STAGES else replace(deep, num_stages=num_stages)
     return replace(ring, num_stages=max(2, min(ring.num_stages, -(-num_in // ring.block_in))))
+
+
+def warpgroup_ring_of(num_out: int, num_in: int) -> WarpgroupRing:
+    """As deep as two programs of a multiprocessor have room for, or one where outputs are few. 256 inputs are 16
+    products, during which there is time for what comes between; rows of 512 would not fit into registers."""
+    num_programs = min(2, -(-num_out // (16 * _NUM_MULTIPROCESSORS)))
+    ring = WarpgroupRing(32 if num_out >= _LEAST_OUTPUTS_OF_WIDE_RINGS else 16, 256, _MOST_STAGES)
+    num_stages = min(_MOST_STAGES, _RING_BYTES // (num_programs * ring.tile_bytes), -(-num_in // ring.block_in))
+    return replace(ring, num_stages=max(2, num_stages))
 
 
 def may_prefer_library(num_rows: int, num_out: int, num_in: int) -> bool:

@@ -1,0 +1,126 @@
+"""Times products of few rows in one chain of sums through rings on a GPU: of warps, and of warpgroups.
+
+    python -m benchmarks.rings_gpu [--only "E4B down"] [--rows 1 8] [--tune] [--output rings.json]
+
+A line says what the ring of warps takes that is chosen today, then the ring of warpgroups that would be chosen, then
+others: outputs of a program x inputs of a tile x stages, with x in registers (r) or in shared memory (s). Bits are
+compared with those of tiles in Triton. Times are of launches inside a CUDA graph, every weight read from memory.
+Without `--tune` it takes about a minute, most of which is compiling.
+"""
+
+import argparse
+import json
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from benchmarks.chains_gpu import Weights, inputs
+from benchmarks.linear_gpu import Job, compile_for, run
+from facet.kernels.linear import cases
+from facet.kernels.linear.config import MAX_RING_ROWS, Ring, WarpgroupRing, choose_chain, ring_of, warpgroup_ring_of
+
+NAMES = (
+    *(f"E4B {name}" for name in ("gate_up", "down", "qkv sliding", "qkv global", "o sliding", "o global")),
+    *("E4B per-layer gate", "E4B per-layer projection"),
+    *(f"31B {name}" for name in ("gate_up", "down", "qkv sliding", "qkv global", "o sliding")),
+    *(f"26B-A4B {name}" for name in ("gate_up", "down", "qkv sliding", "o sliding")),
+)
+SHAPES = tuple(shape for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE) if shape.name in NAMES)
+HBM_BYTES_PER_MICROSECOND = 4.2e6
+# For all programs that a multiprocessor is to hold.
+MOST_BYTES = 220 << 10
+
+
+def rings_for(shape: cases.Shape, is_tuned: bool) -> list[Ring | WarpgroupRing]:
+    """The ring of warps, the ring of warpgroups, and others of those."""
+    chosen = warpgroup_ring_of(shape.num_out, shape.num_in)
+    other = replace(chosen, num_out=48 - chosen.num_out)
+    found = [
+        *(replace(ring, in_registers=in_registers) for ring in (chosen, other) for in_registers in (True, False)),
+        WarpgroupRing(chosen.num_out, 512, 8, in_registers=False),
+    ]
+    if shape.num_out <= 2560 and shape.operation != "geglu_linear":
+        found += [replace(chosen, num_out=8, in_registers=in_registers) for in_registers in (True, False)]
+    if is_tuned:
+        found += [
+            WarpgroupRing(num_out, block_in, num_stages, in_registers)
+            for num_out, in_registers in product((16, 32), (True, False))
+            for block_in, num_stages in ((128, 4), (128, 8), (128, 16), (256, 2), (256, 3), (256, 4), (256, 6))
+        ]
+    # Programs of a multiprocessor; one with few registers may be one of three.
+    num_programs = 1 if shape.num_out <= 16 * 132 else 2
+    fitting = [_fitted(ring, num_programs, shape.num_in) for ring in found]
+    if shape.num_out > 2 * 16 * 132:
+        fitting += [_fitted(ring, 3, shape.num_in) for ring in found[:4] if not ring.in_registers]
+    return [ring_of(shape.num_out, shape.num_in), *dict.fromkeys(fitting)]
+
+
+def _fitted(ring: WarpgroupRing, num_programs: int, num_in: int) -> WarpgroupRing:
+    """With fewer stages where so many programs would not fit on a multiprocessor, or there are fewer tiles."""
+    num_behind = ring.num_bytes - ring.num_stages * ring.tile_bytes
+    most = min((MOST_BYTES // num_programs - num_behind) // ring.tile_bytes, -(-num_in // ring.block_in))
+    return replace(ring, num_stages=max(2, min(ring.num_stages, most)))
+
+
+def name_of(ring: Ring | WarpgroupRing) -> str:
+    sizes = f"{ring.block_in}x{ring.num_stages}"
+    if isinstance(ring, Ring):
+        return f"warps {16 * ring.num_warps}x{sizes}"
+    return f"{'r' if ring.in_registers else 's'}{ring.num_out}x{sizes}"
+
+
+def measure(shape: cases.Shape, num_rows: int, weights: Weights, is_tuned: bool) -> dict[str, float]:
+    x, given = inputs(shape, num_rows)
+    expected = run(shape, x, weights.first, given, choose_chain(num_rows, shape.num_out, shape.num_in, 2))
+    times = {}
+    for ring in rings_for(shape, is_tuned):
+        name = name_of(ring)
+        try:
+            got = run(shape, x, weights.first, given, ring)
+        except Exception as error:  # the others are timed all the same
+            print(f"{shape.name}, {num_rows} rows, {name}: {error}")
+            continue
+        if not torch.equal(got, expected):
+            distance = float((got.float() - expected.float()).abs().max())
+            print(f"OTHER BITS: {shape.name}, {num_rows} rows, {name}: off by up to {distance}")
+            continue
+        times[name] = weights.time(lambda weight, ring=ring: run(shape, x, weight, given, ring))  # type: ignore[misc]
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="where all results go, as JSON")
+    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--rows", type=int, nargs="+", default=(1, MAX_RING_ROWS))
+    parser.add_argument("--tune", action="store_true", help="time many rings of warpgroups")
+    parser.add_argument("--workers", type=int, default=14, help="processes that compile")
+    options = parser.parse_args()
+    shapes = [shape for shape in SHAPES if options.only in shape.name]
+    jobs = {
+        (shape.num_in, shape.operation, ring): Job(shape, 1, (ring,))
+        for shape in shapes
+        for ring in rings_for(shape, options.tune)
+    }
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_for, jobs.values()))
+    print(f"{torch.cuda.get_device_name()}, bfloat16, µs; outputs x inputs x stages", flush=True)
+    results = []
+    for shape in shapes:
+        weights = Weights(shape)
+        floor = 2 * shape.num_out * shape.num_in / HBM_BYTES_PER_MICROSECOND
+        for num_rows in options.rows:
+            times = measure(shape, num_rows, weights, options.tune)
+            told = "  ".join(f"{name} {time:.1f}" for name, time in times.items())
+            print(f"{shape.name:25} {num_rows} rows, bytes {floor:5.1f}:  {told}", flush=True)
+            results.append({"shape": asdict(shape), "num_rows": num_rows, "floor": floor, "times": times})
+    if options.output:
+        options.output.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Launches the kernel that multiplies few rows by the products of warpgroups."""
+
+import torch
+import triton
+from torch import Tensor
+
+from facet.kernels.dependent_launch import launch_options
+from facet.kernels.gluon_names import TensorDescriptor, gl
+from facet.kernels.linear.config import MAX_RING_ROWS, WarpgroupRing
+from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
+
+
+def can_run(x: Tensor, weight: Tensor) -> bool:
+    """Whether descriptors can tell where rows begin, which is where whole units of 16 bytes do."""
+    is_aligned = weight.data_ptr() % 16 == 0 and weight.stride(0) % 8 == 0
+    return is_aligned and x.dtype == weight.dtype == torch.bfloat16 and weight.shape[1] % 8 == 0
+
+
+def linear(x: Tensor, weight: Tensor, ring: WarpgroupRing) -> Tensor:
+    return _run(x, weight, None, ring)
+
+
+def geglu_linear(x: Tensor, weight: Tensor, ring: WarpgroupRing) -> Tensor:
+    return _run(x, weight, None, ring, num_parts=2)
+
+
+def gated_input_linear(x: Tensor, weight: Tensor, per_layer_input: Tensor, ring: WarpgroupRing) -> Tensor:
+    return _run(x, weight, per_layer_input, ring)
+
+
+def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *, num_parts: int = 1) -> Tensor:
+    num_rows, num_in = x.shape
+    assert weight.stride(1) == 1, "the rows of a weight are contiguous"
+    if x.stride(1) != 1 or x.stride(0) % 8 != 0 or x.data_ptr() % 16 != 0:
+        x = x.clone(memory_format=torch.contiguous_format)
+    if gated is not None and gated.stride(1) != 1:
+        gated = gated.contiguous()
+    num_out, out_per_program = weight.shape[0] // num_parts, ring.num_out // num_parts
+    output = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
+    parts = weight.as_strided(
+        (num_parts, num_out, num_in), (num_out * weight.stride(0), weight.stride(0), 1), weight.storage_offset()
+    )
+    warpgroup_ring_kernel[(triton.cdiv(num_rows, MAX_RING_ROWS) * triton.cdiv(num_out, out_per_program),)](
+        _tiles(x, [MAX_RING_ROWS, ring.block_in]),
+        _tiles(parts, [num_parts, out_per_program, ring.block_in]),
+        x if gated is None else gated,
+        output,
+        0 if gated is None else gated.stride(0),
+        num_rows,
+        num_out,
+        NUM_IN=num_in,
+        IS_GATED=num_parts == 2,
+        HAS_GATED_INPUT=gated is not None,
+        BLOCK_OUT=ring.num_out,
+        BLOCK_IN=ring.block_in,
+        STAGES=ring.num_stages,
+        IN_REGISTERS=ring.in_registers,
+        num_warps=4,
+        **launch_options(x.device),
+    )
+    return output
+
+
+def _tiles(tensor: Tensor, block: list[int]) -> TensorDescriptor:
+    """As copies take them, with zeros beyond the tensor's end. The driver makes a map of it at every launch."""
+    return TensorDescriptor.from_tensor(tensor, block, gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16))

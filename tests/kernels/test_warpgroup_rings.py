@@ -1,0 +1,162 @@
+"""Products of warpgroups whose tiles come through a ring: against the reference, and on a GPU against other chains."""
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from facet.kernels.geglu.reference import geglu
+from facet.kernels.hopper import runs_on_hopper
+from facet.kernels.linear import cases, config, reference
+from facet.kernels.linear.config import WarpgroupRing, choose_chain, choose_ring, ring_of, warpgroup_ring_of
+from facet.kernels.per_layer_input.reference import gate_per_layer_input
+
+pytest.importorskip("triton")
+from tests.kernels.gluon_copies import nothing
+from tests.kernels.gluon_emulator import emulated
+from tests.kernels.test_rings import run
+
+ROOM = "facet.kernels.linear"
+ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
+DEVICE = "cuda" if ON_HOPPER else "cpu"
+pytestmark = pytest.mark.skipif(torch.cuda.is_available() and not ON_HOPPER, reason="emulated where there is no GPU")
+emulated_only = pytest.mark.skipif(ON_HOPPER, reason="about the emulator")
+
+NAMES = {"let_next_start": nothing, "let_through": gate_per_layer_input, "wait_for_previous": nothing}
+# An odd number of tiles and an even one, more than a ring holds, as many, fewer, one; more outputs than whole programs.
+SHAPES = (
+    cases.Shape("long", 48, 1152),
+    cases.Shape("ragged", 38, 1288),
+    cases.Shape("as long", 32, 512),
+    cases.Shape("short", 40, 48),
+)
+RINGS = (
+    WarpgroupRing(16, 128, 4),
+    WarpgroupRing(32, 128, 2),
+    WarpgroupRing(16, 256, 3, in_registers=False),
+    WarpgroupRing(8, 128, 5, in_registers=False),
+)
+
+
+def kernels(**how: Any) -> ModuleType:
+    if ON_HOPPER:
+        from facet.kernels.linear import warpgroup_ring
+
+        return warpgroup_ring
+    modules = ["facet.kernels.gluon_parts", f"{ROOM}.warpgroup_ring_kernel", f"{ROOM}.warpgroup_ring"]
+    return emulated(modules, "facet.kernels.gluon_names", f"{ROOM}.language", own=NAMES, **how)
+
+
+@pytest.mark.parametrize("operation", ["linear", "geglu_linear", "gated_input_linear"])
+@pytest.mark.parametrize("num_rows", [1, 8, 19])
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_products(shape: cases.Shape, ring: WarpgroupRing, num_rows: int, operation: str) -> None:
+    if operation == "geglu_linear" and ring.num_out == 8:
+        pytest.skip("gates and ups are eight at least, each")
+    x, weight = shape.inputs(num_rows, torch.bfloat16, DEVICE)
+    given = torch.randn(num_rows, 3, shape.num_out, device=DEVICE).bfloat16()[:, 1]
+    rings = kernels()
+    assert rings.can_run(x, weight)
+    got = run(rings, operation, x, weight, given, ring)
+    products = reference.linear(x, weight)
+    if operation == "linear":
+        expected = products
+    else:
+        expected = geglu(products) if operation == "geglu_linear" else gate_per_layer_input(products, given)
+    cases.HALF.check(got, expected)
+
+
+@emulated_only
+@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("ring", [RINGS[0], RINGS[3]], ids=str)
+def test_whenever_copies_land(ring: WarpgroupRing, seed: int) -> None:
+    x, weight = SHAPES[0].inputs(3, torch.bfloat16)
+    cases.HALF.check(kernels(seed=seed).linear(x, weight, ring), reference.linear(x, weight))
+
+
+def test_rows_that_lie_apart() -> None:
+    x, weight = SHAPES[0].inputs(6, torch.bfloat16, DEVICE)
+    rings, ring = kernels(), RINGS[0]
+    expected = rings.linear(x, weight, ring)
+    wide = torch.cat([x, x], dim=1)
+    moved = torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x)
+    for apart in (wide[:, : x.shape[1]], torch.cat([x, x[:, :1]], dim=1)[:, :-1], moved):
+        assert torch.equal(rings.linear(apart, weight, ring), expected)
+    assert torch.equal(rings.linear(x, torch.cat([weight, weight], dim=1)[:, : x.shape[1]], ring), expected)
+
+
+def test_what_descriptors_cannot_tell() -> None:
+    rings = kernels()
+    x, weight = torch.zeros(1, 64, dtype=torch.bfloat16), torch.zeros(32, 64, dtype=torch.bfloat16)
+    assert rings.can_run(x, weight)
+    assert not rings.can_run(x.float(), weight.float())
+    assert not rings.can_run(x[:, :36], weight[:, :36])
+    assert not rings.can_run(x, torch.zeros(32 * 64 + 1, dtype=torch.bfloat16)[1:].view(32, 64))
+    assert not rings.can_run(x, torch.zeros(32, 68, dtype=torch.bfloat16)[:, :64])
+
+
+def test_rings_fit_into_a_multiprocessor() -> None:
+    for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE):
+        ring = warpgroup_ring_of(shape.num_out, shape.num_in)
+        num_programs = 1 if shape.num_out <= 16 * 132 else 2
+        assert 2 <= ring.num_stages <= 10
+        assert num_programs * (replace(ring, in_registers=False).num_bytes + 2048) <= 227 << 10
+    assert warpgroup_ring_of(2560, 10240) == WarpgroupRing(16, 256, 8)
+    assert warpgroup_ring_of(256, 2560) == WarpgroupRing(16, 256, 10)
+    assert warpgroup_ring_of(20480, 2560) == WarpgroupRing(32, 256, 4), "many outputs"
+    assert warpgroup_ring_of(2560, 256) == WarpgroupRing(16, 256, 2)
+
+
+def test_they_are_chosen_if_at_all_where_rings_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_ring(1, 2560, 10240) == ring_of(2560, 10240)
+    monkeypatch.setattr(config, "HAS_WARPGROUP_RINGS", True)
+    assert choose_ring(1, 2560, 10240) == warpgroup_ring_of(2560, 10240)
+    assert choose_ring(9, 2560, 10240) is None
+
+
+@pytest.mark.skipif(not ON_HOPPER, reason="sums are those of tensor cores")
+@pytest.mark.parametrize("in_registers", [True, False], ids=["in registers", "in shared memory"])
+@pytest.mark.parametrize("num_rows", [1, 8])
+@pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
+def test_bits_are_those_of_a_chain(shape: cases.Shape, num_rows: int, in_registers: bool) -> None:
+    from facet.kernels.linear import triton
+    from facet.kernels.linear.telling_rows import telling_rows
+
+    _, weight = shape.inputs(num_rows, torch.bfloat16, DEVICE)
+    x = telling_rows(weight, num_rows)
+    given = torch.randn(num_rows, shape.num_out, device=DEVICE).bfloat16()
+    ring = replace(warpgroup_ring_of(shape.num_out, shape.num_in), in_registers=in_registers)
+    chain = choose_chain(num_rows, shape.num_out, shape.num_in, 2)
+    torch.cuda.synchronize()
+    got, expected = (
+        run(products, shape.operation, x, weight, given, tiles)
+        for products, tiles in ((kernels(), ring), (triton, chain))
+    )
+    assert torch.equal(got, expected)
+
+
+FAULTS = {
+    "a product reads what has not landed": ("    mbarrier.wait(ready.index(slot), tile // STAGES & 1)\n", ""),
+    "an operand changed under a product": (
+        "mma_wait(1, deps=(started, even_rows))",
+        "mma_wait(2, deps=(started, even_rows))",
+    ),
+    "of shared memory: an operand changed": ("mma_wait(NUM_STARTED, deps", "mma_wait(2 * NUM_STARTED, deps"),
+    "other warps of the partition may still read": ("        thread_barrier()  # now", "        pass  # now"),
+    "nobody arrives": ("(weight_tiles.shape[1] + ROWS)", "(weight_tiles.shape[1] + 16)"),
+    "a copy was never waited for": ("if next_tile < NUM_TILES:", "if next_tile < NUM_TILES + 1:"),
+    "Tensor-likes are not close": ("copy_tile(x, [first_row, tile *", "copy_tile(x, [first_row, slot *"),
+}
+
+
+@emulated_only
+@pytest.mark.parametrize("finding", FAULTS)
+def test_planted_faults_are_found(finding: str) -> None:
+    where, _, what = finding.rpartition(": ")
+    x, weight = SHAPES[0].inputs(3, torch.bfloat16)
+    rings, ring = kernels(change=FAULTS[finding]), replace(RINGS[0], in_registers=not where)
+    with pytest.raises(AssertionError, match=what):
+        cases.HALF.check(rings.linear(x, weight, ring), reference.linear(x, weight))
