@@ -17,8 +17,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from facet.kernels.paged_attention import cases
+from facet.kernels.paged_attention.decode.hopper import ring as decode_ring
+from facet.kernels.paged_attention.reference import plan_reference
 from facet.kernels.quantized.cases import Case
 from facet.kernels.quantized.int4 import few_rows, ring, wide
+from tests.kernels.test_hopper_decode import SHARED as DECODED_SHARED
+from tests.kernels.test_hopper_decode import SMALL as DECODED
+from tests.kernels.test_hopper_decode import attend, tunings
 from tests.kernels.test_hopper_prefill import SEPARATE_256, SEPARATE_512, SHARED_512, check
 from tests.kernels.test_int4 import DEVICE, expected, format_of, run
 
@@ -48,12 +54,20 @@ def product(room: ModuleType, num_rows: int) -> None:
     torch.testing.assert_close(got, expected("geglu_linear", x, matrix, x), atol=2e-2, rtol=2**-6)
 
 
+def decode(case: cases.Case) -> None:
+    inputs = case.inputs(torch.bfloat16, DEVICE)
+    got = attend(decode_ring, case, inputs, tunings(case)[2], list(range(len(case.sequences))))
+    case.tolerance(torch.bfloat16).check(got, case.attend(inputs, plan_reference))
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     # Tiles enough that every buffer is used again.
     "shared_512": lambda: check(replace(SHARED_512, sequences=((40, 400),))),
     "separate_512": lambda: check(replace(SEPARATE_512, sequences=((40, 400),))),
     "separate_256": lambda: check(replace(SEPARATE_256, sequences=((40, 400),))),
     "window": lambda: check(replace(SEPARATE_256, window=70, sequences=((140, 260),))),
+    "decode_separate": lambda: decode(replace(DECODED, window=400, sequences=((1, 900), (1, 333)))),
+    "decode_shared": lambda: decode(replace(DECODED_SHARED, sequences=((1, 700), (1, 70)))),
     "int4": lambda: product(few_rows, 5),
     "int4_ring": lambda: product(ring, 5),
     "int4_ring_16": lambda: product(ring, 13),

@@ -13,6 +13,8 @@ NAMES = (
     "separate_512",
     "separate_256",
     "window",
+    "decode_separate",
+    "decode_shared",
     "int4",
     "int4_ring",
     "int4_ring_16",

@@ -28,22 +28,23 @@ SEQUENCES = tuple((1, length) for length in (9, 70, 71, 90, 200, 64, 1, 333))
 SMALL = cases.Case(
     name="small", num_heads=4, num_kv_heads=2, head_dim=128, window=70, tokens_per_block=16, sequences=SEQUENCES
 )
+SHARED = replace(
+    SMALL,
+    name="shared vectors",
+    window=None,
+    head_dim=512,
+    num_heads=16,
+    num_rotated_pairs=64,
+    tokens_per_block=40,
+    sequences=((1, 70), (1, 64), (1, 9), (1, 300)),
+)
 CASES = (
     SMALL,
     replace(SMALL, name="two tiles of a share", window=300, num_heads=8),
     replace(SMALL, name="wide heads", head_dim=256, num_heads=8, num_kv_heads=1, window=130),
     replace(SMALL, name="head by head", num_heads=2, tokens_per_block=40),
     replace(SMALL, name="without a window", window=None, tokens_per_block=40),
-    replace(
-        SMALL,
-        name="shared vectors",
-        window=None,
-        head_dim=512,
-        num_heads=16,
-        num_rotated_pairs=64,
-        tokens_per_block=40,
-        sequences=((1, 70), (1, 64), (1, 9), (1, 300)),
-    ),
+    SHARED,
     replace(SMALL, name="shares that grow", window=None, head_dim=512, num_heads=8, sequences=((1, 1100), (1, 70))),
 )
 SHARES = {"two tiles of a share": 128}
@@ -206,7 +207,7 @@ def test_what_goes_through_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert goes(SMALL, torch.float16)
     assert not goes(SMALL, torch.float32)
     assert goes(replace(SMALL, window=None, head_dim=512))
-    shared = replace(SMALL, window=None, head_dim=512, num_rotated_pairs=64)
+    shared = replace(SHARED, sequences=SEQUENCES)
     assert goes(shared)
     assert goes(shared, is_invariant=False)
     monkeypatch.setattr(f"{ROOM}.tuning.num_multiprocessors", lambda _device: 132)
