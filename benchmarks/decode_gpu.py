@@ -171,7 +171,7 @@ def only_fixed(layers: Layers, load: Load, chosen: Variant) -> dict[str, Variant
     fixed = choose_fixed_tuning(chosen.reader, layers.queries, layers.cache, layers.plans[0])
     variants = with_tunings(chosen, {"fixed": fixed})
     if decodes_in_ring(layers.queries, layers.cache, layers.plans[0], layers.recipe, is_invariant=True):
-        ring = choose_ring_tuning(layers.queries, layers.cache, layers.plans[0])
+        ring = choose_ring_tuning(layers.queries, layers.cache, layers.plans[0], is_invariant=True)
         variants["ring"] = replace(chosen, ring=ring)
     return variants
 

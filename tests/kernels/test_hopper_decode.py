@@ -186,8 +186,10 @@ def test_shares(
     inputs = case.inputs(torch.bfloat16)
     rows = PagedRows.of(inputs.rows, inputs.block_table, case.heads, window=window, tokens_per_block=16)
     plan = plan_decode(rows, np.arange(num_rows, dtype=np.int32), longest_context=5, has_prompts=False)
-    tuning = choose_ring_tuning(inputs.queries, inputs.cache, plan)
+    tuning = choose_ring_tuning(inputs.queries, inputs.cache, plan, is_invariant=True)
     assert (tuning.share_keys, tuning.num_shares, tuning.num_programs) == expected
+    usual = choose_ring_tuning(inputs.queries, inputs.cache, plan, is_invariant=False)
+    assert usual.num_shares == min(tuning.num_shares, 2**25 // (4 * inputs.queries.numel()) if window is None else 64)
 
 
 def test_what_goes_through_rings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ class GpuPlan:
             if decodes_in_ring(queries, cache, decode, key_recipe, is_invariant=self.is_invariant):
                 from facet.kernels.paged_attention.decode.hopper.ring import attend_in_ring  # imports Gluon
 
-                ring = choose_ring_tuning(queries, cache, decode)
+                ring = choose_ring_tuning(queries, cache, decode, is_invariant=self.is_invariant)
                 attend_in_ring(queries, output, cache, decode, scale, key_recipe, ring)
                 continue
             reader = choose_reader(queries, cache, key_recipe)

@@ -67,14 +67,14 @@ def scores_of(tile, queries):
 
 
 @gluon.jit
-def size_of_shares(num_keys, LEAST: gl.constexpr, MOST: gl.constexpr):
+def size_of_shares(num_keys, most, LEAST: gl.constexpr):
     """Where nothing bounds a context: 16 shares, as what they leave behind is read again by one program; where those
-    would have more than 8 tiles, up to MOST, or one long context would leave processors idle."""
+    would have more than 8 tiles, up to `most`, or one long context would leave processors idle."""
     share = num_keys * 0 + LEAST
     for _doubling in gl.static_range(3):
         share = gl.where(num_keys > 16 * share, 2 * share, share)
-    for _doubling in gl.static_range(12):
-        share = gl.where(num_keys > MOST * share, 2 * share, share)
+    for _doubling in gl.static_range(16):
+        share = gl.where(num_keys > most * share, 2 * share, share)
     return share
 
 
@@ -109,14 +109,14 @@ def add_share(merged, greatest, weight_sum, total, share_greatest, share_sum, AX
 
 @gluon.jit
 def leave_share(
-    partial_totals, partial_levels, total, greatest, weight_sum, entry, kv_head, number, num_heads,
-    MOST_SHARES: gl.constexpr, GROUP: gl.constexpr,
+    partial_totals, partial_levels, total, greatest, weight_sum, entry, kv_head, number, num_heads, most_shares,
+    GROUP: gl.constexpr,
 ):  # fmt: skip
     """For the last program of a row and key head to add."""
     NUM_DIMS: gl.constexpr = total.shape[0]
     member = gl.arange(0, HEADS, gl.SliceLayout(0, LEFT_BEHIND))
     is_member = member < GROUP
-    place = (entry.to(gl.int64) * num_heads + kv_head * GROUP + member) * MOST_SHARES + number
+    place = (entry.to(gl.int64) * num_heads + kv_head * GROUP + member) * most_shares + number
     dims = gl.expand_dims(gl.arange(0, NUM_DIMS, gl.SliceLayout(1, LEFT_BEHIND)), 1)
     gl.store(
         partial_totals + gl.expand_dims(place * NUM_DIMS, 0) + dims,
@@ -144,8 +144,8 @@ def store_means(output, merged, weight_sum, row, kv_head, num_heads, GROUP: gl.c
 
 @gluon.jit
 def add_left_shares(
-    partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_shares,
-    MOST_SHARES: gl.constexpr, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, AT_ONCE: gl.constexpr,
+    partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_shares, most_shares,
+    GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, AT_ONCE: gl.constexpr,
 ):  # fmt: skip
     """All shares of one row and key head, from where their programs left them.
 
@@ -154,7 +154,7 @@ def add_left_shares(
     """
     heads = kv_head * GROUP + gl.arange(0, GROUP, gl.SliceLayout(1, VECTORS))
     dims = gl.expand_dims(gl.arange(0, HEAD_DIM, gl.SliceLayout(0, VECTORS)), 0)
-    places = (entry.to(gl.int64) * num_heads + heads) * MOST_SHARES
+    places = (entry.to(gl.int64) * num_heads + heads) * most_shares
     merged = gl.zeros([GROUP, HEAD_DIM], gl.float32, VECTORS)
     greatest = gl.full([GROUP], float("-inf"), gl.float32, gl.SliceLayout(1, VECTORS))
     weight_sum = gl.full([GROUP], 0.0, gl.float32, gl.SliceLayout(1, VECTORS))

@@ -37,7 +37,6 @@ def attend_in_ring(
     options = {
         "HAS_MAP": plan.row_map is not None,
         "SHARE": tuning.share_keys,
-        "MOST_SHARES": tuning.num_shares,
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "TOKEN_STRIDE": cache.keys.stride(1),
@@ -52,12 +51,12 @@ def attend_in_ring(
         assert key_recipe is not None, "shared vectors need a recipe for their keys"
         weight, cos_sin = key_recipe.weight, key_recipe.cos_sin
         shared_kernel[grid](
-            queries, cache.keys, weight, cos_sin, *where, scale, tuning.least_keys, *strides,
+            queries, cache.keys, weight, cos_sin, *where, scale, tuning.least_keys, tuning.num_shares, *strides,
             PAIRS=cos_sin.shape[-1], **options,
         )  # fmt: skip
     else:
         assert cache.values is not None
         separate_kernel[grid](
-            queries, cache.keys, cache.values, *where, scale, rows.window, tuning.least_keys, *strides,
-            HAS_WINDOW=rows.window > 0, **options,
+            queries, cache.keys, cache.values, *where, scale, rows.window, tuning.least_keys, tuning.num_shares,
+            *strides, HAS_WINDOW=rows.window > 0, **options,
         )  # fmt: skip

@@ -59,7 +59,7 @@ def copy_item_of(
 
 # Not specialized: one kernel serves all batch sizes.
 @gluon.jit(
-    do_not_specialize=["least_keys"],
+    do_not_specialize=["least_keys", "most_shares"],
     do_not_specialize_on_alignment=["block_table", "positions", "seats", "row_map", "arrivals"],
 )
 def separate_kernel(
@@ -77,13 +77,13 @@ def separate_kernel(
     scale,
     window,
     least_keys,  # a program has no fewer, if the row has them
+    most_shares,  # of a row: what they leave behind has room for as many
     table_stride,
     page_stride,
     num_heads,
     HAS_MAP: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
     SHARE: gl.constexpr,  # keys of a share, or the least: 64 or twice as many, and so on
-    MOST_SHARES: gl.constexpr,  # of a row: what they leave behind has room for as many
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     TOKEN_STRIDE: gl.constexpr,
@@ -103,7 +103,7 @@ def separate_kernel(
         share = SHARE
     else:
         first = end * 0
-        share = size_of_shares(end, SHARE, MOST_SHARES)
+        share = size_of_shares(end, most_shares, SHARE)
     num_shares = gl.cdiv(end - first, share)
     own_shares = gl.maximum(gl.cdiv(num_shares, gl.num_programs(2)), least_keys // share)
     number = gl.program_id(2) * own_shares
@@ -156,7 +156,7 @@ def separate_kernel(
             else:
                 leave_share(
                     partial_totals, partial_levels, total, greatest, weight_sum, entry, kv_head, number, num_heads,
-                    MOST_SHARES, GROUP,
+                    most_shares, GROUP,
                 )  # fmt: skip
                 number += 1
         thread_barrier()
@@ -170,5 +170,5 @@ def separate_kernel(
     elif arrives_last(arrivals, entry * gl.num_programs(1) + kv_head, gl.cdiv(num_shares, own_shares)):
         add_left_shares(
             partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_shares,
-            MOST_SHARES, GROUP, HEAD_DIM, AT_ONCE,
+            most_shares, GROUP, HEAD_DIM, AT_ONCE,
         )  # fmt: skip

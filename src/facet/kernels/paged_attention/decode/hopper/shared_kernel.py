@@ -65,7 +65,7 @@ def rotated_scores(tile, queries, cos, sin, key_weight):
 
 # Not specialized: one kernel serves all batch sizes.
 @gluon.jit(
-    do_not_specialize=["least_keys"],
+    do_not_specialize=["least_keys", "most_shares"],
     do_not_specialize_on_alignment=["block_table", "positions", "seats", "row_map", "arrivals"],
 )
 def shared_kernel(
@@ -83,12 +83,12 @@ def shared_kernel(
     arrivals,  # of programs, zero before and after
     scale,
     least_keys,  # a program has no fewer, if the row has them
+    most_shares,  # of a row: what they leave behind has room for as many
     table_stride,
     page_stride,
     num_heads,
     HAS_MAP: gl.constexpr,
     SHARE: gl.constexpr,  # keys of the smallest shares
-    MOST_SHARES: gl.constexpr,  # of a row: what they leave behind has room for as many
     GROUP: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     PAIRS: gl.constexpr,
@@ -104,7 +104,7 @@ def shared_kernel(
     if HAS_MAP:
         row = gl.load(row_map + entry)
     end = gl.load(positions + row) + 1
-    share = size_of_shares(end, SHARE, MOST_SHARES)
+    share = size_of_shares(end, most_shares, SHARE)
     num_shares = gl.cdiv(end, share)
     own_shares = gl.maximum(gl.cdiv(num_shares, gl.num_programs(2)), least_keys // share)
     number = gl.program_id(2) * own_shares
@@ -157,7 +157,7 @@ def shared_kernel(
             else:
                 leave_share(
                     partial_totals, partial_levels, total, greatest, weight_sum, entry, kv_head, number, num_heads,
-                    MOST_SHARES, GROUP,
+                    most_shares, GROUP,
                 )  # fmt: skip
                 number += 1
         thread_barrier()
@@ -171,5 +171,5 @@ def shared_kernel(
     elif arrives_last(arrivals, entry * gl.num_programs(1) + kv_head, gl.cdiv(num_shares, own_shares)):
         add_left_shares(
             partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_shares,
-            MOST_SHARES, GROUP, HEAD_DIM, AT_ONCE,
+            most_shares, GROUP, HEAD_DIM, AT_ONCE,
         )  # fmt: skip

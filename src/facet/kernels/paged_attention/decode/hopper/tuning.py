@@ -11,6 +11,9 @@ from facet.kernels.paged_attention.decode.plan import DecodePlan
 _TILE_KEYS = 64
 _SHARES_OF_WINDOW = 16  # or fewer
 _MOST_SHARES = 64
+# Bytes that shares without a window may leave behind where they may depend on the number of rows. Where they may not,
+# rows are divided among plans (`plan.PARTIALS_LIMIT`).
+_USUAL_PARTIALS = 32 * 2**20
 # Tiles in shared memory, and dimensions of the heads of all programs that a multiprocessor then holds.
 _SLOTS, _DIMS_PER_PROCESSOR = 3, 512
 # Of a row and key head, if it has more than one: fewer are not worth putting their shares together. 8 rows of 31B take
@@ -63,8 +66,8 @@ def decodes_in_ring(
     )
 
 
-def choose_ring_tuning(queries: Tensor, cache: LayerCache, plan: DecodePlan) -> RingTuning:
-    """Shares follow from the window alone, or from each row's context.
+def choose_ring_tuning(queries: Tensor, cache: LayerCache, plan: DecodePlan, *, is_invariant: bool) -> RingTuning:
+    """Shares follow from the window alone, or from each row's context; usually there are fewer where rows are many.
 
     Microseconds of a layer on an H200, bfloat16, and of the Triton kernels with fixed shares and without. Sliding
     layers of E4B, contexts of 512: 1 row 5.8 (7.5, 6.6), 8 rows 8.2 (10.8, 10.6), 32 rows 14.8 (19.0, 17.4), 100 rows
@@ -74,10 +77,13 @@ def choose_ring_tuning(queries: Tensor, cache: LayerCache, plan: DecodePlan) -> 
     """
     fitting = _fitting(queries, cache, plan)
     if not plan.rows.window:
+        num_shares = _MOST_SHARES
+        if not is_invariant:
+            num_shares = max(1, min(num_shares, _USUAL_PARTIALS // (plan.num_rows * queries[0].numel() * 4)))
         return RingTuning(
             share_keys=_TILE_KEYS,
-            num_shares=_MOST_SHARES,
-            num_programs=min(_MOST_SHARES, max(fitting, _LEAST_PROGRAMS_WITHOUT_WINDOW)),
+            num_shares=num_shares,
+            num_programs=min(num_shares, max(fitting, _LEAST_PROGRAMS_WITHOUT_WINDOW)),
             least_keys=512 // fitting if fitting > 1 else _BYTES_WORTH_A_PROGRAM // _key_bytes(queries, cache),
         )
     share = _TILE_KEYS
