@@ -2,17 +2,15 @@
 
     python -m benchmarks.rings_gpu [--only "E4B down"] [--rows 1 8] [--tune] [--output rings.json]
 
-A line says what the ring of warps takes that is chosen today, then the ring of warpgroups that would be chosen, then
-others: outputs of a program x inputs of a tile x stages, with x in registers (r) or in shared memory (s). Bits are
-compared with those of tiles in Triton. Times are of launches inside a CUDA graph, every weight read from memory.
-Without `--tune` it takes about a minute, most of which is compiling.
+A line says what the ring of warps takes, then the ring of warpgroups (w) that would take its place, then others:
+outputs of a program x inputs of a tile x stages. Bits are compared with those of tiles in Triton. Times are of launches
+inside a CUDA graph, every weight read from memory. Without `--tune` it takes about a minute, most of it to compile.
 """
 
 import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
-from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -38,24 +36,20 @@ MOST_BYTES = 220 << 10
 def rings_for(shape: cases.Shape, is_tuned: bool) -> list[Ring | WarpgroupRing]:
     """The ring of warps, the ring of warpgroups, and others of those."""
     chosen = warpgroup_ring_of(shape.num_out, shape.num_in)
-    other = replace(chosen, num_out=48 - chosen.num_out)
-    found = [
-        *(replace(ring, in_registers=in_registers) for ring in (chosen, other) for in_registers in (True, False)),
-        WarpgroupRing(chosen.num_out, 512, 8, in_registers=False),
-    ]
+    found = [chosen, replace(chosen, num_out=32), replace(chosen, block_in=512)]
     if shape.num_out <= 2560 and shape.operation != "geglu_linear":
-        found += [replace(chosen, num_out=8, in_registers=in_registers) for in_registers in (True, False)]
+        found.append(replace(chosen, num_out=8))
     if is_tuned:
         found += [
-            WarpgroupRing(num_out, block_in, num_stages, in_registers)
-            for num_out, in_registers in product((16, 32), (True, False))
+            WarpgroupRing(num_out, block_in, num_stages)
+            for num_out in (16, 32)
             for block_in, num_stages in ((128, 4), (128, 8), (128, 16), (256, 2), (256, 3), (256, 4), (256, 6))
         ]
     # Programs of a multiprocessor; one with few registers may be one of three.
     num_programs = 1 if shape.num_out <= 16 * 132 else 2
     fitting = [_fitted(ring, num_programs, shape.num_in) for ring in found]
     if shape.num_out > 2 * 16 * 132:
-        fitting += [_fitted(ring, 3, shape.num_in) for ring in found[:4] if not ring.in_registers]
+        fitting += [_fitted(ring, 3, shape.num_in) for ring in found[:2]]
     return [ring_of(shape.num_out, shape.num_in), *dict.fromkeys(fitting)]
 
 
@@ -70,7 +64,7 @@ def name_of(ring: Ring | WarpgroupRing) -> str:
     sizes = f"{ring.block_in}x{ring.num_stages}"
     if isinstance(ring, Ring):
         return f"warps {16 * ring.num_warps}x{sizes}"
-    return f"{'r' if ring.in_registers else 's'}{ring.num_out}x{sizes}"
+    return f"w{ring.num_out}x{sizes}"
 
 
 def measure(shape: cases.Shape, num_rows: int, weights: Weights, is_tuned: bool) -> dict[str, float]:

@@ -28,7 +28,7 @@ from triton.runtime.jit import MockTensor, create_function_from_signature
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.gluon_names import TensorDescriptor, gl
 from facet.kernels.linear import cases
-from facet.kernels.linear.config import WarpgroupRing, ring_of, warpgroup_ring_of
+from facet.kernels.linear.config import ring_of, warpgroup_ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
@@ -176,10 +176,8 @@ def ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any
     return ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
-def warpgroup_ring_launch(
-    shape: cases.Shape, ring: WarpgroupRing | None = None
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    ring = ring or warpgroup_ring_of(shape.num_out, shape.num_in)
+def warpgroup_ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    ring = warpgroup_ring_of(shape.num_out, shape.num_in)
     is_gated = shape.operation == "geglu_linear"
     num_parts = 2 if is_gated else 1
     constants = dict(
@@ -189,7 +187,6 @@ def warpgroup_ring_launch(
         BLOCK_OUT=ring.num_out,
         BLOCK_IN=ring.block_in,
         STAGES=ring.num_stages,
-        IN_REGISTERS=ring.in_registers,
         IS_DEPENDENT=True,
     )
     num_out = shape.num_out // num_parts
@@ -415,10 +412,7 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "ring_of_gate_up": ring_launch(cases.E4B[0]),
         "warpgroup_ring_of_down": warpgroup_ring_launch(cases.E4B[1]),
         "warpgroup_ring_of_gate_up": warpgroup_ring_launch(cases.E4B[0]),
-        "warpgroup_ring_from_shared": warpgroup_ring_launch(
-            cases.E4B[1], WarpgroupRing(16, 256, 8, in_registers=False)
-        ),
-        "warpgroup_ring_of_8": warpgroup_ring_launch(cases.E4B[8], WarpgroupRing(8, 256, 10)),
+        "warpgroup_ring_of_gated_input": warpgroup_ring_launch(cases.E4B[8]),
         "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
         "fp8_ring_that_rounds": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv, num_magnitudes=672),
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),

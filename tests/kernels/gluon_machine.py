@@ -260,7 +260,7 @@ def copy_tile(source: TensorDescriptor, first: Sequence[int], barriers: Barriers
         slice(start, min(start + size, limit))
         for start, size, limit in zip(first, source.block_shape, source.shape, strict=True)
     )
-    part = source.base[inside]
+    part = source.base.as_strided(source.shape, source.strides)[inside]
     if part.numel():
         tile[tuple(slice(0, length) for length in part.shape)] = part
     target.numbers.fill_(float("nan"))
@@ -350,12 +350,8 @@ class Product:
         self.result = product if start is None else start + product
 
 
-def warpgroup_mma(
-    a: Shared | Tensor, b: Shared, start: Any, *, use_acc: bool = True, is_async: bool = False
-) -> Product:
+def warpgroup_mma(a: Shared, b: Shared, start: Any, *, use_acc: bool = True, is_async: bool = False) -> Product:
     assert is_async
-    if isinstance(a, Tensor):  # in registers
-        a = Shared(a, torch.zeros(a.shape, dtype=torch.int8))
     product = Product(a, b, start if use_acc else None)
     PARTITIONS.products.append(product)
     PARTITIONS.pause()

@@ -1,6 +1,5 @@
 """Products of warpgroups whose tiles come through a ring: against the reference, and on a GPU against other chains."""
 
-from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +9,14 @@ import torch
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import cases, config, reference
-from facet.kernels.linear.config import WarpgroupRing, choose_chain, choose_ring, ring_of, warpgroup_ring_of
+from facet.kernels.linear.config import (
+    WarpgroupRing,
+    choose_chain,
+    choose_ring,
+    choose_usual_ring,
+    ring_of,
+    warpgroup_ring_of,
+)
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 
 pytest.importorskip("triton")
@@ -25,7 +31,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available() and not ON_HOPPER, rea
 emulated_only = pytest.mark.skipif(ON_HOPPER, reason="about the emulator")
 
 NAMES = {"let_next_start": nothing, "let_through": gate_per_layer_input, "wait_for_previous": nothing}
-# An odd number of tiles and an even one, more than a ring holds, as many, fewer, one; more outputs than whole programs.
+# More tiles than a ring holds, as many, fewer, one; not whole tiles; more outputs than whole programs.
 SHAPES = (
     cases.Shape("long", 48, 1152),
     cases.Shape("ragged", 38, 1288),
@@ -35,8 +41,8 @@ SHAPES = (
 RINGS = (
     WarpgroupRing(16, 128, 4),
     WarpgroupRing(32, 128, 2),
-    WarpgroupRing(16, 256, 3, in_registers=False),
-    WarpgroupRing(8, 128, 5, in_registers=False),
+    WarpgroupRing(16, 256, 3),
+    WarpgroupRing(8, 128, 5),
 )
 
 
@@ -103,32 +109,34 @@ def test_rings_fit_into_a_multiprocessor() -> None:
         ring = warpgroup_ring_of(shape.num_out, shape.num_in)
         num_programs = 1 if shape.num_out <= 16 * 132 else 2
         assert 2 <= ring.num_stages <= 10
-        assert num_programs * (replace(ring, in_registers=False).num_bytes + 2048) <= 227 << 10
+        assert num_programs * (ring.num_bytes + 2048) <= 227 << 10
     assert warpgroup_ring_of(2560, 10240) == WarpgroupRing(16, 256, 8)
     assert warpgroup_ring_of(256, 2560) == WarpgroupRing(16, 256, 10)
-    assert warpgroup_ring_of(20480, 2560) == WarpgroupRing(32, 256, 4), "many outputs"
-    assert warpgroup_ring_of(2560, 256) == WarpgroupRing(16, 256, 2)
+    assert warpgroup_ring_of(2560, 768) == WarpgroupRing(16, 256, 3), "no more than there are tiles"
 
 
-def test_they_are_chosen_if_at_all_where_rings_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_they_are_chosen_if_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_ring(1, 2560, 10240) == ring_of(2560, 10240)
     monkeypatch.setattr(config, "HAS_WARPGROUP_RINGS", True)
-    assert choose_ring(1, 2560, 10240) == warpgroup_ring_of(2560, 10240)
-    assert choose_ring(9, 2560, 10240) is None
+    for num_out, num_in in ((2560, 10240), (3072, 2560), (2560, 2048), (256, 2560)):
+        assert choose_ring(1, num_out, num_in) == choose_ring(8, num_out, num_in) == warpgroup_ring_of(num_out, num_in)
+    assert choose_ring(1, 6144, 2560) == ring_of(6144, 2560), "many outputs"
+    assert choose_ring(1, 2560, 256) == ring_of(2560, 256), "few inputs"
+    assert choose_ring(0, 2560, 10240) is choose_ring(9, 2560, 10240) is None
+    assert choose_usual_ring(8, 3072, 2560) == ring_of(3072, 2560), "where sums need not be one chain"
 
 
 @pytest.mark.skipif(not ON_HOPPER, reason="sums are those of tensor cores")
-@pytest.mark.parametrize("in_registers", [True, False], ids=["in registers", "in shared memory"])
 @pytest.mark.parametrize("num_rows", [1, 8])
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
-def test_bits_are_those_of_a_chain(shape: cases.Shape, num_rows: int, in_registers: bool) -> None:
+def test_bits_are_those_of_a_chain(shape: cases.Shape, num_rows: int) -> None:
     from facet.kernels.linear import triton
     from facet.kernels.linear.telling_rows import telling_rows
 
     _, weight = shape.inputs(num_rows, torch.bfloat16, DEVICE)
     x = telling_rows(weight, num_rows)
     given = torch.randn(num_rows, shape.num_out, device=DEVICE).bfloat16()
-    ring = replace(warpgroup_ring_of(shape.num_out, shape.num_in), in_registers=in_registers)
+    ring = warpgroup_ring_of(shape.num_out, shape.num_in)
     chain = choose_chain(num_rows, shape.num_out, shape.num_in, 2)
     torch.cuda.synchronize()
     got, expected = (
@@ -140,11 +148,7 @@ def test_bits_are_those_of_a_chain(shape: cases.Shape, num_rows: int, in_registe
 
 FAULTS = {
     "a product reads what has not landed": ("    mbarrier.wait(ready.index(slot), tile // STAGES & 1)\n", ""),
-    "an operand changed under a product": (
-        "mma_wait(1, deps=(started, even_rows))",
-        "mma_wait(2, deps=(started, even_rows))",
-    ),
-    "of shared memory: an operand changed": ("mma_wait(NUM_STARTED, deps", "mma_wait(2 * NUM_STARTED, deps"),
+    "an operand changed under a product": ("mma_wait(NUM_STARTED, deps", "mma_wait(2 * NUM_STARTED, deps"),
     "other warps of the partition may still read": ("        thread_barrier()  # now", "        pass  # now"),
     "nobody arrives": ("(weight_tiles.shape[1] + ROWS)", "(weight_tiles.shape[1] + 16)"),
     "a copy was never waited for": ("if next_tile < NUM_TILES:", "if next_tile < NUM_TILES + 1:"),
@@ -155,8 +159,7 @@ FAULTS = {
 @emulated_only
 @pytest.mark.parametrize("finding", FAULTS)
 def test_planted_faults_are_found(finding: str) -> None:
-    where, _, what = finding.rpartition(": ")
     x, weight = SHAPES[0].inputs(3, torch.bfloat16)
-    rings, ring = kernels(change=FAULTS[finding]), replace(RINGS[0], in_registers=not where)
-    with pytest.raises(AssertionError, match=what):
-        cases.HALF.check(rings.linear(x, weight, ring), reference.linear(x, weight))
+    rings = kernels(change=FAULTS[finding])
+    with pytest.raises(AssertionError, match=finding):
+        cases.HALF.check(rings.linear(x, weight, RINGS[0]), reference.linear(x, weight))

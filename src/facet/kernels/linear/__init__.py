@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from facet.kernels.geglu import geglu
 from facet.kernels.linear import reference
-from facet.kernels.linear.config import Config, Ring, WarpgroupRing, choose_config, choose_usual_ring
+from facet.kernels.linear.config import Config, Ring, choose_config, choose_usual_ring
 from facet.kernels.linear.invariant import gated_input_linear as invariant_gated_input_linear
 from facet.kernels.linear.invariant import geglu_linear as invariant_geglu_linear
 from facet.kernels.linear.invariant import linear as invariant_linear
@@ -57,7 +57,7 @@ def gated_input_linear(x: Tensor, weight: Tensor, per_layer_input: Tensor) -> Te
 
 class _Chosen(NamedTuple):
     kernels: Kernels
-    config: Config | Ring | WarpgroupRing
+    config: Config | Ring
 
 
 def _choose(x: Tensor, weight: Tensor) -> _Chosen | None:

@@ -58,7 +58,6 @@ class WarpgroupRing:
     num_out: int  # 8, 16 or 32; of gates and ups 16 or 32
     block_in: int
     num_stages: int  # tiles that a ring holds
-    in_registers: bool = True  # x, while it is multiplied; otherwise in shared memory
 
     @property
     def tile_bytes(self) -> int:
@@ -68,7 +67,7 @@ class WarpgroupRing:
     @property
     def num_bytes(self) -> int:
         """Of shared memory, but for barriers. Behind x in it there is room for rows that are read and not used."""
-        num_behind = 0 if self.in_registers else -(-7 * 64 // self.block_in)
+        num_behind = -(-7 * 64 // self.block_in)
         return self.num_stages * self.tile_bytes + 2 * self.block_in * MAX_RING_ROWS * num_behind
 
 
@@ -236,24 +235,34 @@ _NUM_MULTIPROCESSORS = 132
 _MOST_INPUTS_IN_ONE_CHAIN = 10240
 
 
-# Whether rings are of warpgroups. Sums of 640 times 16 inputs, E4B's down, should take 7 and not 12; they have not been
-# timed (benchmarks/rings_gpu.py).
+# Whether rings are of warpgroups where those are faster alone (benchmarks/rings_gpu.py). Rings that were faster alone
+# have made a step slower before, and a step with these has not been timed. That takes two runs of `python -m
+# benchmarks.step_gpu --batch-invariant --decode 1 8 --context 512 --prefill`, with True and with False.
 HAS_WARPGROUP_RINGS = False
-# More than six programs of 16 for each multiprocessor, of which two run at a time.
-_LEAST_OUTPUTS_OF_WIDE_RINGS = 6 * 16 * _NUM_MULTIPROCESSORS
+# Few outputs are few programs, which wait for one product after another. 1 and 8 rows of E4B, by warps and by
+# warpgroups: per-layer gate 4.8 and 2.9, 4.8 and 2.9; down 17.4 and 16.6, 17.7 and 16.2; o 4.6 and 4.3, 4.9 and 4.9, of
+# a global layer 7.8 and 7.7, 8.2 and 7.5; qkv 6.0 and 6.0, 6.4 and 5.9. With more outputs the best that was found gains
+# next to nothing or loses: qkv of a global layer 8.3 and 8.5, 8.7 and 8.6; gate_up 26.0 and 26.4, 26.5 and 26.7. With
+# inputs of a single tile they lose: per-layer projection 1.2 and 1.8, 1.3 and 1.8.
+_MOST_WARPGROUP_OUTPUTS, _MOST_WARP_INPUTS = 3072, 512
 
 
 def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRing | None:
     """In one chain of sums. 1 row of E4B: gate_up 26.3, by `choose_chain` 27.6; down 17.6, 20.0; qkv 6.2, 6.9 and 8.4,
     10.3; o 4.6, 5.7 and 7.9, 9.1; per-layer gate 4.7, 5.5, projection 1.2, 2.5. 31B: down 61.2, 67.0; qkv of a global
     layer 47.2, 56.8; o 22.6, 26.4. 26B-A4B: gate_up 7.2, 8.7; qkv 11.7, 13.5. With 8 rows up to 5% more."""
-    is_served = num_out <= _MOST_RING_OUTPUTS and (num_out, num_in) not in _BETTER_IN_CHAINS
-    if not is_served or not 0 < num_rows <= MAX_RING_ROWS:
+    if not _is_for_rings(num_rows, num_out, num_in):
         return None
-    return warpgroup_ring_of(num_out, num_in) if HAS_WARPGROUP_RINGS else ring_of(num_out, num_in)
+    is_for_warpgroups = num_out <= _MOST_WARPGROUP_OUTPUTS and num_in > _MOST_WARP_INPUTS
+    return warpgroup_ring_of(num_out, num_in) if HAS_WARPGROUP_RINGS and is_for_warpgroups else ring_of(num_out, num_in)
 
 
-def choose_usual_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRing | None:
+def _is_for_rings(num_rows: int, num_out: int, num_in: int) -> bool:
+    is_served = num_out <= _MOST_RING_OUTPUTS and (num_out, num_in) not in _BETTER_IN_CHAINS
+    return is_served and 0 < num_rows <= MAX_RING_ROWS
+
+
+def choose_usual_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
     """Where sums need not be one chain: instead of tensor core tiles and of cuBLAS. 8 rows of E4B: qkv 6.4 for 7.0 and
     8.9 for 10.4, o 4.9 for 6.0, per-layer projection 1.3 for 2.6. 26B-A4B: gate_up 7.4 for 11.1, qkv 12.1 for 13.5.
 
@@ -263,7 +272,8 @@ def choose_usual_ring(num_rows: int, num_out: int, num_in: int) -> Ring | Warpgr
     if num_rows > MAX_RING_ROWS or num_in > _MOST_INPUTS_IN_ONE_CHAIN:
         return None  # at once: every product of a prompt asks
     config = choose_config(num_rows, num_out, num_in)
-    return choose_ring(num_rows, num_out, num_in) if config is None or config.is_dot else None
+    is_chosen = _is_for_rings(num_rows, num_out, num_in) and (config is None or config.is_dot)
+    return ring_of(num_out, num_in) if is_chosen else None
 
 
 def ring_of(num_out: int, num_in: int) -> Ring:
@@ -276,10 +286,10 @@ def ring_of(num_out: int, num_in: int) -> Ring:
 
 
 def warpgroup_ring_of(num_out: int, num_in: int) -> WarpgroupRing:
-    """As deep as two programs of a multiprocessor have room for, or one where outputs are few. 256 inputs are 16
-    products, during which there is time for what comes between; rows of 512 would not fit into registers."""
+    """As deep as two programs of a multiprocessor have room for, or one where outputs are fewest. 8 rows of E4B's down
+    take 16.2; with 32 outputs 18.6, with 8 22.0, with 512 inputs 18.7. Of qkv they take 5.9, and 5.7 with 32."""
     num_programs = min(2, -(-num_out // (16 * _NUM_MULTIPROCESSORS)))
-    ring = WarpgroupRing(32 if num_out >= _LEAST_OUTPUTS_OF_WIDE_RINGS else 16, 256, _MOST_STAGES)
+    ring = WarpgroupRing(16, 256, _MOST_STAGES)
     num_stages = min(_MOST_STAGES, _RING_BYTES // (num_programs * ring.tile_bytes), -(-num_in // ring.block_in))
     return replace(ring, num_stages=max(2, num_stages))
 

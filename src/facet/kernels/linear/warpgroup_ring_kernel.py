@@ -5,11 +5,11 @@ two thirds of its time in `ring_kernel.py`. Products of a warpgroup (`wgmma`) fo
 64 rows, though, so x is the left operand here, and the weight, whose outputs would not be enough for all
 multiprocessors 64 at a time, is the right one:
 
-    left    64 rows, the first 8 of x: in registers, or in shared memory
-    right   8, 16 or 32 outputs, in shared memory
+    left    64 rows, the first 8 of x
+    right   8, 16 or 32 outputs
 
-What the other rows are does not matter, for nobody reads their sums. In registers they are x again. In shared memory
-they are whatever lies behind x: eight rows of 64 inputs are 1 KB, and the next eight are read from the next KB.
+Both are in shared memory. What the other rows are does not matter, for nobody reads their sums. They are whatever lies
+behind x: eight rows of 64 inputs are 1 KB, and the next eight are read from the next KB.
 
 Both operands come through a ring of tiles that a single thread asks for (TMA). The products of a tile are started all
 at once, behind those of the tile before, and while they run the next tile is waited for. A tile's place is taken again
@@ -36,19 +36,6 @@ ROWS = gl.constexpr(8)  # of x, in a program
 # Of 64 inputs, as copies write and products read them.
 WIDTH = gl.constexpr(64)
 ALL_ROWS = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16))
-
-
-@gluon.constexpr_function
-def rows_layout(block_in):
-    """Of [8, 8, inputs]: as the operand of a product lies in registers, whose 64 rows are the first two dimensions."""
-    inputs = [1 << bit for bit in range(block_in.bit_length() - 1)]
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [1, 0, 0], *([0, 0, place] for place in inputs[3:])],
-        lane_bases=[[0, 0, 2], [0, 0, 4], [0, 1, 0], [0, 2, 0], [0, 4, 0]],
-        warp_bases=[[2, 0, 0], [4, 0, 0]],
-        block_bases=[],
-        shape=[8, 8, block_in],
-    )
 
 
 @gluon.jit
@@ -85,41 +72,7 @@ def _refill(sources, buffers, tile, first_row, first_out, NUM_TILES: gl.constexp
 
 
 @gluon.jit
-def _start_from_registers(sums, buffers, tile, LEFT: gl.constexpr):
-    """The products of a tile, behind those under way. Its rows stay in registers until they are done."""
-    x_tiles, _, weight_tiles, ready = buffers
-    STAGES: gl.constexpr = weight_tiles.shape[0]
-    BLOCK_IN: gl.constexpr = weight_tiles.shape[2]
-    slot = tile % STAGES
-    mbarrier.wait(ready.index(slot), tile // STAGES & 1)
-    few = gl.expand_dims(x_tiles.index(slot).load(gl.SliceLayout(0, rows_layout(BLOCK_IN))), 0)
-    rows = gl.reshape(few.broadcast_to([8, 8, BLOCK_IN]), [64, BLOCK_IN])
-    rows = gl.convert_layout(rows, LEFT, assert_trivial=True)
-    return warpgroup_mma(rows, weight_tiles.index(slot).permute((1, 0)), sums, is_async=True), rows
-
-
-@gluon.jit
-def _sums_from_registers(sources, buffers, sums, first_row, first_out, NUM_TILES: gl.constexpr, LEFT: gl.constexpr):
-    """Of two tiles that take turns in registers."""
-    started, even_rows = _start_from_registers(sums, buffers, 0, LEFT)
-    sums = warpgroup_mma_wait(1, deps=(started,))
-    for odd in range(1, NUM_TILES - 1, 2):
-        started, odd_rows = _start_from_registers(sums, buffers, odd, LEFT)
-        sums, even_rows = warpgroup_mma_wait(1, deps=(started, even_rows))
-        _refill(sources, buffers, odd, first_row, first_out, NUM_TILES)
-        started, even_rows = _start_from_registers(sums, buffers, odd + 1, LEFT)
-        sums, odd_rows = warpgroup_mma_wait(1, deps=(started, odd_rows))
-        _refill(sources, buffers, odd + 1, first_row, first_out, NUM_TILES)
-    if NUM_TILES % 2 == 0:
-        started, odd_rows = _start_from_registers(sums, buffers, NUM_TILES - 1, LEFT)
-        sums, even_rows, odd_rows = warpgroup_mma_wait(0, deps=(started, even_rows, odd_rows))
-    else:
-        sums, even_rows = warpgroup_mma_wait(0, deps=(sums, even_rows))
-    return sums
-
-
-@gluon.jit
-def _start_from_shared(sums, buffers, tile):
+def _start(sums, buffers, tile):
     """The products of a tile, behind those under way."""
     x_tiles, _, weight_tiles, ready = buffers
     STAGES: gl.constexpr = weight_tiles.shape[0]
@@ -134,12 +87,12 @@ def _start_from_shared(sums, buffers, tile):
 
 
 @gluon.jit
-def _sums_from_shared(sources, buffers, sums, first_row, first_out, NUM_TILES: gl.constexpr):
+def _sums(sources, buffers, sums, first_row, first_out, NUM_TILES: gl.constexpr):
     NUM_STARTED: gl.constexpr = buffers[2].shape[2] // WIDTH  # of a tile
-    started = _start_from_shared(sums, buffers, 0)
+    started = _start(sums, buffers, 0)
     sums = warpgroup_mma_wait(NUM_STARTED, deps=(started,))
     for tile in range(1, NUM_TILES):
-        started = _start_from_shared(sums, buffers, tile)
+        started = _start(sums, buffers, tile)
         sums = warpgroup_mma_wait(NUM_STARTED, deps=(started,))
         _refill(sources, buffers, tile, first_row, first_out, NUM_TILES)
     return warpgroup_mma_wait(0, deps=(sums,))
@@ -161,7 +114,6 @@ def warpgroup_ring_kernel(
     BLOCK_OUT: gl.constexpr,
     BLOCK_IN: gl.constexpr,
     STAGES: gl.constexpr,
-    IN_REGISTERS: gl.constexpr,  # x, while it is multiplied
     IS_DEPENDENT: gl.constexpr,
 ):
     let_next_start(IS_DEPENDENT)
@@ -184,7 +136,7 @@ def warpgroup_ring_kernel(
         gl.NVMMASharedLayout.get_default_for([BLOCK_OUT, BLOCK_IN], weight.dtype),
     )
     # So many more as there is room for the rows that are read behind those of the last.
-    NUM_BEHIND: gl.constexpr = 0 if IN_REGISTERS else (7 * WIDTH + BLOCK_IN - 1) // BLOCK_IN
+    NUM_BEHIND: gl.constexpr = (7 * WIDTH + BLOCK_IN - 1) // BLOCK_IN
     x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES + NUM_BEHIND, ROWS, BLOCK_IN], x.layout)
     ready = barriers(STAGES, 1)
     for tile in gl.static_range(NUM_FIRST):
@@ -197,11 +149,7 @@ def warpgroup_ring_kernel(
     sources = (x, weight)
     buffers = (x_tiles, part_tiles, weight_tiles, ready)
     sums = gl.zeros([64, BLOCK_OUT], gl.float32, SUMS)
-    if IN_REGISTERS:
-        LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
-        sums = _sums_from_registers(sources, buffers, sums, first_row, first_out, NUM_TILES, LEFT)
-    else:
-        sums = _sums_from_shared(sources, buffers, sums, first_row, first_out, NUM_TILES)
+    sums = _sums(sources, buffers, sums, first_row, first_out, NUM_TILES)
 
     result = sums.to(output.dtype.element_ty)
     local = gl.arange(0, BLOCK_OUT, gl.SliceLayout(0, SUMS))
