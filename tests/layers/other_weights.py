@@ -148,6 +148,11 @@ class Int8Products(Int8Rows):
 class Int8ProductsAfterNorms(Int8Products):
     """As its base, but a norm before a product rounds what it makes."""
 
+    @property
+    def row_codes(self) -> RowCodes:
+        """Says that somebody else rounds; how, they know here."""
+        return RowCodes(torch.int8, 127.0, -127.0, 127.0)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Inputs:
         return rounded(super().rms_norm(x, weight, eps))
 
