@@ -116,7 +116,7 @@ def hopper_variants(prepared: "Prepared") -> list[Variant]:
 
 
 def quick_variants(load: Load) -> list[Variant]:
-    return [triton_variant(choose_triton_kernel(load.head_dim, 2, is_shared=load.is_shared))]
+    return [triton_variant(choose_triton_kernel(load.head_dim, 2, torch.device("cuda"), is_shared=load.is_shared))]
 
 
 def all_variants(load: Load) -> list[Variant]:

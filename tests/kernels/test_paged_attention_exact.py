@@ -147,7 +147,7 @@ def test_shares_of_decoded_rows(
 def test_prefill_where_the_gpu_is_no_hopper(case: cases.Case) -> None:
     batch = exact_batch(replace(case, sequences=tuple(lens for lens in case.sequences if lens[0] > 1)), HALF, DEVICE)
     inputs, (plan,) = batch.inputs, batch.case.plan(batch.inputs, plan_on_gpu).prefills
-    kernel = choose_triton_kernel(case.head_dim, HALF.itemsize, is_shared=case.is_shared)
+    kernel = choose_triton_kernel(case.head_dim, HALF.itemsize, torch.device(DEVICE), is_shared=case.is_shared)
     for _ in range(NUM_REPEATS):
         got = torch.full_like(inputs.queries, float("nan"))
         attend_runs(inputs.queries, got, inputs.cache, plan, batch.case.scale, inputs.key_recipe, kernel)

@@ -86,7 +86,8 @@ def check(
     inputs = case.inputs(dtype, DEVICE)
     plan = planned(case, inputs, tuning.block_m * num_tiles, scratch_limit)
     is_shared = case.num_rotated_pairs is not None and case.num_rotated_pairs * 8 == case.head_dim
-    kernel = replace(choose_triton_kernel(case.head_dim, dtype.itemsize, is_shared=is_shared), tuning=tuning)
+    chosen = choose_triton_kernel(case.head_dim, dtype.itemsize, torch.device(DEVICE), is_shared=is_shared)
+    kernel = replace(chosen, tuning=tuning)
     output = torch.full_like(inputs.queries, float("nan"))
     attend_runs(inputs.queries, output, inputs.cache, plan, case.scale, inputs.key_recipe, kernel)
     lens = torch.tensor([num_rows for num_rows, _ in case.sequences], device=DEVICE)

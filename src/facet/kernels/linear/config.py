@@ -34,6 +34,10 @@ class Config:
     num_stages: int  # tiles on their way to shared memory at a time; 1: straight to registers
     num_rows: int = NUM_DOT_ROWS  # of a tensor core tile, some of them padding
 
+    def tile_bytes(self, element_size: int) -> int:
+        """Of the weight and of x, where they pass through shared memory."""
+        return (self.block_out + self.num_rows) * self.block_in * element_size
+
 
 @dataclass(frozen=True, slots=True)
 class Ring:

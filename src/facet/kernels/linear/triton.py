@@ -12,6 +12,7 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
 from facet.kernels.geglu.triton import let_through
 from facet.kernels.linear.config import MAX_VECTOR_ROWS, Config
+from facet.kernels.shared_memory import fitting_stages
 
 # What follows the product, as the kernel's compile-time constant.
 PLAIN, GEGLU, GATED_INPUT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -60,7 +61,7 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, activation: tl.constex
         ACTIVATION=activation.value,
         BLOCK_OUT=config.block_out,
         BLOCK_IN=config.block_in,
-        NUM_STAGES=config.num_stages,
+        NUM_STAGES=fitting_stages(config.num_stages, config.tile_bytes(x.element_size()), x.device),
         num_warps=config.num_warps,
         **launch_options(x.device),
     )

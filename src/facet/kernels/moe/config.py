@@ -18,6 +18,10 @@ class TileConfig:
     num_stages: int
     may_halve: bool = False  # tiles that would be filled half or less are half as tall, or half as wide
 
+    def tile_bytes(self, element_size: int) -> int:
+        """Of the pairs and of the weight."""
+        return (self.block_rows + self.block_out) * self.block_in * element_size
+
 
 def choose_tiles(
     num_pairs: int, num_experts: int, element_size: int, tall_from: int = 64

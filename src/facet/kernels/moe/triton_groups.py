@@ -22,6 +22,7 @@ from facet.kernels.moe.config import TileConfig
 from facet.kernels.moe.groups import Groups
 from facet.kernels.moe.triton_sorting import group_pairs
 from facet.kernels.rounded_rows import RoundedRows
+from facet.kernels.shared_memory import fitting_stages
 
 
 class ExpertMatrices(NamedTuple):
@@ -108,7 +109,7 @@ def multiply_in_triton(
         BLOCK_IN=config.block_in,
         MAY_HALVE=config.may_halve,
         num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        num_stages=fitting_stages(config.num_stages, config.tile_bytes(codes.element_size()), result.device),
         **launch_options(result.device),
     )
 

@@ -29,6 +29,7 @@ from facet.kernels.paged_attention.prefill.separate import SeparateKernel
 from facet.kernels.paged_attention.prefill.shared import SharedKernel
 from facet.kernels.paged_attention.prefill.tuning import separate_tuning, shared_tuning
 from facet.kernels.paged_attention.tiles import LEAST_TILE
+from facet.kernels.shared_memory import shared_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +200,10 @@ def choose_prefill_kernel(
     """What attends over a layer's unpacked keys and values."""
     head_dim, num_pairs = queries.shape[2], 0 if key_recipe is None else key_recipe.cos_sin.shape[2]
     if rows.sees_ahead:  # only one kernel lets rows do so; pictures are few tokens of all that is computed
-        return choose_triton_kernel(head_dim, queries.element_size(), is_shared=False)
+        return choose_triton_kernel(head_dim, queries.element_size(), queries.device, is_shared=False)
     is_shared = cache.is_shared and not rows.window and _a_quarter_rotates(head_dim, num_pairs)
     on_hopper = choose_hopper_kernel(queries, rows, is_shared=is_shared)
-    return on_hopper or choose_triton_kernel(head_dim, queries.element_size(), is_shared=is_shared)
+    return on_hopper or choose_triton_kernel(head_dim, queries.element_size(), queries.device, is_shared=is_shared)
 
 
 def choose_hopper_kernel(queries: Tensor, rows: PagedRows, *, is_shared: bool) -> PrefillKernel | None:
@@ -223,11 +224,13 @@ def choose_hopper_kernel(queries: Tensor, rows: PagedRows, *, is_shared: bool) -
     return None
 
 
-def choose_triton_kernel(head_dim: int, element_size: int, *, is_shared: bool) -> SharedKernel | SeparateKernel:
+def choose_triton_kernel(
+    head_dim: int, element_size: int, device: torch.device, *, is_shared: bool
+) -> SharedKernel | SeparateKernel:
     """The kernels that run on any GPU."""
     if is_shared:
-        return SharedKernel(tuning=shared_tuning(element_size))
-    return SeparateKernel(tuning=separate_tuning(head_dim, element_size))
+        return SharedKernel(tuning=shared_tuning(element_size, shared_bytes(device)))
+    return SeparateKernel(tuning=separate_tuning(head_dim, element_size, shared_bytes(device)))
 
 
 def _a_quarter_rotates(head_dim: int, num_pairs: int) -> bool:

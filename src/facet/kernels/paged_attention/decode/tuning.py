@@ -9,6 +9,7 @@ from facet.kernels.paged_attention.cache import LayerCache
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import Reader
 from facet.kernels.paged_attention.tiles import LEAST_TILE
+from facet.kernels.shared_memory import has_room
 
 # Programs that a multiprocessor holds at a time. One program more than fit would run alone, after all others.
 _PROGRAMS_PER_PROCESSOR = 2
@@ -97,7 +98,10 @@ def choose_tile(reader: Reader, queries: Tensor, cache: LayerCache) -> tuple[int
         return 64, 3 if cache.is_shared or 64 * key_bytes > 2**15 else 5
     keys_per_tile = max(LEAST_TILE, min(32, 2**16 // key_bytes))
     # E4B global: 32 keys in 3 stages are 267 us, 16 in 5 are 282 at 32 x 8K; 90 and 110 at 100 x 768.
-    return keys_per_tile, 3 if keys_per_tile * key_bytes > 2**15 else 5
+    num_stages = 3 if keys_per_tile * key_bytes > 2**15 else 5
+    if num_stages == 3 and not has_room(queries.device):
+        return LEAST_TILE, 3
+    return keys_per_tile, num_stages
 
 
 def _key_bytes(queries: Tensor, cache: LayerCache) -> int:

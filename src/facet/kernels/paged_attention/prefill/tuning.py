@@ -30,10 +30,18 @@ class PrefillTuning:
 _FLOAT32 = PrefillTuning(block_m=16, block_n=16, num_warps=4, num_stages=1)
 
 
-def separate_tuning(head_dim: int, element_size: int) -> PrefillTuning:
-    """What fits in the registers and the shared memory of a Hopper multiprocessor, and was the fastest on an H200."""
+# Of shared memory, what the tiles chosen for an H200 take.
+_SEPARATE_512_BYTES, _SEPARATE_256_BYTES, _SHARED_BYTES = 180_224, 114_688, 147_712
+
+
+def separate_tuning(head_dim: int, element_size: int, shared_bytes: int) -> PrefillTuning:
+    """What was the fastest on an H200, or else what fits in `shared_bytes`: not timed on any card that has fewer."""
     if element_size == 4:
         return _FLOAT32
+    if head_dim > 256 and shared_bytes < _SEPARATE_512_BYTES:
+        return PrefillTuning(block_m=64, block_n=16, num_warps=4, num_stages=2, num_parts=2)
+    if head_dim > 128 and shared_bytes < _SEPARATE_256_BYTES:
+        return PrefillTuning(block_m=64, block_n=32, num_warps=4, num_stages=2)
     if head_dim > 256:
         # Scores computed twice are cheaper than keys loaded twice: 64 rows of all dimensions took 2,009 us, this 1,770.
         return PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=1, use_tma=True, num_parts=2)
@@ -41,9 +49,11 @@ def separate_tuning(head_dim: int, element_size: int) -> PrefillTuning:
     return PrefillTuning(block_m=128, block_n=64, num_warps=8, num_stages=num_stages, use_tma=True)
 
 
-def shared_tuning(element_size: int) -> PrefillTuning:
+def shared_tuning(element_size: int, shared_bytes: int) -> PrefillTuning:
     """The same, for shared vectors."""
     if element_size == 4:
         return _FLOAT32
+    if shared_bytes < _SHARED_BYTES:
+        return PrefillTuning(block_m=32, block_n=32, num_warps=8, num_stages=2)
     # Over 65536 keys 99.7 ms; 104.2 with use_tma; 113.3 where both halves of the warps compute all scores.
     return PrefillTuning(block_m=64, block_n=64, num_warps=8, num_stages=2)

@@ -42,6 +42,10 @@ class Config:
     ring: Ring | None = None  # instead of all this, for rows of codes on a Hopper GPU
     tiles: Tiles | None = None  # the same, for rows of bfloat16 (`few_rows_kernel.py`)
 
+    def tile_bytes(self, input_size: int) -> int:
+        """Of the codes and of x, whose numbers have so many bytes."""
+        return (self.block_out + self.rows * input_size) * self.block_in
+
 
 class ChooseConfig(Protocol):
     def __call__(

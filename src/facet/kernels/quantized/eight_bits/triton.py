@@ -16,6 +16,7 @@ from facet.kernels.linear.triton import GATED_INPUT, GEGLU, PLAIN, finish, rows_
 from facet.kernels.quantized.eight_bits.config import MOST_ROWS_AT_ONCE, Config
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows, tensor_of
+from facet.kernels.shared_memory import fitting_stages
 from facet.kernels.to_eight_bits import largest_magnitude
 
 
@@ -90,7 +91,7 @@ def _run(
         ACTIVATION=activation.value,
         BLOCK_OUT=config.block_out,
         BLOCK_IN=config.block_in,
-        NUM_STAGES=config.num_stages,
+        NUM_STAGES=fitting_stages(config.num_stages, config.tile_bytes(inputs.element_size()), codes.device),
         num_warps=config.num_warps,
         **launch_options(codes.device),
     )

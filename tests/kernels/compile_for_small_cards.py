@@ -1,0 +1,111 @@
+"""Compiles what a GPU with little shared memory runs, without one, and prints how much each kernel takes.
+
+    TRITON_INTERPRET=0 python -m tests.kernels.compile_for_small_cards 89 101376
+
+Kernels are written down where they would be launched, with the shapes of real layers, and then compiled for a card of
+the given compute capability, as if its programs had the given bytes. One line of JSON for each kernel.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime import driver
+from triton.runtime.jit import KernelInterface, create_function_from_signature
+
+from facet.kernels import shared_memory
+from facet.kernels.linear import triton as products
+from facet.kernels.linear.config import choose_chain, choose_config
+from facet.kernels.moe import triton as experts
+from facet.kernels.paged_attention import cases
+from facet.kernels.paged_attention import gpu as attention
+from facet.kernels.paged_attention.decode import tuning as decode_tuning
+
+SLIDING = cases.Case(
+    name="E4B sliding", num_heads=8, num_kv_heads=2, head_dim=256, window=512, tokens_per_block=16, sequences=()
+)
+GLOBAL = replace(SLIDING, name="E4B global", head_dim=512, window=None, tokens_per_block=40)
+SHARED = replace(GLOBAL, name="31B global", num_heads=32, num_kv_heads=4, num_rotated_pairs=64)
+NARROW = replace(SLIDING, name="Gemma 3 27B", num_heads=32, num_kv_heads=16, head_dim=128, window=1024)
+# Answers, and a prompt.
+BATCHES = (((1, 600),), ((64, 600),))
+
+
+def attend(case: cases.Case) -> None:
+    for sequences in BATCHES:
+        batch = replace(case, sequences=sequences)
+        inputs = batch.inputs(torch.bfloat16)
+        for make_plan in (attention.plan_on_gpu, attention.plan_invariant_on_gpu):
+            batch.attend(inputs, make_plan)
+
+
+def multiply() -> None:
+    for num_out, num_in in ((20480, 2560), (2560, 10240)):
+        weight = torch.empty(num_out, num_in, dtype=torch.bfloat16)
+        for num_rows in (8, 32, 64):
+            x = torch.empty(num_rows, num_in, dtype=torch.bfloat16)
+            configs = (choose_config(num_rows, num_out, num_in), choose_chain(num_rows, num_out, num_in, 2))
+            for config in configs:
+                if config is not None:
+                    products.linear(x, weight, config)
+
+
+def run_experts() -> None:
+    gate_up, down = torch.empty(8, 2 * 704, 2816), torch.empty(8, 2816, 704)
+    for num_rows in (40, 400):
+        x = torch.empty(num_rows, 2816, dtype=torch.bfloat16)
+        chosen = torch.zeros(num_rows, 8, dtype=torch.int64)
+        experts.run_experts(x, torch.empty(num_rows, 8), chosen, gate_up.bfloat16(), down.bfloat16())
+
+
+ROOMS: dict[str, Callable[[], None]] = {
+    **{case.name: lambda case=case: attend(case) for case in (SLIDING, GLOBAL, SHARED, NARROW)},  # type: ignore[misc]
+    "products": multiply,
+    "experts": run_experts,
+}
+
+
+def shared_bytes_of(kernel: Any, args: tuple[Any, ...], given: dict[str, Any], target: GPUTarget) -> int:
+    backend = make_backend(target)
+    constants = {name: value for name, value in given.items() if name.isupper()}
+    options = {name: value for name, value in given.items() if not name.isupper() and name != "launch_pdl"}
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, specialization, parsed = bind(*args, **constants, **options, sanitize_overflow=False)
+    parsed, signature, constexprs, attributes = kernel._pack_args(backend, options, bound, specialization, parsed)
+    source = ASTSource(kernel, signature, constexprs, attributes)
+    return int(triton.compile(source, target=target, options=parsed.__dict__).metadata.shared)
+
+
+def main() -> None:
+    target, room = GPUTarget("cuda", int(sys.argv[1]), 32), int(sys.argv[2])
+    driver.set_active(SimpleNamespace(get_current_target=lambda: target))  # kernels ask it
+    launched: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def write_down(kernel: Any, _grid: object) -> Callable[..., None]:
+        return lambda *args, **given: launched.append((kernel, args, given))
+
+    KernelInterface.__getitem__ = write_down  # type: ignore[method-assign]
+    for module in (shared_memory, attention):
+        module.shared_bytes = lambda _device: room  # type: ignore[attr-defined]
+    assert not decode_tuning.has_room(torch.device("cpu"))
+    compiled = set()
+    for name, run in ROOMS.items():
+        run()
+        for kernel, args, given in launched:
+            key = (kernel.fn.__name__, json.dumps(given, sort_keys=True, default=str))
+            if key not in compiled:
+                compiled.add(key)
+                found = shared_bytes_of(kernel, args, given, target)
+                print(json.dumps({"room": name, "kernel": kernel.fn.__name__, "shared": found}), flush=True)
+        launched.clear()
+
+
+if __name__ == "__main__":
+    main()
