@@ -7,7 +7,6 @@ RTX.
 from functools import cache
 
 import torch
-from triton.runtime import driver
 
 HOPPER_BYTES = 232_448
 
@@ -17,6 +16,8 @@ def shared_bytes(device: torch.device) -> int:
     """Elsewhere than on a GPU, where kernels are interpreted, as many as on a Hopper."""
     if device.type != "cuda":
         return HOPPER_BYTES
+    from triton.runtime import driver  # what it compares with when a kernel is launched
+
     index = torch.cuda.current_device() if device.index is None else device.index
     return int(driver.active.utils.get_device_properties(index)["max_shared_mem"])
 
