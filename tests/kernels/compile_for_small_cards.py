@@ -26,7 +26,10 @@ from facet.kernels.linear.config import choose_chain, choose_config
 from facet.kernels.moe import triton as experts
 from facet.kernels.paged_attention import cases
 from facet.kernels.paged_attention import gpu as attention
+from facet.kernels.paged_attention.cache import LayerCache
 from facet.kernels.paged_attention.decode import tuning as decode_tuning
+from facet.kernels.quantized import eight_bits
+from facet.kernels.quantized.cases import FORMATS, Case
 
 SLIDING = cases.Case(
     name="E4B sliding", num_heads=8, num_kv_heads=2, head_dim=256, window=512, tokens_per_block=16, sequences=()
@@ -44,6 +47,15 @@ def attend(case: cases.Case) -> None:
         inputs = batch.inputs(torch.bfloat16)
         for make_plan in (attention.plan_on_gpu, attention.plan_invariant_on_gpu):
             batch.attend(inputs, make_plan)
+    answers = replace(case, sequences=BATCHES[0])
+    inputs = answers.inputs(torch.bfloat16)
+    answers.attend(replace(inputs, cache=in_eight_bits(inputs.cache)), attention.plan_on_gpu)
+
+
+def in_eight_bits(cache: LayerCache) -> LayerCache:
+    codes, scales = torch.zeros(cache.keys.shape, dtype=torch.int8), torch.ones(cache.keys.shape[:3])
+    values, value_scales = (None, None) if cache.is_shared else (codes, scales)
+    return LayerCache(keys=codes, values=values, key_scales=scales, value_scales=value_scales)
 
 
 def multiply() -> None:
@@ -57,6 +69,14 @@ def multiply() -> None:
                     products.linear(x, weight, config)
 
 
+def multiply_codes() -> None:
+    for name in ("int8 rows", "int8 token"):
+        case = Case(format=FORMATS[name], num_out=4096, num_in=2560)
+        matrix = case.matrix()
+        for num_rows in (1, 8, 64, 200):
+            eight_bits.linear(case.inputs(num_rows, torch.bfloat16), matrix, eight_bits.choose_config)
+
+
 def run_experts() -> None:
     gate_up, down = torch.empty(8, 2 * 704, 2816), torch.empty(8, 2816, 704)
     for num_rows in (40, 400):
@@ -68,6 +88,7 @@ def run_experts() -> None:
 ROOMS: dict[str, Callable[[], None]] = {
     **{case.name: lambda case=case: attend(case) for case in (SLIDING, GLOBAL, SHARED, NARROW)},  # type: ignore[misc]
     "products": multiply,
+    "products of codes": multiply_codes,
     "experts": run_experts,
 }
 
