@@ -4,7 +4,14 @@ A *tile* is 64 keys, and a product takes 8 query heads, some of them spare. Scor
 sums of weighted values [dims, heads].
 """
 
-from facet.kernels.paged_attention.decode.hopper.language import commit_copies, copy_to_shared, gl, gluon, mma_v2
+from facet.kernels.paged_attention.decode.hopper.language import (
+    arrives_last,
+    commit_copies,
+    copy_to_shared,
+    gl,
+    gluon,
+    mma_v2,
+)
 
 TILE = gl.constexpr(64)
 HEADS = gl.constexpr(8)
@@ -178,3 +185,18 @@ def add_left_shares(
     vectors = gl.expand_dims((row.to(gl.int64) * num_heads + heads) * HEAD_DIM, 1)
     means = merged / gl.expand_dims(weight_sum, 1)
     gl.store(output + vectors + dims, means.to(output.dtype.element_ty))
+
+
+@gluon.jit
+def finish(
+    output, merged, weight_sum, partial_totals, partial_levels, arrivals, entry, row, kv_head, num_heads,
+    num_shares, own_shares, most_shares, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, AT_ONCE: gl.constexpr,
+):  # fmt: skip
+    """Store what a program has, if it has all shares; else what all of them left, if it is the last."""
+    if own_shares >= num_shares:
+        store_means(output, merged, weight_sum, row, kv_head, num_heads, GROUP)
+    elif arrives_last(arrivals, entry * gl.num_programs(1) + kv_head, gl.cdiv(num_shares, own_shares)):
+        add_left_shares(
+            partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_shares,
+            most_shares, GROUP, HEAD_DIM, AT_ONCE,
+        )  # fmt: skip

@@ -7,7 +7,6 @@ are, and those that rotate meet zeros there.
 
 from facet.kernels.paged_attention.decode.hopper.language import (
     allocate_shared_memory,
-    arrives_last,
     gl,
     gluon,
     let_next_start,
@@ -25,14 +24,13 @@ from facet.kernels.paged_attention.decode.hopper.parts import (
     SHARED,
     SUMS,
     TILE,
-    add_left_shares,
     add_share,
     copy_tile_of,
+    finish,
     leave_share,
     load_queries,
     scores_of,
     size_of_shares,
-    store_means,
     weigh,
 )
 
@@ -166,10 +164,7 @@ def shared_kernel(
             TOKEN_STRIDE, TOKENS_PER_BLOCK,
         )  # fmt: skip
     wait_for_copies(0)
-    if is_alone:
-        store_means(output, merged, sum_of_all, row, kv_head, num_heads, GROUP)
-    elif arrives_last(arrivals, entry * gl.num_programs(1) + kv_head, gl.cdiv(num_shares, own_shares)):
-        add_left_shares(
-            partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_shares,
-            most_shares, GROUP, HEAD_DIM, AT_ONCE,
-        )  # fmt: skip
+    finish(
+        output, merged, sum_of_all, partial_totals, partial_levels, arrivals, entry, row, kv_head, num_heads,
+        num_shares, own_shares, most_shares, GROUP, HEAD_DIM, AT_ONCE,
+    )  # fmt: skip
