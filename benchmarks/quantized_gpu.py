@@ -27,7 +27,7 @@ from facet.kernels.linear import cases
 from facet.kernels.linear.reference import gated_input_linear, geglu_linear
 from facet.kernels.quantized import QuantizedMatrix, eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.eight_bits import Config, Ring, Tiles, choose_config, ring_of
+from facet.kernels.quantized.eight_bits import Config, Ring, Sums, Tiles, choose_config, ring_of
 from facet.kernels.quantized.eight_bits.config import WIDENED_ROW
 from facet.kernels.rounded_rows import RoundedRows
 
@@ -83,14 +83,15 @@ class Job:
 def candidates(
     shape: cases.Shape, format: str, num_rows: int, tune: bool, rings: bool, heads: bool
 ) -> list[Config | None]:
-    is_fp8 = format == "fp8"
+    is_fp8, is_widened = format == "fp8", format.endswith("weights")
+    sums: Sums = "widened" if is_widened else "fp8" if is_fp8 else "exact"
     if heads:
-        before = choose_config(num_rows, shape.num_out, shape.num_in, False)
+        before = choose_config(num_rows, shape.num_out, shape.num_in, sums)
         assert before is not None
         rows = WIDENED if num_rows == 1 else ()
         return [*rows, before, *(replace(before, tiles=tiles) for tiles in TILES)]
-    is_widened = format.endswith("weights") and shape.operation == "linear"
-    chosen = choose_config(num_rows, shape.num_out, shape.num_in, is_fp8, is_widened)
+    is_plain = shape.operation == "linear"
+    chosen = choose_config(num_rows, shape.num_out, shape.num_in, sums, is_plain)
     if rings and chosen is not None and num_rows <= MOST_RING_ROWS and "weights" not in format:
         return [replace(chosen, ring=None), *(replace(chosen, ring=ring) for ring in rings_of(shape, tune))]
     if not tune:
@@ -98,7 +99,7 @@ def candidates(
     if num_rows > 64:
         return [*MANY, *([None] if is_fp8 else [])]
     found: list[Config | None] = []
-    if num_rows == 1 and is_widened:
+    if num_rows == 1 and is_widened and is_plain:
         found += WIDENED
     for config in FEW:
         num_tiles = math.ceil(shape.num_out / config.block_out)
@@ -121,7 +122,7 @@ def rings_of(shape: cases.Shape, tune: bool) -> list[Ring]:
 def run(
     shape: cases.Shape, x: Tensor | RoundedRows, matrix: QuantizedMatrix, given: Tensor, config: Config | None
 ) -> Tensor:
-    def choose(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False) -> Config | None:
+    def choose(num_rows: int, num_out: int, num_in: int, sums: Sums, is_plain: bool = False) -> Config | None:
         return config
 
     if shape.operation == "gated_input_linear":

@@ -20,8 +20,6 @@ from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT
 from facet.kv_dtypes import KV_DTYPES
 from facet.kv_layout import make_kv_layout
 from facet.layers.placement import Placement
-from facet.model import batch_invariance
-from facet.model.batch_invariance import BY_DEFAULT
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
@@ -159,12 +157,11 @@ def test_a_line_says_whether_answers_depend_on_others(tmp_path: Path) -> None:
     assert "--batch-invariant turns it on" in off
 
 
-def test_quantized_weights_decide_over_partial_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_weights_decide_over_partial_results(tmp_path: Path) -> None:
     """As they decide over arithmetic: what a plan says holds for the engine that starts with the same flags."""
-    for is_default in (False, True):
-        monkeypatch.setattr(batch_invariance, "BY_DEFAULT", dict.fromkeys(BY_DEFAULT, is_default))
+    for quantization, is_default in (("fp8", False), ("int8", True)):
         by_flag, by_default = (
-            plan_of(tmp_path, text_only("Gemma 4 31B"), gpu_memory="141GB", quantization="fp8", **flags)
+            plan_of(tmp_path, text_only("Gemma 4 31B"), gpu_memory="141GB", quantization=quantization, **flags)
             for flags in (dict(batch_invariant=is_default), {})
         )
         assert by_flag == by_default

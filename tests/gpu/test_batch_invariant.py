@@ -11,7 +11,6 @@ import pytest
 from facet.config import EngineConfig, ModelConfig
 from facet.engine.engine import make_engine as make_whole_engine
 from facet.kernels.arithmetic import BATCH_INVARIANT
-from facet.model.batch_invariance import BY_DEFAULT
 from facet.model.loader import load_model
 from tests.engine.harness import make_engine
 from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
@@ -54,8 +53,9 @@ def test_it_is_the_default(tiny_model: Callable[[str], TinyModel]) -> None:
     for flags, expected in (
         ({}, True),
         ({"batch_invariant": False}, False),
-        ({"quantization": "int8"}, BY_DEFAULT["int8"]),
-        ({"quantization": "int8", "batch_invariant": True}, True),
+        ({"quantization": "int8"}, True),
+        ({"quantization": "fp8"}, False),
+        ({"quantization": "fp8", "batch_invariant": True}, True),
     ):
         config = EngineConfig(**settings, **flags, dtype="bfloat16", enforce_eager=True, kv_cache_memory_bytes=2**24)  # type: ignore[arg-type]
         engine, _ = make_whole_engine(config)

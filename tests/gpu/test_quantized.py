@@ -18,7 +18,10 @@ from tests.tiny_models import TinyModel
 GRAPH_SIZES = (1, 2, 4, 8)
 PIECE_SIZES = (16, 48)
 FAMILIES = ("gemma4_31b_small", "gemma4_e4b_small")
-CASES = [*((name, kind) for name in FAMILIES for kind in ("fp8", "int8", "int4")), ("26b_few_experts", "fp8")]
+CASES = [
+    *((name, kind) for name in FAMILIES for kind in ("fp8", "int8", "int4")),
+    *(("26b_few_experts", kind) for kind in ("fp8", "int8")),
+]
 
 
 @pytest.mark.parametrize(("name", "quantization"), CASES)

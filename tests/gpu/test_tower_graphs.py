@@ -21,8 +21,8 @@ GPU = torch.device("cuda")
 NAMES = ["Gemma 4 E4B", "Gemma 3 4B", "Gemma 3n E4B"]
 
 
-def towers_of(name: str, arithmetic: Arithmetic) -> list[PaddingTower]:
-    placement = Placement(dtype=torch.bfloat16, device=GPU, arithmetic=arithmetic)
+def towers_of(name: str, arithmetic: Arithmetic, dtype: torch.dtype) -> list[PaddingTower]:
+    placement = Placement(dtype=dtype, device=GPU, arithmetic=arithmetic)
     found = find_towers(PUBLISHED[name], read_model_spec(PUBLISHED[name]), None)
     loaded = dict.fromkeys(found.load(placement, Silent()).values())
     towers = [tower for tower in loaded if isinstance(tower, PaddingTower)]
@@ -59,11 +59,19 @@ def random_items(tower: PaddingTower) -> Iterator[Item]:
             yield {"pixels": item["pixels"].random_(0, 256, generator=draw)}
 
 
-@pytest.mark.parametrize("arithmetic", [USUAL, BATCH_INVARIANT], ids=["usual", "invariant"])
+# With random weights a tower is chaotic: in bfloat16 the last bit of one pixel changes its rows by half. Where sums may
+# be added in another order, only float32 tells rounding from mistakes.
+@pytest.mark.parametrize(
+    ("arithmetic", "dtype"),
+    [(USUAL, torch.float32), (BATCH_INVARIANT, torch.bfloat16)],
+    ids=["usual", "invariant"],
+)
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
-def test_captured_rows_are_those_of_a_plain_pass_and_always_the_same(name: str, arithmetic: Arithmetic) -> None:
-    for tower in towers_of(name, arithmetic):
+def test_captured_rows_are_those_of_a_plain_pass_and_always_the_same(
+    name: str, arithmetic: Arithmetic, dtype: torch.dtype
+) -> None:
+    for tower in towers_of(name, arithmetic, dtype):
         items = list(random_items(tower))
         made = encoded(tower, items)
         for item, rows, other_way_round in zip(items, made, encoded(tower, items[::-1])[::-1], strict=True):

@@ -125,11 +125,13 @@ def test_heads_go_through_it(few_rows: ModuleType, name: str, monkeypatch: pytes
 
 
 def test_when_a_head_is_multiplied_in_tiles() -> None:
-    def has_tiles(num_rows: int, num_out: int, *, is_widened: bool = True) -> bool:
-        chosen = choose_config(num_rows, num_out, 2560, False, is_widened)
+    def has_tiles(num_rows: int, num_out: int, *, is_plain: bool = True) -> bool:
+        chosen = choose_config(num_rows, num_out, 2560, "widened", is_plain)
         return chosen is not None and chosen.tiles is not None
 
     assert [has_tiles(num_rows, 262144) for num_rows in (0, 1, 8, 9)] == [False, True, True, False]
     assert not has_tiles(1, 10240)
-    assert not has_tiles(1, 262144, is_widened=False)
-    assert eight_bits.choose_one_config(1, 262144, 2560, False, True).tiles is None
+    assert not has_tiles(1, 262144, is_plain=False)
+    invariant = eight_bits.choose_in_one_order(1, 262144, 2560, "widened", True)
+    assert invariant is not None
+    assert invariant.tiles is None

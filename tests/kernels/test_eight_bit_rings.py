@@ -15,7 +15,7 @@ from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import cases
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.eight_bits import Ring, choose_config, choose_one_config, ring_of, row_codes
+from facet.kernels.quantized.eight_bits import Ring, choose_config, choose_in_one_order, ring_of, row_codes
 from facet.kernels.quantized.eight_bits.config import choose_ring
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
@@ -263,10 +263,11 @@ def test_rings_fit_into_a_multiprocessor() -> None:
 
 
 def test_where_rings_are_chosen() -> None:
-    chosen = [choose_config(num_rows, 5376, 21504, True) for num_rows in (1, 8, 9)]
+    chosen = [choose_config(num_rows, 5376, 21504, "fp8") for num_rows in (1, 8, 9)]
     assert [each and each.ring for each in chosen] == [ring_of(5376, 21504)] * 2 + [None]
     assert choose_ring(1, 43008, 5376) is None, "more programs than have room for deep rings"
-    assert choose_one_config(1, 5376, 21504, True).ring is None, "sums are always added in the same order"
+    rings = [each and each.ring for each in (choose_in_one_order(1, 5376, 21504, sums) for sums in ("exact", "fp8"))]
+    assert rings == [ring_of(5376, 21504), None], "sums are exact, or always added in the same order"
 
 
 @pytest.mark.skipif(not ON_HOPPER, reason="sums are those of tensor cores")
@@ -281,7 +282,7 @@ def test_results_are_those_of_triton(rings: ModuleType, shape: cases.Shape, num_
     more: tuple[Tensor, ...] = ()
     if shape.operation == "gated_input_linear":
         more = (torch.randn(num_rows, shape.num_out, device=DEVICE).bfloat16(),)
-    tiles = choose_config(num_rows, shape.num_out, shape.num_in, name == "fp8 token")
+    tiles = choose_config(num_rows, shape.num_out, shape.num_in, "fp8" if name == "fp8 token" else "exact")
     assert tiles is not None
     torch.cuda.synchronize()
     got = getattr(rings, shape.operation)(x, matrix, *more, ring_of(shape.num_out, shape.num_in))

@@ -11,7 +11,7 @@ from facet.kernels.moe.reference import sum_of_chosen
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 from facet.kernels.quantized import eight_bits, reference
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.eight_bits import ChooseConfig, Config, choose_config, choose_one_config, row_codes
+from facet.kernels.quantized.eight_bits import ChooseConfig, Config, choose_config, choose_in_one_order, row_codes
 from facet.kernels.quantized.eight_bits.config import WIDENED_ROW
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.rounding import round_inputs
@@ -176,19 +176,21 @@ def test_one_row_widens_every_code_exactly(codes: str) -> None:
 
 
 def test_when_a_row_is_widened() -> None:
-    chosen = [choose_config(num_rows, 262144, 5376, False, is_widened=True) for num_rows in (0, 1, 2)]
+    chosen = [choose_config(num_rows, 262144, 5376, "widened", is_plain=True) for num_rows in (0, 1, 2)]
     assert [each is not None and each.is_vector for each in chosen] == [False, True, False]
-    rounded = choose_config(1, 262144, 5376, True)
+    rounded = choose_config(1, 262144, 5376, "fp8", is_plain=True)
     assert rounded is not None
     assert not rounded.is_vector
-    assert not choose_one_config(1, 262144, 5376, False, is_widened=True).is_vector, "one order of sums"
+    invariant = choose_in_one_order(1, 262144, 5376, "widened", is_plain=True)
+    assert invariant is not None
+    assert not invariant.is_vector, "one order of sums"
 
 
 def test_when_pytorch_multiplies() -> None:
     """Many rows of fp8, if outputs are as many as its product takes."""
-    chosen = [choose_config(num_rows, num_out, 2560, True) for num_rows, num_out in ((64, 256), (65, 256), (65, 8))]
+    chosen = [choose_config(num_rows, num_out, 2560, "fp8") for num_rows, num_out in ((64, 256), (65, 256), (65, 8))]
     assert [each is None for each in chosen] == [False, True, False]
-    assert choose_config(65, 256, 2560, False) is not None, "int8"
+    assert choose_config(65, 256, 2560, "exact") is not None, "int8"
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -200,8 +202,20 @@ def test_a_row_is_the_same_in_company(name: str) -> None:
         assert torch.equal(product(x[row : row + 1], matrix, "linear", config=IN_SHARES)[0], together[row])
 
 
+@pytest.mark.parametrize("name", ["int8 token", *(() if DEVICE == "cpu" else ("int8 rows", "fp8 rows", "fp8 token"))])
+@pytest.mark.parametrize("operation", ["linear", "geglu_linear"])
+def test_tiles_change_no_bit(name: str, operation: str) -> None:
+    """Exact sums have the same in any order. Others have them on tensor cores, which add 16 inputs at a time."""
+    case = Case(format=FORMATS[name], num_out=256, num_in=1536)
+    matrix, x = case.matrix(DEVICE), case.inputs(300, torch.bfloat16 if DEVICE == "cuda" else torch.float16).to(DEVICE)
+    multiply = getattr(eight_bits, operation)
+    together = multiply(x, matrix, choose_in_one_order)
+    for num_rows in (1, 3, 8, 9, 17, 33, 64, 65):
+        assert torch.equal(multiply(x[-num_rows:], matrix, choose_in_one_order), together[-num_rows:]), num_rows
+
+
 @pytest.mark.parametrize("name", ROUNDED)
-@pytest.mark.parametrize("choose", [choose_config, choose_one_config])
+@pytest.mark.parametrize("choose", [choose_config, choose_in_one_order])
 def test_a_row_behind_an_activation_is_the_same_in_company(name: str, choose: ChooseConfig) -> None:
     """Though it is rounded by its product when it is alone, and by a kernel before when it is not."""
     gate_up = Case(format=FORMATS[name], num_out=160, num_in=512)
@@ -272,6 +286,20 @@ def test_experts(name: str, num_rows: int) -> None:
     # A hidden number between two codes may fall to either side, and those of fp8 are up to an eighth of it apart: one
     # such number was once 0.0101 of the whole.
     assert (got.cpu().float() - expected.float()).norm() <= 0.03 * expected.float().norm()
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_experts_of_a_row_do_not_depend_on_company(name: str) -> None:
+    num_experts, num_chosen, hidden, width = 8, 2, 64, 48
+    gate_up = Case(format=FORMATS[name], num_out=2 * width, num_in=hidden, num_experts=num_experts).matrix(DEVICE)
+    down = Case(format=FORMATS[name], num_out=hidden, num_in=width, num_experts=num_experts).matrix(DEVICE, seed=1)
+    x = Case(format=FORMATS[name], num_in=hidden).inputs(80, torch.float16).to(DEVICE)
+    chosen = torch.rand(80, num_experts).argsort(-1)[:, :num_chosen].to(DEVICE)
+    weights = torch.rand(80, num_chosen).to(DEVICE)
+    together = eight_bits.invariant_run_experts(x, weights, chosen, gate_up, down)
+    for rows in (slice(3, 4), slice(70, 80)):
+        got = eight_bits.invariant_run_experts(x[rows], weights[rows], chosen[rows], gate_up, down)
+        assert torch.equal(got, together[rows])
 
 
 def test_which_formats_are_served() -> None:

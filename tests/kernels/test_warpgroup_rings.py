@@ -8,7 +8,7 @@ import torch
 
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.hopper import runs_on_hopper
-from facet.kernels.linear import cases, config, reference
+from facet.kernels.linear import cases, reference
 from facet.kernels.linear.config import (
     WarpgroupRing,
     choose_chain,
@@ -115,9 +115,7 @@ def test_rings_fit_into_a_multiprocessor() -> None:
     assert warpgroup_ring_of(2560, 768) == WarpgroupRing(16, 256, 3), "no more than there are tiles"
 
 
-def test_where_they_are_chosen_if_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose_ring(1, 2560, 10240) == ring_of(2560, 10240)
-    monkeypatch.setattr(config, "HAS_WARPGROUP_RINGS", True)
+def test_where_they_are_chosen() -> None:
     for num_out, num_in in ((2560, 10240), (3072, 2560), (2560, 2048), (256, 2560)):
         assert choose_ring(1, num_out, num_in) == choose_ring(8, num_out, num_in) == warpgroup_ring_of(num_out, num_in)
     assert choose_ring(1, 6144, 2560) == ring_of(6144, 2560), "many outputs"

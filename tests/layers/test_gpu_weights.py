@@ -114,12 +114,12 @@ def test_activations_round_for_the_product_behind_them(
     from facet.kernels.quantized.eight_bits import triton
 
     def choose(
-        num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False
+        num_rows: int, num_out: int, num_in: int, sums: eight_bits.Sums, is_plain: bool = False
     ) -> eight_bits.Config | None:
-        return None if is_many else eight_bits.choose_config(num_rows, num_out, num_in, is_fp8)
+        return None if is_many else eight_bits.choose_config(num_rows, num_out, num_in, sums)
 
     def scaled_mm(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:
-        return triton.linear(x, matrix, eight_bits.choose_one_config(3, 32, 48, True))
+        return triton.linear(x, matrix, eight_bits.ONE_CONFIG)
 
     if DEVICE != GPU:
         monkeypatch.setattr(eight_bits, "_scaled_mm", scaled_mm)

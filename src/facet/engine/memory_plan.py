@@ -125,7 +125,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
             vocab_size=spec.vocab_size,
             value_bytes=value_bytes,
             max_model_len=max_model_len,
-            is_batch_invariant=is_batch_invariant(config.batch_invariant, _GPU, formats.values()),
+            is_batch_invariant=is_batch_invariant(config.batch_invariant, _GPU, formats),
             on_gpu=True,
             towers=tower_shape(towers),
         )

@@ -108,6 +108,6 @@ BATCH_INVARIANT = Arithmetic(
     prepare_heads=head_inputs.invariant_prepare_heads,
     plan_attention=plan_invariant_attention,
     attends_by_role_on=("cuda",),
-    choose_eight_bits=eight_bits.choose_one_config,
+    choose_eight_bits=eight_bits.choose_in_one_order,
     most_rows_of_int4=math.inf,
 )

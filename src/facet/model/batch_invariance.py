@@ -1,6 +1,5 @@
-"""Decides whether answers are batch-invariant, where the flags leave it open: on a GPU they are."""
+"""Decides whether answers are batch-invariant, where the flags leave it open: on a GPU, if it costs little."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -8,30 +7,36 @@ import torch
 
 from facet.config import ModelConfig
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
-from facet.matrix_format import CodeKind, MatrixFormat
+from facet.matrix_format import MatrixFormat
 from facet.model.inspection import inspect_checkpoint
 from facet.model.named_model import read_spec
+from facet.model.weight_formats import HEADS, Formats
 
 Config = TypeVar("Config", bound=ModelConfig)
 
-# Whether it is the default with quantized weights, by their codes: what it costs differs with the kernels of each.
-BY_DEFAULT: Mapping[CodeKind, bool] = {"int4": False, "uint4": False, "fp4": False, "int8": False, "fp8": False}
 
-
-def is_batch_invariant(asked: bool | None, device: torch.device, formats: Iterable[MatrixFormat]) -> bool:
+def is_batch_invariant(asked: bool | None, device: torch.device, formats: Formats) -> bool:
     """`formats`: of the quantized matrices. On a CPU it costs too much to be the default."""
     if asked is not None:
         return asked
-    return device.type == "cuda" and all(BY_DEFAULT[format.codes] for format in formats)
+    return device.type == "cuda" and all(costs_little(name, format) for name, format in formats.items())
+
+
+def costs_little(name: str, format: MatrixFormat) -> bool:
+    """With a quantized matrix, on a GPU. Sums of integers are exact in any order; outputs of a head are enough to
+    occupy a GPU without cutting sums into parts. Others cost 1.1 times the time or more, for prompts most of all."""
+    if not format.has_row_scales or format.code_bits != 8:
+        return False
+    return format.rounding == "int8_token" or (format.rounding is None and name in HEADS)
 
 
 def with_batch_invariance(config: Config, device: torch.device) -> Config:
     """The config, with an answer to the question. Files are read only where it depends on them."""
     if config.batch_invariant is not None:
         return config
-    formats: Iterable[MatrixFormat] = ()
+    formats: Formats = {}
     if device.type == "cuda":
-        formats = inspect_checkpoint(config, *read_spec(config), must_have_files=True).formats.values()
+        formats = inspect_checkpoint(config, *read_spec(config), must_have_files=True).formats
     return replace(config, batch_invariant=is_batch_invariant(None, device, formats))
 
 

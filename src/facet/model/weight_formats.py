@@ -30,6 +30,9 @@ _PER_LAYER_PARTS = (".per_layer_input_gate.", ".per_layer_projection.")
 # Prefixes that checkpoints put before the names of the decoder's tensors.
 _PREFIXES = ("", "model.", "model.language_model.", "language_model.model.")
 
+# Matrices that make logits: the first if it is tied to the embeddings.
+_TIED_HEAD, _HEAD = HEADS = ("embed_tokens.weight", "lm_head.weight")
+
 _ROW = ScaleFormat(dtype="float32", group=None)
 # Products with eight-bit weights round their inputs too, token by token: prompts then run on eight-bit units. What that
 # costs is in docs/quantization.md.
@@ -132,7 +135,7 @@ def online_formats(spec: ModelSpec, stored: Formats, quantization: str | None, q
     formats = dict(stored)
     if quantization is not None:
         formats = expected_formats(spec, OneFormat(FLAGS[quantization]))
-    head = "embed_tokens.weight" if spec.tied_embeddings else "lm_head.weight"
+    head = _TIED_HEAD if spec.tied_embeddings else _HEAD
     if quantize_head and head not in formats:
         # Logits come of it directly, and few rows are multiplied by it: their inputs are not rounded.
         formats[head] = MatrixFormat(codes="fp8" if quantization == "fp8" else "int8", scales=_ROW)

@@ -239,15 +239,13 @@ _NUM_MULTIPROCESSORS = 132
 _MOST_INPUTS_IN_ONE_CHAIN = 10240
 
 
-# Whether rings are of warpgroups where those are faster alone (benchmarks/rings_gpu.py). Rings that were faster alone
-# have made a step slower before, and a step with these has not been timed. That takes two runs of `python -m
-# benchmarks.step_gpu --batch-invariant --decode 1 8 --context 512 --prefill`, with True and with False.
-HAS_WARPGROUP_RINGS = False
-# Few outputs are few programs, which wait for one product after another. 1 and 8 rows of E4B, by warps and by
-# warpgroups: per-layer gate 4.8 and 2.9, 4.8 and 2.9; down 17.4 and 16.6, 17.7 and 16.2; o 4.6 and 4.3, 4.9 and 4.9, of
-# a global layer 7.8 and 7.7, 8.2 and 7.5; qkv 6.0 and 6.0, 6.4 and 5.9. With more outputs the best that was found gains
-# next to nothing or loses: qkv of a global layer 8.3 and 8.5, 8.7 and 8.6; gate_up 26.0 and 26.4, 26.5 and 26.7. With
-# inputs of a single tile they lose: per-layer projection 1.2 and 1.8, 1.3 and 1.8.
+# Where rings are of warpgroups: few outputs are few programs, which wait for one product after another. A step of E4B
+# takes 3.45 ms and not 3.54, with 8 requests 3.63 and not 3.71 (benchmarks/step_gpu.py --batch-invariant). 1 and 8 rows
+# alone, by warps and by warpgroups (benchmarks/rings_gpu.py): per-layer gate 4.8 and 2.9, 4.8 and 2.9; down 17.4 and
+# 16.6, 17.7 and 16.2; o 4.6 and 4.3, 4.9 and 4.9, of a global layer 7.8 and 7.7, 8.2 and 7.5; qkv 6.0 and 6.0, 6.4 and
+# 5.9. With more outputs the best that was found gains next to nothing or loses: qkv of a global layer 8.3 and 8.5, 8.7
+# and 8.6; gate_up 26.0 and 26.4, 26.5 and 26.7. With inputs of a single tile they lose: per-layer projection 1.2 and
+# 1.8, 1.3 and 1.8.
 _MOST_WARPGROUP_OUTPUTS, _MOST_WARP_INPUTS = 3072, 512
 
 
@@ -258,7 +256,7 @@ def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRin
     if not _is_for_rings(num_rows, num_out, num_in):
         return None
     is_for_warpgroups = num_out <= _MOST_WARPGROUP_OUTPUTS and num_in > _MOST_WARP_INPUTS
-    return warpgroup_ring_of(num_out, num_in) if HAS_WARPGROUP_RINGS and is_for_warpgroups else ring_of(num_out, num_in)
+    return warpgroup_ring_of(num_out, num_in) if is_for_warpgroups else ring_of(num_out, num_in)
 
 
 def _is_for_rings(num_rows: int, num_out: int, num_in: int) -> bool:

@@ -8,8 +8,8 @@ rows of a head on a Hopper GPU in registers (`few_rows_kernel.py`), for a single
 (`widened.py`). The activation that follows is in the same kernel. On Hopper GPUs few rows can go through rings
 (`ring_kernel.py`), where a configuration has one: these round a single row while the matrix is on its way.
 
-Sums of integers are exact. Those of fp8 are of another order in another configuration: `ChooseConfig` is how a model
-says whether that may depend on the number of rows.
+Sums of integers are exact. Others are of another order in another configuration: `ChooseConfig` is how a model says
+whether that may depend on the number of rows.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -23,13 +23,15 @@ from facet.kernels.moe.config import TileConfig, invariant_tiles
 from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.eight_bits.config import (
     MOST_ROWS_AT_ONCE,
+    ONE_CONFIG,
     RING_ROUNDS,
     ChooseConfig,
     Config,
     Ring,
+    Sums,
     Tiles,
     choose_config,
-    choose_one_config,
+    choose_in_one_order,
     ring_of,
 )
 from facet.kernels.quantized.matrix import QuantizedMatrix
@@ -38,12 +40,14 @@ from facet.kernels.rounded_rows import MeasuredRows, RoundedRows, RowCodes, Rows
 from facet.matrix_format import MatrixFormat
 
 __all__ = [
+    "ONE_CONFIG",
     "ChooseConfig",
     "Config",
     "Ring",
+    "Sums",
     "Tiles",
     "choose_config",
-    "choose_one_config",
+    "choose_in_one_order",
     "embed",
     "gated_input_linear",
     "geglu_linear",
@@ -97,7 +101,7 @@ def linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tensor:
     if ring is not None:
         return ring.kernels.linear(ring.row, matrix, ring.config)
     x = _inputs(x, matrix)
-    config = _choose(x, matrix, choose, is_widened=isinstance(x, Tensor))
+    config = _choose(x, matrix, choose, is_plain=True)
     if config is None:
         assert isinstance(x, RoundedRows)
         return _scaled_mm(x, matrix)
@@ -188,6 +192,8 @@ def invariant_run_experts(
     x: Tensor | RoundedRows, weights: Tensor, chosen: Tensor, gate_up: QuantizedMatrix, down: QuantizedMatrix
 ) -> Tensor:
     """As `run_experts`. A row's bits do not depend on which others chose the same experts."""
+    if _sums_of(gate_up.format) == _sums_of(down.format) == "exact":
+        return run_experts(x, weights, chosen, gate_up, down)
     tiles = invariant_tiles(chosen.numel(), len(gate_up.codes), gate_up.codes.element_size())
     return _run_experts(x, weights, chosen, gate_up, down, tiles)
 
@@ -199,10 +205,15 @@ def _inputs(x: Rows, matrix: QuantizedMatrix) -> Tensor | RoundedRows:
 
 
 def _choose(
-    x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig, *, is_widened: bool = False
+    x: Tensor | RoundedRows, matrix: QuantizedMatrix, choose: ChooseConfig, *, is_plain: bool = False
 ) -> Config | None:
-    is_fp8 = matrix.format.codes == "fp8" and not isinstance(x, Tensor)
-    return choose(tensor_of(x).shape[0], matrix.num_rows, matrix.num_inputs, is_fp8, is_widened)
+    return choose(tensor_of(x).shape[0], matrix.num_rows, matrix.num_inputs, _sums_of(matrix.format), is_plain)
+
+
+def _sums_of(format: MatrixFormat) -> Sums:
+    if format.rounding is None:
+        return "widened"
+    return "fp8" if format.codes == "fp8" else "exact"
 
 
 class _Kernels(Protocol):
@@ -236,7 +247,7 @@ def _ring_that_rounds(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) ->
     """Where a single row is rounded by the kernel that multiplies it."""
     if isinstance(x, RoundedRows) or matrix.format.rounding is None or not RING_ROUNDS or len(tensor_of(x)) != 1:
         return None
-    config = choose(1, matrix.num_rows, matrix.num_inputs, matrix.format.codes == "fp8")
+    config = choose(1, matrix.num_rows, matrix.num_inputs, _sums_of(matrix.format))
     if config is None or config.ring is None or not runs_on_hopper(matrix.codes.device):
         return None
     from facet.kernels.quantized.eight_bits import ring  # imports Gluon

@@ -1,7 +1,10 @@
 """Chooses how a product with a matrix of eight bits is divided among programs, by its shape alone."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
+
+# How sums are made: of codes times codes, exactly or of fp8, or of codes that are widened to numbers.
+Sums = Literal["exact", "fp8", "widened"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,8 @@ class Config:
 
 
 class ChooseConfig(Protocol):
-    def __call__(
-        self, num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False
-    ) -> Config | None:
-        """`is_fp8`: both sides are. Then None is an answer: PyTorch's own product. `is_widened`: inputs are not
-        rounded, and nothing but a product is asked for."""
+    def __call__(self, num_rows: int, num_out: int, num_in: int, sums: Sums, is_plain: bool = False) -> Config | None:
+        """`is_plain`: nothing but a product is asked for. None, for fp8 alone: PyTorch's own product."""
 
 
 # The most rows of a program that has the matrix's tile to itself.
@@ -87,20 +87,23 @@ MAX_WIDENED_ROWS = 1
 HEAD_TILES = Tiles(tiles=2, num_warps=2)
 MAX_TILED_ROWS = 8
 _LEAST_TILED_OUTPUTS = 65536
+# Of fp8, for any number of rows.
+ONE_CONFIG = Config(64, 64, 128, num_warps=4, num_stages=4)
 
 
-def choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False) -> Config | None:
+def choose_config(num_rows: int, num_out: int, num_in: int, sums: Sums, is_plain: bool = False) -> Config | None:
     """Times are microseconds on an H200, the matrix read from memory (benchmarks/quantized_gpu.py)."""
-    config = _choose_config(num_rows, num_out, num_in, is_fp8, is_widened)
-    if config is not None and is_widened and 0 < num_rows <= MAX_TILED_ROWS and num_out >= _LEAST_TILED_OUTPUTS:
+    is_plainly_widened = is_plain and sums == "widened"
+    config = _choose_config(num_rows, num_out, num_in, sums)
+    if is_plainly_widened and 0 < num_rows <= MAX_WIDENED_ROWS:
+        config = WIDENED_ROW
+    if config is not None and is_plainly_widened and 0 < num_rows <= MAX_TILED_ROWS and num_out >= _LEAST_TILED_OUTPUTS:
         return replace(config, tiles=HEAD_TILES)
     return config
 
 
-def _choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool) -> Config | None:
-    """Without tiles."""
-    if is_widened and 0 < num_rows <= MAX_WIDENED_ROWS:
-        return WIDENED_ROW
+def _choose_config(num_rows: int, num_out: int, num_in: int, sums: Sums) -> Config | None:
+    """On tensor cores, codes through shared memory."""
     if num_rows <= MOST_ROWS_AT_ONCE:
         # 31B, one row and 64: gate_up 55.5 and 62.9, in bfloat16 108.6 and 115.5, bytes alone 53.8. In three shares
         # down takes 30.4 (32.6 in two, bytes 26.9) and o 13.3 (14.7 in one, bytes 10.2).
@@ -110,15 +113,19 @@ def _choose_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_wi
         rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else MOST_ROWS_AT_ONCE
         ring = choose_ring(num_rows, num_out, num_in)
         return Config(rows, 64, block_in, num_warps=4, num_stages=num_stages, shares=shares, ring=ring)
-    if is_fp8 and num_out % _SCALED_MM_OUTPUTS == 0:
+    if sums == "fp8" and num_out % _SCALED_MM_OUTPUTS == 0:
         # 31B gate_up: 256 rows 118, in this room's tiles 138; 2048 rows 746 and 904.
         return None
     return Config(128, 128, 128, num_warps=4, num_stages=3)
 
 
-def choose_one_config(num_rows: int, num_out: int, num_in: int, is_fp8: bool, is_widened: bool = False) -> Config:
-    """The same for any number of rows: sums are always added in the same order."""
-    return Config(64, 64, 128, num_warps=4, num_stages=4)
+def choose_in_one_order(num_rows: int, num_out: int, num_in: int, sums: Sums, is_plain: bool = False) -> Config | None:
+    """A row's sums have the same bits, however many rows there are: exact sums in any order, and those of widened
+    codes in one chain (`linear/chain.py`), however large the tiles."""
+    if sums == "exact":
+        return choose_config(num_rows, num_out, num_in, sums, is_plain)
+    config = _choose_config(num_rows, num_out, num_in, sums) if sums == "widened" else None
+    return ONE_CONFIG if config is None else replace(config, shares=1)
 
 
 def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
