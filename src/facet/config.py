@@ -87,7 +87,7 @@ class ModelConfig:
     batch_invariant: bool | None = setting(
         None,
         "answers are bit for bit the same whatever else is running, at some cost in speed; default: on a GPU, with "
-        "weights that are not quantized",
+        "weights that are not quantized or are multiplied in int8",
     )
     language_model_only: bool = setting(
         False, "load the text decoder alone, without what a checkpoint has for pictures and sound"
