@@ -94,9 +94,9 @@ def test_rings_fit_into_a_multiprocessor() -> None:
 
 
 def test_where_rings_are_chosen() -> None:
-    assert choose_ring(1, 2560, 10240) == choose_ring(8, 2560, 10240) == ring_of(2560, 10240)
-    assert choose_ring(0, 2560, 10240) is None
-    assert choose_ring(9, 2560, 10240) is None
+    assert choose_ring(1, 6144, 2560) == choose_ring(8, 6144, 2560) == ring_of(6144, 2560)
+    assert choose_ring(0, 6144, 2560) is None
+    assert choose_ring(9, 6144, 2560) is None
     assert choose_ring(1, 16384, 5376) is None, "tiles of chains divide it evenly"
     assert choose_ring(8, 262144, 2560) is None
     assert choose_usual_ring(8, 3072, 2560) == ring_of(3072, 2560)
