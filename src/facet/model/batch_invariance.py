@@ -24,7 +24,7 @@ def is_batch_invariant(asked: bool | None, device: torch.device, formats: Format
 
 def costs_little(name: str, format: MatrixFormat) -> bool:
     """With a quantized matrix, on a GPU. Sums of integers are exact in any order; outputs of a head are enough to
-    occupy a GPU without cutting sums into parts. Others cost 1.1 times the time or more, for prompts most of all."""
+    occupy a GPU without cutting sums into parts. What others cost is in docs/batch-invariant.md."""
     if not format.has_row_scales or format.code_bits != 8:
         return False
     return format.rounding == "int8_token" or (format.rounding is None and name in HEADS)
