@@ -72,13 +72,13 @@ def tiles(shape: tuple[int, ...], block: list[int]) -> Any:
     return TensorDescriptor(MockTensor(gl.bfloat16, shape), list(shape), strides, block, layout)
 
 
-def int4_launch(num_rows: int, tuning: Tuning) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def int4_launch(num_rows: int, tuning: Tuning, *, is_fp4: bool = False) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of few rows with the gate and up of 31B."""
     words = tensor(gl.int32)
     constants = dict(
         IS_GATED=True,
         HAS_GATED_INPUT=False,
-        SCALE_DTYPE=gl.bfloat16,
+        SCALE_DTYPE=gl.float8e4nv if is_fp4 else gl.bfloat16,
         HAS_ZEROS=False,
         GROUPS=4,
         TILES=tuning.tiles,
@@ -89,18 +89,19 @@ def int4_launch(num_rows: int, tuning: Tuning) -> tuple[Any, tuple[Any, ...], di
         HAS_TAIL=False,
         IS_DEPENDENT=True,
     )
-    arguments = (words, words, words, tensor(), tensor(), tensor(), 2688, 0, num_rows, 2688, 42, 5376)
+    factors = tensor(gl.float32) if is_fp4 else None
+    arguments = (words, words, words, tensor(), factors, tensor(), tensor(), 2688, 0, num_rows, 2688, 42, 5376)
     return few_rows_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
 
 
 def int4_ring_launch(
-    num_tiles: int, num_blocks: int, operation: str, num_rows: int = 8
+    num_tiles: int, num_blocks: int, operation: str, num_rows: int = 8, *, is_fp4: bool = False
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     words, ring = tensor(gl.int32), int4.ring_of(num_tiles, num_blocks, num_rows)
     constants = dict(
         IS_GATED=operation == "geglu_linear",
         HAS_GATED_INPUT=operation == "gated_input_linear",
-        SCALE_DTYPE=gl.bfloat16,
+        SCALE_DTYPE=gl.float8e4nv if is_fp4 else gl.bfloat16,
         GROUPS=4,
         TILES=ring.tiles,
         NUM_OUT_WARPS=ring.num_out_warps,
@@ -112,10 +113,11 @@ def int4_ring_launch(
         num_warps=ring.num_warps,
     )
     num_in = 128 * num_blocks
-    arguments = (words, words, words, tensor(), tensor(), num_in // 2, num_tiles * 16, num_rows, num_tiles)
+    tensors, numbers = (words, words, words, tensor(), tensor()), (num_in // 2, num_tiles * 16, num_rows, num_tiles)
     if ring.row_tiles == 2:
-        return int4_ring_16_kernel, (*arguments, num_in), {**constants, "NUM_BLOCKS": num_blocks}
-    return int4_ring_kernel, (*arguments, num_blocks, num_in), constants
+        return int4_ring_16_kernel, (*tensors, *numbers, num_in), {**constants, "NUM_BLOCKS": num_blocks}
+    factors = tensor(gl.float32) if is_fp4 else None
+    return int4_ring_kernel, (*tensors, factors, *numbers, num_blocks, num_in), constants
 
 
 def int4_wide_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -155,7 +157,7 @@ def int4_experts_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         HAS_TAIL=True,
         IS_DEPENDENT=True,
     )
-    arguments = (words, words, words, tensor(), words, words, tensor(), 352, 176, 6, 704)
+    arguments = (words, words, words, tensor(), None, words, words, tensor(), 352, 176, 6, 704)
     return experts_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
 
 
@@ -424,6 +426,10 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "fp8_row_of_head": head_launch(gl.float8e4nv, in_tiles=False),
         "int8_embedding": embed_launch(gl.int8),
         "fp8_embedding": embed_launch(gl.float8e4nv),
+        "fp4_8": int4_launch(8, choose_tuning(2688, 42, 8), is_fp4=True),
+        "fp4_64": int4_launch(64, choose_tuning(2688, 42, 64), is_fp4=True),
+        "fp4_ring_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear", is_fp4=True),
+        "fp4_ring_of_down": int4_ring_launch(336, 168, "linear", is_fp4=True),
         "int4_ring_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear"),
         "int4_ring_of_down": int4_ring_launch(336, 168, "linear"),
         "int4_ring_of_qkv": int4_ring_launch(1024, 42, "linear"),

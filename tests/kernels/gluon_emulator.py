@@ -177,6 +177,7 @@ def _language() -> ModuleType:
         exp2=torch.exp2,
         expand_dims=lambda tensor, dim: tensor.unsqueeze(dim),
         float16=torch.float16,
+        float8e4nv=torch.float8_e4m3fn,
         fma=lambda a, b, c: (a.double() * b + c).float(),
         float32=torch.float32,
         full=lambda shape, value, dtype, _layout: torch.full(tuple(shape), _plain(value), dtype=dtype),

@@ -26,6 +26,36 @@ def unpack_scales(word: Tensor, dtype: torch.dtype) -> Words:
     return word.unsqueeze(-1).contiguous().view(dtype).float().unbind(-1)
 
 
+def unpack_small_scales(word: Tensor) -> Words:
+    """As bits, and in float32, whose exponents are those of bfloat16."""
+    return [_twice(_bfloat16(word >> 16 * side) * 2.0**120 * 2.0**119) for side in range(2)]
+
+
+def values_of_fp4(word: Tensor, scale: Tensor) -> Words:
+    def value(pair: int, side: int) -> Tensor:
+        code = word >> 4 * pair + 16 * side
+        return _bfloat16((code & 7) << 6 | (code & 8) << 12) * _bfloat16(scale)
+
+    pairs = [torch.stack([value(pair, side) for side in range(2)], dim=-1) for pair in range(4)]
+    words = [pair.to(torch.bfloat16) for pair in pairs]
+    assert all(torch.equal(word.float(), pair) for word, pair in zip(words, pairs, strict=True)), "exact"
+    return [word.view(torch.int32).squeeze(-1) for word in words]
+
+
+def _bfloat16(word: Tensor) -> Tensor:
+    """The number in the lower half, in float32."""
+    return (word << 16).view(torch.float32)
+
+
+def _twice(number: Tensor) -> Tensor:
+    return torch.stack((number, number), dim=-1).to(torch.bfloat16).view(torch.int32).squeeze(-1)
+
+
+def add_values(sums: Words, upper: Words, lower: Words, x: Words) -> Words:
+    one = torch.ones(())
+    return add_products(sums, upper, lower, x, one, one)
+
+
 def add_products(sums: Words, upper: Words, lower: Words, x: Words, upper_scale: Tensor, lower_scale: Tensor) -> Words:
     """Operands of m16n8k16 as the PTX manual draws them. Thread 4 g + t has columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9:
     of rows g and g + 8 of the left operand, of row g of the right one. Of the product, columns 2 t and 2 t + 1 of rows
@@ -165,6 +195,9 @@ NAMES = {
     "unpack_codes": unpack_codes,
     "unpack_scales": unpack_scales,
     "add_products": add_products,
+    "add_values": add_values,
+    "unpack_small_scales": unpack_small_scales,
+    "values_of_fp4": values_of_fp4,
     "add_products_of_two": add_products_of_two,
     "stay_in_order": nothing,
     "shared_memory": MEMORY.begin,

@@ -38,6 +38,9 @@ DEEP = Tuning(tiles=1, num_out_warps=1, num_in_warps=4)
 BOTH = Tuning(tiles=2, num_out_warps=2, num_in_warps=2)
 
 
+FP4 = FORMATS["fp4 coarse"]
+
+
 def format_of(group: int | None, dtype: str = "bfloat16", *, zeros: bool = False) -> MatrixFormat:
     codes: CodeKind = "uint4" if zeros else "int4"
     return MatrixFormat(codes=codes, scales=ScaleFormat(dtype=dtype, group=group), has_zeros=zeros)
@@ -96,6 +99,10 @@ def run(
         ("linear", Case(format=format_of(128, "float16", zeros=True), num_in=640), 3, DEEP),
         ("geglu_linear", Case(format=format_of(32, zeros=True)), 9, BOTH),
         ("linear", Case(format=format_of(32), num_out=32, num_in=256), 70, None),  # more rows than a program takes
+        ("linear", Case(format=FP4), 1, WIDE),
+        ("linear", Case(format=FP4, num_out=80, num_in=656), 11, DEEP),  # tiles, blocks and inputs that are not there
+        ("geglu_linear", Case(format=FP4, num_in=1024), 5, BOTH),
+        ("gated_input_linear", Case(format=FP4), 19, None),
     ],
 )
 def test_equals_reference(
@@ -133,9 +140,9 @@ def test_the_wide_kernel_equals_reference(
         torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=2e-2, rtol=2**-6)
 
 
-@pytest.mark.parametrize("tuning", [WIDE, BOTH], ids=str)
-def test_a_row_is_the_same_bits_in_any_company(few_rows: ModuleType, tuning: Tuning) -> None:
-    case = Case(format=format_of(32), num_out=64, num_in=384)
+@pytest.mark.parametrize(("tuning", "format"), [(WIDE, format_of(32)), (BOTH, format_of(32)), (BOTH, FP4)], ids=str)
+def test_a_row_is_the_same_bits_in_any_company(few_rows: ModuleType, tuning: Tuning, format: MatrixFormat) -> None:
+    case = Case(format=format, num_out=64, num_in=384)
     matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(65, torch.bfloat16, DEVICE)[1:]
     alone = few_rows.linear(x[:1], matrix, tuning)
     for num_rows in (2, 16, 32, 64):
@@ -161,6 +168,33 @@ def test_shuffling_loses_nothing(group: int | None, num_in: int, zeros: bool, is
     assert back.format == matrix.format
     for name, tensor in matrix.tensors().items():
         assert torch.equal(back.tensors()[name], tensor), name
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("num_in", [512, 656])
+def test_codes_e2m1_are_shuffled_and_come_back(num_in: int, is_gated: bool) -> None:
+    matrix = Case(format=FP4, num_in=num_in).matrix(DEVICE)
+    shuffled = int4.shuffle(matrix, is_gated=is_gated)
+    back = int4.unshuffle(shuffled).tensors()
+    for name, tensor in matrix.tensors().items():
+        assert torch.equal(back[name].view(torch.uint8), tensor.view(torch.uint8)), name
+    torch.testing.assert_close(dequantize(shuffled, torch.float32), matrix.values(), atol=0, rtol=2**-22)
+
+
+def test_every_code_e2m1_and_every_scale(few_rows: ModuleType) -> None:
+    """One input at a time: what comes out is a value, which bfloat16 has exactly."""
+    matrix = Case(format=FP4, num_out=16, num_in=256).matrix(DEVICE)
+    codes = torch.arange(16, dtype=torch.uint8, device=DEVICE)
+    matrix.codes.copy_((codes | codes << 4).repeat(8))
+    scales = torch.arange(126, dtype=torch.uint8, device=DEVICE)  # all finite ones that are not negative
+    assert matrix.coarse_scales is not None
+    matrix.coarse_scales.fill_(0.25)
+    x = torch.eye(256, dtype=torch.bfloat16, device=DEVICE)[:64]
+    for first in range(0, 126, 16):
+        some = scales[first : first + 16].repeat(2)[:16]
+        matrix.scales.view(torch.uint8).copy_(some[:, None].expand(-1, 16))
+        got = few_rows.linear(x, int4.shuffle(matrix), WIDE)
+        assert torch.equal(got.float(), matrix.values()[:, :64].t()), first
 
 
 @pytest.mark.parametrize("is_gated", [False, True])

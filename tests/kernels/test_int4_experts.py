@@ -11,7 +11,7 @@ from facet.kernels.geglu.reference import geglu
 from facet.kernels.moe.config import MAX_PAIR_ROWS
 from facet.kernels.moe.reference import sum_of_chosen
 from facet.kernels.quantized import int4, reference
-from facet.kernels.quantized.cases import Case
+from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.int4.tuning import Tuning
 from facet.kernels.quantized.matrix import QuantizedMatrix, stack
 from facet.matrix_format import CodeKind, MatrixFormat, ScaleFormat
@@ -35,6 +35,7 @@ class Experts:
     group: int | None = 32
     dtype: str = "bfloat16"
     zeros: bool = False
+    is_fp4: bool = False
     hidden: int = 128
     width: int = 96  # less than a block
     num_rows: int = 7
@@ -44,14 +45,17 @@ class Experts:
         codes: CodeKind = "uint4" if self.zeros else "int4"
         scales = ScaleFormat(dtype=self.dtype, group=self.group)
         format = MatrixFormat(codes=codes, scales=scales, has_zeros=self.zeros)
+        if self.is_fp4:
+            format = FORMATS["fp4 coarse"]
         shapes = ((2 * self.width, self.hidden), (self.hidden, self.width))
         gate_up, down = (
             stack([Case(format=format, num_out=out, num_in=width).matrix(DEVICE) for _ in range(NUM_EXPERTS)])
             for out, width in shapes
         )
         for index in range(NUM_EXPERTS):  # that experts differ is what is tested
-            gate_up.scales[index] *= 1 + index / 4
-            down.scales[index] *= 2 - index / 4
+            for matrix, factor in ((gate_up, 1 + index / 4), (down, 2 - index / 4)):
+                scales = matrix.scales if matrix.coarse_scales is None else matrix.coarse_scales
+                scales[index] *= factor
         return gate_up, down
 
     def rows(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,6 +102,8 @@ DEEP = Tuning(tiles=1, num_out_warps=1, num_in_warps=2)
         (Experts(num_rows=7, num_chosen=3), (WIDE, DEEP)),  # sorted
         (Experts(num_rows=20, hidden=256, group=64, zeros=True), None),  # an expert with several groups
         (Experts(num_rows=30, width=40, group=None), (WIDE, WIDE)),  # 16 rows to a group
+        (Experts(num_rows=2, is_fp4=True), None),
+        (Experts(num_rows=20, is_fp4=True), (WIDE, DEEP)),
     ],
     ids=str,
 )
@@ -121,7 +127,11 @@ def test_a_row_is_the_same_bits_in_any_company(experts: ModuleType) -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter computes with numpy
 @pytest.mark.parametrize(
     "case",
-    [Experts(num_rows=12, hidden=64, width=32), Experts(num_rows=9, hidden=64, width=64, group=64, zeros=True)],
+    [
+        Experts(num_rows=12, hidden=64, width=32),
+        Experts(num_rows=9, hidden=64, width=64, group=64, zeros=True),
+        Experts(num_rows=9, hidden=64, width=64, is_fp4=True),
+    ],
     ids=str,
 )
 def test_many_rows_equal_the_reference(case: Experts, monkeypatch: pytest.MonkeyPatch) -> None:

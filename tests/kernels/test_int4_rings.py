@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 from tests.kernels.gluon_copies import COPIES, Shared, allocate_shared_memory
 from tests.kernels.gluon_emulator import emulated
 from tests.kernels.int4_machine import MEMORY, NAMES
-from tests.kernels.test_int4 import ROOM, expected, format_of
+from tests.kernels.test_int4 import FP4, ROOM, expected, format_of
 
 ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
 DEVICE = "cuda" if ON_HOPPER else "cpu"
@@ -167,6 +167,7 @@ def tuning_of(ring: Ring) -> Tuning:
         ("geglu_linear", Case(format=format_of(32), num_in=2048), 3),
         ("gated_input_linear", Case(format=format_of(32), num_in=128), 7),  # one block
         ("geglu_linear", Case(format=format_of(128), num_in=640), 2),
+        ("geglu_linear", Case(format=FP4, num_in=656), 6),
     ],
 )
 def test_products(
@@ -251,6 +252,11 @@ def test_where_rings_are_chosen(rings: ModuleType, monkeypatch: pytest.MonkeyPat
     assert [name_for(rows, int4.MAX_FEW_ROWS) for rows in (1, 8, 9)] == ["ring", "ring", "wide"]
     assert [name_for(rows, math.inf) for rows in (1, 9, 16, 17)] == [*3 * ["ring"], "few_rows"], "same bits"
     assert name_for(1, int4.MAX_FEW_ROWS, zeros=True) == "few_rows"
+    matrix = int4.shuffle(Case(format=FP4).matrix(DEVICE))
+    for most_few_rows in (int4.MAX_FEW_ROWS, math.inf):
+        chosen = [int4.choose_kernels(x[:num_rows], matrix, most_few_rows) for num_rows in (1, 8, 9)]
+        names = [vars(each)["__name__"].rpartition(".")[2] for each in chosen]
+        assert names == ["ring", "ring", "few_rows"], "codes e2m1"
     of_31b = {"gate_up": (2688, 42), "qkv": (1024, 42), "down": (336, 168), "o": (336, 64)}
     assert [most_ring_rows(*sizes) for sizes in of_31b.values()] == [16, 16, 8, 8]
 

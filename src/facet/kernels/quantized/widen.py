@@ -65,6 +65,14 @@ def _load_scale(fine, coarse, row, group, fine_stride, coarse_stride, is_live, P
 
 
 @triton.jit
+def value_of_e2m1(code):
+    """In float32."""
+    exponent, half = (code >> 1) & 3, (code & 1).to(tl.float32) * 0.5
+    size = tl.where(exponent == 0, half, (1.0 + half) * tl.exp2(exponent.to(tl.float32) - 1.0))
+    return tl.where(code >= 8, -size, size)
+
+
+@triton.jit
 def _widen_kernel(
     codes,
     scales,
@@ -93,9 +101,7 @@ def _widen_kernel(
         octet = tl.load(codes + row * code_stride + columns // 2, mask=is_live, other=0.0).to(tl.int32)
         code = (octet >> (columns % 2 * 4)) & 15
         if KIND == E2M1:
-            exponent, half = (code >> 1) & 3, (code & 1).to(tl.float32) * 0.5
-            size = tl.where(exponent == 0, half, (1.0 + half) * tl.exp2(exponent.to(tl.float32) - 1.0))
-            value = tl.where(code >= 8, -size, size)
+            value = value_of_e2m1(code)
         elif KIND == SIGNED:
             value = (code - 8).to(tl.float32)
         else:

@@ -94,7 +94,7 @@ def choose_kernels(x: Tensor, matrix: ShuffledInt4, most_few_rows: float) -> Ker
 
     num_rows = x.shape[0]
     if num_rows <= most_few_rows:
-        if num_rows <= most_ring_rows(matrix.num_tiles, matrix.num_blocks) and runs_on_hopper(x.device):
+        if num_rows <= _most_ring_rows(matrix) and runs_on_hopper(x.device):
             from facet.kernels.quantized.int4 import ring
 
             if ring.can_run(x, matrix):
@@ -102,9 +102,16 @@ def choose_kernels(x: Tensor, matrix: ShuffledInt4, most_few_rows: float) -> Ker
         return few_rows
     if x.dtype != torch.bfloat16:
         return None
-    if torch.cuda.get_device_capability(x.device)[0] == _HOPPER:  # no other has the wide kernel's products
+    is_hopper = torch.cuda.get_device_capability(x.device)[0] == _HOPPER
+    if is_hopper and matrix.factors is None:  # no other has the wide kernel's products
         return wide if num_rows <= MAX_WIDE_ROWS else None
     return few_rows if num_rows <= ROW_KINDS[-1] else None
+
+
+def _most_ring_rows(matrix: ShuffledInt4) -> int:
+    """Rings of 16 rows have no values with scales."""
+    most = most_ring_rows(matrix.num_tiles, matrix.num_blocks)
+    return most if matrix.factors is None else min(most, MAX_FEW_ROWS)
 
 
 def run_experts(

@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.quantized.int4.shuffled import BLOCK_IN, TILE_OUT, ShuffledInt4
+from facet.kernels.quantized.widen import value_of_e2m1
 
 _BLOCKS = 4  # of a program
 
@@ -18,6 +19,7 @@ def dequantize(matrix: ShuffledInt4, dtype: torch.dtype) -> Tensor:
         matrix.codes,
         matrix.scales,
         matrix.scales if matrix.zeros is None else matrix.zeros,
+        matrix.factors,
         values,
         matrix.num_tiles,
         matrix.num_blocks,
@@ -38,6 +40,7 @@ def _dequantize_kernel(
     codes,
     scales,
     zeros,
+    factors,  # of whole rows, of codes e2m1 alone
     values,
     num_tiles,  # of a matrix
     num_blocks,
@@ -59,7 +62,10 @@ def _dequantize_kernel(
     is_block = block < num_blocks
     first = (tile * num_blocks + block).to(tl.int64)
     eight = tl.load(codes + first * 256 + half * 128 + (member * 4 + quarter) * 4 + chunk, mask=is_block, other=0)
-    scale_place = first * (16 * GROUPS) + member * (2 * GROUPS) + chunk * GROUPS // 4 * 2 + half
+    if factors is None:
+        scale_place = first * (16 * GROUPS) + member * (2 * GROUPS) + chunk * GROUPS // 4 * 2 + half
+    else:
+        scale_place = first * 128 + member * 16 + quarter // 2 * 8 + half * 4 + chunk
     scale = tl.load(scales + scale_place, mask=is_block, other=0.0).to(tl.float32)
     # Neighbours lie 16 bits apart.
     code = (eight >> (pair // 2 * 4 + pair % 2 * 16)) & 15
@@ -68,6 +74,11 @@ def _dequantize_kernel(
         row = tile // num_tiles * (num_tiles * 16) + half * (num_tiles * 8) + tile % num_tiles * 8 + member
     else:
         row = tile * 16 + half * 8 + member
-    zero = tl.load(zeros + scale_place, mask=is_block, other=0).to(tl.int32) if HAS_ZEROS else 8
-    result = (code - zero).to(tl.float32) * scale
+    if factors is None:
+        zero = tl.load(zeros + scale_place, mask=is_block, other=0).to(tl.int32) if HAS_ZEROS else 8
+        result = (code - zero).to(tl.float32) * scale
+    else:
+        # The factor is that of values 2^7 times too small.
+        factor = tl.load(factors + tile * 16 + half * 8 + member) * 0.0078125
+        result = value_of_e2m1(code) * (scale * factor)
     tl.store(values + row.to(tl.int64) * num_in + column, result.to(values.dtype.element_ty), mask=column < num_in)

@@ -47,6 +47,7 @@ def run_few(
         experts_kernel[(-(-matrices.num_tiles // (tuning.tiles * tuning.num_out_warps)), table.shape[0])](
             source.view(torch.int32),
             *matrices.words(),
+            matrices.factors,
             order,
             table,
             result,
@@ -57,7 +58,7 @@ def run_few(
             NUM_CHOSEN=num_chosen,
             IS_FIRST=is_first,
             IS_SORTED=is_sorted,
-            SCALE_DTYPE=gl.bfloat16 if matrices.scales.dtype == torch.bfloat16 else gl.float16,
+            SCALE_DTYPE=getattr(gl, matrices.scale_type),
             HAS_ZEROS=matrices.zeros is not None,
             GROUPS=matrices.scales.shape[-2],
             **tuning.constants(matrices, group_size),

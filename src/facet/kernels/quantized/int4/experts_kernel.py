@@ -13,6 +13,7 @@ from facet.kernels.quantized.int4.tiles import (
     opened,
     places_of_sums,
     places_of_tiles,
+    rounded,
     sums_of_tiles,
 )
 
@@ -23,6 +24,7 @@ def experts_kernel(
     codes,
     scales,
     zeros,  # int16: two of them each
+    factors,  # of whole rows; None: there are none
     order,  # pairs in order of experts
     table,  # of groups, or experts of pairs
     output,  # in order of experts for the first product, else by pair
@@ -78,12 +80,15 @@ def experts_kernel(
         row = row // NUM_CHOSEN
     place = places[1] * BLOCK_IN + lane % 4 * 8  # of the first of a thread's eight inputs
     inputs = (x + row.to(gl.int64) * x_stride + place // 2 + axis(4, 3, VECTORS), is_pair, place)
-    sum_0, sum_1, sum_2, sum_3 = sums_of_tiles(
+    sums = sums_of_tiles(
         places, even_block, inputs, num_blocks, num_in,
         SCALE_DTYPE, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS,
     )  # fmt: skip
 
     tile_o, member, place_o = places_of_sums(first_tile, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS)
+    if factors is not None:
+        factors += expert.to(gl.int64) * (num_tiles * 16)
+    sum_0, sum_1, sum_2, sum_3 = rounded(sums, tile_o, member, factors, num_tiles)
     place_o = first + place_o
     is_first = (place_o < end) & (tile_o < num_tiles)
     is_second = (place_o + 1 < end) & (tile_o < num_tiles)

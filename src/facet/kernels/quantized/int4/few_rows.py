@@ -45,6 +45,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: Tuning |
     few_rows_kernel[grid](
         words,
         *matrix.words(),
+        matrix.factors,
         x if gated is None else gated,
         output,
         words.stride(0),
@@ -55,7 +56,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: Tuning |
         matrix.num_inputs,
         IS_GATED=matrix.is_gated,
         HAS_GATED_INPUT=gated is not None,
-        SCALE_DTYPE=gl.bfloat16 if matrix.scales.dtype == torch.bfloat16 else gl.float16,
+        SCALE_DTYPE=getattr(gl, matrix.scale_type),
         HAS_ZEROS=matrix.zeros is not None,
         GROUPS=matrix.scales.shape[-2],
         **tuning.constants(matrix, rows),

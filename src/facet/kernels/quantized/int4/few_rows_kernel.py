@@ -21,6 +21,7 @@ def few_rows_kernel(
     codes,
     scales,
     zeros,  # int16: two of them each
+    factors,  # of whole rows; None: there are none
     gated,
     output,
     x_stride,
@@ -65,6 +66,6 @@ def few_rows_kernel(
         SCALE_DTYPE, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS,
     )  # fmt: skip
     store_sums(
-        sums, first_tile, first_row, gated, output, gated_stride, num_rows, num_tiles,
+        sums, factors, first_tile, first_row, gated, output, gated_stride, num_rows, num_tiles,
         IS_GATED, HAS_GATED_INPUT, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS,
     )  # fmt: skip

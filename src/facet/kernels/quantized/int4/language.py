@@ -23,6 +23,7 @@ from facet.kernels.gluon_names import (
 __all__ = [
     "add_products",
     "add_products_of_two",
+    "add_values",
     "allocate_shared_memory",
     "commit_copies",
     "commit_own_copies",
@@ -43,6 +44,8 @@ __all__ = [
     "thread_barrier",
     "unpack_codes",
     "unpack_scales",
+    "unpack_small_scales",
+    "values_of_fp4",
     "wait_for_copies",
     "wait_for_previous",
     "wait_for_warp",
@@ -130,6 +133,72 @@ def unpack_codes(word, offset):
     )
 
 
+def _unpacking_fp4(pairs: Sequence[str], word: str) -> str:
+    """Instructions that make four registers of two bfloat16 numbers of a word of eight codes e2m1, which lie as above.
+    The three bits of a size become the last two of an exponent and the first of a mantissa: numbers 2^126 times too
+    small, those of a half among them, which has no exponent in either format."""
+    lines = []
+    for place, pair in enumerate(pairs):
+        up = 6 - 4 * place
+        lines.append(f"{'shl.b32' if up > 0 else 'shr.u32'} shifted, {word}, {abs(up)};")
+        lines.append("and.b32 size, shifted, 0x01c001c0;")
+        lines.append(f"shl.b32 shifted, {word}, {12 - 4 * place};")
+        lines.append(f"lop3.b32 {pair}, shifted, 0x80008000, size, 0xea;")
+    return "\n".join(lines)
+
+
+# Products of numbers this far apart are exact, and neither overflow nor underflow.
+_VALUES_OF_FP4 = gl.constexpr(
+    f"""
+    {{
+        .reg .b32 nothing, shifted, size;
+        mov.b32 nothing, 0x80008000;
+        {_unpacking_fp4(_RESULTS, "$4")}
+        {"".join(f"fma.rn.bf16x2 {result}, {result}, $5, nothing;" for result in _RESULTS)}
+    }}
+    """
+)
+
+
+@gluon.jit
+def unpack_small_scales(word):
+    """Two words of a scale each, twice, in bfloat16 and 2^119 times too large, of a word of two scales e4m3: the lower
+    from bit 4 on and the upper from bit 20 on, which are bfloat16 numbers 2^120 times too small."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 nothing, factor, pair;
+            mov.b32 nothing, 0x80008000;
+            mov.b32 factor, 0x7b807b80;
+            fma.rn.bf16x2 pair, $2, factor, nothing;
+            mov.b32 factor, 0x7b007b00;
+            fma.rn.bf16x2 pair, pair, factor, nothing;
+            prmt.b32 $0, pair, pair, 0x1010;
+            prmt.b32 $1, pair, pair, 0x3232;
+        }
+        """,
+        "=&r,=&r,r",
+        [word],
+        dtype=(gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def values_of_fp4(word, scale):
+    """Four words of two bfloat16 numbers, from one of eight codes e2m1, times a scale of `unpack_small_scales`: exact,
+    and 2^7 times too small."""
+    return gl.inline_asm_elementwise(
+        _VALUES_OF_FP4,
+        "=&r,=&r,=&r,=&r,r,r",
+        [word, scale],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
+
+
 @gluon.jit
 def dequantize_codes(word, scales, offset, half, DTYPE: gl.constexpr):
     """The values of each word's eight codes in bfloat16: four tensors with the two sides of a pair as last dimension.
@@ -195,6 +264,31 @@ def add_products(sums, upper, lower, x, upper_scale, lower_scale):
             sums[0], sums[1], sums[2], sums[3],
             upper[0], upper[1], upper[2], upper[3], lower[0], lower[1], lower[2], lower[3],
             x[0], x[1], x[2], x[3], upper_scale, lower_scale,
+        ],
+        dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_values(sums, upper, lower, x):
+    """As `add_products`, of values that have their scales already."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .f32 part<4>;
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+                {part0, part1, part2, part3}, {$8, $12, $9, $13}, {$16, $17}, {$4, $5, $6, $7};
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+                {$0, $1, $2, $3}, {$10, $14, $11, $15}, {$18, $19}, {part0, part1, part2, part3};
+        }
+        """,
+        "=f,=f,=f,=f,f,f,f,f,r,r,r,r,r,r,r,r,r,r,r,r",
+        [
+            sums[0], sums[1], sums[2], sums[3],
+            upper[0], upper[1], upper[2], upper[3], lower[0], lower[1], lower[2], lower[3],
+            x[0], x[1], x[2], x[3],
         ],
         dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
         is_pure=True,

@@ -55,14 +55,14 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, ring: Ring | Non
     constants = dict(
         IS_GATED=matrix.is_gated,
         HAS_GATED_INPUT=gated is not None,
-        SCALE_DTYPE=gl.bfloat16 if matrix.scales.dtype == torch.bfloat16 else gl.float16,
+        SCALE_DTYPE=getattr(gl, matrix.scale_type),
         GROUPS=matrix.scales.shape[-2],
         **ring.constants(matrix),
         **launch_options(x.device),
     )
     num_rows, num_tiles, num_blocks, num_in = x.shape[0], matrix.num_tiles, matrix.num_blocks, matrix.num_inputs
     if ring.row_tiles == 1:
-        ring_kernel[grid](*tensors, *strides, num_rows, num_tiles, num_blocks, num_in, **constants)
+        ring_kernel[grid](*tensors, matrix.factors, *strides, num_rows, num_tiles, num_blocks, num_in, **constants)
     else:
         assert num_tiles >= ring.tiles * ring.num_out_warps, "every program has all of its tiles"
         ring_16_kernel[grid](*tensors, *strides, num_rows, num_tiles, num_in, NUM_BLOCKS=num_blocks, **constants)

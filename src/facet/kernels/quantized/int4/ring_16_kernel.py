@@ -243,8 +243,8 @@ def ring_16_kernel(
     wait_for_copies(0)
     thread_barrier()
     together = (joined(sums, 0, SINGLES), joined(sums, 1, SINGLES), joined(sums, 2, SINGLES), joined(sums, 3, SINGLES))
-    rounded = sums_of_warps(together, NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
+    added = sums_of_warps(together, NUM_OUT_WARPS, NUM_IN_WARPS, SINGLES)
     store_sums(
-        rounded, first_tile, 0, gated, output, gated_stride, num_rows, num_tiles,
+        added, None, first_tile, 0, gated, output, gated_stride, num_rows, num_tiles,
         IS_GATED, HAS_GATED_INPUT, TILES, 2, NUM_OUT_WARPS, NUM_IN_WARPS,
     )  # fmt: skip

@@ -32,7 +32,15 @@ from facet.kernels.quantized.int4.language import (
     wait_for_previous,
     wait_for_warp,
 )
-from facet.kernels.quantized.int4.tiles import BLOCK_IN, CHUNK, WORDS, add_chunk, store_at, store_sums
+from facet.kernels.quantized.int4.tiles import (
+    BLOCK_IN,
+    CHUNK,
+    WORDS,
+    add_chunk,
+    small_scale_words,
+    store_at,
+    store_sums,
+)
 
 BLOCK_BYTES = gl.constexpr(1152)  # codes of outputs g, of outputs g + 8, scales of both
 
@@ -77,6 +85,8 @@ def add_turn(sums, own, own_scales, offset, chunks, SCALE_DTYPE: gl.constexpr, S
     upper = load_own_words(own + offset)
     lower = load_own_words(own + (offset + 512))
     scales = load_own_words(own_scales + (offset + 1024))
+    if gl.float8e4nv == SCALE_DTYPE:
+        scales = small_scale_words(scales, SINGLES)
     for chunk in gl.static_range(4):
         sums = add_chunk(
             sums, upper[chunk], lower[chunk], scales[chunk], scales[chunk], chunks[chunk],
@@ -95,7 +105,7 @@ def sums_of_all(
     sums, memory, warp, tile, lane, first_tile,
     TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 ):  # fmt: skip
-    """(rounded sums of the warps that share outputs, tile, g, first row): each [threads of NUM_OUT_WARPS * TILES]."""
+    """(sums of the warps that share outputs, tile, g, first row): each [threads of NUM_OUT_WARPS * TILES]."""
     NUM_PLACES: gl.constexpr = 32 * NUM_OUT_WARPS * TILES
     # Threads that add what several warps left load it from other banks.
     STRIDE: gl.constexpr = 16 * NUM_PLACES + 16 * max(1, 8 // NUM_IN_WARPS)
@@ -108,13 +118,8 @@ def sums_of_all(
     in_warp = gl.expand_dims(gl.arange(0, NUM_IN_WARPS, gl.SliceLayout(1, ADDED)), 1)
     place = gl.arange(0, NUM_PLACES, gl.SliceLayout(0, ADDED))
     sum_0, sum_1, sum_2, sum_3 = load_sums_at(memory + in_warp * STRIDE + gl.expand_dims(place, 0) * 16)
-    rounded = (
-        gl.sum(sum_0, 0).to(gl.bfloat16),
-        gl.sum(sum_1, 0).to(gl.bfloat16),
-        gl.sum(sum_2, 0).to(gl.bfloat16),
-        gl.sum(sum_3, 0).to(gl.bfloat16),
-    )
-    return rounded, first_tile + place // 32, place % 32 // 4, place % 4 * 2
+    added = gl.sum(sum_0, 0), gl.sum(sum_1, 0), gl.sum(sum_2, 0), gl.sum(sum_3, 0)
+    return added, first_tile + place // 32, place % 32 // 4, place % 4 * 2
 
 
 # One compilation serves all row counts, so that a count first met while serving compiles nothing.
@@ -125,6 +130,7 @@ def ring_kernel(
     scales,
     gated,
     output,
+    factors,  # of whole rows; None: there are none
     x_stride,
     gated_stride,
     num_rows,
@@ -213,15 +219,15 @@ def ring_kernel(
     wait_for_warp(0)
     if NUM_IN_WARPS == 1:
         store_sums(
-            (sums[0].to(gl.bfloat16), sums[1].to(gl.bfloat16), sums[2].to(gl.bfloat16), sums[3].to(gl.bfloat16)),
-            first_tile, 0, gated, output, gated_stride, num_rows, num_tiles,
+            sums, factors, first_tile, 0, gated, output, gated_stride, num_rows, num_tiles,
             IS_GATED, HAS_GATED_INPUT, TILES, 1, NUM_OUT_WARPS, 1,
         )  # fmt: skip
     else:
         thread_barrier()  # sums take the place of rings
-        rounded, tile_o, member, row_o = sums_of_all(
+        added, tile_o, member, row_o = sums_of_all(
             sums, memory, warp, tile, lane, first_tile, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
         )
         store_at(
-            rounded, tile_o, member, row_o, gated, output, gated_stride, num_rows, num_tiles, IS_GATED, HAS_GATED_INPUT
-        )
+            added, factors, tile_o, member, row_o, gated, output, gated_stride, num_rows, num_tiles,
+            IS_GATED, HAS_GATED_INPUT,
+        )  # fmt: skip

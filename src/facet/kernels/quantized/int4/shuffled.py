@@ -7,6 +7,8 @@ tile by inputs 32 j + 8 t .. 32 j + 8 t + 7 of a block, j = 0 .. 3:
 - A block is 1024 bytes: the four words of outputs g of all threads, then those of outputs g + 8.
 - Of scales, those of outputs g and g + 8 for one group of inputs are neighbours, and the groups of a block too. Zeros
   lie in the same order.
+- Codes e2m1 have a scale of eight bits for every 16 inputs: those of threads 0 and 1 lie before those of 2 and 3, of
+  outputs g before g + 8, and then in the order of j.
 
 Inputs are filled up to whole blocks with scales of zero. The rows of a gated matrix are gate, then up: its tiles have
 eight of either, so that a thread holds both of a column. The matrices of experts lie one after another.
@@ -20,11 +22,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.quantized.matrix import QuantizedMatrix, stack
-from facet.matrix_format import MatrixFormat
+from facet.matrix_format import MatrixFormat, ScaleFormat
 
 TILE_OUT = 16
 BLOCK_IN = 128
 _GROUPS = (None, 32, 64, 128)
+_SMALL_SCALES = ScaleFormat(dtype="float8_e4m3fn", group=16)
+# Products of codes e2m1 and their scales are this many times too small in the kernels (`language.py`).
+_SHRINKING = 128.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +38,9 @@ class ShuffledInt4:
 
     format: MatrixFormat
     codes: Tensor  # int32 [..., tiles, blocks, 256]
-    scales: Tensor  # [..., tiles, blocks, 8, groups of a block, 2]
+    scales: Tensor  # [..., tiles, blocks, 8, groups of a block, 2]; of eight bits [..., tiles, blocks, 8, 4, 4]
     zeros: Tensor | None  # uint8, as the scales
+    factors: Tensor | None = None  # float32 [..., tiles, 16]: what a whole row shares, as kernels multiply by it
     num_inputs: int
     is_gated: bool
 
@@ -52,6 +58,11 @@ class ShuffledInt4:
         """Of one matrix."""
         return self.num_tiles * TILE_OUT
 
+    @property
+    def scale_type(self) -> str:
+        """As Gluon names it. Where it has eight bits, codes are e2m1."""
+        return "float8e4nv" if self.format.codes == "fp4" else self.format.scales.dtype
+
     def words(self) -> tuple[Tensor, Tensor, Tensor]:
         """Codes, scales and zeros in the words that kernels load. Where there are no zeros, scales stand there."""
         zeros = self.scales if self.zeros is None else self.zeros.view(torch.int16)
@@ -68,21 +79,25 @@ class ShuffledInt4:
         return self.with_tensors({name: tensor[experts] for name, tensor in self.tensors().items()})
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "ShuffledInt4":
-        return replace(self, codes=tensors["codes"], scales=tensors["scales"], zeros=tensors.get("zeros"))
+        zeros, factors = tensors.get("zeros"), tensors.get("factors")
+        return replace(self, codes=tensors["codes"], scales=tensors["scales"], zeros=zeros, factors=factors)
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that there are, under their names in the matrix."""
-        named = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros}
+        named = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros, "factors": self.factors}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 def can_shuffle(format: MatrixFormat, num_rows: int) -> bool:
     """Whether the kernels here multiply by such a matrix."""
-    is_known = format.codes == ("uint4" if format.has_zeros else "int4")
-    is_plain = not (format.has_minimums or format.is_reordered or format.rounds_outputs)
-    has_known_scales = format.scales.dtype in ("bfloat16", "float16") and format.scales.group in _GROUPS
-    is_fine = format.coarse_scales is None and format.rounding is None
-    return is_known and is_plain and has_known_scales and is_fine and num_rows % TILE_OUT == 0
+    is_plain = not (format.has_minimums or format.is_reordered or format.rounds_outputs) and format.rounding is None
+    if format.codes == "fp4":
+        coarse = format.coarse_scales
+        is_known = format.scales == _SMALL_SCALES and coarse is not None and coarse.group is None
+    else:
+        is_known = format.codes == ("uint4" if format.has_zeros else "int4") and format.coarse_scales is None
+        is_known &= format.scales.dtype in ("bfloat16", "float16") and format.scales.group in _GROUPS
+    return is_known and is_plain and num_rows % TILE_OUT == 0
 
 
 def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt4:
@@ -94,10 +109,12 @@ def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt4:
     octets = functional.pad(matrix.codes, (0, num_blocks * BLOCK_IN // 2 - matrix.codes.shape[1]))
     words = _spread(octets.contiguous().view(torch.int32)).view(-1, num_blocks, 4, 4)  # [.., j, t]
     codes = _in_tiles(words, is_gated=is_gated).permute(0, 3, 1, 2, 5, 4)  # [tiles, blocks, halves, g, t, j]
+    is_small = matrix.coarse_scales is not None
     return ShuffledInt4(
         format=matrix.format,
         codes=codes.flatten(2).contiguous(),
-        scales=_by_tiles(matrix.scales, matrix, is_gated=is_gated),
+        scales=(_small_by_tiles if is_small else _by_tiles)(matrix.scales, matrix, is_gated=is_gated),
+        factors=None if matrix.coarse_scales is None else _factors(matrix.coarse_scales, is_gated=is_gated),
         zeros=None if matrix.zeros is None else _by_tiles(matrix.zeros, matrix, is_gated=is_gated),
         num_inputs=matrix.num_inputs,
         is_gated=is_gated,
@@ -113,6 +130,19 @@ def _by_tiles(numbers: Tensor, matrix: QuantizedMatrix, *, is_gated: bool) -> Te
         numbers = functional.pad(numbers, (0, num_blocks * BLOCK_IN // group - numbers.shape[1]))
     numbers = numbers.reshape(matrix.num_rows, num_blocks, -1)
     return _in_tiles(numbers, is_gated=is_gated).permute(0, 3, 2, 4, 1).contiguous()
+
+
+def _small_by_tiles(numbers: Tensor, matrix: QuantizedMatrix, *, is_gated: bool) -> Tensor:
+    """[rows, groups of 16] as [tiles, blocks, 8, sides and halves, chunks]."""
+    num_blocks = -(-matrix.num_inputs // BLOCK_IN)
+    octets = functional.pad(numbers.view(torch.uint8), (0, num_blocks * 8 - numbers.shape[1]))
+    tiles = _in_tiles(octets.view(-1, num_blocks, 4, 2), is_gated=is_gated)  # [tiles, halves, g, blocks, j, sides]
+    return tiles.permute(0, 3, 2, 5, 1, 4).flatten(3, 4).contiguous().view(numbers.dtype)
+
+
+def _factors(coarse: Tensor, *, is_gated: bool) -> Tensor:
+    """[rows, 1] as [tiles, 16], for values that are too small."""
+    return _in_tiles(coarse.float() * _SHRINKING, is_gated=is_gated).flatten(1).contiguous()
 
 
 def _joined(experts: Sequence[ShuffledInt4]) -> ShuffledInt4:
@@ -132,10 +162,18 @@ def unshuffle(shuffled: ShuffledInt4) -> QuantizedMatrix:
         rows = _in_rows(numbers.permute(0, 4, 2, 1, 3), is_gated=shuffled.is_gated).flatten(1)
         return rows[:, : shuffled.format.scales.count(shuffled.num_inputs)].contiguous()
 
+    scales, coarse = shuffled.scales, None
+    if shuffled.factors is not None:
+        numbers = scales.view(torch.uint8).view(tiles, blocks, 8, 2, 2, 4).permute(0, 4, 2, 1, 5, 3)
+        octets_of_scales = _in_rows(numbers, is_gated=shuffled.is_gated).flatten(1)
+        scales = octets_of_scales[:, : shuffled.num_inputs // 16].contiguous().view(scales.dtype)
+        factors = _in_rows(shuffled.factors.view(tiles, 2, 8, 1), is_gated=shuffled.is_gated)
+        coarse = (factors / _SHRINKING).contiguous()
     return QuantizedMatrix(
         format=shuffled.format,
         codes=octets[:, : shuffled.num_inputs // 2].contiguous(),
-        scales=by_rows(shuffled.scales),
+        scales=by_rows(scales) if coarse is None else scales,
+        coarse_scales=coarse,
         zeros=None if shuffled.zeros is None else by_rows(shuffled.zeros),
     )
 

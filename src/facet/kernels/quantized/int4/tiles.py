@@ -3,7 +3,8 @@
 Tensor cores multiply 16 outputs x 16 inputs by 16 inputs x 8 rows (`mma.sync`). What they take from a thread lies in
 memory as that thread loads it (`shuffled.py`), so codes never pass through shared memory, and a word of eight codes
 becomes four registers of two bfloat16 numbers each in eleven instructions. All of that is exact. Sums are float32; a
-group's sum is multiplied by its scale in float32.
+group's sum is multiplied by its scale in float32. Codes e2m1 are multiplied by their scales before, which is exact too,
+and their sums by what a whole row shares.
 
 Tensors are [threads, tiles, row tiles]: every thread of the program, the tiles of 16 outputs that its warp multiplies,
 and the tiles of 8 rows that it multiplies them by. Thread 4 g + t of a warp holds outputs g and g + 8 of a tile. The
@@ -15,12 +16,15 @@ Which sums are added in which order depends on the matrix alone. So a row's resu
 
 from facet.kernels.quantized.int4.language import (
     add_products,
+    add_values,
     gl,
     gluon,
     offset_of,
     stay_in_order,
     unpack_codes,
     unpack_scales,
+    unpack_small_scales,
+    values_of_fp4,
 )
 
 BLOCK_IN = gl.constexpr(128)  # inputs of a block of codes
@@ -62,9 +66,27 @@ def words_of(vectors, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def scale_words(scales, LAYOUT: gl.constexpr):
+def small_scale_words(words, LAYOUT: gl.constexpr):
+    """A word for each chunk, as `unpack_small_scales` takes it. Of four words of a block, the first two are of threads
+    0 and 1 of a group of four, the last two of the others: bytes of all chunks for outputs g, and for outputs g + 8."""
+    thread = gl.arange(0, words[0].shape[0], gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+    is_second = gl.expand_dims(gl.expand_dims(thread % 4 >= 2, 1), 2)
+    upper = gl.where(is_second, words[2], words[0])
+    lower = gl.where(is_second, words[3], words[1])
+    return (
+        (upper & 127) << 4 | (lower & 127) << 20,
+        (upper >> 8 & 127) << 4 | (lower >> 8 & 127) << 20,
+        (upper >> 16 & 127) << 4 | (lower >> 16 & 127) << 20,
+        (upper >> 24 & 127) << 4 | (lower >> 24 & 127) << 20,
+    )
+
+
+@gluon.jit
+def scale_words(scales, SCALE_DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
     """A word of two scales for each of the four chunks of a block, whose groups may be wider than a chunk."""
-    if scales.shape[3] == 4:
+    if gl.float8e4nv == SCALE_DTYPE:
+        words = small_scale_words(words_of(scales, LAYOUT), LAYOUT)
+    elif scales.shape[3] == 4:
         words = words_of(scales, LAYOUT)
     elif scales.shape[3] == 2:
         first, second = gl.split(scales)
@@ -114,9 +136,10 @@ def add_block(
     x_places, is_row, place = inputs
     if IS_RAGGED:
         scales = gl.where(turn * NUM_IN_WARPS + scale_warp < num_blocks, scales, 0)
-    upper_words, lower_words, words = words_of(upper, SINGLES), words_of(lower, SINGLES), scale_words(scales, SINGLES)
+    upper_words, lower_words = words_of(upper, SINGLES), words_of(lower, SINGLES)
+    words = scale_words(scales, SCALE_DTYPE, SINGLES)
     if HAS_ZEROS:
-        zero_words = scale_words(zeros, SINGLES)
+        zero_words = scale_words(zeros, SCALE_DTYPE, SINGLES)
     for chunk in gl.static_range(4):
         first = turn * (NUM_IN_WARPS * BLOCK_IN) + chunk * CHUNK
         is_live = is_row
@@ -139,13 +162,18 @@ def add_chunk(
     sums, upper, lower, scales, zeros, b, SCALE_DTYPE: gl.constexpr, HAS_ZEROS: gl.constexpr, SINGLES: gl.constexpr
 ):  # fmt: skip
     """Sums plus the products of 32 inputs: words of codes of outputs g and g + 8, of their scales and their zeros."""
-    scale_g, scale_h = unpack_scales(scales, SCALE_DTYPE)
-    if HAS_ZEROS:
-        offset_g, offset_h = offset_of(zeros & 255), offset_of((zeros >> 8) & 255)
+    if gl.float8e4nv == SCALE_DTYPE:
+        scale_g, scale_h = unpack_small_scales(scales)
+        sums = add_values(sums, values_of_fp4(upper, scale_g), values_of_fp4(lower, scale_h), b)
     else:
-        offset_g = offset_of(gl.full(scales.shape, 8, gl.int32, SINGLES))
-        offset_h = offset_g
-    return add_products(sums, unpack_codes(upper, offset_g), unpack_codes(lower, offset_h), b, scale_g, scale_h)
+        scale_g, scale_h = unpack_scales(scales, SCALE_DTYPE)
+        if HAS_ZEROS:
+            offset_g, offset_h = offset_of(zeros & 255), offset_of((zeros >> 8) & 255)
+        else:
+            offset_g = offset_of(gl.full(scales.shape, 8, gl.int32, SINGLES))
+            offset_h = offset_g
+        sums = add_products(sums, unpack_codes(upper, offset_g), unpack_codes(lower, offset_h), b, scale_g, scale_h)
+    return sums
 
 
 @gluon.jit
@@ -162,11 +190,11 @@ def opened(gate, up):
 
 @gluon.jit
 def sum_warps(sums, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Of the warps that share outputs, rounded: [threads of NUM_OUT_WARPS, tiles, row tiles]."""
+    """Of the warps that share outputs: [threads of NUM_OUT_WARPS, tiles, row tiles]."""
     if NUM_IN_WARPS > 1:
         sums = gl.sum(gl.reshape(sums, [NUM_IN_WARPS, 32 * NUM_OUT_WARPS, sums.shape[1], sums.shape[2]]), 0)
         sums = gl.convert_layout(sums, LAYOUT, assert_trivial=True)
-    return sums.to(gl.bfloat16)
+    return sums
 
 
 @gluon.jit
@@ -209,7 +237,7 @@ def sums_of_tiles(
     SCALE_DTYPE: gl.constexpr, TILES: gl.constexpr, ROW_TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr,
     NUM_IN_WARPS: gl.constexpr, IS_RAGGED: gl.constexpr, HAS_TAIL: gl.constexpr, HAS_ZEROS: gl.constexpr,
 ):  # fmt: skip
-    """Rounded sums [threads of NUM_OUT_WARPS, tiles, row tiles]: thread 4 g + t has rows 2 t and 2 t + 1 of output g,
+    """Sums [threads of NUM_OUT_WARPS, tiles, row tiles]: thread 4 g + t has rows 2 t and 2 t + 1 of output g,
     then those of output g + 8. `even_block` is the first, loaded before."""
     NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
     SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [32, 1, 1], [NUM_WARPS, 1, 1], [2, 1, 0])
@@ -251,26 +279,40 @@ def places_of_sums(
 
 
 @gluon.jit
+def rounded(sums, tile, member, factors, num_tiles):
+    """In bfloat16, times what a whole row of the matrix shares; None: nothing."""
+    sum_0, sum_1, sum_2, sum_3 = sums
+    if factors is not None:
+        place = gl.minimum(tile, num_tiles - 1) * 16 + member
+        upper, lower = gl.load(factors + place), gl.load(factors + place + 8)
+        sum_0 *= upper
+        sum_1 *= upper
+        sum_2 *= lower
+        sum_3 *= lower
+    return sum_0.to(gl.bfloat16), sum_1.to(gl.bfloat16), sum_2.to(gl.bfloat16), sum_3.to(gl.bfloat16)
+
+
+@gluon.jit
 def store_sums(
-    sums, first_tile, first_row, gated, output, gated_stride, num_rows, num_tiles,
+    sums, factors, first_tile, first_row, gated, output, gated_stride, num_rows, num_tiles,
     IS_GATED: gl.constexpr, HAS_GATED_INPUT: gl.constexpr,
     TILES: gl.constexpr, ROW_TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 ):  # fmt: skip
     """Applies the activation to those of `sums_of_tiles`, and stores."""
     tile, member, row = places_of_sums(first_tile, TILES, ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS)
     store_at(
-        sums, tile, member, first_row + row, gated, output, gated_stride, num_rows, num_tiles,
+        sums, factors, tile, member, first_row + row, gated, output, gated_stride, num_rows, num_tiles,
         IS_GATED, HAS_GATED_INPUT,
     )  # fmt: skip
 
 
 @gluon.jit
 def store_at(
-    sums, tile_o, member, row_o, gated, output, gated_stride, num_rows, num_tiles,
+    sums, factors, tile_o, member, row_o, gated, output, gated_stride, num_rows, num_tiles,
     IS_GATED: gl.constexpr, HAS_GATED_INPUT: gl.constexpr,
 ):  # fmt: skip
     """As above, with a thread's place in its tile, and its first row."""
-    sum_0, sum_1, sum_2, sum_3 = sums
+    sum_0, sum_1, sum_2, sum_3 = rounded(sums, tile_o, member, factors, num_tiles)
     is_first = (row_o < num_rows) & (tile_o < num_tiles)
     is_second = (row_o + 1 < num_rows) & (tile_o < num_tiles)
     if IS_GATED:

@@ -62,7 +62,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuni
         matrix.num_blocks,
         IS_GATED=matrix.is_gated,
         HAS_GATED_INPUT=gated is not None,
-        SCALE_DTYPE=gl.bfloat16 if matrix.scales.dtype == torch.bfloat16 else gl.float16,
+        SCALE_DTYPE=getattr(gl, matrix.scale_type),
         HAS_ZEROS=matrix.zeros is not None,
         GROUPS=matrix.scales.shape[-2],
         ROWS=tuning.rows,
