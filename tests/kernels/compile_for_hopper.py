@@ -120,13 +120,13 @@ def int4_ring_launch(
     return int4_ring_kernel, (*tensors, factors, *numbers, num_blocks, num_in), constants
 
 
-def int4_wide_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def int4_wide_launch(*, is_fp4: bool = False) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of 64 rows with the gate and up of 31B."""
     words = tensor(gl.int32)
     constants = dict(
         IS_GATED=True,
         HAS_GATED_INPUT=False,
-        SCALE_DTYPE=gl.bfloat16,
+        SCALE_DTYPE=gl.float8e4nv if is_fp4 else gl.bfloat16,
         HAS_ZEROS=False,
         GROUPS=4,
         ROWS=64,
@@ -135,7 +135,9 @@ def int4_wide_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         STAGES=4,
         IS_DEPENDENT=True,
     )
-    arguments = (tensor(), words, words, tensor(), tensor(), tensor(), tensor(gl.float32), words, 5376, 0, 64, 2688, 42)
+    factors = tensor(gl.float32) if is_fp4 else None
+    tensors = (tensor(), words, words, tensor(), factors, tensor(), tensor(), tensor(gl.float32), words)
+    arguments = (*tensors, 5376, 0, 64, 2688, 42)
     return wide_kernel, arguments, {**constants, "num_warps": 8}
 
 
@@ -443,6 +445,7 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "int4_ring_of_16_of_narrow_down": int4_ring_launch(160, 80, "linear", 16),
         "int4_ring_of_16_of_gated_input": int4_ring_launch(16, 20, "gated_input_linear", 16),
         "int4_wide": int4_wide_launch(),
+        "fp4_wide": int4_wide_launch(is_fp4=True),
         "int4_experts": int4_experts_launch(),
         "round_geglu_31b": round_geglu_launch(21504),
         "round_geglu_e4b": round_geglu_launch(10240),

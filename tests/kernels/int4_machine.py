@@ -44,7 +44,7 @@ def values_of_fp4(word: Tensor, scale: Tensor) -> Words:
 
 def _bfloat16(word: Tensor) -> Tensor:
     """The number in the lower half, in float32."""
-    return (word << 16).view(torch.float32)
+    return (word.to(torch.int32) << 16).view(torch.float32)
 
 
 def _twice(number: Tensor) -> Tensor:
@@ -99,6 +99,11 @@ def dequantize_codes(word: Tensor, scales: Tensor, zero: Tensor, half: Tensor, d
     scale = torch.where(half == 0, *unpack_scales(scales, dtype))
     sides = [[((word >> 4 * pair + 16 * side) & 15).float() - zero for side in range(2)] for pair in range(4)]
     return [(torch.stack(pair, dim=-1) * scale.unsqueeze(-1)).to(torch.bfloat16) for pair in sides]
+
+
+def dequantize_fp4(word: Tensor, scale: Tensor) -> Words:
+    words = values_of_fp4(word, unpack_small_scales(scale << 4)[0])
+    return [pair.unsqueeze(-1).contiguous().view(torch.bfloat16) for pair in words]
 
 
 @dataclass
@@ -209,6 +214,7 @@ NAMES = {
     "store_sums_at": MEMORY.store_sums,
     "load_sums_at": MEMORY.load_sums,
     "dequantize_codes": dequantize_codes,
+    "dequantize_fp4": dequantize_fp4,
     "fence_async_shared": nothing,
     "warpgroup_mma": lambda values, x, sums, is_async: Product(values, x, sums),
     "warpgroup_mma_wait": wait_for_products,

@@ -125,6 +125,8 @@ def test_equals_reference(
         ("gated_input_linear", Case(format=format_of(128), num_out=64, num_in=384), 9, None),
         ("linear", Case(format=format_of(128, "float16", zeros=True), num_in=640), 17, None),
         ("geglu_linear", Case(format=format_of(64, zeros=True)), 20, WideTuning(rows=32, tiles=4, shares=2, stages=3)),
+        ("linear", Case(format=FP4, num_out=80, num_in=656), 20, WideTuning(rows=32, tiles=4, shares=2, stages=3)),
+        ("geglu_linear", Case(format=FP4, num_in=640), 9, None),
         # A share without a block.
         ("linear", Case(format=format_of(32), num_in=640), 16, WideTuning(rows=16, tiles=8, shares=4, stages=4)),
     ],

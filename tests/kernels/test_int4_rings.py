@@ -253,10 +253,10 @@ def test_where_rings_are_chosen(rings: ModuleType, monkeypatch: pytest.MonkeyPat
     assert [name_for(rows, math.inf) for rows in (1, 9, 16, 17)] == [*3 * ["ring"], "few_rows"], "same bits"
     assert name_for(1, int4.MAX_FEW_ROWS, zeros=True) == "few_rows"
     matrix = int4.shuffle(Case(format=FP4).matrix(DEVICE))
-    for most_few_rows in (int4.MAX_FEW_ROWS, math.inf):
+    for most_few_rows, last in ((int4.MAX_FEW_ROWS, "wide"), (math.inf, "few_rows")):
         chosen = [int4.choose_kernels(x[:num_rows], matrix, most_few_rows) for num_rows in (1, 8, 9)]
         names = [vars(each)["__name__"].rpartition(".")[2] for each in chosen]
-        assert names == ["ring", "ring", "few_rows"], "codes e2m1"
+        assert names == ["ring", "ring", last], "codes e2m1"
     of_31b = {"gate_up": (2688, 42), "qkv": (1024, 42), "down": (336, 168), "o": (336, 64)}
     assert [most_ring_rows(*sizes) for sizes in of_31b.values()] == [16, 16, 8, 8]
 

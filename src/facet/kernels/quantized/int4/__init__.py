@@ -102,8 +102,7 @@ def choose_kernels(x: Tensor, matrix: ShuffledInt4, most_few_rows: float) -> Ker
         return few_rows
     if x.dtype != torch.bfloat16:
         return None
-    is_hopper = torch.cuda.get_device_capability(x.device)[0] == _HOPPER
-    if is_hopper and matrix.factors is None:  # no other has the wide kernel's products
+    if torch.cuda.get_device_capability(x.device)[0] == _HOPPER:  # no other has the wide kernel's products
         return wide if num_rows <= MAX_WIDE_ROWS else None
     return few_rows if num_rows <= ROW_KINDS[-1] else None
 

@@ -30,6 +30,7 @@ __all__ = [
     "copy_own_block",
     "copy_to_shared",
     "dequantize_codes",
+    "dequantize_fp4",
     "fence_async_shared",
     "gl",
     "gluon",
@@ -147,6 +148,39 @@ def _unpacking_fp4(pairs: Sequence[str], word: str) -> str:
     return "\n".join(lines)
 
 
+def _scaling_up(scale: str, word: str) -> str:
+    """Instructions that make two bfloat16 numbers 2^239 times as large: from 2^120 times too small to 2^119 times too
+    large. Nothing is added, not even to a zero."""
+    return f"""
+        mov.b32 nothing, 0x80008000;
+        mov.b32 factor, 0x7b807b80;
+        fma.rn.bf16x2 {scale}, {word}, factor, nothing;
+        mov.b32 factor, 0x7b007b00;
+        fma.rn.bf16x2 {scale}, {scale}, factor, nothing;
+    """
+
+
+_SMALL_SCALES = gl.constexpr(
+    f"""
+    {{
+        .reg .b32 nothing, factor, pair;
+        {_scaling_up("pair", "$2")}
+        prmt.b32 $0, pair, pair, 0x1010;
+        prmt.b32 $1, pair, pair, 0x3232;
+    }}
+    """
+)
+# Of two elements each, as above: $5 and $7 are $4 and $6 again.
+_DEQUANTIZE_FP4 = gl.constexpr(
+    f"""
+    {{
+        .reg .b32 nothing, factor, scale, shifted, size;
+        {_scaling_up("scale", "$6")}
+        {_unpacking_fp4(_RESULTS, "$4")}
+        {"".join(f"fma.rn.bf16x2 {result}, {result}, scale, nothing;" for result in _RESULTS)}
+    }}
+    """
+)
 # Products of numbers this far apart are exact, and neither overflow nor underflow.
 _VALUES_OF_FP4 = gl.constexpr(
     f"""
@@ -165,23 +199,7 @@ def unpack_small_scales(word):
     """Two words of a scale each, twice, in bfloat16 and 2^119 times too large, of a word of two scales e4m3: the lower
     from bit 4 on and the upper from bit 20 on, which are bfloat16 numbers 2^120 times too small."""
     return gl.inline_asm_elementwise(
-        """
-        {
-            .reg .b32 nothing, factor, pair;
-            mov.b32 nothing, 0x80008000;
-            mov.b32 factor, 0x7b807b80;
-            fma.rn.bf16x2 pair, $2, factor, nothing;
-            mov.b32 factor, 0x7b007b00;
-            fma.rn.bf16x2 pair, pair, factor, nothing;
-            prmt.b32 $0, pair, pair, 0x1010;
-            prmt.b32 $1, pair, pair, 0x3232;
-        }
-        """,
-        "=&r,=&r,r",
-        [word],
-        dtype=(gl.int32, gl.int32),
-        is_pure=True,
-        pack=1,
+        _SMALL_SCALES, "=&r,=&r,r", [word], dtype=(gl.int32, gl.int32), is_pure=True, pack=1
     )
 
 
@@ -218,6 +236,20 @@ def dequantize_codes(word, scales, offset, half, DTYPE: gl.constexpr):
         ASM,
         REGISTERS,
         [gl.join(word, word), gl.join(scale, scale), gl.join(offset, offset)],
+        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
+def dequantize_fp4(word, scale):
+    """As `dequantize_codes`, of codes e2m1. `scale`: bits of one, e4m3. Exact, and 2^7 times too small."""
+    pair = scale << 4 | scale << 20
+    return gl.inline_asm_elementwise(
+        _DEQUANTIZE_FP4,
+        "=&r,=&r,=&r,=&r,r,r,r,r",
+        [gl.join(word, word), gl.join(pair, pair)],
         dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
         is_pure=True,
         pack=2,

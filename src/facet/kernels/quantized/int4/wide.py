@@ -51,6 +51,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuni
     wide_kernel[(num_places * tuning.shares,)](
         ordered,
         *matrix.words(),
+        matrix.factors,
         x if gated is None else gated,
         output,
         partial_sums,

@@ -17,6 +17,7 @@ from facet.kernels.quantized.int4.language import (
     commit_copies,
     copy_to_shared,
     dequantize_codes,
+    dequantize_fp4,
     fence_async_shared,
     gl,
     gluon,
@@ -55,21 +56,45 @@ def values_of(
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [TILES, 1], [1, 0])
     half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, THREADS)))))
     half = gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(half, 0), 2), 3), 4)
-    zero = half * 0 + 8
-    if HAS_ZEROS:
-        zeros = gl.expand_dims(gl.expand_dims(gl.load(zero_places).to(gl.int32), 1), 3)
-        zero = gl.where(half == 0, zeros & 255, (zeros >> 8) & 255)
     words = gl.reshape(codes.index(stage).load(FLAT), [TILES, 2, 8, 4, 4])
     words = gl.convert_layout(words, THREADS, assert_trivial=True)
     pairs = scales.index(stage).load(gl.SliceLayout(1, gl.SliceLayout(3, THREADS)))
-    pairs = gl.expand_dims(gl.expand_dims(pairs, 1), 3)
-    values = dequantize_codes(
-        words, pairs, offset_of(zero), half, SCALE_DTYPE
-    )  # four of [tiles, halves, g, t, chunks, sides]
+    # Four of [tiles, halves, g, t, chunks, sides].
+    if gl.float8e4nv == SCALE_DTYPE:
+        values = dequantize_fp4(words, small_scales(pairs, half, TILES, THREADS))
+    else:
+        zero = half * 0 + 8
+        if HAS_ZEROS:
+            zeros = gl.expand_dims(gl.expand_dims(gl.load(zero_places).to(gl.int32), 1), 3)
+            zero = gl.where(half == 0, zeros & 255, (zeros >> 8) & 255)
+        pairs = gl.expand_dims(gl.expand_dims(pairs, 1), 3)
+        values = dequantize_codes(words, pairs, offset_of(zero), half, SCALE_DTYPE)
     quarters = gl.join(gl.join(values[0], values[1]), gl.join(values[2], values[3]))
     # [tiles, halves, g, chunks, products of a chunk, halves of its inputs, t, sides]
     quarters = gl.permute(quarters, (0, 1, 2, 4, 7, 6, 3, 5))
     return gl.convert_layout(gl.reshape(quarters, [16 * TILES, BLOCK_IN]), LEFT, assert_trivial=True)
+
+
+@gluon.jit
+def small_scales(words, half, TILES: gl.constexpr, THREADS: gl.constexpr):
+    """Bits of those e4m3, [tiles, halves, g, t, chunks], of the words of a block (`shuffled.py`)."""
+    upper, lower = gl.split(gl.reshape(words, [TILES, 8, 2, 2]))
+    first = gl.where(half == 0, of_outputs(upper, 0, THREADS), of_outputs(lower, 0, THREADS))
+    second = gl.where(half == 0, of_outputs(upper, 1, THREADS), of_outputs(lower, 1, THREADS))
+    thread = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(4, THREADS)))))
+    thread = gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(thread, 0), 1), 2), 4)
+    chunk = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, THREADS)))))
+    chunk = gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(chunk, 0), 1), 2), 3)
+    return gl.where(thread < 2, first, second) >> 8 * chunk & 127
+
+
+@gluon.jit
+def of_outputs(words, SIDE: gl.constexpr, THREADS: gl.constexpr):
+    """[tiles, 1, g, 1, 1] of [tiles, g, sides]: those of threads 0 and 1, or of the others."""
+    of_first, of_second = gl.split(words)
+    chosen = of_first if SIDE == 0 else of_second
+    chosen = gl.convert_layout(chosen, gl.SliceLayout(1, gl.SliceLayout(3, gl.SliceLayout(4, THREADS))), True)
+    return gl.expand_dims(gl.expand_dims(gl.expand_dims(chosen, 1), 3), 4)
 
 
 @gluon.jit
@@ -93,6 +118,7 @@ def wide_kernel(
     codes,
     scales,
     zeros,  # int16: two of them each
+    factors,  # of whole rows; None: there are none
     gated,
     output,
     partial_sums,
@@ -197,6 +223,10 @@ def wide_kernel(
             for each in gl.static_range(SHARES):
                 sums += gl.load(places + each * (16 * TILES * ROWS), cache_modifier=".cg")
     if is_last:
+        if factors is not None:
+            factor = gl.arange(0, 16 * TILES, gl.SliceLayout(1, SUMS))
+            factor = gl.load(factors + gl.minimum(first_tile * 16 + factor, num_tiles * 16 - 1))
+            sums *= gl.expand_dims(factor, 1)
         finish(
             sums, first_row, first_tile, gated, output, gated_stride, num_rows, num_tiles,
             IS_GATED, HAS_GATED_INPUT, ROWS, TILES,
