@@ -17,16 +17,32 @@ from tests.published_configs import text_only
 
 PROMPT_LEN, SHORT, LONG = 512, 8, 264
 
+NVFP4 = {
+    "quant_method": "compressed-tensors",
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+        }
+    },
+    "ignore": ["lm_head"],
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="Gemma 4 31B")
     parser.add_argument("--requests", type=int, default=1)
-    parser.add_argument("--quantization", choices=("fp8", "int8", "int4"))
+    parser.add_argument("--quantization", choices=("fp8", "int8", "int4", "nvfp4"))
     parser.add_argument("--quantize-head", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(text_only(options.model)))
+        config = text_only(options.model)
+        is_stored = options.quantization == "nvfp4"  # in checkpoints alone
+        if is_stored:
+            config = {**config, "quantization_config": NVFP4}
+        (Path(folder) / "config.json").write_text(json.dumps(config))
         started = time.perf_counter()
         llm = LLM(
             folder,
@@ -37,7 +53,7 @@ def main() -> None:
             max_num_seqs=options.requests,
             max_num_batched_tokens=2048,
             enable_prefix_caching=False,
-            quantization=options.quantization,
+            quantization=None if is_stored else options.quantization,
             quantize_head=options.quantize_head,
             show_progress=False,
         )

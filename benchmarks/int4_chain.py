@@ -18,7 +18,7 @@ from benchmarks.gpu_timing import microseconds
 from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.add_norm import add_norm
 from facet.kernels.quantized import int4
-from facet.kernels.quantized.cases import Case
+from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.int4.tuning import Ring, ring_of
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
@@ -123,10 +123,17 @@ def through(choose: Callable[[int, int, int], Ring]) -> SimpleNamespace:
     return SimpleNamespace(**{function.__name__: with_ring(function) for function in functions})
 
 
+def format_of(group: int) -> MatrixFormat:
+    """INT4 in such groups; of 16, NVFP4."""
+    if group == 16:
+        return FORMATS["fp4 coarse"]
+    return MatrixFormat(codes="int4", scales=ScaleFormat(dtype="bfloat16", group=group))
+
+
 def measure(layer: Layer, rows: Sequence[int], group: int) -> None:
     from facet.kernels.quantized.int4 import few_rows, ring, wide
 
-    format = MatrixFormat(codes="int4", scales=ScaleFormat(dtype="bfloat16", group=group))
+    format = format_of(group)
     first = make_matrices(layer, format)
     products = (first.qkv, first.o, first.gate_up, first.down)
     num_bytes = sum(tensor.nbytes for matrix in products for tensor in matrix.tensors().values())

@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from benchmarks import int4_chain
 from benchmarks.gpu_timing import microseconds
-from benchmarks.int4_chain import deepest_ring_of, half_ring_of
+from benchmarks.int4_chain import deepest_ring_of, format_of, half_ring_of
 from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
@@ -44,7 +44,6 @@ from facet.kernels.quantized.int4.tuning import (
     ring_of,
     rows_of_program,
 )
-from facet.matrix_format import MatrixFormat, ScaleFormat
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 ROWS_OF_RINGS = (1, 4, 8)
@@ -86,8 +85,7 @@ class Shape:
         return self.num_out // 16
 
     def case(self, group: int) -> Case:
-        format = MatrixFormat(codes="int4", scales=ScaleFormat(dtype="bfloat16", group=group))
-        return Case(format=format, num_out=self.num_out, num_in=self.num_in)
+        return Case(format=format_of(group), num_out=self.num_out, num_in=self.num_in)
 
 
 SHAPES = (
@@ -257,7 +255,7 @@ def main() -> None:
         "--rings", action="store_true", help="time rings beside the kernel for few rows, on a Hopper GPU"
     )
     parser.add_argument("--rows", type=int, nargs="+", help=f"{ROWS}, of rings {ROWS_OF_RINGS}")
-    parser.add_argument("--group", type=int, default=32, choices=(32, 64, 128))
+    parser.add_argument("--group", type=int, default=32, choices=(16, 32, 64, 128), help="16: NVFP4")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile; 0: compile when first timed")
     options = parser.parse_args()
     rows = options.rows or (ROWS_OF_RINGS if options.rings else ROWS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from facet.layers.quantized_weight import ProductWeight, QuantizedWeight
 from facet.model.loader import load_model
 from tests.engine.harness import make_engine
 from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
+from tests.model.quantized_files import VARIANTS, write_variant
 from tests.tiny_models import TinyModel
 
 GRAPH_SIZES = (1, 2, 4, 8)
@@ -47,9 +49,16 @@ def test_company_changes_no_bit(name: str, quantization: str, tiny_model: Callab
 @pytest.mark.parametrize("quantization", ["fp8", "int8", "int4"])
 def test_products_are_those_of_the_definition(quantization: str, tiny_model: Callable[[str], TinyModel]) -> None:
     """Every matrix of a model, by kernels and by the reference of a processor, for one row, some and many."""
-    config = ModelConfig(
-        model=str(tiny_model(FAMILIES[1]).folder), device="cuda", dtype="bfloat16", quantization=quantization
-    )
+    check_products(ModelConfig(model=str(tiny_model(FAMILIES[1]).folder), quantization=quantization))
+
+
+def test_products_of_a_file_in_nvfp4(tmp_path: Path) -> None:
+    write_variant(tmp_path, VARIANTS["nvfp4"])
+    check_products(ModelConfig(model=str(tmp_path / "quantized")))
+
+
+def check_products(config: ModelConfig) -> None:
+    config = replace(config, device="cuda", dtype="bfloat16")
     model = load_model(config).model
     plain = load_model(replace(config, device="cpu", dtype="float32")).model
     matrices = [module for module in model.modules() if isinstance(module, QuantizedWeight)]

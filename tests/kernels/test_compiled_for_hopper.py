@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 PREFILL = ("shared_512", "separate_512", "separate_256")
-MOST_REGISTERS = {"int4_8": 144, "int4_64": 168, "int4_wide": 128, "int4_experts": 168}
+MOST_REGISTERS = {"int4_8": 144, "int4_64": 168, "int4_wide": 128, "int4_experts": 168, "fp4_8": 112, "fp4_wide": 128}
 # Programs that a multiprocessor has room for, products of a tile, registers.
 RINGS = {
     "ring_of_down": (3, 8, 128),
@@ -20,6 +20,7 @@ RINGS = {
     **{f"{codes}_ring_of_gate_up": (6, 4, 64) for codes in ("fp8", "int8")},
     "fp8_ring_that_rounds": (2, 8, 128),
     "int4_ring_of_gate_up": (6, 16, 80),
+    "fp4_ring_of_gate_up": (6, 16, 80),
     "int4_ring_of_down": (3, 8, 80),
     "int4_ring_of_qkv": (4, 8, 80),
     "int4_ring_of_narrow_down": (2, 8, 64),

@@ -30,6 +30,8 @@ ROUNDED = ("int8 token", "fp8 token")
         ("fp8 token", (4, 64, 64), torch.bfloat16, GPU, EightBitsWeight),
         ("int4 groups", (64, 64), torch.bfloat16, GPU, Int4Weight),
         ("uint4 zeros", (64, 64), torch.bfloat16, GPU, Int4Weight),
+        ("fp4 coarse", (64, 64), torch.bfloat16, GPU, Int4Weight),
+        ("fp4 powers", (64, 64), torch.bfloat16, GPU, QuantizedWeight),
         ("fp8 token", (64, 64), torch.float32, GPU, QuantizedWeight),  # kernels round to 16 bits
         ("fp8 token", (64, 72), torch.bfloat16, GPU, QuantizedWeight),  # rows that are not aligned
         ("int4 groups", (64, 64), torch.float16, GPU, QuantizedWeight),
