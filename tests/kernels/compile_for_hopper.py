@@ -45,6 +45,7 @@ from facet.kernels.quantized.eight_bits.few_rows_kernel import few_rows_kernel a
 from facet.kernels.quantized.eight_bits.ring_kernel import ring_kernel as eight_bit_ring_kernel
 from facet.kernels.quantized.eight_bits.row_rounding import choose_whole_rows, round_whole_rows_kernel
 from facet.kernels.quantized.eight_bits.widened import widened_row_kernel
+from facet.kernels.quantized.few_rows import any_format_kernel
 from facet.kernels.quantized.int4 import tuning as int4
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
@@ -52,6 +53,7 @@ from facet.kernels.quantized.int4.ring_16_kernel import ring_16_kernel as int4_r
 from facet.kernels.quantized.int4.ring_kernel import ring_kernel as int4_ring_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
+from facet.kernels.quantized.widen import NUMBER, UNSIGNED
 from facet.kernels.rms_norm.triton import row_tile
 from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
 from facet.kernels.sum_over_ranks.triton import sum_kernel, sum_launch
@@ -243,6 +245,17 @@ def head_launch(dtype: Any, *, in_tiles: bool) -> tuple[Any, tuple[Any, ...], di
         (tensor(), tensor(dtype), scales, tensor(), 5376, 1, 262144),
         {**constants, "num_warps": row.num_warps},
     )
+
+
+def any_format_launch(*, is_q4_k: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of 16 rows with the gate and up of 31B, in Q4_K or Q6_K."""
+    fine, half = tensor(gl.uint8 if is_q4_k else gl.int8), tensor(gl.float16)
+    codes, minimums = tensor(gl.uint8 if is_q4_k else gl.int8), (fine, half) if is_q4_k else (None, None)
+    group, kind = (32, UNSIGNED) if is_q4_k else (16, NUMBER)
+    constants = dict(NUM_IN=5376, GROUP=group, PER_COARSE=256 // group, KIND=kind.value, IS_POWER=False)
+    constants |= dict(ROWS=16, BLOCK_OUT=64, BLOCK_IN=128, IS_DEPENDENT=True, num_warps=4, num_stages=3)
+    tensors = (tensor(), codes, fine, half, None, *minimums, tensor())
+    return any_format_kernel, (*tensors, 5376, 2688 if is_q4_k else 5376, 5376 // group, 21, 16, 43008), constants
 
 
 def embed_launch(dtype: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -447,6 +460,8 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "int4_wide": int4_wide_launch(),
         "fp4_wide": int4_wide_launch(is_fp4=True),
         "int4_experts": int4_experts_launch(),
+        "q4_k": any_format_launch(is_q4_k=True),
+        "q6_k": any_format_launch(is_q4_k=False),
         "round_geglu_31b": round_geglu_launch(21504),
         "round_geglu_e4b": round_geglu_launch(10240),
         "rounded_add_norm": rounded_add_norm_launch(),

@@ -11,7 +11,16 @@ import pytest
 pytest.importorskip("triton")
 
 PREFILL = ("shared_512", "separate_512", "separate_256")
-MOST_REGISTERS = {"int4_8": 144, "int4_64": 168, "int4_wide": 128, "int4_experts": 168, "fp4_8": 112, "fp4_wide": 128}
+MOST_REGISTERS = {
+    "int4_8": 144,
+    "int4_64": 168,
+    "int4_wide": 128,
+    "int4_experts": 168,
+    "fp4_8": 112,
+    "fp4_wide": 128,
+    "q4_k": 128,
+    "q6_k": 128,
+}
 # Programs that a multiprocessor has room for, products of a tile, registers.
 RINGS = {
     "ring_of_down": (3, 8, 128),

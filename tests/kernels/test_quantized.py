@@ -1,5 +1,6 @@
 """Matrices in few bits: what their codes mean, products with them, and how inputs are rounded."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -175,11 +176,12 @@ class TestQuantize:
         assert found.values()[2].eq(0).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "num_in"),
-    # A last group may be short only where formats say so.
-    [*((name, 512) for name in NAMES), *((name, 200) for name in NAMES if FORMATS[name].scales.group in (None, 128))],
-)
+# A last group may be short only where formats say so.
+WIDTHS = [(name, 512) for name in NAMES]
+WIDTHS += [(name, 200) for name in NAMES if FORMATS[name].scales.group in (None, 128)]
+
+
+@pytest.mark.parametrize(("name", "num_in"), WIDTHS)
 def test_widened_values_are_those_of_the_matrix(name: str, num_in: int) -> None:
     """In Triton's interpreter, or on a GPU."""
     pytest.importorskip("triton")
@@ -193,12 +195,45 @@ def test_widened_values_are_those_of_the_matrix(name: str, num_in: int) -> None:
     assert torch.equal(widen(there.rows(slice(3, 9)), torch.float16).cpu(), expected[3:9].half())
 
 
+@pytest.mark.parametrize(("name", "num_in"), WIDTHS)
+@pytest.mark.parametrize("num_rows", [1, 20])
+def test_a_product_of_few_rows_is_that_of_the_values(name: str, num_in: int, num_rows: int) -> None:
+    """With rows that lie apart, and nothing but NaN around them."""
+    pytest.importorskip("triton")
+    case = Case(format=FORMATS[name], num_out=40, num_in=num_in)
+    matrix, x = case.matrix(), case.inputs(num_rows + 1, torch.float16)[1:]
+    there = QuantizedMatrix(
+        format=matrix.format, **{name: tensor.to(DEVICE) for name, tensor in matrix.tensors().items()}
+    )
+    memory = torch.full((num_rows + 2, num_in + 8), math.nan, dtype=x.dtype, device=DEVICE)
+    memory[1:-1, :num_in] = x.to(DEVICE)
+    expected = reference.linear(x.float(), matrix)
+    got = gpu.linear(memory[1:-1, :num_in], there, refuse).cpu()
+    assert (got.float() - expected).norm() <= 0.01 * expected.norm()
+
+
+def refuse(*_operands: Tensor) -> Tensor:
+    raise AssertionError("few rows have a kernel of their own")
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="sums are those of tensor cores")
+@pytest.mark.parametrize("name", ["uint4 minimums", "int8 groups", "fp4 powers", "fp8 blocks"])
+def test_few_rows_have_the_bits_of_many(name: str) -> None:
+    case = Case(format=FORMATS[name], num_out=2560, num_in=10240)
+    matrix, x = case.matrix(DEVICE), case.inputs(200, torch.bfloat16, DEVICE)
+    many = gpu.linear(x, matrix, invariant_linear)
+    for num_rows in (1, 8, 17, 33, 64):
+        assert torch.equal(gpu.linear(x[:num_rows], matrix, refuse), many[:num_rows]), num_rows
+
+
 @pytest.mark.parametrize("name", ["uint4 zeros", "int4 reordered", "int8 static", "fp8 blocks"])
 def test_a_product_by_widened_rows_is_that_of_the_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
+    from facet.kernels.quantized import few_rows
+
     monkeypatch.setattr(gpu, "_SLICE_BYTES", 2 * 512 * 40)  # 40, 40 and 16 rows
     case = Case(format=FORMATS[name])
-    matrix, x = case.matrix(), case.inputs(5, torch.float16)
+    matrix, x = case.matrix(), case.inputs(few_rows.MAX_ROWS + 1, torch.float16)
     there = QuantizedMatrix(
         format=matrix.format, **{name: tensor.to(DEVICE) for name, tensor in matrix.tensors().items()}
     )

@@ -1,7 +1,8 @@
-"""Products with matrices of any format on a GPU: some rows at a time are brought to the type of activations.
+"""Products with matrices of any format on a GPU: codes are brought to the type of activations.
 
-Values are rounded to that type, which a kernel for one format need not do. The host never waits, so that graphs can
-hold such a product.
+Few rows are multiplied by the kernel that does so (`few_rows.py`); for more, some outputs at a time are brought to
+memory, and another product takes them. Values are rounded to that type, which a kernel for one format need not do. The
+host never waits, so that graphs can hold such a product.
 """
 
 from collections.abc import Iterator
@@ -26,11 +27,14 @@ def serves(device: torch.device, dtype: torch.dtype) -> bool:
 
 def linear(x: Tensor, matrix: QuantizedMatrix, product: Product) -> Tensor:
     """round(x) [rows, inputs] @ values^T, in x's type."""
-    from facet.kernels.quantized.widen import widen  # no Triton without a GPU
+    from facet.kernels.quantized import few_rows  # no Triton without a GPU
+    from facet.kernels.quantized.widen import widen
 
     inputs = round_inputs(x, matrix)
     if matrix.order is not None:
         inputs = inputs[:, matrix.order.long()]
+    if few_rows.serves(matrix, len(x)):
+        return round_outputs(few_rows.linear(inputs, matrix), matrix)
     parts = [product(inputs, widen(matrix.rows(rows), x.dtype)) for rows in _slices(matrix)]
     return round_outputs(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), matrix)
 

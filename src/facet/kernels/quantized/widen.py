@@ -16,7 +16,7 @@ from facet.kernels.quantized.matrix import QuantizedMatrix
 
 # What a code means, as the kernel's compile-time constant.
 NUMBER, UNSIGNED, SIGNED, E2M1 = (tl.constexpr(kind) for kind in range(4))
-_KINDS = {"int8": NUMBER, "fp8": NUMBER, "uint4": UNSIGNED, "int4": SIGNED, "fp4": E2M1}
+KINDS = {"int8": NUMBER, "fp8": NUMBER, "uint4": UNSIGNED, "int4": SIGNED, "fp4": E2M1}
 _BLOCK = 1024
 
 
@@ -29,11 +29,11 @@ def widen(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
     block = min(_BLOCK, triton.next_power_of_2(num_inputs))
     _widen_kernel[(num_rows, triton.cdiv(num_inputs, block))](
         matrix.codes,
-        _as_numbers(matrix.scales),
-        _as_numbers(matrix.coarse_scales),
+        as_numbers(matrix.scales),
+        as_numbers(matrix.coarse_scales),
         matrix.zeros,
-        _as_numbers(matrix.minimums),
-        _as_numbers(matrix.coarse_minimums),
+        as_numbers(matrix.minimums),
+        as_numbers(matrix.coarse_minimums),
         values,
         matrix.codes.stride(0),
         matrix.scales.stride(0),
@@ -41,7 +41,7 @@ def widen(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
         NUM_IN=num_inputs,
         GROUP=matrix.format.scales.group or num_inputs,
         PER_COARSE=triton.cdiv(num_scales, num_coarse),
-        KIND=_KINDS[matrix.format.codes].value,
+        KIND=KINDS[matrix.format.codes].value,
         IS_POWER=matrix.scales.dtype == torch.float8_e8m0fnu,
         BLOCK=block,
         num_warps=4,
@@ -49,14 +49,26 @@ def widen(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
     return values
 
 
-def _as_numbers(scales: Tensor | None) -> Tensor | None:
+def as_numbers(scales: Tensor | None) -> Tensor | None:
     """Triton knows no type whose numbers are powers of two: their exponents."""
     is_power = scales is not None and scales.dtype == torch.float8_e8m0fnu
     return scales.view(torch.uint8) if scales is not None and is_power else scales
 
 
 @triton.jit
-def _load_scale(fine, coarse, row, group, fine_stride, coarse_stride, is_live, PER_COARSE, IS_POWER: tl.constexpr):
+def value_of_code(code, KIND: tl.constexpr):
+    """In float32, before scales."""
+    if KIND == E2M1:
+        value = value_of_e2m1(code)
+    elif KIND == SIGNED:
+        value = (code - 8).to(tl.float32)
+    else:
+        value = code.to(tl.float32)
+    return value
+
+
+@triton.jit
+def scale_of(fine, coarse, row, group, fine_stride, coarse_stride, is_live, PER_COARSE, IS_POWER: tl.constexpr):
     scale = tl.load(fine + row * fine_stride + group, mask=is_live, other=0.0)
     scale = tl.exp2(scale.to(tl.float32) - 127.0) if IS_POWER else scale.to(tl.float32)
     if coarse is not None:
@@ -96,23 +108,18 @@ def _widen_kernel(
     is_live = columns < NUM_IN
     group = columns // GROUP
     if KIND == NUMBER:
-        value = tl.load(codes + row * code_stride + columns, mask=is_live, other=0.0).to(tl.float32)
+        code = tl.load(codes + row * code_stride + columns, mask=is_live, other=0.0)
     else:
         octet = tl.load(codes + row * code_stride + columns // 2, mask=is_live, other=0.0).to(tl.int32)
         code = (octet >> (columns % 2 * 4)) & 15
-        if KIND == E2M1:
-            value = value_of_e2m1(code)
-        elif KIND == SIGNED:
-            value = (code - 8).to(tl.float32)
-        else:
-            value = code.to(tl.float32)
+    value = value_of_code(code, KIND)
     if zeros is not None:
         value -= tl.load(zeros + row * scale_stride + group, mask=is_live, other=0.0).to(tl.float32)
-    value *= _load_scale(
+    value *= scale_of(
         scales, coarse_scales, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
     )  # fmt: skip
     if minimums is not None:
-        value -= _load_scale(
+        value -= scale_of(
             minimums, coarse_minimums, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
         )  # fmt: skip
     tl.store(values + row * NUM_IN + columns, value.to(values.dtype.element_ty), mask=is_live)
