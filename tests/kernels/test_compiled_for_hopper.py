@@ -18,9 +18,8 @@ MOST_REGISTERS = {
     "int4_experts": 168,
     "fp4_8": 112,
     "fp4_wide": 128,
-    "q4_k": 128,
-    "q6_k": 128,
 }
+ANY_FORMAT = ("q4_k", "q6_k")
 # Programs that a multiprocessor has room for, products of a tile, registers.
 RINGS = {
     "ring_of_down": (3, 8, 128),
@@ -81,6 +80,7 @@ def compiled() -> dict[str, dict[str, Any]]:
     names = (
         *PREFILL,
         *MOST_REGISTERS,
+        *ANY_FORMAT,
         *RINGS,
         *WARPGROUP_RINGS,
         *HEADS,
@@ -118,6 +118,16 @@ def test_4_bit_products_compile_without_spills(name: str, compiled: dict[str, di
     assert (found["stack"], found["local"]) == (0, 0)
     assert found["reg"] <= MOST_REGISTERS[name]
     assert found["added_halves"] == 0, "codes are unpacked by instructions that multiply and add"
+    assert found["products"] > 0
+
+
+@pytest.mark.parametrize("name", ANY_FORMAT)
+def test_products_of_any_format_compile_without_spills(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """And leave registers for three programs of four warps on a multiprocessor."""
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["reg"] <= 168
     assert found["products"] > 0
 
 
