@@ -32,8 +32,7 @@ class Shared:
         return self.numbers.dtype
 
     def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _layout: object) -> "Shared":
-        assert dtype == self.numbers.dtype
-        return Shared(self.numbers.view(*shape))
+        return Shared(self.numbers.view(dtype).view(*shape))
 
     def load(self, _layout: object) -> Tensor:
         return self.numbers.clone()
@@ -69,7 +68,8 @@ class Copies:
 
 
 def _spoil(numbers: Tensor) -> None:
-    numbers.fill_(float("nan") if numbers.is_floating_point() else 0x77777777 & torch.iinfo(numbers.dtype).max)
+    """In words, too, bfloat16 numbers become none."""
+    numbers.fill_(float("nan") if numbers.is_floating_point() else 0x7FC17FC1 & torch.iinfo(numbers.dtype).max)
 
 
 def allocate_shared_memory(dtype: torch.dtype, shape: Sequence[int], _layout: object) -> Shared:

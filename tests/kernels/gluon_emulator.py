@@ -164,6 +164,7 @@ def _language() -> ModuleType:
         NVMMADistributedLayout=_layout,
         SwizzledSharedLayout=_layout,
         BlockedLayout=_layout,
+        DistributedLinearLayout=_layout,
         DotOperandLayout=_layout,
         SliceLayout=_layout,
         allocate_shared_memory=machine.allocate_shared_memory,

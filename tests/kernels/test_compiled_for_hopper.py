@@ -131,6 +131,13 @@ def test_products_of_any_format_compile_without_spills(name: str, compiled: dict
     assert found["products"] > 0
 
 
+def test_the_wide_kernel_copies_pairs_of_x_past_registers(compiled: dict[str, dict[str, Any]]) -> None:
+    """A thread has 16 of a block, and a word of scales."""
+    found = compiled["int4_wide"]
+    assert "error" not in found, found["error"]
+    assert found["copied_words"] == found["stages"] * (16 + 1)
+
+
 @pytest.mark.parametrize("name", RINGS)
 def test_a_ring_leaves_room_for_others(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """And multiplies a tile in as many products as its inputs take."""
