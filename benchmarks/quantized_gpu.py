@@ -155,6 +155,8 @@ def name_of(config: Config | None) -> str:
         kind, named = "tiles ", config.tiles
     elif config.is_vector:
         kind = "row "
+    elif config.by_warpgroups:
+        kind = "warpgroups "
     return kind + " ".join(str(number) for number in asdict(named).values() if number is not None)
 
 

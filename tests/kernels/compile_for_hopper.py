@@ -42,8 +42,11 @@ from facet.kernels.paged_attention.prefill.hopper.parts import LAUNCH
 from facet.kernels.quantized.eight_bits import config as eight_bits
 from facet.kernels.quantized.eight_bits.embedding import embed_codes_kernel
 from facet.kernels.quantized.eight_bits.few_rows_kernel import few_rows_kernel as eight_bit_few_rows_kernel
+from facet.kernels.quantized.eight_bits.many_rows_kernel import LAUNCH as MANY_ROWS_LAUNCH
+from facet.kernels.quantized.eight_bits.many_rows_kernel import many_rows_kernel
 from facet.kernels.quantized.eight_bits.ring_kernel import ring_kernel as eight_bit_ring_kernel
 from facet.kernels.quantized.eight_bits.row_rounding import choose_whole_rows, round_whole_rows_kernel
+from facet.kernels.quantized.eight_bits.triton import product_kernel
 from facet.kernels.quantized.eight_bits.widened import widened_row_kernel
 from facet.kernels.quantized.few_rows import any_format_kernel
 from facet.kernels.quantized.int4 import tuning as int4
@@ -66,12 +69,12 @@ def tensor(dtype: Any = gl.bfloat16) -> Any:
     return MockTensor(dtype)
 
 
-def tiles(shape: tuple[int, ...], block: list[int]) -> Any:
+def tiles(shape: tuple[int, ...], block: list[int], dtype: Any = gl.bfloat16) -> Any:
     strides = [1]
     for size in reversed(shape[1:]):
         strides.insert(0, strides[0] * size)
-    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
-    return TensorDescriptor(MockTensor(gl.bfloat16, shape), list(shape), strides, block, layout)
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    return TensorDescriptor(MockTensor(dtype, shape), list(shape), strides, block, layout)
 
 
 def int4_launch(num_rows: int, tuning: Tuning, *, is_fp4: bool = False) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -227,6 +230,38 @@ def eight_bit_ring_launch(
     arguments = (x, row_scales, tensor(dtype), scales, tensor(), tensor(), scales if is_gated else None,
                  shape.num_in, shape.num_in, 1, 0, 8, num_out, sums, tensor(gl.int32))  # fmt: skip
     return eight_bit_ring_kernel, arguments, {**constants, "num_warps": 4}
+
+
+def fp8_in_order_launch(
+    shape: cases.Shape, num_rows: int, *, by_warpgroups: bool = False
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """As many rows are multiplied with --batch-invariant."""
+    config = eight_bits.choose_in_one_order(num_rows, shape.num_out, shape.num_in, "fp8")
+    assert config is not None
+    is_gated = shape.operation == "geglu_linear"
+    num_out, scales = shape.num_out // 2 if is_gated else shape.num_out, tensor(gl.float32)
+    constants: dict[str, Any] = dict(
+        NUM_IN=shape.num_in, BLOCK_IN=config.block_in, SHARES=config.shares, IS_DEPENDENT=True
+    )
+    if by_warpgroups:
+        rows = (num_rows, shape.num_out)
+        x, matrix = (tiles((number, shape.num_in), [64, 128], gl.float8e4nv) for number in rows)
+        constants |= dict(STAGES=6, IS_GATED=is_gated, HAS_GATED_INPUT=False)
+        arguments = (x, scales, matrix, scales, tensor(), tensor(), num_rows, num_out, 1, 0)
+        return many_rows_kernel, arguments, {**constants, **MANY_ROWS_LAUNCH}
+    constants |= dict(
+        ROWS=config.rows,
+        IN_TURN=config.in_turn and config.shares > 1,
+        IS_ROUNDED=True,
+        IS_SHARED=config.rows > eight_bits.MOST_ROWS_AT_ONCE,
+        ACTIVATION=int(is_gated),
+        BLOCK_OUT=config.block_out,
+        NUM_STAGES=config.num_stages,
+    )
+    x = matrix = tensor(gl.float8e4nv)
+    more = (shape.num_in, shape.num_in, 1, 0, num_rows, num_out, scales, tensor(gl.int32))
+    arguments = (x, scales, matrix, scales, tensor(), tensor(), None, *more)
+    return product_kernel, arguments, {**constants, "num_warps": config.num_warps}
 
 
 def head_launch(dtype: Any, *, in_tiles: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -435,6 +470,12 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),
         "int8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.int8),
         "int8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.int8),
+        "fp8_by_warpgroups_of_down": fp8_in_order_launch(cases.E4B[1], 2048, by_warpgroups=True),
+        "fp8_by_warpgroups_of_gate_up": fp8_in_order_launch(cases.E4B[0], 2048, by_warpgroups=True),
+        "fp8_in_turn_of_down": fp8_in_order_launch(cases.E4B[1], 2048),
+        "fp8_in_turn_of_gate_up": fp8_in_order_launch(cases.LARGE[0], 2048),
+        "fp8_apart_of_down": fp8_in_order_launch(cases.E4B[1], 100),
+        "fp8_apart_of_gate_up": fp8_in_order_launch(cases.E4B[0], 100),
         "int8_head": head_launch(gl.int8, in_tiles=True),
         "fp8_head": head_launch(gl.float8e4nv, in_tiles=True),
         "int8_row_of_head": head_launch(gl.int8, in_tiles=False),

@@ -50,6 +50,15 @@ WARPGROUP_RINGS = {
 }
 # Addresses that do not change, which sixteen warps of 128 registers leave no room for.
 MOST_LOCAL_BYTES = {"int4_ring_of_16_of_narrow_down": 16}
+# Programs that a multiprocessor has room for, registers; those by warpgroups as launched.
+FP8_IN_ORDER = {
+    "fp8_by_warpgroups_of_down": (1, 168),
+    "fp8_by_warpgroups_of_gate_up": (1, 168),
+    "fp8_in_turn_of_down": (1, 255),
+    "fp8_in_turn_of_gate_up": (1, 255),
+    "fp8_apart_of_down": (2, 168),
+    "fp8_apart_of_gate_up": (2, 128),
+}
 # Registers, of heads whose codes are widened: as many as leave 16 warps on a multiprocessor; of a single row 32, or 28.
 HEADS = {"int8_head": 128, "fp8_head": 128, "int8_row_of_head": 64, "fp8_row_of_head": 72}
 EMBEDDINGS = ("int8_embedding", "fp8_embedding")
@@ -83,6 +92,7 @@ def compiled() -> dict[str, dict[str, Any]]:
         *ANY_FORMAT,
         *RINGS,
         *WARPGROUP_RINGS,
+        *FP8_IN_ORDER,
         *HEADS,
         *EMBEDDINGS,
         *ROUNDED,
@@ -136,6 +146,17 @@ def test_the_wide_kernel_copies_pairs_of_x_past_registers(compiled: dict[str, di
     found = compiled["int4_wide"]
     assert "error" not in found, found["error"]
     assert found["copied_words"] == found["stages"] * (16 + 1)
+
+
+@pytest.mark.parametrize("name", FP8_IN_ORDER)
+def test_many_rows_of_fp8_fit_on_the_card(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """Sums of products, of shares and of those before them, and nothing in local memory."""
+    found, (num_programs, most_registers) = compiled[name], FP8_IN_ORDER[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["reg"] <= most_registers
+    assert num_programs * found["shared"] <= MULTIPROCESSOR_BYTES
+    assert found["products"] > 0
 
 
 @pytest.mark.parametrize("name", RINGS)

@@ -266,8 +266,10 @@ def test_where_rings_are_chosen() -> None:
     chosen = [choose_config(num_rows, 5376, 21504, "fp8") for num_rows in (1, 8, 9)]
     assert [each and each.ring for each in chosen] == [ring_of(5376, 21504)] * 2 + [None]
     assert choose_ring(1, 43008, 5376) is None, "more programs than have room for deep rings"
-    rings = [each and each.ring for each in (choose_in_one_order(1, 5376, 21504, sums) for sums in ("exact", "fp8"))]
-    assert rings == [ring_of(5376, 21504), None], "sums are exact, or always added in the same order"
+    for sums in ("exact", "fp8", "widened"):
+        config = choose_in_one_order(1, 5376, 21504, sums)
+        assert config is not None
+        assert config.ring == ring_of(5376, 21504), "sums are exact, or of the same tiles with any number of rows"
 
 
 @pytest.mark.skipif(not ON_HOPPER, reason="sums are those of tensor cores")

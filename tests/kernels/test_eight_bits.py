@@ -202,10 +202,11 @@ def test_a_row_is_the_same_in_company(name: str) -> None:
         assert torch.equal(product(x[row : row + 1], matrix, "linear", config=IN_SHARES)[0], together[row])
 
 
-@pytest.mark.parametrize("name", ["int8 token", *(() if DEVICE == "cpu" else ("int8 rows", "fp8 rows", "fp8 token"))])
+@pytest.mark.parametrize("name", [*ROUNDED, *(() if DEVICE == "cpu" else ("int8 rows", "fp8 rows"))])
 @pytest.mark.parametrize("operation", ["linear", "geglu_linear"])
 def test_tiles_change_no_bit(name: str, operation: str) -> None:
-    """Exact sums have the same in any order. Others have them on tensor cores, which add 16 inputs at a time."""
+    """Exact sums have the same in any order. Widened codes are added in one chain by tensor cores, products of fp8 in
+    the order of the matrix (`test_eight_bit_order.py`)."""
     case = Case(format=FORMATS[name], num_out=256, num_in=1536)
     matrix, x = case.matrix(DEVICE), case.inputs(300, torch.bfloat16 if DEVICE == "cuda" else torch.float16).to(DEVICE)
     multiply = getattr(eight_bits, operation)

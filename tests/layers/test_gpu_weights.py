@@ -121,7 +121,7 @@ def test_activations_round_for_the_product_behind_them(
         return None if is_many else eight_bits.choose_config(num_rows, num_out, num_in, sums)
 
     def scaled_mm(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:
-        return triton.linear(x, matrix, eight_bits.ONE_CONFIG)
+        return triton.linear(x, matrix, eight_bits.Config(64, 64, 128, num_warps=4, num_stages=4))
 
     if DEVICE != GPU:
         monkeypatch.setattr(eight_bits, "_scaled_mm", scaled_mm)

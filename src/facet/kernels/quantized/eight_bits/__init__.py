@@ -6,10 +6,12 @@ rounded by a kernel before the product. A product in Triton that rounded a singl
 longer than both on an H200. Where inputs are not rounded, codes are widened on their way to the tensor cores; for few
 rows of a head on a Hopper GPU in registers (`few_rows_kernel.py`), for a single row elsewhere without tensor cores
 (`widened.py`). The activation that follows is in the same kernel. On Hopper GPUs few rows can go through rings
-(`ring_kernel.py`), where a configuration has one: these round a single row while the matrix is on its way.
+(`ring_kernel.py`), where a configuration has one: these round a single row while the matrix is on its way. Many rows of
+fp8 have a kernel there, too, for sums in an order that few rows have (`many_rows_kernel.py`).
 
 Sums of integers are exact. Others are of another order in another configuration: `ChooseConfig` is how a model says
-whether that may depend on the number of rows.
+whether that may depend on the number of rows. Those of codes times codes of fp8 depend on the shares into which a row
+of the matrix is cut and on the width of a tile, and on nothing else, not even on the kernel.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +25,6 @@ from facet.kernels.moe.config import TileConfig, invariant_tiles
 from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.eight_bits.config import (
     MOST_ROWS_AT_ONCE,
-    ONE_CONFIG,
     RING_ROUNDS,
     ChooseConfig,
     Config,
@@ -40,7 +41,6 @@ from facet.kernels.rounded_rows import MeasuredRows, RoundedRows, RowCodes, Rows
 from facet.matrix_format import MatrixFormat
 
 __all__ = [
-    "ONE_CONFIG",
     "ChooseConfig",
     "Config",
     "Ring",
@@ -226,12 +226,17 @@ class _Kernels(Protocol):
 
 
 def _kernels_of(config: Config, x: Tensor | RoundedRows, matrix: QuantizedMatrix) -> tuple[_Kernels, Config | Ring]:
-    """And what they take: a ring, if there is one and it can run."""
+    """And what they take: a ring, if there is one and it can run, or the configuration."""
     if config.ring is not None and isinstance(x, RoundedRows) and runs_on_hopper(x.codes.device):
         from facet.kernels.quantized.eight_bits import ring  # imports Gluon
 
         if ring.can_run(x, matrix):
             return ring, config.ring
+    if config.by_warpgroups and isinstance(x, RoundedRows) and runs_on_hopper(x.codes.device):
+        from facet.kernels.quantized.eight_bits import many_rows  # imports Gluon
+
+        if many_rows.can_run(x, matrix):
+            return many_rows, config
     from facet.kernels.quantized.eight_bits import triton
 
     return triton, config

@@ -41,9 +41,11 @@ class Config:
     num_warps: int
     num_stages: int  # tiles on their way to shared memory at a time
     shares: int = 1  # into which a row of the matrix is cut: a program takes one
+    in_turn: bool = False  # or all, one after the other
     is_vector: bool = False  # one row, in float32 arithmetic (`widened.py`)
     ring: Ring | None = None  # instead of all this, for rows of codes on a Hopper GPU
     tiles: Tiles | None = None  # the same, for rows of bfloat16 (`few_rows_kernel.py`)
+    by_warpgroups: bool = False  # the same, for many rows of fp8 codes (`many_rows_kernel.py`): `block_in` and `shares`
 
     def tile_bytes(self, input_size: int) -> int:
         """Of the codes and of x, whose numbers have so many bytes."""
@@ -73,6 +75,9 @@ _MOST_STAGES = 10
 # short, and no gain: 31B gate_up, six programs with three tiles each, 69.1 for 54.6.
 _RING_BYTES, _MOST_RING_PROGRAMS = 192 << 10, 3
 _NUM_MULTIPROCESSORS = 132
+# Tiles of 128 rows and 128 outputs: so many occupy the multiprocessors. From so many rows on there are no others, so
+# that a long prompt before the first request (`runner/warm_up.py`) compiles them for all matrices.
+_LEAST_LARGE_TILES, _MANY_ROWS = 88, 2048
 # PyTorch's product takes outputs in multiples of this many.
 _SCALED_MM_OUTPUTS = 16
 
@@ -87,8 +92,6 @@ MAX_WIDENED_ROWS = 1
 HEAD_TILES = Tiles(tiles=2, num_warps=2)
 MAX_TILED_ROWS = 8
 _LEAST_TILED_OUTPUTS = 65536
-# Of fp8, for any number of rows.
-ONE_CONFIG = Config(64, 64, 128, num_warps=4, num_stages=4)
 
 
 def choose_config(num_rows: int, num_out: int, num_in: int, sums: Sums, is_plain: bool = False) -> Config | None:
@@ -107,11 +110,10 @@ def _choose_config(num_rows: int, num_out: int, num_in: int, sums: Sums) -> Conf
     if num_rows <= MOST_ROWS_AT_ONCE:
         # 31B, one row and 64: gate_up 55.5 and 62.9, in bfloat16 108.6 and 115.5, bytes alone 53.8. In three shares
         # down takes 30.4 (32.6 in two, bytes 26.9) and o 13.3 (14.7 in one, bytes 10.2).
-        num_tiles, shares = -(-num_out // 64), _shares_of(num_out, num_in)
-        is_narrow = num_rows > 32 or num_in % 256 != 0 or _PROGRAMS < num_tiles <= _NARROW_PROGRAMS
+        is_narrow = num_rows > 32 or _block_in_of(num_out, num_in) == 128
         block_in, num_stages = (128, 6) if is_narrow else (256, 4)
         rows = 16 if num_rows <= 16 else 32 if num_rows <= 32 else MOST_ROWS_AT_ONCE
-        ring = choose_ring(num_rows, num_out, num_in)
+        shares, ring = _shares_of(num_out, num_in), choose_ring(num_rows, num_out, num_in)
         return Config(rows, 64, block_in, num_warps=4, num_stages=num_stages, shares=shares, ring=ring)
     if sums == "fp8" and num_out % _SCALED_MM_OUTPUTS == 0:
         # 31B gate_up: 256 rows 118, in this room's tiles 138; 2048 rows 746 and 904.
@@ -120,12 +122,31 @@ def _choose_config(num_rows: int, num_out: int, num_in: int, sums: Sums) -> Conf
 
 
 def choose_in_one_order(num_rows: int, num_out: int, num_in: int, sums: Sums, is_plain: bool = False) -> Config | None:
-    """A row's sums have the same bits, however many rows there are: exact sums in any order, and those of widened
-    codes in one chain (`linear/chain.py`), however large the tiles."""
+    """A row's sums have the same bits, however many rows there are: exact sums in any order, those of widened codes in
+    one chain (`linear/chain.py`), however large the tiles, and those of fp8 in the matrix's shares and tiles."""
     if sums == "exact":
         return choose_config(num_rows, num_out, num_in, sums, is_plain)
-    config = _choose_config(num_rows, num_out, num_in, sums) if sums == "widened" else None
-    return ONE_CONFIG if config is None else replace(config, shares=1)
+    if sums == "fp8":
+        return _choose_in_shares(num_rows, num_out, num_in)
+    config = _choose_config(num_rows, num_out, num_in, sums)
+    assert config is not None, "PyTorch multiplies fp8 alone"
+    return replace(config, shares=1)
+
+
+def _choose_in_shares(num_rows: int, num_out: int, num_in: int) -> Config:
+    """Tensor cores sum the inputs of a tile, 32 at a time and from zero. Such sums are added in float32, first those of
+    a share and then shares, always in their order. So `block_in` and `shares` are the matrix's, and all else is free.
+    Up to 32 rows this is the usual choice."""
+    block_in, num_tiles = _block_in_of(num_out, num_in), -(-num_rows // 128) * -(-num_out // 128)
+    if num_rows >= _MANY_ROWS or (num_rows > 128 and num_tiles >= _LEAST_LARGE_TILES):
+        shares, num_stages = _shares_of(num_out, num_in), 3 if block_in == 256 else 6
+        return Config(
+            128, 128, block_in, num_warps=8, num_stages=num_stages, shares=shares, in_turn=True, by_warpgroups=True
+        )
+    # More than 64 rows take the tiles of 64: too few large ones would leave multiprocessors idle.
+    config = _choose_config(min(num_rows, MOST_ROWS_AT_ONCE), num_out, num_in, "fp8")
+    assert config is not None, "PyTorch multiplies more rows"
+    return config if config.block_in == block_in else replace(config, block_in=block_in, num_stages=3)
 
 
 def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
@@ -146,6 +167,12 @@ def ring_of(num_out: int, num_in: int) -> Ring:
 def _ring_programs(num_out: int, num_in: int) -> int:
     """Of a multiprocessor."""
     return -(-(-(-num_out // 64) * _shares_of(num_out, num_in)) // _NUM_MULTIPROCESSORS)
+
+
+def _block_in_of(num_out: int, num_in: int) -> int:
+    """Of a tile of few rows, as `ring_of` has it where rings are chosen."""
+    num_tiles = -(-num_out // 64)
+    return 128 if num_in % 256 != 0 or _PROGRAMS < num_tiles <= _NARROW_PROGRAMS else 256
 
 
 def _shares_of(num_out: int, num_in: int) -> int:

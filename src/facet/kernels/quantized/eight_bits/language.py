@@ -2,15 +2,17 @@
 sequences of PTX."""
 
 from facet.kernels.arrivals import arrives_last
-from facet.kernels.dependent_launch import let_next_start, wait_for_previous
+from facet.kernels.dependent_launch import let_next_start, start_after_previous, wait_for_previous
 from facet.kernels.geglu.triton import let_through
 from facet.kernels.gluon_names import (
     allocate_shared_memory,
     commit_copies,
+    copy_tile,
     copy_to_shared,
     fence_async_shared,
     gl,
     gluon,
+    mbarrier,
     thread_barrier,
     wait_for_copies,
     warpgroup_mma,
@@ -25,6 +27,7 @@ __all__ = [
     "arrives_last",
     "codes_of",
     "commit_copies",
+    "copy_tile",
     "copy_to_shared",
     "fence_async_shared",
     "gl",
@@ -33,7 +36,9 @@ __all__ = [
     "largest_magnitude",
     "let_next_start",
     "let_through",
+    "mbarrier",
     "scale_of",
+    "start_after_previous",
     "stay_in_order",
     "thread_barrier",
     "wait_for_copies",

@@ -2,7 +2,8 @@
 
 A product of few rows is bound by reading the matrix: it lies on the left of the tensor cores' product, with many
 outputs for few rows. Where outputs are too few to occupy all multiprocessors, a row of the matrix is cut into shares,
-whose sums the last program adds in their order.
+whose sums the last program adds in their order. For many rows one program takes all shares in turn, and adds the same
+sums in the same order.
 """
 
 import torch
@@ -62,11 +63,12 @@ def _run(
     columns_per_program = config.block_out // 2 if activation is GEGLU else config.block_out
     num_tiles = triton.cdiv(num_rows, config.rows) * triton.cdiv(num_out, columns_per_program)
     partial_sums = output
-    if config.shares > 1:
+    shares_apart = 1 if config.in_turn else config.shares
+    if shares_apart > 1:
         sum_type = torch.int32 if is_rounded and codes.dtype == torch.int8 else torch.float32
-        sizes = (num_tiles, config.shares, config.block_out, config.rows)
+        sizes = (num_tiles, shares_apart, config.block_out, config.rows)
         partial_sums = torch.empty(sizes, dtype=sum_type, device=codes.device)
-    grid = (num_tiles * config.shares,)
+    grid = (num_tiles * shares_apart,)
     product_kernel[grid](
         inputs,
         x.scales if isinstance(x, RoundedRows) else scales,
@@ -82,10 +84,11 @@ def _run(
         num_rows,
         num_out,
         partial_sums,
-        counters_on(codes.device, num_tiles) if config.shares > 1 else scales,
+        counters_on(codes.device, num_tiles) if shares_apart > 1 else scales,
         NUM_IN=num_in,
         ROWS=config.rows,
         SHARES=config.shares,
+        IN_TURN=config.in_turn and config.shares > 1,
         IS_ROUNDED=is_rounded,
         IS_SHARED=config.rows > MOST_ROWS_AT_ONCE,
         ACTIVATION=activation.value,
@@ -119,6 +122,7 @@ def product_kernel(
     NUM_IN: tl.constexpr,
     ROWS: tl.constexpr,
     SHARES: tl.constexpr,
+    IN_TURN: tl.constexpr,  # whether a program takes all shares
     IS_ROUNDED: tl.constexpr,
     IS_SHARED: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -130,7 +134,8 @@ def product_kernel(
     let_next_start(IS_DEPENDENT)
     # Programs that share a tile of the matrix run side by side: one reads it from memory, the others from the cache.
     num_row_groups = tl.cdiv(num_rows, ROWS)
-    share, place = tl.program_id(0) % SHARES, tl.program_id(0) // SHARES
+    shares_apart: tl.constexpr = 1 if IN_TURN else SHARES
+    share, place = tl.program_id(0) % shares_apart, tl.program_id(0) // shares_apart
     first_row = place % num_row_groups * ROWS
     tile_number = place // num_row_groups
     first_column, matrix_row = rows_of_tile(tile_number, num_out, ACTIVATION, BLOCK_OUT)
@@ -145,7 +150,9 @@ def product_kernel(
     x_rows = x + rows.to(tl.int64) * x_stride
     is_integer: tl.constexpr = IS_ROUNDED and codes.dtype.element_ty == tl.int8
     totals = tl.zeros([BLOCK_OUT, ROWS], tl.int32 if is_integer else tl.float32)
-    for start in tl.range(first, tl.minimum(first + per_share, NUM_IN), BLOCK_IN, num_stages=NUM_STAGES):
+    shares_before = totals
+    end = NUM_IN if IN_TURN else tl.minimum(first + per_share, NUM_IN)
+    for start in tl.range(first, end, BLOCK_IN, num_stages=NUM_STAGES):
         columns = start + tl.arange(0, BLOCK_IN)
         if NUM_IN % BLOCK_IN == 0:
             tile = tl.load(code_rows[:, None] + columns[None, :], eviction_policy="" if IS_SHARED else "evict_first")
@@ -161,8 +168,13 @@ def product_kernel(
             totals = tl.dot(tile, x_tile, totals, max_num_imprecise_acc=BLOCK_IN)
         else:
             totals = tl.dot(tile.to(x.dtype.element_ty), x_tile, totals, input_precision="ieee")
+        if IN_TURN and (start + BLOCK_IN) % per_share == 0:
+            shares_before += totals
+            totals = tl.zeros([BLOCK_OUT, ROWS], totals.dtype)
+    if IN_TURN:
+        totals += shares_before
     is_last = True
-    if SHARES > 1:
+    if shares_apart > 1:
         within = tl.arange(0, BLOCK_OUT)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
         sums_of_tile = partial_sums + place.to(tl.int64) * (SHARES * BLOCK_OUT * ROWS) + within
         tl.store(sums_of_tile + share * (BLOCK_OUT * ROWS), totals)
