@@ -10,6 +10,7 @@ from torch import Tensor
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.moe.config import MAX_PAIR_ROWS
 from facet.kernels.moe.reference import sum_of_chosen
+from facet.kernels.quantized import experts as any_experts
 from facet.kernels.quantized import int4, reference
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.int4.tuning import Tuning
@@ -135,7 +136,7 @@ def test_a_row_is_the_same_bits_in_any_company(experts: ModuleType) -> None:
     ids=str,
 )
 def test_many_rows_equal_the_reference(case: Experts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(for_gpu, "_SLICE_BYTES", 2 * 4 * 64 * 64)  # one to four experts at a time
+    monkeypatch.setattr(any_experts, "_SLICE_BYTES", 2 * 4 * 64 * 64)  # one to four experts at a time
     dtype = torch.bfloat16 if HAS_GPU else torch.float32  # the interpreter's bfloat16 is not the GPU's
     rows = case.rows(dtype)
     tolerance = 2e-2 if HAS_GPU else 1e-4

@@ -43,7 +43,7 @@ class EightBitsWeight(QuantizedWeight):
 
     @property
     def has_kernels(self) -> bool:
-        return not self.is_of_experts or self._row_codes is not None
+        return not self.is_of_experts or self._row_codes is not None or super().has_kernels
 
     @property
     def row_codes(self) -> RowCodes | None:

@@ -92,7 +92,8 @@ class QuantizedWeight(ProductWeight):
 
     @property
     def has_kernels(self) -> bool:
-        return not self.is_of_experts and quantized.has_kernels(self.codes.device, self.dtype)
+        has_any = quantized.has_kernels(self.codes.device, self.dtype)
+        return has_any and (not self.is_of_experts or quantized.experts.serves(self.format))
 
     @property
     def matrix(self) -> QuantizedMatrix:
@@ -105,6 +106,11 @@ class QuantizedWeight(ProductWeight):
 
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
         return quantized.linear(x, self._some(rows, expert), self.arithmetic.linear)
+
+    def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
+        if not self.has_kernels or type(down) is not type(self) or not down.has_kernels:
+            return super().run_experts(x, weights, chosen, down)
+        return quantized.experts.run(x, weights, chosen, self.matrix, down.matrix)
 
     def look_up(self, ids: Tensor) -> Tensor:
         matrix = self.matrix

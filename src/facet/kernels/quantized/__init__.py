@@ -7,12 +7,12 @@ all others are brought to the type of activations, some rows at a time (`gpu.py`
 
 from torch import Tensor
 
-from facet.kernels.quantized import cpu, gpu, reference
+from facet.kernels.quantized import cpu, experts, gpu, reference
 from facet.kernels.quantized.gpu import serves as has_kernels
 from facet.kernels.quantized.matrix import QuantizedMatrix, join_rows, stack
 from facet.kernels.quantized.reference import Product, look_up
 
-__all__ = ["Product", "QuantizedMatrix", "has_kernels", "join_rows", "linear", "look_up", "stack"]
+__all__ = ["Product", "QuantizedMatrix", "experts", "has_kernels", "join_rows", "linear", "look_up", "stack"]
 
 
 def linear(x: Tensor, matrix: QuantizedMatrix, product: Product) -> Tensor:

@@ -1,4 +1,5 @@
-"""Products of few rows with matrices of any format, on a GPU: codes become values on their way to the tensor cores.
+"""Products of few rows with matrices of any format, or those of experts, on a GPU: codes become values on their way to
+the tensor cores.
 
 Values are those of `widen.py`, rounded once to the type of activations, and sums are one chain over the inputs in their
 order. So a row has the bits that a product in one chain with widened values gives it (`linear/chain.py`).
@@ -12,22 +13,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
+from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.moe.groups import Groups
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.widen import KINDS, NUMBER, as_numbers, scale_of, value_of_code
+from facet.matrix_format import MatrixFormat
 
 # Beyond it, values are better made once for all rows.
 MAX_ROWS = 64
 _BLOCK_IN = 128
 # Programs of 64 outputs, or 32, should be two for each multiprocessor of a large GPU.
 _MANY_PROGRAMS = 264
+# Pairs of a row and an expert that are multiplied together, and outputs of a program that does so.
+MAX_GROUP = 16
+_EXPERT_OUT = 32
 
 
-def serves(matrix: QuantizedMatrix, num_rows: int) -> bool:
+def serves(format: MatrixFormat) -> bool:
     """Groups have to divide a block, or a block a group."""
-    group = matrix.format.scales.group
-    is_even = group is None or group % _BLOCK_IN == 0 or _BLOCK_IN % group == 0
-    return 0 < num_rows <= MAX_ROWS and is_even
+    group = format.scales.group
+    return group is None or group % _BLOCK_IN == 0 or _BLOCK_IN % group == 0
 
 
 def block_out_of(num_out: int) -> int:
@@ -37,40 +42,62 @@ def block_out_of(num_out: int) -> int:
 
 def linear(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
     """x [rows, inputs] @ values^T, in x's type. Columns lie as they are stored."""
-    num_rows, num_in = x.shape
+    num_rows = x.shape[0]
     x = x if x.stride(1) == 1 else x.contiguous()
     output = torch.empty(num_rows, matrix.num_rows, dtype=x.dtype, device=x.device)
     block_out = block_out_of(matrix.num_rows)
+    any_format_kernel[(triton.cdiv(matrix.num_rows, block_out),)](
+        x, *_tensors(matrix), output, x.stride(0), *_strides(matrix), num_rows, matrix.num_rows,
+        ROWS=max(16, triton.next_power_of_2(num_rows)),
+        BLOCK_OUT=block_out,
+        **_constants(matrix),
+        **launch_options(x.device),
+    )  # fmt: skip
+    return output
+
+
+def multiply_groups(source: Tensor, groups: Groups, matrices: QuantizedMatrix, num_chosen: int | None) -> Tensor:
+    """What experts make of their pairs, of which a group has up to `MAX_GROUP`; as `moe.triton_groups` has it, but
+    without the activation."""
+    num_out = matrices.num_rows
+    output = torch.empty(len(groups.order), num_out, dtype=source.dtype, device=source.device)
+    flat = matrices.flat()
+    any_experts_kernel[(triton.cdiv(num_out, _EXPERT_OUT), groups.num_groups)](
+        source, *_tensors(flat), output, source.stride(0), *_strides(flat), groups.order, groups.table, num_out,
+        NUM_CHOSEN=num_chosen or 1,
+        IS_FIRST=num_chosen is not None,
+        ROWS=MAX_GROUP,
+        BLOCK_OUT=_EXPERT_OUT,
+        **_constants(flat),
+        **launch_options(source.device),
+    )  # fmt: skip
+    return output
+
+
+def _tensors(matrix: QuantizedMatrix) -> tuple[Tensor | None, ...]:
+    coarse, minimums, coarse_minimums = matrix.coarse_scales, matrix.minimums, matrix.coarse_minimums
+    fine, rough, least, rough_least = (as_numbers(each) for each in (matrix.scales, coarse, minimums, coarse_minimums))
+    return matrix.codes, fine, rough, matrix.zeros, least, rough_least
+
+
+def _strides(matrix: QuantizedMatrix) -> tuple[int, int, int]:
+    coarse = matrix.coarse_scales
+    return matrix.codes.stride(0), matrix.scales.stride(0), 0 if coarse is None else coarse.stride(0)
+
+
+def _constants(matrix: QuantizedMatrix) -> dict[str, int]:
     num_scales = matrix.scales.shape[-1]
     num_coarse = 1 if matrix.coarse_scales is None else matrix.coarse_scales.shape[-1]
-    any_format_kernel[(triton.cdiv(matrix.num_rows, block_out),)](
-        x,
-        matrix.codes,
-        as_numbers(matrix.scales),
-        as_numbers(matrix.coarse_scales),
-        matrix.zeros,
-        as_numbers(matrix.minimums),
-        as_numbers(matrix.coarse_minimums),
-        output,
-        x.stride(0),
-        matrix.codes.stride(0),
-        matrix.scales.stride(0),
-        0 if matrix.coarse_scales is None else matrix.coarse_scales.stride(0),
-        num_rows,
-        matrix.num_rows,
-        NUM_IN=num_in,
-        GROUP=matrix.format.scales.group or num_in,
+    return dict(
+        NUM_IN=matrix.num_inputs,
+        GROUP=matrix.format.scales.group or max(_BLOCK_IN, matrix.num_inputs),
         PER_COARSE=triton.cdiv(num_scales, num_coarse),
         KIND=KINDS[matrix.format.codes].value,
         IS_POWER=matrix.scales.dtype == torch.float8_e8m0fnu,
-        ROWS=max(16, triton.next_power_of_2(num_rows)),
-        BLOCK_OUT=block_out,
         BLOCK_IN=_BLOCK_IN,
         num_warps=4,
         num_stages=3,
-        **launch_options(x.device),
     )
-    return output
 
 
 @triton.jit
@@ -82,6 +109,46 @@ def _spread(numbers, GROUP: tl.constexpr, BLOCK_IN: tl.constexpr):
         OUT: tl.constexpr = numbers.shape[0]
         spread = tl.broadcast_to(numbers[:, :, None], [OUT, BLOCK_IN // GROUP, GROUP])
         return tl.reshape(spread, [OUT, BLOCK_IN])
+
+
+@triton.jit
+def sums_of_values(
+    x_rows, is_row, matrix_row, codes, scales, coarse_scales, zeros, minimums, coarse_minimums,
+    code_stride, scale_stride, coarse_stride,
+    NUM_IN: tl.constexpr, GROUP: tl.constexpr, PER_COARSE: tl.constexpr, KIND: tl.constexpr, IS_POWER: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+):  # fmt: skip
+    """[outputs, rows] in float32. `x_rows`: where rows begin; `matrix_row`: [outputs, 1], those of the matrix."""
+    NUM_GROUPS: tl.constexpr = BLOCK_IN // GROUP if GROUP < BLOCK_IN else 1
+    totals = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
+    for start in range(0, NUM_IN, BLOCK_IN):
+        inputs = start + tl.arange(0, BLOCK_IN)
+        if KIND == NUMBER:
+            code = tl.load(codes + matrix_row * code_stride + inputs[None, :], mask=inputs[None, :] < NUM_IN, other=0.0)
+        else:
+            octets = start // 2 + tl.arange(0, BLOCK_IN // 2)[None, :]
+            octet = tl.load(codes + matrix_row * code_stride + octets, mask=octets < NUM_IN // 2, other=0).to(tl.int32)
+            code = tl.reshape(tl.join(octet & 15, octet >> 4), [BLOCK_OUT, BLOCK_IN])
+        value = value_of_code(code, KIND)
+        group = start // GROUP + tl.arange(0, NUM_GROUPS)[None, :]
+        is_live = group * GROUP < NUM_IN
+        if zeros is not None:
+            zero = tl.load(zeros + matrix_row * scale_stride + group, mask=is_live, other=0).to(tl.float32)
+            value -= _spread(zero, GROUP, BLOCK_IN)
+        scale = scale_of(
+            scales, coarse_scales, matrix_row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
+        )  # fmt: skip
+        value *= _spread(scale, GROUP, BLOCK_IN)
+        if minimums is not None:
+            minimum = scale_of(
+                minimums, coarse_minimums, matrix_row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
+            )  # fmt: skip
+            value -= _spread(minimum, GROUP, BLOCK_IN)
+        # Where inputs end, x is zero, and so is the product: no value is infinite.
+        is_there = is_row[None, :] & (inputs[:, None] < NUM_IN)
+        x_tile = tl.load(x_rows[None, :] + inputs[:, None], mask=is_there, other=0.0)
+        totals = tl.dot(value.to(x_tile.dtype), x_tile, totals, input_precision="ieee")
+    return totals
 
 
 # One compilation serves all row counts of a kind.
@@ -111,42 +178,68 @@ def any_format_kernel(
     BLOCK_IN: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    let_next_start(IS_DEPENDENT)
-    NUM_GROUPS: tl.constexpr = BLOCK_IN // GROUP if GROUP < BLOCK_IN else 1
-    columns_of_output = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    start_after_previous(IS_DEPENDENT)
+    column = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     # Beyond the last output that one is read again, which needs no mask; the store drops the result.
-    matrix_row = tl.minimum(columns_of_output, num_out - 1).to(tl.int64)[:, None]
+    matrix_row = tl.minimum(column, num_out - 1).to(tl.int64)[:, None]
     rows = tl.arange(0, ROWS)
     is_row = rows < num_rows
-    wait_for_previous(IS_DEPENDENT)
-    totals = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
-    for start in range(0, NUM_IN, BLOCK_IN):
-        inputs = start + tl.arange(0, BLOCK_IN)
-        if KIND == NUMBER:
-            code = tl.load(codes + matrix_row * code_stride + inputs[None, :], mask=inputs[None, :] < NUM_IN, other=0.0)
-        else:
-            octets = start // 2 + tl.arange(0, BLOCK_IN // 2)[None, :]
-            octet = tl.load(codes + matrix_row * code_stride + octets, mask=octets < NUM_IN // 2, other=0).to(tl.int32)
-            code = tl.reshape(tl.join(octet & 15, octet >> 4), [BLOCK_OUT, BLOCK_IN])
-        value = value_of_code(code, KIND)
-        group = start // GROUP + tl.arange(0, NUM_GROUPS)[None, :]
-        is_live = group * GROUP < NUM_IN
-        if zeros is not None:
-            zero = tl.load(zeros + matrix_row * scale_stride + group, mask=is_live, other=0).to(tl.float32)
-            value -= _spread(zero, GROUP, BLOCK_IN)
-        scale = scale_of(
-            scales, coarse_scales, matrix_row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
-        )  # fmt: skip
-        value *= _spread(scale, GROUP, BLOCK_IN)
-        if minimums is not None:
-            minimum = scale_of(
-                minimums, coarse_minimums, matrix_row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
-            )  # fmt: skip
-            value -= _spread(minimum, GROUP, BLOCK_IN)
-        # Where inputs end, x is zero, and so is the product: no value is infinite.
-        is_there = is_row[None, :] & (inputs[:, None] < NUM_IN)
-        x_tile = tl.load(x + rows[None, :].to(tl.int64) * x_stride + inputs[:, None], mask=is_there, other=0.0)
-        totals = tl.dot(value.to(x.dtype.element_ty), x_tile, totals, input_precision="ieee")
-    places = output + rows[:, None].to(tl.int64) * num_out + columns_of_output[None, :]
-    is_stored = is_row[:, None] & (columns_of_output[None, :] < num_out)
+    totals = sums_of_values(
+        x + rows.to(tl.int64) * x_stride, is_row, matrix_row, codes, scales, coarse_scales, zeros, minimums,
+        coarse_minimums, code_stride, scale_stride, coarse_stride,
+        NUM_IN, GROUP, PER_COARSE, KIND, IS_POWER, ROWS, BLOCK_OUT, BLOCK_IN,
+    )  # fmt: skip
+    places = output + rows[:, None].to(tl.int64) * num_out + column[None, :]
+    is_stored = is_row[:, None] & (column[None, :] < num_out)
     tl.store(places, tl.trans(totals).to(output.dtype.element_ty), mask=is_stored)
+
+
+@triton.jit(do_not_specialize=["num_out"])
+def any_experts_kernel(
+    source,  # x, by row, for the first product; the hidden activations, in order of experts, for the second
+    codes,
+    scales,
+    coarse_scales,
+    zeros,
+    minimums,
+    coarse_minimums,
+    output,  # in order of experts for the first product, else by pair
+    source_stride,
+    code_stride,
+    scale_stride,
+    coarse_stride,
+    order,
+    table,
+    num_out,  # of an expert
+    NUM_CHOSEN: tl.constexpr,
+    IS_FIRST: tl.constexpr,  # of the two products
+    NUM_IN: tl.constexpr,
+    GROUP: tl.constexpr,
+    PER_COARSE: tl.constexpr,
+    KIND: tl.constexpr,
+    IS_POWER: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    start_after_previous(IS_DEPENDENT)
+    group = table + tl.program_id(1) * 3
+    expert, first, end = tl.load(group), tl.load(group + 1), tl.load(group + 2)
+    if end == 0:
+        return
+    column = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    matrix_row = (expert.to(tl.int64) * num_out + tl.minimum(column, num_out - 1))[:, None]
+    places = first + tl.arange(0, ROWS)
+    is_row = places < end
+    pairs = tl.load(order + places, mask=is_row, other=0)
+    source_row = pairs // NUM_CHOSEN if IS_FIRST else places
+    totals = sums_of_values(
+        source + source_row.to(tl.int64) * source_stride, is_row, matrix_row, codes, scales, coarse_scales, zeros,
+        minimums, coarse_minimums, code_stride, scale_stride, coarse_stride,
+        NUM_IN, GROUP, PER_COARSE, KIND, IS_POWER, ROWS, BLOCK_OUT, BLOCK_IN,
+    )  # fmt: skip
+    target = places if IS_FIRST else pairs
+    stored = output + target[:, None].to(tl.int64) * num_out + column[None, :]
+    is_stored = is_row[:, None] & (column[None, :] < num_out)
+    tl.store(stored, tl.trans(totals).to(output.dtype.element_ty), mask=is_stored)

@@ -33,7 +33,7 @@ def linear(x: Tensor, matrix: QuantizedMatrix, product: Product) -> Tensor:
     inputs = round_inputs(x, matrix)
     if matrix.order is not None:
         inputs = inputs[:, matrix.order.long()]
-    if few_rows.serves(matrix, len(x)):
+    if 0 < len(x) <= few_rows.MAX_ROWS and few_rows.serves(matrix.format):
         return round_outputs(few_rows.linear(inputs, matrix), matrix)
     parts = [product(inputs, widen(matrix.rows(rows), x.dtype)) for rows in _slices(matrix)]
     return round_outputs(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), matrix)

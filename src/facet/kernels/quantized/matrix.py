@@ -100,6 +100,14 @@ class QuantizedMatrix:
     def expert(self, index: int) -> "QuantizedMatrix":
         return self._with({name: tensor[index] for name, tensor in self.tensors().items()})
 
+    def flat(self) -> "QuantizedMatrix":
+        """The rows of all experts, one matrix below the other: a view."""
+        return self._with({name: t.flatten(0, 1) for name, t in self.tensors().items() if name not in _OF_THE_MATRIX})
+
+    def experts(self, experts: slice) -> "QuantizedMatrix":
+        """The matrices of some: a view."""
+        return self._with({name: tensor[experts] for name, tensor in self.tensors().items()})
+
     def _with(self, tensors: dict[str, Tensor]) -> "QuantizedMatrix":
         return QuantizedMatrix(format=self.format, **{**self.tensors(), **tensors})
 

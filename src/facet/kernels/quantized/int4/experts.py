@@ -4,17 +4,15 @@ import torch
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
-from facet.kernels.moe.config import MAX_PAIR_ROWS, choose_tiles
-from facet.kernels.moe.triton_groups import ExpertMatrices, combine, multiply_groups
+from facet.kernels.moe.config import MAX_PAIR_ROWS
+from facet.kernels.moe.triton_groups import combine
 from facet.kernels.moe.triton_sorting import group_pairs
+from facet.kernels.quantized.experts import run_by_values
 from facet.kernels.quantized.int4.dequantize import dequantize
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
 from facet.kernels.quantized.int4.language import gl
 from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4
 from facet.kernels.quantized.int4.tuning import Tuning, choose_tuning, rows_of_program
-
-# Of some experts' matrices in bfloat16: enough programs for all multiprocessors, and little beside a model.
-_SLICE_BYTES = 128 << 20
 
 
 def run_few(
@@ -73,19 +71,4 @@ def run_few(
 
 def run_many(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: ShuffledInt4, down: ShuffledInt4) -> Tensor:
     """By values of x's type, some experts at a time."""
-    num_rows, num_chosen = chosen.shape
-    num_experts = gate_up.codes.shape[0]
-    # Few experts have few tall tiles, too few for all multiprocessors where each has up to 128 pairs.
-    tiles = choose_tiles(num_rows * num_chosen, num_experts, x.element_size(), tall_from=129)
-    groups = group_pairs(chosen, num_experts, tiles[0].block_rows)
-    hidden = torch.empty(num_rows * num_chosen, down.num_inputs, dtype=x.dtype, device=x.device)
-    by_pair = torch.empty(num_rows * num_chosen, down.num_rows, dtype=x.dtype, device=x.device)
-    for source, matrices, result, choices, config in (
-        (x, gate_up, hidden, num_chosen, tiles[0]),
-        (hidden, down, by_pair, None, tiles[1]),
-    ):
-        size = max(1, _SLICE_BYTES // (x.element_size() * matrices.num_rows * matrices.num_inputs))
-        for start in range(0, num_experts, size):
-            values = dequantize(matrices.experts(slice(start, start + size)), x.dtype)
-            multiply_groups(source, groups, ExpertMatrices(values), result, choices, config, start)
-    return combine(by_pair, weights)
+    return run_by_values(x, weights, chosen, gate_up, down, dequantize)
