@@ -10,11 +10,13 @@ import torch
 from facet.config import ModelConfig
 from facet.kernels.arithmetic import BATCH_INVARIANT
 from facet.layers.gpu_weights import Int4Weight
+from facet.layers.moe import Experts
 from facet.layers.quantized_weight import ProductWeight, QuantizedWeight
 from facet.model.loader import load_model
 from tests.engine.harness import make_engine
 from tests.engine.random_company import Company, answers_alone, check_batches, draw_requests
-from tests.model.quantized_files import VARIANTS, write_variant
+from tests.model.gguf.test_models import for_k_quants, write_gguf
+from tests.model.quantized_files import MOE, VARIANTS, wide, write_variant
 from tests.tiny_models import TinyModel
 
 GRAPH_SIZES = (1, 2, 4, 8)
@@ -29,14 +31,24 @@ CASES = [
 @pytest.mark.parametrize(("name", "quantization"), CASES)
 def test_company_changes_no_bit(name: str, quantization: str, tiny_model: Callable[[str], TinyModel]) -> None:
     tiny = tiny_model(name)
-    config = ModelConfig(
-        model=str(tiny.folder), device="cuda", max_model_len=512, dtype="bfloat16", quantization=quantization
-    )
+    check_company(ModelConfig(model=str(tiny.folder), quantization=quantization), tiny.window, name)
+
+
+@pytest.mark.parametrize("name", ["Gemma 4 31B", MOE])
+def test_company_changes_no_bit_of_a_file_in_q8_0(name: str, tmp_path: Path) -> None:
+    """A format without kernels of its own."""
+    config = wide(name)
+    write_gguf(tmp_path / "m.gguf", config, "Q8_0")
+    check_company(ModelConfig(model=str(tmp_path / "m.gguf")), int(config["sliding_window"]), name)
+
+
+def check_company(config: ModelConfig, window: int, name: str) -> None:
+    config = replace(config, device="cuda", max_model_len=512, dtype="bfloat16")
     model = load_model(config, arithmetic=BATCH_INVARIANT).model
-    weights = [module for module in model.modules() if isinstance(module, ProductWeight)]
+    weights = [module for module in model.modules() if isinstance(module, ProductWeight | Experts)]
     assert weights
     assert all(weight.has_kernels for weight in weights)
-    requests = draw_requests(tiny.window, model.spec.vocab_size, seed=len(name))
+    requests = draw_requests(window, model.spec.vocab_size, seed=len(name))
     solo = make_engine(model, enable_prefix_caching=False, overlapped=False, fast_prefill=False, kv_dtype="bfloat16")
     expected = answers_alone(solo, requests)
     company = Company(16, num_batches=6)
@@ -55,6 +67,12 @@ def test_products_are_those_of_the_definition(quantization: str, tiny_model: Cal
 def test_products_of_a_file_in_nvfp4(tmp_path: Path) -> None:
     write_variant(tmp_path, VARIANTS["nvfp4"])
     check_products(ModelConfig(model=str(tmp_path / "quantized")))
+
+
+@pytest.mark.parametrize("type", ["Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_products_of_a_gguf_file(type: str, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", for_k_quants("Gemma 4 31B"), type)
+    check_products(ModelConfig(model=str(tmp_path / "m.gguf")))
 
 
 def check_products(config: ModelConfig) -> None:

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,11 +135,15 @@ def test_a_link_to_a_file(tmp_path: Path) -> None:
 K_QUANTS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
 
 
+def for_k_quants(name: str) -> dict[str, Any]:
+    """A model whose matrices have whole blocks of 256."""
+    config = {**SHRUNK[name], **K_QUANTS, "layer_types": SHRUNK[name]["layer_types"][-2:], "query_pre_attn_scalar": 64}
+    return {**config, "global_head_dim": 128} if "global_head_dim" in config else config
+
+
 @pytest.mark.parametrize(("name", "type"), [("Gemma 3 1B", "Q4_K"), ("Gemma 4 31B", "Q5_K"), ("Gemma 3 1B", "Q6_K")])
 def test_whole_models_in_k_quants(name: str, type: str, tmp_path: Path) -> None:
-    config = {**SHRUNK[name], **K_QUANTS, "layer_types": SHRUNK[name]["layer_types"][-2:], "query_pre_attn_scalar": 64}
-    if "global_head_dim" in config:
-        config["global_head_dim"] = 128
+    config = for_k_quants(name)
     dense = write_gguf(tmp_path / "m.gguf", config, type)
     loaded = load(tmp_path / "m.gguf", dtype="float32")
     assert {format.line for format in loaded.formats.values()} == {BY_NAME[type].format.line}  # type: ignore[union-attr]
