@@ -56,7 +56,7 @@ from facet.kernels.quantized.int4.ring_16_kernel import ring_16_kernel as int4_r
 from facet.kernels.quantized.int4.ring_kernel import ring_kernel as int4_ring_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
-from facet.kernels.quantized.widen import NUMBER, UNSIGNED
+from facet.kernels.quantized.widen import INTEGER, UNSIGNED
 from facet.kernels.rms_norm.triton import row_tile
 from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
 from facet.kernels.sum_over_ranks.triton import sum_kernel, sum_launch
@@ -286,7 +286,7 @@ def any_format_launch(*, is_q4_k: bool) -> tuple[Any, tuple[Any, ...], dict[str,
     """Of 16 rows with the gate and up of 31B, in Q4_K or Q6_K."""
     fine, half = tensor(gl.uint8 if is_q4_k else gl.int8), tensor(gl.float16)
     codes, minimums = tensor(gl.uint8 if is_q4_k else gl.int8), (fine, half) if is_q4_k else (None, None)
-    group, kind = (32, UNSIGNED) if is_q4_k else (16, NUMBER)
+    group, kind = (32, UNSIGNED) if is_q4_k else (16, INTEGER)
     constants = dict(NUM_IN=5376, GROUP=group, PER_COARSE=256 // group, KIND=kind.value, IS_POWER=False)
     constants |= dict(ROWS=16, BLOCK_OUT=64, BLOCK_IN=128, IS_DEPENDENT=True, num_warps=4, num_stages=3)
     tensors = (tensor(), codes, fine, half, None, *minimums, tensor())

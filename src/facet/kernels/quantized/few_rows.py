@@ -16,7 +16,7 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.moe.groups import Groups
 from facet.kernels.quantized.matrix import QuantizedMatrix
-from facet.kernels.quantized.widen import KINDS, NUMBER, as_numbers, scale_of, value_of_code
+from facet.kernels.quantized.widen import INTEGER, KINDS, as_numbers, scale_of, value_of_code
 from facet.matrix_format import MatrixFormat
 
 # Beyond it, values are better made once for all rows.
@@ -123,7 +123,7 @@ def sums_of_values(
     totals = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
     for start in range(0, NUM_IN, BLOCK_IN):
         inputs = start + tl.arange(0, BLOCK_IN)
-        if KIND == NUMBER:
+        if KIND <= INTEGER:
             code = tl.load(codes + matrix_row * code_stride + inputs[None, :], mask=inputs[None, :] < NUM_IN, other=0.0)
         else:
             octets = start // 2 + tl.arange(0, BLOCK_IN // 2)[None, :]
