@@ -287,7 +287,7 @@ def any_format_launch(*, is_q4_k: bool) -> tuple[Any, tuple[Any, ...], dict[str,
     fine, half = tensor(gl.uint8 if is_q4_k else gl.int8), tensor(gl.float16)
     codes, minimums = tensor(gl.uint8 if is_q4_k else gl.int8), (fine, half) if is_q4_k else (None, None)
     group, kind = (32, UNSIGNED) if is_q4_k else (16, INTEGER)
-    constants = dict(NUM_IN=5376, GROUP=group, PER_COARSE=256 // group, KIND=kind.value, IS_POWER=False)
+    constants = dict(NUM_IN=5376, GROUP=group, PER_COARSE=256 // group, KIND=kind.value, SCALES=0)
     constants |= dict(ROWS=16, BLOCK_OUT=64, BLOCK_IN=128, IS_DEPENDENT=True, num_warps=4, num_stages=3)
     tensors = (tensor(), codes, fine, half, None, *minimums, tensor())
     return any_format_kernel, (*tensors, 5376, 2688 if is_q4_k else 5376, 5376 // group, 21, 16, 43008), constants

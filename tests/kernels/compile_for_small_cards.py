@@ -28,8 +28,10 @@ from facet.kernels.paged_attention import cases
 from facet.kernels.paged_attention import gpu as attention
 from facet.kernels.paged_attention.cache import LayerCache
 from facet.kernels.paged_attention.decode import tuning as decode_tuning
-from facet.kernels.quantized import eight_bits
+from facet.kernels.quantized import eight_bits, few_rows, int4
 from facet.kernels.quantized.cases import FORMATS, Case
+from facet.kernels.quantized.int4.dequantize import dequantize
+from facet.kernels.quantized.widen import widen
 
 SLIDING = cases.Case(
     name="E4B sliding", num_heads=8, num_kv_heads=2, head_dim=256, window=512, tokens_per_block=16, sequences=()
@@ -77,6 +79,16 @@ def multiply_codes() -> None:
             eight_bits.linear(case.inputs(num_rows, torch.bfloat16), matrix, eight_bits.choose_config)
 
 
+def multiply_values() -> None:
+    for name in ("uint4 minimums", "int8 groups", "fp8 blocks", "fp4 powers", "fp4 coarse"):
+        case = Case(format=FORMATS[name], num_out=4096, num_in=2560)
+        matrix = case.matrix()
+        for num_rows in (1, 64):
+            few_rows.linear(case.inputs(num_rows, torch.bfloat16), matrix)
+        widen(matrix, torch.bfloat16)
+    dequantize(int4.shuffle(matrix), torch.bfloat16)
+
+
 def run_experts() -> None:
     gate_up, down = torch.empty(8, 2 * 704, 2816), torch.empty(8, 2816, 704)
     for num_rows in (40, 400):
@@ -89,6 +101,7 @@ ROOMS: dict[str, Callable[[], None]] = {
     **{case.name: lambda case=case: attend(case) for case in (SLIDING, GLOBAL, SHARED, NARROW)},  # type: ignore[misc]
     "products": multiply,
     "products of codes": multiply_codes,
+    "products of values": multiply_values,
     "experts": run_experts,
 }
 

@@ -18,10 +18,10 @@ SECONDS = 300
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled for other cards, which needs no GPU")
 def test_kernels_fit_in_99_kilobytes() -> None:
-    """As many as a program has on an L4, an L40S or an RTX 4090."""
+    """As many as a program has on an RTX 3090, an L4 or an RTX 4090. The first of them is the oldest."""
     room = 101_376
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "tests.kernels.compile_for_small_cards", "89", str(room)]
+    command = [sys.executable, "-m", "tests.kernels.compile_for_small_cards", "86", str(room)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
@@ -31,6 +31,9 @@ def test_kernels_fit_in_99_kilobytes() -> None:
         "_separate_kernel",
         "_shared_kernel",
         "_few_rows_kernel",
+        "any_format_kernel",
+        "_widen_kernel",
+        "_dequantize_kernel",
         "_grouped_kernel",
     }
     assert expected <= {kernel["kernel"] for kernel in found}

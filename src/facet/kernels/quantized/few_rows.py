@@ -16,7 +16,7 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.moe.groups import Groups
 from facet.kernels.quantized.matrix import QuantizedMatrix
-from facet.kernels.quantized.widen import INTEGER, KINDS, as_numbers, scale_of, value_of_code
+from facet.kernels.quantized.widen import E4M3, kinds_of, scale_of, tensors_of, value_of_code
 from facet.matrix_format import MatrixFormat
 
 # Beyond it, values are better made once for all rows.
@@ -47,7 +47,7 @@ def linear(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
     output = torch.empty(num_rows, matrix.num_rows, dtype=x.dtype, device=x.device)
     block_out = block_out_of(matrix.num_rows)
     any_format_kernel[(triton.cdiv(matrix.num_rows, block_out),)](
-        x, *_tensors(matrix), output, x.stride(0), *_strides(matrix), num_rows, matrix.num_rows,
+        x, *tensors_of(matrix), output, x.stride(0), *_strides(matrix), num_rows, matrix.num_rows,
         ROWS=max(16, triton.next_power_of_2(num_rows)),
         BLOCK_OUT=block_out,
         **_constants(matrix),
@@ -63,7 +63,7 @@ def multiply_groups(source: Tensor, groups: Groups, matrices: QuantizedMatrix, n
     output = torch.empty(len(groups.order), num_out, dtype=source.dtype, device=source.device)
     flat = matrices.flat()
     any_experts_kernel[(triton.cdiv(num_out, _EXPERT_OUT), groups.num_groups)](
-        source, *_tensors(flat), output, source.stride(0), *_strides(flat), groups.order, groups.table, num_out,
+        source, *tensors_of(flat), output, source.stride(0), *_strides(flat), groups.order, groups.table, num_out,
         NUM_CHOSEN=num_chosen or 1,
         IS_FIRST=num_chosen is not None,
         ROWS=MAX_GROUP,
@@ -72,12 +72,6 @@ def multiply_groups(source: Tensor, groups: Groups, matrices: QuantizedMatrix, n
         **launch_options(source.device),
     )  # fmt: skip
     return output
-
-
-def _tensors(matrix: QuantizedMatrix) -> tuple[Tensor | None, ...]:
-    coarse, minimums, coarse_minimums = matrix.coarse_scales, matrix.minimums, matrix.coarse_minimums
-    fine, rough, least, rough_least = (as_numbers(each) for each in (matrix.scales, coarse, minimums, coarse_minimums))
-    return matrix.codes, fine, rough, matrix.zeros, least, rough_least
 
 
 def _strides(matrix: QuantizedMatrix) -> tuple[int, int, int]:
@@ -92,8 +86,7 @@ def _constants(matrix: QuantizedMatrix) -> dict[str, int]:
         NUM_IN=matrix.num_inputs,
         GROUP=matrix.format.scales.group or max(_BLOCK_IN, matrix.num_inputs),
         PER_COARSE=triton.cdiv(num_scales, num_coarse),
-        KIND=KINDS[matrix.format.codes].value,
-        IS_POWER=matrix.scales.dtype == torch.float8_e8m0fnu,
+        **kinds_of(matrix),
         BLOCK_IN=_BLOCK_IN,
         num_warps=4,
         num_stages=3,
@@ -115,7 +108,7 @@ def _spread(numbers, GROUP: tl.constexpr, BLOCK_IN: tl.constexpr):
 def sums_of_values(
     x_rows, is_row, matrix_row, codes, scales, coarse_scales, zeros, minimums, coarse_minimums,
     code_stride, scale_stride, coarse_stride,
-    NUM_IN: tl.constexpr, GROUP: tl.constexpr, PER_COARSE: tl.constexpr, KIND: tl.constexpr, IS_POWER: tl.constexpr,
+    NUM_IN: tl.constexpr, GROUP: tl.constexpr, PER_COARSE: tl.constexpr, KIND: tl.constexpr, SCALES: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
 ):  # fmt: skip
     """[outputs, rows] in float32. `x_rows`: where rows begin; `matrix_row`: [outputs, 1], those of the matrix."""
@@ -123,7 +116,7 @@ def sums_of_values(
     totals = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
     for start in range(0, NUM_IN, BLOCK_IN):
         inputs = start + tl.arange(0, BLOCK_IN)
-        if KIND <= INTEGER:
+        if KIND <= E4M3:
             code = tl.load(codes + matrix_row * code_stride + inputs[None, :], mask=inputs[None, :] < NUM_IN, other=0.0)
         else:
             octets = start // 2 + tl.arange(0, BLOCK_IN // 2)[None, :]
@@ -136,12 +129,12 @@ def sums_of_values(
             zero = tl.load(zeros + matrix_row * scale_stride + group, mask=is_live, other=0).to(tl.float32)
             value -= _spread(zero, GROUP, BLOCK_IN)
         scale = scale_of(
-            scales, coarse_scales, matrix_row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
+            scales, coarse_scales, matrix_row, group, scale_stride, coarse_stride, is_live, PER_COARSE, SCALES
         )  # fmt: skip
         value *= _spread(scale, GROUP, BLOCK_IN)
         if minimums is not None:
             minimum = scale_of(
-                minimums, coarse_minimums, matrix_row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
+                minimums, coarse_minimums, matrix_row, group, scale_stride, coarse_stride, is_live, PER_COARSE, SCALES
             )  # fmt: skip
             value -= _spread(minimum, GROUP, BLOCK_IN)
         # Where inputs end, x is zero, and so is the product: no value is infinite.
@@ -172,7 +165,7 @@ def any_format_kernel(
     GROUP: tl.constexpr,
     PER_COARSE: tl.constexpr,
     KIND: tl.constexpr,
-    IS_POWER: tl.constexpr,
+    SCALES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
@@ -187,7 +180,7 @@ def any_format_kernel(
     totals = sums_of_values(
         x + rows.to(tl.int64) * x_stride, is_row, matrix_row, codes, scales, coarse_scales, zeros, minimums,
         coarse_minimums, code_stride, scale_stride, coarse_stride,
-        NUM_IN, GROUP, PER_COARSE, KIND, IS_POWER, ROWS, BLOCK_OUT, BLOCK_IN,
+        NUM_IN, GROUP, PER_COARSE, KIND, SCALES, ROWS, BLOCK_OUT, BLOCK_IN,
     )  # fmt: skip
     places = output + rows[:, None].to(tl.int64) * num_out + column[None, :]
     is_stored = is_row[:, None] & (column[None, :] < num_out)
@@ -217,7 +210,7 @@ def any_experts_kernel(
     GROUP: tl.constexpr,
     PER_COARSE: tl.constexpr,
     KIND: tl.constexpr,
-    IS_POWER: tl.constexpr,
+    SCALES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
@@ -237,7 +230,7 @@ def any_experts_kernel(
     totals = sums_of_values(
         source + source_row.to(tl.int64) * source_stride, is_row, matrix_row, codes, scales, coarse_scales, zeros,
         minimums, coarse_minimums, code_stride, scale_stride, coarse_stride,
-        NUM_IN, GROUP, PER_COARSE, KIND, IS_POWER, ROWS, BLOCK_OUT, BLOCK_IN,
+        NUM_IN, GROUP, PER_COARSE, KIND, SCALES, ROWS, BLOCK_OUT, BLOCK_IN,
     )  # fmt: skip
     target = places if IS_FIRST else pairs
     stored = output + target[:, None].to(tl.int64) * num_out + column[None, :]

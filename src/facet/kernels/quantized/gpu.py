@@ -16,13 +16,13 @@ from facet.kernels.quantized.rounding import round_inputs, round_outputs
 
 # Of some rows, widened: enough for a product to be worth its launch, and little beside a model.
 _SLICE_BYTES = 64 << 20
-# Before it, GPUs do not know the numbers of FP8, of which scales are made too.
-_ADA = (8, 9)
+# The first that multiplies bfloat16 matrices.
+_AMPERE = (8, 0)
 
 
 def serves(device: torch.device, dtype: torch.dtype) -> bool:
     """Float32 is for checking models, not for serving them: there the definition is computed."""
-    return device.type == "cuda" and dtype.itemsize == 2 and torch.cuda.get_device_capability(device) >= _ADA
+    return device.type == "cuda" and dtype.itemsize == 2 and torch.cuda.get_device_capability(device) >= _AMPERE
 
 
 def linear(x: Tensor, matrix: QuantizedMatrix, product: Product) -> Tensor:

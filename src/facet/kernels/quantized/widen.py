@@ -14,9 +14,14 @@ from torch import Tensor
 
 from facet.kernels.quantized.matrix import QuantizedMatrix
 
-# What a code means, as the kernel's compile-time constant: the first two have eight bits.
-NUMBER, INTEGER, UNSIGNED, SIGNED, E2M1 = (tl.constexpr(kind) for kind in range(5))
-KINDS = {"int8": INTEGER, "fp8": NUMBER, "uint4": UNSIGNED, "int4": SIGNED, "fp4": E2M1}
+# What a code means, as the kernel's compile-time constant: the first three have eight bits.
+NUMBER, INTEGER, E4M3, UNSIGNED, SIGNED, E2M1 = (tl.constexpr(kind) for kind in range(6))
+_KINDS = {"int8": INTEGER, "fp8": E4M3, "uint4": UNSIGNED, "int4": SIGNED, "fp4": E2M1}
+# How scales are written: as numbers, as exponents of two, or as bits of e4m3.
+PLAIN, POWERS, SMALL = (tl.constexpr(kind) for kind in range(3))
+_SCALES = {torch.float8_e8m0fnu: POWERS, torch.float8_e4m3fn: SMALL}
+# Before it, GPUs convert no numbers of FP8.
+_ADA = (8, 9)
 _BLOCK = 1024
 
 
@@ -28,12 +33,7 @@ def widen(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
     num_coarse = 1 if matrix.coarse_scales is None else matrix.coarse_scales.shape[-1]
     block = min(_BLOCK, triton.next_power_of_2(num_inputs))
     _widen_kernel[(num_rows, triton.cdiv(num_inputs, block))](
-        matrix.codes,
-        as_numbers(matrix.scales),
-        as_numbers(matrix.coarse_scales),
-        matrix.zeros,
-        as_numbers(matrix.minimums),
-        as_numbers(matrix.coarse_minimums),
+        *tensors_of(matrix),
         values,
         matrix.codes.stride(0),
         matrix.scales.stride(0),
@@ -41,18 +41,45 @@ def widen(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
         NUM_IN=num_inputs,
         GROUP=matrix.format.scales.group or num_inputs,
         PER_COARSE=triton.cdiv(num_scales, num_coarse),
-        KIND=KINDS[matrix.format.codes].value,
-        IS_POWER=matrix.scales.dtype == torch.float8_e8m0fnu,
+        **kinds_of(matrix),
         BLOCK=block,
         num_warps=4,
     )
     return values
 
 
-def as_numbers(scales: Tensor | None) -> Tensor | None:
-    """Triton knows no type whose numbers are powers of two: their exponents."""
-    is_power = scales is not None and scales.dtype == torch.float8_e8m0fnu
-    return scales.view(torch.uint8) if scales is not None and is_power else scales
+def tensors_of(matrix: QuantizedMatrix) -> tuple[Tensor | None, ...]:
+    """Codes, scales, coarse scales, zeros, minimums and coarse minimums, in types that kernels load."""
+    coarse, minimums, coarse_minimums = matrix.coarse_scales, matrix.minimums, matrix.coarse_minimums
+    fine, rough, least, rough_least = (_as_bits(each) for each in (matrix.scales, coarse, minimums, coarse_minimums))
+    codes = _as_bits(matrix.codes) if _kind_of(matrix) is E4M3 else matrix.codes
+    return codes, fine, rough, matrix.zeros, least, rough_least
+
+
+def kinds_of(matrix: QuantizedMatrix) -> dict[str, int]:
+    """What tells kernels how to read them."""
+    return dict(KIND=_kind_of(matrix).value, SCALES=_SCALES.get(matrix.scales.dtype, PLAIN).value)
+
+
+def _kind_of(matrix: QuantizedMatrix) -> tl.constexpr:
+    kind = _KINDS[matrix.format.codes]
+    return NUMBER if kind is E4M3 and _converts_fp8(matrix.codes.device) else kind
+
+
+def _converts_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _ADA
+
+
+def _as_bits(numbers: Tensor | None) -> Tensor | None:
+    """Those that are written in another way than numbers are."""
+    return numbers if numbers is None or numbers.dtype not in _SCALES else numbers.view(torch.uint8)
+
+
+@triton.jit
+def value_of_e4m3(bits):
+    """In float32. Its exponent is the last four bits of one that is 2^120 times too small."""
+    small = ((bits & 128) << 24 | (bits & 127) << 20).to(tl.float32, bitcast=True)
+    return tl.where((bits & 127) == 127, float("nan"), small * 1.329227995784916e36)
 
 
 @triton.jit
@@ -64,6 +91,8 @@ def value_of_code(code, KIND: tl.constexpr):
         # Under the exponent of 2^23 a code plus 128 is the number's last bits. The instruction that converts eight bits
         # takes eight times as long as one that adds.
         value = ((code.to(tl.int32) & 255) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
+    elif KIND == E4M3:
+        value = value_of_e4m3(code.to(tl.int32))
     elif KIND == SIGNED:
         value = (code - 8).to(tl.float32)
     else:
@@ -72,9 +101,14 @@ def value_of_code(code, KIND: tl.constexpr):
 
 
 @triton.jit
-def scale_of(fine, coarse, row, group, fine_stride, coarse_stride, is_live, PER_COARSE, IS_POWER: tl.constexpr):
+def scale_of(fine, coarse, row, group, fine_stride, coarse_stride, is_live, PER_COARSE, SCALES: tl.constexpr):
     scale = tl.load(fine + row * fine_stride + group, mask=is_live, other=0.0)
-    scale = tl.exp2(scale.to(tl.float32) - 127.0) if IS_POWER else scale.to(tl.float32)
+    if SCALES == POWERS:
+        scale = tl.exp2(scale.to(tl.float32) - 127.0)
+    elif SCALES == SMALL:
+        scale = value_of_e4m3(scale.to(tl.int32))
+    else:
+        scale = scale.to(tl.float32)
     if coarse is not None:
         scale *= tl.load(coarse + row * coarse_stride + group // PER_COARSE, mask=is_live, other=0.0).to(tl.float32)
     return scale
@@ -104,14 +138,14 @@ def _widen_kernel(
     GROUP: tl.constexpr,
     PER_COARSE: tl.constexpr,
     KIND: tl.constexpr,
-    IS_POWER: tl.constexpr,
+    SCALES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_live = columns < NUM_IN
     group = columns // GROUP
-    if KIND <= INTEGER:
+    if KIND <= E4M3:
         code = tl.load(codes + row * code_stride + columns, mask=is_live, other=0.0)
     else:
         octet = tl.load(codes + row * code_stride + columns // 2, mask=is_live, other=0.0).to(tl.int32)
@@ -120,10 +154,10 @@ def _widen_kernel(
     if zeros is not None:
         value -= tl.load(zeros + row * scale_stride + group, mask=is_live, other=0.0).to(tl.float32)
     value *= scale_of(
-        scales, coarse_scales, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
+        scales, coarse_scales, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, SCALES
     )  # fmt: skip
     if minimums is not None:
         value -= scale_of(
-            minimums, coarse_minimums, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, IS_POWER
+            minimums, coarse_minimums, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, SCALES
         )  # fmt: skip
     tl.store(values + row * NUM_IN + columns, value.to(values.dtype.element_ty), mask=is_live)

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.quantized.int4.shuffled import BLOCK_IN, TILE_OUT, ShuffledInt4
-from facet.kernels.quantized.widen import value_of_e2m1
+from facet.kernels.quantized.widen import value_of_e2m1, value_of_e4m3
 
 _BLOCKS = 4  # of a program
 
@@ -17,8 +17,8 @@ def dequantize(matrix: ShuffledInt4, dtype: torch.dtype) -> Tensor:
     values = torch.empty(*experts, matrix.num_rows, matrix.num_inputs, dtype=dtype, device=matrix.codes.device)
     _dequantize_kernel[(experts.numel() * matrix.num_tiles, triton.cdiv(matrix.num_blocks, _BLOCKS))](
         matrix.codes,
-        matrix.scales,
-        matrix.scales if matrix.zeros is None else matrix.zeros,
+        matrix.scales if matrix.factors is None else matrix.scales.view(torch.uint8),
+        matrix.codes if matrix.zeros is None else matrix.zeros,
         matrix.factors,
         values,
         matrix.num_tiles,
@@ -66,7 +66,7 @@ def _dequantize_kernel(
         scale_place = first * (16 * GROUPS) + member * (2 * GROUPS) + chunk * GROUPS // 4 * 2 + half
     else:
         scale_place = first * 128 + member * 16 + quarter // 2 * 8 + half * 4 + chunk
-    scale = tl.load(scales + scale_place, mask=is_block, other=0.0).to(tl.float32)
+    scale = tl.load(scales + scale_place, mask=is_block, other=0.0)
     # Neighbours lie 16 bits apart.
     code = (eight >> (pair // 2 * 4 + pair % 2 * 16)) & 15
     column = block * (WORDS * 8) + word % WORDS * 8 + pair
@@ -76,9 +76,9 @@ def _dequantize_kernel(
         row = tile * 16 + half * 8 + member
     if factors is None:
         zero = tl.load(zeros + scale_place, mask=is_block, other=0).to(tl.int32) if HAS_ZEROS else 8
-        result = (code - zero).to(tl.float32) * scale
+        result = (code - zero).to(tl.float32) * scale.to(tl.float32)
     else:
         # The factor is that of values 2^7 times too small.
         factor = tl.load(factors + tile * 16 + half * 8 + member) * 0.0078125
-        result = value_of_e2m1(code) * (scale * factor)
+        result = value_of_e2m1(code) * (value_of_e4m3(scale.to(tl.int32)) * factor)
     tl.store(values + row.to(tl.int64) * num_in + column, result.to(values.dtype.element_ty), mask=column < num_in)

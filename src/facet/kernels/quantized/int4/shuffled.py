@@ -64,8 +64,8 @@ class ShuffledInt4:
         return "float8e4nv" if self.format.codes == "fp4" else self.format.scales.dtype
 
     def words(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes, scales and zeros in the words that kernels load. Where there are no zeros, scales stand there."""
-        zeros = self.scales if self.zeros is None else self.zeros.view(torch.int16)
+        """Codes, scales and zeros in the words that kernels load. Where there are no zeros, codes stand there."""
+        zeros = self.codes if self.zeros is None else self.zeros.view(torch.int16)
         return self.codes, self.scales.view(torch.int32), zeros
 
     def rows(self, rows: slice) -> "ShuffledInt4":
