@@ -19,6 +19,11 @@ NAMES = (
     "int4_ring",
     "int4_ring_16",
     "int4_wide",
+    "ring",
+    "warpgroup_ring",
+    "fp8_ring",
+    "fp8_many_rows",
+    "experts",
     "planted",
 )
 SECONDS = 300
