@@ -1,6 +1,7 @@
 """Writes what `serve_gpu` measured as tables in Markdown, one for each model.
 
     python -m benchmarks.serve_table results.json [more.json ...]
+    python -m benchmarks.serve_table results.json --without others.json    # what a flag costs, row by row
 
 A figure is the mean of its runs, with half the distance between the lowest and the highest behind it. *Of vLLM* says
 how many times as good it is: more requests and tokens, or less time. *Floor* is what `floors.py` says of the first
@@ -9,6 +10,7 @@ figure of a row that it knows.
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,6 +20,7 @@ from benchmarks.serve_rows import BY_NAME, ROWS, Figure, Row
 from facet.model.families import read_model_spec
 from tests.published_configs import text_only
 
+Results = dict[str, list[dict[str, Any]]]  # of every row, its runs
 COLUMNS = ("load", "Facet", "vLLM 0.26.0", "of vLLM", "floor", "target")
 
 
@@ -78,7 +81,7 @@ def cells(row: Row, results: list[dict[str, Any]]) -> tuple[str, ...]:
     )
 
 
-def tables(results: dict[str, list[dict[str, Any]]]) -> str:
+def tables(results: Results) -> str:
     lines: list[str] = []
     rows = [row for row in ROWS if results.get(row.name)]
     for model in dict.fromkeys(row.server.model for row in rows):
@@ -88,14 +91,40 @@ def tables(results: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def costs(results: Results, without: Results) -> str:
+    """Rows that both have: without a flag, with it, and how many times as much time it takes."""
+    lines = ["| load | without | with | ratio |", "|---|---|---|---|"]
+    for row in ROWS:
+        both = [runs.get(row.name, []) for runs in (without, results)]
+        if not all(both):
+            continue
+        means = [[mean(figure.of(result) for result in runs) for figure in row.figures] for runs in both]
+        cells = [", ".join(measured(figure, runs) for figure in row.figures) for runs in both]
+        ratios = (
+            before / after if figure.more_is_better else after / before
+            for figure, before, after in zip(row.figures, *means, strict=True)
+        )
+        lines.append(
+            f"| {row.server.title} {row.load} | {cells[0]} | {cells[1]} | {', '.join(map('{:.2f}'.format, ratios))} |"
+        )
+    return "\n".join(lines)
+
+
+def read(paths: Sequence[Path]) -> Results:
+    results: Results = {name: [] for name in BY_NAME}
+    for path in paths:
+        for name, runs in json.loads(path.read_text()).items():
+            results[name] += runs
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+", help="what serve_gpu --output wrote; rows may be in several")
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in BY_NAME}
-    for path in parser.parse_args().files:
-        for name, runs in json.loads(path.read_text()).items():
-            results[name] += runs
-    print(tables(results))
+    parser.add_argument("--without", type=Path, nargs="+", default=[], help="the same, of servers without some flag")
+    options = parser.parse_args()
+    results = read(options.files)
+    print(costs(results, read(options.without)) if options.without else tables(results))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.floors import prompt_seconds, request_seconds, step_seconds
 from benchmarks.serve_rows import BY_NAME, ROWS
-from benchmarks.serve_table import tables
+from benchmarks.serve_table import costs, tables
 from facet.model.families import read_model_spec
 from facet.model_spec import ModelSpec
 from tests.published_configs import text_only
@@ -55,6 +55,16 @@ def test_tables_say_how_far_runs_lie_apart_and_what_was_met() -> None:
     assert "7.25 ± 0.15 req/s" in line
     assert "| 1.30, 2.23, 1.10 |" in line
     assert line.endswith("| 7.20 met |")
+
+
+def test_what_a_flag_costs() -> None:
+    def run(requests: float, seconds: float) -> list[dict[str, float]]:
+        return [{"request_throughput": requests, "mean_ttft_ms": seconds, "mean_tpot_ms": 6.0}]
+
+    written = costs({"e4b-8k-c8": run(6.0, 220.0), "31b-c1": []}, {"e4b-8k-c8": run(6.6, 200.0), "31b-c1": run(1, 1)})
+    (line,) = written.splitlines()[2:]
+    assert line.startswith("| Gemma 4 E4B 8192/150, c=8 | 6.60 req/s, 200 ms TTFT")
+    assert line.endswith("| 1.10, 1.10, 1.00 |")
 
 
 def test_no_two_rows_have_one_name() -> None:
