@@ -1,14 +1,14 @@
 """Launches the kernel that multiplies few rows by the products of warpgroups."""
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import triton
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
-from facet.kernels.gluon_names import TensorDescriptor, gl
+from facet.kernels.gluon_names import TensorDescriptor
+from facet.kernels.gluon_parts import layout_of
 from facet.kernels.linear.config import MAX_RING_ROWS, WarpgroupRing
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 
@@ -65,11 +65,5 @@ def _tiles(tensor: Tensor, shape: Sequence[int], strides: Sequence[int], block: 
     """As copies take them, with zeros beyond the tensor's end. The driver makes a map of it at every launch, so that
     little would be saved if they were kept."""
     return TensorDescriptor(
-        base=tensor, shape=list(shape), strides=list(strides), block_shape=list(block), layout=_layout(block)
+        base=tensor, shape=list(shape), strides=list(strides), block_shape=list(block), layout=layout_of(block)
     )
-
-
-@cache
-def _layout(block: tuple[int, ...]) -> gl.NVMMASharedLayout:
-    """Kept: to find it takes the host 11 µs, and the rest of a descriptor 3."""
-    return gl.NVMMASharedLayout.get_default_for(list(block), gl.bfloat16)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.gluon_names import TensorDescriptor, gl
+from facet.kernels.gluon_parts import layout_of
 from facet.kernels.hopper import num_multiprocessors
 from facet.kernels.quantized.eight_bits.config import Config
 from facet.kernels.quantized.eight_bits.many_rows_kernel import LAUNCH, TILE_OUT, TILE_ROWS, many_rows_kernel
@@ -14,6 +15,7 @@ from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
 
 # As many as shared memory holds beside results of so many bytes each.
 _STAGES = {2: 6, 4: 5}
+_BLOCK = (64, 128)  # half a tile's rows, and the inputs of a stage
 
 
 def can_run(x: RoundedRows, matrix: QuantizedMatrix) -> bool:
@@ -78,6 +80,5 @@ def _run(
 
 
 def _tiles(codes: Tensor) -> TensorDescriptor:
-    """Half a tile's rows, and the inputs of a stage."""
-    block = [64, 128]
-    return TensorDescriptor.from_tensor(codes, block, gl.NVMMASharedLayout.get_default_for(block, gl.float8e4nv))
+    """As copies take them."""
+    return TensorDescriptor.from_tensor(codes, list(_BLOCK), layout_of(_BLOCK, gl.float8e4nv))

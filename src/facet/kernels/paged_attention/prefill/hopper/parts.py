@@ -15,7 +15,7 @@ from facet.kernels.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from facet.kernels.gluon_parts import barriers
+from facet.kernels.gluon_parts import barriers, layout_of
 from facet.kernels.paged_attention.prefill.visible import HIDDEN
 
 # In shared memory, as copies write and products read it.
@@ -147,5 +147,5 @@ def store_rows(
 
 def query_tiles(queries: Tensor, group: int) -> TensorDescriptor:
     """Queries as copies take them: the rows of a tile, which are `group` heads of some tokens."""
-    block = [64 // group, group, queries.shape[2]]
-    return TensorDescriptor.from_tensor(queries, block, gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16))
+    block = (64 // group, group, queries.shape[2])
+    return TensorDescriptor.from_tensor(queries, list(block), layout_of(block))
