@@ -3,7 +3,6 @@
     python benchmarks/int4_gpu.py                    # what the engine would use, under a minute
     python benchmarks/int4_gpu.py --tune             # a handful of tunings for each shape; the best four lines of each
     python benchmarks/int4_gpu.py --only gate_up --rows 1 8 16
-    python -m benchmarks.int4_gpu --rows 16 32 64    # the wide kernel
     python -m benchmarks.int4_gpu --rings            # few rows through rings, also half as deep and as deep as they
                                                      # can be, beside the kernel for few rows, alone and in layers
                                                      # (int4_chain.py); with --tune, other rings too

@@ -138,12 +138,12 @@ def int4_wide_launch(*, is_fp4: bool = False) -> tuple[Any, tuple[Any, ...], dic
         TILES=8,
         SHARES=1,
         STAGES=4,
-        HAS_TAIL=False,
         IS_DEPENDENT=True,
     )
     factors = tensor(gl.float32) if is_fp4 else None
-    tensors = (words, words, words, tensor(), factors, tensor(), tensor(), tensor(gl.float32), words)
-    return wide_kernel, (*tensors, 2688, 0, 64, 2688, 42, 5376), {**constants, "num_warps": 8}
+    tensors = (tensor(), words, words, tensor(), factors, tensor(), tensor(), tensor(gl.float32), words)
+    arguments = (*tensors, 5376, 0, 64, 2688, 42)
+    return wide_kernel, arguments, {**constants, "num_warps": 8}
 
 
 def int4_experts_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -564,7 +564,6 @@ def usage(kernel: Any) -> dict[str, Any]:
         "wide_loads": len(re.findall(r"LDG\.E\.EF\.128", code)),
         "conversions": code.count("I2F.S8"),
         "single_stores": code.count("STG.E.U16"),
-        "copied_words": len(re.findall(r"cp\.async\.ca\.shared\.global [^;]*\], 0x4,", kernel.asm["ptx"])),
         "barriers": kernel.asm["ptx"].count("bar.sync"),
         "waits": code.count("WARPGROUP.DEPBAR"),
         "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),

@@ -32,7 +32,8 @@ class Shared:
         return self.numbers.dtype
 
     def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], _layout: object) -> "Shared":
-        return Shared(self.numbers.view(dtype).view(*shape))
+        assert dtype == self.numbers.dtype
+        return Shared(self.numbers.view(*shape))
 
     def load(self, _layout: object) -> Tensor:
         return self.numbers.clone()
@@ -68,8 +69,7 @@ class Copies:
 
 
 def _spoil(numbers: Tensor) -> None:
-    """In words, too, bfloat16 numbers become none."""
-    numbers.fill_(float("nan") if numbers.is_floating_point() else 0x7FC17FC1 & torch.iinfo(numbers.dtype).max)
+    numbers.fill_(float("nan") if numbers.is_floating_point() else 0x77777777 & torch.iinfo(numbers.dtype).max)
 
 
 def allocate_shared_memory(dtype: torch.dtype, shape: Sequence[int], _layout: object) -> Shared:

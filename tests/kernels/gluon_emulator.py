@@ -164,7 +164,6 @@ def _language() -> ModuleType:
         NVMMADistributedLayout=_layout,
         SwizzledSharedLayout=_layout,
         BlockedLayout=_layout,
-        DistributedLinearLayout=_layout,
         DotOperandLayout=_layout,
         SliceLayout=_layout,
         allocate_shared_memory=machine.allocate_shared_memory,

@@ -141,13 +141,6 @@ def test_products_of_any_format_compile_without_spills(name: str, compiled: dict
     assert found["products"] > 0
 
 
-def test_the_wide_kernel_copies_pairs_of_x_past_registers(compiled: dict[str, dict[str, Any]]) -> None:
-    """A thread has 16 of a block, and a word of scales."""
-    found = compiled["int4_wide"]
-    assert "error" not in found, found["error"]
-    assert found["copied_words"] == found["stages"] * (16 + 1)
-
-
 @pytest.mark.parametrize("name", FP8_IN_ORDER)
 def test_many_rows_of_fp8_fit_on_the_card(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """Sums of products, of shares and of those before them, and nothing in local memory."""

@@ -142,33 +142,6 @@ def test_the_wide_kernel_equals_reference(
         torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=2e-2, rtol=2**-6)
 
 
-@pytest.mark.parametrize(
-    ("num_rows", "num_in", "stride", "first", "tuning"),
-    [
-        (9, 200, 232, 2, None),  # a block that ends within 32 inputs
-        (16, 384, 400, 8, None),
-        (20, 352, 352, 0, None),
-        (33, 352, 480, 6, WideTuning(rows=16, tiles=4, shares=2, stages=3)),  # the last program has a row
-        (40, 128, 130, 0, None),
-        (64, 200, 256, 4, WideTuning(rows=64, tiles=8, shares=1, stages=4)),
-        (17, 352, 357, 0, None),  # pairs that begin at odd places: in every other row,
-        (24, 352, 480, 1, None),  # in all rows,
-        (24, 352, 352, 1, None),  # and of an x without gaps
-    ],
-)
-def test_the_wide_kernel_takes_nothing_from_around_x(
-    wide: ModuleType, num_rows: int, num_in: int, stride: int, first: int, tuning: WideTuning | None
-) -> None:
-    case = Case(format=format_of(None), num_in=num_in)  # whose values are not zero where inputs end
-    matrix, numbers = case.matrix(DEVICE), case.inputs(num_rows, torch.bfloat16, DEVICE)
-    memory = torch.full(((num_rows + 80) * stride,), math.nan, dtype=torch.bfloat16, device=DEVICE)
-    x = memory.as_strided((num_rows, num_in), (stride, 1), first)
-    x.copy_(numbers)
-    got = wide.linear(x, int4.shuffle(matrix), tuning)
-    assert torch.equal(got, wide.linear(numbers, int4.shuffle(matrix), tuning))
-    torch.testing.assert_close(got, expected("linear", numbers, matrix, numbers), atol=2e-2, rtol=2**-6)
-
-
 @pytest.mark.parametrize(("tuning", "format"), [(WIDE, format_of(32)), (BOTH, format_of(32)), (BOTH, FP4)], ids=str)
 def test_a_row_is_the_same_bits_in_any_company(few_rows: ModuleType, tuning: Tuning, format: MatrixFormat) -> None:
     case = Case(format=format, num_out=64, num_in=384)

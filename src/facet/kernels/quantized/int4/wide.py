@@ -2,14 +2,17 @@
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.arrivals import counters_on
-from facet.kernels.dependent_launch import launch_options
+from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.quantized.int4.language import gl
 from facet.kernels.quantized.int4.shuffled import BLOCK_IN, TILE_OUT, ShuffledInt4
 from facet.kernels.quantized.int4.tuning import WideTuning, choose_wide_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
+
+_WORDS = 1024  # of x, that a program puts in order
 
 
 def linear(x: Tensor, matrix: ShuffledInt4, tuning: WideTuning | None = None) -> Tensor:
@@ -33,34 +36,31 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuni
     assert x.dtype == torch.bfloat16, "tensor cores multiply bfloat16 numbers here"
     num_rows = x.shape[0]
     tuning = tuning or choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
-    if x.stride(1) != 1 or x.stride(0) % 2 != 0 or x.data_ptr() % 4 != 0:  # pairs are copied as words
-        x = x.clone(memory_format=torch.contiguous_format)
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
     width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
     output = torch.empty(num_rows, matrix.num_tiles * width, dtype=x.dtype, device=x.device)
     num_row_groups = triton.cdiv(num_rows, tuning.rows)
+    ordered = in_order_of_codes(x, num_row_groups * tuning.rows, matrix.num_blocks * BLOCK_IN)
     num_places = num_row_groups * triton.cdiv(matrix.num_tiles, tuning.tiles)
     counters = counters_on(x.device, num_places) if tuning.shares > 1 else matrix.codes
-    partial_sums = output
+    partial_sums = ordered
     if tuning.shares > 1:
         sizes = (num_places, tuning.shares, TILE_OUT * tuning.tiles, tuning.rows)
         partial_sums = torch.empty(sizes, dtype=torch.float32, device=x.device)
-    words = x.view(torch.int32)
     wide_kernel[(num_places * tuning.shares,)](
-        words,
+        ordered,
         *matrix.words(),
         matrix.factors,
         x if gated is None else gated,
         output,
         partial_sums,
         counters,
-        words.stride(0),
+        ordered.stride(0),
         0 if gated is None else gated.stride(0),
         num_rows,
         matrix.num_tiles,
         matrix.num_blocks,
-        matrix.num_inputs,
         IS_GATED=matrix.is_gated,
         HAS_GATED_INPUT=gated is not None,
         SCALE_DTYPE=getattr(gl, matrix.scale_type),
@@ -70,8 +70,47 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuni
         TILES=tuning.tiles,
         SHARES=tuning.shares,
         STAGES=tuning.stages,
-        HAS_TAIL=matrix.num_inputs % BLOCK_IN != 0,
         num_warps=tuning.tiles,
         **launch_options(x.device),
     )
     return output
+
+
+def in_order_of_codes(x: Tensor, num_rows: int, num_in: int) -> Tensor:
+    """x [num_rows, num_in] with zeros where it ends, and of every 32 inputs pair 4 t + i as pair 4 i + t."""
+    if x.stride(1) != 1 or x.stride(0) % 2 != 0:
+        x = x.contiguous()
+    ordered = torch.empty(num_rows, num_in, dtype=x.dtype, device=x.device)
+    words = x.view(torch.int32)
+    _order_kernel[(num_rows, triton.cdiv(num_in // 2, _WORDS))](
+        words,
+        ordered.view(torch.int32),
+        words.stride(0),
+        x.shape[0],
+        WIDTH=x.shape[1] // 2,
+        NUM_WORDS=num_in // 2,
+        BLOCK=_WORDS,
+        num_warps=4,
+        **launch_options(x.device),
+    )
+    return ordered
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _order_kernel(
+    x,
+    ordered,
+    x_stride,
+    num_rows,
+    WIDTH: tl.constexpr,
+    NUM_WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    start_after_previous(IS_DEPENDENT)
+    row = tl.program_id(0)
+    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    source = word // 16 * 16 + word % 4 * 4 + word % 16 // 4
+    is_there = (row < num_rows) & (source < WIDTH)
+    values = tl.load(x + row.to(tl.int64) * x_stride + source, mask=is_there, other=0)
+    tl.store(ordered + row.to(tl.int64) * NUM_WORDS + word, values, mask=word < NUM_WORDS)

@@ -6,8 +6,7 @@ shuffled. The right operand is rows of x in shared memory, the same for all warp
 memory by copies that run a few blocks ahead.
 
 A thread's eight inputs are neighbours in the matrix, but not in what tensor cores take its registers for: of every 32
-inputs of a row of x, pair 4 t + i has to lie at pair 4 i + t. So x is copied pair by pair, each to its place. That is
-four times as many copies as of 16 bytes, but saves a launch before this one that would put x in that order.
+inputs of a row of x, pair 4 t + i has to lie at pair 4 i + t.
 
 Where tiles are too few to occupy all multiprocessors, the blocks of a tile are cut into shares, whose sums the last
 program adds in their order.
@@ -34,39 +33,17 @@ from facet.kernels.quantized.int4.tiles import opened
 
 BLOCK_IN = gl.constexpr(128)  # inputs of a block of codes
 WORDS = gl.constexpr(256)  # of four bytes, in a block
-PAIRS_IN = gl.constexpr(64)  # pairs of inputs of a block, a word each
-
-
-@gluon.constexpr_function
-def copies_of_x(rows, num_warps):
-    """Which thread copies which pair of a block [rows, 64].
-
-    Half a warp has 16 neighbours, the other half those of the fourth row after: in the swizzled tile, half the banks of
-    shared memory each. A thread has all four pairs of a row that lie 16 apart, so that one place serves four copies.
-    """
-    of_rows = [1, 2, *(1 << bit for bit in range(3, rows.bit_length() - 1))]
-    num_bits = num_warps.bit_length() - 1
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 16], [0, 32], *([row, 0] for row in of_rows[num_bits:])],
-        lane_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [4, 0]],
-        warp_bases=[[row, 0] for row in of_rows[:num_bits]],
-        block_bases=[],
-        shape=[rows, 64],
-    )
 
 
 @gluon.jit
-def copy_block(sources, targets, stage, block, num_blocks, HAS_TAIL: gl.constexpr):
+def copy_block(sources, targets, stage, block, num_blocks):
     """Starts the copies of a block of every tile, its scales and its inputs; after the last, of the last again."""
-    code_places, scale_places, x_places, num_left, SCALE_WORDS = sources
+    code_places, scale_places, x_places, SCALE_WORDS = sources
     codes, scales, x = targets
     block = gl.minimum(block, num_blocks - 1)
     copy_to_shared(codes.index(stage), code_places + block * WORDS)
     copy_to_shared(scales.index(stage), scale_places + block * SCALE_WORDS)
-    if HAS_TAIL:
-        copy_to_shared(x.index(stage), x_places + block * PAIRS_IN, mask=block * PAIRS_IN < num_left)
-    else:
-        copy_to_shared(x.index(stage), x_places + block * PAIRS_IN)
+    copy_to_shared(x.index(stage), x_places + block * BLOCK_IN)
     commit_copies()
 
 
@@ -135,12 +112,9 @@ def first_scales(first_tile, num_tiles, num_blocks, GROUPS: gl.constexpr, TILES:
 
 
 # One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.
-@gluon.jit(
-    do_not_specialize=["x_stride", "gated_stride", "num_rows", "num_tiles", "num_blocks", "num_in"],
-    do_not_specialize_on_alignment=["x"],
-)
+@gluon.jit(do_not_specialize=["gated_stride", "num_rows", "num_tiles", "num_blocks"])
 def wide_kernel(
-    x,  # int32: two bfloat16 numbers each
+    x,  # [whole groups of rows, whole blocks], in the order of codes
     codes,
     scales,
     zeros,  # int16: two of them each
@@ -154,7 +128,6 @@ def wide_kernel(
     num_rows,
     num_tiles,
     num_blocks,
-    num_in,
     IS_GATED: gl.constexpr,  # GeGLU
     HAS_GATED_INPUT: gl.constexpr,  # gelu, times `gated`
     SCALE_DTYPE: gl.constexpr,
@@ -164,7 +137,6 @@ def wide_kernel(
     TILES: gl.constexpr,  # of 16 outputs; a warp for each
     SHARES: gl.constexpr,
     STAGES: gl.constexpr,
-    HAS_TAIL: gl.constexpr,  # inputs do not go evenly into blocks
     IS_DEPENDENT: gl.constexpr,
 ):
     let_next_start(IS_DEPENDENT)
@@ -175,11 +147,10 @@ def wide_kernel(
     # [tiles, halves of a tile, g, t, chunks]: thread 4 g + t has outputs g and g + 8 and eight inputs of each chunk.
     THREADS: gl.constexpr = gl.BlockedLayout([1, 2, 1, 1, 4], [1, 1, 8, 4, 1], [TILES, 1, 1, 1, 1], [4, 3, 2, 1, 0])
     ZEROS: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, THREADS))
-    INPUTS: gl.constexpr = copies_of_x(ROWS, TILES)
+    INPUTS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [TILES, 1], [1, 0])
     PLAIN_2: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     PLAIN_3: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     TILE_OF_X: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, BLOCK_IN], gl.bfloat16)
-    PAIRS_OF_X: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, PAIRS_IN], gl.int32)  # of the same bytes
 
     # Programs that share tiles run side by side: one reads them from memory, the others from the cache.
     share = gl.program_id(0) % SHARES
@@ -199,22 +170,19 @@ def wide_kernel(
     scale_places = scales + first_scales(first_tile, num_tiles, num_blocks, GROUPS, TILES, PAIRS)
     zero_places = zeros + first_scales(first_tile, num_tiles, num_blocks, GROUPS, TILES, ZEROS)
 
-    # Beyond the last row that one is read again, too.
-    row = gl.minimum(first_row + gl.arange(0, ROWS, gl.SliceLayout(1, INPUTS)), num_rows - 1)
-    column = gl.arange(0, PAIRS_IN, gl.SliceLayout(0, INPUTS))
-    pair = gl.expand_dims(column // 16 * 16 + column % 4 * 4 + column % 16 // 4, 0)
-    x_places = x + gl.expand_dims(row.to(gl.int64) * x_stride, 1) + pair
+    row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, INPUTS))
+    column = gl.arange(0, BLOCK_IN, gl.SliceLayout(0, INPUTS))
+    x_places = x + gl.expand_dims(row.to(gl.int64) * x_stride, 1) + gl.expand_dims(column, 0)
 
     code_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, WORDS], PLAIN_2)
     scale_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 4], PLAIN_3)
-    pair_tiles = allocate_shared_memory(gl.int32, [STAGES, ROWS, PAIRS_IN], PAIRS_OF_X)
-    x_tiles = pair_tiles._reinterpret(gl.bfloat16, [STAGES, ROWS, BLOCK_IN], TILE_OF_X)
-    sources = (code_places, scale_places, x_places, num_in // 2 - pair, 8 * GROUPS)
-    targets = (code_tiles, scale_tiles, pair_tiles)
+    x_tiles = allocate_shared_memory(gl.bfloat16, [STAGES, ROWS, BLOCK_IN], TILE_OF_X)
+    sources = (code_places, scale_places, x_places, 8 * GROUPS)
+    targets = (code_tiles, scale_tiles, x_tiles)
 
     wait_for_previous(IS_DEPENDENT)
     for ahead in gl.static_range(STAGES - 1):
-        copy_block(sources, targets, ahead, first + ahead, num_blocks, HAS_TAIL)
+        copy_block(sources, targets, ahead, first + ahead, num_blocks)
     wait_for_copies(STAGES - 2)
     thread_barrier()
     values = values_of(
@@ -229,7 +197,7 @@ def wide_kernel(
         # before, into whose place another is copied.
         wait_for_copies(STAGES - 3)
         thread_barrier()
-        copy_block(sources, targets, (turn + (STAGES - 1)) % STAGES, first + turn + (STAGES - 1), num_blocks, HAS_TAIL)
+        copy_block(sources, targets, (turn + (STAGES - 1)) % STAGES, first + turn + (STAGES - 1), num_blocks)
         next_block = gl.minimum(first + turn + 1, num_blocks - 1)
         next_values = values_of(
             code_tiles, scale_tiles, zero_places + next_block * (8 * GROUPS), (turn + 1) % STAGES,
