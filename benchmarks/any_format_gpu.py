@@ -1,7 +1,6 @@
 """Times products with matrices in formats without kernels of their own, on a GPU, at shapes of 31B and E4B.
 
     python -m benchmarks.any_format_gpu                     # a minute
-    python -m benchmarks.any_format_gpu --rows 1 --tune     # with other sizes of tiles
 
 For each: by the kernel for few rows of any format, by values that are brought to memory first, and by bfloat16 weights.
 Both are first held against each other. Times are of launches in a CUDA graph, matrices take turns so that no cache
@@ -38,10 +37,9 @@ SHAPES = {
     "E4B gate_up": (20480, 2560),
     "E4B down": (2560, 10240),
 }
-TILES = tuple(product((16, 32, 64), (64, 128, 256)))
 
 
-def measure(name: str, shape: str, rows: list[int], tune: bool) -> None:
+def measure(name: str, shape: str, rows: list[int]) -> None:
     num_out, num_in = SHAPES[shape]
     case = Case(format=FORMATS[NAMES[name]], num_out=num_out, num_in=num_in)
     matrix = case.matrix("cuda")
@@ -51,32 +49,25 @@ def measure(name: str, shape: str, rows: list[int], tune: bool) -> None:
     weights = [torch.randn(num_out, num_in, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     for num_rows in rows:
         x = case.inputs(num_rows, torch.bfloat16, "cuda")
-        by_kernel = [partial(gpu.linear, x, each, functional.linear) for each in copies]
+        multiply = partial(gpu.linear, x, product=functional.linear, in_one_chain=False)
+        products = [partial(multiply, matrix=each) for each in copies]
         with mock.patch.object(few_rows, "MAX_ROWS", 0):
-            expected = gpu.linear(x, matrix, functional.linear)
-            in_memory = microseconds([partial(gpu.linear, x, each, functional.linear) for each in copies])
-        torch.testing.assert_close(by_kernel[0](), expected, atol=2e-2, rtol=2e-2)
+            expected, in_memory = products[0](), microseconds(products)
+        with mock.patch.object(few_rows, "MIN_OUTPUTS", 1):
+            torch.testing.assert_close(products[0](), expected, atol=2e-2, rtol=2e-2)
+            by_kernel = microseconds(products)
         plain = microseconds([partial(functional.linear, x, each) for each in weights])
-        floor = num_bytes / BANDWIDTH * 1e6
-        figures = (
-            f"{microseconds(by_kernel):.1f}, by way of memory {in_memory:.1f}, bfloat16 {plain:.1f}, bytes {floor:.1f}"
-        )
+        floor = num_bytes / BANDWIDTH
+        figures = f"{by_kernel:.1f}, by way of memory {in_memory:.1f}, bfloat16 {plain:.1f}, bytes {floor:.1f}"
         print(f"{name:14} {shape:12} {num_rows:3} rows: {figures}", flush=True)
-        for block_out, block_in in TILES if tune else ():
-            tiles = mock.patch.multiple(
-                few_rows, _BLOCK_IN=block_in, block_out_of=lambda _num_out, size=block_out: size
-            )
-            with tiles:
-                print(f"    {block_out} x {block_in}: {microseconds(by_kernel):.1f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--tune", action="store_true")
     options = parser.parse_args()
     for name, shape in product(NAMES, SHAPES):
-        measure(name, shape, options.rows, options.tune)
+        measure(name, shape, options.rows)
 
 
 if __name__ == "__main__":

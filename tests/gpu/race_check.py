@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from facet.kernels.linear import ring as linear_ring
 from facet.kernels.linear import warpgroup_ring
 from facet.kernels.linear.cases import HALF
-from facet.kernels.linear.config import ring_of, warpgroup_ring_of
+from facet.kernels.linear.config import WarpgroupRing, ring_of
 from facet.kernels.paged_attention import cases
 from facet.kernels.paged_attention.decode.hopper import ring as decode_ring
 from facet.kernels.paged_attention.reference import plan_reference
@@ -83,8 +83,8 @@ def eight_bit_product(room: ModuleType, config: object, num_rows: int) -> None:
 
 
 def experts() -> None:
-    check_first((130, 0, 60), 168, 448)
-    check_second((130, 0, 60), 300, 392)
+    check_first((70, 0, 9), 40, 448)
+    check_second((70, 0, 9), 130, 392)
 
 
 CHECKS: dict[str, Callable[[], None]] = {
@@ -100,7 +100,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "int4_ring_16": lambda: product(ring, 13),
     "int4_wide": lambda: product(wide, 20),
     "ring": lambda: dense_product(linear_ring, ring_of(64, 2560)),
-    "warpgroup_ring": lambda: dense_product(warpgroup_ring, warpgroup_ring_of(64, 2560)),
+    "warpgroup_ring": lambda: dense_product(warpgroup_ring, WarpgroupRing(16, 128, 4, num_rows=64)),
     "fp8_ring": lambda: eight_bit_product(eight_bit_ring, Ring(128, 3, shares=2), 5),
     "fp8_many_rows": lambda: eight_bit_product(many_rows, replace(MANY_ROWS, shares=2), 160),
     "experts": experts,

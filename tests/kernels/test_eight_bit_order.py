@@ -23,9 +23,10 @@ SHAPES = (*cases.E4B, *cases.LARGE, *cases.SPARSE)
 ROWS = (1, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 300, 2048)
 # With whole shares; with a short tile and a share without any; with several of those.
 SIZES = ((96, 1536, 3), (70, 1344, 4), (64, 2688, 10))
+# A warpgroup multiplies 64 outputs: with fewer, a tile has no sum of its own.
 CONFIGS = (
     Config(16, 64, 0, num_warps=4, num_stages=2),
-    Config(64, 32, 0, num_warps=4, num_stages=3),
+    Config(64, 64, 0, num_warps=4, num_stages=3),
     Config(16, 64, 0, num_warps=4, num_stages=2, in_turn=True),
     Config(128, 128, 0, num_warps=8, num_stages=3, in_turn=True),
 )

@@ -2,14 +2,16 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from facet.kernels import quantized
 from facet.kernels.linear.invariant import linear as invariant_linear
-from facet.kernels.quantized import cases, cpu, gpu, join_rows, linear, reference, stack
+from facet.kernels.quantized import cases, cpu, gpu, join_rows, reference, stack
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.matrix import E2M1, QuantizedMatrix
 from facet.kernels.quantized.quantize import quantize
@@ -18,6 +20,7 @@ from facet.matrix_format import MatrixFormat, ScaleFormat
 
 NAMES = tuple(FORMATS)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+linear = partial(quantized.linear, in_one_chain=False)
 
 
 def by_the_formula(matrix: QuantizedMatrix, row: int, column: int) -> float:
@@ -72,9 +75,10 @@ def test_a_product_is_that_of_the_values(name: str, monkeypatch: pytest.MonkeyPa
 def test_company_changes_no_bit_where_that_is_promised(name: str) -> None:
     case = Case(format=FORMATS[name])
     matrix, x = case.matrix(), case.inputs(21, torch.float32)
-    together = linear(x, matrix, invariant_linear)
+    together = quantized.linear(x, matrix, invariant_linear, in_one_chain=True)
     for row in (0, 1, 20):
-        assert torch.equal(linear(x[row : row + 1], matrix, invariant_linear)[0], together[row])
+        alone = quantized.linear(x[row : row + 1], matrix, invariant_linear, in_one_chain=True)
+        assert torch.equal(alone[0], together[row])
 
 
 def test_a_last_group_may_be_short() -> None:
@@ -197,9 +201,14 @@ def test_widened_values_are_those_of_the_matrix(name: str, num_in: int) -> None:
 
 @pytest.mark.parametrize(("name", "num_in"), WIDTHS)
 @pytest.mark.parametrize("num_rows", [1, 20])
-def test_a_product_of_few_rows_is_that_of_the_values(name: str, num_in: int, num_rows: int) -> None:
+def test_a_product_of_few_rows_is_that_of_the_values(
+    name: str, num_in: int, num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With rows that lie apart, and nothing but NaN around them."""
     pytest.importorskip("triton")
+    from facet.kernels.quantized import few_rows
+
+    monkeypatch.setattr(few_rows, "MIN_OUTPUTS", 40)
     case = Case(format=FORMATS[name], num_out=40, num_in=num_in)
     matrix, x = case.matrix(), case.inputs(num_rows + 1, torch.float16)[1:]
     there = QuantizedMatrix(
@@ -208,7 +217,7 @@ def test_a_product_of_few_rows_is_that_of_the_values(name: str, num_in: int, num
     memory = torch.full((num_rows + 2, num_in + 8), math.nan, dtype=x.dtype, device=DEVICE)
     memory[1:-1, :num_in] = x.to(DEVICE)
     expected = reference.linear(x.float(), matrix)
-    got = gpu.linear(memory[1:-1, :num_in], there, refuse).cpu()
+    got = gpu.linear(memory[1:-1, :num_in], there, refuse, in_one_chain=False).cpu()
     assert (got.float() - expected).norm() <= 0.01 * expected.norm()
 
 
@@ -219,11 +228,39 @@ def refuse(*_operands: Tensor) -> Tensor:
 @pytest.mark.skipif(DEVICE == "cpu", reason="sums are those of tensor cores")
 @pytest.mark.parametrize("name", ["uint4 minimums", "int8 groups", "fp4 powers", "fp8 blocks"])
 def test_few_rows_have_the_bits_of_many(name: str) -> None:
-    case = Case(format=FORMATS[name], num_out=2560, num_in=10240)
+    """Where nobody asks for it, on Hopper; and on all cards where it has to be so."""
+    from facet.kernels.quantized import few_rows
+
+    case = Case(format=FORMATS[name], num_out=few_rows.MIN_OUTPUTS, num_in=5120)
     matrix, x = case.matrix(DEVICE), case.inputs(200, torch.bfloat16, DEVICE)
-    many = gpu.linear(x, matrix, invariant_linear)
+    many = gpu.linear(x, matrix, invariant_linear, in_one_chain=True)
     for num_rows in (1, 8, 17, 33, 64):
-        assert torch.equal(gpu.linear(x[:num_rows], matrix, refuse), many[:num_rows]), num_rows
+        some = x[-num_rows:]
+        if few_rows.is_one_chain(x.device):
+            assert torch.equal(gpu.linear(some, matrix, refuse, in_one_chain=True), many[-num_rows:]), num_rows
+        assert torch.equal(gpu.linear(some, matrix, invariant_linear, in_one_chain=True), many[-num_rows:]), num_rows
+
+
+@pytest.mark.parametrize("are_few", [True, False])
+def test_which_rows_are_few(are_few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from facet.kernels.quantized import few_rows
+
+    monkeypatch.setattr(few_rows, "MIN_OUTPUTS", 96)
+    monkeypatch.setattr(few_rows, "is_one_chain", lambda _device: are_few)
+    case = Case(format=FORMATS["int8 groups"])
+    matrix, x = case.matrix(DEVICE), case.inputs(2, torch.float16, DEVICE)
+    asked = []
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        asked.append(weight)
+        return functional.linear(x, weight)
+
+    gpu.linear(x, matrix, product, in_one_chain=True)
+    assert len(asked) == (not are_few), "another order of sums, where one is promised"
+    gpu.linear(x, matrix, refuse, in_one_chain=False)
+    gpu.linear(x, matrix.rows(slice(0, 95)), product, in_one_chain=False)
+    assert len(asked) == 2 - are_few, "too few outputs"
 
 
 @pytest.mark.parametrize("name", ["uint4 zeros", "int4 reordered", "int8 static", "fp8 blocks"])
@@ -238,5 +275,5 @@ def test_a_product_by_widened_rows_is_that_of_the_values(name: str, monkeypatch:
         format=matrix.format, **{name: tensor.to(DEVICE) for name, tensor in matrix.tensors().items()}
     )
     expected = reference.linear(x.float(), matrix)
-    got = gpu.linear(x.to(DEVICE), there, functional.linear).cpu()
+    got = gpu.linear(x.to(DEVICE), there, functional.linear, in_one_chain=False).cpu()
     assert (got.float() - expected).norm() <= 0.01 * expected.norm()

@@ -59,6 +59,7 @@ class Arithmetic:
         str, ...
     ]  # types of devices where tokens of prompts and answers have kernels of their own
     choose_eight_bits: eight_bits.ChooseConfig  # how programs divide products with matrices of eight bits
+    adds_in_one_chain: bool  # whether products of values made of codes must (`linear/chain.py`)
     most_rows_of_int4: float  # that are multiplied by 4-bit codes as they are, and not by values made of them
 
 
@@ -84,6 +85,7 @@ USUAL = Arithmetic(
     plan_attention=plan_attention,
     attends_by_role_on=(),  # kernels are chosen by how many rows there are
     choose_eight_bits=eight_bits.choose_config,
+    adds_in_one_chain=False,
     most_rows_of_int4=int4.MAX_FEW_ROWS,
 )
 # The bits of a row depend neither on the rows computed with it nor on their number.
@@ -109,5 +111,6 @@ BATCH_INVARIANT = Arithmetic(
     plan_attention=plan_invariant_attention,
     attends_by_role_on=("cuda",),
     choose_eight_bits=eight_bits.choose_in_one_order,
+    adds_in_one_chain=True,
     most_rows_of_int4=math.inf,
 )

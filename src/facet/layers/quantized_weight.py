@@ -105,12 +105,15 @@ class QuantizedWeight(ProductWeight):
         self.matrix.copy_rows(values, rows)
 
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
-        return quantized.linear(x, self._some(rows, expert), self.arithmetic.linear)
+        arithmetic = self.arithmetic
+        matrix = self._some(rows, expert)
+        return quantized.linear(x, matrix, arithmetic.linear, in_one_chain=arithmetic.adds_in_one_chain)
 
     def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
         if not self.has_kernels or type(down) is not type(self) or not down.has_kernels:
             return super().run_experts(x, weights, chosen, down)
-        return quantized.experts.run(x, weights, chosen, self.matrix, down.matrix)
+        in_one_chain = self.arithmetic.adds_in_one_chain
+        return quantized.experts.run(x, weights, chosen, self.matrix, down.matrix, in_one_chain=in_one_chain)
 
     def look_up(self, ids: Tensor) -> Tensor:
         matrix = self.matrix

@@ -15,10 +15,11 @@ from facet.kernels.quantized.reference import Product, look_up
 __all__ = ["Product", "QuantizedMatrix", "experts", "has_kernels", "join_rows", "linear", "look_up", "stack"]
 
 
-def linear(x: Tensor, matrix: QuantizedMatrix, product: Product) -> Tensor:
-    """round(x) [rows, inputs] @ values^T, in x's type. Where tiles are multiplied in float32, `product` does it."""
+def linear(x: Tensor, matrix: QuantizedMatrix, product: Product, *, in_one_chain: bool) -> Tensor:
+    """round(x) [rows, inputs] @ values^T, in x's type. Where values are multiplied, `product` does it, and where a
+    kernel of this room takes its place for some numbers of rows, its sums are `in_one_chain` if need be."""
     if has_kernels(x.device, x.dtype):
-        return gpu.linear(x, matrix, product)
+        return gpu.linear(x, matrix, product, in_one_chain=in_one_chain)
     if x.is_cuda:
         return reference.linear(x, matrix, product)
     return cpu.linear(x, matrix, product)

@@ -1,8 +1,8 @@
 """Runs experts whose matrices are of any format, on a GPU.
 
 Few rows of each are multiplied by values that are made on their way to the tensor cores (`few_rows.py`), many by values
-that are brought to memory first, of some experts at a time. A row has the same bits either way: values are rounded to
-the type of activations, and sums are one chain.
+that are brought to memory first, of some experts at a time. On Hopper a row has the same bits either way: values are
+rounded to the type of activations, and sums are one chain.
 """
 
 from collections.abc import Callable
@@ -24,23 +24,23 @@ _SLICE_BYTES = 128 << 20
 
 def serves(format: MatrixFormat) -> bool:
     """Whether experts of this format are run here: what rounds their inputs must not differ from expert to expert."""
-    from facet.kernels.quantized import few_rows  # no Triton without a GPU
-
-    is_plain = not (format.is_reordered or format.rounds_outputs or format.has_input_scale)
-    return is_plain and few_rows.serves(format)
+    return not (format.is_reordered or format.rounds_outputs or format.has_input_scale)
 
 
-def run(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: QuantizedMatrix, down: QuantizedMatrix) -> Tensor:
-    """Sum over a row's chosen experts of weight * down(geglu(gate_up(x)))."""
+def run(
+    x: Tensor, weights: Tensor, chosen: Tensor, gate_up: QuantizedMatrix, down: QuantizedMatrix, *, in_one_chain: bool
+) -> Tensor:
+    """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))). `in_one_chain`: whether sums must be."""
     if x.shape[0] == 0:
         return torch.empty_like(x)
     x, weights, chosen = x.contiguous(), weights.contiguous(), chosen.contiguous()
-    if chosen.numel() > _MAX_FEW_PAIRS * gate_up.codes.shape[0]:
-        return run_by_values(x, weights, chosen, gate_up, down, _widen, round_inputs)
     from facet.kernels.moe.triton_groups import combine
     from facet.kernels.moe.triton_sorting import group_pairs
-    from facet.kernels.quantized.few_rows import MAX_GROUP, multiply_groups
+    from facet.kernels.quantized.few_rows import MAX_GROUP, is_one_chain, multiply_groups
 
+    are_many = chosen.numel() > _MAX_FEW_PAIRS * gate_up.codes.shape[0]
+    if are_many or (in_one_chain and not is_one_chain(x.device)):
+        return run_by_values(x, weights, chosen, gate_up, down, _widen, round_inputs)
     groups = group_pairs(chosen, gate_up.codes.shape[0], MAX_GROUP)
     hidden = geglu(multiply_groups(round_inputs(x, gate_up), groups, gate_up, chosen.shape[1]))
     return combine(multiply_groups(round_inputs(hidden, down), groups, down, None), weights)

@@ -1,8 +1,9 @@
 """Products of few rows with matrices of any format, or those of experts, on a GPU: codes become values on their way to
 the tensor cores.
 
-Values are those of `widen.py`, rounded once to the type of activations, and sums are one chain over the inputs in their
-order. So a row has the bits that a product in one chain with widened values gives it (`linear/chain.py`).
+Values are those of `widen.py`, rounded once to the type of activations, and on Hopper sums are one chain over the
+inputs in their order. So a row has the bits that a product in one chain with widened values gives it
+(`linear/chain.py`). On other cards Triton has tensor cores take inputs of small types in another order.
 """
 
 # Kernels are written in Triton's language, whose values have no Python types.
@@ -16,28 +17,27 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.moe.groups import Groups
 from facet.kernels.quantized.matrix import QuantizedMatrix
-from facet.kernels.quantized.widen import E4M3, kinds_of, scale_of, tensors_of, value_of_code
-from facet.matrix_format import MatrixFormat
+from facet.kernels.quantized.widen import constants_of, strides_of, tensors_of, tile_of_values
 
 # Beyond it, values are better made once for all rows.
 MAX_ROWS = 64
-_BLOCK_IN = 128
-# Programs of 64 outputs, or 32, should be two for each multiprocessor of a large GPU.
-_MANY_PROGRAMS = 264
-# Pairs of a row and an expert that are multiplied together, and outputs of a program that does so.
+# With fewer outputs, programs are too few for all multiprocessors of a large GPU. Q4_K on an H200, one row: gate_up of
+# 31B 167 us, by way of memory 539, down 287, by way of memory 222.
+MIN_OUTPUTS = 64 * 132
+# Pairs of a row and an expert that are multiplied together.
 MAX_GROUP = 16
-_EXPERT_OUT = 32
+# Outputs of a program, which a warpgroup of Hopper multiplies at once, and inputs that it takes at a time.
+_BLOCK_OUT, _BLOCK_IN = 64, 128
+_HOPPER = 9
 
 
-def serves(format: MatrixFormat) -> bool:
-    """Groups have to divide a block, or a block a group."""
-    group = format.scales.group
-    return group is None or group % _BLOCK_IN == 0 or _BLOCK_IN % group == 0
+def serves(num_rows: int, num_out: int) -> bool:
+    return 0 < num_rows <= MAX_ROWS and num_out >= MIN_OUTPUTS
 
 
-def block_out_of(num_out: int) -> int:
-    """Outputs of a program."""
-    return next((size for size in (64, 32) if num_out >= size * _MANY_PROGRAMS), 16)
+def is_one_chain(device: torch.device) -> bool:
+    """Whether sums are."""
+    return torch.cuda.get_device_capability(device)[0] == _HOPPER
 
 
 def linear(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
@@ -45,11 +45,9 @@ def linear(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
     num_rows = x.shape[0]
     x = x if x.stride(1) == 1 else x.contiguous()
     output = torch.empty(num_rows, matrix.num_rows, dtype=x.dtype, device=x.device)
-    block_out = block_out_of(matrix.num_rows)
-    any_format_kernel[(triton.cdiv(matrix.num_rows, block_out),)](
-        x, *tensors_of(matrix), output, x.stride(0), *_strides(matrix), num_rows, matrix.num_rows,
+    any_format_kernel[(triton.cdiv(matrix.num_rows, _BLOCK_OUT),)](
+        x, *tensors_of(matrix), output, x.stride(0), *strides_of(matrix), num_rows, matrix.num_rows,
         ROWS=max(16, triton.next_power_of_2(num_rows)),
-        BLOCK_OUT=block_out,
         **_constants(matrix),
         **launch_options(x.device),
     )  # fmt: skip
@@ -62,46 +60,19 @@ def multiply_groups(source: Tensor, groups: Groups, matrices: QuantizedMatrix, n
     num_out = matrices.num_rows
     output = torch.empty(len(groups.order), num_out, dtype=source.dtype, device=source.device)
     flat = matrices.flat()
-    any_experts_kernel[(triton.cdiv(num_out, _EXPERT_OUT), groups.num_groups)](
-        source, *tensors_of(flat), output, source.stride(0), *_strides(flat), groups.order, groups.table, num_out,
+    any_experts_kernel[(triton.cdiv(num_out, _BLOCK_OUT), groups.num_groups)](
+        source, *tensors_of(flat), output, source.stride(0), *strides_of(flat), groups.order, groups.table, num_out,
         NUM_CHOSEN=num_chosen or 1,
         IS_FIRST=num_chosen is not None,
         ROWS=MAX_GROUP,
-        BLOCK_OUT=_EXPERT_OUT,
         **_constants(flat),
         **launch_options(source.device),
     )  # fmt: skip
     return output
 
 
-def _strides(matrix: QuantizedMatrix) -> tuple[int, int, int]:
-    coarse = matrix.coarse_scales
-    return matrix.codes.stride(0), matrix.scales.stride(0), 0 if coarse is None else coarse.stride(0)
-
-
 def _constants(matrix: QuantizedMatrix) -> dict[str, int]:
-    num_scales = matrix.scales.shape[-1]
-    num_coarse = 1 if matrix.coarse_scales is None else matrix.coarse_scales.shape[-1]
-    return dict(
-        NUM_IN=matrix.num_inputs,
-        GROUP=matrix.format.scales.group or max(_BLOCK_IN, matrix.num_inputs),
-        PER_COARSE=triton.cdiv(num_scales, num_coarse),
-        **kinds_of(matrix),
-        BLOCK_IN=_BLOCK_IN,
-        num_warps=4,
-        num_stages=3,
-    )
-
-
-@triton.jit
-def _spread(numbers, GROUP: tl.constexpr, BLOCK_IN: tl.constexpr):
-    """[outputs, groups] as [outputs, inputs]; where a block has one group, it stays one."""
-    if GROUP >= BLOCK_IN:
-        return numbers
-    else:
-        OUT: tl.constexpr = numbers.shape[0]
-        spread = tl.broadcast_to(numbers[:, :, None], [OUT, BLOCK_IN // GROUP, GROUP])
-        return tl.reshape(spread, [OUT, BLOCK_IN])
+    return constants_of(matrix, _BLOCK_IN) | dict(BLOCK_OUT=_BLOCK_OUT, num_warps=4, num_stages=3)
 
 
 @triton.jit
@@ -112,31 +83,13 @@ def sums_of_values(
     ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
 ):  # fmt: skip
     """[outputs, rows] in float32. `x_rows`: where rows begin; `matrix_row`: [outputs, 1], those of the matrix."""
-    NUM_GROUPS: tl.constexpr = BLOCK_IN // GROUP if GROUP < BLOCK_IN else 1
     totals = tl.zeros([BLOCK_OUT, ROWS], tl.float32)
     for start in range(0, NUM_IN, BLOCK_IN):
-        inputs = start + tl.arange(0, BLOCK_IN)
-        if KIND <= E4M3:
-            code = tl.load(codes + matrix_row * code_stride + inputs[None, :], mask=inputs[None, :] < NUM_IN, other=0.0)
-        else:
-            octets = start // 2 + tl.arange(0, BLOCK_IN // 2)[None, :]
-            octet = tl.load(codes + matrix_row * code_stride + octets, mask=octets < NUM_IN // 2, other=0).to(tl.int32)
-            code = tl.reshape(tl.join(octet & 15, octet >> 4), [BLOCK_OUT, BLOCK_IN])
-        value = value_of_code(code, KIND)
-        group = start // GROUP + tl.arange(0, NUM_GROUPS)[None, :]
-        is_live = group * GROUP < NUM_IN
-        if zeros is not None:
-            zero = tl.load(zeros + matrix_row * scale_stride + group, mask=is_live, other=0).to(tl.float32)
-            value -= _spread(zero, GROUP, BLOCK_IN)
-        scale = scale_of(
-            scales, coarse_scales, matrix_row, group, scale_stride, coarse_stride, is_live, PER_COARSE, SCALES
+        value = tile_of_values(
+            matrix_row, start, codes, scales, coarse_scales, zeros, minimums, coarse_minimums, code_stride,
+            scale_stride, coarse_stride, NUM_IN, GROUP, PER_COARSE, KIND, SCALES, BLOCK_OUT, BLOCK_IN,
         )  # fmt: skip
-        value *= _spread(scale, GROUP, BLOCK_IN)
-        if minimums is not None:
-            minimum = scale_of(
-                minimums, coarse_minimums, matrix_row, group, scale_stride, coarse_stride, is_live, PER_COARSE, SCALES
-            )  # fmt: skip
-            value -= _spread(minimum, GROUP, BLOCK_IN)
+        inputs = start + tl.arange(0, BLOCK_IN)
         # Where inputs end, x is zero, and so is the product: no value is infinite.
         is_there = is_row[None, :] & (inputs[:, None] < NUM_IN)
         x_tile = tl.load(x_rows[None, :] + inputs[:, None], mask=is_there, other=0.0)

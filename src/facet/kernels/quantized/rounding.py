@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES, LARGEST_FP8, LARGEST_INT8, RowCodes
@@ -40,9 +41,7 @@ def round_inputs(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
     elif rounding == "fp8_token":
         rounded = _round_fp8(x.float(), x.float().abs().amax(-1, keepdim=True) / LARGEST_FP8)
     elif rounding == "fp8_group":
-        wide = x.float()
-        groups = [wide[:, start : start + ROUNDING_GROUP] for start in range(0, x.shape[-1], ROUNDING_GROUP)]
-        rounded = torch.cat([_round_fp8(g, g.abs().amax(-1, keepdim=True) / LARGEST_FP8) for g in groups], dim=-1)
+        rounded = _round_groups(x.float())
     else:
         assert matrix.input_scale is not None, "static scales are in the checkpoint"
         scale = matrix.input_scale
@@ -65,6 +64,14 @@ def _numbers(rows: Int8Rows) -> Tensor:
 def _round_fp8(x: Tensor, scales: Tensor) -> Tensor:
     codes = (x / _divisors(scales)).clamp_(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)
     return codes.float() * scales
+
+
+def _round_groups(x: Tensor) -> Tensor:
+    """Each group of columns by a scale of its own; the last may be shorter."""
+    num_columns = x.shape[-1]
+    filled = functional.pad(x, (0, -num_columns % ROUNDING_GROUP)).view(*x.shape[:-1], -1, ROUNDING_GROUP)
+    rounded = _round_fp8(filled, filled.abs().amax(-1, keepdim=True) / LARGEST_FP8)
+    return rounded.flatten(-2)[..., :num_columns].contiguous()
 
 
 def _divisors(scales: Tensor) -> Tensor:

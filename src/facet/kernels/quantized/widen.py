@@ -1,7 +1,8 @@
 """Brings rows of a quantized matrix to the type of activations, on a GPU: what serves formats without kernels of their
 own.
 
-Values are those of `QuantizedMatrix.values`, rounded once, in the order in which columns are stored.
+Values are those of `QuantizedMatrix.values` in the order in which columns are stored, rounded once. A minimum is
+subtracted before a product is rounded, in all kernels alike: `few_rows.py` takes the same values.
 """
 
 # Kernels are written in Triton's language, whose values have no Python types.
@@ -22,27 +23,22 @@ PLAIN, POWERS, SMALL = (tl.constexpr(kind) for kind in range(3))
 _SCALES = {torch.float8_e8m0fnu: POWERS, torch.float8_e4m3fn: SMALL}
 # Before it, GPUs convert no numbers of FP8.
 _ADA = (8, 9)
-_BLOCK = 1024
+# Outputs and inputs of a program: a thread has 32 values.
+_TILE = (16, 256)
 
 
 def widen(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
     """[outputs, inputs]."""
     num_rows, num_inputs = matrix.num_rows, matrix.num_inputs
     values = torch.empty(num_rows, num_inputs, dtype=dtype, device=matrix.codes.device)
-    num_scales = matrix.scales.shape[-1]
-    num_coarse = 1 if matrix.coarse_scales is None else matrix.coarse_scales.shape[-1]
-    block = min(_BLOCK, triton.next_power_of_2(num_inputs))
-    _widen_kernel[(num_rows, triton.cdiv(num_inputs, block))](
+    block_out, block_in = _TILE
+    _widen_kernel[(triton.cdiv(num_rows, block_out), triton.cdiv(num_inputs, block_in))](
         *tensors_of(matrix),
         values,
-        matrix.codes.stride(0),
-        matrix.scales.stride(0),
-        0 if matrix.coarse_scales is None else matrix.coarse_scales.stride(0),
-        NUM_IN=num_inputs,
-        GROUP=matrix.format.scales.group or num_inputs,
-        PER_COARSE=triton.cdiv(num_scales, num_coarse),
-        **kinds_of(matrix),
-        BLOCK=block,
+        *strides_of(matrix),
+        num_rows,
+        BLOCK_OUT=block_out,
+        **constants_of(matrix, block_in),
         num_warps=4,
     )
     return values
@@ -56,9 +52,24 @@ def tensors_of(matrix: QuantizedMatrix) -> tuple[Tensor | None, ...]:
     return codes, fine, rough, matrix.zeros, least, rough_least
 
 
-def kinds_of(matrix: QuantizedMatrix) -> dict[str, int]:
-    """What tells kernels how to read them."""
-    return dict(KIND=_kind_of(matrix).value, SCALES=_SCALES.get(matrix.scales.dtype, PLAIN).value)
+def strides_of(matrix: QuantizedMatrix) -> tuple[int, int, int]:
+    """From row to row of codes, of scales and of coarse scales."""
+    coarse = matrix.coarse_scales
+    return matrix.codes.stride(0), matrix.scales.stride(0), 0 if coarse is None else coarse.stride(0)
+
+
+def constants_of(matrix: QuantizedMatrix, block_in: int) -> dict[str, int]:
+    """What tells kernels how to read them, `block_in` inputs at a time."""
+    num_scales = matrix.scales.shape[-1]
+    num_coarse = 1 if matrix.coarse_scales is None else matrix.coarse_scales.shape[-1]
+    return dict(
+        NUM_IN=matrix.num_inputs,
+        GROUP=matrix.format.scales.group or triton.cdiv(matrix.num_inputs, block_in) * block_in,
+        PER_COARSE=triton.cdiv(num_scales, num_coarse),
+        KIND=_kind_of(matrix).value,
+        SCALES=_SCALES.get(matrix.scales.dtype, PLAIN).value,
+        BLOCK_IN=block_in,
+    )
 
 
 def _kind_of(matrix: QuantizedMatrix) -> tl.constexpr:
@@ -121,41 +132,69 @@ def value_of_e2m1(code):
 
 
 @triton.jit
-def _widen_kernel(
-    codes,
-    scales,
-    coarse_scales,
-    zeros,
-    minimums,
-    coarse_minimums,
-    values,
-    code_stride,
-    scale_stride,
-    coarse_stride,
-    NUM_IN: tl.constexpr,
-    GROUP: tl.constexpr,
-    PER_COARSE: tl.constexpr,
-    KIND: tl.constexpr,
-    SCALES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_live = columns < NUM_IN
-    group = columns // GROUP
-    if KIND <= E4M3:
-        code = tl.load(codes + row * code_stride + columns, mask=is_live, other=0.0)
+def _spread(numbers, BLOCK_IN: tl.constexpr):
+    """[outputs, groups] as [outputs, inputs]; one for all inputs, or one for each, stays as it is."""
+    OUT: tl.constexpr = numbers.shape[0]
+    GROUPS: tl.constexpr = numbers.shape[1]
+    if GROUPS == 1 or GROUPS == BLOCK_IN:
+        return numbers
     else:
-        octet = tl.load(codes + row * code_stride + columns // 2, mask=is_live, other=0.0).to(tl.int32)
-        code = (octet >> (columns % 2 * 4)) & 15
+        spread = tl.broadcast_to(numbers[:, :, None], [OUT, GROUPS, BLOCK_IN // GROUPS])
+        return tl.reshape(spread, [OUT, BLOCK_IN])
+
+
+@triton.jit
+def tile_of_values(
+    row, start, codes, scales, coarse_scales, zeros, minimums, coarse_minimums, code_stride, scale_stride,
+    coarse_stride, NUM_IN: tl.constexpr, GROUP: tl.constexpr, PER_COARSE: tl.constexpr, KIND: tl.constexpr,
+    SCALES: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+):  # fmt: skip
+    """[outputs, inputs] in float32, of the inputs from `start`. `row`: [outputs, 1], those of the matrix. Values behind
+    the last input are numbers, whichever."""
+    inputs = start + tl.arange(0, BLOCK_IN)[None, :]
+    if KIND <= E4M3:
+        code = tl.load(codes + row * code_stride + inputs, mask=inputs < NUM_IN, other=0.0)
+    else:
+        octets = start // 2 + tl.arange(0, BLOCK_IN // 2)[None, :]
+        octet = tl.load(codes + row * code_stride + octets, mask=octets < NUM_IN // 2, other=0).to(tl.int32)
+        code = tl.reshape(tl.join(octet & 15, octet >> 4), [BLOCK_OUT, BLOCK_IN])
     value = value_of_code(code, KIND)
+    # Scales are loaded once for a group, unless groups begin anywhere in a block.
+    if BLOCK_IN % GROUP == 0:
+        group = start // GROUP + tl.arange(0, BLOCK_IN // GROUP)[None, :]
+    elif GROUP % BLOCK_IN == 0:
+        group = start // GROUP + tl.arange(0, 1)[None, :]
+    else:
+        group = inputs // GROUP
+    is_live = group * GROUP < NUM_IN
     if zeros is not None:
-        value -= tl.load(zeros + row * scale_stride + group, mask=is_live, other=0.0).to(tl.float32)
-    value *= scale_of(
-        scales, coarse_scales, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, SCALES
-    )  # fmt: skip
-    if minimums is not None:
-        value -= scale_of(
+        zero = tl.load(zeros + row * scale_stride + group, mask=is_live, other=0).to(tl.float32)
+        value -= _spread(zero, BLOCK_IN)
+    scale = scale_of(scales, coarse_scales, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, SCALES)
+    if minimums is None:
+        return value * _spread(scale, BLOCK_IN)
+    else:
+        least = scale_of(
             minimums, coarse_minimums, row, group, scale_stride, coarse_stride, is_live, PER_COARSE, SCALES
         )  # fmt: skip
-    tl.store(values + row * NUM_IN + columns, value.to(values.dtype.element_ty), mask=is_live)
+        scale = tl.broadcast_to(_spread(scale, BLOCK_IN), value.shape)
+        return tl.fma(value, scale, tl.broadcast_to(_spread(-least, BLOCK_IN), value.shape))
+
+
+@triton.jit
+def _widen_kernel(
+    codes, scales, coarse_scales, zeros, minimums, coarse_minimums, values, code_stride, scale_stride, coarse_stride,
+    num_rows, NUM_IN: tl.constexpr, GROUP: tl.constexpr, PER_COARSE: tl.constexpr, KIND: tl.constexpr,
+    SCALES: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)).to(tl.int64)[:, None]
+    # Behind the last row that one is read again; nothing is stored of it.
+    known = tl.minimum(row, num_rows - 1)
+    start = tl.program_id(1) * BLOCK_IN
+    tile = tile_of_values(
+        known, start, codes, scales, coarse_scales, zeros, minimums, coarse_minimums, code_stride, scale_stride,
+        coarse_stride, NUM_IN, GROUP, PER_COARSE, KIND, SCALES, BLOCK_OUT, BLOCK_IN,
+    )  # fmt: skip
+    inputs = start + tl.arange(0, BLOCK_IN)[None, :]
+    is_there = (row < num_rows) & (inputs < NUM_IN)
+    tl.store(values + row * NUM_IN + inputs, tile.to(values.dtype.element_ty), mask=is_there)
