@@ -4,6 +4,10 @@
 
 The detector makes kernels that check every access to shared memory against barriers and copies under way. A finding
 ends the process, which is why each check has one of its own. Compiling takes a minute, and kernels run far slower.
+
+Triton 3.6's detector takes every copy for an arrival at its barrier, and so sees a deadlock where one barrier awaits
+several copies. Kernels that do so are left to the emulator of `tests/kernels`, which finds faults planted in them:
+products by rings of warpgroups, FP8 products of many rows, and experts.
 """
 
 import sys
@@ -19,17 +23,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from facet.kernels.linear import ring as linear_ring
-from facet.kernels.linear import warpgroup_ring
 from facet.kernels.linear.cases import HALF
-from facet.kernels.linear.config import WarpgroupRing, ring_of
+from facet.kernels.linear.config import ring_of
 from facet.kernels.paged_attention import cases
 from facet.kernels.paged_attention.decode.hopper import ring as decode_ring
 from facet.kernels.paged_attention.reference import plan_reference
 from facet.kernels.quantized.cases import Case
-from facet.kernels.quantized.eight_bits import Ring, many_rows
+from facet.kernels.quantized.eight_bits import Ring
 from facet.kernels.quantized.eight_bits import ring as eight_bit_ring
 from facet.kernels.quantized.int4 import few_rows, ring, wide
-from tests.kernels.test_eight_bit_many_rows import CONFIG as MANY_ROWS
 from tests.kernels.test_eight_bit_rings import exact
 from tests.kernels.test_eight_bit_rings import inputs as eight_bit_inputs
 from tests.kernels.test_hopper_decode import SHARED as DECODED_SHARED
@@ -37,7 +39,6 @@ from tests.kernels.test_hopper_decode import SMALL as DECODED
 from tests.kernels.test_hopper_decode import attend, tunings
 from tests.kernels.test_hopper_prefill import SEPARATE_256, SEPARATE_512, SHARED_512, check
 from tests.kernels.test_int4 import DEVICE, expected, format_of, run
-from tests.kernels.test_moe_hopper import check_first, check_second
 
 
 @gluon.jit
@@ -71,20 +72,16 @@ def decode(case: cases.Case) -> None:
     case.tolerance(torch.bfloat16).check(got, case.attend(inputs, plan_reference))
 
 
-def dense_product(room: ModuleType, config: object) -> None:
+def dense_product() -> None:
     x, weight = (torch.randn(rows, 2560, device=DEVICE).bfloat16() for rows in (5, 64))
-    torch.testing.assert_close(room.linear(x, weight, config), functional.linear(x, weight), atol=1.0, rtol=2**-6)
+    got = linear_ring.linear(x, weight, ring_of(64, 2560))
+    torch.testing.assert_close(got, functional.linear(x, weight), atol=1.0, rtol=2**-6)
 
 
-def eight_bit_product(room: ModuleType, config: object, num_rows: int) -> None:
+def eight_bit_product() -> None:
     """Rows of codes times codes."""
-    x, matrix = eight_bit_inputs("fp8 token", num_rows, 160, 1152)
-    HALF.check(room.linear(x, matrix, config), exact(x, matrix))
-
-
-def experts() -> None:
-    check_first((70, 0, 9), 40, 448)
-    check_second((70, 0, 9), 130, 392)
+    x, matrix = eight_bit_inputs("fp8 token", 5, 160, 1152)
+    HALF.check(eight_bit_ring.linear(x, matrix, Ring(128, 3, shares=2)), exact(x, matrix))
 
 
 CHECKS: dict[str, Callable[[], None]] = {
@@ -99,11 +96,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "int4_ring": lambda: product(ring, 5),
     "int4_ring_16": lambda: product(ring, 13),
     "int4_wide": lambda: product(wide, 20),
-    "ring": lambda: dense_product(linear_ring, ring_of(64, 2560)),
-    "warpgroup_ring": lambda: dense_product(warpgroup_ring, WarpgroupRing(16, 128, 4, num_rows=64)),
-    "fp8_ring": lambda: eight_bit_product(eight_bit_ring, Ring(128, 3, shares=2), 5),
-    "fp8_many_rows": lambda: eight_bit_product(many_rows, replace(MANY_ROWS, shares=2), 160),
-    "experts": experts,
+    "ring": dense_product,
+    "fp8_ring": eight_bit_product,
     "planted": planted,
 }
 

@@ -1,4 +1,5 @@
-"""No kernel in Gluon races: Triton's detector finds nothing in them, and finds a race that was planted."""
+"""Triton's detector finds no race in kernels in Gluon, but for those it cannot follow (`race_check.py`), and finds one
+that was planted."""
 
 import os
 import subprocess
@@ -20,10 +21,7 @@ NAMES = (
     "int4_ring_16",
     "int4_wide",
     "ring",
-    "warpgroup_ring",
     "fp8_ring",
-    "fp8_many_rows",
-    "experts",
     "planted",
 )
 SECONDS = 300

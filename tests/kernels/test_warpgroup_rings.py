@@ -148,7 +148,7 @@ FAULTS = {
     "a product reads what has not landed": ("    mbarrier.wait(ready.index(slot), tile // STAGES & 1)\n", ""),
     "an operand changed under a product": ("mma_wait(NUM_STARTED, deps", "mma_wait(2 * NUM_STARTED, deps"),
     "other warps of the partition may still read": ("        thread_barrier()  # now", "        pass  # now"),
-    "nobody arrives": ("(weight_tiles.shape[1] + x_tiles.shape[1])", "(weight_tiles.shape[1] + 16)"),
+    "nobody arrives": ("(weight_tiles.shape[1] + ROWS)", "(weight_tiles.shape[1] + 16)"),
     "a copy was never waited for": ("if next_tile < NUM_TILES:", "if next_tile < NUM_TILES + 1:"),
     "Tensor-likes are not close": ("copy_tile(x, [first_row, tile *", "copy_tile(x, [first_row, slot *"),
 }

@@ -56,24 +56,23 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupRing:
-    """A warpgroup owns `num_out` rows of the weight, gates and ups together, and takes `num_rows` of x
+    """A warpgroup owns `num_out` rows of the weight, gates and ups together, and takes 8 rows of x
     (`warpgroup_ring_kernel.py`)."""
 
     num_out: int  # 8, 16 or 32; of gates and ups 16 or 32
     block_in: int
     num_stages: int  # tiles that a ring holds
-    num_rows: int = 8  # a multiple of 8, up to 64
 
     @property
     def tile_bytes(self) -> int:
         """Of the weight and of x."""
-        return 2 * self.block_in * (self.num_out + self.num_rows)
+        return 2 * self.block_in * (self.num_out + MAX_RING_ROWS)
 
     @property
     def num_bytes(self) -> int:
         """Of shared memory, but for barriers. Behind x in it there is room for rows that are read and not used."""
-        num_behind = -(-(64 - self.num_rows) * 64 // (self.num_rows * self.block_in))
-        return self.num_stages * self.tile_bytes + 2 * self.block_in * self.num_rows * num_behind
+        num_behind = -(-7 * 64 // self.block_in)
+        return self.num_stages * self.tile_bytes + 2 * self.block_in * MAX_RING_ROWS * num_behind
 
 
 def _vector(block_out: int, num_warps: int, block_in: int | None = None) -> Config:

@@ -9,8 +9,7 @@ multiprocessors 64 at a time, is the right one:
     right   8, 16 or 32 outputs
 
 Both are in shared memory. What the other rows are does not matter, for nobody reads their sums. They are whatever lies
-behind x: eight rows of 64 inputs are 1 KB, and the next eight are read from the next KB. A copy may be writing them,
-which the race detector rightly calls a race; it is shown this kernel with 64 rows of x.
+behind x: eight rows of 64 inputs are 1 KB, and the next eight are read from the next KB.
 
 Both operands come through a ring of tiles that a single thread asks for (TMA). The products of a tile are started all
 at once, behind those of the tile before, and while they run the next tile is waited for. A tile's place is taken again
@@ -33,15 +32,16 @@ from facet.kernels.linear.language import (
     warpgroup_mma_wait,
 )
 
+ROWS = gl.constexpr(8)  # of x, in a program
 # Of 64 inputs, as copies write and products read them.
 WIDTH = gl.constexpr(64)
 ALL_ROWS = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16))
 
 
 @gluon.jit
-def _expect(x_tiles, weight_tiles, ready, tile):
+def _expect(weight_tiles, ready, tile):
     """A tile of the weight and one of x, which may be asked for later."""
-    NUM_NUMBERS: gl.constexpr = (weight_tiles.shape[1] + x_tiles.shape[1]) * weight_tiles.shape[2]
+    NUM_NUMBERS: gl.constexpr = (weight_tiles.shape[1] + ROWS) * weight_tiles.shape[2]
     mbarrier.expect(ready.index(tile % weight_tiles.shape[0]), NUM_NUMBERS * 2)
 
 
@@ -65,7 +65,7 @@ def _refill(sources, buffers, tile, first_row, first_out, NUM_TILES: gl.constexp
     STAGES: gl.constexpr = weight_tiles.shape[0]
     next_tile = tile - 1 + STAGES
     if next_tile < NUM_TILES:
-        _expect(x_tiles, weight_tiles, ready, next_tile)
+        _expect(weight_tiles, ready, next_tile)
         thread_barrier()  # now they are in all warps
         _copy_weights(weight, part_tiles, ready, next_tile, first_out)
         _copy_rows(x, x_tiles, ready, next_tile, first_row, STAGES)
@@ -117,7 +117,6 @@ def warpgroup_ring_kernel(
     IS_DEPENDENT: gl.constexpr,
 ):
     let_next_start(IS_DEPENDENT)
-    ROWS: gl.constexpr = x.block_shape[0]
     NUM_PARTS: gl.constexpr = 2 if IS_GATED else 1
     NUM_TILES: gl.constexpr = (NUM_IN + BLOCK_IN - 1) // BLOCK_IN
     NUM_FIRST: gl.constexpr = STAGES if STAGES < NUM_TILES else NUM_TILES
@@ -137,11 +136,11 @@ def warpgroup_ring_kernel(
         gl.NVMMASharedLayout.get_default_for([BLOCK_OUT, BLOCK_IN], weight.dtype),
     )
     # So many more as there is room for the rows that are read behind those of the last.
-    NUM_BEHIND: gl.constexpr = ((64 - ROWS) * WIDTH + ROWS * BLOCK_IN - 1) // (ROWS * BLOCK_IN)
+    NUM_BEHIND: gl.constexpr = (7 * WIDTH + BLOCK_IN - 1) // BLOCK_IN
     x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES + NUM_BEHIND, ROWS, BLOCK_IN], x.layout)
     ready = barriers(STAGES, 1)
     for tile in gl.static_range(NUM_FIRST):
-        _expect(x_tiles, weight_tiles, ready, tile)
+        _expect(weight_tiles, ready, tile)
         _copy_weights(weight, part_tiles, ready, tile, first_out)
     wait_for_previous(IS_DEPENDENT)
     for tile in gl.static_range(NUM_FIRST):
