@@ -76,7 +76,7 @@ def test_a_checkpoint_is_compared_with_its_own_codes(tmp_path: Path, monkeypatch
     assert finding.figures["agreement"] == 1.0
     assert "the numbers that its codes stand for" in finding.explanation
 
-    def wrong(x: Tensor, matrix: QuantizedMatrix, product: quantized.Product) -> Tensor:
+    def wrong(x: Tensor, matrix: QuantizedMatrix, product: quantized.Product, *, in_one_chain: bool) -> Tensor:
         return reference.linear(x, matrix, product).roll(1, 0) if len(x) > 1 else reference.linear(x, matrix, product)
 
     monkeypatch.setattr(quantized, "linear", wrong)
