@@ -1,9 +1,11 @@
-"""Compares every kernel with its reference, at the model's own widths and, for products, with its own weights.
+"""Compares every kernel that the model's arithmetic chooses with its reference, at the model's own widths and, for
+products, with its own weights.
 
-On a GPU this compares Triton with plain PyTorch. A CPU uses the references, so there is nothing to compare.
+On a GPU this compares Triton with plain PyTorch. A CPU uses the references, so there is nothing to compare. Products
+with quantized weights are compared by what they make of prompts (`quality.py`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -67,9 +69,12 @@ def _normal(model: Gemma, *shape: int, seed: int = 0) -> Tensor:
 
 def _embedding(model: Gemma) -> list[Share]:
     shares = []
+    table = _values(model.embedding)
+    if table is None:
+        return []
     for num_rows in NUM_ROWS:
         token_ids = torch.arange(num_rows, device=model.placement.device) * 7919 % model.spec.vocab_size
-        arguments = token_ids, _values(model.embedding), model.embedding.scale
+        arguments = token_ids, table, model.embedding.scale
         got, expected = embedding.embed(*arguments), embedding.reference.embed(*arguments)
         shares.append(share_of_tolerance(got, expected, embedding_cases.EXACT))
     return shares
@@ -84,9 +89,8 @@ def _rms_norm(model: Gemma) -> list[Share]:
         for shape in ((num_rows, spec.hidden_size), *((num_rows, *head) for head in heads)):
             case = rms_norm_cases.Case(shape=shape, with_weight=True)
             inputs = case.inputs(placement.dtype, str(placement.device))
-            shares.append(
-                share_of_tolerance(rms_norm.rms_norm(*inputs), rms_norm.reference.rms_norm(*inputs), tolerance)
-            )
+            got, expected = placement.arithmetic.rms_norm(*inputs), rms_norm.reference.rms_norm(*inputs)
+            shares.append(share_of_tolerance(got, expected, tolerance))
     return shares
 
 
@@ -96,7 +100,7 @@ def _add_norm(model: Gemma) -> list[Share]:
         case = add_norm_cases.Case(num_rows=num_rows, width=model.spec.hidden_size)
         inputs = case.inputs(placement.dtype, str(placement.device))
         arguments = inputs.residual, inputs.update, inputs.update_weight, inputs.next_weight, add_norm_cases.EPS
-        got = add_norm.add_norm(*arguments, inputs.scale)
+        got = placement.arithmetic.add_norm(*arguments, inputs.scale)
         expected = add_norm.reference.add_norm(*arguments, inputs.scale)
         for mine, theirs in zip(got, expected, strict=True):
             assert mine is not None
@@ -124,7 +128,7 @@ def _head_inputs(model: Gemma) -> list[Share]:
                 values_are_normed=layer.values_are_normed,
             )
             mine, theirs = (case.inputs(placement.dtype, str(placement.device)) for _ in range(2))
-            got = head_inputs.prepare_heads(mine.projected, case.heads, **mine.arguments)
+            got = placement.arithmetic.prepare_heads(mine.projected, case.heads, **mine.arguments)
             expected = head_inputs.reference.prepare_heads(theirs.projected, case.heads, **theirs.arguments)
             tolerance = case.tolerance(placement.dtype)
             shares += [
@@ -137,31 +141,34 @@ def _head_inputs(model: Gemma) -> list[Share]:
 def _linear(model: Gemma) -> list[Share]:
     # Of tables that are only looked up, no products are taken.
     linears = [m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, Embedding)]
-    matrices = (_values(linear) for linear in (*linears, model.embedding))
-    weights = {weight.shape: weight for weight in matrices if weight.dim() == 2}
     tolerance, shares = linear_cases.TOLERANCES[model.placement.dtype], []
-    for weight in weights.values():
+    for weight in _distinct_values((*linears, model.embedding)):
         for num_rows in (count for count in NUM_ROWS if count * weight.shape[0] <= MAX_VALUES):
             x = _rows_for(model, weight, num_rows)
-            shares.append(share_of_tolerance(linear.linear(x, weight), linear.reference.linear(x, weight), tolerance))
+            got, expected = model.placement.arithmetic.linear(x, weight), linear.reference.linear(x, weight)
+            shares.append(share_of_tolerance(got, expected, tolerance))
     return shares
 
 
 def _gated_linear(model: Gemma) -> list[Share]:
     tolerance, shares = linear_cases.TOLERANCES[model.placement.dtype], []
-    matrices = (_values(module.gate_up) for module in model.modules() if isinstance(module, MLP))
-    weights = {weight.shape: weight for weight in matrices}
-    for weight in weights.values():
+    for weight in _distinct_values(module.gate_up for module in model.modules() if isinstance(module, MLP)):
         for num_rows in NUM_ROWS:
             x = _rows_for(model, weight, num_rows)
-            got, expected = linear.geglu_linear(x, weight), linear.reference.geglu_linear(x, weight)
+            got, expected = model.placement.arithmetic.geglu_linear(x, weight), linear.reference.geglu_linear(x, weight)
             shares.append(share_of_tolerance(got, expected, tolerance))
     return shares
 
 
-def _values(linear: Linear) -> Tensor:
-    assert isinstance(linear.weight, DenseWeight), "these are the kernels of dense weights"
-    return linear.weight.values
+def _values(linear: Linear) -> Tensor | None:
+    """None: they are quantized."""
+    return linear.weight.values if isinstance(linear.weight, DenseWeight) else None
+
+
+def _distinct_values(linears: Iterable[Linear]) -> list[Tensor]:
+    """Of each shape of a matrix, one."""
+    matrices = [_values(linear) for linear in linears]
+    return list({matrix.shape: matrix for matrix in matrices if matrix is not None and matrix.dim() == 2}.values())
 
 
 def _rows_for(model: Gemma, weight: Tensor, num_rows: int) -> Tensor:
@@ -172,7 +179,8 @@ def _rows_for(model: Gemma, weight: Tensor, num_rows: int) -> Tensor:
 
 def _per_layer_input(model: Gemma) -> list[Share]:
     inputs, shares = model.per_layer_inputs, []
-    if inputs is None:
+    table = None if inputs is None else _values(inputs.table)
+    if inputs is None or table is None:
         return []
     is_float32 = model.placement.dtype == torch.float32
     tolerance = per_layer_cases.FLOAT32 if is_float32 else per_layer_cases.BFLOAT16
@@ -183,7 +191,7 @@ def _per_layer_input(model: Gemma) -> list[Share]:
             mix(
                 context,
                 token_ids,
-                _values(inputs.table),
+                table,
                 inputs.norm.weight,
                 first_column=0,
                 token_scale=inputs.table.scale,
@@ -207,15 +215,16 @@ def _experts(model: Gemma) -> list[Share]:
         arguments = router_logits, experts.spec.num_chosen, experts.expert_scale
         weights, chosen = moe.route(*arguments)
         expected_weights, expected_chosen = moe.reference.route(*arguments)
-        gate_up, down = _values(experts.gate_up), _values(experts.down)
-        x = _rows_for(model, gate_up[0], num_rows)
-        got = moe.run_experts(x, expected_weights, expected_chosen, gate_up, down)
-        expected = moe.reference.run_experts(x, expected_weights, expected_chosen, gate_up, down)
         shares += [
             share_of_tolerance(weights, expected_weights, tolerance),
             share_of_tolerance(chosen, expected_chosen, embedding_cases.EXACT),
-            share_of_tolerance(got, expected, tolerance),
         ]
+        gate_up, down = _values(experts.gate_up), _values(experts.down)
+        if gate_up is not None and down is not None:
+            x = _rows_for(model, gate_up[0], num_rows)
+            pairs = x, expected_weights, expected_chosen, gate_up, down
+            got, expected = model.placement.arithmetic.run_experts(*pairs), moe.reference.run_experts(*pairs)
+            shares.append(share_of_tolerance(got, expected, tolerance))
     return shares
 
 
