@@ -11,9 +11,20 @@ import torch
 from facet.config import EngineConfig
 from facet.engine.capacity import Capacity
 from facet.engine.engine import make_engine
-from facet.engine.settings import EngineSettings, resolve, resolve_kv_dtypes
+from facet.engine.settings import (
+    BATCH_INVARIANT_LINE,
+    NO_FP8_PRODUCTS,
+    NOT_BATCH_INVARIANT_LINE,
+    EngineSettings,
+    resolve,
+    resolve_kv_dtypes,
+    widened_lines,
+)
 from facet.errors import ConfigError
+from facet.kernels.arithmetic import USUAL
+from facet.kernels.quantized.cases import FORMATS, Case
 from facet.layers.placement import Placement
+from facet.layers.quantized_weight import QuantizedWeight
 from facet.model import resolving
 from facet.model.families import read_model_spec
 from facet.model.gemma import Gemma
@@ -43,13 +54,25 @@ def test_pages_are_counted_with_their_scales(tmp_path: Path) -> None:
     assert settings.num_blocks == NUM_BYTES // (layout.page_bytes + layout.scale_page_bytes)
 
 
-def test_on_a_cpu_a_line_says_that_answers_do_not_depend_on_others_only_where_that_was_asked_for(
-    tmp_path: Path,
-) -> None:
+def test_a_line_says_whether_answers_depend_on_others(tmp_path: Path) -> None:
     for asked in (None, False, True):
         engine, _ = make_engine(config_of(tmp_path, batch_invariant=asked))
-        assert any("atch-invariant" in line for line in engine.settings.lines()) is bool(asked)
+        assert (BATCH_INVARIANT_LINE in engine.settings.lines()) is bool(asked)
+        assert (NOT_BATCH_INVARIANT_LINE in engine.settings.lines()) is not bool(asked)
         assert engine.runner.model.placement.is_batch_invariant is bool(asked)
+
+
+@pytest.mark.parametrize(("name", "capability", "is_told"), [
+    ("fp8 token", (8, 9), True), ("fp8 blocks", (8, 6), True), ("fp8 token", (9, 0), False),
+    ("int8 token", (8, 6), False),
+])  # fmt: skip
+def test_a_line_tells_what_older_gpus_do_with_fp8(
+    name: str, capability: tuple[int, int], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
+    weight = QuantizedWeight(Case(format=FORMATS[name]).matrix(), dtype=torch.bfloat16, arithmetic=USUAL)
+    assert widened_lines([weight], torch.device("cuda")) == (NO_FP8_PRODUCTS,) * is_told
+    assert widened_lines([weight], torch.device("cpu")) == ()
 
 
 def test_a_step_takes_some_time(tmp_path: Path) -> None:

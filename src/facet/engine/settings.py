@@ -1,6 +1,6 @@
 """Resolves an `EngineConfig` into settings with a definite value for every question, for one model on one device."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,11 +11,12 @@ from facet.drafts.config import ModelDrafts, most_drafts, read_draft_config
 from facet.engine.capacity import Capacity, capacity_of
 from facet.engine.cpu_threads import BYTES_PER_THREAD, are_threads_given, choose_num_threads, usable_cores
 from facet.errors import ConfigError
+from facet.kernels.quantized import eight_bits
 from facet.kv_cache.accountant import blocks_for, longest_request
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
 from facet.layers.moe import Experts
-from facet.layers.quantized_weight import ProductWeight
+from facet.layers.quantized_weight import ProductWeight, QuantizedWeight
 from facet.media_span import MediaKind
 from facet.model.gemma import Gemma
 from facet.model.resolving import dtype_of_config, resolve_dtype
@@ -46,7 +47,14 @@ WIDENED = (
     "is many times slower."
 )
 
-
+BATCH_INVARIANT_LINE = "Batch-invariant: answers do not depend on other requests. --no-batch-invariant turns it off."
+NOT_BATCH_INVARIANT_LINE = (
+    "Not batch-invariant: other requests can change an answer's last bits. --batch-invariant turns it on."
+)
+NO_FP8_PRODUCTS = (
+    "This GPU is older than those that multiply FP8 codes as they are: their values are multiplied in the type of "
+    "activations. They save memory, but prompts are no faster. --quantization int8 is multiplied as codes here."
+)
 NO_KERNELS = (
     "Some quantized weights have no GPU kernels: they save memory, but steps are slow and not captured as graphs."
 )
@@ -98,7 +106,7 @@ class EngineSettings:
             *(() if self.encoder is None else (self.encoder.line(),)),
             *([WIDENED] * self.is_widened),
             *([] if self.num_threads is None else [_threads_line(self.num_threads)]),
-            *([self.arithmetic] if self.arithmetic else []),
+            self.arithmetic,
         ]
 
 
@@ -121,6 +129,7 @@ def resolve(
         # Their products are plain PyTorch, some of which a graph cannot hold.
         config = replace(config, enforce_eager=True)
         weight_lines += (NO_KERNELS,)
+    weight_lines += widened_lines(weights, model.placement.device)
     shape = shape_steps(
         config,
         model.share,
@@ -170,7 +179,7 @@ def resolve(
         poison_freed_blocks=config.debug_poison_freed_blocks,
         weight_lines=weight_lines,
         is_widened=_is_widened(config, model),
-        arithmetic=_arithmetic_line(shape.is_batch_invariant, on_gpu),
+        arithmetic=BATCH_INVARIANT_LINE if shape.is_batch_invariant else NOT_BATCH_INVARIANT_LINE,
         keeps_answers=not model.placement.attends_by_role,
         graph_sizes=shape.graph_sizes,
         piece_sizes=shape.piece_sizes,
@@ -184,6 +193,13 @@ def resolve(
         gpu_memory=gpu_memory,
         division=division_line(model.spec, model.share, num_ranks, has_towers=bool(towers)),
     )
+
+
+def widened_lines(weights: Iterable[nn.Module], device: torch.device) -> tuple[str, ...]:
+    """What to say of FP8 on this device."""
+    formats = {weight.format for weight in weights if isinstance(weight, QuantizedWeight)}
+    is_too_old = any(format.codes == "fp8" and not eight_bits.runs_on(device, format) for format in formats)
+    return (NO_FP8_PRODUCTS,) if device.type == "cuda" and is_too_old else ()
 
 
 def _weight_bytes(model: Gemma) -> int:
@@ -207,14 +223,6 @@ def _threads_line(num_threads: int) -> str:
     threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
     rule = f"one for every {BYTES_PER_THREAD >> 20} MiB of weights, as far as cores go"
     return f"Computing with {threads}: {rule}. OMP_NUM_THREADS changes it."
-
-
-def _arithmetic_line(is_batch_invariant: bool, on_gpu: bool) -> str:
-    if is_batch_invariant:
-        return "Batch-invariant: answers do not depend on other requests. --no-batch-invariant turns it off."
-    if on_gpu:
-        return "Not batch-invariant: other requests can change an answer's last bits. --batch-invariant turns it on."
-    return ""
 
 
 def _is_widened(config: EngineConfig, model: Gemma) -> bool:

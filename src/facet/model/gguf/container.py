@@ -15,7 +15,7 @@ import numpy as np
 
 from facet.errors import CheckpointError
 from facet.model.config_fields import shown
-from facet.model.gguf.types import TYPES, BlockType
+from facet.model.gguf.types import OTHER_TYPES, TYPES, BlockType
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -114,8 +114,9 @@ class _Reader:
         type = TYPES.get(number)
         if type is None:
             known = ", ".join(each.name for each in TYPES.values())
+            called = f"{OTHER_TYPES[number]} (type {number})" if number in OTHER_TYPES else f"type {number}"
             raise CheckpointError(
-                f"{self._path}: tensor {shown(name)} is of type {number}, which Facet does not read. It reads {known}."
+                f"{self._path}: tensor {shown(name)} is of {called}, which Facet does not read. It reads {known}."
             )
         if not all(shape) or shape[-1] % type.num_values:
             raise self._damaged(
