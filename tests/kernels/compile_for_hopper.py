@@ -59,6 +59,7 @@ from facet.kernels.quantized.int4.wide_kernel import wide_kernel
 from facet.kernels.quantized.widen import INTEGER, UNSIGNED
 from facet.kernels.rms_norm.triton import row_tile
 from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
+from facet.kernels.streams.triton import correct_kernel, predict_kernel
 from facet.kernels.sum_over_ranks.triton import sum_kernel, sum_launch
 from facet.ranks import Rank
 
@@ -308,6 +309,16 @@ def round_geglu_launch(width: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]
     return round_whole_rows_kernel, arguments, {**constants, "num_warps": whole.num_warps}
 
 
+def streams_launch(kernel: Any, num_tensors: int, num_strides: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of 3n: tensors of activations and weights, norms' among them in float32, and strides between streams and rows."""
+    tensors = [tensor() for _ in range(num_tensors)]
+    norms = {"predict_kernel": (1, 4), "correct_kernel": (2,)}[kernel.fn.__name__]
+    for place in norms:
+        tensors[place] = tensor(gl.float32)
+    constants = dict(STREAMS=4, WIDTH=2048, BLOCK=2048, IS_DEPENDENT=True, num_warps=8)
+    return kernel, (*tensors, *(2048,) * num_strides, 1e-6), constants
+
+
 def rounded_add_norm_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of many rows of 31B."""
     constants = dict(WIDTH=5376, BLOCK=2048, IS_DEPENDENT=True, **FP8_CODES.constants)
@@ -506,6 +517,8 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "round_geglu_31b": round_geglu_launch(21504),
         "round_geglu_e4b": round_geglu_launch(10240),
         "rounded_add_norm": rounded_add_norm_launch(),
+        "predict_streams": streams_launch(predict_kernel, 7, 3),
+        "correct_streams": streams_launch(correct_kernel, 8, 1),
         "drafts_e4b_sliding": drafts_launch(4, 8, 256, 512, 32),
         "drafts_e4b_global": drafts_launch(4, 8, 512, 0, 32),
         "drafts_31b_sliding": drafts_launch(2, 32, 256, 1024, 32),

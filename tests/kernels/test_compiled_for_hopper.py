@@ -63,6 +63,7 @@ FP8_IN_ORDER = {
 HEADS = {"int8_head": 128, "fp8_head": 128, "int8_row_of_head": 64, "fp8_row_of_head": 72}
 EMBEDDINGS = ("int8_embedding", "fp8_embedding")
 ROUNDED = ("round_geglu_31b", "round_geglu_e4b", "rounded_add_norm")
+STREAMS = {"predict_streams": 80, "correct_streams": 64}
 DRAFTS = ("drafts_e4b_sliding", "drafts_e4b_global", "drafts_31b_sliding")
 SHARES = (
     "shares_e4b_sliding",
@@ -96,6 +97,7 @@ def compiled() -> dict[str, dict[str, Any]]:
         *HEADS,
         *EMBEDDINGS,
         *ROUNDED,
+        *STREAMS,
         *DRAFTS,
         *SHARES,
         *WIDE_HEADS,
@@ -220,6 +222,15 @@ def test_rows_are_rounded_in_registers(name: str, compiled: dict[str, dict[str, 
     assert "error" not in found, found["error"]
     assert (found["stack"], found["local"]) == (0, 0)
     assert found["reg"] <= 64
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_rows_of_all_streams_stay_in_registers(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """And three programs of eight warps fit on a multiprocessor, or four."""
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["reg"] <= STREAMS[name]
 
 
 @pytest.mark.parametrize("name", DRAFTS)

@@ -61,14 +61,10 @@ EXPERTS = [
 ]
 CUBLAS = "linear"
 # Of Gemma 3n: what the active stream says of all four, what they become by it, and the layer between.
-COEFFICIENTS = ["_rms_norm_kernel", "mul", PRODUCT, "tanh", PRODUCT]
-LAUREL = [PRODUCT, PRODUCT, ADD_NORM]
 STREAMS = [
-    *[*COEFFICIENTS, "einsum", "add"],
-    *["_rms_norm_kernel", *ATTENTION, *LAUREL, "add", "mul", "_rms_norm_kernel"],
+    *["predict_kernel", *ATTENTION[:-1], PRODUCT, PRODUCT, "join_kernel"],
     *[PRODUCT, "_sparse_geglu_kernel", PRODUCT, ADD_NORM],
-    *[*COEFFICIENTS, "add", "sub", "mul", "add"],
-    *["mul", PRODUCT, PRODUCT, "_rms_norm_kernel", "add_"],
+    *["correct_kernel", PRODUCT, PRODUCT, "inject_kernel"],
 ]
 
 

@@ -18,6 +18,7 @@ from facet.layers.mlp import MLP
 from facet.layers.per_layer_input import PerLayerGate
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import Residual, RMSNorm
+from facet.layers.weight import DenseWeight
 from facet.model_spec import AltUpSpec, LayerSpec, ModelSpec
 
 
@@ -45,7 +46,11 @@ class Laurel(nn.Module):
         self.norm = RMSNorm(hidden_size, eps, placement)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.norm.add(h, self.right(self.left(h))).stream
+        return self.norm.add(h, self.detour(h)).stream
+
+    def detour(self, h: Tensor) -> Tensor:
+        out: Tensor = self.right(self.left(h))
+        return out
 
 
 class AltUpLayer(nn.Module):
@@ -82,31 +87,73 @@ class AltUpLayer(nn.Module):
         is_stored: bool = False,
     ) -> Residual:
         """`is_stored`: `store` was called for these rows."""
-        predicted = self._predict(residual.stream)
-        active = self._compute(predicted[0], step, cache, source, is_stored)
-        corrected = self._correct(predicted, active)
-        corrected[1:] += self.per_layer_gate(corrected[0] * self.output_scale, per_layer_input)
+        predicted, h = self._predict(residual.stream)
+        active = self._compute(predicted[0], h, step, cache, source, is_stored)
+        corrected, scaled = self._correct(predicted, active)
+        self._inject(corrected, self.per_layer_gate.project(scaled, per_layer_input))
         return Residual(corrected, None)
 
     def store(self, residual: Residual, step: KindStep, cache: LayerCache) -> None:
         """The keys and values of rows that go no further."""
-        self.attention.store(self.input_norm(self._predict(residual.stream)[0]), step, cache)
+        self.attention.store(self._predict(residual.stream)[1], step, cache)
 
-    def _predict(self, streams: Tensor) -> Tensor:
+    def _predict(self, streams: Tensor) -> tuple[Tensor, Tensor]:
+        """And the active one through the norm before attention."""
+        weights = self._weights_of(self.prediction)
+        if weights is not None and streams.is_cuda:
+            from facet.kernels.streams import triton  # no Triton without a GPU
+
+            return triton.predict(streams, *weights, self.input_norm.weight, self.input_norm.eps)
         shape = (self.num_streams, self.num_streams)
         coefficients = self.prediction(self.stream_router(streams[0])).view(-1, *shape)
-        return streams + self.arithmetic.mix_streams(coefficients, streams)
+        predicted = streams + self.arithmetic.mix_streams(coefficients, streams)
+        return predicted, self.input_norm(predicted[0])
 
-    def _compute(self, active: Tensor, step: KindStep, cache: LayerCache, source: Attention, is_stored: bool) -> Tensor:
-        h = self.input_norm(active)
+    def _compute(
+        self, active: Tensor, h: Tensor, step: KindStep, cache: LayerCache, source: Attention, is_stored: bool
+    ) -> Tensor:
         attended = self.attention(h, step, cache, source, is_stored=is_stored)
-        x = (self.post_attention_norm.add(active, attended).stream + self.laurel(h)) * 2.0**-0.5
-        return self.post_mlp_norm.add(x, self.mlp(self.pre_mlp_norm(x))).stream
+        x, normed = self._join(active, attended, h)
+        return self.post_mlp_norm.add(x, self.mlp(self.pre_mlp_norm(x) if normed is None else normed)).stream
 
-    def _correct(self, predicted: Tensor, active: Tensor) -> Tensor:
+    def _join(self, active: Tensor, attended: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Both paths, and through the norm before the MLP, unless the product that takes it has it rounded."""
+        norm, laurel = self.post_attention_norm, self.laurel
+        if not active.is_cuda:
+            return (norm.add(active, attended).stream + laurel(h)) * 2.0**-0.5, None
+        from facet.kernels.streams import triton
+
+        next_norm = self.pre_mlp_norm.weight if isinstance(self.mlp.gate_up.weight, DenseWeight) else None
+        return triton.join_paths(
+            active, attended, norm.weight, h, laurel.detour(h), laurel.norm.weight, next_norm, norm.eps
+        )
+
+    def _correct(self, predicted: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+        """And the active one as the per-layer input's gate takes it."""
+        weights = self._weights_of(self.correction)
+        if weights is not None and active.is_cuda:
+            from facet.kernels.streams import triton
+
+            return triton.correct(predicted, active, *weights, self.output_scale, self.stream_router.norm.eps)
         coefficients = self.correction(self.stream_router(active)) + 1.0
         corrected: Tensor = predicted + coefficients.T[..., None] * (active - predicted[0])
-        return corrected
+        return corrected, corrected[0] * self.output_scale
+
+    def _inject(self, streams: Tensor, update: Tensor) -> None:
+        norm = self.per_layer_gate.norm
+        if streams.is_cuda:
+            from facet.kernels.streams import triton
+
+            triton.inject(streams, update, norm.weight, norm.eps)
+        else:
+            streams[1:] += norm(update)
+
+    def _weights_of(self, coefficients: Linear) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Of the router and of what makes coefficients of it. None: some are quantized."""
+        router, last = self.stream_router.router.weight, coefficients.weight
+        if not isinstance(router, DenseWeight) or not isinstance(last, DenseWeight):
+            return None
+        return self.stream_router.norm.weight, router.values, last.values
 
 
 class Streams(nn.Module):

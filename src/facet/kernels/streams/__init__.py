@@ -1,4 +1,5 @@
-"""Sums over the parallel streams of Gemma 3n, a handful of terms each."""
+"""Sums over the parallel streams of Gemma 3n, a handful of terms each. On a GPU `triton.py` has most of them, with what
+comes before and after, in one launch."""
 
 from facet.kernels.streams.invariant import mean_of_streams as invariant_mean_of_streams
 from facet.kernels.streams.invariant import mix_streams as invariant_mix_streams
