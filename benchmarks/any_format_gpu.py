@@ -1,4 +1,5 @@
-"""Times products with matrices in formats without kernels of their own, on a GPU, at shapes of 31B and E4B.
+"""Times products with matrices of any format on a GPU, at shapes of 31B and E4B. Q4_K has kernels of its own beside it
+(`q4_k_gpu.py`).
 
     python -m benchmarks.any_format_gpu                     # a minute
 

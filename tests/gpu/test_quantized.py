@@ -34,11 +34,11 @@ def test_company_changes_no_bit(name: str, quantization: str, tiny_model: Callab
     check_company(ModelConfig(model=str(tiny.folder), quantization=quantization), tiny.window, name)
 
 
-@pytest.mark.parametrize("name", ["Gemma 4 31B", MOE])
-def test_company_changes_no_bit_of_a_file_in_q8_0(name: str, tmp_path: Path) -> None:
-    """A format without kernels of its own."""
-    config = wide(name) | {"max_position_embeddings": 512}
-    write_gguf(tmp_path / "m.gguf", config, "Q8_0")
+@pytest.mark.parametrize(("name", "type"), [("Gemma 4 31B", "Q8_0"), (MOE, "Q8_0"), ("Gemma 4 31B", "Q4_K")])
+def test_company_changes_no_bit_of_a_gguf_file(name: str, type: str, tmp_path: Path) -> None:
+    """In a format without kernels of its own, and in the one that has minimums."""
+    config = (for_k_quants(name) if type == "Q4_K" else wide(name)) | {"max_position_embeddings": 512}
+    write_gguf(tmp_path / "m.gguf", config, type)
     check_company(ModelConfig(model=str(tmp_path / "m.gguf")), int(config["sliding_window"]), name)
 
 

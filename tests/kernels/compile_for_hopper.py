@@ -78,13 +78,20 @@ def tiles(shape: tuple[int, ...], block: list[int], dtype: Any = gl.bfloat16) ->
     return TensorDescriptor(MockTensor(dtype, shape), list(shape), strides, block, layout)
 
 
-def int4_launch(num_rows: int, tuning: Tuning, *, is_fp4: bool = False) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def zeros_beside(scale_dtype: Any) -> Any:
+    """Or coarse scales, that 4-bit kernels take beside such scales."""
+    return tensor(gl.int32 if scale_dtype == gl.uint8 else gl.int16)
+
+
+def int4_launch(
+    num_rows: int, tuning: Tuning, *, scale_dtype: Any = gl.bfloat16
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of few rows with the gate and up of 31B."""
     words = tensor(gl.int32)
     constants = dict(
         IS_GATED=True,
         HAS_GATED_INPUT=False,
-        SCALE_DTYPE=gl.float8e4nv if is_fp4 else gl.bfloat16,
+        SCALE_DTYPE=scale_dtype,
         HAS_ZEROS=False,
         GROUPS=4,
         TILES=tuning.tiles,
@@ -95,19 +102,21 @@ def int4_launch(num_rows: int, tuning: Tuning, *, is_fp4: bool = False) -> tuple
         HAS_TAIL=False,
         IS_DEPENDENT=True,
     )
-    factors = tensor(gl.float32) if is_fp4 else None
-    arguments = (words, words, words, tensor(), factors, tensor(), tensor(), 2688, 0, num_rows, 2688, 42, 5376)
+    factors = tensor(gl.float32) if scale_dtype == gl.float8e4nv else None
+    zeros = zeros_beside(scale_dtype)
+    arguments = (words, words, words, zeros, factors, tensor(), tensor(), 2688, 0, num_rows, 2688, 42, 5376)
     return few_rows_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
 
 
 def int4_ring_launch(
-    num_tiles: int, num_blocks: int, operation: str, num_rows: int = 8, *, is_fp4: bool = False
+    num_tiles: int, num_blocks: int, operation: str, num_rows: int = 8, *, scale_dtype: Any = gl.bfloat16
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    words, ring = tensor(gl.int32), int4.ring_of(num_tiles, num_blocks, num_rows)
+    words, coarse = tensor(gl.int32), tensor(gl.int32) if scale_dtype == gl.uint8 else None
+    ring = int4.ring_of(num_tiles, num_blocks, num_rows, has_minimums=coarse is not None)
     constants = dict(
         IS_GATED=operation == "geglu_linear",
         HAS_GATED_INPUT=operation == "gated_input_linear",
-        SCALE_DTYPE=gl.float8e4nv if is_fp4 else gl.bfloat16,
+        SCALE_DTYPE=scale_dtype,
         GROUPS=4,
         TILES=ring.tiles,
         NUM_OUT_WARPS=ring.num_out_warps,
@@ -122,17 +131,17 @@ def int4_ring_launch(
     tensors, numbers = (words, words, words, tensor(), tensor()), (num_in // 2, num_tiles * 16, num_rows, num_tiles)
     if ring.row_tiles == 2:
         return int4_ring_16_kernel, (*tensors, *numbers, num_in), {**constants, "NUM_BLOCKS": num_blocks}
-    factors = tensor(gl.float32) if is_fp4 else None
-    return int4_ring_kernel, (*tensors, factors, *numbers, num_blocks, num_in), constants
+    factors = tensor(gl.float32) if scale_dtype == gl.float8e4nv else None
+    return int4_ring_kernel, (*tensors, factors, coarse, *numbers, num_blocks, num_in), constants
 
 
-def int4_wide_launch(*, is_fp4: bool = False) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def int4_wide_launch(*, scale_dtype: Any = gl.bfloat16) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of 64 rows with the gate and up of 31B."""
     words = tensor(gl.int32)
     constants = dict(
         IS_GATED=True,
         HAS_GATED_INPUT=False,
-        SCALE_DTYPE=gl.float8e4nv if is_fp4 else gl.bfloat16,
+        SCALE_DTYPE=scale_dtype,
         HAS_ZEROS=False,
         GROUPS=4,
         ROWS=64,
@@ -141,20 +150,22 @@ def int4_wide_launch(*, is_fp4: bool = False) -> tuple[Any, tuple[Any, ...], dic
         STAGES=4,
         IS_DEPENDENT=True,
     )
-    factors = tensor(gl.float32) if is_fp4 else None
-    tensors = (tensor(), words, words, tensor(), factors, tensor(), tensor(), tensor(gl.float32), words)
+    factors = tensor(gl.float32) if scale_dtype == gl.float8e4nv else None
+    zeros = zeros_beside(scale_dtype)
+    tensors = (tensor(), words, words, zeros, factors, tensor(), tensor(), tensor(gl.float32), words)
     arguments = (*tensors, 5376, 0, 64, 2688, 42)
-    return wide_kernel, arguments, {**constants, "num_warps": 8}
+    registers = {"maxnreg": 128} if scale_dtype == gl.uint8 else {}
+    return wide_kernel, arguments, {**constants, "num_warps": 8, **registers}
 
 
-def int4_experts_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def int4_experts_launch(*, scale_dtype: Any = gl.bfloat16) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of the second product of 26B-A4B, groups of eight pairs."""
     words, tuning = tensor(gl.int32), choose_tuning(8 * 176, 6, 8)
     constants = dict(
         NUM_CHOSEN=8,
         IS_FIRST=False,
         IS_SORTED=True,
-        SCALE_DTYPE=gl.bfloat16,
+        SCALE_DTYPE=scale_dtype,
         HAS_ZEROS=False,
         GROUPS=4,
         TILES=tuning.tiles,
@@ -165,7 +176,8 @@ def int4_experts_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         HAS_TAIL=True,
         IS_DEPENDENT=True,
     )
-    arguments = (words, words, words, tensor(), None, words, words, tensor(), 352, 176, 6, 704)
+    zeros = zeros_beside(scale_dtype)
+    arguments = (words, words, words, zeros, None, words, words, tensor(), 352, 176, 6, 704)
     return experts_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
 
 
@@ -493,10 +505,10 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "fp8_row_of_head": head_launch(gl.float8e4nv, in_tiles=False),
         "int8_embedding": embed_launch(gl.int8),
         "fp8_embedding": embed_launch(gl.float8e4nv),
-        "fp4_8": int4_launch(8, choose_tuning(2688, 42, 8), is_fp4=True),
-        "fp4_64": int4_launch(64, choose_tuning(2688, 42, 64), is_fp4=True),
-        "fp4_ring_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear", is_fp4=True),
-        "fp4_ring_of_down": int4_ring_launch(336, 168, "linear", is_fp4=True),
+        "fp4_8": int4_launch(8, choose_tuning(2688, 42, 8), scale_dtype=gl.float8e4nv),
+        "fp4_64": int4_launch(64, choose_tuning(2688, 42, 64), scale_dtype=gl.float8e4nv),
+        "fp4_ring_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear", scale_dtype=gl.float8e4nv),
+        "fp4_ring_of_down": int4_ring_launch(336, 168, "linear", scale_dtype=gl.float8e4nv),
         "int4_ring_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear"),
         "int4_ring_of_down": int4_ring_launch(336, 168, "linear"),
         "int4_ring_of_qkv": int4_ring_launch(1024, 42, "linear"),
@@ -509,8 +521,18 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "int4_ring_of_16_of_narrow_gate_up": int4_ring_launch(1280, 20, "geglu_linear", 16),
         "int4_ring_of_16_of_narrow_down": int4_ring_launch(160, 80, "linear", 16),
         "int4_ring_of_16_of_gated_input": int4_ring_launch(16, 20, "gated_input_linear", 16),
+        **{
+            f"q4_k_{rows}": int4_launch(rows, choose_tuning(2688, 42, rows, has_minimums=True), scale_dtype=gl.uint8)
+            for rows in ROW_KINDS
+        },
+        "q4_k_ring_of_gate_up": int4_ring_launch(2688, 42, "geglu_linear", scale_dtype=gl.uint8),
+        "q4_k_ring_of_down": int4_ring_launch(336, 168, "linear", scale_dtype=gl.uint8),
+        "q4_k_ring_of_qkv": int4_ring_launch(1024, 42, "linear", scale_dtype=gl.uint8),
+        "q4_k_ring_of_narrow_down": int4_ring_launch(160, 80, "linear", scale_dtype=gl.uint8),
+        "q4_k_experts": int4_experts_launch(scale_dtype=gl.uint8),
+        "q4_k_wide": int4_wide_launch(scale_dtype=gl.uint8),
         "int4_wide": int4_wide_launch(),
-        "fp4_wide": int4_wide_launch(is_fp4=True),
+        "fp4_wide": int4_wide_launch(scale_dtype=gl.float8e4nv),
         "int4_experts": int4_experts_launch(),
         "q4_k": any_format_launch(is_q4_k=True),
         "q6_k": any_format_launch(is_q4_k=False),
@@ -573,7 +595,7 @@ def usage(kernel: Any) -> dict[str, Any]:
         **found,
         "shared": kernel.metadata.shared,
         "signals": [kernel.asm["ptx"].count(f"atom.global.sys.{kind}") for kind in ("release", "acquire")],
-        "added_halves": code.count("HADD2"),
+        "added_halves": len(re.findall(r"HADD2(?!\.F32)", code)),  # those convert float16 numbers
         "wide_loads": len(re.findall(r"LDG\.E\.EF\.128", code)),
         "conversions": code.count("I2F.S8"),
         "single_stores": code.count("STG.E.U16"),
@@ -588,7 +610,8 @@ def report(name: str) -> dict[str, Any]:
         with contextlib.redirect_stdout(sys.stderr):  # where it fails, the compiler prints what it was given
             constants = launches()[name][2]
             num_stages = constants.get("STAGES", 0)
-            ring = num_stages * constants["num_warps"] * constants.get("TILES", 0) * 1152  # of 4-bit codes
+            block_bytes = 1216 if constants.get("SCALE_DTYPE") == gl.uint8 else 1152  # of 4-bit codes
+            ring = num_stages * constants["num_warps"] * constants.get("TILES", 0) * block_bytes
             return {**usage(compiled(name)), "stages": num_stages, "ring": ring}
     except Exception:  # the other kernels have their lines all the same
         return {"error": traceback.format_exc()}

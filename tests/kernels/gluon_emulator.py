@@ -197,6 +197,7 @@ def _language() -> ModuleType:
         program_id=lambda axis: Int(PROGRAM.ids[axis]),
         static_range=range,
         store=_store,
+        uint8=torch.uint8,
         sum=lambda tensor, dim: tensor.sum(dim),
         warp_specialize=lambda calls, _warps, _registers: machine.PARTITIONS.run(calls),
         where=_either(lambda condition, a, b: a if condition else b, torch.where),

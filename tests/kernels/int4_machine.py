@@ -56,6 +56,43 @@ def add_values(sums: Words, upper: Words, lower: Words, x: Words) -> Words:
     return add_products(sums, upper, lower, x, one, one)
 
 
+def unpack_coarse(word: Tensor) -> Words:
+    scale, minimum = word.unsqueeze(-1).contiguous().view(torch.float16).float().unbind(-1)
+    return [scale, scale * -(2.0**23), -minimum, minimum * 2.0**23]
+
+
+def sum_inputs(x: Words) -> Words:
+    nothing, one = torch.zeros(()), torch.ones(())
+    ones = [torch.full_like(word, 0x3F803F80) for word in x]
+    return add_products([nothing] * 4, ones, ones, x, one, one)[:2]
+
+
+def add_products_less_minimums(
+    sums: Words,
+    upper: Tensor,
+    lower: Tensor,
+    word: Tensor,
+    x: Words,
+    x_sums: Words,
+    upper_coarse: Words,
+    lower_coarse: Words,
+) -> Words:
+    octets = word.unsqueeze(-1).contiguous().view(torch.uint8).double().unbind(-1)
+    coarse = (*upper_coarse, *lower_coarse)
+    scales = []
+    for octet, factor, added in zip(octets, coarse[0::2], coarse[1::2], strict=True):
+        # A fused operation rounds once, and double has room for all that comes before.
+        exact = (octet + 2.0**23) * factor + added
+        assert torch.equal(exact, octet * factor)
+        assert torch.equal(exact.float().double(), exact), "exact"
+        scales.append(exact.float())
+    factors = [(minimum.double() - 128 * scale.double()).float() for scale, minimum in (scales[:2], scales[2:])]
+    added = zip(sums, (*x_sums, *x_sums), (factors[0], factors[0], factors[1], factors[1]), strict=True)
+    less = [total + x_sum * factor for total, x_sum, factor in added]
+    codes = [unpack_codes(codes, torch.tensor(-128)) for codes in (upper, lower)]
+    return add_products(less, *codes, x, scales[0], scales[2])
+
+
 def add_products(sums: Words, upper: Words, lower: Words, x: Words, upper_scale: Tensor, lower_scale: Tensor) -> Words:
     """Operands of m16n8k16 as the PTX manual draws them. Thread 4 g + t has columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9:
     of rows g and g + 8 of the left operand, of row g of the right one. Of the product, columns 2 t and 2 t + 1 of rows
@@ -106,6 +143,13 @@ def dequantize_fp4(word: Tensor, scale: Tensor) -> Words:
     return [pair.unsqueeze(-1).contiguous().view(torch.bfloat16) for pair in words]
 
 
+def dequantize_less_minimums(word: Tensor, fine: Tensor, coarse: Tensor) -> Words:
+    scale, minimum = coarse.unsqueeze(-1).contiguous().view(torch.float16).float().unbind(-1)
+    scale, minimum = (scale * (fine & 255)).unsqueeze(-1), (minimum * (fine >> 8 & 255)).unsqueeze(-1)
+    sides = [[((word >> 4 * pair + 16 * side) & 15).float() for side in range(2)] for pair in range(4)]
+    return [(torch.stack(pair, dim=-1) * scale - minimum).to(torch.bfloat16) for pair in sides]
+
+
 @dataclass
 class Product:
     """Computed when it is waited for, from what its operands hold then."""
@@ -152,8 +196,18 @@ class Memory:
                 self.words[to] = JUNK
                 COPIES.started.append(partial(self.words.__setitem__, to, numbers))
 
-    def load(self, place: Tensor) -> Words:
-        places = [place // 4 + word for word in range(4)]
+    def copy_coarse(self, place: Tensor, coarse: Any, is_there: Tensor) -> None:
+        to, offsets, there = torch.broadcast_tensors(place // 4 + 288, coarse.offset, is_there)
+        numbers = torch.where(there, coarse.numbers[torch.where(there, offsets, 0)], 0)
+        assert not self.is_read[to].any(), "a copy to where others may still read"
+        self.words[to] = JUNK
+        COPIES.started.append(partial(self.words.__setitem__, to, numbers))
+
+    def load_pair(self, place: Tensor) -> Words:
+        return self.load(place, 2)
+
+    def load(self, place: Tensor, count: int = 4) -> Words:
+        places = [place // 4 + word for word in range(count)]
         for word in places:
             self.is_read[word] = True
             self.is_read_by_warp[word] = True
@@ -203,18 +257,24 @@ NAMES = {
     "add_values": add_values,
     "unpack_small_scales": unpack_small_scales,
     "values_of_fp4": values_of_fp4,
+    "add_products_less_minimums": add_products_less_minimums,
+    "sum_inputs": sum_inputs,
+    "unpack_coarse": unpack_coarse,
     "add_products_of_two": add_products_of_two,
     "stay_in_order": nothing,
     "shared_memory": MEMORY.begin,
     "copy_own_block": MEMORY.copy,
     "commit_own_copies": COPIES.commit,
     "wait_for_warp": MEMORY.wait_for_warp,
+    "copy_own_coarse": MEMORY.copy_coarse,
     "load_own_words": MEMORY.load,
+    "load_own_pair": MEMORY.load_pair,
     "load_chunks": load_chunks,
     "store_sums_at": MEMORY.store_sums,
     "load_sums_at": MEMORY.load_sums,
     "dequantize_codes": dequantize_codes,
     "dequantize_fp4": dequantize_fp4,
+    "dequantize_less_minimums": dequantize_less_minimums,
     "fence_async_shared": nothing,
     "warpgroup_mma": lambda values, x, sums, is_async: Product(values, x, sums),
     "warpgroup_mma_wait": wait_for_products,

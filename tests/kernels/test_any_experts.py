@@ -68,7 +68,7 @@ def test_formats_may_differ() -> None:
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @pytest.mark.parametrize("name", NAMES)
 def test_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "_MAX_FEW_PAIRS", 1)
+    monkeypatch.setattr(experts, "MAX_FEW_PAIRS", 1)
     monkeypatch.setattr(experts, "_SLICE_BYTES", 2 * 4 * 2 * WIDTH * HIDDEN)  # two experts at a time, or four
     check(*matrices(name, name), 21)
 
@@ -83,7 +83,7 @@ def test_a_row_is_the_same_in_company(name: str, monkeypatch: pytest.MonkeyPatch
     for row in range(0, 200, 9):
         own = slice(row, row + 1)
         assert torch.equal(run(x[own], weights[own], chosen[own]), together[own])
-    monkeypatch.setattr(experts, "_MAX_FEW_PAIRS", 1)
+    monkeypatch.setattr(experts, "MAX_FEW_PAIRS", 1)
     assert torch.equal(run(x, weights, chosen), together), "of many rows"
 
 

@@ -38,7 +38,7 @@ DEEP = Tuning(tiles=1, num_out_warps=1, num_in_warps=4)
 BOTH = Tuning(tiles=2, num_out_warps=2, num_in_warps=2)
 
 
-FP4 = FORMATS["fp4 coarse"]
+FP4, Q4_K = FORMATS["fp4 coarse"], FORMATS["uint4 minimums"]
 
 
 def format_of(group: int | None, dtype: str = "bfloat16", *, zeros: bool = False) -> MatrixFormat:
@@ -103,6 +103,11 @@ def run(
         ("linear", Case(format=FP4, num_out=80, num_in=656), 11, DEEP),  # tiles, blocks and inputs that are not there
         ("geglu_linear", Case(format=FP4, num_in=1024), 5, BOTH),
         ("gated_input_linear", Case(format=FP4), 19, None),
+        ("linear", Case(format=Q4_K), 1, WIDE),
+        ("linear", Case(format=Q4_K, num_out=80, num_in=1152), 11, DEEP),  # half of what shares a coarse scale
+        ("linear", Case(format=Q4_K, num_out=80, num_in=480), 64, BOTH),  # a block that is not whole
+        ("geglu_linear", Case(format=Q4_K, num_in=1024), 5, BOTH),
+        ("gated_input_linear", Case(format=Q4_K), 19, None),
     ],
 )
 def test_equals_reference(
@@ -127,6 +132,8 @@ def test_equals_reference(
         ("geglu_linear", Case(format=format_of(64, zeros=True)), 20, WideTuning(rows=32, tiles=4, shares=2, stages=3)),
         ("linear", Case(format=FP4, num_out=80, num_in=656), 20, WideTuning(rows=32, tiles=4, shares=2, stages=3)),
         ("geglu_linear", Case(format=FP4, num_in=640), 9, None),
+        ("linear", Case(format=Q4_K, num_out=80, num_in=1152), 20, WideTuning(rows=32, tiles=4, shares=2, stages=3)),
+        ("geglu_linear", Case(format=Q4_K, num_in=480), 9, None),
         # A share without a block.
         ("linear", Case(format=format_of(32), num_in=640), 16, WideTuning(rows=16, tiles=8, shares=4, stages=4)),
     ],
@@ -142,7 +149,9 @@ def test_the_wide_kernel_equals_reference(
         torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=2e-2, rtol=2**-6)
 
 
-@pytest.mark.parametrize(("tuning", "format"), [(WIDE, format_of(32)), (BOTH, format_of(32)), (BOTH, FP4)], ids=str)
+@pytest.mark.parametrize(
+    ("tuning", "format"), [(WIDE, format_of(32)), (BOTH, format_of(32)), (BOTH, FP4), (BOTH, Q4_K)], ids=str
+)
 def test_a_row_is_the_same_bits_in_any_company(few_rows: ModuleType, tuning: Tuning, format: MatrixFormat) -> None:
     case = Case(format=format, num_out=64, num_in=384)
     matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(65, torch.bfloat16, DEVICE)[1:]
@@ -181,6 +190,37 @@ def test_codes_e2m1_are_shuffled_and_come_back(num_in: int, is_gated: bool) -> N
     for name, tensor in matrix.tensors().items():
         assert torch.equal(back[name].view(torch.uint8), tensor.view(torch.uint8)), name
     torch.testing.assert_close(dequantize(shuffled, torch.float32), matrix.values(), atol=0, rtol=2**-22)
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("num_in", [512, 1152, 480])
+def test_minimums_are_shuffled_and_come_back(num_in: int, is_gated: bool) -> None:
+    matrix = Case(format=Q4_K, num_in=num_in).matrix(DEVICE)
+    shuffled = int4.shuffle(matrix, is_gated=is_gated)
+    back = int4.unshuffle(shuffled).tensors()
+    assert back.keys() == matrix.tensors().keys()
+    for name, tensor in matrix.tensors().items():
+        assert torch.equal(back[name], tensor), name
+    assert torch.equal(dequantize(shuffled, torch.float32), matrix.values())
+    if num_in == 512:
+        num_bytes = sum(tensor.nbytes for tensor in shuffled.tensors().values())
+        assert num_bytes == Q4_K.num_bytes((matrix.num_rows, num_in)), "as many as `facet plan` counts"
+
+
+def test_every_scale_and_every_minimum(few_rows: ModuleType) -> None:
+    """One input at a time: what comes out is a value, rounded once."""
+    matrix = Case(format=Q4_K, num_out=32, num_in=256).matrix(DEVICE)
+    assert matrix.minimums is not None
+    x = torch.eye(256, dtype=torch.bfloat16, device=DEVICE)[:64]
+    numbers = torch.arange(256, dtype=torch.uint8, device=DEVICE).view(32, 8)
+    matrix.scales.copy_(numbers)
+    for minimums in (numbers.flip(0), torch.zeros_like(numbers)):
+        matrix.minimums.copy_(minimums)
+        got = few_rows.linear(x, int4.shuffle(matrix), WIDE).float()
+        expected = matrix.values()[:, :64].t()
+        # 128 times the scale was there for a while.
+        largest = (matrix.scales.float().amax(1) * matrix.coarse_scales.float()[:, 0]) * 2.0**-15
+        torch.testing.assert_close(got, expected, atol=float(largest.max()), rtol=2**-8)
 
 
 def test_every_code_e2m1_and_every_scale(few_rows: ModuleType) -> None:
@@ -227,7 +267,7 @@ def test_many_rows_in_slices(operation: str, monkeypatch: pytest.MonkeyPatch) ->
     torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["int4 reordered", "uint4 minimums", "fp4 powers", "int8 rows"])
+@pytest.mark.parametrize("name", ["int4 reordered", "int8 minimums", "fp4 powers", "int8 rows"])
 def test_other_formats_are_refused(name: str) -> None:
     assert not int4.can_shuffle(FORMATS[name], 96)
     with pytest.raises(AssertionError, match="no kernel here"):

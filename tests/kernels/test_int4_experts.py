@@ -1,7 +1,7 @@
 """Experts of shuffled 4-bit codes against the reference: emulated on a CPU, as they are on a GPU."""
 
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.moe.config import MAX_PAIR_ROWS
+from facet.kernels.moe.groups import Groups
 from facet.kernels.moe.reference import sum_of_chosen
 from facet.kernels.quantized import experts as any_experts
 from facet.kernels.quantized import int4, reference
@@ -36,7 +37,7 @@ class Experts:
     group: int | None = 32
     dtype: str = "bfloat16"
     zeros: bool = False
-    is_fp4: bool = False
+    named: str | None = None  # a format; None: the one that is described
     hidden: int = 128
     width: int = 96  # less than a block
     num_rows: int = 7
@@ -46,8 +47,8 @@ class Experts:
         codes: CodeKind = "uint4" if self.zeros else "int4"
         scales = ScaleFormat(dtype=self.dtype, group=self.group)
         format = MatrixFormat(codes=codes, scales=scales, has_zeros=self.zeros)
-        if self.is_fp4:
-            format = FORMATS["fp4 coarse"]
+        if self.named is not None:
+            format = FORMATS[self.named]
         shapes = ((2 * self.width, self.hidden), (self.hidden, self.width))
         gate_up, down = (
             stack([Case(format=format, num_out=out, num_in=width).matrix(DEVICE) for _ in range(NUM_EXPERTS)])
@@ -103,8 +104,10 @@ DEEP = Tuning(tiles=1, num_out_warps=1, num_in_warps=2)
         (Experts(num_rows=7, num_chosen=3), (WIDE, DEEP)),  # sorted
         (Experts(num_rows=20, hidden=256, group=64, zeros=True), None),  # an expert with several groups
         (Experts(num_rows=30, width=40, group=None), (WIDE, WIDE)),  # 16 rows to a group
-        (Experts(num_rows=2, is_fp4=True), None),
-        (Experts(num_rows=20, is_fp4=True), (WIDE, DEEP)),
+        (Experts(num_rows=2, named="fp4 coarse"), None),
+        (Experts(num_rows=20, named="fp4 coarse"), (WIDE, DEEP)),
+        (Experts(num_rows=2, named="uint4 minimums"), None),
+        (Experts(num_rows=20, hidden=512, width=256, named="uint4 minimums"), (WIDE, DEEP)),
     ],
     ids=str,
 )
@@ -131,7 +134,8 @@ def test_a_row_is_the_same_bits_in_any_company(experts: ModuleType) -> None:
     [
         Experts(num_rows=12, hidden=64, width=32),
         Experts(num_rows=9, hidden=64, width=64, group=64, zeros=True),
-        Experts(num_rows=9, hidden=64, width=64, is_fp4=True),
+        Experts(num_rows=9, hidden=64, width=64, named="fp4 coarse"),
+        Experts(num_rows=9, hidden=256, width=128, named="uint4 minimums"),
     ],
     ids=str,
 )
@@ -143,6 +147,39 @@ def test_many_rows_equal_the_reference(case: Experts, monkeypatch: pytest.Monkey
     difference = for_gpu.run_many(*rows, *shuffled(case)).float() - wanted
     # Values are rounded to bfloat16, which those of the definition are not.
     assert difference.norm() <= (1e-2 if HAS_GPU else 1e-4) * wanted.norm()
+
+
+def multiply_groups(hidden: Tensor, groups: Groups, down: QuantizedMatrix, _num_chosen: None) -> Tensor:
+    """What the kernel for any format does: the interpreter's bfloat16 is not the GPU's."""
+    result = torch.empty(len(groups.order), down.num_rows, dtype=hidden.dtype)
+    for expert, first, end in groups.table.tolist():
+        assert end - first <= 16
+        products = reference.linear(hidden[first:end].float(), down.expert(expert))
+        result[groups.order[first:end].long()] = products.to(hidden.dtype)
+    return result
+
+
+@pytest.mark.parametrize(("num_rows", "is_invariant"), [(2, False), (9, False), (60, True)])
+def test_few_rows_with_a_second_matrix_of_another_format(
+    experts: ModuleType, num_rows: int, is_invariant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not HAS_GPU:
+        kernel = SimpleNamespace(MAX_GROUP=16, is_one_chain=lambda _device: True, multiply_groups=multiply_groups)
+        monkeypatch.setattr(experts, "any_format", kernel)
+    case = Experts(num_rows=num_rows, hidden=256, width=128, named="uint4 minimums")
+    rows, (gate_up, down) = case.rows(torch.bfloat16), case.matrices()
+    got = experts.run_mixed(*rows, int4.shuffle(gate_up, is_gated=True), down, in_one_chain=is_invariant)
+    torch.testing.assert_close(got, expected(case, *rows), atol=3e-2, rtol=2**-5)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+def test_many_rows_with_a_second_matrix_of_another_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(for_gpu, "MAX_FEW_PAIRS", 2)
+    case = Experts(num_rows=9, hidden=256, width=128, named="uint4 minimums")
+    rows, (gate_up, down) = case.rows(torch.bfloat16 if HAS_GPU else torch.float32), case.matrices()
+    wanted = expected(case, *rows).float()
+    got = for_gpu.run_mixed(*rows, int4.shuffle(gate_up, is_gated=True), down, in_one_chain=False)
+    assert (got.float() - wanted).norm() <= (1e-2 if HAS_GPU else 1e-4) * wanted.norm()
 
 
 @pytest.mark.parametrize("zeros", [False, True])

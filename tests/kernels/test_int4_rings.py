@@ -21,7 +21,7 @@ pytest.importorskip("triton")
 from tests.kernels.gluon_copies import COPIES, Shared, allocate_shared_memory
 from tests.kernels.gluon_emulator import emulated
 from tests.kernels.int4_machine import MEMORY, NAMES
-from tests.kernels.test_int4 import FP4, ROOM, expected, format_of
+from tests.kernels.test_int4 import FP4, Q4_K, ROOM, expected, format_of
 
 ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
 DEVICE = "cuda" if ON_HOPPER else "cpu"
@@ -168,6 +168,8 @@ def tuning_of(ring: Ring) -> Tuning:
         ("gated_input_linear", Case(format=format_of(32), num_in=128), 7),  # one block
         ("geglu_linear", Case(format=format_of(128), num_in=640), 2),
         ("geglu_linear", Case(format=FP4, num_in=656), 6),
+        ("geglu_linear", Case(format=Q4_K, num_in=1152), 6),  # half of what shares a coarse scale
+        ("linear", Case(format=Q4_K, num_out=80, num_in=480), 3),
     ],
 )
 def test_products(
@@ -199,6 +201,7 @@ def test_products_of_16(
 def check(rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, num_rows: int, ring: Ring) -> None:
     plain = case.matrix(DEVICE)
     matrix = int4.shuffle(plain, is_gated=operation == "geglu_linear")
+    ring = replace(ring, has_minimums=matrix.has_minimums)
     x = case.inputs(num_rows + 1, torch.bfloat16, DEVICE)[1:]
     given = torch.randn(num_rows, 3, case.num_out, dtype=torch.bfloat16, device=DEVICE)[:, 1]
     assert rings.can_run(x, matrix)
@@ -235,6 +238,9 @@ def test_what_goes_another_way(rings: ModuleType) -> None:
     assert not rings.can_run(x[:0], matrix)
     assert not rings.can_run(x[:8].half(), matrix)
     assert not rings.can_run(x[:8], int4.shuffle(Case(format=format_of(32, zeros=True)).matrix(DEVICE)))
+    for format in (FP4, Q4_K):
+        assert rings.can_run(x[:8], int4.shuffle(Case(format=format).matrix(DEVICE)))
+        assert not rings.can_run(x[:9], int4.shuffle(Case(format=format).matrix(DEVICE)))
     shifted = torch.zeros(matrix.codes.numel() + 1, dtype=torch.int32, device=DEVICE)[1:].view_as(matrix.codes)
     assert not rings.can_run(x[:8], replace(matrix, codes=shifted))
 
@@ -252,26 +258,30 @@ def test_where_rings_are_chosen(rings: ModuleType, monkeypatch: pytest.MonkeyPat
     assert [name_for(rows, int4.MAX_FEW_ROWS) for rows in (1, 8, 9)] == ["ring", "ring", "wide"]
     assert [name_for(rows, math.inf) for rows in (1, 9, 16, 17)] == [*3 * ["ring"], "few_rows"], "same bits"
     assert name_for(1, int4.MAX_FEW_ROWS, zeros=True) == "few_rows"
-    matrix = int4.shuffle(Case(format=FP4).matrix(DEVICE))
-    for most_few_rows, last in ((int4.MAX_FEW_ROWS, "wide"), (math.inf, "few_rows")):
-        chosen = [int4.choose_kernels(x[:num_rows], matrix, most_few_rows) for num_rows in (1, 8, 9)]
-        names = [vars(each)["__name__"].rpartition(".")[2] for each in chosen]
-        assert names == ["ring", "ring", last], "codes e2m1"
+    for format in (FP4, Q4_K):
+        matrix = int4.shuffle(Case(format=format).matrix(DEVICE))
+        for most_few_rows, last in ((int4.MAX_FEW_ROWS, "wide"), (math.inf, "few_rows")):
+            chosen = [int4.choose_kernels(x[:num_rows], matrix, most_few_rows) for num_rows in (1, 8, 9)]
+            names = [vars(each)["__name__"].rpartition(".")[2] for each in chosen]
+            assert names == ["ring", "ring", last], format.line
     of_31b = {"gate_up": (2688, 42), "qkv": (1024, 42), "down": (336, 168), "o": (336, 64)}
     assert [most_ring_rows(*sizes) for sizes in of_31b.values()] == [16, 16, 8, 8]
 
 
+@pytest.mark.parametrize("has_minimums", [False, True])
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
-def test_rings_fit_into_a_multiprocessor(shape: cases.Shape) -> None:
+def test_rings_fit_into_a_multiprocessor(shape: cases.Shape, has_minimums: bool) -> None:
     num_tiles, num_blocks = shape.num_out // 16, -(-shape.num_in // 128)
-    ring = ring_of(num_tiles, num_blocks)
+    ring = ring_of(num_tiles, num_blocks, has_minimums=has_minimums)
     num_programs = -(-num_tiles // (ring.tiles * ring.num_out_warps))
-    at_a_time = min(max(2, 24 // ring.num_warps), -(-num_programs // 132))
+    most_at_a_time = 3 if ring.tiles == 4 else max(2, 24 // ring.num_warps)
+    at_a_time = min(most_at_a_time, -(-num_programs // 132))
     assert 2 <= ring.num_stages <= 16
     assert at_a_time * (ring.num_bytes + 1024) <= 232_448
     assert at_a_time * ring.num_warps <= 32
     for num_rows in (1, 8, 64):
-        assert ring.num_in_warps == choose_tuning(num_tiles, num_blocks, num_rows).num_in_warps, "the same bits"
+        tuning = choose_tuning(num_tiles, num_blocks, num_rows, has_minimums=has_minimums)
+        assert ring.num_in_warps == tuning.num_in_warps, "the same bits"
 
 
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
@@ -297,6 +307,8 @@ def test_rings_of_31b() -> None:
     assert ring_of(1024, 42) == ring_with(1, 2, 2, 11, is_ahead=True), "half of the turns"
     assert ring_of(336, 168) == ring_with(1, 1, 8, 4, is_ahead=True), "half of the memory"
     assert ring_of(160, 2) == ring_with(1, 1, 1, 3, is_ahead=True)
+    of_gate_up = replace(ring_with(4, 2, 2, 3, is_ahead=True), has_minimums=True)
+    assert ring_of(2688, 42, has_minimums=True) == of_gate_up, "three programs, all at a time"
 
 
 @pytest.mark.skipif(ON_HOPPER, reason="of the emulator")
@@ -329,6 +341,30 @@ def test_faults_are_found(change: tuple[str, str]) -> None:
                 plain, x = case.matrix(), case.inputs(3, torch.bfloat16)
                 got = rings.linear(x, int4.shuffle(plain), ring_with(1, 1, 2, 3, is_ahead=is_ahead))
                 torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
+
+    with pytest.raises((AssertionError, IndexError)):
+        check()
+
+
+@pytest.mark.skipif(ON_HOPPER, reason="of the emulator")
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("(block + in_warp) // 2 * 16", "block // 2 * 16"),
+        ("ring + lane % 16 * 4", "ring + lane % 8 * 4"),
+        ("ring + lane // 4 * 8", "ring + lane // 8 * 8"),
+        ("(gl.cdiv(num_blocks, 2) * 16)", "(num_blocks // 2 * 16)"),
+        ("copied_coarse + offset", "copied_coarse"),
+    ],
+)
+def test_faults_of_coarse_scales_are_found(change: tuple[str, str]) -> None:
+    rings = emulate(change)
+    case = Case(format=Q4_K, num_out=32, num_in=1152)
+    plain, x = case.matrix(), case.inputs(3, torch.bfloat16)
+
+    def check() -> None:
+        got = rings.linear(x, int4.shuffle(plain), replace(ring_with(1, 1, 4, 3), has_minimums=True))
+        torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
 
     with pytest.raises((AssertionError, IndexError)):
         check()

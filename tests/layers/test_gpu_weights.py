@@ -32,6 +32,9 @@ ROUNDED = ("int8 token", "fp8 token")
         ("uint4 zeros", (64, 64), torch.bfloat16, GPU, Int4Weight),
         ("fp4 coarse", (64, 64), torch.bfloat16, GPU, Int4Weight),
         ("fp4 powers", (64, 64), torch.bfloat16, GPU, QuantizedWeight),
+        ("uint4 minimums", (64, 256), torch.bfloat16, GPU, Int4Weight),
+        ("uint4 minimums", (4, 64, 256), torch.bfloat16, GPU, Int4Weight),
+        ("int8 minimums", (64, 256), torch.bfloat16, GPU, QuantizedWeight),
         ("fp8 token", (64, 64), torch.float32, GPU, QuantizedWeight),  # kernels round to 16 bits
         ("fp8 token", (64, 72), torch.bfloat16, GPU, QuantizedWeight),  # rows that are not aligned
         ("int4 groups", (64, 64), torch.float16, GPU, QuantizedWeight),
@@ -154,16 +157,31 @@ def test_four_bits_of_experts_multiply_one_by_one_too() -> None:
     )
 
 
-def test_experts_of_two_kinds_have_no_kernels() -> None:
+def test_experts_of_two_kinds_have_no_kernels_but_some(monkeypatch: pytest.MonkeyPatch) -> None:
     placement = Placement(dtype=torch.bfloat16, device=CPU)
     experts = Experts(MoeSpec(num_experts=2, num_chosen=1, width=32), 64, 1e-6, placement)
     assert experts.has_kernels
     matrix = QuantizedMatrix.empty(FORMATS["int4 groups"], (2, 64, 64), CPU)
     experts.gate_up.weight = Int4Weight(matrix, dtype=torch.bfloat16, arithmetic=USUAL)
     assert not experts.has_kernels
+    experts.down.weight = QuantizedWeight(matrix, dtype=torch.bfloat16, arithmetic=USUAL)
+    assert not experts.has_kernels
+    monkeypatch.setattr(QuantizedWeight, "has_kernels", True)  # as on a GPU
+    assert experts.has_kernels, "of any format beside four bits"
+    experts.gate_up.weight, experts.down.weight = experts.down.weight, experts.gate_up.weight
+    assert not experts.has_kernels
 
 
-@pytest.mark.parametrize(("name", "is_gated"), [("int4 groups", False), ("int4 groups", True), ("uint4 zeros", True)])
+@pytest.mark.parametrize(
+    ("name", "is_gated"),
+    [
+        ("int4 groups", False),
+        ("int4 groups", True),
+        ("uint4 zeros", True),
+        ("uint4 minimums", True),
+        ("fp4 coarse", False),
+    ],
+)
 def test_four_bits_are_the_same_matrix_once_prepared(name: str, is_gated: bool) -> None:
     matrix = Case(format=FORMATS[name], num_out=64, num_in=256).matrix()
     weight = Int4Weight(matrix, dtype=torch.bfloat16, arithmetic=USUAL)
@@ -174,4 +192,5 @@ def test_four_bits_are_the_same_matrix_once_prepared(name: str, is_gated: bool) 
     assert weight.is_gated is is_gated
     assert torch.equal(weight.matrix.values(), matrix.values())
     assert torch.equal(weight.look_up(ids), rows)
-    assert set(weight.state_dict()) == set(matrix.tensors())
+    num_bytes = sum(tensor.nbytes for tensor in weight.state_dict().values())
+    assert num_bytes == matrix.format.num_bytes((64, 256)), "nothing is kept twice"

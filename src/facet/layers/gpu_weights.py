@@ -100,8 +100,10 @@ class Int4Weight(QuantizedWeight):
 
     def prepare(self, *, is_gated: bool) -> None:
         self._shuffled = int4.shuffle(self.matrix, is_gated=is_gated)
+        for name in dict(self.named_buffers()):
+            delattr(self, name)
         for name, tensor in self._shuffled.tensors().items():
-            setattr(self, name, tensor)
+            self.register_buffer(name, tensor)
 
     @property
     def has_kernels(self) -> bool:
@@ -125,8 +127,16 @@ class Int4Weight(QuantizedWeight):
             return super().gated_input_linear(x, per_layer_input)
         return int4.gated_input_linear(x, self._shuffled, per_layer_input, self.arithmetic.most_rows_of_int4)
 
+    def runs_experts_with(self, down: Weight) -> bool:
+        """Those of other formats, too."""
+        return type(down) is type(self) or (type(down) is QuantizedWeight and down.has_kernels)
+
     def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
-        if self._shuffled is None or not isinstance(down, Int4Weight) or down._shuffled is None:
-            return super().run_experts(x, weights, chosen, down)
-        most_few_rows = self.arithmetic.most_rows_of_int4
-        return int4.run_experts(x, weights, chosen, self._shuffled, down._shuffled, most_few_rows)
+        arithmetic = self.arithmetic
+        if self._shuffled is not None and isinstance(down, Int4Weight) and down._shuffled is not None:
+            most_few_rows = arithmetic.most_rows_of_int4
+            return int4.run_experts(x, weights, chosen, self._shuffled, down._shuffled, most_few_rows)
+        if self._shuffled is not None and type(down) is QuantizedWeight and down.has_kernels:
+            in_one_chain = arithmetic.adds_in_one_chain
+            return int4.run_mixed_experts(x, weights, chosen, self._shuffled, down.matrix, in_one_chain=in_one_chain)
+        return super().run_experts(x, weights, chosen, down)

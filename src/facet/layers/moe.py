@@ -34,8 +34,9 @@ class Experts(nn.Module):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether kernels of a GPU compute both products: those of two kinds are plain PyTorch, expert by expert."""
-        return type(self.gate_up.weight) is type(self.down.weight)
+        """Whether kernels of a GPU compute both products: those of most kinds that differ are plain PyTorch, expert by
+        expert."""
+        return self.gate_up.weight.runs_experts_with(self.down.weight)
 
     def forward(self, residual: Tensor) -> Tensor:
         # Both norms at once, where the experts' is not rounded on its way to them.

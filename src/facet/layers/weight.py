@@ -56,6 +56,10 @@ class Weight(nn.Module, ABC):
     @abstractmethod
     def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor: ...
 
+    def runs_experts_with(self, down: "Weight") -> bool:
+        """Whether kernels compute both products of experts, of which this is the first and `down` the second."""
+        return type(self) is type(down)
+
     @abstractmethod
     def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: "Weight") -> Tensor: ...
 

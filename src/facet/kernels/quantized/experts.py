@@ -17,7 +17,7 @@ from facet.kernels.quantized.rounding import round_inputs
 from facet.matrix_format import MatrixFormat
 
 # Up to so many pairs of an expert on average, values are made anew for every group of them.
-_MAX_FEW_PAIRS = 32
+MAX_FEW_PAIRS = 32
 # Of some experts' matrices in bfloat16: enough programs for all multiprocessors, and little beside a model.
 _SLICE_BYTES = 128 << 20
 
@@ -38,9 +38,9 @@ def run(
     from facet.kernels.moe.triton_sorting import group_pairs
     from facet.kernels.quantized.few_rows import MAX_GROUP, is_one_chain, multiply_groups
 
-    are_many = chosen.numel() > _MAX_FEW_PAIRS * gate_up.codes.shape[0]
+    are_many = chosen.numel() > MAX_FEW_PAIRS * gate_up.codes.shape[0]
     if are_many or (in_one_chain and not is_one_chain(x.device)):
-        return run_by_values(x, weights, chosen, gate_up, down, _widen, round_inputs)
+        return run_by_values(x, weights, chosen, gate_up, down, widen_experts, round_inputs)
     groups = group_pairs(chosen, gate_up.codes.shape[0], MAX_GROUP)
     hidden = geglu(multiply_groups(round_inputs(x, gate_up), groups, gate_up, chosen.shape[1]))
     return combine(multiply_groups(round_inputs(hidden, down), groups, down, None), weights)
@@ -80,7 +80,8 @@ def run_by_values(
     return combine(multiply(hidden, down, down.num_rows, None), weights)
 
 
-def _widen(matrices: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
+def widen_experts(matrices: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
+    """[experts, outputs, inputs]."""
     from facet.kernels.quantized.widen import widen
 
     return widen(matrices.flat(), dtype).view(-1, matrices.num_rows, matrices.num_inputs)

@@ -4,7 +4,8 @@ Few rows are bound by reading the codes: `few_rows_kernel.py` multiplies by them
 and `ring_16_kernel.py` do so where they come to them through shared memory. For more rows, `wide_kernel.py` brings them
 to bfloat16 on their way to the tensor cores. For many, slices of the matrix are brought to bfloat16 and multiplied by
 cuBLAS. Of experts, few rows of each are multiplied by codes as they are, many by values made of some experts at a time
-(`experts.py`). Codes are put into an order of their own when a model is loaded (`shuffled.py`).
+(`experts.py`). Codes are put into an order of their own when a model is loaded (`shuffled.py`). They are INT4, NVFP4's
+e2m1, or those of GGUF's Q4_K, which have minimums.
 
 The first three give a row the same bits in any company, the first of them for any number of rows. The others round
 values to bfloat16 before they are multiplied.
@@ -28,6 +29,7 @@ from facet.kernels.quantized.int4.tuning import (
     ROW_KINDS,
     most_ring_rows,
 )
+from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.reference import Product
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "geglu_linear",
     "linear",
     "run_experts",
+    "run_mixed_experts",
     "runs_on",
     "shuffle",
     "unshuffle",
@@ -108,9 +111,9 @@ def choose_kernels(x: Tensor, matrix: ShuffledInt4, most_few_rows: float) -> Ker
 
 
 def _most_ring_rows(matrix: ShuffledInt4) -> int:
-    """Rings of 16 rows have no values with scales."""
+    """Rings of 16 rows have neither values with scales nor minimums."""
     most = most_ring_rows(matrix.num_tiles, matrix.num_blocks)
-    return most if matrix.factors is None else min(most, MAX_FEW_ROWS)
+    return most if matrix.factors is None and not matrix.has_minimums else min(most, MAX_FEW_ROWS)
 
 
 def run_experts(
@@ -131,6 +134,19 @@ def run_experts(
     most_pairs = max(MAX_FEW_ROWS_OF_EXPERT, most_few_rows) * gate_up.codes.shape[0]
     run = experts.run_few if chosen.numel() <= most_pairs else experts.run_many
     return run(x, weights, chosen, gate_up, down)
+
+
+def run_mixed_experts(
+    x: Tensor, weights: Tensor, chosen: Tensor, gate_up: ShuffledInt4, down: QuantizedMatrix, *, in_one_chain: bool
+) -> Tensor:
+    """As `run_experts`, with a second matrix that the kernel for any format multiplies by."""
+    from facet.kernels.quantized.int4 import experts
+
+    assert gate_up.is_gated, "gates and ups have to be interleaved"
+    if x.shape[0] == 0:
+        return torch.empty_like(x)
+    x, weights, chosen = x.contiguous(), weights.contiguous(), chosen.contiguous()
+    return experts.run_mixed(x, weights, chosen, gate_up, down, in_one_chain=in_one_chain)
 
 
 def expert_linear(x: Tensor, matrices: ShuffledInt4, expert: int, product: Product) -> Tensor:

@@ -20,6 +20,7 @@ def dequantize(matrix: ShuffledInt4, dtype: torch.dtype) -> Tensor:
         matrix.scales if matrix.factors is None else matrix.scales.view(torch.uint8),
         matrix.codes if matrix.zeros is None else matrix.zeros,
         matrix.factors,
+        matrix.coarse,
         values,
         matrix.num_tiles,
         matrix.num_blocks,
@@ -41,6 +42,7 @@ def _dequantize_kernel(
     scales,
     zeros,
     factors,  # of whole rows, of codes e2m1 alone
+    coarse,  # scales and minimums, for two blocks; beside scales and minimums of uint8 alone
     values,
     num_tiles,  # of a matrix
     num_blocks,
@@ -62,7 +64,9 @@ def _dequantize_kernel(
     is_block = block < num_blocks
     first = (tile * num_blocks + block).to(tl.int64)
     eight = tl.load(codes + first * 256 + half * 128 + (member * 4 + quarter) * 4 + chunk, mask=is_block, other=0)
-    if factors is None:
+    if coarse is not None:
+        scale_place = first * 128 + member * 16 + chunk * 4 + half * 2
+    elif factors is None:
         scale_place = first * (16 * GROUPS) + member * (2 * GROUPS) + chunk * GROUPS // 4 * 2 + half
     else:
         scale_place = first * 128 + member * 16 + quarter // 2 * 8 + half * 4 + chunk
@@ -74,7 +78,15 @@ def _dequantize_kernel(
         row = tile // num_tiles * (num_tiles * 16) + half * (num_tiles * 8) + tile % num_tiles * 8 + member
     else:
         row = tile * 16 + half * 8 + member
-    if factors is None:
+    if coarse is not None:
+        per_tile = (num_blocks + 1) // 2
+        coarse_place = (tile.to(tl.int64) * per_tile + block // 2) * 32 + member * 4 + half * 2
+        minimum = tl.load(scales + scale_place + 1, mask=is_block, other=0).to(tl.float32)
+        minimum *= tl.load(coarse + coarse_place + 1, mask=is_block, other=0.0).to(tl.float32)
+        scale = scale.to(tl.float32) * tl.load(coarse + coarse_place, mask=is_block, other=0.0).to(tl.float32)
+        # A code times its scale is exact: fused or not, the same value.
+        result = code.to(tl.float32) * scale - minimum
+    elif factors is None:
         zero = tl.load(zeros + scale_place, mask=is_block, other=0).to(tl.int32) if HAS_ZEROS else 8
         result = (code - zero).to(tl.float32) * scale.to(tl.float32)
     else:

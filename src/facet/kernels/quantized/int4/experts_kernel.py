@@ -23,7 +23,7 @@ def experts_kernel(
     x,  # int32: two bfloat16 numbers each; by row for the first product, else in order of experts
     codes,
     scales,
-    zeros,  # int16: two of them each
+    zeros,  # int16: two of them each; beside scales of uint8, words of coarse scales and minimums
     factors,  # of whole rows; None: there are none
     order,  # pairs in order of experts
     table,  # of groups, or experts of pairs
@@ -64,11 +64,14 @@ def experts_kernel(
         return
     first_block = expert.to(gl.int64) * num_tiles * num_blocks
     first_scale = first_block * (8 * GROUPS)
+    first_zero = first_scale
+    if gl.uint8 == SCALE_DTYPE:
+        first_zero = expert.to(gl.int64) * num_tiles * (gl.cdiv(num_blocks, 2) * 16)
     places = places_of_tiles(
-        codes + first_block * WORDS, scales + first_scale, zeros + first_scale, first_tile, num_tiles, num_blocks,
-        GROUPS, TILES, NUM_OUT_WARPS, NUM_IN_WARPS,
+        codes + first_block * WORDS, scales + first_scale, zeros + first_zero, first_tile, num_tiles, num_blocks,
+        SCALE_DTYPE, GROUPS, TILES, NUM_OUT_WARPS, NUM_IN_WARPS,
     )  # fmt: skip
-    even_block = load_block(places, num_blocks, 0, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
+    even_block = load_block(places, num_blocks, 0, SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
 
     lane = axis(32 * NUM_WARPS, 0, VECTORS) % 32
     pair_place = first + lane // 4 + 8 * axis(ROW_TILES, 2, VECTORS)

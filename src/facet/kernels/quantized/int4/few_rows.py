@@ -36,7 +36,7 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: Tuning |
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
     num_rows = x.shape[0]
-    tuning = tuning or choose_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
+    tuning = tuning or choose_tuning(matrix.num_tiles, matrix.num_blocks, num_rows, has_minimums=matrix.has_minimums)
     width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
     output = torch.empty(num_rows, matrix.num_tiles * width, dtype=x.dtype, device=x.device)
     rows = rows_of_program(num_rows)

@@ -20,7 +20,7 @@ def few_rows_kernel(
     x,  # int32: two bfloat16 numbers each
     codes,
     scales,
-    zeros,  # int16: two of them each
+    zeros,  # int16: two of them each; beside scales of uint8, words of coarse scales and minimums
     factors,  # of whole rows; None: there are none
     gated,
     output,
@@ -52,10 +52,11 @@ def few_rows_kernel(
     first_row = gl.program_id(0) % num_row_groups * (8 * ROW_TILES)
     first_tile = gl.program_id(0) // num_row_groups * (TILES * NUM_OUT_WARPS)
     places = places_of_tiles(
-        codes, scales, zeros, first_tile, num_tiles, num_blocks, GROUPS, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
-    )
+        codes, scales, zeros, first_tile, num_tiles, num_blocks,
+        SCALE_DTYPE, GROUPS, TILES, NUM_OUT_WARPS, NUM_IN_WARPS,
+    )  # fmt: skip
     # Codes and scales are on their way while x is still being computed.
-    even_block = load_block(places, num_blocks, 0, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
+    even_block = load_block(places, num_blocks, 0, SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
     wait_for_previous(IS_DEPENDENT)
     lane = axis(32 * NUM_WARPS, 0, VECTORS) % 32
     row = first_row + lane // 4 + 8 * axis(ROW_TILES, 2, VECTORS)

@@ -22,27 +22,33 @@ from facet.kernels.gluon_names import (
 
 __all__ = [
     "add_products",
+    "add_products_less_minimums",
     "add_products_of_two",
     "add_values",
     "allocate_shared_memory",
     "commit_copies",
     "commit_own_copies",
     "copy_own_block",
+    "copy_own_coarse",
     "copy_to_shared",
     "dequantize_codes",
     "dequantize_fp4",
+    "dequantize_less_minimums",
     "fence_async_shared",
     "gl",
     "gluon",
     "let_next_start",
     "load_chunks",
+    "load_own_pair",
     "load_own_words",
     "load_sums_at",
     "offset_of",
     "shared_memory",
     "stay_in_order",
     "store_sums_at",
+    "sum_inputs",
     "thread_barrier",
+    "unpack_coarse",
     "unpack_codes",
     "unpack_scales",
     "unpack_small_scales",
@@ -76,14 +82,15 @@ def _unpacking(pairs: Sequence[str], word: str, offset: str) -> str:
     return "\n".join(lines)
 
 
-def _scaling(pairs: Sequence[str], results: Sequence[str], scale: str) -> str:
-    """Instructions that multiply both numbers of each pair by a float32 scale, and round them once."""
+def _scaling(pairs: Sequence[str], results: Sequence[str], scale: str, added: str | None = None) -> str:
+    """Instructions that multiply both numbers of each pair by a float32 scale, may add something, and round once."""
+    multiply, then = ("mul.f32", "") if added is None else ("fma.rn.f32", f", {added}")
     return "\n".join(
         f"""
         shl.b32 shifted, {pair}, 16;
-        mul.f32 even, shifted, {scale};
+        {multiply} even, shifted, {scale}{then};
         and.b32 shifted, {pair}, 0xffff0000;
-        mul.f32 odd, shifted, {scale};
+        {multiply} odd, shifted, {scale}{then};
         cvt.rn.bf16x2.f32 {result}, odd, even;
         """
         for pair, result in zip(pairs, results, strict=True)
@@ -116,6 +123,30 @@ _DEQUANTIZE_BY_FLOAT32 = gl.constexpr(
         .reg .f32 even, odd;
         {_unpacking(_PAIRS, "$4", "$8")}
         {_scaling(_PAIRS, _RESULTS, "$6")}
+    }}
+    """
+)
+
+
+# $5, $7 and $9 are $4, $6 and $8 again: codes, bytes of the scale and the minimum, and the coarse ones of both.
+_DEQUANTIZE_LESS_MINIMUMS = gl.constexpr(
+    f"""
+    {{
+        .reg .b32 two, shifted, offset, pair<4>;
+        .reg .b16 half<2>;
+        .reg .f32 even, odd, fine<2>, coarse<2>;
+        mov.b32 offset, 0xC300C300;
+        {_unpacking(_PAIRS, "$4", "offset")}
+        mov.b32 {{half0, half1}}, $8;
+        cvt.f32.f16 coarse0, half0;
+        cvt.f32.f16 coarse1, half1;
+        prmt.b32 fine0, $6, 0x4B000000, 0x7540;
+        prmt.b32 fine1, $6, 0x4B000000, 0x7541;
+        sub.f32 fine0, fine0, 0f4B000000;
+        sub.f32 fine1, 0f4B000000, fine1;
+        mul.f32 fine0, fine0, coarse0;
+        mul.f32 fine1, fine1, coarse1;
+        {_scaling(_PAIRS, _RESULTS, "fine0", "fine1")}
     }}
     """
 )
@@ -243,6 +274,20 @@ def dequantize_codes(word, scales, offset, half, DTYPE: gl.constexpr):
 
 
 @gluon.jit
+def dequantize_less_minimums(word, fine, coarse):
+    """As `dequantize_codes`, of a scale and a minimum for each word: bytes of both, and float16 numbers that they are
+    multiplied by."""
+    return gl.inline_asm_elementwise(
+        _DEQUANTIZE_LESS_MINIMUMS,
+        "=&r,=&r,=&r,=&r,r,r,r,r,r,r",
+        [gl.join(word, word), gl.join(fine, fine), gl.join(coarse, coarse)],
+        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+
+
+@gluon.jit
 def dequantize_fp4(word, scale):
     """As `dequantize_codes`, of codes e2m1. `scale`: bits of one, e4m3. Exact, and 2^7 times too small."""
     pair = scale << 4 | scale << 20
@@ -266,6 +311,55 @@ def unpack_scales(word, DTYPE: gl.constexpr):
         low = word.to(gl.int16).to(DTYPE, bitcast=True).to(gl.float32)
         high = (word >> 16).to(gl.int16).to(DTYPE, bitcast=True).to(gl.float32)
     return low, high
+
+
+@gluon.jit
+def unpack_coarse(word):
+    """Of a word of a float16 scale and a minimum: the scale and -2^23 times it, minus the minimum and 2^23 times it."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b16 scale, minimum;
+            .reg .f32 positive;
+            mov.b32 {scale, minimum}, $4;
+            cvt.f32.f16 $0, scale;
+            mul.f32 $1, $0, 0fCB000000;
+            cvt.f32.f16 positive, minimum;
+            neg.f32 $2, positive;
+            mul.f32 $3, positive, 0f4B000000;
+        }
+        """,
+        "=&f,=&f,=&f,=&f,r",
+        [word],
+        dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def sum_inputs(x):
+    """Sums over 32 inputs of a thread's two rows, of those whose products `add_products` gives it: the product with a
+    tile of ones."""
+    return gl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 ones;
+            .reg .f32 zero, part<4>, other<2>;
+            mov.b32 ones, 0x3F803F80;
+            mov.f32 zero, 0f00000000;
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+                {part0, part1, part2, part3}, {ones, ones, ones, ones}, {$2, $3}, {zero, zero, zero, zero};
+            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+                {$0, $1, other0, other1}, {ones, ones, ones, ones}, {$4, $5}, {part0, part1, part2, part3};
+        }
+        """,
+        "=f,=f,r,r,r,r",
+        [x[0], x[1], x[2], x[3]],
+        dtype=(gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )
 
 
 @gluon.jit
@@ -296,6 +390,75 @@ def add_products(sums, upper, lower, x, upper_scale, lower_scale):
             sums[0], sums[1], sums[2], sums[3],
             upper[0], upper[1], upper[2], upper[3], lower[0], lower[1], lower[2], lower[3],
             x[0], x[1], x[2], x[3], upper_scale, lower_scale,
+        ],
+        dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )  # fmt: skip
+
+
+def _raising(pairs: Sequence[str], word: str) -> str:
+    """As `_unpacking`, of numbers 128 + u, which spares what takes 128 away."""
+    lines = []
+    for place, pair in enumerate(pairs):
+        if place > 0:
+            lines.append(f"shr.u32 shifted, {word}, {4 * place};")
+        lines.append(f"lop3.b32 {pair}, {'shifted' if place > 0 else word}, 0x000f000f, 0x43004300, 0xea;")
+    return "\n".join(lines)
+
+
+def _making_scale(output: int) -> str:
+    """Instructions that make the scale of an output and, of its scale and minimum, what the sum of inputs is multiplied
+    by. Under the exponent of 2^23 a byte is 2^23 more than it says, which is taken away as the product is rounded."""
+    scale, minimum = 2 * output, 2 * output + 1
+    first = 17 + 4 * output
+    return f"""
+        prmt.b32 bits, $10, 0x4B000000, {0x7540 + scale};
+        fma.rn.f32 scale{scale}, bits, ${first}, ${first + 1};
+        prmt.b32 bits, $10, 0x4B000000, {0x7540 + minimum};
+        fma.rn.f32 scale{minimum}, bits, ${first + 2}, ${first + 3};
+        fma.rn.f32 scale{minimum}, scale{scale}, 0fC3000000, scale{minimum};
+    """
+
+
+_ADD_LESS_MINIMUMS = gl.constexpr(
+    f"""
+    {{
+        .reg .b32 shifted, bits, upper<4>, lower<4>;
+        .reg .f32 zero, part<4>, less<4>, scale<4>;
+        mov.f32 zero, 0f00000000;
+        {_raising([f"upper{i}" for i in range(4)], "$8")}
+        {_raising([f"lower{i}" for i in range(4)], "$9")}
+        mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+            {{part0, part1, part2, part3}}, {{upper0, lower0, upper1, lower1}}, {{$11, $12}},
+            {{zero, zero, zero, zero}};
+        mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32
+            {{part0, part1, part2, part3}}, {{upper2, lower2, upper3, lower3}}, {{$13, $14}},
+            {{part0, part1, part2, part3}};
+        {_making_scale(0)}
+        {_making_scale(1)}
+        {"".join(f"fma.rn.f32 less{i}, ${15 + i % 2}, scale{1 + i // 2 * 2}, ${4 + i};" for i in range(4))}
+        {"".join(f"fma.rn.f32 ${i}, part{i}, scale{i // 2 * 2}, less{i};" for i in range(4))}
+    }}
+    """
+)
+
+
+@gluon.jit
+def add_products_less_minimums(sums, upper, lower, scales, x, x_sums, upper_coarse, lower_coarse):
+    """As `add_products`, of codes that are still words and of outputs with minimums: a word of `scales` has a byte for
+    the scale and one for the minimum of the upper output, then of the lower.
+
+    Products are of codes plus 128. So 128 times the scale is taken away with the minimum, times the sums of inputs
+    (`sum_inputs`): bits of float32 that are far below those of results. All in one again, for the sake of registers.
+    """
+    return gl.inline_asm_elementwise(
+        _ADD_LESS_MINIMUMS,
+        "=&f,=&f,=&f,=&f,f,f,f,f,r,r,r,r,r,r,r,f,f,f,f,f,f,f,f,f,f",
+        [
+            sums[0], sums[1], sums[2], sums[3], upper, lower, scales, x[0], x[1], x[2], x[3], x_sums[0], x_sums[1],
+            upper_coarse[0], upper_coarse[1], upper_coarse[2], upper_coarse[3],
+            lower_coarse[0], lower_coarse[1], lower_coarse[2], lower_coarse[3],
         ],
         dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
         is_pure=True,
@@ -410,6 +573,27 @@ def copy_own_block(place, codes, scale_place, scales, is_there):
 
 
 @gluon.jit
+def copy_own_coarse(place, coarse, is_there):
+    """Starts the copy of one of a block's words of coarse scales. Zero where the block is not there."""
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred there;
+            .reg .b32 four;
+            setp.ne.b32 there, $3, 0;
+            selp.b32 four, 4, 0, there;
+            cp.async.ca.shared.global [$1 + 1152], [$2], 4, four; // $0
+        }
+        """,
+        "=r,r,l,r",
+        [place, coarse.to(gl.int64), is_there.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def commit_own_copies():
     """Those that a thread has started since the last time are a group."""
     gl.inline_asm_elementwise("cp.async.commit_group; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
@@ -437,6 +621,14 @@ def load_own_words(place):
         dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
         is_pure=False,
         pack=1,
+    )
+
+
+@gluon.jit
+def load_own_pair(place):
+    """Two words."""
+    return gl.inline_asm_elementwise(
+        "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r", [place], dtype=(gl.int32, gl.int32), is_pure=False, pack=1
     )
 
 

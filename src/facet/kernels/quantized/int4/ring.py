@@ -18,7 +18,9 @@ _MOST_ROWS = 16
 def can_run(x: Tensor, matrix: ShuffledInt4) -> bool:
     """Whether there are few rows, no zeros to copy, and codes that begin where 16 bytes can be copied at once."""
     aligned = all(tensor.data_ptr() % 16 == 0 for tensor in (matrix.codes, matrix.scales))
-    return x.dtype == torch.bfloat16 and 0 < x.shape[0] <= _MOST_ROWS and matrix.zeros is None and aligned
+    # Rings of 16 rows have neither values with scales nor minimums.
+    most_rows = _MOST_ROWS if matrix.factors is None and matrix.coarse is None else _MOST_ROWS // 2
+    return x.dtype == torch.bfloat16 and 0 < x.shape[0] <= most_rows and matrix.zeros is None and aligned
 
 
 def linear(x: Tensor, matrix: ShuffledInt4, ring: Ring | None = None) -> Tensor:
@@ -43,12 +45,13 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, ring: Ring | Non
         x = x.contiguous()
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
-    ring = ring or ring_of(matrix.num_tiles, matrix.num_blocks, x.shape[0])
+    ring = ring or ring_of(matrix.num_tiles, matrix.num_blocks, x.shape[0], has_minimums=matrix.has_minimums)
     assert x.shape[0] <= 8 * ring.row_tiles, "a program takes all rows"
     width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
     output = torch.empty(x.shape[0], matrix.num_tiles * width, dtype=x.dtype, device=x.device)
     words = x.view(torch.int32)
-    codes, scales, _ = matrix.words()
+    assert ring.has_minimums == matrix.has_minimums, "a ring for such blocks"
+    codes, scales, coarse = matrix.words()
     grid = (triton.cdiv(matrix.num_tiles, ring.tiles * ring.num_out_warps),)
     tensors = (words, codes, scales, x if gated is None else gated, output)
     strides = (words.stride(0), 0 if gated is None else gated.stride(0))
@@ -62,7 +65,8 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, ring: Ring | Non
     )
     num_rows, num_tiles, num_blocks, num_in = x.shape[0], matrix.num_tiles, matrix.num_blocks, matrix.num_inputs
     if ring.row_tiles == 1:
-        ring_kernel[grid](*tensors, matrix.factors, *strides, num_rows, num_tiles, num_blocks, num_in, **constants)
+        beside = (matrix.factors, coarse if matrix.has_minimums else None)
+        ring_kernel[grid](*tensors, *beside, *strides, num_rows, num_tiles, num_blocks, num_in, **constants)
     else:
         assert num_tiles >= ring.tiles * ring.num_out_warps, "every program has all of its tiles"
         ring_16_kernel[grid](*tensors, *strides, num_rows, num_tiles, num_in, NUM_BLOCKS=num_blocks, **constants)

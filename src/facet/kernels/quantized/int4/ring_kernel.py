@@ -20,10 +20,12 @@ from facet.kernels.quantized.int4.language import (
     allocate_shared_memory,
     commit_own_copies,
     copy_own_block,
+    copy_own_coarse,
     gl,
     gluon,
     let_next_start,
     load_chunks,
+    load_own_pair,
     load_own_words,
     load_sums_at,
     shared_memory,
@@ -37,12 +39,14 @@ from facet.kernels.quantized.int4.tiles import (
     CHUNK,
     WORDS,
     add_chunk,
+    both_coarse,
     small_scale_words,
     store_at,
     store_sums,
 )
 
 BLOCK_BYTES = gl.constexpr(1152)  # codes of outputs g, of outputs g + 8, scales of both
+COARSE_BYTES = gl.constexpr(64)  # behind them, where scales are uint8
 
 
 @gluon.jit
@@ -50,15 +54,12 @@ def copy_turn(
     places, offset, turn, in_warp, num_blocks, NUM_IN_WARPS: gl.constexpr, GROUPS: gl.constexpr
 ):  # fmt: skip
     """Starts the copies of the blocks of a turn; after the last, of zeros: scales of zero."""
-    own, own_scales, codes, scales = places
+    own, own_scales, codes, scales, copied_coarse, coarse = places
     block = turn * NUM_IN_WARPS
-    copy_own_block(
-        own + offset,
-        codes + block * WORDS,
-        own_scales + offset,
-        scales + block * (8 * GROUPS),
-        block + in_warp + 0 * own < num_blocks,
-    )
+    is_there = block + in_warp + 0 * own < num_blocks
+    copy_own_block(own + offset, codes + block * WORDS, own_scales + offset, scales + block * (8 * GROUPS), is_there)
+    if coarse is not None:
+        copy_own_coarse(copied_coarse + offset, coarse + (block + in_warp) // 2 * 16, is_there)
     commit_own_copies()
 
 
@@ -80,18 +81,21 @@ def load_inputs(before, inputs, turn, num_turns, num_in, NUM_IN_WARPS: gl.conste
 
 
 @gluon.jit
-def add_turn(sums, own, own_scales, offset, chunks, SCALE_DTYPE: gl.constexpr, SINGLES: gl.constexpr):
+def add_turn(sums, own, own_scales, own_coarse, offset, chunks, SCALE_DTYPE: gl.constexpr, SINGLES: gl.constexpr):
     """Sums plus the products of the blocks of a turn."""
     upper = load_own_words(own + offset)
     lower = load_own_words(own + (offset + 512))
     scales = load_own_words(own_scales + (offset + 1024))
+    zeros = scales[0]
     if gl.float8e4nv == SCALE_DTYPE:
         scales = small_scale_words(scales, SINGLES)
+    elif gl.uint8 == SCALE_DTYPE:
+        coarse_g, coarse_h = load_own_pair(own_coarse + (offset + BLOCK_BYTES))
+        zeros = both_coarse(coarse_g, coarse_h)
     for chunk in gl.static_range(4):
         sums = add_chunk(
-            sums, upper[chunk], lower[chunk], scales[chunk], scales[chunk], chunks[chunk],
-            SCALE_DTYPE, False, SINGLES,
-        )  # fmt: skip
+            sums, upper[chunk], lower[chunk], scales[chunk], zeros, chunks[chunk], SCALE_DTYPE, False, SINGLES
+        )
     return sums
 
 
@@ -131,6 +135,7 @@ def ring_kernel(
     gated,
     output,
     factors,  # of whole rows; None: there are none
+    coarse,  # words of coarse scales and minimums, beside scales of uint8; else None
     x_stride,
     gated_stride,
     num_rows,
@@ -151,7 +156,8 @@ def ring_kernel(
 ):
     let_next_start(IS_DEPENDENT)
     NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
-    STEP: gl.constexpr = TILES * BLOCK_BYTES
+    BYTES: gl.constexpr = BLOCK_BYTES + (COARSE_BYTES if gl.uint8 == SCALE_DTYPE else 0)
+    STEP: gl.constexpr = TILES * BYTES
     SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [32, 1, 1], [NUM_WARPS, 1, 1], [2, 1, 0])
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ROW: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
@@ -172,14 +178,19 @@ def ring_kernel(
     # Beyond the last tile that one is read again, which needs no mask; the store drops the result.
     read_tile = gl.minimum(first_tile + warp % NUM_OUT_WARPS * TILES + tile, num_tiles - 1)
     first_block = read_tile.to(gl.int64) * num_blocks + in_warp
-    ring = memory + warp * (STAGES * STEP) + tile * BLOCK_BYTES
-    own, own_scales = ring + lane * 16, ring + lane // 4 * 16
+    ring = memory + warp * (STAGES * STEP) + tile * BYTES
+    own, own_scales, own_coarse = ring + lane * 16, ring + lane // 4 * 16, ring + lane // 4 * 8
+    if gl.uint8 == SCALE_DTYPE:
+        coarse += read_tile.to(gl.int64) * (gl.cdiv(num_blocks, 2) * 16) + lane % 16
     places = (
         own,
         ring + lane * 4,
         codes + first_block * WORDS + lane * 4,
         # Groups may be wider than a chunk.
         scales + first_block * (8 * GROUPS) + lane // 4 * GROUPS + lane % 4 * GROUPS // 4,
+        # Two threads copy the same word.
+        ring + lane % 16 * 4,
+        coarse,
     )
     for turn in gl.static_range(STAGES - 1):
         copy_turn(places, turn * STEP, turn, in_warp, num_blocks, NUM_IN_WARPS, GROUPS)
@@ -203,7 +214,7 @@ def ring_kernel(
         # The warp's copies have come, and it has done with the turn before.
         wait_for_warp(STAGES - 2)
         copy_turn(places, before, turn + (STAGES - 1), in_warp, num_blocks, NUM_IN_WARPS, GROUPS)
-        sums = add_turn(sums, own, own_scales, offset, even_x, SCALE_DTYPE, SINGLES)
+        sums = add_turn(sums, own, own_scales, own_coarse, offset, even_x, SCALE_DTYPE, SINGLES)
         if IS_AHEAD:
             even_x = load_inputs(even_x, inputs, turn + 2, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
         else:
@@ -212,7 +223,7 @@ def ring_kernel(
         if turn + 1 < num_turns:
             wait_for_warp(STAGES - 2)
             copy_turn(places, before, turn + STAGES, in_warp, num_blocks, NUM_IN_WARPS, GROUPS)
-            sums = add_turn(sums, own, own_scales, offset, odd_x, SCALE_DTYPE, SINGLES)
+            sums = add_turn(sums, own, own_scales, own_coarse, offset, odd_x, SCALE_DTYPE, SINGLES)
         if not IS_AHEAD:
             even_x = load_inputs(odd_x, inputs, turn + 2, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL)
         before, offset = offset, next_offset(offset, STEP, STAGES)

@@ -9,6 +9,8 @@ tile by inputs 32 j + 8 t .. 32 j + 8 t + 7 of a block, j = 0 .. 3:
   lie in the same order.
 - Codes e2m1 have a scale of eight bits for every 16 inputs: those of threads 0 and 1 lie before those of 2 and 3, of
   outputs g before g + 8, and then in the order of j.
+- Where there are minimums (GGUF's Q4_K), a scale and a minimum of eight bits each take the place of a scale of 16.
+  Coarse scales and minimums lie in words of both, those of outputs g and g + 8 next to each other, for two blocks.
 
 Inputs are filled up to whole blocks with scales of zero. The rows of a gated matrix are gate, then up: its tiles have
 eight of either, so that a thread holds both of a column. The matrices of experts lie one after another.
@@ -16,6 +18,7 @@ eight of either, so that a thread holds both of a column. The matrices of expert
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +31,10 @@ TILE_OUT = 16
 BLOCK_IN = 128
 _GROUPS = (None, 32, 64, 128)
 _SMALL_SCALES = ScaleFormat(dtype="float8_e4m3fn", group=16)
+_FINE, _COARSE = ScaleFormat(dtype="uint8", group=32), ScaleFormat(dtype="float16", group=256)
 # Products of codes e2m1 and their scales are this many times too small in the kernels (`language.py`).
 _SHRINKING = 128.0
+_TENSORS = ("codes", "scales", "zeros", "factors", "coarse")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +46,7 @@ class ShuffledInt4:
     scales: Tensor  # [..., tiles, blocks, 8, groups of a block, 2]; of eight bits [..., tiles, blocks, 8, 4, 4]
     zeros: Tensor | None  # uint8, as the scales
     factors: Tensor | None = None  # float32 [..., tiles, 16]: what a whole row shares, as kernels multiply by it
+    coarse: Tensor | None = None  # float16 [..., tiles, pairs of blocks, 8, 2, 2]: scale and minimum of each output
     num_inputs: int
     is_gated: bool
 
@@ -59,14 +65,22 @@ class ShuffledInt4:
         return self.num_tiles * TILE_OUT
 
     @property
+    def has_minimums(self) -> bool:
+        return self.coarse is not None
+
+    @property
     def scale_type(self) -> str:
-        """As Gluon names it. Where it has eight bits, codes are e2m1."""
+        """As Gluon names it. float8e4nv: codes are e2m1; uint8: minimums lie beside the scales."""
         return "float8e4nv" if self.format.codes == "fp4" else self.format.scales.dtype
 
     def words(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes, scales and zeros in the words that kernels load. Where there are no zeros, codes stand there."""
-        zeros = self.codes if self.zeros is None else self.zeros.view(torch.int16)
-        return self.codes, self.scales.view(torch.int32), zeros
+        """Codes, scales and zeros in the words that kernels load. Where there are no zeros, what is coarse stands there
+        or codes do."""
+        if self.coarse is not None:
+            others = self.coarse.view(torch.int32)
+        else:
+            others = self.codes if self.zeros is None else self.zeros.view(torch.int16)
+        return self.codes, self.scales.view(torch.int32), others
 
     def rows(self, rows: slice) -> "ShuffledInt4":
         """Some of the outputs, in whole tiles: a view. Of a gated matrix, both gates and ups of some columns."""
@@ -79,25 +93,33 @@ class ShuffledInt4:
         return self.with_tensors({name: tensor[experts] for name, tensor in self.tensors().items()})
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "ShuffledInt4":
-        zeros, factors = tensors.get("zeros"), tensors.get("factors")
-        return replace(self, codes=tensors["codes"], scales=tensors["scales"], zeros=zeros, factors=factors)
+        chosen: dict[str, Any] = {name: tensors.get(name) for name in _TENSORS}
+        return replace(self, **chosen)
 
     def tensors(self) -> dict[str, Tensor]:
         """Those that there are, under their names in the matrix."""
-        named = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros, "factors": self.factors}
+        named = {name: getattr(self, name) for name in _TENSORS}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 def can_shuffle(format: MatrixFormat, num_rows: int) -> bool:
     """Whether the kernels here multiply by such a matrix."""
-    is_plain = not (format.has_minimums or format.is_reordered or format.rounds_outputs) and format.rounding is None
-    if format.codes == "fp4":
+    is_plain = not (format.is_reordered or format.rounds_outputs) and format.rounding is None
+    if format.has_minimums:
+        is_known = format.codes == "uint4" and not format.has_zeros
+        is_known &= format.scales == _FINE and format.coarse_scales == _COARSE
+    elif format.codes == "fp4":
         coarse = format.coarse_scales
         is_known = format.scales == _SMALL_SCALES and coarse is not None and coarse.group is None
     else:
         is_known = format.codes == ("uint4" if format.has_zeros else "int4") and format.coarse_scales is None
         is_known &= format.scales.dtype in ("bfloat16", "float16") and format.scales.group in _GROUPS
     return is_known and is_plain and num_rows % TILE_OUT == 0
+
+
+def bytes_of_block(*, has_minimums: bool) -> int:
+    """Codes, scales and what is coarse, as rings hold them."""
+    return 1024 + 128 + (64 if has_minimums else 0)
 
 
 def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt4:
@@ -109,16 +131,22 @@ def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt4:
     octets = functional.pad(matrix.codes, (0, num_blocks * BLOCK_IN // 2 - matrix.codes.shape[1]))
     words = _spread(octets.contiguous().view(torch.int32)).view(-1, num_blocks, 4, 4)  # [.., j, t]
     codes = _in_tiles(words, is_gated=is_gated).permute(0, 3, 1, 2, 5, 4)  # [tiles, blocks, halves, g, t, j]
-    is_small = matrix.coarse_scales is not None
-    return ShuffledInt4(
+    plain = ShuffledInt4(
         format=matrix.format,
         codes=codes.flatten(2).contiguous(),
-        scales=(_small_by_tiles if is_small else _by_tiles)(matrix.scales, matrix, is_gated=is_gated),
-        factors=None if matrix.coarse_scales is None else _factors(matrix.coarse_scales, is_gated=is_gated),
-        zeros=None if matrix.zeros is None else _by_tiles(matrix.zeros, matrix, is_gated=is_gated),
+        scales=matrix.scales,
+        zeros=None,
         num_inputs=matrix.num_inputs,
         is_gated=is_gated,
     )
+    if matrix.minimums is not None:
+        scales, coarse = _scales_and_minimums(matrix, is_gated=is_gated)
+        return replace(plain, scales=scales, coarse=coarse)
+    if matrix.coarse_scales is not None:
+        scales = _small_by_tiles(matrix.scales, matrix, is_gated=is_gated)
+        return replace(plain, scales=scales, factors=_factors(matrix.coarse_scales, is_gated=is_gated))
+    zeros = None if matrix.zeros is None else _by_tiles(matrix.zeros, matrix, is_gated=is_gated)
+    return replace(plain, scales=_by_tiles(matrix.scales, matrix, is_gated=is_gated), zeros=zeros)
 
 
 def _by_tiles(numbers: Tensor, matrix: QuantizedMatrix, *, is_gated: bool) -> Tensor:
@@ -138,6 +166,20 @@ def _small_by_tiles(numbers: Tensor, matrix: QuantizedMatrix, *, is_gated: bool)
     octets = functional.pad(numbers.view(torch.uint8), (0, num_blocks * 8 - numbers.shape[1]))
     tiles = _in_tiles(octets.view(-1, num_blocks, 4, 2), is_gated=is_gated)  # [tiles, halves, g, blocks, j, sides]
     return tiles.permute(0, 3, 2, 5, 1, 4).flatten(3, 4).contiguous().view(numbers.dtype)
+
+
+def _scales_and_minimums(matrix: QuantizedMatrix, *, is_gated: bool) -> tuple[Tensor, Tensor]:
+    """Those of groups as [tiles, blocks, 8, groups of a block, halves and both], the coarse ones as [tiles, pairs of
+    blocks, 8, halves, both]."""
+    num_blocks = -(-matrix.num_inputs // BLOCK_IN)
+    assert matrix.minimums is not None
+    assert matrix.coarse_scales is not None
+    assert matrix.coarse_minimums is not None
+    both = torch.stack((matrix.scales, matrix.minimums), dim=-1)
+    both = functional.pad(both, (0, 0, 0, num_blocks * 4 - both.shape[1])).view(-1, num_blocks, 4, 2)
+    scales = _in_tiles(both, is_gated=is_gated).permute(0, 3, 2, 4, 1, 5).flatten(4)
+    coarse = _in_tiles(torch.stack((matrix.coarse_scales, matrix.coarse_minimums), dim=-1), is_gated=is_gated)
+    return scales.contiguous(), coarse.permute(0, 3, 2, 1, 4).contiguous()
 
 
 def _factors(coarse: Tensor, *, is_gated: bool) -> Tensor:
@@ -162,20 +204,29 @@ def unshuffle(shuffled: ShuffledInt4) -> QuantizedMatrix:
         rows = _in_rows(numbers.permute(0, 4, 2, 1, 3), is_gated=shuffled.is_gated).flatten(1)
         return rows[:, : shuffled.format.scales.count(shuffled.num_inputs)].contiguous()
 
-    scales, coarse = shuffled.scales, None
-    if shuffled.factors is not None:
-        numbers = scales.view(torch.uint8).view(tiles, blocks, 8, 2, 2, 4).permute(0, 4, 2, 1, 5, 3)
-        octets_of_scales = _in_rows(numbers, is_gated=shuffled.is_gated).flatten(1)
-        scales = octets_of_scales[:, : shuffled.num_inputs // 16].contiguous().view(scales.dtype)
-        factors = _in_rows(shuffled.factors.view(tiles, 2, 8, 1), is_gated=shuffled.is_gated)
-        coarse = (factors / _SHRINKING).contiguous()
-    return QuantizedMatrix(
-        format=shuffled.format,
-        codes=octets[:, : shuffled.num_inputs // 2].contiguous(),
-        scales=by_rows(scales) if coarse is None else scales,
-        coarse_scales=coarse,
-        zeros=None if shuffled.zeros is None else by_rows(shuffled.zeros),
+    plain = QuantizedMatrix(
+        format=shuffled.format, codes=octets[:, : shuffled.num_inputs // 2].contiguous(), scales=shuffled.scales
     )
+    if shuffled.coarse is not None:
+        return replace(plain, **_plain_scales_and_minimums(shuffled, shuffled.coarse))
+    if shuffled.factors is not None:
+        numbers = shuffled.scales.view(torch.uint8).view(tiles, blocks, 8, 2, 2, 4).permute(0, 4, 2, 1, 5, 3)
+        octets_of_scales = _in_rows(numbers, is_gated=shuffled.is_gated).flatten(1)
+        scales = octets_of_scales[:, : shuffled.num_inputs // 16].contiguous().view(shuffled.scales.dtype)
+        factors = _in_rows(shuffled.factors.view(tiles, 2, 8, 1), is_gated=shuffled.is_gated)
+        return replace(plain, scales=scales, coarse_scales=(factors / _SHRINKING).contiguous())
+    zeros = None if shuffled.zeros is None else by_rows(shuffled.zeros)
+    return replace(plain, scales=by_rows(shuffled.scales), zeros=zeros)
+
+
+def _plain_scales_and_minimums(shuffled: ShuffledInt4, coarse: Tensor) -> dict[str, Any]:
+    """What `_scales_and_minimums` took, by name."""
+    both = shuffled.scales.unflatten(4, (2, 2)).permute(0, 4, 2, 1, 3, 5)
+    both = _in_rows(both, is_gated=shuffled.is_gated).flatten(1, 2)[:, : _FINE.count(shuffled.num_inputs)]
+    scales, minimums = (each.contiguous() for each in both.unbind(-1))
+    rough = _in_rows(coarse.permute(0, 3, 2, 1, 4), is_gated=shuffled.is_gated)
+    coarse_scales, coarse_minimums = (each.contiguous() for each in rough.unbind(-1))
+    return dict(scales=scales, minimums=minimums, coarse_scales=coarse_scales, coarse_minimums=coarse_minimums)
 
 
 def _in_tiles(rows: Tensor, *, is_gated: bool) -> Tensor:

@@ -4,7 +4,9 @@ Tensor cores multiply 16 outputs x 16 inputs by 16 inputs x 8 rows (`mma.sync`).
 memory as that thread loads it (`shuffled.py`), so codes never pass through shared memory, and a word of eight codes
 becomes four registers of two bfloat16 numbers each in eleven instructions. All of that is exact. Sums are float32; a
 group's sum is multiplied by its scale in float32. Codes e2m1 are multiplied by their scales before, which is exact too,
-and their sums by what a whole row shares.
+and their sums by what a whole row shares. Of a group with a minimum, that times the sum of its inputs is taken away: a
+product with ones gives such sums, once for all tiles of a warp. Such codes are multiplied with 128 added to each, which
+spares instructions: 128 times the scale goes away with the minimum.
 
 Tensors are [threads, tiles, row tiles]: every thread of the program, the tiles of 16 outputs that its warp multiplies,
 and the tiles of 8 rows that it multiplies them by. Thread 4 g + t of a warp holds outputs g and g + 8 of a tile. The
@@ -16,11 +18,14 @@ Which sums are added in which order depends on the matrix alone. So a row's resu
 
 from facet.kernels.quantized.int4.language import (
     add_products,
+    add_products_less_minimums,
     add_values,
     gl,
     gluon,
     offset_of,
     stay_in_order,
+    sum_inputs,
+    unpack_coarse,
     unpack_codes,
     unpack_scales,
     unpack_small_scales,
@@ -101,9 +106,12 @@ def scale_words(scales, SCALE_DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def load_block(places, num_blocks, turn, NUM_IN_WARPS: gl.constexpr, IS_RAGGED: gl.constexpr, HAS_ZEROS: gl.constexpr):
-    """(codes of outputs g, of outputs g + 8, scales of both, zeros of both): the block of each tile that a warp
-    multiplies in a turn.
+def load_block(
+    places, num_blocks, turn,
+    SCALE_DTYPE: gl.constexpr, NUM_IN_WARPS: gl.constexpr, IS_RAGGED: gl.constexpr, HAS_ZEROS: gl.constexpr,
+):  # fmt: skip
+    """(codes of outputs g, of outputs g + 8, scales of both, zeros of both or what is coarse): the block of each tile
+    that a warp multiplies in a turn.
 
     After the last the last is loaded again, with scales of zero.
     """
@@ -122,6 +130,11 @@ def load_block(places, num_blocks, turn, NUM_IN_WARPS: gl.constexpr, IS_RAGGED: 
     zeros = scales
     if HAS_ZEROS:
         zeros = gl.load(zero_places + scale_block * (8 * GROUPS), eviction_policy="evict_first").to(gl.int32)
+    elif gl.uint8 == SCALE_DTYPE:
+        NUM_WARPS: gl.constexpr = scale_places.shape[0] // 32
+        PAIRS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 2], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
+        # Not evicted first: the words serve two blocks.
+        zeros = gl.load(zero_places + gl.convert_layout(scale_block // 2 * 16, PAIRS, assert_trivial=True))
     return upper, lower, scales, zeros
 
 
@@ -140,6 +153,12 @@ def add_block(
     words = scale_words(scales, SCALE_DTYPE, SINGLES)
     if HAS_ZEROS:
         zero_words = scale_words(zeros, SCALE_DTYPE, SINGLES)
+    elif gl.uint8 == SCALE_DTYPE:
+        coarse_g, coarse_h = gl.split(zeros)
+        coarse = both_coarse(
+            gl.convert_layout(coarse_g, SINGLES, assert_trivial=True),
+            gl.convert_layout(coarse_h, SINGLES, assert_trivial=True),
+        )
     for chunk in gl.static_range(4):
         first = turn * (NUM_IN_WARPS * BLOCK_IN) + chunk * CHUNK
         is_live = is_row
@@ -151,6 +170,8 @@ def add_block(
         zero_pair = words[chunk]
         if HAS_ZEROS:
             zero_pair = zero_words[chunk]
+        elif gl.uint8 == SCALE_DTYPE:
+            zero_pair = coarse
         sums = add_chunk(
             sums, upper_words[chunk], lower_words[chunk], words[chunk], zero_pair, b, SCALE_DTYPE, HAS_ZEROS, SINGLES
         )
@@ -158,11 +179,20 @@ def add_block(
 
 
 @gluon.jit
+def both_coarse(word_g, word_h):
+    """What `add_chunk` takes, of words of both outputs' coarse scales and minimums."""
+    return unpack_coarse(word_g), unpack_coarse(word_h)
+
+
+@gluon.jit
 def add_chunk(
     sums, upper, lower, scales, zeros, b, SCALE_DTYPE: gl.constexpr, HAS_ZEROS: gl.constexpr, SINGLES: gl.constexpr
 ):  # fmt: skip
-    """Sums plus the products of 32 inputs: words of codes of outputs g and g + 8, of their scales and their zeros."""
-    if gl.float8e4nv == SCALE_DTYPE:
+    """Sums plus the products of 32 inputs: words of codes of outputs g and g + 8, of their scales and their zeros, or
+    what is coarse."""
+    if gl.uint8 == SCALE_DTYPE:
+        sums = add_products_less_minimums(sums, upper, lower, scales, b, sum_inputs(b), zeros[0], zeros[1])
+    elif gl.float8e4nv == SCALE_DTYPE:
         scale_g, scale_h = unpack_small_scales(scales)
         sums = add_values(sums, values_of_fp4(upper, scale_g), values_of_fp4(lower, scale_h), b)
     else:
@@ -211,7 +241,8 @@ def sums_of_warps(sums, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 @gluon.jit
 def places_of_tiles(
     codes, scales, zeros, first_tile, num_tiles, num_blocks,
-    GROUPS: gl.constexpr, TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
+    SCALE_DTYPE: gl.constexpr, GROUPS: gl.constexpr,
+    TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 ):  # fmt: skip
     """Where a program's tiles begin, as `load_block` takes it."""
     NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
@@ -228,7 +259,24 @@ def places_of_tiles(
     scale_tile = first_tile + scale_thread // 32 % NUM_OUT_WARPS * TILES + axis(TILES, 1, SCALES)
     first_scale = gl.minimum(scale_tile, num_tiles - 1).to(gl.int64) * num_blocks * (8 * GROUPS)
     scale_place = first_scale + scale_thread % 32 // 4 * GROUPS + axis(GROUPS, 3, SCALES)
-    return code_places, thread // (32 * NUM_OUT_WARPS), scales + scale_place, scale_warp, zeros + scale_place
+    zero_places = zeros + scale_place
+    if gl.uint8 == SCALE_DTYPE:
+        zero_places = zeros + coarse_places(first_tile, num_tiles, num_blocks, TILES, NUM_OUT_WARPS, NUM_IN_WARPS)
+    return code_places, thread // (32 * NUM_OUT_WARPS), scales + scale_place, scale_warp, zero_places
+
+
+@gluon.jit
+def coarse_places(
+    first_tile, num_tiles, num_blocks,
+    TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
+):  # fmt: skip
+    """Where the coarse scales of the first two blocks lie: two words for each thread."""
+    NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
+    PAIRS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 2], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
+    thread = axis(32 * NUM_WARPS, 0, PAIRS)
+    tile = first_tile + thread // 32 % NUM_OUT_WARPS * TILES + axis(TILES, 1, PAIRS)
+    first = gl.minimum(tile, num_tiles - 1).to(gl.int64) * gl.cdiv(num_blocks, 2) * 16
+    return first + thread % 32 // 4 * 2 + axis(2, 3, PAIRS)
 
 
 @gluon.jit
@@ -246,13 +294,13 @@ def sums_of_tiles(
     sums = (zeros, zeros, zeros, zeros)
     for turn in range(0, gl.cdiv(num_blocks, NUM_IN_WARPS), 2):
         # Two turns, so that a block stays in the registers into which it was loaded.
-        odd_block = load_block(places, num_blocks, turn + 1, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
+        odd_block = load_block(places, num_blocks, turn + 1, SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
         stay_in_order()
         sums = add_block(
             sums, even_block, inputs, turn, num_blocks, scale_warp, num_in,
             SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_TAIL, HAS_ZEROS, SINGLES,
         )  # fmt: skip
-        even_block = load_block(places, num_blocks, turn + 2, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
+        even_block = load_block(places, num_blocks, turn + 2, SCALE_DTYPE, NUM_IN_WARPS, IS_RAGGED, HAS_ZEROS)
         stay_in_order()
         sums = add_block(
             sums, odd_block, inputs, turn + 1, num_blocks, scale_warp, num_in,

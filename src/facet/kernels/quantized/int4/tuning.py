@@ -7,7 +7,7 @@ inputs.
 
 from dataclasses import dataclass, replace
 
-from facet.kernels.quantized.int4.shuffled import BLOCK_IN, ShuffledInt4
+from facet.kernels.quantized.int4.shuffled import BLOCK_IN, ShuffledInt4, bytes_of_block
 
 # Rows of one program. What they cost comes in tiles of eight, so these are kinds of kernels.
 ROW_KINDS = (8, 16, 32, 64)
@@ -24,6 +24,8 @@ _REGISTERS = 65_536
 _LEAST_STAGES, _MOST_STAGES = 2, 16
 # Warps of a multiprocessor whose registers suffice, and registers of a warp that loads inputs ahead, by its tiles.
 _RING_WARPS, _REGISTERS_AHEAD = 24, {1: 32 * 80, 2: 32 * 112}
+# As the latter, where there are minimums. Two tiles would take as many as four, nearly.
+_REGISTERS_OF_MINIMUMS = {1: 32 * 104, 4: 32 * 160}
 # Of rings of 9 to 16 rows: registers of a warp without inputs ahead and with them, by its tiles; warps for whose sake
 # programs have fewer tiles.
 _REGISTERS_OF_16 = {1: (32 * 120, 32 * 144), 2: (32 * 120, 32 * 144), 4: (32 * 152, 32 * 176)}
@@ -53,17 +55,24 @@ def rows_of_program(num_rows: int) -> int:
     return next((kind for kind in ROW_KINDS if num_rows <= kind), ROW_KINDS[-1])
 
 
-def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> Tuning:
+def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int, *, has_minimums: bool = False) -> Tuning:
     """How a row's sums are cut follows from the matrix alone: its result does not depend on how many share the call.
 
     Microseconds on an H200, one row (benchmarks/int4_gpu.py --tune): 31B gate_up 44.5 in two tiles and 2 x 2 warps,
     49.9 in one and 4 x 1; qkv 21.5 and 28.0; down 25.4 in one tile and 1 x 8, 27.9 in two; o 10.6 and 16.4 in 2 x 4.
     """
     num_in_warps = 2 if num_blocks >= 4 else 1
-    while num_in_warps < 16 and num_tiles * num_in_warps * 2 <= _WARPS * 3 // 2 and num_in_warps * 4 <= num_blocks:
+    # Registers of minimums leave no room for 32 warps on a multiprocessor.
+    most_in_warps = 8 if has_minimums else 16
+    while (
+        num_in_warps < most_in_warps
+        and num_tiles * num_in_warps * 2 <= _WARPS * 3 // 2
+        and num_in_warps * 4 <= num_blocks
+    ):
         num_in_warps *= 2
     # Two tiles share what is loaded of x, as long as there are registers for their sums and tiles for all warps.
-    tiles = 2 if num_in_warps <= 2 and rows_of_program(num_rows) <= 32 else 1
+    most_rows = 16 if has_minimums else 32
+    tiles = 2 if num_in_warps <= 2 and rows_of_program(num_rows) <= most_rows else 1
     return Tuning(tiles=tiles, num_out_warps=max(1, 4 // num_in_warps), num_in_warps=num_in_warps)
 
 
@@ -78,6 +87,7 @@ class Ring:
     num_stages: int  # turns; of more than 8 rows an even number
     is_ahead: bool  # inputs of a turn are loaded before the turn ahead of it is multiplied, not after
     row_tiles: int = 1  # of 8 rows, at most two
+    has_minimums: bool = False  # beside scales, and coarse ones of both
 
     @property
     def num_warps(self) -> int:
@@ -90,7 +100,7 @@ class Ring:
 
     @property
     def bytes_of_turn(self) -> int:
-        return self.num_warps * self.tiles * (1024 + 128)
+        return self.num_warps * self.tiles * bytes_of_block(has_minimums=self.has_minimums)
 
     def constants(self, matrix: ShuffledInt4) -> dict[str, int]:
         """How the kernel is told."""
@@ -105,7 +115,7 @@ class Ring:
         }
 
 
-def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1) -> Ring:
+def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1, *, has_minimums: bool = False) -> Ring:
     """Sums are cut as `choose_tuning` cuts them, so bits are the same. All programs run at a time if they can.
 
     A ring of up to 8 rows holds half of a program's turns, or three, as far as there is shared memory: half of it where
@@ -127,22 +137,27 @@ def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1) -> Ring:
     round: 31B gate_up 41.9, 43.2; qkv 18.3, 21.2; down 21.3, 23.8; o 10.3, 11.3; E4B gate_up 11.6, 12.7; down 9.4,
     12.1; qkv 5.2, 6.1; o 3.7, 4.5. Of E4B's per-layer input, products take 1.4 to 2.6 in all of these rings.
     """
-    num_in_warps = choose_tuning(num_tiles, num_blocks, 1).num_in_warps
+    num_in_warps = choose_tuning(num_tiles, num_blocks, 1, has_minimums=has_minimums).num_in_warps
     num_out_warps = max(1, 4 // num_in_warps)
     while num_out_warps > 1 and num_tiles < num_out_warps * _NUM_MULTIPROCESSORS:
         num_out_warps //= 2
     if num_rows > 8:
+        assert not has_minimums, "rings of 16 rows have none"
         return _ring_of_16(num_tiles, num_blocks, num_out_warps, num_in_warps)
     num_warps = num_out_warps * num_in_warps
     most_programs = max(2, _RING_WARPS // num_warps)
-    tiles = 1 if num_tiles <= num_out_warps * most_programs * _NUM_MULTIPROCESSORS else 2
+    most_tiles, registers = (4, _REGISTERS_OF_MINIMUMS) if has_minimums else (2, _REGISTERS_AHEAD)
+    tiles = 1 if num_tiles <= num_out_warps * most_programs * _NUM_MULTIPROCESSORS else most_tiles
+    if has_minimums and tiles > 1:
+        most_programs = max(1, _REGISTERS // (num_warps * registers[tiles]))
     num_programs = min(most_programs, -(-num_tiles // (tiles * num_out_warps * _NUM_MULTIPROCESSORS)))
     ring = Ring(
         tiles=tiles,
         num_out_warps=num_out_warps,
         num_in_warps=num_in_warps,
         num_stages=_LEAST_STAGES,
-        is_ahead=num_programs * num_warps * _REGISTERS_AHEAD[tiles] <= _REGISTERS,
+        is_ahead=num_programs * num_warps * registers[tiles] <= _REGISTERS,
+        has_minimums=has_minimums,
     )
     num_stages = _most_stages(ring, num_programs)
     if num_in_warps > 2:

@@ -18,6 +18,7 @@ from facet.kernels.quantized.int4.language import (
     copy_to_shared,
     dequantize_codes,
     dequantize_fp4,
+    dequantize_less_minimums,
     fence_async_shared,
     gl,
     gluon,
@@ -49,10 +50,10 @@ def copy_block(sources, targets, stage, block, num_blocks):
 
 @gluon.jit
 def values_of(
-    codes, scales, zero_places, stage,
+    codes, scales, zeros, stage,
     SCALE_DTYPE: gl.constexpr, HAS_ZEROS: gl.constexpr, TILES: gl.constexpr, LEFT: gl.constexpr, THREADS: gl.constexpr,
 ):  # fmt: skip
-    """[16 outputs of each tile, inputs] of a block, as the left operand of a product. Zeros come past shared memory."""
+    """[16 outputs of each tile, inputs] of a block, as the left operand of a product. `zeros`: of `load_zeros`."""
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [TILES, 1], [1, 0])
     half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, THREADS)))))
     half = gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(half, 0), 2), 3), 4)
@@ -62,10 +63,14 @@ def values_of(
     # Four of [tiles, halves, g, t, chunks, sides].
     if gl.float8e4nv == SCALE_DTYPE:
         values = dequantize_fp4(words, small_scales(pairs, half, TILES, THREADS))
+    elif gl.uint8 == SCALE_DTYPE:
+        pairs = gl.expand_dims(gl.expand_dims(pairs, 1), 3)
+        coarse = zeros + 0 * words  # for every chunk
+        values = dequantize_less_minimums(words, gl.where(half == 0, pairs, pairs >> 16), coarse)
     else:
         zero = half * 0 + 8
         if HAS_ZEROS:
-            zeros = gl.expand_dims(gl.expand_dims(gl.load(zero_places).to(gl.int32), 1), 3)
+            zeros = gl.expand_dims(gl.expand_dims(zeros, 1), 3)
             zero = gl.where(half == 0, zeros & 255, (zeros >> 8) & 255)
         pairs = gl.expand_dims(gl.expand_dims(pairs, 1), 3)
         values = dequantize_codes(words, pairs, offset_of(zero), half, SCALE_DTYPE)
@@ -111,13 +116,41 @@ def first_scales(first_tile, num_tiles, num_blocks, GROUPS: gl.constexpr, TILES:
     )
 
 
+@gluon.jit
+def first_coarse(first_tile, num_tiles, num_blocks, TILES: gl.constexpr, THREADS: gl.constexpr):
+    """[tiles, halves, g, 1, 1]: where the coarse scale and minimum of each output lie, of the first two blocks."""
+    tile = gl.arange(0, TILES, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, THREADS)))))
+    half = gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, THREADS)))))
+    member = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, gl.SliceLayout(4, THREADS)))))
+    tile = gl.minimum(first_tile + tile, num_tiles - 1).to(gl.int64) * gl.cdiv(num_blocks, 2) * 16
+    return (
+        gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(tile, 1), 2), 3), 4)
+        + gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(half, 0), 2), 3), 4)
+        + gl.expand_dims(gl.expand_dims(gl.expand_dims(gl.expand_dims(member * 2, 0), 1), 3), 4)
+    )
+
+
+@gluon.jit
+def load_zeros(
+    places, block, num_blocks, SCALE_DTYPE: gl.constexpr, HAS_ZEROS: gl.constexpr, GROUPS: gl.constexpr
+):  # fmt: skip
+    """Zeros of a block, or what is coarse: these come past shared memory. After the last, of the last again."""
+    block = gl.minimum(block, num_blocks - 1)
+    zeros = block
+    if HAS_ZEROS:
+        zeros = gl.load(places + block * (8 * GROUPS)).to(gl.int32)
+    elif gl.uint8 == SCALE_DTYPE:
+        zeros = gl.load(places + block // 2 * 16)
+    return zeros
+
+
 # One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.
 @gluon.jit(do_not_specialize=["gated_stride", "num_rows", "num_tiles", "num_blocks"])
 def wide_kernel(
     x,  # [whole groups of rows, whole blocks], in the order of codes
     codes,
     scales,
-    zeros,  # int16: two of them each
+    zeros,  # int16: two of them each; beside scales of uint8, words of coarse scales and minimums
     factors,  # of whole rows; None: there are none
     gated,
     output,
@@ -168,7 +201,10 @@ def wide_kernel(
     code_places = codes + gl.expand_dims(tile.to(gl.int64) * num_blocks * WORDS, 1) + gl.expand_dims(word, 0)
 
     scale_places = scales + first_scales(first_tile, num_tiles, num_blocks, GROUPS, TILES, PAIRS)
-    zero_places = zeros + first_scales(first_tile, num_tiles, num_blocks, GROUPS, TILES, ZEROS)
+    if gl.uint8 == SCALE_DTYPE:
+        zero_places = zeros + first_coarse(first_tile, num_tiles, num_blocks, TILES, THREADS)
+    else:
+        zero_places = zeros + first_scales(first_tile, num_tiles, num_blocks, GROUPS, TILES, ZEROS)
 
     row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, INPUTS))
     column = gl.arange(0, BLOCK_IN, gl.SliceLayout(0, INPUTS))
@@ -185,10 +221,9 @@ def wide_kernel(
         copy_block(sources, targets, ahead, first + ahead, num_blocks)
     wait_for_copies(STAGES - 2)
     thread_barrier()
-    values = values_of(
-        code_tiles, scale_tiles, zero_places + gl.minimum(first, num_blocks - 1) * (8 * GROUPS), 0,
-        SCALE_DTYPE, HAS_ZEROS, TILES, LEFT, THREADS,
-    )  # fmt: skip
+    zeros = load_zeros(zero_places, first, num_blocks, SCALE_DTYPE, HAS_ZEROS, GROUPS)
+    values = values_of(code_tiles, scale_tiles, zeros, 0, SCALE_DTYPE, HAS_ZEROS, TILES, LEFT, THREADS)
+    zeros = load_zeros(zero_places, first + 1, num_blocks, SCALE_DTYPE, HAS_ZEROS, GROUPS)
     sums = gl.zeros([16 * TILES, ROWS], gl.float32, SUMS)
     for turn in range(0, num_turns):
         fence_async_shared()
@@ -198,11 +233,10 @@ def wide_kernel(
         wait_for_copies(STAGES - 3)
         thread_barrier()
         copy_block(sources, targets, (turn + (STAGES - 1)) % STAGES, first + turn + (STAGES - 1), num_blocks)
-        next_block = gl.minimum(first + turn + 1, num_blocks - 1)
         next_values = values_of(
-            code_tiles, scale_tiles, zero_places + next_block * (8 * GROUPS), (turn + 1) % STAGES,
-            SCALE_DTYPE, HAS_ZEROS, TILES, LEFT, THREADS,
-        )  # fmt: skip
+            code_tiles, scale_tiles, zeros, (turn + 1) % STAGES, SCALE_DTYPE, HAS_ZEROS, TILES, LEFT, THREADS
+        )
+        zeros = load_zeros(zero_places, first + turn + 2, num_blocks, SCALE_DTYPE, HAS_ZEROS, GROUPS)
         sums, _ = warpgroup_mma_wait(0, deps=(product, values))
         values = next_values
     wait_for_copies(0)
