@@ -19,6 +19,20 @@ MOST_REGISTERS = {
     "fp4_8": 112,
     "fp4_wide": 128,
 }
+# Registers: 16 warps of few rows have room on a multiprocessor, or 32 that divide inputs; 12 of many rows.
+INT8_GROUPS = {
+    "q8_0_8": 128,
+    "q8_0_16": 128,
+    "q8_0_64": 168,
+    "q8_0_of_down": 64,
+    "q6_k_8": 128,
+    "q6_k_64": 168,
+    "q6_k_of_down": 64,
+    "q5_k_8": 128,
+    "q5_k_32": 168,
+    "q5_k_64": 168,
+    "q5_k_of_down": 80,
+}
 ANY_FORMAT = ("q4_k", "q6_k")
 # Programs that a multiprocessor has room for, products of a tile, registers.
 RINGS = {
@@ -89,6 +103,7 @@ def compiled() -> dict[str, dict[str, Any]]:
     names = (
         *PREFILL,
         *MOST_REGISTERS,
+        *INT8_GROUPS,
         *ANY_FORMAT,
         *RINGS,
         *WARPGROUP_RINGS,
@@ -128,6 +143,16 @@ def test_4_bit_products_compile_without_spills(name: str, compiled: dict[str, di
     assert (found["stack"], found["local"]) == (0, 0)
     assert found["reg"] <= MOST_REGISTERS[name]
     assert found["added_halves"] == 0, "codes are unpacked by instructions that multiply and add"
+    assert found["products"] > 0
+
+
+@pytest.mark.parametrize("name", INT8_GROUPS)
+def test_8_bit_products_of_groups_compile_without_spills(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert found["reg"] <= INT8_GROUPS[name]
+    assert (found["added_pairs"], found["conversions"]) == (0, 0), "codes are unpacked by multiplying and adding"
     assert found["products"] > 0
 
 

@@ -1,0 +1,42 @@
+"""How few-row products with shuffled 8-bit codes are cut into programs and warps.
+
+A block has as many bytes as one of 4-bit codes, and so what keeps memory busy is the same (`int4/tuning.py`).
+"""
+
+from dataclasses import replace
+
+from facet.kernels.quantized.int4 import tuning as int4
+from facet.kernels.quantized.int4.tuning import Tuning, rows_of_program
+from facet.kernels.quantized.int8_groups.shuffled import BLOCK_IN, ShuffledInt8
+
+__all__ = ["MAX_FEW_ROWS", "Tuning", "choose_tuning", "constants_of", "rows_of_program"]
+
+# From here on, bringing a matrix to bfloat16 before it is multiplied takes less time.
+MAX_FEW_ROWS = 64
+# Of a program that multiplies two tiles with a warp. With more, registers of some formats would leave no room for as
+# many warps as memory needs (tests/kernels/test_compiled_for_hopper.py).
+_MOST_ROWS_OF_TWO_TILES = 16
+
+
+def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> Tuning:
+    """How a row's sums are cut follows from the matrix alone."""
+    tuning = int4.choose_tuning(num_tiles, num_blocks, num_rows)
+    return tuning if rows_of_program(num_rows) <= _MOST_ROWS_OF_TWO_TILES else replace(tuning, tiles=1)
+
+
+def constants_of(matrix: ShuffledInt8, tuning: Tuning, rows: int) -> dict[str, int]:
+    """How kernels are told, for programs of so many rows."""
+    coarse = matrix.coarse_scales
+    return {
+        "GROUPS": matrix.scales.shape[-1],
+        "BLOCKS_OF_SCALE": matrix.blocks_of_scale,
+        "LEVELS": 0 if coarse is None else coarse.shape[-1],
+        "IS_NARROW": matrix.is_narrow,
+        "TILES": tuning.tiles,
+        "ROW_TILES": rows // 8,
+        "NUM_OUT_WARPS": tuning.num_out_warps,
+        "NUM_IN_WARPS": tuning.num_in_warps,
+        "IS_RAGGED": matrix.num_blocks % (2 * tuning.num_in_warps) != 0,
+        "HAS_TAIL": matrix.num_inputs % BLOCK_IN != 0,
+        "num_warps": tuning.num_out_warps * tuning.num_in_warps,
+    }

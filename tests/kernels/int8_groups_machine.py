@@ -1,0 +1,49 @@
+"""What the PTX in `quantized/int8_groups/language.py` does, for the emulator of Gluon: on words of 32 bits of each
+thread."""
+
+import torch
+from torch import Tensor
+
+from tests.kernels.int4_machine import NAMES as INT4_NAMES
+from tests.kernels.int4_machine import Words, add_products
+
+
+def unpack_bytes(first: Tensor, second: Tensor, is_narrow: bool) -> Words:
+    def numbers(word: Tensor, pair: int) -> Tensor:
+        octets = torch.stack([word >> (8 * pair + 16 * side) & 255 for side in range(2)], dim=-1)
+        return octets - 64 if is_narrow else octets.to(torch.int8)
+
+    pairs = [numbers(word, pair).to(torch.bfloat16) for word in (first, second) for pair in range(2)]
+    return [pair.view(torch.int32).squeeze(-1) for pair in pairs]
+
+
+def scales_of_bytes(word: Tensor, coarse: Words, middle: int) -> Words:
+    return [((word >> 8 * i & 255) - middle).float() * coarse[i] for i in range(4)]
+
+
+def add_sixteens(sums: Words, upper: Words, lower: Words, x: Words, scales: Words) -> Words:
+    nothing = [torch.zeros_like(word) for word in x[:2]]
+    sums = add_products(sums, upper, lower, [*x[:2], *nothing], scales[0], scales[1])
+    return add_products(sums, upper, lower, [*nothing, *x[2:]], scales[2], scales[3])
+
+
+def add_less_minimums(sums: Words, upper: Words, lower: Words, x: Words, scales: Words, totals: Words) -> Words:
+    sums = add_products(sums, upper, lower, x, scales[0], scales[1])
+    return [sums[i] + totals[i % 2] * scales[2 + i // 2] for i in range(4)]
+
+
+def sums_of_inputs(x: Words) -> Words:
+    ones = torch.full_like(x[0], 0x3F803F80)
+    zero, one = torch.zeros(()), torch.ones(())
+    return add_products([zero] * 4, [ones] * 4, [ones] * 4, x, one, one)[:2]
+
+
+# In place of the names of that module.
+NAMES = {
+    **INT4_NAMES,
+    "unpack_bytes": unpack_bytes,
+    "scales_of_bytes": scales_of_bytes,
+    "add_sixteens": add_sixteens,
+    "add_less_minimums": add_less_minimums,
+    "sums_of_inputs": sums_of_inputs,
+}
