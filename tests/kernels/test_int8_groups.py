@@ -11,14 +11,16 @@ from torch import Tensor
 
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
-from facet.kernels.quantized import reference
+from facet.kernels.quantized import int8_groups, reference
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.int8_groups.shuffled import can_shuffle, shuffle, unshuffle
+from facet.kernels.quantized.int8_groups import can_shuffle, shuffle, unshuffle
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
 pytest.importorskip("triton")
-from facet.kernels.quantized.int8_groups.tuning import Tuning, choose_tuning
+from facet.kernels.quantized.int8_groups.dequantize import dequantize
+from facet.kernels.quantized.int8_groups.tuning import MAX_FEW_ROWS, Tuning, choose_tuning
+from facet.kernels.quantized.widen import widen
 from tests.kernels.gluon_emulator import emulated
 from tests.kernels.int8_groups_machine import NAMES
 
@@ -151,6 +153,32 @@ def test_shuffling_loses_nothing(format: MatrixFormat, num_in: int, is_gated: bo
     for name, tensor in matrix.tensors().items():
         assert torch.equal(back.tensors()[name], tensor), name
         assert back.tensors()[name].dtype == tensor.dtype
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize(
+    ("format", "num_in"),
+    [(Q8_0, 352), (Q5_0, 512), (format_of(64, "bfloat16"), 704), (format_of(128), 640)]
+    + [(format, 768) for format in (WIDE_Q6_K, Q6_K, WIDE_Q5_K, Q5_K)],
+)
+def test_dequantized_values_are_the_matrix(format: MatrixFormat, num_in: int, is_gated: bool) -> None:
+    matrix = Case(format=format, num_in=num_in).matrix(DEVICE)
+    values = dequantize(shuffle(matrix, is_gated=is_gated), torch.float32)
+    torch.testing.assert_close(values, matrix.values(), atol=1e-8, rtol=2**-22)
+    assert torch.equal(values, widen(matrix, torch.float32))
+
+
+@pytest.mark.parametrize("operation", ["linear", "geglu_linear", "gated_input_linear"])
+def test_many_rows_in_slices(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8_groups, "_SLICE_BYTES", 2 * 256 * 40)  # 32 of 96 outputs
+    case = Case(format=Q6_K, num_in=256)
+    dtype = torch.bfloat16 if HAS_GPU else torch.float32  # the interpreter's bfloat16 is not the GPU's
+    matrix, x = case.matrix(DEVICE), case.inputs(MAX_FEW_ROWS + 1, dtype, DEVICE)
+    given = torch.randn(len(x), case.num_out, dtype=dtype, device=DEVICE)
+    more = (given,) if operation == "gated_input_linear" else ()
+    got = getattr(int8_groups, operation)(x, shuffle(matrix, is_gated=operation == "geglu_linear"), *more)
+    tolerance = 2e-2 if HAS_GPU else 1e-5
+    torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=tolerance, rtol=tolerance)
 
 
 def test_rows_are_taken_in_tiles() -> None:

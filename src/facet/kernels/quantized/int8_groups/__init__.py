@@ -1,3 +1,82 @@
 """Products on a GPU with matrices of 8-bit codes in groups, whose inputs are not rounded: GGUF's Q8_0, Q5_0, Q6_K and
 Q5_K, and others with a scale of 16 bits for every 32, 64 or 128 inputs.
+
+Few rows are bound by reading the codes: `few_rows_kernel.py` multiplies by them as they are, and gives a row the same
+bits in any company. For many, slices of the matrix are brought to bfloat16, which rounds values, and multiplied by
+cuBLAS. Codes are put into an order of their own when a model is loaded (`shuffled.py`).
 """
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from facet.kernels.geglu import geglu
+from facet.kernels.per_layer_input import gate_per_layer_input
+from facet.kernels.quantized.int4 import runs_on
+from facet.kernels.quantized.int8_groups.shuffled import TILE_OUT, ShuffledInt8, can_shuffle, shuffle, unshuffle
+from facet.kernels.quantized.int8_groups.tuning import MAX_FEW_ROWS
+
+__all__ = [
+    "MAX_FEW_ROWS",
+    "ShuffledInt8",
+    "can_shuffle",
+    "gated_input_linear",
+    "geglu_linear",
+    "linear",
+    "runs_on",
+    "shuffle",
+    "unshuffle",
+]
+
+# Of a slice in bfloat16: large enough for cuBLAS, and little beside a model.
+_SLICE_BYTES = 64 << 20
+
+
+def linear(x: Tensor, matrix: ShuffledInt8, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
+    """x [rows, inputs] @ values^T. `most_few_rows`, here and below: infinity where company must change no bit."""
+    if not _are_few(x, most_few_rows):
+        return _in_slices(x, matrix, functional.linear)
+    # Imported here and below: machines without a GPU need no Triton.
+    from facet.kernels.quantized.int8_groups import few_rows
+
+    return few_rows.linear(x, matrix)
+
+
+def geglu_linear(x: Tensor, matrix: ShuffledInt8, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
+    """gelu_tanh(gate) * up of a gated matrix, [rows, width]."""
+    if not _are_few(x, most_few_rows):
+        return _in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
+    from facet.kernels.quantized.int8_groups import few_rows
+
+    return few_rows.geglu_linear(x, matrix)
+
+
+def gated_input_linear(
+    x: Tensor, matrix: ShuffledInt8, per_layer_input: Tensor, most_few_rows: float = MAX_FEW_ROWS
+) -> Tensor:
+    """gelu_tanh(x @ values^T) * per_layer_input, the latter [rows, outputs]."""
+    if not _are_few(x, most_few_rows):
+        return gate_per_layer_input(_in_slices(x, matrix, functional.linear), per_layer_input)
+    from facet.kernels.quantized.int8_groups import few_rows
+
+    return few_rows.gated_input_linear(x, matrix, per_layer_input)
+
+
+def _are_few(x: Tensor, most_few_rows: float) -> bool:
+    return x.dtype == torch.bfloat16 and x.shape[0] <= most_few_rows
+
+
+def _in_slices(x: Tensor, matrix: ShuffledInt8, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """What `product` makes of x and the values, slice by slice."""
+    from facet.kernels.quantized.int8_groups.dequantize import dequantize
+
+    parts = [product(x, dequantize(part, x.dtype)) for part in _slices(matrix)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def _slices(matrix: ShuffledInt8) -> Iterator[ShuffledInt8]:
+    size = max(1, _SLICE_BYTES // (2 * matrix.num_inputs * TILE_OUT)) * TILE_OUT
+    for start in range(0, matrix.num_rows, size):
+        yield matrix.rows(slice(start, min(start + size, matrix.num_rows)))
