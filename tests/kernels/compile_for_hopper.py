@@ -124,20 +124,7 @@ def int8_groups_launch(
         num_warps=tuning.num_out_warps * tuning.num_in_warps,
     )
     num_in = 64 * num_blocks
-    arguments = (
-        words,
-        words,
-        words,
-        words,
-        tensor(),
-        tensor(),
-        num_in // 2,
-        0,
-        num_rows,
-        num_tiles,
-        num_blocks,
-        num_in,
-    )
+    arguments = (words, words, words, tensor(), tensor(), num_in // 2, 0, num_rows, num_tiles, num_blocks, num_in)
     return int8_groups_kernel, arguments, constants
 
 

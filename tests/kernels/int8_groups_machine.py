@@ -1,11 +1,14 @@
 """What the PTX in `quantized/int8_groups/language.py` does, for the emulator of Gluon: on words of 32 bits of each
 thread."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from tests.kernels.int4_machine import JUNK, Words, add_products
 from tests.kernels.int4_machine import NAMES as INT4_NAMES
-from tests.kernels.int4_machine import Words, add_products
 
 
 def unpack_bytes(first: Tensor, second: Tensor, is_narrow: bool) -> Words:
@@ -38,6 +41,26 @@ def sums_of_inputs(x: Words) -> Words:
     return add_products([zero] * 4, [ones] * 4, [ones] * 4, x, one, one)[:2]
 
 
+def load_two_chunks(
+    _before: Sequence[Words],
+    pointer: Any,
+    first_live: Tensor,
+    second_live: Tensor,
+    is_filled: bool,
+    in_sixteens: bool,
+) -> Sequence[Words]:
+    """What was there before may be anything."""
+    places = (0, 1, 8, 9) if in_sixteens else (0, 1, 2, 3)
+
+    def word(chunk: int, place: int) -> Tensor:
+        is_live = (first_live, second_live)[chunk]
+        live, offsets = torch.broadcast_tensors(is_live, pointer.offset + 16 * chunk + place)
+        numbers = pointer.numbers[torch.where(live, offsets, 0)]
+        return torch.where(live, numbers, torch.tensor(0 if is_filled else JUNK, dtype=torch.int32))
+
+    return [[word(chunk, place) for place in places] for chunk in range(2)]
+
+
 # In place of the names of that module.
 NAMES = {
     **INT4_NAMES,
@@ -46,4 +69,5 @@ NAMES = {
     "add_sixteens": add_sixteens,
     "add_less_minimums": add_less_minimums,
     "sums_of_inputs": sums_of_inputs,
+    "load_two_chunks": load_two_chunks,
 }

@@ -16,20 +16,20 @@ _BLOCKS = 4  # of a program
 def dequantize(matrix: ShuffledInt8, dtype: torch.dtype) -> Tensor:
     """[outputs, inputs]; of a gated matrix gates, then ups. Values are rounded to `dtype` once."""
     values = torch.empty(matrix.num_rows, matrix.num_inputs, dtype=dtype, device=matrix.codes.device)
-    format, coarse = matrix.format, matrix.coarse_scales
-    scale_dtype = torch.uint8 if coarse is not None else getattr(torch, format.scales.dtype)
+    has_coarse = matrix.num_levels > 0
+    scale_dtype = torch.uint8 if has_coarse else getattr(torch, matrix.format.scales.dtype)
     shuffled_kernel[(matrix.num_tiles, triton.cdiv(matrix.num_blocks, _BLOCKS))](
         matrix.codes,
         matrix.scales.view(scale_dtype),
-        None if coarse is None else coarse.view(torch.float16),
+        matrix.scales.view(torch.float16) if has_coarse else None,
         values,
         matrix.num_tiles,
         matrix.num_blocks,
         matrix.num_inputs,
-        GROUPS=matrix.scales.shape[-1],
+        GROUPS=matrix.num_words,
         BLOCKS_OF_SCALE=matrix.blocks_of_scale,
         COARSE_BLOCKS=COARSE_IN // BLOCK_IN,
-        HAS_MINIMUMS=format.has_minimums,
+        HAS_MINIMUMS=matrix.format.has_minimums,
         IS_NARROW=matrix.is_narrow,
         IS_GATED=matrix.is_gated,
         BLOCKS=_BLOCKS,
@@ -44,7 +44,7 @@ def dequantize(matrix: ShuffledInt8, dtype: torch.dtype) -> Tensor:
 def shuffled_kernel(
     codes,
     scales,  # numbers of 16 bits; bytes where there are coarse ones
-    coarse,
+    coarse,  # the same words as numbers of 16 bits
     values,
     num_tiles,
     num_blocks,
@@ -78,15 +78,17 @@ def shuffled_kernel(
     # Bytes are of inputs 0, 2, 1, 3.
     octet = (four >> (place % 2 * 16 + place // 2 * 8)) & 255
     code = octet - 64 if IS_NARROW else (octet ^ 128) - 128
-    scale_block = tile * tl.cdiv(num_blocks, BLOCKS_OF_SCALE) + block // BLOCKS_OF_SCALE
-    scale_word = (scale_block.to(tl.int64) * 8 + member) * GROUPS + chunk * GROUPS // 2
     if coarse is None:
+        scale_block = tile * tl.cdiv(num_blocks, BLOCKS_OF_SCALE) + block // BLOCKS_OF_SCALE
+        scale_word = (scale_block.to(tl.int64) * 8 + member) * GROUPS + chunk * GROUPS // 2
         scale = tl.load(scales + scale_word * 2 + half, mask=is_block, other=0.0).to(tl.float32)
         value = code.to(tl.float32) * scale
     else:
         LEVELS: tl.constexpr = 2 if HAS_MINIMUMS else 1
-        coarse_block = tile * tl.cdiv(num_blocks, COARSE_BLOCKS) + block // COARSE_BLOCKS
-        coarse_place = (coarse_block.to(tl.int64) * 8 + member) * (2 * LEVELS) + half
+        coarse_block = tile * (num_blocks // COARSE_BLOCKS) + block // COARSE_BLOCKS
+        coarse_word = coarse_block.to(tl.int64) * (64 + 8 * LEVELS)
+        scale_word = coarse_word + block % COARSE_BLOCKS * 16 + member * 2 + chunk
+        coarse_place = (coarse_word + 64 + member * LEVELS) * 2 + half
         rough = tl.load(coarse + coarse_place, mask=is_block, other=0.0).to(tl.float32)
         if HAS_MINIMUMS:
             fine = tl.load(scales + scale_word * 4 + half, mask=is_block, other=0).to(tl.float32)

@@ -40,12 +40,11 @@ def _run(x: Tensor, matrix: ShuffledInt8, gated: Tensor | None, tuning: Tuning |
     output = torch.empty(num_rows, matrix.num_tiles * width, dtype=x.dtype, device=x.device)
     rows = rows_of_program(num_rows)
     grid = (triton.cdiv(num_rows, rows) * triton.cdiv(matrix.num_tiles, tuning.tiles * tuning.num_out_warps),)
-    words, coarse = x.view(torch.int32), matrix.coarse_scales
+    words = x.view(torch.int32)
     few_rows_kernel[grid](
         words,
         matrix.codes,
         matrix.scales,
-        matrix.scales if coarse is None else coarse,
         x if gated is None else gated,
         output,
         words.stride(0),
@@ -56,7 +55,7 @@ def _run(x: Tensor, matrix: ShuffledInt8, gated: Tensor | None, tuning: Tuning |
         matrix.num_inputs,
         IS_GATED=matrix.is_gated,
         HAS_GATED_INPUT=gated is not None,
-        SCALE_DTYPE=getattr(gl, "float16" if coarse is not None else matrix.format.scales.dtype),
+        SCALE_DTYPE=getattr(gl, "float16" if matrix.num_levels else matrix.format.scales.dtype),
         **constants_of(matrix, tuning, rows),
         **launch_options(x.device),
     )

@@ -14,7 +14,6 @@ def few_rows_kernel(
     x,  # int32: two bfloat16 numbers each
     codes,
     scales,
-    coarse,
     gated,
     output,
     x_stride,
@@ -47,8 +46,8 @@ def few_rows_kernel(
     first_row = gl.program_id(0) % num_row_groups * (8 * ROW_TILES)
     first_tile = gl.program_id(0) // num_row_groups * (TILES * NUM_OUT_WARPS)
     places = places_of_tiles(
-        codes, scales, coarse, first_tile, num_tiles, num_blocks, GROUPS, BLOCKS_OF_SCALE, LEVELS, TILES,
-        NUM_OUT_WARPS, NUM_IN_WARPS,
+        codes, scales, first_tile, num_tiles, num_blocks, GROUPS, BLOCKS_OF_SCALE, LEVELS, TILES, NUM_OUT_WARPS,
+        NUM_IN_WARPS,
     )  # fmt: skip
     # Codes and scales are on their way while x is still being computed.
     even_block = load_block(places, num_blocks, 0, NUM_IN_WARPS, IS_RAGGED, BLOCKS_OF_SCALE, LEVELS)

@@ -6,22 +6,39 @@ Those that matrices of 4-bit codes have too come from there (`int4/language.py`)
 from collections.abc import Sequence
 
 from facet.kernels.dependent_launch import let_next_start, wait_for_previous
-from facet.kernels.gluon_names import gl, gluon
-from facet.kernels.quantized.int4.language import add_products, stay_in_order, unpack_scales
+from facet.kernels.gluon_names import allocate_shared_memory, gl, gluon, thread_barrier
+from facet.kernels.quantized.int4.language import (
+    add_products,
+    commit_own_copies,
+    copy_own_block,
+    load_own_words,
+    shared_memory,
+    stay_in_order,
+    unpack_scales,
+    wait_for_warp,
+)
 
 __all__ = [
     "add_less_minimums",
     "add_products",
     "add_sixteens",
+    "allocate_shared_memory",
+    "commit_own_copies",
+    "copy_own_block",
     "gl",
     "gluon",
     "let_next_start",
+    "load_own_words",
+    "load_two_chunks",
     "scales_of_bytes",
+    "shared_memory",
     "stay_in_order",
     "sums_of_inputs",
+    "thread_barrier",
     "unpack_bytes",
     "unpack_scales",
     "wait_for_previous",
+    "wait_for_warp",
 ]
 
 
@@ -184,3 +201,51 @@ def sums_of_inputs(x):
         is_pure=True,
         pack=1,
     )
+
+
+def _loading(*, is_filled: bool, in_sixteens: bool) -> str:
+    """Instructions that load the words of two chunks, each where it is live: all at once, or of each group of 16."""
+    words = [f"${i}" for i in range(8)]
+    lines = [f"mov.b32 {word}, 0;" for word in words] if is_filled else []
+    for chunk in range(2):
+        mine = words[4 * chunk : 4 * chunk + 4]
+        lines.append(f"setp.ne.b32 live, ${9 + chunk}, 0;")
+        if in_sixteens:
+            lines.append(f"@live ld.global.v2.b32 {{{', '.join(mine[:2])}}}, [$8 + {64 * chunk}];")
+            lines.append(f"@live ld.global.v2.b32 {{{', '.join(mine[2:])}}}, [$8 + {64 * chunk + 32}];")
+        else:
+            lines.append(f"@live ld.global.v4.b32 {{{', '.join(mine)}}}, [$8 + {64 * chunk}];")
+    return f"{{ .reg .pred live; {' '.join(lines)} }}"
+
+
+_LOADS = {
+    (is_filled, in_sixteens): _loading(is_filled=is_filled, in_sixteens=in_sixteens)
+    for is_filled in (False, True)
+    for in_sixteens in (False, True)
+}
+_LOADED = gl.constexpr(",".join(["=&r"] * 8 + ["l", "r", "r"] + [str(i) for i in range(8)]))
+
+
+@gluon.constexpr_function
+def _instructions(is_filled, in_sixteens):
+    return _LOADS[bool(is_filled), bool(in_sixteens)]
+
+
+@gluon.jit
+def load_two_chunks(before, pointer, first_live, second_live, IS_FILLED: gl.constexpr, IN_SIXTEENS: gl.constexpr):
+    """The thread's eight inputs of each of two chunks, in words. Where one is not live, zeros or, if they are not
+    filled, what was there before."""
+    ASM: gl.constexpr = _instructions(IS_FILLED, IN_SIXTEENS)
+    words = gl.inline_asm_elementwise(
+        ASM,
+        _LOADED,
+        [
+            pointer.to(gl.int64), first_live.to(gl.int32), second_live.to(gl.int32),
+            before[0][0], before[0][1], before[0][2], before[0][3],
+            before[1][0], before[1][1], before[1][2], before[1][3],
+        ],
+        dtype=(gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32, gl.int32),
+        is_pure=False,
+        pack=1,
+    )  # fmt: skip
+    return (words[0], words[1], words[2], words[3]), (words[4], words[5], words[6], words[7])

@@ -10,7 +10,8 @@ outputs g and g + 8 of a tile by eight inputs of a chunk, four of which it takes
 - A block has a word of scales for each of its groups, those of outputs g before those of g + 8: two numbers of 16 bits
   for outputs g and g + 8; where groups have 16 inputs, bytes of both for each of the two groups of a chunk; where there
   are minimums, bytes of both, then of their minimums. Groups of 64 have one word for a block, groups of 128 for two.
-- Coarse scales are of 256 inputs: a word of two numbers for outputs g and g + 8, and one of coarse minimums.
+- Coarse scales are of 256 inputs, and lie behind the scales of these four blocks: a word of two numbers for outputs g
+  and g + 8, and one of coarse minimums.
 
 Inputs are filled up to whole blocks; the kernels take zeros for those that are not there. Scales of int8 are stored
 with 128 added. The rows of a gated matrix are gate, then up: its tiles have eight of either, so that a thread holds
@@ -35,6 +36,7 @@ _GROUPS = (32, 64, 128)
 _COARSE = ScaleFormat(dtype="float16", group=COARSE_IN)
 _SIXTEENS = ScaleFormat(dtype="int8", group=16)  # of Q6_K
 _SIX_BITS = ScaleFormat(dtype="uint8", group=32)  # of Q5_K, and of its minimums
+_FINE_WORDS = 64  # of a tile and its 256 inputs, before the coarse ones
 _NARROW_BITS, _MIDDLE = 7, 64
 
 
@@ -44,8 +46,9 @@ class ShuffledInt8:
 
     format: MatrixFormat
     codes: Tensor  # int32 [tiles, blocks, 256]
-    scales: Tensor  # int32 [tiles, blocks, 8, 2]; of wider groups [tiles, blocks or pairs of them, 8, 1]
-    coarse_scales: Tensor | None  # int32 [tiles, quadruples of blocks, 8, 1 or with minimums 2]
+    # int32 [tiles, blocks, 16]; of wider groups [tiles, blocks or pairs of them, 8]; with coarse ones
+    # [tiles, quadruples of blocks, 64 + 8 * levels]
+    scales: Tensor
     num_inputs: int
     is_gated: bool
 
@@ -72,6 +75,16 @@ class ShuffledInt8:
         return self.format.scales == _SIXTEENS
 
     @property
+    def num_levels(self) -> int:
+        """Words of coarse scales for two outputs: 1, with minimums 2."""
+        return 0 if self.format.coarse_scales is None else 1 + self.format.has_minimums
+
+    @property
+    def num_words(self) -> int:
+        """Of scales of a block, for two outputs."""
+        return 1 if (self.format.scales.group or 0) >= BLOCK_IN else 2
+
+    @property
     def blocks_of_scale(self) -> int:
         """That share words of scales."""
         return max(1, (self.format.scales.group or 0) // BLOCK_IN)
@@ -84,14 +97,11 @@ class ShuffledInt8:
         return self.with_tensors({name: tensor[tiles] for name, tensor in self.tensors().items()})
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "ShuffledInt8":
-        return replace(
-            self, codes=tensors["codes"], scales=tensors["scales"], coarse_scales=tensors.get("coarse_scales")
-        )
+        return replace(self, codes=tensors["codes"], scales=tensors["scales"])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that there are, under their names in the matrix."""
-        named = {"codes": self.codes, "scales": self.scales, "coarse_scales": self.coarse_scales}
-        return {name: tensor for name, tensor in named.items() if tensor is not None}
+        """By names that tensors of the matrix have."""
+        return {"codes": self.codes, "scales": self.scales}
 
 
 def can_shuffle(format: MatrixFormat, shape: Sequence[int]) -> bool:
@@ -130,7 +140,6 @@ def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt8:
         format=matrix.format,
         codes=words,
         scales=_scales_by_tiles(matrix, is_gated=is_gated),
-        coarse_scales=_coarse_by_tiles(matrix, is_gated=is_gated),
         num_inputs=matrix.num_inputs,
         is_gated=is_gated,
     )
@@ -147,21 +156,24 @@ def _scales_by_tiles(matrix: QuantizedMatrix, *, is_gated: bool) -> Tensor:
     scales = matrix.scales
     if matrix.format.scales == _SIXTEENS:
         scales = scales.view(torch.uint8) ^ 128
-    levels = torch.stack([scales] if matrix.minimums is None else [scales, matrix.minimums], dim=-1)
     width = max(group, BLOCK_IN)
     num_groups = -(-matrix.num_inputs // width) * (width // group)
-    levels = functional.pad(levels, (0, 0, 0, num_groups - levels.shape[1]))
-    numbers = levels.reshape(matrix.num_rows, -1, width // group, levels.shape[-1])
-    tiles = _in_tiles(numbers, is_gated=is_gated)  # [tiles, halves, g, blocks, groups, levels]
-    return tiles.permute(0, 3, 2, 4, 5, 1).flatten(3).contiguous().view(torch.int32)
-
-
-def _coarse_by_tiles(matrix: QuantizedMatrix, *, is_gated: bool) -> Tensor | None:
+    fine = _words([scales, matrix.minimums], num_groups, width // group, is_gated=is_gated)
     if matrix.coarse_scales is None:
-        return None
-    levels = [each for each in (matrix.coarse_scales, matrix.coarse_minimums) if each is not None]
-    tiles = _in_tiles(torch.stack(levels, dim=-1), is_gated=is_gated)  # [tiles, halves, g, coarse groups, levels]
-    return tiles.permute(0, 3, 2, 4, 1).flatten(3).contiguous().view(torch.int32)
+        return fine
+    num_coarse = matrix.num_inputs // COARSE_IN
+    coarse = _words([matrix.coarse_scales, matrix.coarse_minimums], num_coarse, 1, is_gated=is_gated)
+    return torch.cat((fine.view(len(fine), num_coarse, -1), coarse), dim=-1)
+
+
+def _words(levels: list[Tensor | None], num_groups: int, per_block: int, *, is_gated: bool) -> Tensor:
+    """[rows, groups] of scales, and of minimums if there are some, as [tiles, blocks, words of eight pairs of
+    outputs]."""
+    numbers = torch.stack([level for level in levels if level is not None], dim=-1)
+    numbers = functional.pad(numbers, (0, 0, 0, num_groups - numbers.shape[1]))
+    numbers = numbers.reshape(len(numbers), -1, per_block, numbers.shape[-1])
+    tiles = _in_tiles(numbers, is_gated=is_gated)  # [tiles, halves, g, blocks, groups, levels]
+    return tiles.permute(0, 3, 2, 4, 5, 1).flatten(2).contiguous().view(torch.int32)
 
 
 def unshuffle(shuffled: ShuffledInt8) -> QuantizedMatrix:
@@ -178,24 +190,24 @@ def unshuffle(shuffled: ShuffledInt8) -> QuantizedMatrix:
     def by_rows(words: Tensor, of: ScaleFormat) -> list[Tensor]:
         """Scales, and minimums where there are some."""
         num_levels = 2 if format.has_minimums else 1
-        numbers = words.view(getattr(torch, of.dtype)).view(*words.shape[:3], -1, num_levels, 2)
+        numbers = words.contiguous().view(getattr(torch, of.dtype)).view(*words.shape[:2], 8, -1, num_levels, 2)
         rows = _in_rows(numbers.permute(0, 5, 2, 1, 3, 4), is_gated=shuffled.is_gated).flatten(1, 2)
         return [level.contiguous() for level in rows[:, : of.count(shuffled.num_inputs)].unbind(-1)]
 
-    scales, *minimums = by_rows(shuffled.scales, format.scales)
+    words, coarse = shuffled.scales, None
+    if format.coarse_scales is not None:
+        coarse = by_rows(words[..., _FINE_WORDS:], format.coarse_scales)
+        words = words[..., :_FINE_WORDS].reshape(tiles, blocks, -1)
+    scales, *minimums = by_rows(words, format.scales)
     if shuffled.in_sixteens:
         scales = (scales.view(torch.uint8) ^ 128).view(torch.int8)
-    coarse: list[Tensor] = []
-    if shuffled.coarse_scales is not None:
-        assert format.coarse_scales is not None
-        coarse = by_rows(shuffled.coarse_scales, format.coarse_scales)
     return QuantizedMatrix(
         format=format,
         codes=codes,
         scales=scales,
-        coarse_scales=coarse[0] if coarse else None,
+        coarse_scales=None if coarse is None else coarse[0],
         minimums=minimums[0] if minimums else None,
-        coarse_minimums=coarse[1] if minimums else None,
+        coarse_minimums=None if coarse is None or not minimums else coarse[1],
     )
 
 

@@ -26,28 +26,50 @@ from facet.kernels.quantized.int8_groups.language import (
 BLOCK_IN = gl.constexpr(64)  # inputs of a block of codes
 WORDS = gl.constexpr(256)  # of four bytes, in a block
 CHUNK = gl.constexpr(32)  # inputs of half a block
-COARSE_BLOCKS = gl.constexpr(4)  # that share coarse scales
 SIGNED_MIDDLE = gl.constexpr(128)  # what is added to scales of int8
 
 
 @gluon.jit
+def offset_of_scales(block, GROUPS: gl.constexpr, BLOCKS_OF_SCALE: gl.constexpr, LEVELS: gl.constexpr):
+    """Where the words of a block begin, in those of its tile."""
+    if LEVELS > 0:
+        # By bits: the compiler does not know that blocks are not negative.
+        offset = (block >> 2) * (64 + 8 * LEVELS) + (block & 3) * 16
+    else:
+        offset = block // BLOCKS_OF_SCALE * (8 * GROUPS)
+    return offset
+
+
+@gluon.jit
+def offset_of_coarse(block, LEVELS: gl.constexpr):
+    """Where its coarse ones begin."""
+    return (block >> 2) * (64 + 8 * LEVELS) + 64
+
+
+@gluon.jit
+def words_of_tile(num_blocks, GROUPS: gl.constexpr, BLOCKS_OF_SCALE: gl.constexpr, LEVELS: gl.constexpr):
+    """Of scales, coarse ones included."""
+    return (num_blocks >> 2) * (64 + 8 * LEVELS) if LEVELS > 0 else gl.cdiv(num_blocks, BLOCKS_OF_SCALE) * (8 * GROUPS)
+
+
+@gluon.jit
 def places_of_words(
-    words, first_tile, num_tiles, num_blocks,
+    words, first_tile, num_tiles, num_words,
     WIDTH: gl.constexpr, TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Where the words of scales of a program's tiles begin, for each thread `WIDTH` of them, and which of the warps
-    that divide inputs it belongs to. `num_blocks`: how many times there are eight outputs' words."""
+    """Where the words of a program's tiles begin, for each thread `WIDTH` of them, and which of the warps that divide
+    inputs it belongs to."""
     NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 1, WIDTH], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
     thread = axis(32 * NUM_WARPS, 0, LAYOUT)
     tile = first_tile + thread // 32 % NUM_OUT_WARPS * TILES + axis(TILES, 1, LAYOUT)
-    first = gl.minimum(tile, num_tiles - 1).to(gl.int64) * num_blocks * (8 * WIDTH)
+    first = gl.minimum(tile, num_tiles - 1).to(gl.int64) * num_words
     return words + (first + thread % 32 // 4 * WIDTH + axis(WIDTH, 3, LAYOUT)), thread // (32 * NUM_OUT_WARPS)
 
 
 @gluon.jit
 def places_of_tiles(
-    codes, scales, coarse, first_tile, num_tiles, num_blocks,
+    codes, scales, first_tile, num_tiles, num_blocks,
     GROUPS: gl.constexpr, BLOCKS_OF_SCALE: gl.constexpr, LEVELS: gl.constexpr,
     TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 ):  # fmt: skip
@@ -59,15 +81,15 @@ def places_of_tiles(
     # Beyond the last tile that one is read again, which needs no mask; the store drops the result.
     first_block = gl.minimum(tile, num_tiles - 1).to(gl.int64) * num_blocks
     code_places = codes + first_block * WORDS + thread % 32 * 4 + axis(4, 3, VECTORS)
+    num_words = words_of_tile(num_blocks, GROUPS, BLOCKS_OF_SCALE, LEVELS)
     scale_places, scale_warp = places_of_words(
-        scales, first_tile, num_tiles, gl.cdiv(num_blocks, BLOCKS_OF_SCALE), GROUPS, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
+        scales, first_tile, num_tiles, num_words, GROUPS, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
     )
     coarse_places, coarse_warp = scale_places, scale_warp
     if LEVELS > 0:
         coarse_places, coarse_warp = places_of_words(
-            coarse, first_tile, num_tiles, gl.cdiv(num_blocks, COARSE_BLOCKS), LEVELS, TILES, NUM_OUT_WARPS,
-            NUM_IN_WARPS,
-        )  # fmt: skip
+            scales, first_tile, num_tiles, num_words, LEVELS, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
+        )
     return code_places, thread // (32 * NUM_OUT_WARPS), scale_places, scale_warp, coarse_places, coarse_warp
 
 
@@ -93,11 +115,11 @@ def load_block(
     first = gl.load(code_places + place, eviction_policy="evict_first")
     second = gl.load(code_places + (place + WORDS // 2), eviction_policy="evict_first")
     scale_block = block_of(turn, scale_warp, num_blocks, NUM_IN_WARPS, IS_RAGGED)
-    scales = gl.load(scale_places + scale_block // BLOCKS_OF_SCALE * (8 * scale_places.shape[3]))
+    scales = gl.load(scale_places + offset_of_scales(scale_block, scale_places.shape[3], BLOCKS_OF_SCALE, LEVELS))
     coarse = scales
     if LEVELS > 0:
         coarse_block = block_of(turn, coarse_warp, num_blocks, NUM_IN_WARPS, IS_RAGGED)
-        coarse = gl.load(coarse_places + coarse_block // COARSE_BLOCKS * (8 * LEVELS))
+        coarse = gl.load(coarse_places + offset_of_coarse(coarse_block, LEVELS))
     return first, second, scales, coarse
 
 
@@ -116,9 +138,9 @@ def split_words(words, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def coarse_factors(words, LEVELS: gl.constexpr, LAYOUT: gl.constexpr):
-    """What each byte of a word of fine scales is multiplied by; minimums get the other sign."""
-    first, second = split_words(words, LAYOUT)
+def factors_of(first, second, LEVELS: gl.constexpr):
+    """What each byte of a word of fine scales is multiplied by, from words of coarse ones; minimums get the other
+    sign."""
     upper, lower = unpack_scales(first, gl.float16)
     factors = (upper, lower, upper, lower)
     if LEVELS == 2:
@@ -162,7 +184,8 @@ def add_block(
     scale_words = split_words(scales, SINGLES)
     factors = scale_words
     if LEVELS > 0:
-        factors = coarse_factors(coarse, LEVELS, SINGLES)
+        first_coarse, second_coarse = split_words(coarse, SINGLES)
+        factors = factors_of(first_coarse, second_coarse, LEVELS)
     code_words = (words_of(first_codes, SINGLES), words_of(second_codes, SINGLES))
     for chunk in gl.static_range(2):
         first = turn * (NUM_IN_WARPS * BLOCK_IN) + chunk * CHUNK

@@ -6,13 +6,25 @@ A block has as many bytes as one of 4-bit codes, and so what keeps memory busy i
 from dataclasses import replace
 
 from facet.kernels.quantized.int4 import tuning as int4
-from facet.kernels.quantized.int4.tuning import Tuning, rows_of_program
+from facet.kernels.quantized.int4.tuning import Ring, Tuning, ring_of, rows_of_program
 from facet.kernels.quantized.int8_groups.shuffled import BLOCK_IN, ShuffledInt8
 
-__all__ = ["MAX_FEW_ROWS", "Tuning", "choose_tuning", "constants_of", "rows_of_program"]
+__all__ = [
+    "MAX_FEW_ROWS",
+    "MAX_RING_ROWS",
+    "Ring",
+    "Tuning",
+    "choose_tuning",
+    "constants_of",
+    "constants_of_ring",
+    "ring_of",
+    "rows_of_program",
+]
 
 # From here on, bringing a matrix to bfloat16 before it is multiplied takes less time.
 MAX_FEW_ROWS = 64
+# Up to here codes come through rings on a Hopper GPU.
+MAX_RING_ROWS = 8
 # Of a program that multiplies two tiles with a warp. With more, registers of some formats would leave no room for as
 # many warps as memory needs (tests/kernels/test_compiled_for_hopper.py).
 _MOST_ROWS_OF_TWO_TILES = 16
@@ -26,17 +38,31 @@ def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> Tuning:
 
 def constants_of(matrix: ShuffledInt8, tuning: Tuning, rows: int) -> dict[str, int]:
     """How kernels are told, for programs of so many rows."""
-    coarse = matrix.coarse_scales
     return {
-        "GROUPS": matrix.scales.shape[-1],
-        "BLOCKS_OF_SCALE": matrix.blocks_of_scale,
-        "LEVELS": 0 if coarse is None else coarse.shape[-1],
-        "IS_NARROW": matrix.is_narrow,
-        "TILES": tuning.tiles,
+        **_constants(matrix, tuning),
         "ROW_TILES": rows // 8,
-        "NUM_OUT_WARPS": tuning.num_out_warps,
-        "NUM_IN_WARPS": tuning.num_in_warps,
         "IS_RAGGED": matrix.num_blocks % (2 * tuning.num_in_warps) != 0,
         "HAS_TAIL": matrix.num_inputs % BLOCK_IN != 0,
-        "num_warps": tuning.num_out_warps * tuning.num_in_warps,
+    }
+
+
+def constants_of_ring(matrix: ShuffledInt8, ring: Ring) -> dict[str, int]:
+    return {
+        **_constants(matrix, ring),
+        "STAGES": ring.num_stages,
+        "IS_AHEAD": ring.is_ahead,
+        "HAS_TAIL": matrix.num_inputs % (BLOCK_IN * ring.num_in_warps) != 0,
+    }
+
+
+def _constants(matrix: ShuffledInt8, cut: Tuning | Ring) -> dict[str, int]:
+    return {
+        "GROUPS": matrix.num_words,
+        "BLOCKS_OF_SCALE": matrix.blocks_of_scale,
+        "LEVELS": matrix.num_levels,
+        "IS_NARROW": matrix.is_narrow,
+        "TILES": cut.tiles,
+        "NUM_OUT_WARPS": cut.num_out_warps,
+        "NUM_IN_WARPS": cut.num_in_warps,
+        "num_warps": cut.num_out_warps * cut.num_in_warps,
     }
