@@ -58,6 +58,7 @@ from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
 from facet.kernels.quantized.int8_groups import tuning as int8_groups
 from facet.kernels.quantized.int8_groups.few_rows_kernel import few_rows_kernel as int8_groups_kernel
+from facet.kernels.quantized.int8_groups.ring_kernel import ring_kernel as int8_groups_ring_kernel
 from facet.kernels.quantized.widen import INTEGER, UNSIGNED
 from facet.kernels.rms_norm.triton import row_tile
 from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
@@ -126,6 +127,32 @@ def int8_groups_launch(
     num_in = 64 * num_blocks
     arguments = (words, words, words, tensor(), tensor(), num_in // 2, 0, num_rows, num_tiles, num_blocks, num_in)
     return int8_groups_kernel, arguments, constants
+
+
+def int8_groups_ring_launch(
+    num_tiles: int, num_blocks: int, *, levels: int = 0, is_narrow: bool = False, is_gated: bool = False
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    words, ring = tensor(gl.int32), int8_groups.ring_of(num_tiles, num_blocks, levels)
+    constants = dict(
+        IS_GATED=is_gated,
+        HAS_GATED_INPUT=False,
+        SCALE_DTYPE=gl.float16,
+        GROUPS=2,
+        BLOCKS_OF_SCALE=1,
+        LEVELS=levels,
+        IS_NARROW=is_narrow,
+        TILES=ring.tiles,
+        NUM_OUT_WARPS=ring.num_out_warps,
+        NUM_IN_WARPS=ring.num_in_warps,
+        STAGES=ring.num_stages,
+        IS_AHEAD=ring.is_ahead,
+        HAS_TAIL=num_blocks % ring.num_in_warps != 0,
+        IS_DEPENDENT=True,
+        num_warps=ring.num_warps,
+    )
+    num_in = 64 * num_blocks
+    arguments = (words, words, words, tensor(), tensor(), num_in // 2, 0, 8, num_tiles, num_blocks, num_in)
+    return int8_groups_ring_kernel, arguments, constants
 
 
 def int4_ring_launch(
@@ -542,6 +569,19 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "q8_0_of_down": int8_groups_launch(336, 336, 8),
         "q6_k_of_down": int8_groups_launch(336, 336, 8, levels=1, is_narrow=True),
         "q5_k_of_down": int8_groups_launch(336, 336, 8, levels=2, is_narrow=True),
+        **{
+            f"{name}_ring_of_{matrix}": int8_groups_ring_launch(
+                *sizes, levels=levels, is_narrow=levels > 0, is_gated="gate" in matrix
+            )
+            for levels, name in enumerate(("q8_0", "q6_k", "q5_k"))
+            for matrix, sizes in {
+                "gate_up": (2688, 84),
+                "down": (336, 336),
+                "qkv": (1024, 84),
+                "narrow_gate_up": (1280, 40),
+                "narrow_down": (160, 160),
+            }.items()
+        },
         "q4_k": any_format_launch(is_q4_k=True),
         "q6_k": any_format_launch(is_q4_k=False),
         "round_geglu_31b": round_geglu_launch(21504),

@@ -1,6 +1,7 @@
 """Products with shuffled 8-bit codes that come through a ring: against the reference, and bit for bit against the
 kernel for few rows. Emulated on a CPU, as they are on a Hopper GPU."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import cases
+from facet.kernels.quantized import int8_groups
 from facet.kernels.quantized.cases import Case
 from facet.kernels.quantized.int8_groups import ShuffledInt8, shuffle
 from facet.kernels.quantized.int8_groups.tuning import Ring, Tuning, choose_tuning, ring_of
@@ -129,10 +131,27 @@ def test_what_goes_another_way(rings: ModuleType) -> None:
     assert not rings.can_run(x[:8], replace(matrix, codes=shifted))
 
 
+def test_where_rings_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(format=Q8_0)
+    matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(65, torch.bfloat16, DEVICE)
+
+    def names_for(most_few_rows: float) -> list[str | None]:
+        found = [int8_groups.choose_kernels(x[:rows], matrix, most_few_rows) for rows in (1, 8, 9, 64, 65)]
+        return [None if each is None else vars(each)["__name__"].rpartition(".")[2] for each in found]
+
+    monkeypatch.setattr(int8_groups, "runs_on_hopper", lambda _device: True)
+    assert names_for(int8_groups.MAX_FEW_ROWS) == ["ring", "ring", "few_rows", "few_rows", None]
+    assert names_for(math.inf) == ["ring", "ring", *3 * ["few_rows"]], "same bits"
+    monkeypatch.setattr(int8_groups, "runs_on_hopper", lambda _device: False)
+    assert names_for(int8_groups.MAX_FEW_ROWS) == [*4 * ["few_rows"], None]
+    assert int8_groups.choose_kernels(x[:1].float(), matrix, math.inf) is None
+
+
+@pytest.mark.parametrize("num_levels", [0, 2])
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE], ids=lambda shape: shape.name)
-def test_rings_fit_into_a_multiprocessor(shape: cases.Shape) -> None:
+def test_rings_fit_into_a_multiprocessor(shape: cases.Shape, num_levels: int) -> None:
     num_tiles, num_blocks = shape.num_out // 16, -(-shape.num_in // 64)
-    ring = ring_of(num_tiles, num_blocks)
+    ring = ring_of(num_tiles, num_blocks, num_levels)
     num_programs = -(-num_tiles // (ring.tiles * ring.num_out_warps))
     at_a_time = min(max(2, 24 // ring.num_warps), -(-num_programs // 132))
     assert at_a_time * (ring.num_bytes + 1024) <= 232_448

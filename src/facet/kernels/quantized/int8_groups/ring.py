@@ -38,7 +38,7 @@ def _run(x: Tensor, matrix: ShuffledInt8, gated: Tensor | None, ring: Ring | Non
         x = x.contiguous()
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
-    ring = ring or ring_of(matrix.num_tiles, matrix.num_blocks)
+    ring = ring or ring_of(matrix.num_tiles, matrix.num_blocks, matrix.num_levels)
     width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
     output = torch.empty(x.shape[0], matrix.num_tiles * width, dtype=x.dtype, device=x.device)
     words = x.view(torch.int32)

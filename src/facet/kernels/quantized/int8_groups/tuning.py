@@ -6,7 +6,7 @@ A block has as many bytes as one of 4-bit codes, and so what keeps memory busy i
 from dataclasses import replace
 
 from facet.kernels.quantized.int4 import tuning as int4
-from facet.kernels.quantized.int4.tuning import Ring, Tuning, ring_of, rows_of_program
+from facet.kernels.quantized.int4.tuning import Ring, Tuning, rows_of_program
 from facet.kernels.quantized.int8_groups.shuffled import BLOCK_IN, ShuffledInt8
 
 __all__ = [
@@ -34,6 +34,13 @@ def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> Tuning:
     """How a row's sums are cut follows from the matrix alone."""
     tuning = int4.choose_tuning(num_tiles, num_blocks, num_rows)
     return tuning if rows_of_program(num_rows) <= _MOST_ROWS_OF_TWO_TILES else replace(tuning, tiles=1)
+
+
+def ring_of(num_tiles: int, num_blocks: int, num_levels: int) -> Ring:
+    """Sums are cut as `choose_tuning` cuts them, so bits are the same. A block has half as many inputs as one of 4-bit
+    codes: there are registers to load those of the next turn ahead, but for what minimums take."""
+    ring = int4.ring_of(num_tiles, num_blocks)
+    return replace(ring, is_ahead=ring.is_ahead or num_levels < 2)
 
 
 def constants_of(matrix: ShuffledInt8, tuning: Tuning, rows: int) -> dict[str, int]:
