@@ -1,5 +1,5 @@
 """Times products with matrices by the kernel that serves all formats, on a GPU, at shapes of 31B and E4B. Those of Q5_K
-and Q6_K have kernels of their own, but for tables and experts (`int8_groups_gpu.py`).
+and Q6_K have kernels of their own, but for experts (`int8_groups_gpu.py`).
 
     python -m benchmarks.any_format_gpu                     # a minute
 

@@ -168,6 +168,23 @@ def test_dequantized_values_are_the_matrix(format: MatrixFormat, num_in: int, is
     assert torch.equal(values, widen(matrix, torch.float32))
 
 
+@pytest.mark.parametrize("ids", [[5], [[0, 95], [7, 7]], [96, 3, 0], []])
+@pytest.mark.parametrize(
+    ("format", "num_in"), [(Q8_0, 352), (format_of(128), 640), (WIDE_Q6_K, 1280), (Q6_K, 256), (Q5_K, 768)]
+)
+def test_rows_are_looked_up_bit_for_bit(format: MatrixFormat, num_in: int, ids: list[int]) -> None:
+    matrix, token_ids = Case(format=format, num_in=num_in).matrix(DEVICE), torch.tensor(ids, device=DEVICE).long()
+    expected = matrix.values()[torch.where(token_ids < 96, token_ids, 0)]
+    assert torch.equal(int8_groups.look_up(token_ids, shuffle(matrix)), expected)
+
+
+def test_large_matrices_are_shuffled_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = Case(format=Q6_K).matrix()
+    whole = shuffle(matrix)
+    monkeypatch.setattr("facet.kernels.quantized.int8_groups.shuffled._STEP_BYTES", 512 * 40)
+    assert torch.equal(shuffle(matrix).codes, whole.codes)
+
+
 @pytest.mark.parametrize("operation", ["linear", "geglu_linear", "gated_input_linear"])
 def test_many_rows_in_slices(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(int8_groups, "_SLICE_BYTES", 2 * 256 * 40)  # 32 of 96 outputs

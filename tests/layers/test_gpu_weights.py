@@ -12,6 +12,7 @@ from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.matrix import QuantizedMatrix, stack
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
 from facet.layers.gpu_weights import EightBitsWeight, Int4Weight, Int8GroupsWeight, ShuffledWeight, choose_kind
+from facet.layers.linear import Embedding
 from facet.layers.moe import Experts
 from facet.layers.placement import Placement
 from facet.layers.quantized_weight import QuantizedWeight
@@ -190,6 +191,22 @@ def test_codes_are_the_same_matrix_once_prepared(kind: type[ShuffledWeight], nam
     assert torch.equal(weight.look_up(ids), rows)
     assert set(weight.state_dict()) <= set(matrix.tensors())
     assert sum(tensor.nbytes for tensor in weight.buffers()) == matrix.format.num_bytes((64, 256))
+
+
+@pytest.mark.parametrize("is_head", [False, True])
+def test_a_table_that_makes_logits_too_is_prepared(is_head: bool) -> None:
+    """Its rows are the same."""
+    placement = Placement(dtype=torch.float32, device=DEVICE)
+    table = Embedding(64, 256, 3.0, placement, is_head=is_head)
+    matrix = Case(format=FORMATS["int8 minimums"], num_out=64, num_in=256).matrix(str(DEVICE))
+    weight = Int8GroupsWeight(matrix, dtype=torch.float32, arithmetic=USUAL)
+    table.weight = weight
+    ids, x = torch.tensor([3, 0, 63, 64], device=DEVICE), torch.randn(5, 256, device=DEVICE)
+    rows, logits = table.look_up(ids), table(x)
+    table.prepare()
+    assert set(weight.state_dict()) == ({"codes", "scales"} if is_head else set(matrix.tensors()))
+    assert torch.equal(table.look_up(ids), rows)
+    close(table(x), logits, 1e-2 if DEVICE == GPU else 1e-5)
 
 
 @pytest.mark.parametrize("name", ["int8 groups", "int8 minimums"])

@@ -98,7 +98,7 @@ class Room(Protocol):
 
 
 class ShuffledWeight(QuantizedWeight):
-    """Codes in the order of their kernels once they are prepared. Tables never are: their rows are looked up."""
+    """Codes in the order of their kernels once they are prepared."""
 
     _room: Room
     _shuffled: Any = None  # a matrix of that room; has the buffers
@@ -150,6 +150,15 @@ class Int8GroupsWeight(ShuffledWeight):
     """Codes of eight bits in groups."""
 
     _room = int8_groups
+    _shuffled: int8_groups.ShuffledInt8 | None = None
+
+    def prepare_table(self) -> None:
+        self.prepare(is_gated=False)
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        if self._shuffled is None or self._shuffled.is_gated:
+            return super().look_up(ids)
+        return int8_groups.look_up(ids, self._shuffled).to(self.dtype)
 
     @property
     def _most_few_rows(self) -> float:
@@ -157,7 +166,7 @@ class Int8GroupsWeight(ShuffledWeight):
 
 
 class Int4Weight(ShuffledWeight):
-    """Codes of four bits."""
+    """Codes of four bits. Tables are never prepared: their rows are looked up."""
 
     _room = int4
     _shuffled: int4.ShuffledInt4 | None = None

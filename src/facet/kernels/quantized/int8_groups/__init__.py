@@ -29,6 +29,7 @@ __all__ = [
     "gated_input_linear",
     "geglu_linear",
     "linear",
+    "look_up",
     "runs_on",
     "shuffle",
     "unshuffle",
@@ -68,6 +69,13 @@ def gated_input_linear(
     if kernels is None:
         return gate_per_layer_input(_in_slices(x, matrix, functional.linear), per_layer_input)
     return kernels.gated_input_linear(x, matrix, per_layer_input)
+
+
+def look_up(ids: Tensor, matrix: ShuffledInt8) -> Tensor:
+    """Rows of a table in float32, [ids, width]; ids past its end take row 0."""
+    from facet.kernels.quantized.int8_groups import dequantize
+
+    return dequantize.look_up(ids, matrix)
 
 
 def choose_kernels(x: Tensor, matrix: ShuffledInt8, most_few_rows: float) -> Kernels | None:

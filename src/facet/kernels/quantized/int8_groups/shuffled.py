@@ -38,6 +38,7 @@ _SIXTEENS = ScaleFormat(dtype="int8", group=16)  # of Q6_K
 _SIX_BITS = ScaleFormat(dtype="uint8", group=32)  # of Q5_K, and of its minimums
 _FINE_WORDS = 64  # of a tile and its 256 inputs, before the coarse ones
 _NARROW_BITS, _MIDDLE = 7, 64
+_STEP_BYTES = 256 << 20  # of codes that are shuffled at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,16 +127,13 @@ def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt8:
     """The same codes and scales in this order, in tensors of their own."""
     shape = tuple(matrix.codes.shape)
     assert can_shuffle(matrix.format, shape), f"no kernel here multiplies by {matrix.format.line}, {shape}"
-    codes, num_blocks = matrix.codes, -(-matrix.num_inputs // BLOCK_IN)
-    if _is_narrow(matrix.format):
-        codes = codes + _MIDDLE
-        assert codes.numel() == 0 or int(codes.min()) >= 0, "codes have as few bits as the format says"
-    padded = functional.pad(codes, (0, num_blocks * BLOCK_IN - matrix.num_inputs))
-    octets = padded.view(torch.uint8).reshape(len(codes), num_blocks, 2, *_inputs_of_chunk(matrix.format))
-    if matrix.format.scales == _SIXTEENS:
-        octets = octets.transpose(3, 4)  # [.., t, words, pairs, sides]
-    tiles = _in_tiles(octets, is_gated=is_gated)  # [tiles, halves, g, blocks, chunks, t, words, pairs, sides]
-    words = tiles.permute(0, 3, 4, 2, 5, 1, 6, 8, 7).flatten(2).contiguous().view(torch.int32)
+    num_tiles, num_blocks = matrix.num_rows // TILE_OUT, -(-matrix.num_inputs // BLOCK_IN)
+    words = torch.empty(num_tiles, num_blocks, 256, dtype=torch.int32, device=matrix.codes.device)
+    # What is made on the way takes little memory beside a large table. Gates and ups lie apart.
+    step = num_tiles if is_gated else max(1, _STEP_BYTES // (TILE_OUT * matrix.num_inputs))
+    for first in range(0, num_tiles, step):
+        rows = matrix.codes[first * TILE_OUT : (first + step) * TILE_OUT]
+        words[first : first + step] = _codes_by_tiles(rows, matrix.format, is_gated=is_gated)
     return ShuffledInt8(
         format=matrix.format,
         codes=words,
@@ -143,6 +141,18 @@ def shuffle(matrix: QuantizedMatrix, *, is_gated: bool = False) -> ShuffledInt8:
         num_inputs=matrix.num_inputs,
         is_gated=is_gated,
     )
+
+
+def _codes_by_tiles(codes: Tensor, format: MatrixFormat, *, is_gated: bool) -> Tensor:
+    if _is_narrow(format):
+        codes = codes + _MIDDLE
+        assert codes.numel() == 0 or int(codes.min()) >= 0, "codes have as few bits as the format says"
+    padded = functional.pad(codes, (0, -codes.shape[1] % BLOCK_IN))
+    octets = padded.view(torch.uint8).reshape(len(codes), -1, 2, *_inputs_of_chunk(format))
+    if format.scales == _SIXTEENS:
+        octets = octets.transpose(3, 4)  # [.., t, words, pairs, sides]
+    tiles = _in_tiles(octets, is_gated=is_gated)  # [tiles, halves, g, blocks, chunks, t, words, pairs, sides]
+    return tiles.permute(0, 3, 4, 2, 5, 1, 6, 8, 7).flatten(2).contiguous().view(torch.int32)
 
 
 def _inputs_of_chunk(format: MatrixFormat) -> tuple[int, ...]:
