@@ -4,7 +4,7 @@
     python -m benchmarks.int8_groups_gpu --only 31B --formats Q8_0 --rows 1 8
     python -m benchmarks.int8_groups_gpu --tune               # a handful of tunings and rings for each; the best four
 
-Up to 8 rows the first line is of the ring that is chosen, the next of the kernel for few rows, whose bits it has; for
+Up to 16 rows the first line is of the ring that is chosen, the next of the kernel for few rows, whose bits it has; for
 more rows there is the latter alone. "values" are slices brought to bfloat16 and multiplied by cuBLAS, "any format" is
 what serves formats without kernels of their own, and cuBLAS multiplies by bfloat16 weights, without activation. Kernels
 are first checked against the reference. Times are of launches inside a CUDA graph that walks over copies of the matrix,
@@ -114,7 +114,7 @@ def measure(name: str, shape: Shape, rows: list[int], *, is_tuned: bool) -> None
         cuts: list[Cut] = [choose_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)]
         others_of: list[Cut] = list(tunings_for(shape, num_rows)) if is_tuned else []
         if has_rings and num_rows <= MAX_RING_ROWS:
-            best = ring_of(matrix.num_tiles, matrix.num_blocks, matrix.num_levels)
+            best = ring_of(matrix.num_tiles, matrix.num_blocks, matrix.num_levels, num_rows)
             cuts.insert(0, best)
             others_of += rings_for(shape, best) if is_tuned else []
         of_few_rows = run(few_rows, shape, x, matrix, given, cuts[-1])

@@ -130,9 +130,9 @@ def int8_groups_launch(
 
 
 def int8_groups_ring_launch(
-    num_tiles: int, num_blocks: int, *, levels: int = 0, is_narrow: bool = False, is_gated: bool = False
+    num_tiles: int, num_blocks: int, num_rows: int, *, levels: int, is_gated: bool
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    words, ring = tensor(gl.int32), int8_groups.ring_of(num_tiles, num_blocks, levels)
+    words, ring = tensor(gl.int32), int8_groups.ring_of(num_tiles, num_blocks, levels, num_rows)
     constants = dict(
         IS_GATED=is_gated,
         HAS_GATED_INPUT=False,
@@ -140,8 +140,9 @@ def int8_groups_ring_launch(
         GROUPS=2,
         BLOCKS_OF_SCALE=1,
         LEVELS=levels,
-        IS_NARROW=is_narrow,
+        IS_NARROW=levels > 0,
         TILES=ring.tiles,
+        ROW_TILES=ring.row_tiles,
         NUM_OUT_WARPS=ring.num_out_warps,
         NUM_IN_WARPS=ring.num_in_warps,
         STAGES=ring.num_stages,
@@ -149,9 +150,10 @@ def int8_groups_ring_launch(
         HAS_TAIL=num_blocks % ring.num_in_warps != 0,
         IS_DEPENDENT=True,
         num_warps=ring.num_warps,
+        **int8_groups.launch_of_ring(ring),
     )
     num_in = 64 * num_blocks
-    arguments = (words, words, words, tensor(), tensor(), num_in // 2, 0, 8, num_tiles, num_blocks, num_in)
+    arguments = (words, words, words, tensor(), tensor(), num_in // 2, 0, num_rows, num_tiles, num_blocks, num_in)
     return int8_groups_ring_kernel, arguments, constants
 
 
@@ -570,9 +572,10 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "q6_k_of_down": int8_groups_launch(336, 336, 8, levels=1, is_narrow=True),
         "q5_k_of_down": int8_groups_launch(336, 336, 8, levels=2, is_narrow=True),
         **{
-            f"{name}_ring_of_{matrix}": int8_groups_ring_launch(
-                *sizes, levels=levels, is_narrow=levels > 0, is_gated="gate" in matrix
+            f"{name}_ring_of_{'16_of_' if rows == 16 else ''}{matrix}": int8_groups_ring_launch(
+                *sizes, rows, levels=levels, is_gated="gate" in matrix
             )
+            for rows in (8, 16)
             for levels, name in enumerate(("q8_0", "q6_k", "q5_k"))
             for matrix, sizes in {
                 "gate_up": (2688, 84),

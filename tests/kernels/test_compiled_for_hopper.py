@@ -70,8 +70,8 @@ WARPGROUP_RINGS = {
     "warpgroup_ring_of_gate_up": (2, 48),
     "warpgroup_ring_of_gated_input": (1, 48),
 }
-# Addresses that do not change, which sixteen warps of 128 registers leave no room for.
-MOST_LOCAL_BYTES = {"int4_ring_of_16_of_narrow_down": 16}
+# Addresses that do not change, which sixteen warps of 128 registers leave no room for; the second's are of 64.
+MOST_LOCAL_BYTES = {"int4_ring_of_16_of_narrow_down": 16, "q5_k_ring_of_16_of_narrow_down": 64}
 # Programs that a multiprocessor has room for, registers; those by warpgroups as launched.
 FP8_IN_ORDER = {
     "fp8_by_warpgroups_of_down": (1, 168),

@@ -29,10 +29,17 @@ ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
 DEVICE = "cuda" if ON_HOPPER else "cpu"
 
 
-def ring_with(tiles: int, out_warps: int, in_warps: int, stages: int, *, is_ahead: bool = False) -> Ring:
+def ring_with(
+    tiles: int, out_warps: int, in_warps: int, stages: int, *, is_ahead: bool = False, row_tiles: int = 1
+) -> Ring:
     return Ring(
-        tiles=tiles, num_out_warps=out_warps, num_in_warps=in_warps, num_stages=stages, is_ahead=is_ahead
-    )  # fmt: skip
+        tiles=tiles,
+        num_out_warps=out_warps,
+        num_in_warps=in_warps,
+        num_stages=stages,
+        is_ahead=is_ahead,
+        row_tiles=row_tiles,
+    )
 
 
 # More turns than a ring holds, as many, fewer; one tile for a warp, and two.
@@ -42,6 +49,11 @@ RINGS = (
     ring_with(1, 1, 8, 4, is_ahead=True),
     ring_with(2, 4, 1, 12),
     ring_with(1, 1, 16, 3),
+)
+RINGS_OF_16 = (
+    ring_with(4, 2, 2, 4, row_tiles=2),
+    ring_with(1, 1, 8, 4, row_tiles=2),
+    ring_with(2, 4, 1, 3, is_ahead=True, row_tiles=2),
 )
 
 
@@ -98,6 +110,28 @@ def test_products(
     rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, num_rows: int, ring: Ring
 ) -> None:
     """As the reference, and the same bits as from the kernel for few rows."""
+    check(rings, few_rows, operation, case, num_rows, ring)
+
+
+@pytest.mark.parametrize("ring", RINGS_OF_16, ids=str)
+@pytest.mark.parametrize(
+    ("operation", "case", "num_rows"),
+    [
+        ("linear", Case(format=Q8_0), 16),
+        ("linear", Case(format=format_of(128), num_out=80, num_in=544), 9),
+        ("gated_input_linear", Case(format=Q5_0, num_in=320), 13),
+        ("geglu_linear", Case(format=Q6_K, num_in=768), 11),
+        ("linear", Case(format=Q5_K, num_out=80), 16),
+        ("geglu_linear", Case(format=Q5_K, num_in=1280), 1),
+    ],
+)
+def test_products_of_16(
+    rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, num_rows: int, ring: Ring
+) -> None:
+    check(rings, few_rows, operation, case, num_rows, ring)
+
+
+def check(rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, num_rows: int, ring: Ring) -> None:
     plain = case.matrix(DEVICE)
     matrix = shuffle(plain, is_gated=operation == "geglu_linear")
     x = case.inputs(num_rows + 1, torch.bfloat16, DEVICE)[1:]
@@ -113,8 +147,10 @@ def test_products(
 @pytest.mark.parametrize("format", [Q8_0, Q6_K, Q5_K], ids=lambda format: format.line)
 def test_a_row_is_the_same_in_company(rings: ModuleType, format: MatrixFormat) -> None:
     case = Case(format=format, num_out=64, num_in=1024)
-    matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(8, torch.bfloat16, DEVICE)
+    matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(16, torch.bfloat16, DEVICE)
+    of_16, x = rings.linear(x, matrix, RINGS_OF_16[1]), x[:8]
     together = rings.linear(x, matrix, RINGS[2])
+    assert torch.equal(of_16[:8], together)
     for row in (0, 3, 7):
         assert torch.equal(rings.linear(x[row : row + 1], matrix, RINGS[2])[0], together[row])
     apart = torch.cat([x, x[:, :1]], dim=1)[:, : x.shape[1]]
@@ -123,8 +159,8 @@ def test_a_row_is_the_same_in_company(rings: ModuleType, format: MatrixFormat) -
 
 def test_what_goes_another_way(rings: ModuleType) -> None:
     case = Case(format=Q8_0)
-    matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(9, torch.bfloat16, DEVICE)
-    assert rings.can_run(x[:8], matrix)
+    matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(17, torch.bfloat16, DEVICE)
+    assert rings.can_run(x[:16], matrix)
     assert not rings.can_run(x, matrix), "more rows than a program takes"
     assert not rings.can_run(x[:0], matrix)
     shifted = torch.zeros(matrix.codes.numel() + 1, dtype=torch.int32, device=DEVICE)[1:].view_as(matrix.codes)
@@ -136,7 +172,7 @@ def test_where_rings_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(65, torch.bfloat16, DEVICE)
 
     def names_for(most_few_rows: float) -> list[str | None]:
-        found = [int8_groups.choose_kernels(x[:rows], matrix, most_few_rows) for rows in (1, 8, 9, 64, 65)]
+        found = [int8_groups.choose_kernels(x[:rows], matrix, most_few_rows) for rows in (1, 16, 17, 64, 65)]
         return [None if each is None else vars(each)["__name__"].rpartition(".")[2] for each in found]
 
     monkeypatch.setattr(int8_groups, "runs_on_hopper", lambda _device: True)
@@ -151,11 +187,15 @@ def test_where_rings_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE], ids=lambda shape: shape.name)
 def test_rings_fit_into_a_multiprocessor(shape: cases.Shape, num_levels: int) -> None:
     num_tiles, num_blocks = shape.num_out // 16, -(-shape.num_in // 64)
-    ring = ring_of(num_tiles, num_blocks, num_levels)
+    ring = ring_of(num_tiles, num_blocks, num_levels, 8)
     num_programs = -(-num_tiles // (ring.tiles * ring.num_out_warps))
     at_a_time = min(max(2, 24 // ring.num_warps), -(-num_programs // 132))
     assert at_a_time * (ring.num_bytes + 1024) <= 232_448
     assert at_a_time * ring.num_warps <= 32
+    of_16 = ring_of(num_tiles, num_blocks, num_levels, 16)
+    assert (of_16.num_in_warps, of_16.row_tiles) == (ring.num_in_warps, 2)
+    halved = -(-at_a_time * ring.tiles // of_16.tiles)
+    assert halved * (of_16.num_bytes + 1024) <= 232_448
     for num_rows in (1, 8, 64):
         assert ring.num_in_warps == choose_tuning(num_tiles, num_blocks, num_rows).num_in_warps, "the same bits"
 

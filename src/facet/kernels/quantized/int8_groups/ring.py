@@ -38,7 +38,8 @@ def _run(x: Tensor, matrix: ShuffledInt8, gated: Tensor | None, ring: Ring | Non
         x = x.contiguous()
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
-    ring = ring or ring_of(matrix.num_tiles, matrix.num_blocks, matrix.num_levels)
+    ring = ring or ring_of(matrix.num_tiles, matrix.num_blocks, matrix.num_levels, x.shape[0])
+    assert x.shape[0] <= 8 * ring.row_tiles, "a program takes all rows"
     width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
     output = torch.empty(x.shape[0], matrix.num_tiles * width, dtype=x.dtype, device=x.device)
     words = x.view(torch.int32)

@@ -1,4 +1,4 @@
-"""Products of up to 8 rows with matrices of shuffled 8-bit codes that come through rings, in Gluon.
+"""Products of up to 16 rows with matrices of shuffled 8-bit codes that come through rings, in Gluon.
 
 A program multiplies as those of `few_rows_kernel.py` do, and adds in their order: the same bits. Codes and scales come
 through shared memory, as those of four bits do: `int4/ring_kernel.py` says how and why. A block takes as much of it:
@@ -111,6 +111,7 @@ def ring_kernel(
     LEVELS: gl.constexpr,  # words of coarse scales. 1: groups have 16 inputs; 2: there are minimums
     IS_NARROW: gl.constexpr,  # codes have 64 added
     TILES: gl.constexpr,
+    ROW_TILES: gl.constexpr,
     NUM_OUT_WARPS: gl.constexpr,
     NUM_IN_WARPS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -162,13 +163,16 @@ def ring_kernel(
         )  # fmt: skip
     wait_for_previous(IS_DEPENDENT)
 
-    row = lane // 4
+    row_tile = gl.expand_dims(
+        gl.expand_dims(gl.arange(0, ROW_TILES, gl.SliceLayout(0, gl.SliceLayout(1, SINGLES))), 0), 1
+    )
+    row = lane // 4 + 8 * row_tile
     place = in_warp * BLOCK_IN  # of the first input of a block
     own_inputs = lane % 4 * 2 if IN_SIXTEENS else lane % 4 * 4  # in words of two
     inputs = (x + row * x_stride + place // 2 + own_inputs, row < num_rows, place)
-    zeros = gl.zeros([32 * NUM_WARPS, TILES, 1], gl.float32, SINGLES)
+    zeros = gl.zeros([32 * NUM_WARPS, TILES, ROW_TILES], gl.float32, SINGLES)
     sums = (zeros, zeros, zeros, zeros)
-    nothing = gl.zeros([32 * NUM_WARPS, 1, 1], gl.int32, SINGLES)
+    nothing = gl.zeros([32 * NUM_WARPS, 1, ROW_TILES], gl.int32, SINGLES)
     nothing = (nothing, nothing, nothing, nothing)
     nothing = (nothing, nothing)
     even_x = load_inputs(nothing, inputs, 0, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL, IN_SIXTEENS)
@@ -202,14 +206,14 @@ def ring_kernel(
     if NUM_IN_WARPS == 1:
         store_sums(
             sums, None, first_tile, 0, gated, output, gated_stride, num_rows, num_tiles,
-            IS_GATED, HAS_GATED_INPUT, TILES, 1, NUM_OUT_WARPS, 1,
+            IS_GATED, HAS_GATED_INPUT, TILES, ROW_TILES, NUM_OUT_WARPS, 1,
         )  # fmt: skip
     else:
         thread_barrier()  # sums take the place of rings
-        added, tile_o, member, row_o = sums_of_all(
-            sums, memory, warp, tile, lane, first_tile, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
+        added, both, member, row_o = sums_of_all(
+            sums, memory, warp, tile * ROW_TILES + row_tile, lane, 0, TILES * ROW_TILES, NUM_OUT_WARPS, NUM_IN_WARPS
         )
         store_at(
-            added, None, tile_o, member, row_o, gated, output, gated_stride, num_rows, num_tiles,
-            IS_GATED, HAS_GATED_INPUT,
+            added, None, first_tile + both // ROW_TILES, member, 8 * (both % ROW_TILES) + row_o, gated, output,
+            gated_stride, num_rows, num_tiles, IS_GATED, HAS_GATED_INPUT,
         )  # fmt: skip
