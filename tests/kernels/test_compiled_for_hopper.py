@@ -57,11 +57,16 @@ RINGS = {
 }
 # The same of 8-bit codes in groups, whose minimums take products of their own.
 RINGS_OF_GROUPS = {
-    **{f"{codes}_ring_of_gate_up": (6, products, 80) for codes, products in (("q8_0", 8), ("q6_k", 8), ("q5_k", 12))},
-    **{f"{codes}_ring_of_down": (3, products, 80) for codes, products in (("q8_0", 4), ("q6_k", 4), ("q5_k", 8))},
-    **{
-        f"{codes}_ring_of_narrow_down": (2, products, 64) for codes, products in (("q8_0", 4), ("q6_k", 4), ("q5_k", 8))
-    },
+    f"{codes}_ring_of_{matrix}": (num_programs, num_products, most_registers)
+    for matrix, num_programs, of_codes, of_minimums, most_registers in (
+        ("gate_up", 6, 8, 4, 80),
+        ("down", 3, 4, 4, 80),
+        ("narrow_down", 2, 4, 4, 64),
+        ("16_of_gate_up", 3, 32, 8, 168),
+        ("16_of_down", 3, 8, 8, 80),
+        ("16_of_narrow_down", 2, 8, 8, 64),
+    )
+    for codes, num_products in (("q8_0", of_codes), ("q6_k", of_codes), ("q5_k", of_codes + of_minimums))
 }
 RINGS_OF_4_BITS = tuple(name for name in RINGS if name.startswith("int4_ring"))
 # Programs that a multiprocessor has room for, registers.
@@ -70,8 +75,12 @@ WARPGROUP_RINGS = {
     "warpgroup_ring_of_gate_up": (2, 48),
     "warpgroup_ring_of_gated_input": (1, 48),
 }
-# Addresses that do not change, which sixteen warps of 128 registers leave no room for; the second's are of 64.
-MOST_LOCAL_BYTES = {"int4_ring_of_16_of_narrow_down": 16, "q5_k_ring_of_16_of_narrow_down": 64}
+# What sixteen warps of 128 registers leave no room for, or of 64.
+MOST_LOCAL_BYTES = {
+    "int4_ring_of_16_of_narrow_down": 16,
+    "q6_k_ring_of_16_of_narrow_down": 24,
+    "q5_k_ring_of_16_of_narrow_down": 48,
+}
 # Programs that a multiprocessor has room for, registers; those by warpgroups as launched.
 FP8_IN_ORDER = {
     "fp8_by_warpgroups_of_down": (1, 168),
