@@ -1,5 +1,5 @@
-"""Times products with matrices of any format on a GPU, at shapes of 31B and E4B. Q4_K has kernels of its own beside it
-(`q4_k_gpu.py`).
+"""Times products with matrices by the kernel that serves all formats, on a GPU, at shapes of 31B and E4B. Those of
+Q4_K, Q5_K and Q6_K have kernels of their own (`q4_k_gpu.py`, `int8_groups_gpu.py`), the latter two but for experts.
 
     python -m benchmarks.any_format_gpu                     # a minute
 

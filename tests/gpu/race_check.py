@@ -28,10 +28,13 @@ from facet.kernels.linear.config import ring_of
 from facet.kernels.paged_attention import cases
 from facet.kernels.paged_attention.decode.hopper import ring as decode_ring
 from facet.kernels.paged_attention.reference import plan_reference
+from facet.kernels.quantized import int8_groups
 from facet.kernels.quantized.cases import Case
 from facet.kernels.quantized.eight_bits import Ring
 from facet.kernels.quantized.eight_bits import ring as eight_bit_ring
 from facet.kernels.quantized.int4 import few_rows, ring, wide
+from facet.kernels.quantized.int8_groups import few_rows as int8_groups_few_rows
+from facet.kernels.quantized.int8_groups import ring as int8_groups_ring
 from tests.kernels.test_eight_bit_rings import exact
 from tests.kernels.test_eight_bit_rings import inputs as eight_bit_inputs
 from tests.kernels.test_hopper_decode import SHARED as DECODED_SHARED
@@ -39,6 +42,7 @@ from tests.kernels.test_hopper_decode import SMALL as DECODED
 from tests.kernels.test_hopper_decode import attend, tunings
 from tests.kernels.test_hopper_prefill import SEPARATE_256, SEPARATE_512, SHARED_512, check
 from tests.kernels.test_int4 import DEVICE, expected, format_of, run
+from tests.kernels.test_int8_groups import Q6_K
 
 
 @gluon.jit
@@ -63,6 +67,13 @@ def product(room: ModuleType, num_rows: int) -> None:
     case = Case(format=format_of(32), num_out=64, num_in=640)
     x, matrix = case.inputs(num_rows, torch.bfloat16, DEVICE), case.matrix(DEVICE)
     got = run(room, "geglu_linear", x, matrix, x, None)
+    torch.testing.assert_close(got, expected("geglu_linear", x, matrix, x), atol=2e-2, rtol=2**-6)
+
+
+def product_of_groups(room: ModuleType) -> None:
+    case = Case(format=Q6_K, num_out=64, num_in=768)
+    x, matrix = case.inputs(5, torch.bfloat16, DEVICE), case.matrix(DEVICE)
+    got = room.geglu_linear(x, int8_groups.shuffle(matrix, is_gated=True))
     torch.testing.assert_close(got, expected("geglu_linear", x, matrix, x), atol=2e-2, rtol=2**-6)
 
 
@@ -96,6 +107,8 @@ CHECKS: dict[str, Callable[[], None]] = {
     "int4_ring": lambda: product(ring, 5),
     "int4_ring_16": lambda: product(ring, 13),
     "int4_wide": lambda: product(wide, 20),
+    "int8_groups": lambda: product_of_groups(int8_groups_few_rows),
+    "int8_groups_ring": lambda: product_of_groups(int8_groups_ring),
     "ring": dense_product,
     "fp8_ring": eight_bit_product,
     "planted": planted,

@@ -9,7 +9,7 @@ import torch
 
 from facet.config import ModelConfig
 from facet.kernels.arithmetic import BATCH_INVARIANT
-from facet.layers.gpu_weights import Int4Weight
+from facet.layers.gpu_weights import ShuffledWeight
 from facet.layers.moe import Experts
 from facet.layers.quantized_weight import ProductWeight, QuantizedWeight
 from facet.model.loader import load_model
@@ -34,10 +34,13 @@ def test_company_changes_no_bit(name: str, quantization: str, tiny_model: Callab
     check_company(ModelConfig(model=str(tiny.folder), quantization=quantization), tiny.window, name)
 
 
-@pytest.mark.parametrize(("name", "type"), [("Gemma 4 31B", "Q8_0"), (MOE, "Q8_0"), ("Gemma 4 31B", "Q4_K")])
+@pytest.mark.parametrize(
+    ("name", "type"),
+    [("Gemma 4 31B", "Q8_0"), (MOE, "Q8_0"), *(("Gemma 4 31B", type) for type in ("Q4_K", "Q5_K", "Q6_K"))],
+)
 def test_company_changes_no_bit_of_a_gguf_file(name: str, type: str, tmp_path: Path) -> None:
-    """In a format without kernels of its own, and in the one that has minimums."""
-    config = (for_k_quants(name) if type == "Q4_K" else wide(name)) | {"max_position_embeddings": 512}
+    """Experts are of a format without kernels of its own."""
+    config = (for_k_quants if type.endswith("K") else wide)(name) | {"max_position_embeddings": 512}
     write_gguf(tmp_path / "m.gguf", config, type)
     check_company(ModelConfig(model=str(tmp_path / "m.gguf")), int(config["sliding_window"]), name)
 
@@ -85,8 +88,8 @@ def check_products(config: ModelConfig) -> None:
     for weight, reference in zip(matrices, references, strict=True):
         for num_rows in (1, 7, 40, 200):
             x = torch.randn(num_rows, weight.matrix.num_inputs).to(torch.bfloat16)
-            # Four bits of a gate and what it opens lie in an order that has no other product.
-            is_gated = isinstance(weight, Int4Weight) and weight.is_gated
+            # Codes of a gate and what it opens lie in an order that has no other product.
+            is_gated = isinstance(weight, ShuffledWeight) and weight.is_gated
             expected = (reference.geglu_linear if is_gated else reference.linear)(x.float())
             got = (weight.geglu_linear if is_gated else weight.linear)(x.cuda()).cpu().float()
             assert (got - expected).norm() <= 0.01 * expected.norm()

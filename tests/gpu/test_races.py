@@ -20,6 +20,8 @@ NAMES = (
     "int4_ring",
     "int4_ring_16",
     "int4_wide",
+    "int8_groups",
+    "int8_groups_ring",
     "ring",
     "fp8_ring",
     "planted",

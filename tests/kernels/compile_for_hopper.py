@@ -56,6 +56,9 @@ from facet.kernels.quantized.int4.ring_16_kernel import ring_16_kernel as int4_r
 from facet.kernels.quantized.int4.ring_kernel import ring_kernel as int4_ring_kernel
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
+from facet.kernels.quantized.int8_groups import tuning as int8_groups
+from facet.kernels.quantized.int8_groups.few_rows_kernel import few_rows_kernel as int8_groups_kernel
+from facet.kernels.quantized.int8_groups.ring_kernel import ring_kernel as int8_groups_ring_kernel
 from facet.kernels.quantized.widen import INTEGER, UNSIGNED
 from facet.kernels.rms_norm.triton import row_tile
 from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
@@ -106,6 +109,61 @@ def int4_launch(
     zeros = zeros_beside(scale_dtype)
     arguments = (words, words, words, zeros, factors, tensor(), tensor(), 2688, 0, num_rows, 2688, 42, 5376)
     return few_rows_kernel, arguments, {**constants, "num_warps": tuning.num_out_warps * tuning.num_in_warps}
+
+
+def int8_groups_launch(
+    num_tiles: int, num_blocks: int, num_rows: int, *, levels: int = 0, is_narrow: bool = False, is_gated: bool = False
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of few rows: Q8_0, or with one level of coarse scales Q6_K, with two Q5_K."""
+    words, tuning = tensor(gl.int32), int8_groups.choose_tuning(num_tiles, num_blocks, num_rows)
+    constants = dict(
+        IS_GATED=is_gated,
+        HAS_GATED_INPUT=False,
+        SCALE_DTYPE=gl.float16,
+        GROUPS=2,
+        BLOCKS_OF_SCALE=1,
+        LEVELS=levels,
+        IS_NARROW=is_narrow,
+        TILES=tuning.tiles,
+        ROW_TILES=num_rows // 8,
+        NUM_OUT_WARPS=tuning.num_out_warps,
+        NUM_IN_WARPS=tuning.num_in_warps,
+        IS_RAGGED=num_blocks % (2 * tuning.num_in_warps) != 0,
+        HAS_TAIL=False,
+        IS_DEPENDENT=True,
+        num_warps=tuning.num_out_warps * tuning.num_in_warps,
+    )
+    num_in = 64 * num_blocks
+    arguments = (words, words, words, tensor(), tensor(), num_in // 2, 0, num_rows, num_tiles, num_blocks, num_in)
+    return int8_groups_kernel, arguments, constants
+
+
+def int8_groups_ring_launch(
+    num_tiles: int, num_blocks: int, num_rows: int, *, levels: int, is_gated: bool
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    words, ring = tensor(gl.int32), int8_groups.ring_of(num_tiles, num_blocks, levels, num_rows)
+    constants = dict(
+        IS_GATED=is_gated,
+        HAS_GATED_INPUT=False,
+        SCALE_DTYPE=gl.float16,
+        GROUPS=2,
+        BLOCKS_OF_SCALE=1,
+        LEVELS=levels,
+        IS_NARROW=levels > 0,
+        TILES=ring.tiles,
+        ROW_TILES=ring.row_tiles,
+        NUM_OUT_WARPS=ring.num_out_warps,
+        NUM_IN_WARPS=ring.num_in_warps,
+        STAGES=ring.num_stages,
+        IS_AHEAD=ring.is_ahead,
+        HAS_TAIL=num_blocks % ring.num_in_warps != 0,
+        IS_DEPENDENT=True,
+        num_warps=ring.num_warps,
+        **int8_groups.launch_of_ring(ring),
+    )
+    num_in = 64 * num_blocks
+    arguments = (words, words, words, tensor(), tensor(), num_in // 2, 0, num_rows, num_tiles, num_blocks, num_in)
+    return int8_groups_ring_kernel, arguments, constants
 
 
 def int4_ring_launch(
@@ -534,6 +592,32 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "int4_wide": int4_wide_launch(),
         "fp4_wide": int4_wide_launch(scale_dtype=gl.float8e4nv),
         "int4_experts": int4_experts_launch(),
+        **{f"q8_0_{rows}": int8_groups_launch(2688, 84, rows, is_gated=True) for rows in ROW_KINDS},
+        **{
+            f"q6_k_{rows}": int8_groups_launch(2688, 84, rows, levels=1, is_narrow=True, is_gated=True)
+            for rows in ROW_KINDS
+        },
+        **{
+            f"q5_k_{rows}": int8_groups_launch(2688, 84, rows, levels=2, is_narrow=True, is_gated=True)
+            for rows in ROW_KINDS
+        },
+        "q8_0_of_down": int8_groups_launch(336, 336, 8),
+        "q6_k_of_down": int8_groups_launch(336, 336, 8, levels=1, is_narrow=True),
+        "q5_k_of_down": int8_groups_launch(336, 336, 8, levels=2, is_narrow=True),
+        **{
+            f"{name}_ring_of_{'16_of_' if rows == 16 else ''}{matrix}": int8_groups_ring_launch(
+                *sizes, rows, levels=levels, is_gated="gate" in matrix
+            )
+            for rows in (8, 16)
+            for levels, name in enumerate(("q8_0", "q6_k", "q5_k"))
+            for matrix, sizes in {
+                "gate_up": (2688, 84),
+                "down": (336, 336),
+                "qkv": (1024, 84),
+                "narrow_gate_up": (1280, 40),
+                "narrow_down": (160, 160),
+            }.items()
+        },
         "q4_k": any_format_launch(is_q4_k=True),
         "q6_k": any_format_launch(is_q4_k=False),
         "round_geglu_31b": round_geglu_launch(21504),

@@ -28,9 +28,10 @@ from facet.kernels.paged_attention import cases
 from facet.kernels.paged_attention import gpu as attention
 from facet.kernels.paged_attention.cache import LayerCache
 from facet.kernels.paged_attention.decode import tuning as decode_tuning
-from facet.kernels.quantized import eight_bits, few_rows, int4
+from facet.kernels.quantized import eight_bits, few_rows, int4, int8_groups
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.int4.dequantize import dequantize
+from facet.kernels.quantized.int8_groups.dequantize import dequantize as dequantize_int8
 from facet.kernels.quantized.widen import widen
 
 SLIDING = cases.Case(
@@ -88,6 +89,8 @@ def multiply_values() -> None:
         widen(matrix, torch.bfloat16)
         if int4.can_shuffle(case.format, case.num_out):
             dequantize(int4.shuffle(matrix), torch.bfloat16)
+        if int8_groups.can_shuffle(case.format, (case.num_out, case.num_in)):
+            dequantize_int8(int8_groups.shuffle(matrix), torch.bfloat16)
 
 
 def run_experts() -> None:

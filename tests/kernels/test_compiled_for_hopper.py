@@ -25,6 +25,20 @@ MOST_REGISTERS = {
     "q4_k_experts": 168,
     "q4_k_wide": 128,
 }
+# Registers: 16 warps of few rows have room on a multiprocessor, or 32 that divide inputs; 12 of many rows.
+INT8_GROUPS = {
+    "q8_0_8": 128,
+    "q8_0_16": 128,
+    "q8_0_64": 168,
+    "q8_0_of_down": 64,
+    "q6_k_8": 128,
+    "q6_k_64": 168,
+    "q6_k_of_down": 64,
+    "q5_k_8": 128,
+    "q5_k_32": 168,
+    "q5_k_64": 168,
+    "q5_k_of_down": 80,
+}
 ANY_FORMAT = ("q4_k", "q6_k")
 # Programs that a multiprocessor has room for, products of a tile, registers.
 RINGS = {
@@ -51,6 +65,19 @@ RINGS = {
     "int4_ring_of_16_of_narrow_down": (1, 32, 128),
     "int4_ring_of_16_of_gated_input": (6, 16, 144),
 }
+# The same of 8-bit codes in groups, whose minimums take products of their own.
+RINGS_OF_GROUPS = {
+    f"{codes}_ring_of_{matrix}": (num_programs, num_products, most_registers)
+    for matrix, num_programs, of_codes, of_minimums, most_registers in (
+        ("gate_up", 6, 8, 4, 80),
+        ("down", 3, 4, 4, 80),
+        ("narrow_down", 2, 4, 4, 64),
+        ("16_of_gate_up", 3, 32, 8, 168),
+        ("16_of_down", 3, 8, 8, 80),
+        ("16_of_narrow_down", 2, 8, 8, 64),
+    )
+    for codes, num_products in (("q8_0", of_codes), ("q6_k", of_codes), ("q5_k", of_codes + of_minimums))
+}
 RINGS_OF_4_BITS = tuple(name for name in RINGS if name.startswith(("int4_ring", "q4_k_ring")))
 # Programs that a multiprocessor has room for, registers.
 WARPGROUP_RINGS = {
@@ -58,8 +85,13 @@ WARPGROUP_RINGS = {
     "warpgroup_ring_of_gate_up": (2, 48),
     "warpgroup_ring_of_gated_input": (1, 48),
 }
-# Addresses that do not change, which sixteen warps of 128 registers leave no room for.
-MOST_LOCAL_BYTES = {"int4_ring_of_16_of_narrow_down": 16, "q4_k_ring_of_qkv": 16}
+# What sixteen warps of 128 registers leave no room for, or of 64.
+MOST_LOCAL_BYTES = {
+    "int4_ring_of_16_of_narrow_down": 16,
+    "q4_k_ring_of_qkv": 16,
+    "q6_k_ring_of_16_of_narrow_down": 24,
+    "q5_k_ring_of_16_of_narrow_down": 48,
+}
 # Programs that a multiprocessor has room for, registers; those by warpgroups as launched.
 FP8_IN_ORDER = {
     "fp8_by_warpgroups_of_down": (1, 168),
@@ -100,8 +132,10 @@ def compiled() -> dict[str, dict[str, Any]]:
     names = (
         *PREFILL,
         *MOST_REGISTERS,
+        *INT8_GROUPS,
         *ANY_FORMAT,
         *RINGS,
+        *RINGS_OF_GROUPS,
         *WARPGROUP_RINGS,
         *FP8_IN_ORDER,
         *HEADS,
@@ -143,6 +177,17 @@ def test_4_bit_products_compile_without_spills(name: str, compiled: dict[str, di
     assert found["products"] > 0
 
 
+@pytest.mark.parametrize("name", INT8_GROUPS)
+def test_8_bit_products_of_groups_compile_without_spills(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """But for an address outside of the loop."""
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert found["stack"] + found["local"] <= 8
+    assert found["reg"] <= INT8_GROUPS[name]
+    assert (found["added_halves"], found["conversions"]) == (0, 0), "codes are unpacked by multiplying and adding"
+    assert found["products"] > 0
+
+
 @pytest.mark.parametrize("name", ANY_FORMAT)
 def test_products_of_any_format_compile_without_spills(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """And leave registers for three programs of four warps on a multiprocessor."""
@@ -164,10 +209,10 @@ def test_many_rows_of_fp8_fit_on_the_card(name: str, compiled: dict[str, dict[st
     assert found["products"] > 0
 
 
-@pytest.mark.parametrize("name", RINGS)
+@pytest.mark.parametrize("name", [*RINGS, *RINGS_OF_GROUPS])
 def test_a_ring_leaves_room_for_others(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """And multiplies a tile in as many products as its inputs take."""
-    found, (num_programs, num_products, most_registers) = compiled[name], RINGS[name]
+    found, (num_programs, num_products, most_registers) = compiled[name], (RINGS | RINGS_OF_GROUPS)[name]
     assert "error" not in found, found["error"]
     assert found["stack"] + found["local"] <= MOST_LOCAL_BYTES.get(name, 0)
     assert found["reg"] <= most_registers
@@ -195,6 +240,15 @@ def test_warps_with_rings_of_their_own_meet_at_the_end(name: str, compiled: dict
     assert found["barriers"] == 2
     assert found["shared"] == found["ring"] + 128
     assert found["added_halves"] == 0, "codes are unpacked by instructions that multiply and add"
+
+
+@pytest.mark.parametrize("name", RINGS_OF_GROUPS)
+def test_rings_of_groups_meet_at_the_end(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert found["barriers"] == 2
+    assert found["shared"] == found["ring"] + 128
+    assert (found["added_halves"], found["conversions"]) == (0, 0), "codes are unpacked by multiplying and adding"
 
 
 @pytest.mark.parametrize("name", [name for name in RINGS_OF_4_BITS if "_16_" in name])

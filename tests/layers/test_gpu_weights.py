@@ -11,7 +11,8 @@ from facet.kernels.quantized import eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.matrix import QuantizedMatrix, stack
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
-from facet.layers.gpu_weights import EightBitsWeight, Int4Weight, choose_kind
+from facet.layers.gpu_weights import EightBitsWeight, Int4Weight, Int8GroupsWeight, ShuffledWeight, choose_kind
+from facet.layers.linear import Embedding
 from facet.layers.moe import Experts
 from facet.layers.placement import Placement
 from facet.layers.quantized_weight import QuantizedWeight
@@ -31,10 +32,14 @@ ROUNDED = ("int8 token", "fp8 token")
         ("int4 groups", (64, 64), torch.bfloat16, GPU, Int4Weight),
         ("uint4 zeros", (64, 64), torch.bfloat16, GPU, Int4Weight),
         ("fp4 coarse", (64, 64), torch.bfloat16, GPU, Int4Weight),
+        ("int8 groups", (64, 256), torch.bfloat16, GPU, Int8GroupsWeight),
+        ("int8 minimums", (64, 256), torch.bfloat16, GPU, Int8GroupsWeight),
+        ("int8 groups", (64, 256), torch.float16, GPU, QuantizedWeight),
+        ("int8 groups", (4, 64, 256), torch.bfloat16, GPU, QuantizedWeight),  # experts
+        ("int8 groups", (72, 256), torch.bfloat16, GPU, QuantizedWeight),  # no whole tiles
         ("fp4 powers", (64, 64), torch.bfloat16, GPU, QuantizedWeight),
         ("uint4 minimums", (64, 256), torch.bfloat16, GPU, Int4Weight),
         ("uint4 minimums", (4, 64, 256), torch.bfloat16, GPU, Int4Weight),
-        ("int8 minimums", (64, 256), torch.bfloat16, GPU, QuantizedWeight),
         ("fp8 token", (64, 64), torch.float32, GPU, QuantizedWeight),  # kernels round to 16 bits
         ("fp8 token", (64, 72), torch.bfloat16, GPU, QuantizedWeight),  # rows that are not aligned
         ("int4 groups", (64, 64), torch.float16, GPU, QuantizedWeight),
@@ -173,18 +178,20 @@ def test_experts_of_two_kinds_have_no_kernels_but_some(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("name", "is_gated"),
+    ("kind", "name", "is_gated"),
     [
-        ("int4 groups", False),
-        ("int4 groups", True),
-        ("uint4 zeros", True),
-        ("uint4 minimums", True),
-        ("fp4 coarse", False),
+        (Int4Weight, "int4 groups", False),
+        (Int4Weight, "int4 groups", True),
+        (Int4Weight, "uint4 zeros", True),
+        (Int4Weight, "uint4 minimums", True),
+        (Int4Weight, "fp4 coarse", False),
+        (Int8GroupsWeight, "int8 groups", True),
+        (Int8GroupsWeight, "int8 minimums", False),
     ],
 )
-def test_four_bits_are_the_same_matrix_once_prepared(name: str, is_gated: bool) -> None:
+def test_codes_are_the_same_matrix_once_prepared(kind: type[ShuffledWeight], name: str, is_gated: bool) -> None:
     matrix = Case(format=FORMATS[name], num_out=64, num_in=256).matrix()
-    weight = Int4Weight(matrix, dtype=torch.bfloat16, arithmetic=USUAL)
+    weight = kind(matrix, dtype=torch.bfloat16, arithmetic=USUAL)
     ids = torch.tensor([3, 0, 63])
     rows = weight.look_up(ids)
     assert not weight.is_gated
@@ -194,3 +201,39 @@ def test_four_bits_are_the_same_matrix_once_prepared(name: str, is_gated: bool) 
     assert torch.equal(weight.look_up(ids), rows)
     num_bytes = sum(tensor.nbytes for tensor in weight.state_dict().values())
     assert num_bytes == matrix.format.num_bytes((64, 256)), "nothing is kept twice"
+
+
+@pytest.mark.parametrize("is_head", [False, True])
+def test_a_table_that_makes_logits_too_is_prepared(is_head: bool) -> None:
+    """Its rows are the same."""
+    placement = Placement(dtype=torch.float32, device=DEVICE)
+    table = Embedding(64, 256, 3.0, placement, is_head=is_head)
+    matrix = Case(format=FORMATS["int8 minimums"], num_out=64, num_in=256).matrix(str(DEVICE))
+    weight = Int8GroupsWeight(matrix, dtype=torch.float32, arithmetic=USUAL)
+    table.weight = weight
+    ids, x = torch.tensor([3, 0, 63, 64], device=DEVICE), torch.randn(5, 256, device=DEVICE)
+    rows, logits = table.look_up(ids), table(x)
+    table.prepare()
+    assert set(weight.state_dict()) == ({"codes", "scales"} if is_head else set(matrix.tensors()))
+    assert torch.equal(table.look_up(ids), rows)
+    close(table(x), logits, 1e-2 if DEVICE == GPU else 1e-5)
+
+
+@pytest.mark.parametrize("name", ["int8 groups", "int8 minimums"])
+def test_products_of_codes_in_groups(name: str) -> None:
+    """On a CPU by values, as many rows on a GPU."""
+    matrix = Case(format=FORMATS[name], num_out=64, num_in=256).matrix(str(DEVICE))
+    dtype = torch.bfloat16 if DEVICE == GPU else torch.float32
+    plain = QuantizedWeight(matrix, dtype=dtype, arithmetic=USUAL)
+    x, given = (torch.randn(3, width, device=DEVICE, dtype=dtype) for width in (256, 64))
+    for is_gated in (False, True):
+        weight = Int8GroupsWeight(matrix, dtype=dtype, arithmetic=USUAL)
+        close(weight.linear(x), plain.linear(x), 1e-2)
+        weight.prepare(is_gated=is_gated)
+        assert weight.has_kernels
+        if is_gated:
+            close(weight.geglu_linear(x), plain.geglu_linear(x), 1e-2)
+        else:
+            close(weight.linear(x), plain.linear(x), 1e-2)
+            close(weight.linear(x, slice(16, 48)), plain.linear(x, slice(16, 48)), 1e-2)
+            close(weight.gated_input_linear(x, given), plain.gated_input_linear(x, given), 1e-2)

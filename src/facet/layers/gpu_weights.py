@@ -1,12 +1,14 @@
 """Quantized weights whose codes kernels of a GPU multiply as they are, and the choice of a kind for a matrix."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from facet.kernels.arithmetic import Arithmetic
-from facet.kernels.quantized import QuantizedMatrix, eight_bits, int4
+from facet.kernels.quantized import QuantizedMatrix, eight_bits, int4, int8_groups
 from facet.kernels.rounded_rows import RowCodes
 from facet.layers.quantized_weight import QuantizedWeight
 from facet.layers.weight import Inputs, Weight
@@ -30,6 +32,8 @@ def choose_kind(
         return EightBitsWeight
     if dtype == torch.bfloat16 and int4.can_shuffle(format, shape[-2]) and int4.runs_on(device):
         return Int4Weight
+    if dtype == torch.bfloat16 and int8_groups.can_shuffle(format, shape) and int8_groups.runs_on(device):
+        return Int8GroupsWeight
     return QuantizedWeight
 
 
@@ -83,23 +87,38 @@ class EightBitsWeight(QuantizedWeight):
         return self.arithmetic.rounded_add_norm(residual, update, update_weight, weight, eps, scale, self._row_codes)
 
 
-class Int4Weight(QuantizedWeight):
-    """Codes of four bits, in the order of their kernels once they are prepared. Tables never are: their rows are looked
-    up."""
+class Room(Protocol):
+    """Kernels for matrices whose codes lie in an order of their own, and what puts them there."""
 
-    _shuffled: int4.ShuffledInt4 | None = None  # has the buffers
+    def shuffle(self, matrix: QuantizedMatrix, *, is_gated: bool) -> Any: ...
+    def unshuffle(self, shuffled: Any) -> QuantizedMatrix: ...
+    def linear(self, x: Tensor, matrix: Any, most_few_rows: float) -> Tensor: ...
+    def geglu_linear(self, x: Tensor, matrix: Any, most_few_rows: float) -> Tensor: ...
+    def gated_input_linear(self, x: Tensor, matrix: Any, per_layer_input: Tensor, most_few_rows: float) -> Tensor: ...
+
+
+class ShuffledWeight(QuantizedWeight):
+    """Codes in the order of their kernels once they are prepared."""
+
+    _room: Room
+    _shuffled: Any = None  # a matrix of that room; has the buffers
+
+    @property
+    @abstractmethod
+    def _most_few_rows(self) -> float:
+        """That are multiplied by codes as they are."""
 
     @property
     def matrix(self) -> QuantizedMatrix:
-        return super().matrix if self._shuffled is None else int4.unshuffle(self._shuffled)
+        return super().matrix if self._shuffled is None else self._room.unshuffle(self._shuffled)
 
     @property
     def is_gated(self) -> bool:
         """Whether rows lie in an order in which only a GeGLU can be computed."""
-        return self._shuffled is not None and self._shuffled.is_gated
+        return self._shuffled is not None and bool(self._shuffled.is_gated)
 
     def prepare(self, *, is_gated: bool) -> None:
-        self._shuffled = int4.shuffle(self.matrix, is_gated=is_gated)
+        self._shuffled = self._room.shuffle(self.matrix, is_gated=is_gated)
         for name in dict(self.named_buffers()):
             delattr(self, name)
         for name, tensor in self._shuffled.tensors().items():
@@ -112,31 +131,62 @@ class Int4Weight(QuantizedWeight):
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
         if self._shuffled is None:
             return super().product(x, rows, expert)
-        if expert is not None:
-            return int4.expert_linear(x, self._shuffled, expert, self.arithmetic.linear)
         shuffled = self._shuffled if rows is None else self._shuffled.rows(rows)
-        return int4.linear(x, shuffled, self.arithmetic.most_rows_of_int4)
+        return self._room.linear(x, shuffled, self._most_few_rows)
 
     def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
         if self._shuffled is None:
             return super().geglu_linear(x, codes)
-        return int4.geglu_linear(x, self._shuffled, self.arithmetic.most_rows_of_int4)
+        return self._room.geglu_linear(x, self._shuffled, self._most_few_rows)
 
     def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
         if self._shuffled is None:
             return super().gated_input_linear(x, per_layer_input)
-        return int4.gated_input_linear(x, self._shuffled, per_layer_input, self.arithmetic.most_rows_of_int4)
+        return self._room.gated_input_linear(x, self._shuffled, per_layer_input, self._most_few_rows)
+
+
+class Int8GroupsWeight(ShuffledWeight):
+    """Codes of eight bits in groups."""
+
+    _room = int8_groups
+    _shuffled: int8_groups.ShuffledInt8 | None = None
+
+    def prepare_table(self) -> None:
+        self.prepare(is_gated=False)
+
+    def look_up(self, ids: Tensor) -> Tensor:
+        if self._shuffled is None or self._shuffled.is_gated:
+            return super().look_up(ids)
+        return int8_groups.look_up(ids, self._shuffled).to(self.dtype)
+
+    @property
+    def _most_few_rows(self) -> float:
+        return self.arithmetic.most_rows_of_int8_groups
+
+
+class Int4Weight(ShuffledWeight):
+    """Codes of four bits. Tables are never prepared: their rows are looked up."""
+
+    _room = int4
+    _shuffled: int4.ShuffledInt4 | None = None
+
+    @property
+    def _most_few_rows(self) -> float:
+        return self.arithmetic.most_rows_of_int4
+
+    def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
+        if self._shuffled is None or expert is None:
+            return super().product(x, rows, expert)
+        return int4.expert_linear(x, self._shuffled, expert, self.arithmetic.linear)
 
     def runs_experts_with(self, down: Weight) -> bool:
         """Those of other formats, too."""
         return type(down) is type(self) or (type(down) is QuantizedWeight and down.has_kernels)
 
     def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
-        arithmetic = self.arithmetic
         if self._shuffled is not None and isinstance(down, Int4Weight) and down._shuffled is not None:
-            most_few_rows = arithmetic.most_rows_of_int4
-            return int4.run_experts(x, weights, chosen, self._shuffled, down._shuffled, most_few_rows)
+            return int4.run_experts(x, weights, chosen, self._shuffled, down._shuffled, self._most_few_rows)
         if self._shuffled is not None and type(down) is QuantizedWeight and down.has_kernels:
-            in_one_chain = arithmetic.adds_in_one_chain
+            in_one_chain = self.arithmetic.adds_in_one_chain
             return int4.run_mixed_experts(x, weights, chosen, self._shuffled, down.matrix, in_one_chain=in_one_chain)
         return super().run_experts(x, weights, chosen, down)

@@ -96,8 +96,9 @@ class Embedding(Linear):
     of the others; products are of the rows that are here.
     """
 
-    def __init__(self, num_ids: int, width: int, scale: float, placement: Placement) -> None:
+    def __init__(self, num_ids: int, width: int, scale: float, placement: Placement, *, is_head: bool = False) -> None:
         super().__init__(width, num_ids, placement)
+        self._is_head = is_head
         self._owners = placement.group
         self._num_ids = num_ids
         # As a tensor of the model's type holds it: scales are rounded before they are applied, and that shows.
@@ -105,6 +106,8 @@ class Embedding(Linear):
 
     def prepare(self) -> None:
         """Rows stay where they can be looked up."""
+        if self._is_head:
+            self.weight.prepare_table()
 
     def look_up(self, token_ids: Tensor) -> Tensor:
         return self.weight.embed(token_ids, self.scale) if self._owners is None else self._gathered(token_ids)

@@ -35,6 +35,9 @@ class Weight(nn.Module, ABC):
     def prepare(self, *, is_gated: bool) -> None:
         """Once it is filled: take the order that its kernels want. `is_gated`: its products are those of a GeGLU."""
 
+    def prepare_table(self) -> None:
+        """The same of one whose rows are looked up, and of which products are taken too."""
+
     # Products
 
     @property

@@ -35,7 +35,9 @@ class Gemma(nn.Module):
         self.share = share = share or spec
         self.num_positions = num_positions
         self.placement = placement
-        self.embedding = Embedding(share.vocab_size, spec.hidden_size, spec.hidden_size**0.5, placement)
+        self.embedding = Embedding(
+            share.vocab_size, spec.hidden_size, spec.hidden_size**0.5, placement, is_head=spec.tied_embeddings
+        )
         self.per_layer_inputs = (
             PerLayerInputs(spec, share.per_layer_input, placement) if share.per_layer_input is not None else None
         )

@@ -1,8 +1,8 @@
 """Products with matrices that are kept in four or eight bits, and rows looked up in such tables.
 
 `matrix.py` has the tensors, `rounding.py` what happens to inputs, `reference.py` the definition, `cpu.py` what a
-processor does instead. On a GPU `eight_bits/` and `int4/` multiply by the codes of the most common formats; matrices of
-all others are brought to the type of activations, some rows at a time (`gpu.py`).
+processor does instead. On a GPU `eight_bits/`, `int8_groups/` and `int4/` multiply by the codes of the most common
+formats; matrices of all others are brought to the type of activations, some rows at a time (`gpu.py`).
 """
 
 from torch import Tensor

@@ -20,6 +20,10 @@ def fill_random(matrix: QuantizedMatrix, generator: torch.Generator) -> None:
     else:
         octets.random_(0, 256, generator=generator)
     scale = 1.0 / (_DEVIATIONS[matrix.format.codes] * matrix.num_inputs**0.5)
+    bits, stored = matrix.format.code_bits, matrix.format.stored_bits
+    if matrix.format.codes == "int8" and stored is not None:  # the range of fewer bits
+        matrix.codes.copy_(matrix.codes >> (bits - stored))
+        scale *= 2 ** (bits - stored)
     if matrix.minimums is not None:
         scale /= 2
     for name, tensor in matrix.tensors().items():

@@ -1,0 +1,158 @@
+"""Times products with 8-bit codes in groups (GGUF's Q8_0, Q6_K, Q5_K) on a GPU at the shapes of E4B and 31B.
+
+    python -m benchmarks.int8_groups_gpu                      # some minutes
+    python -m benchmarks.int8_groups_gpu --only 31B --formats Q8_0 --rows 1 8
+    python -m benchmarks.int8_groups_gpu --tune               # a handful of tunings and rings for each; the best four
+
+Up to 16 rows the first line is of the ring that is chosen, the next of the kernel for few rows, whose bits it has; for
+more rows there is the latter alone. "values" are slices brought to bfloat16 and multiplied by cuBLAS, "any format" is
+what serves formats without kernels of their own, and cuBLAS multiplies by bfloat16 weights, without activation. Kernels
+are first checked against the reference. Times are of launches inside a CUDA graph that walks over copies of the matrix,
+more of them than the second-level cache holds.
+"""
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.gpu_timing import microseconds
+from benchmarks.int4_gpu import BANDWIDTH, SHAPES, TUNINGS, Shape, expected_output
+from benchmarks.linear_gpu import CACHE_BYTES
+from facet.kernels.hopper import runs_on_hopper
+from facet.kernels.quantized import QuantizedMatrix, gpu, int8_groups, reference
+from facet.kernels.quantized.cases import Case
+from facet.kernels.quantized.int8_groups import few_rows, ring
+from facet.kernels.quantized.int8_groups.tuning import (
+    MAX_RING_ROWS,
+    Ring,
+    Tuning,
+    choose_tuning,
+    ring_of,
+    rows_of_program,
+)
+from facet.model.gguf.types import BY_NAME
+
+ROWS = (1, 4, 8, 16, 32, 64, 128)
+Cut = Ring | Tuning
+# Of shared memory: that of a program.
+MOST_RING_BYTES = 227 << 10
+
+
+def run(
+    room: object, shape: Shape, x: Tensor, matrix: int8_groups.ShuffledInt8, given: Tensor, how: Cut | float
+) -> Tensor:
+    more = (given,) if shape.operation == "gated_input_linear" else ()
+    function: Callable[..., Tensor] = getattr(room, shape.operation)
+    return function(x, matrix, *more, how)
+
+
+def run_any_format(shape: Shape, x: Tensor, matrix: QuantizedMatrix, given: Tensor) -> Tensor:
+    products = gpu.linear(x, matrix, functional.linear, in_one_chain=False)
+    return expected_output(shape, products, given) if shape.operation != "linear" else products
+
+
+def tunings_for(shape: Shape, num_rows: int) -> list[Tuning]:
+    """Those with half to four times the warps that keep memory busy, and registers for their sums."""
+    found = []
+    for tuning in (*TUNINGS, Tuning(tiles=4, num_out_warps=2, num_in_warps=2)):
+        num_warps = shape.num_tiles * tuning.num_in_warps // tuning.tiles
+        fits = tuning.tiles * rows_of_program(num_rows) <= 64
+        if fits and tuning.num_in_warps * 2 <= shape.num_in // 64 and 800 <= num_warps <= 8000:
+            found.append(tuning)
+    return found
+
+
+def rings_for(shape: Shape, chosen: Ring) -> list[Ring]:
+    """Others of the same bits: with more and fewer tiles, warps and turns, and inputs loaded ahead or not."""
+    found = [replace(chosen, is_ahead=not chosen.is_ahead)]
+    most_turns = -(-shape.num_in // (64 * chosen.num_in_warps)) + 2
+    for tiles, num_out_warps, num_stages in product((1, 2, 4), (1, 2, 4), (3, 4, 6, 8, 12)):
+        other = replace(chosen, tiles=tiles, num_out_warps=num_out_warps, num_stages=num_stages)
+        num_programs = -(-shape.num_tiles // (tiles * num_out_warps))
+        fits = other.num_bytes <= MOST_RING_BYTES and other.num_warps <= 16 and num_stages <= most_turns
+        if fits and num_programs <= 1600 and other != chosen:
+            found.append(other)
+    return found
+
+
+def measure(name: str, shape: Shape, rows: list[int], *, is_tuned: bool) -> None:
+    format = BY_NAME[name].format
+    assert format is not None
+    case = Case(format=format, num_out=shape.num_out, num_in=shape.num_in)
+    plain = case.matrix("cuda")
+    matrix = int8_groups.shuffle(plain, is_gated=shape.operation == "geglu_linear")
+    num_bytes = format.num_bytes((shape.num_out, shape.num_in))
+    num_copies = max(1, math.ceil(CACHE_BYTES / num_bytes))
+    num_launches = max(num_copies, min(64, math.ceil(4e9 / num_bytes)))
+    copies = [matrix]
+    copies += [
+        matrix.with_tensors({name: tensor.clone() for name, tensor in matrix.tensors().items()})
+        for _ in range(num_copies - 1)
+    ]
+    plain_copies = [plain, *(replace(plain, codes=plain.codes.clone()) for _ in range(num_copies - 1))]
+    values = plain.values().bfloat16()
+    weights = [values, *(values.clone() for _ in range(min(7, math.ceil(CACHE_BYTES / values.nbytes)) - 1))]
+    floor, has_rings = num_bytes / BANDWIDTH * 1e6, runs_on_hopper(torch.device("cuda"))
+    for num_rows in rows:
+        x = torch.randn(num_rows, shape.num_in, device="cuda", dtype=torch.bfloat16)
+        given = torch.randn(num_rows, shape.num_out, device="cuda", dtype=torch.bfloat16)
+        expected = expected_output(shape, reference.linear(x.float(), plain).bfloat16(), given).float()
+        library = microseconds([partial(functional.linear, x, weights[i % len(weights)]) for i in range(num_launches)])
+        some = range(min(8, num_launches))  # of those that take long
+        by_values = [partial(run, int8_groups, shape, x, copies[i % num_copies], given, -1.0) for i in some]
+        any_format = [partial(run_any_format, shape, x, plain_copies[i % num_copies], given) for i in some]
+        others = f"cuBLAS {library:6.1f}  values {microseconds(by_values):6.1f}  "
+        others += f"any format {microseconds(any_format):6.1f}"
+        lines: list[tuple[float, str]] = []
+        cuts: list[Cut] = [choose_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)]
+        others_of: list[Cut] = list(tunings_for(shape, num_rows)) if is_tuned else []
+        if has_rings and num_rows <= MAX_RING_ROWS:
+            best = ring_of(matrix.num_tiles, matrix.num_blocks, matrix.num_levels, num_rows)
+            cuts.insert(0, best)
+            others_of += rings_for(shape, best) if is_tuned else []
+        of_few_rows = run(few_rows, shape, x, matrix, given, cuts[-1])
+        for cut in cuts + others_of:
+            room = ring if isinstance(cut, Ring) else few_rows
+            try:
+                got = run(room, shape, x, matrix, given, cut)
+            except Exception as error:
+                print(f"FAILED: {name} {shape.name}, {num_rows} rows, {cut}: {error}")
+                continue
+            distance = float((got.float() - expected).norm() / expected.norm())
+            if not distance < 6e-3 or (room is ring and not torch.equal(got, of_few_rows)):
+                print(f"WRONG: {name} {shape.name}, {num_rows} rows, {cut}: relative error {distance}, or other bits")
+                continue
+            time = microseconds(
+                [partial(run, room, shape, x, copies[i % num_copies], given, cut) for i in range(num_launches)]
+            )
+            lines.append((time, f"{time:7.1f} us {num_bytes / time / 1e6:5.2f} TB/s  {distance:.1e}  {cut}"))
+        for _, line in [*lines[: len(cuts)], *sorted(lines[len(cuts) :])[:4]]:
+            print(f"{name} {shape.name:24} {num_rows:4} rows  floor {floor:5.1f}  {others} {line}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--formats", nargs="+", default=["Q8_0", "Q6_K", "Q5_K"], choices=["Q8_0", "Q5_0", "Q6_K", "Q5_K"]
+    )
+    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--tune", action="store_true", help="also time other tunings")
+    options = parser.parse_args()
+    print(torch.cuda.get_device_name())
+    for name in options.formats:
+        for shape in SHAPES:
+            if options.only in shape.name:
+                measure(name, shape, options.rows, is_tuned=options.tune)
+                torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

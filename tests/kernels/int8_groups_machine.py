@@ -1,0 +1,73 @@
+"""What the PTX in `quantized/int8_groups/language.py` does, for the emulator of Gluon: on words of 32 bits of each
+thread."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.kernels.int4_machine import JUNK, Words, add_products
+from tests.kernels.int4_machine import NAMES as INT4_NAMES
+
+
+def unpack_bytes(first: Tensor, second: Tensor, is_narrow: bool) -> Words:
+    def numbers(word: Tensor, pair: int) -> Tensor:
+        octets = torch.stack([word >> (8 * pair + 16 * side) & 255 for side in range(2)], dim=-1)
+        return octets - 64 if is_narrow else octets.to(torch.int8)
+
+    pairs = [numbers(word, pair).to(torch.bfloat16) for word in (first, second) for pair in range(2)]
+    return [pair.view(torch.int32).squeeze(-1) for pair in pairs]
+
+
+def scales_of_bytes(word: Tensor, coarse: Words, middle: int) -> Words:
+    return [((word >> 8 * i & 255) - middle).float() * coarse[i] for i in range(4)]
+
+
+def add_sixteens(sums: Words, upper: Words, lower: Words, x: Words, scales: Words) -> Words:
+    nothing = [torch.zeros_like(word) for word in x[:2]]
+    sums = add_products(sums, upper, lower, [*x[:2], *nothing], scales[0], scales[1])
+    return add_products(sums, upper, lower, [*nothing, *x[2:]], scales[2], scales[3])
+
+
+def add_less_minimums(sums: Words, upper: Words, lower: Words, x: Words, scales: Words, totals: Words) -> Words:
+    sums = add_products(sums, upper, lower, x, scales[0], scales[1])
+    return [sums[i] + totals[i % 2] * scales[2 + i // 2] for i in range(4)]
+
+
+def sums_of_inputs(x: Words) -> Words:
+    ones = torch.full_like(x[0], 0x3F803F80)
+    zero, one = torch.zeros(()), torch.ones(())
+    return add_products([zero] * 4, [ones] * 4, [ones] * 4, x, one, one)[:2]
+
+
+def load_two_chunks(
+    _before: Sequence[Words],
+    pointer: Any,
+    first_live: Tensor,
+    second_live: Tensor,
+    is_filled: bool,
+    in_sixteens: bool,
+) -> Sequence[Words]:
+    """What was there before may be anything."""
+    places = (0, 1, 8, 9) if in_sixteens else (0, 1, 2, 3)
+
+    def word(chunk: int, place: int) -> Tensor:
+        is_live = (first_live, second_live)[chunk]
+        live, offsets = torch.broadcast_tensors(is_live, pointer.offset + 16 * chunk + place)
+        numbers = pointer.numbers[torch.where(live, offsets, 0)]
+        return torch.where(live, numbers, torch.tensor(0 if is_filled else JUNK, dtype=torch.int32))
+
+    return [[word(chunk, place) for place in places] for chunk in range(2)]
+
+
+# In place of the names of that module.
+NAMES = {
+    **INT4_NAMES,
+    "unpack_bytes": unpack_bytes,
+    "scales_of_bytes": scales_of_bytes,
+    "add_sixteens": add_sixteens,
+    "add_less_minimums": add_less_minimums,
+    "sums_of_inputs": sums_of_inputs,
+    "load_two_chunks": load_two_chunks,
+}
