@@ -54,6 +54,7 @@ CASES = (
     replace(SEPARATE_512, num_heads=2, num_kv_heads=2, sequences=((9, 64),)),
     SEPARATE_256,
     replace(SEPARATE_256, window=70, num_kv_heads=2, sequences=((140, 260), (7, 100))),
+    replace(SEPARATE_256, window=70, num_heads=2, scale=256**-0.5, sequences=((140, 260),)),  # Gemma 3 12B
     replace(SEPARATE_256, window=1, sequences=((70, 90),)),
 )
 

@@ -65,7 +65,7 @@ def stored_attention_error(patient: Patient, kv_dtypes: Mapping[int, str]) -> fl
 
 
 def _case(layer: LayerSpec, tokens_per_block: int, window: int) -> cases.Case:
-    """Single rows with contexts around `window` and a block, a prompt, and a later chunk, all in one batch."""
+    """Single rows with contexts around `window` and a block, a prompt, and later chunks, all in one batch."""
     return cases.Case(
         name=layer.attention,
         num_heads=layer.num_heads,
@@ -82,6 +82,7 @@ def _case(layer: LayerSpec, tokens_per_block: int, window: int) -> cases.Case:
             (1, tokens_per_block + 1),
             (19, 19),
             (11, window + 15),
+            (70, window + 200),  # whole tiles of keys are seen by the chunk's first rows alone
         ),
         scale=layer.attention_scale,
         num_rotated_pairs=layer.rotary.num_rotated_pairs(layer.head_dim) if layer.values_are_keys else None,

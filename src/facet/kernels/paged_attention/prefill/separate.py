@@ -15,7 +15,7 @@ from facet.kernels.paged_attention.cache import KeyRecipe
 from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
 from facet.kernels.paged_attention.prefill.tuning import PrefillTuning
 from facet.kernels.paged_attention.prefill.unpack import Scratch
-from facet.kernels.paged_attention.prefill.visible import HIDDEN, LOG2_E, load_tile, mask_scores, visible_tiles
+from facet.kernels.paged_attention.prefill.visible import LEAST, LOG2_E, load_tile, mask_scores, visible_tiles
 
 
 @triton.jit
@@ -127,7 +127,7 @@ def _separate_kernel(
         end = tl.load(last_visible + first_row + num_tokens - 1) - first_position + 1
 
     start, full_start, full_end = visible_tiles(first_own, num_tokens, first_last, window, HAS_WINDOW, BLOCK_N)
-    greatest = tl.full([BLOCK_M], HIDDEN, tl.float32)
+    greatest = tl.full([BLOCK_M], LEAST, tl.float32)
     weight_sum = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, OUT_DIMS], tl.float32)
     if HAS_WINDOW:

@@ -20,7 +20,7 @@ from facet.kernels.paged_attention.cache import KeyRecipe
 from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
 from facet.kernels.paged_attention.prefill.tuning import PrefillTuning
 from facet.kernels.paged_attention.prefill.unpack import Scratch
-from facet.kernels.paged_attention.prefill.visible import HIDDEN, LOG2_E, load_tile, mask_scores, visible_tiles
+from facet.kernels.paged_attention.prefill.visible import LEAST, LOG2_E, load_tile, mask_scores, visible_tiles
 
 
 @triton.jit
@@ -161,7 +161,7 @@ def _shared_kernel(
 
     start, _, full_end = visible_tiles(first_own, num_tokens, first_own, 0, False, BLOCK_N)
     end = first_own + num_tokens
-    greatest = tl.full([BLOCK_M], HIDDEN, tl.float32)
+    greatest = tl.full([BLOCK_M], LEAST, tl.float32)
     weight_sum = tl.zeros([BLOCK_M], tl.float32)
     wide_total = tl.zeros([BLOCK_M, HEAD_DIM // 2], tl.float32)
     narrow_total = tl.zeros([BLOCK_M, HEAD_DIM // 4], tl.float32)

@@ -13,8 +13,12 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
-# Far below any score, and finite: what a row gathers before its first visible key is scaled to nothing by that key.
-HIDDEN = tl.constexpr(-1.0e30)
+# What a row's greatest score starts from, and what a hidden score is before it is scaled: each far below the next,
+# whatever the scale, so that a row that has seen no key yet weighs hidden ones with zero. Were they one number, a scale
+# below 1 would raise hidden scores to the greatest, and the rounding of their products, 4e21 here, would be weighed.
+# Both are finite, so that their difference is a number.
+LEAST = tl.constexpr(-1.0e30)
+HIDDEN = tl.constexpr(-1.0e38)
 
 
 @triton.jit

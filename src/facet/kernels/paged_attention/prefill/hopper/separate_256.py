@@ -43,7 +43,7 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
 )
 from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
 from facet.kernels.paged_attention.prefill.unpack import Scratch
-from facet.kernels.paged_attention.prefill.visible import HIDDEN, LOG2_E
+from facet.kernels.paged_attention.prefill.visible import LEAST, LOG2_E
 
 
 @gluon.jit
@@ -119,7 +119,7 @@ def _attend(
         next_row, next_num_tokens, _, next_own, next_head = _turn(following, tiles, num_kv_heads)
         start, num_tiles = _visible(first_own, num_tokens, window, HAS_WINDOW)
         own = first_own + FIRST_TOKEN
-        greatest = gl.full([64], HIDDEN, gl.float32, SCORE_ROWS)
+        greatest = gl.full([64], LEAST, gl.float32, SCORE_ROWS)
         weight_sum = gl.zeros([64], gl.float32, SCORE_ROWS)
         sums = gl.zeros([64, 256], gl.float32, SUMS)
         mbarrier.wait(queries_ready, phase)

@@ -43,7 +43,7 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
 )
 from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
 from facet.kernels.paged_attention.prefill.unpack import Scratch
-from facet.kernels.paged_attention.prefill.visible import HIDDEN, LOG2_E
+from facet.kernels.paged_attention.prefill.visible import LEAST, LOG2_E
 
 # Quarters of tiles of keys: as many as fit.
 SLOTS = gl.constexpr(5)
@@ -85,7 +85,7 @@ def _score_and_sum(
     weight_tiles, _, _, _ = weights
     total_weights, totals_ready = totals
     rows = query_tile.reshape([64, 512])
-    greatest = gl.full([64], HIDDEN, gl.float32, SCORE_ROWS)
+    greatest = gl.full([64], LEAST, gl.float32, SCORE_ROWS)
     weight_sum = gl.zeros([64], gl.float32, SCORE_ROWS)
     sums = gl.zeros([64, 256], gl.float32, SUMS)
     mbarrier.wait(queries_ready, 0)

@@ -48,7 +48,7 @@ from facet.kernels.paged_attention.prefill.hopper.parts import (
 )
 from facet.kernels.paged_attention.prefill.plan import PrefillPlan, RunPass
 from facet.kernels.paged_attention.prefill.unpack import Scratch
-from facet.kernels.paged_attention.prefill.visible import HIDDEN, LOG2_E
+from facet.kernels.paged_attention.prefill.visible import LEAST, LOG2_E
 
 # Queries are loaded 64 dimensions at a time.
 LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
@@ -123,7 +123,7 @@ def _score_and_sum(
     _put_queries(second_queries, source, key_weight, num_tokens, num_heads, 4, GROUP)
     mbarrier.arrive(queries_ready, count=1)
     mbarrier.wait(queries_ready, 0)
-    greatest = gl.full([64], HIDDEN, gl.float32, SCORE_ROWS)
+    greatest = gl.full([64], LEAST, gl.float32, SCORE_ROWS)
     weight_sum = gl.zeros([64], gl.float32, SCORE_ROWS)
     sums = gl.zeros([64, 256], gl.float32, SUMS)
     started = _start_scores(queries, first, second, rotated, 0)
