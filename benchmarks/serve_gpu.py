@@ -71,6 +71,8 @@ def main() -> None:
 
 def figures(row: Row, result: dict[str, Any]) -> str:
     failed = f" ({result['failed']} FAILED)" if result["failed"] else ""
+    if not result["completed"]:
+        return f"no request was answered{failed}"
     return ", ".join(f"{figure.written(figure.of(result))} {figure.unit}" for figure in row.figures) + failed
 
 
