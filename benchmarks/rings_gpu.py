@@ -2,9 +2,10 @@
 
     python -m benchmarks.rings_gpu [--only "E4B down"] [--rows 1 8] [--tune] [--output rings.json]
 
-A line says what the ring of warps takes, then the ring of warpgroups (w) that would take its place, then others:
-outputs of a program x inputs of a tile x stages. Bits are compared with those of tiles in Triton. Times are of launches
-inside a CUDA graph, every weight read from memory. Without `--tune` it takes about a minute, most of it to compile.
+A line says what the usual product takes, then the ring of warps, then the ring of warpgroups (w) that would take its
+place, then others: outputs of a program x inputs of a tile x stages. Bits are compared with those of tiles in Triton.
+Times are of launches inside a CUDA graph, every weight read from memory. Without `--tune` it takes about a minute, most
+of it to compile.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.chains_gpu import Weights, inputs
+from benchmarks.chains_gpu import Weights, inputs, usual
 from benchmarks.linear_gpu import Job, compile_for, run
 from facet.kernels.linear import cases
 from facet.kernels.linear.config import MAX_RING_ROWS, Ring, WarpgroupRing, choose_chain, ring_of, warpgroup_ring_of
@@ -27,7 +28,7 @@ NAMES = (
     *(f"31B {name}" for name in ("gate_up", "down", "qkv sliding", "qkv global", "o sliding")),
     *(f"26B-A4B {name}" for name in ("gate_up", "down", "qkv sliding", "o sliding")),
 )
-SHAPES = tuple(shape for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE) if shape.name in NAMES)
+SHAPES = (*(shape for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE) if shape.name in NAMES), *cases.NANO)
 HBM_BYTES_PER_MICROSECOND = 4.2e6
 # For all programs that a multiprocessor is to hold.
 MOST_BYTES = 220 << 10
@@ -70,7 +71,7 @@ def name_of(ring: Ring | WarpgroupRing) -> str:
 def measure(shape: cases.Shape, num_rows: int, weights: Weights, is_tuned: bool) -> dict[str, float]:
     x, given = inputs(shape, num_rows)
     expected = run(shape, x, weights.first, given, choose_chain(num_rows, shape.num_out, shape.num_in, 2))
-    times = {}
+    times = {"usual": weights.time(lambda weight: usual(shape, x, weight, given))}
     for ring in rings_for(shape, is_tuned):
         name = name_of(ring)
         try:

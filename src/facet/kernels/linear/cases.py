@@ -66,5 +66,16 @@ SPARSE = (
     Shape("26B-A4B router", 128, 2816),
     Shape("26B-A4B lm_head", 262144, 2816),
 )
+# Gemma 3n E4B.
+NANO = (
+    Shape("3n gate_up", 32768, 2048, "geglu_linear"),
+    Shape("3n down", 2048, 16384),
+    Shape("3n qkv", 3072, 2048),
+    Shape("3n o", 2048, 2048),
+    Shape("3n per-layer gate", 256, 2048, "gated_input_linear"),
+    Shape("3n per-layer projection", 2048, 256),
+    Shape("3n LAuReL down", 64, 2048),
+    Shape("3n LAuReL up", 2048, 64),
+)
 # Nothing a multiple of anything; fewer inputs than a tile has; one output.
 ODD = (Shape("odd", 42, 100), Shape("narrow", 6, 8), Shape("one gate", 2, 33))
