@@ -55,7 +55,7 @@ RINGS = {
     "int4_ring_of_gated_input": (6, 8, 80),
     "q4_k_ring_of_gate_up": (3, 40, 168),
     "q4_k_ring_of_down": (3, 16, 80),
-    "q4_k_ring_of_qkv": (4, 16, 104),
+    "q4_k_ring_of_qkv": (2, 24, 136),
     "q4_k_ring_of_narrow_down": (2, 16, 104),
     "int4_ring_of_16_of_gate_up": (3, 64, 168),
     "int4_ring_of_16_of_down": (1, 64, 255),
@@ -88,7 +88,6 @@ WARPGROUP_RINGS = {
 # What sixteen warps of 128 registers leave no room for, or of 64.
 MOST_LOCAL_BYTES = {
     "int4_ring_of_16_of_narrow_down": 16,
-    "q4_k_ring_of_qkv": 16,
     "q6_k_ring_of_16_of_narrow_down": 24,
     "q5_k_ring_of_16_of_narrow_down": 48,
 }

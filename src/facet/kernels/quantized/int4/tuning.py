@@ -24,8 +24,8 @@ _REGISTERS = 65_536
 _LEAST_STAGES, _MOST_STAGES = 2, 16
 # Warps of a multiprocessor whose registers suffice, and registers of a warp that loads inputs ahead, by its tiles.
 _RING_WARPS, _REGISTERS_AHEAD = 24, {1: 32 * 80, 2: 32 * 112}
-# As the latter, where there are minimums. Two tiles would take as many as four, nearly.
-_REGISTERS_OF_MINIMUMS = {1: 32 * 104, 4: 32 * 160}
+# As the latter, where there are minimums.
+_REGISTERS_OF_MINIMUMS = {1: 32 * 104, 2: 32 * 136, 4: 32 * 160}
 # Of rings of 9 to 16 rows: registers of a warp without inputs ahead and with them, by its tiles; warps for whose sake
 # programs have fewer tiles.
 _REGISTERS_OF_16 = {1: (32 * 120, 32 * 144), 2: (32 * 120, 32 * 144), 4: (32 * 152, 32 * 176)}
@@ -146,8 +146,14 @@ def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1, *, has_minimums:
         return _ring_of_16(num_tiles, num_blocks, num_out_warps, num_in_warps)
     num_warps = num_out_warps * num_in_warps
     most_programs = max(2, _RING_WARPS // num_warps)
-    most_tiles, registers = (4, _REGISTERS_OF_MINIMUMS) if has_minimums else (2, _REGISTERS_AHEAD)
-    tiles = 1 if num_tiles <= num_out_warps * most_programs * _NUM_MULTIPROCESSORS else most_tiles
+    registers = _REGISTERS_OF_MINIMUMS if has_minimums else _REGISTERS_AHEAD
+    if num_tiles > num_out_warps * most_programs * _NUM_MULTIPROCESSORS:
+        tiles = 4 if has_minimums else 2
+    else:
+        # Sums of inputs, which minimums are multiplied by, are made once for all tiles of a warp. One row of Q4_K in
+        # 31B's qkv takes 22.7 us with one tile, 18.6 with two and 19.9 with four; in down 24.8 and 30.9, in o 10.7 and
+        # 12.7 (benchmarks/q4_k_gpu.py --rings).
+        tiles = 2 if has_minimums and num_in_warps <= 2 else 1
     if has_minimums and tiles > 1:
         most_programs = max(1, _REGISTERS // (num_warps * registers[tiles]))
     num_programs = min(most_programs, -(-num_tiles // (tiles * num_out_warps * _NUM_MULTIPROCESSORS)))
