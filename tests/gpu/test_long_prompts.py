@@ -1,0 +1,45 @@
+"""Every published model, cut to a few layers: prompts longer than any window in bfloat16, which has kernels of its own,
+against float32."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.gpu.test_models import NUM_PROMPT, VOCABULARY, load, logits_of
+from tests.published_configs import PUBLISHED, pattern, text_only
+from tests.tiny_checkpoints import write_config
+
+
+def cut(name: str) -> dict[str, Any]:
+    """All traits of its layers, and few of them."""
+    if name in ("Gemma 4 E2B", "Gemma 4 E4B"):
+        num_sliding = 4 if name == "Gemma 4 E2B" else 5
+        num_layers = 2 * (num_sliding + 1)
+        layers: dict[str, Any] = dict(
+            layer_types=pattern(num_sliding, num_layers), num_kv_shared_layers=num_layers // 2
+        )
+    elif name.startswith("Gemma 3n"):
+        num_layers, width = 10, text_only(name)["intermediate_size"]
+        layers = dict(
+            layer_types=pattern(4, num_layers),
+            num_kv_shared_layers=num_layers // 2,
+            activation_sparsity_pattern=[0.95] * 5 + [0.0] * 5,
+            intermediate_size=width[:num_layers] if isinstance(width, list) else width,
+        )
+    else:
+        num_layers = 6
+        layers = dict(layer_types=pattern(5, num_layers))
+    return {**text_only(name), "num_hidden_layers": num_layers, **layers, **VOCABULARY, "max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_long_prompts_in_bfloat16(name: str, tmp_path: Path) -> None:
+    folder = write_config(tmp_path, cut(name))
+    exact = load(folder, "cuda", torch.float32)
+    expected = logits_of(exact, NUM_PROMPT)
+    got = logits_of(load(folder, "cuda", torch.bfloat16, exact), NUM_PROMPT)
+    error = float((got - expected).abs().mean() / expected.abs().max())
+    print(f"\n{name}: mean {error:.1e} of the largest logit")
+    assert error <= 1e-2
