@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -92,7 +93,7 @@ def compile_kernels(servers: Sequence[Server], more_flags: Sequence[str]) -> Non
 def groups_that_fit(models: Sequence[str]) -> list[list[str]]:
     """Models whose servers the GPU holds at a time, the largest first."""
     sizes = {
-        model: weight_bytes(read_model_spec(text_only(model)), {}, value_bytes=2).total + BESIDE_WEIGHTS
+        model: weight_bytes(read_model_spec(text_only(model)), {}, dtype=torch.bfloat16).total + BESIDE_WEIGHTS
         for model in models
     }
     groups: list[list[str]] = []

@@ -33,6 +33,10 @@ class ScaleFormat:
     dtype: str  # as torch names it
     group: int | None  # inputs that share one; None: the whole row
 
+    @property
+    def itemsize(self) -> int:
+        return _BYTES[self.dtype]
+
     def count(self, num_inputs: int) -> int:
         """In a row. The last group may be short."""
         return 1 if self.group is None else -(-num_inputs // self.group)
@@ -61,9 +65,9 @@ class MatrixFormat:
         *stack, num_rows, num_inputs = shape
         per_row = num_inputs * self.code_bits // 8
         num_scales = self.scales.count(num_inputs)
-        scale_bytes = num_scales * _BYTES[self.scales.dtype]
+        scale_bytes = num_scales * self.scales.itemsize
         if self.coarse_scales is not None:
-            scale_bytes += self.coarse_scales.count(num_inputs) * _BYTES[self.coarse_scales.dtype]
+            scale_bytes += self.coarse_scales.count(num_inputs) * self.coarse_scales.itemsize
         per_row += scale_bytes * (2 if self.has_minimums else 1) + num_scales * self.has_zeros
         per_matrix = 4 * num_inputs * self.is_reordered
         per_matrix += 4 * self.has_input_scale + 4 * self.rounds_outputs

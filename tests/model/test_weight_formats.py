@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from facet.errors import ConfigError
 from facet.model.families import read_model_spec
@@ -19,7 +20,7 @@ NUM_MATRIX_VALUES = NUM_VALUES - 262_144 * 5376  # all but the embedding, and no
 
 
 def test_unquantized_weights_are_their_values() -> None:
-    found = weight_bytes(SPEC, {}, value_bytes=2)
+    found = weight_bytes(SPEC, {}, dtype=torch.bfloat16)
     norms = sum(target.num_values for target in tensor_targets(SPEC) if "norm" in target.name)
     assert found.unquantized == 2 * (NUM_VALUES - norms) + 4 * norms
     assert (found.quantized, found.line, found.main_format) == (0, "", None)
@@ -29,7 +30,7 @@ def test_unquantized_weights_are_their_values() -> None:
     ("name", "bits_per_value"), [("int4", 4 + 16 / 32), ("int8", 8), ("fp8", 8), ("nvfp4", 4 + 8 / 16)]
 )
 def test_quantized_weights_are_their_bits_and_scales(name: str, bits_per_value: float) -> None:
-    found = weight_bytes(SPEC, expected_formats(SPEC, OneFormat(FLAGS[name])), value_bytes=2)
+    found = weight_bytes(SPEC, expected_formats(SPEC, OneFormat(FLAGS[name])), dtype=torch.bfloat16)
     assert found.quantized == pytest.approx(NUM_MATRIX_VALUES * bits_per_value / 8, rel=2e-3)
     assert found.unquantized == pytest.approx(2 * 262_144 * 5376, rel=2e-3)
     assert f"{bits_per_value:.1f}" in found.line
@@ -39,7 +40,7 @@ def test_quantized_weights_are_their_bits_and_scales(name: str, bits_per_value: 
 def test_experts_are_quantized_and_routers_are_not() -> None:
     spec = SPECS["Gemma 4 26B-A4B"]
     formats = expected_formats(spec, OneFormat(FLAGS["int4"]))
-    whole, small = (weight_bytes(spec, each, value_bytes=2) for each in ({}, formats))
+    whole, small = (weight_bytes(spec, each, dtype=torch.bfloat16) for each in ({}, formats))
     assert small.total < 0.35 * whole.total
     router = sum(target.num_values for target in tensor_targets(spec) if ".router." in target.name)
     embedding = 262_144 * spec.hidden_size
@@ -75,7 +76,7 @@ def test_groups_that_do_not_divide_the_inputs_of_a_gate() -> None:
 
 @pytest.mark.parametrize("name", [name for name in PUBLISHED if "3n" not in name and "270M" not in name])
 def test_two_gpus_hold_half_each_and_a_little_more(name: str) -> None:
-    whole, half = (weight_bytes(shard_of(SPECS[name], n), {}, value_bytes=2).total for n in (1, 2))
+    whole, half = (weight_bytes(shard_of(SPECS[name], n), {}, dtype=torch.bfloat16).total for n in (1, 2))
     assert whole / 2 <= half < 0.55 * whole
 
 
@@ -142,7 +143,7 @@ def test_what_a_checkpoint_leaves_unquantized_is_counted_so() -> None:
 
     def unquantized() -> int:
         formats = expected_formats(SPEC, read_scheme({"quantization_config": section}))
-        return weight_bytes(SPEC, formats, value_bytes=2).unquantized
+        return weight_bytes(SPEC, formats, dtype=torch.bfloat16).unquantized
 
     all_layers = unquantized()
     for ignored in ("model.language_model.layers.0.mlp.up_proj", r"re:.*layers\.0\.mlp\.up_proj"):

@@ -50,10 +50,10 @@ def run(options: argparse.Namespace) -> int:
     if found.num_files is not None:
         console.print(f"All tensors are present, in {found.num_files} file{'s' * (found.num_files > 1)}.")
     if found.formats:
-        value_bytes = dtype_of_config(spec).itemsize
-        console.print(matrix_table(matrix_kinds(spec, found.formats, value_bytes=value_bytes)))
+        dtype = dtype_of_config(spec)
+        console.print(matrix_table(matrix_kinds(spec, found.formats, value_bytes=dtype.itemsize)))
         by = "while loading" if found.scheme is None else f"by {found.scheme}"
-        console.print(f"Quantized {by}: {weight_bytes(spec, found.formats, value_bytes=value_bytes).line}.")
+        console.print(f"Quantized {by}: {weight_bytes(spec, found.formats, dtype=dtype).line}.")
     elif found.scheme is not None:
         console.print(f"{found.scheme}, but no matrix is quantized.")
     for note in found.notes:

@@ -1,7 +1,8 @@
 """`facet plan`: computes where a GPU's memory goes and what fits into the rest, for every KV dtype, without a GPU.
 
-The memory is divided by the function that a starting engine uses. Only activations, which an engine measures by running
-a step, are estimated here from shapes; everything else is counted.
+The memory is divided by the function that a starting engine uses. What that engine measures is estimated here, rather
+too high than too low, so that what a plan says fits does: activations from shapes, and what a driver and others take.
+Weights are counted, as a GPU's kernels want them.
 """
 
 from collections.abc import Mapping
@@ -48,6 +49,13 @@ from facet.runner.memory import EncoderCapacity, GpuMemory, StepShape, divide_me
 _GPU = torch.device("cuda")
 _LENGTHS = (2048, 8192, 32_768, 131_072)
 _LEAST_MEMORY = 2**20  # of a GPU; a smaller number lacks its unit
+# What CUDA, its kernels and the gaps between tensors took beside the weights that a plan counts: 0.72 to 0.99 GiB on an
+# H200. Smaller GPUs have fewer processors to keep memory for; nothing has been measured there.
+_OTHERS, _OTHERS_SHARE = 1 << 30, 1 / 24
+# Of such a slice.
+_WIDENED_BYTES = 64 << 20
+# cuBLAS's, and what is too small to be counted.
+_WORKSPACE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +111,8 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         quantization = quantization_while_loading(quantization, None if scheme is None else scheme.name)
     formats = online_formats(spec, stored, quantization, config.quantize_head)
     shard = shard_of(spec, num_gpus, formats)
-    weights = weight_bytes(shard, formats, value_bytes=value_bytes, tables_on_host=config.embeddings_on_cpu)
+    weights = weight_bytes(shard, formats, dtype=dtype, tables_on_host=config.embeddings_on_cpu, on_gpu=True)
+    widens = any(format.code_bits == 4 or not format.has_row_scales for format in formats.values())
     tables = table_bytes(shard, max_model_len, dtype)
     towers: Mapping[MediaKind, nn.Module] = {}
     if not config.language_model_only:
@@ -143,7 +152,8 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
             total=total,
             usable=usable_bytes(config, total),
             weights=weights.total + tower_weights + drafter_weights + tables,
-            activations=estimate_activations(spec, shape),
+            activations=estimate_activations(spec, shape, widens=widens),
+            others=estimate_others(total),
         )
 
     def capacity(asked: str) -> Capacity:
@@ -198,20 +208,31 @@ def drafter_bytes(config: PlanConfig, target: ModelSpec, value_bytes: int) -> in
     return draft_weight_bytes(spec, value_bytes=value_bytes, num_ranks=config.tensor_parallel_size)
 
 
-def estimate_activations(spec: ModelSpec, shape: StepShape) -> int:
-    """What a full step takes for a moment: the widest layer's tensors of all its tokens, or the logits.
+def estimate_others(total: int) -> int:
+    """What a GPU of so many bytes has for nobody."""
+    return min(_OTHERS, int(total * _OTHERS_SHARE))
 
-    An estimate. A step that runs frees and reuses memory in its own order; an engine on a GPU measures it. `spec` is of
-    the whole model: what one GPU holds of a row between layers is all of it.
+
+def estimate_activations(spec: ModelSpec, shape: StepShape, *, widens: bool = False) -> int:
+    """What the step takes for a moment that an engine measures: the widest layer's tensors of all its rows, or the
+    logits.
+
+    An estimate, no less than what engines have measured (tests/engine/test_memory_plan.py). A step that runs frees and
+    reuses memory in its own order. `spec` is of the whole model: what one GPU holds of a row between layers is all of
+    it. `widens`: slices of some matrices are brought to activations' type before they are multiplied.
     """
-    num_tokens = min(shape.max_num_batched_tokens, shape.max_model_len)
+    longest = min(shape.max_num_batched_tokens, shape.max_model_len)
+    num_rows = shape.max_num_seqs + shape.max_num_batched_tokens // longest * longest
     num_streams = 1 if spec.altup is None else spec.altup.num_streams
-    streams = (2 * num_streams + 1) * spec.hidden_size  # before and after a layer, and what its norm makes
-    inputs = 0 if spec.per_layer_input is None else 2 * spec.num_layers * spec.per_layer_input.width
+    # Before a layer and inside it, what their norms made, and the embedding, which the first layers' caller keeps.
+    streams = (4 * num_streams + 1) * spec.hidden_size
+    inputs = 0 if spec.per_layer_input is None else spec.num_layers * spec.per_layer_input.width
     widest = max(_widest_moment(layer, spec.hidden_size) for layer in shape.spec.layers)
-    rows = num_tokens * (streams + inputs + widest) * shape.value_bytes
-    logits = min(shape.max_num_seqs, num_tokens) * shape.spec.vocab_size * (4 + shape.value_bytes)
-    return max(rows, logits)
+    # Inputs of all layers are looked up and mixed before there is any layer.
+    rows = num_rows * max(streams + inputs + widest, spec.hidden_size + 3 * inputs) * shape.value_bytes
+    # As a product leaves them, and twice in float32.
+    logits = shape.max_num_seqs * shape.spec.vocab_size * 8
+    return max(rows, logits) + _WORKSPACE_BYTES + (_WIDENED_BYTES if widens else 0)
 
 
 def _widest_moment(layer: LayerSpec, hidden_size: int) -> int:

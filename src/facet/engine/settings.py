@@ -144,13 +144,13 @@ def resolve(
     num_bytes, gpu_memory = config.kv_cache_memory_bytes, None
     if num_bytes is None and on_gpu:
         measured = measure_gpu_memory(model, shape, ahead)
-        kept_free = measured.total - usable_bytes(config, measured.total)
         gpu_memory = divide_memory(
             shape,
             total=measured.total,
-            usable=measured.free + measured.weights - kept_free,
+            usable=usable_bytes(config, measured.total),
             weights=measured.weights,
             activations=measured.activations,
+            others=measured.total - measured.free - measured.weights,
         )
         num_bytes = gpu_memory.cache
     elif num_bytes is None:

@@ -26,13 +26,20 @@ def make_quantized_weight(
 def choose_kind(
     format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device
 ) -> type[QuantizedWeight]:
+    """For a device that is here."""
     if device.type != "cuda":
         return QuantizedWeight
-    if dtype.itemsize == 2 and eight_bits.serves(format, shape[-1]) and eight_bits.runs_on(device, format):
+    kind = kind_on_gpus(format, shape, dtype=dtype)
+    return kind if kind.runs_on(device, format) else QuantizedWeight
+
+
+def kind_on_gpus(format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype) -> type[QuantizedWeight]:
+    """For a GPU that has the kernels: an Ampere or later one, for codes times codes of FP8 a Hopper one."""
+    if dtype.itemsize == 2 and eight_bits.serves(format, shape[-1]):
         return EightBitsWeight
-    if dtype == torch.bfloat16 and int4.can_shuffle(format, shape[-2]) and int4.runs_on(device):
+    if dtype == torch.bfloat16 and int4.can_shuffle(format, shape[-2]):
         return Int4Weight
-    if dtype == torch.bfloat16 and int8_groups.can_shuffle(format, shape) and int8_groups.runs_on(device):
+    if dtype == torch.bfloat16 and int8_groups.can_shuffle(format, shape):
         return Int8GroupsWeight
     return QuantizedWeight
 
@@ -44,6 +51,10 @@ class EightBitsWeight(QuantizedWeight):
     def __init__(self, matrix: QuantizedMatrix, *, dtype: torch.dtype, arithmetic: Arithmetic) -> None:
         super().__init__(matrix, dtype=dtype, arithmetic=arithmetic)
         self._row_codes = None if self.format.rounding is None else eight_bits.row_codes(self.format)
+
+    @classmethod
+    def runs_on(cls, device: torch.device, format: MatrixFormat) -> bool:
+        return eight_bits.runs_on(device, format)
 
     @property
     def has_kernels(self) -> bool:
@@ -90,6 +101,8 @@ class EightBitsWeight(QuantizedWeight):
 class Room(Protocol):
     """Kernels for matrices whose codes lie in an order of their own, and what puts them there."""
 
+    def runs_on(self, device: torch.device) -> bool: ...
+    def shuffled_bytes(self, format: MatrixFormat, shape: Sequence[int]) -> int: ...
     def shuffle(self, matrix: QuantizedMatrix, *, is_gated: bool) -> Any: ...
     def unshuffle(self, shuffled: Any) -> QuantizedMatrix: ...
     def linear(self, x: Tensor, matrix: Any, most_few_rows: float) -> Tensor: ...
@@ -102,6 +115,14 @@ class ShuffledWeight(QuantizedWeight):
 
     _room: Room
     _shuffled: Any = None  # a matrix of that room; has the buffers
+
+    @classmethod
+    def runs_on(cls, device: torch.device, format: MatrixFormat) -> bool:
+        return cls._room.runs_on(device)
+
+    @classmethod
+    def prepared_bytes(cls, format: MatrixFormat, shape: Sequence[int]) -> int:
+        return cls._room.shuffled_bytes(format, shape)
 
     @property
     @abstractmethod
@@ -153,6 +174,10 @@ class Int8GroupsWeight(ShuffledWeight):
 
     def prepare_table(self) -> None:
         self.prepare(is_gated=False)
+
+    @classmethod
+    def prepared_table_bytes(cls, format: MatrixFormat, shape: Sequence[int]) -> int:
+        return cls.prepared_bytes(format, shape)
 
     def look_up(self, ids: Tensor) -> Tensor:
         if self._shuffled is None or self._shuffled.is_gated:

@@ -16,6 +16,7 @@ from facet.kernels.quantized import QuantizedMatrix
 from facet.kernels.quantized.quantize import quantize
 from facet.kernels.rounded_rows import RowCodes
 from facet.layers.weight import DenseWeight, Inputs, Values, Weight
+from facet.matrix_format import MatrixFormat
 
 
 class ProductWeight(Weight):
@@ -89,6 +90,21 @@ class QuantizedWeight(ProductWeight):
         self.is_of_experts = matrix.codes.dim() > 2
         for name, tensor in matrix.tensors().items():
             self.register_buffer(name, tensor)
+
+    @classmethod
+    def runs_on(cls, device: torch.device, format: MatrixFormat) -> bool:
+        """Whether its kernels do."""
+        return True
+
+    @classmethod
+    def prepared_bytes(cls, format: MatrixFormat, shape: Sequence[int]) -> int:
+        """Of the tensors that such a weight has behind `prepare`."""
+        return format.num_bytes(shape)
+
+    @classmethod
+    def prepared_table_bytes(cls, format: MatrixFormat, shape: Sequence[int]) -> int:
+        """The same behind `prepare_table`."""
+        return format.num_bytes(shape)
 
     @property
     def has_kernels(self) -> bool:

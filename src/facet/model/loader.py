@@ -13,6 +13,7 @@ from facet.config import ModelConfig
 from facet.errors import CapacityError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
 from facet.kernels.linear import never_split_sums
+from facet.kernels.quantized import int4
 from facet.layers.host_memory import serve_from_host
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
@@ -68,9 +69,13 @@ class LoadedModel:
 
     def lines(self) -> tuple[str, ...]:
         """What a user is told of quantized weights at start-up."""
-        value_bytes = self.model.placement.dtype.itemsize
+        dtype, device = self.model.placement.dtype, self.model.placement.device
         weights = weight_bytes(
-            self.model.share, self.formats, value_bytes=value_bytes, tables_on_host=self.tables_on_host
+            self.model.share,
+            self.formats,
+            dtype=dtype,
+            tables_on_host=self.tables_on_host,
+            on_gpu=int4.runs_on(device),
         )
         return (
             *([f"Weights: {weights.line}."] if weights.line else []),
@@ -176,7 +181,9 @@ def build_model(
     share = share or spec
     dtype, device = placement.dtype, placement.device
     check_dtype(dtype, device)
-    needed = memory_needed(share, context_length, dtype, formats, tables_on_host=tables_on_host)
+    needed = memory_needed(
+        share, context_length, dtype, formats, tables_on_host=tables_on_host, on_gpu=int4.runs_on(device)
+    )
     asked = f"The weights take {needed / 2**30:,.1f} GiB as {str(dtype).removeprefix('torch.')}"
     if device.type == "cpu":
         # Asked beforehand: an operating system promises more than it has, and ends the process when that is used.
@@ -208,9 +215,10 @@ def memory_needed(
     formats: Formats = MappingProxyType({}),
     *,
     tables_on_host: bool = False,
+    on_gpu: bool = False,
 ) -> int:
     """Bytes of a model's weights and tables of angles, without what is in the host's memory."""
-    weights = weight_bytes(spec, formats, value_bytes=dtype.itemsize, tables_on_host=tables_on_host)
+    weights = weight_bytes(spec, formats, dtype=dtype, tables_on_host=tables_on_host, on_gpu=on_gpu)
     return weights.total + table_bytes(spec, context_length, dtype)
 
 

@@ -4,22 +4,22 @@ The formats of a model's matrices are known from a config or from the headers of
 model takes, and which weights it is built with, before any weight is read.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from facet.kernels.quantized import QuantizedMatrix
 from facet.layers.gpu_weights import make_quantized_weight
 from facet.layers.linear import Linear
 from facet.layers.moe import Experts
 from facet.layers.placement import Placement
 from facet.layers.quantized_weight import PartsWeight, QuantizedWeight
 from facet.layers.weight import DenseWeight, Weight
-from facet.matrix_format import MatrixFormat
 from facet.model.gemma import Gemma
+from facet.model.kept_matrices import KeptMatrix, kept_matrices
 from facet.model.weight_formats import Formats
-from facet.model.weight_map import PER_LAYER_TABLE, TensorTarget, tensor_targets
+from facet.model.weight_map import PER_LAYER_TABLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,52 +35,31 @@ def place_weights(model: Gemma, formats: Formats, *, tables_on_host: bool = Fals
     """Allocates every matrix of a model that was built without them; tables on request in the host's memory."""
     placement = model.placement
     dense = Placement(dtype=placement.dtype, device=placement.device, arithmetic=placement.arithmetic)
-    by_place: dict[str, list[TensorTarget]] = {}
-    for target in tensor_targets(model.share):
-        by_place.setdefault(target.place, []).append(target)
+    by_place = kept_matrices(model.share, formats)
     for name, module in list(model.named_modules()):
         if isinstance(module, Linear):
             is_on_host = tables_on_host and name == PER_LAYER_TABLE
             where = replace(dense, device=torch.device("cpu")) if is_on_host else dense
-            module.weight = _weight(by_place[name], formats, where)
+            parts = [_weight(kept, where) for kept in by_place[name]]
+            sizes = [kept.shape[-2] for kept in by_place[name]]
+            module.weight = parts[0] if len(parts) == 1 else PartsWeight(parts, sizes, placement.arithmetic)
     for module in list(model.modules()):
         if isinstance(module, Experts):
             _let_kinds_differ(module)
 
 
-def _weight(targets: Sequence[TensorTarget], formats: Formats, placement: Placement) -> Weight:
-    """Of a product whose parts these are: one weight where their rows can be stacked, else one for each part."""
-
-    def made(format: MatrixFormat | None, shape: Sequence[int]) -> Weight:
-        if format is None:
-            return placement.weight(*shape)
-        return make_quantized_weight(
-            format, shape, dtype=placement.dtype, device=placement.device, arithmetic=placement.arithmetic
-        )
-
-    *stack, _, num_inputs = targets[0].shape
-    sizes = [target.shape[-2] for target in targets]
-    found = [formats.get(target.name) for target in targets]
-    first = found[0]
-    if first is None:
-        is_one = not any(found)
-    else:
-        is_one = len(found) == 1 or all(format is not None and first.joins(format) for format in found)
-    if is_one:
-        return made(first, (*stack, sum(sizes), num_inputs))
-    parts = [made(format, (*stack, size, num_inputs)) for format, size in zip(found, sizes, strict=True)]
-    return PartsWeight(parts, sizes, placement.arithmetic)
+def _weight(kept: KeptMatrix, placement: Placement) -> Weight:
+    if kept.format is None:
+        return placement.weight(*kept.shape)
+    dtype, device, arithmetic = placement.dtype, placement.device, placement.arithmetic
+    if kept.is_of_any_kind:
+        matrix = QuantizedMatrix.empty(kept.format, kept.shape, device)
+        return QuantizedWeight(matrix, dtype=dtype, arithmetic=arithmetic)
+    return make_quantized_weight(kept.format, kept.shape, dtype=dtype, device=device, arithmetic=arithmetic)
 
 
 def _let_kinds_differ(experts: Experts) -> None:
-    """Dense experts take a second matrix of their own kind only: in front of another they count as a single part.
-    Kernels for quantized ones multiply two of one format: others do without."""
-    products = (experts.gate_up, experts.down)
-    formats = {each.weight.format if isinstance(each.weight, QuantizedWeight) else None for each in products}
-    for each in products:
-        weight = each.weight
-        if isinstance(weight, QuantizedWeight) and len(formats) > 1:
-            each.weight = QuantizedWeight(weight.matrix, dtype=weight.dtype, arithmetic=weight.arithmetic)
-    gate_up, down = (each.weight for each in products)
+    """Dense experts take a second matrix of their own kind only: in front of another they count as a single part."""
+    gate_up, down = experts.gate_up.weight, experts.down.weight
     if isinstance(gate_up, DenseWeight) and not isinstance(down, DenseWeight):
         experts.gate_up.weight = PartsWeight([gate_up], [gate_up.values.shape[-2]], gate_up.arithmetic)

@@ -5,15 +5,20 @@ its config or from a flag. Everything else (embeddings, routers, norms, whatever
 model's dtype.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from facet.config import QUANTIZED_BY
 from facet.errors import ConfigError
 from facet.matrix_format import MatrixFormat, ScaleFormat
+from facet.model.kept_matrices import kept_matrices
 from facet.model.quantized.choose import read_scheme
 from facet.model.weight_map import PER_LAYER_TABLE, tensor_targets
 from facet.model_spec import ModelSpec
@@ -70,6 +75,7 @@ class WeightBytes:
     num_quantized: int  # values
     unquantized: int
     on_host: int = 0  # in the host's memory; counted nowhere else
+    fill: int = 0  # of the quantized: what kernels of a GPU have matrices filled up with
 
     @property
     def quantized(self) -> int:
@@ -94,7 +100,8 @@ class WeightBytes:
             for format, num_bytes in sorted(self.by_format.items(), key=lambda pair: -pair[1])
         )
         bits = 8 * self.quantized / self.num_quantized
-        return f"{formats}; {bits:.2f} bits per quantized weight, {shown_bytes(self.unquantized)} unquantized"
+        fill = f"; {shown_bytes(self.fill)} fill matrices up for the kernels" if self.fill else ""
+        return f"{formats}; {bits:.2f} bits per quantized weight, {shown_bytes(self.unquantized)} unquantized{fill}"
 
 
 def expected_formats(spec: ModelSpec, source: FormatSource | None) -> dict[str, MatrixFormat]:
@@ -142,20 +149,31 @@ def online_formats(spec: ModelSpec, stored: Formats, quantization: str | None, q
     return formats
 
 
-def weight_bytes(spec: ModelSpec, formats: Formats, *, value_bytes: int, tables_on_host: bool = False) -> WeightBytes:
-    """Of all tensors; `value_bytes` is what one unquantized value takes, but for norms."""
+def weight_bytes(
+    spec: ModelSpec, formats: Formats, *, dtype: torch.dtype, tables_on_host: bool = False, on_gpu: bool = False
+) -> WeightBytes:
+    """Of all tensors; `dtype` is that of unquantized values, but for norms. `on_gpu`: where kernels want quantized
+    matrices in an order of their own, as they are in it."""
     by_format: dict[MatrixFormat, int] = {}
-    num_quantized = unquantized = on_host = 0
+    num_quantized = unquantized = on_host = fill = 0
     for target in tensor_targets(spec):
-        format = formats.get(target.name)
-        if tables_on_host and target.place == PER_LAYER_TABLE:
-            on_host += target.num_values * value_bytes if format is None else format.num_bytes(target.shape)
-        elif format is None:
-            unquantized += target.num_values * (4 if target.is_norm else value_bytes)
+        if len(target.shape) < 2:
+            unquantized += target.num_values * (4 if target.is_norm else dtype.itemsize)
+    for kept in chain.from_iterable(kept_matrices(spec, formats).values()):
+        num_values = math.prod(kept.shape)
+        num_bytes = num_values * dtype.itemsize if kept.format is None else kept.num_bytes
+        if tables_on_host and kept.place == PER_LAYER_TABLE:
+            on_host += num_bytes
+        elif kept.format is None:
+            unquantized += num_bytes
         else:
-            by_format[format] = by_format.get(format, 0) + format.num_bytes(target.shape)
-            num_quantized += target.num_values
-    return WeightBytes(by_format=by_format, num_quantized=num_quantized, unquantized=unquantized, on_host=on_host)
+            prepared = kept.prepared_bytes(dtype) if on_gpu else num_bytes
+            by_format[kept.format] = by_format.get(kept.format, 0) + prepared
+            fill += prepared - num_bytes
+            num_quantized += num_values
+    return WeightBytes(
+        by_format=by_format, num_quantized=num_quantized, unquantized=unquantized, on_host=on_host, fill=fill
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

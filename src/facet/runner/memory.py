@@ -1,7 +1,7 @@
 """Divides a GPU's memory: what steps need besides the weights, and what is left for keys and values.
 
-`facet plan` and a starting engine both use it. They differ in where two numbers come from: an engine measures
-weights and activations (`measuring.py`), a plan counts the weights and estimates the activations.
+`facet plan` and a starting engine both use it. They differ in where three numbers come from: an engine measures
+weights, activations and what others take (`measuring.py`), a plan counts the weights and estimates the rest.
 """
 
 from collections.abc import Mapping
@@ -108,6 +108,7 @@ class GpuMemory:
     graphs: int  # set aside for them before the cache takes the rest
     sampling: int  # the most that requests' settings can make it take
     cache: int
+    others: int = 0  # a driver, kernels, gaps between tensors, other processes
     encoder_cache: int = 0
     towers: int = 0  # the most that one takes for a moment
     graphs_taken: int | None = None  # measured once they are captured
@@ -121,14 +122,16 @@ class GpuMemory:
         return (
             f"GPU memory, of {gib(self.total)} GiB: weights {gib(self.weights)}, activations {gib(self.activations)}, "
             f"graphs {gib(self.graphs)}{taken}, sampling {gib(self.sampling)}, "
-            f"{media}KV cache {gib(self.cache)}; the rest stays free."
+            f"{media}driver and others {gib(self.others)}, KV cache {gib(self.cache)}; the rest stays free."
         )
 
 
-def divide_memory(shape: StepShape, *, total: int, usable: int, weights: int, activations: int) -> GpuMemory:
+def divide_memory(
+    shape: StepShape, *, total: int, usable: int, weights: int, activations: int, others: int
+) -> GpuMemory:
     """What each user of the memory needs, and what is left for keys and values.
 
-    `usable` bytes may be taken, weights included; `activations` are of a step without what attention unpacks.
+    `usable` bytes may be taken, by weights and others, too; `activations` are of a step without what attention unpacks.
     """
     scratch, graphs = scratch_bytes(shape), 0
     if shape.is_batch_invariant:
@@ -142,13 +145,13 @@ def divide_memory(shape: StepShape, *, total: int, usable: int, weights: int, ac
     encoder_cache = 0 if shape.encoder is None else shape.encoder.num_bytes
     towers = tower_bytes(shape)
     beside_weights = activations + scratch + graphs + sampling + encoder_cache + towers
-    cache = usable - weights - beside_weights
+    cache = usable - weights - others - beside_weights
     if cache <= 0:
         raise CapacityError(
             f"Weights take {weights / 2**30:.2f} GiB of a GPU, activations, graphs, sampling and media "
-            f"{beside_weights / 2**30:.2f} GiB, but {usable / 2**30:.2f} GiB of its {total / 2**30:.2f} GiB may be "
-            "used: nothing is left for keys and values. Use a larger GPU or smaller weights, or lower --max-num-seqs "
-            "and --max-num-batched-tokens."
+            f"{beside_weights / 2**30:.2f} GiB, a driver and others {others / 2**30:.2f} GiB, but "
+            f"{usable / 2**30:.2f} GiB of its {total / 2**30:.2f} GiB may be used: nothing is left for keys and "
+            "values. Use a larger GPU or smaller weights, or lower --max-num-seqs and --max-num-batched-tokens."
         )
     return GpuMemory(
         total=total,
@@ -157,6 +160,7 @@ def divide_memory(shape: StepShape, *, total: int, usable: int, weights: int, ac
         graphs=graphs,
         sampling=sampling,
         cache=cache,
+        others=others,
         encoder_cache=encoder_cache,
         towers=towers,
     )

@@ -21,7 +21,14 @@ from torch.nn import functional
 from facet.kernels.geglu import geglu
 from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.per_layer_input import gate_per_layer_input
-from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4, can_shuffle, shuffle, unshuffle
+from facet.kernels.quantized.int4.shuffled import (
+    TILE_OUT,
+    ShuffledInt4,
+    can_shuffle,
+    shuffle,
+    shuffled_bytes,
+    unshuffle,
+)
 from facet.kernels.quantized.int4.tuning import (
     MAX_FEW_ROWS,
     MAX_FEW_ROWS_OF_EXPERT,
@@ -45,6 +52,7 @@ __all__ = [
     "run_mixed_experts",
     "runs_on",
     "shuffle",
+    "shuffled_bytes",
     "unshuffle",
 ]
 

@@ -16,6 +16,7 @@ Inputs are filled up to whole blocks with scales of zero. The rows of a gated ma
 eight of either, so that a thread holds both of a column. The matrices of experts lie one after another.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -115,6 +116,22 @@ def can_shuffle(format: MatrixFormat, num_rows: int) -> bool:
         is_known = format.codes == ("uint4" if format.has_zeros else "int4") and format.coarse_scales is None
         is_known &= format.scales.dtype in ("bfloat16", "float16") and format.scales.group in _GROUPS
     return is_known and is_plain and num_rows % TILE_OUT == 0
+
+
+def shuffled_bytes(format: MatrixFormat, shape: Sequence[int]) -> int:
+    """Of the tensors that `shuffle` makes of a matrix [..., outputs, inputs]."""
+    *stack, num_rows, num_inputs = shape
+    num_blocks = -(-num_inputs // BLOCK_IN)
+    num_scales = num_blocks * (
+        BLOCK_IN // (format.scales.group or BLOCK_IN)
+    )  # that a whole row has: one for each block
+    num_levels = 2 if format.has_minimums else 1
+    per_row = num_blocks * BLOCK_IN // 2 + num_scales * (format.scales.itemsize * num_levels + format.has_zeros)
+    if format.codes == "fp4":
+        per_row += torch.float32.itemsize  # factors
+    elif format.coarse_scales is not None:
+        per_row += format.coarse_scales.count(num_inputs) * format.coarse_scales.itemsize * num_levels
+    return math.prod(stack) * num_rows * per_row
 
 
 def bytes_of_block(*, has_minimums: bool) -> int:

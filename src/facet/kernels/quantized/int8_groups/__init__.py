@@ -18,7 +18,14 @@ from facet.kernels.geglu import geglu
 from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.int4 import runs_on
-from facet.kernels.quantized.int8_groups.shuffled import TILE_OUT, ShuffledInt8, can_shuffle, shuffle, unshuffle
+from facet.kernels.quantized.int8_groups.shuffled import (
+    TILE_OUT,
+    ShuffledInt8,
+    can_shuffle,
+    shuffle,
+    shuffled_bytes,
+    unshuffle,
+)
 from facet.kernels.quantized.int8_groups.tuning import MAX_FEW_ROWS
 
 __all__ = [
@@ -32,6 +39,7 @@ __all__ = [
     "look_up",
     "runs_on",
     "shuffle",
+    "shuffled_bytes",
     "unshuffle",
 ]
 

@@ -119,6 +119,24 @@ def can_shuffle(format: MatrixFormat, shape: Sequence[int]) -> bool:
     return is_known and is_plain and len(shape) == 2 and shape[0] % TILE_OUT == 0 and shape[1] % width == 0
 
 
+def shuffled_bytes(format: MatrixFormat, shape: Sequence[int]) -> int:
+    """Of the tensors that `shuffle` makes of a matrix [outputs, inputs]."""
+    num_rows, num_inputs = shape
+    num_levels = 2 if format.has_minimums else 1
+    per_row = -(-num_inputs // BLOCK_IN) * BLOCK_IN
+    per_row += _num_groups(format, num_inputs) * format.scales.itemsize * num_levels
+    if format.coarse_scales is not None:
+        per_row += format.coarse_scales.count(num_inputs) * format.coarse_scales.itemsize * num_levels
+    return num_rows * per_row
+
+
+def _num_groups(format: MatrixFormat, num_inputs: int) -> int:
+    """Of whole blocks, and whole words of scales."""
+    assert format.scales.group is not None
+    width = max(format.scales.group, BLOCK_IN)
+    return -(-num_inputs // width) * (width // format.scales.group)
+
+
 def _is_narrow(format: MatrixFormat) -> bool:
     return format.stored_bits is not None and format.stored_bits <= _NARROW_BITS
 
@@ -166,9 +184,8 @@ def _scales_by_tiles(matrix: QuantizedMatrix, *, is_gated: bool) -> Tensor:
     scales = matrix.scales
     if matrix.format.scales == _SIXTEENS:
         scales = scales.view(torch.uint8) ^ 128
-    width = max(group, BLOCK_IN)
-    num_groups = -(-matrix.num_inputs // width) * (width // group)
-    fine = _words([scales, matrix.minimums], num_groups, width // group, is_gated=is_gated)
+    num_groups = _num_groups(matrix.format, matrix.num_inputs)
+    fine = _words([scales, matrix.minimums], num_groups, max(1, BLOCK_IN // group), is_gated=is_gated)
     if matrix.coarse_scales is None:
         return fine
     num_coarse = matrix.num_inputs // COARSE_IN
