@@ -223,7 +223,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--tune", action="store_true", help="also time other tunings")
+    parser.add_argument("--slice-mib", type=int, help="bytes of a slice in bfloat16, where not those of the engine")
     options = parser.parse_args()
+    if options.slice_mib is not None:
+        int8_groups._SLICE_BYTES = options.slice_mib << 20
     print(torch.cuda.get_device_name())
     slower = []
     for name in options.formats:

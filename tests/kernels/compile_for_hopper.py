@@ -192,14 +192,12 @@ def int8_groups_dequantize_launch(*, levels: int) -> tuple[Any, tuple[Any, ...],
     constants = dict(
         IS_GATED=True,
         BLOCKS=4,
-        OUTPUTS=16,
         GROUPS=2,
         BLOCKS_OF_SCALE=1,
         COARSE_BLOCKS=4,
         HAS_MINIMUMS=levels == 2,
         IS_NARROW=levels > 0,
-        WORDS=16,
-        num_warps=8,
+        num_warps=4,
     )
     scales, coarse = (tensor(gl.uint8), tensor(gl.float16)) if levels else (tensor(gl.float16), None)
     return shuffled_kernel, (tensor(gl.int32), scales, coarse, tensor(), 390, 84, 5376), constants

@@ -49,6 +49,7 @@ WIDE_OF_GROUPS = {
     },
     **{f"{codes}_wide_narrow_down": (2, 0) for codes in ("q8_0", "q5_k")},
 }
+DEQUANTIZE = ("q8_0_dequantize", "q6_k_dequantize", "q5_k_dequantize")
 ANY_FORMAT = ("q4_k", "q6_k")
 # Programs that a multiprocessor has room for, products of a tile, registers.
 RINGS = {
@@ -143,6 +144,7 @@ def compiled() -> dict[str, dict[str, Any]]:
         *MOST_REGISTERS,
         *INT8_GROUPS,
         *WIDE_OF_GROUPS,
+        *DEQUANTIZE,
         *ANY_FORMAT,
         *RINGS,
         *RINGS_OF_GROUPS,
@@ -209,6 +211,16 @@ def test_8_bit_products_of_tens_of_rows_fit_on_the_card(name: str, compiled: dic
     assert num_programs * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
     assert (found["products"], found["waits"]) == (8, 3)
     assert found["conversions"] == 0, "codes become numbers by their place under an exponent"
+
+
+@pytest.mark.parametrize("name", DEQUANTIZE)
+def test_8_bit_codes_of_groups_become_values_some_at_a_time(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """By loads of two words, stores of four values or eight, and without instructions that convert bytes."""
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"], found["shared"]) == (0, 0, 0)
+    assert (found["conversions"], found["single_stores"]) == (0, 0)
+    assert found["reg"] <= 64
 
 
 @pytest.mark.parametrize("name", ANY_FORMAT)

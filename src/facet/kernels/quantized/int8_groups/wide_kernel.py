@@ -10,6 +10,7 @@ turns, not tiles: each has as many of them as the others, of one tile group afte
 Where programs share a tile group, the last to arrive adds what each of them has, in their order.
 """
 
+from facet.kernels.quantized.int4.tiles import words_of
 from facet.kernels.quantized.int4.wide_kernel import finish
 from facet.kernels.quantized.int8_groups.language import (
     allocate_shared_memory,
@@ -73,20 +74,6 @@ def copy_turn(
 
 
 @gluon.jit
-def split_in_four(words, LAYOUT: gl.constexpr):
-    """[.., 2, 2] in the order of the last two."""
-    first, second = gl.split(gl.permute(words, (0, 1, 2, 4, 3)))
-    first_of_first, second_of_first = gl.split(first)
-    first_of_second, second_of_second = gl.split(second)
-    return (
-        gl.convert_layout(first_of_first, LAYOUT, assert_trivial=True),
-        gl.convert_layout(second_of_first, LAYOUT, assert_trivial=True),
-        gl.convert_layout(first_of_second, LAYOUT, assert_trivial=True),
-        gl.convert_layout(second_of_second, LAYOUT, assert_trivial=True),
-    )
-
-
-@gluon.jit
 def load_pair(words, TILES: gl.constexpr, SINGLES: gl.constexpr):
     """[tiles, g, 2] of shared memory, as two of [tiles, g, 1]."""
     PAIRS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 2], [1, 8, 4, 1], [TILES, 1, 1, 1], [3, 2, 1, 0])
@@ -139,8 +126,7 @@ def values_of(
     codes, scales = tiles
     words = codes.index(stage).slice(NUMBER * WORDS, WORDS, 1).load(FLAT)
     chunks = gl.split(gl.permute(gl.reshape(words, [TILES, 2, 8, 4, 4]), (0, 2, 3, 4, 1)))
-    first_codes = split_in_four(gl.reshape(chunks[0], [TILES, 8, 4, 2, 2]), SINGLES)
-    second_codes = split_in_four(gl.reshape(chunks[1], [TILES, 8, 4, 2, 2]), SINGLES)
+    first_codes, second_codes = words_of(chunks[0], SINGLES), words_of(chunks[1], SINGLES)
     first_scales, second_scales = load_pair(scales.index(stage).slice(2 * NUMBER, 2, 2), TILES, SINGLES)
     coarse = (first_scales, second_scales)
     if LEVELS > 0:
