@@ -2,13 +2,18 @@
 
     python -m benchmarks.int8_groups_gpu                      # some minutes
     python -m benchmarks.int8_groups_gpu --only 31B --formats Q8_0 --rows 1 8
+    python -m benchmarks.int8_groups_gpu --only 31B --rows 16 32 64 128 256   # tens of rows
     python -m benchmarks.int8_groups_gpu --tune               # a handful of tunings and rings for each; the best four
 
-Up to 16 rows the first line is of the ring that is chosen, the next of the kernel for few rows, whose bits it has; for
-more rows there is the latter alone. "values" are slices brought to bfloat16 and multiplied by cuBLAS, "any format" is
-what serves formats without kernels of their own, and cuBLAS multiplies by bfloat16 weights, without activation. Kernels
-are first checked against the reference. Times are of launches inside a CUDA graph that walks over copies of the matrix,
-more of them than the second-level cache holds.
+Up to 16 rows there are the ring, the kernel for few rows, whose bits it has, and from 9 rows on the wide kernel; for
+more rows the latter two. "values" are slices brought to bfloat16 and multiplied by cuBLAS, "any format" is what serves
+formats without kernels of their own, and cuBLAS multiplies by bfloat16 weights, without activation. Kernels are first
+checked against the reference; what they are off it is printed, and beside "values". Times are of launches inside a CUDA
+graph that walks over copies of the matrix, more of them than the second-level cache holds. First, what brings a matrix
+to bfloat16 is timed alone, beside the bytes that it reads and writes.
+
+The engine takes rings up to 16 rows, from 17 on the wide kernel, and values from 257 on: a guess where it has not been
+timed. The last lines say where another way of those takes less time.
 """
 
 import argparse
@@ -17,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -25,29 +31,44 @@ from torch.nn import functional
 from benchmarks.gpu_timing import microseconds
 from benchmarks.int4_gpu import BANDWIDTH, SHAPES, TUNINGS, Shape, expected_output
 from benchmarks.linear_gpu import CACHE_BYTES
+from facet.kernels.geglu import geglu
 from facet.kernels.hopper import runs_on_hopper
+from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized import QuantizedMatrix, gpu, int8_groups, reference
 from facet.kernels.quantized.cases import Case
-from facet.kernels.quantized.int8_groups import few_rows, ring
+from facet.kernels.quantized.int8_groups import few_rows, ring, wide
+from facet.kernels.quantized.int8_groups.dequantize import dequantize
 from facet.kernels.quantized.int8_groups.tuning import (
     MAX_RING_ROWS,
     Ring,
     Tuning,
+    WideTuning,
     choose_tuning,
+    choose_wide_tuning,
+    num_turns_of,
     ring_of,
     rows_of_program,
 )
 from facet.model.gguf.types import BY_NAME
 
-ROWS = (1, 4, 8, 16, 32, 64, 128)
-Cut = Ring | Tuning
+ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
+Cut = Ring | Tuning | WideTuning
 # Of shared memory: that of a program.
 MOST_RING_BYTES = 227 << 10
+# Rows and tiles of a program, programs and stages.
+WIDE_TUNINGS = (
+    *((16, 8, 264, 4), (16, 16, 132, 5), (32, 8, 264, 4), (32, 16, 132, 5), (32, 4, 396, 4)),
+    *((64, 16, 132, 4), (64, 16, 132, 3), (64, 8, 264, 3), (64, 4, 264, 4), (128, 16, 132, 3), (128, 8, 132, 4)),
+)
+LEAST_WIDE_ROWS = 9  # that are timed
+MOST_ROWS_OF_MANY_LAUNCHES = 64  # of the kernel for few rows
 
 
-def run(
-    room: object, shape: Shape, x: Tensor, matrix: int8_groups.ShuffledInt8, given: Tensor, how: Cut | float
-) -> Tensor:
+def room_of(cut: Cut) -> ModuleType:
+    return ring if isinstance(cut, Ring) else wide if isinstance(cut, WideTuning) else few_rows
+
+
+def run(room: object, shape: Shape, x: Tensor, matrix: int8_groups.ShuffledInt8, given: Tensor, how: Cut) -> Tensor:
     more = (given,) if shape.operation == "gated_input_linear" else ()
     function: Callable[..., Tensor] = getattr(room, shape.operation)
     return function(x, matrix, *more, how)
@@ -56,6 +77,34 @@ def run(
 def run_any_format(shape: Shape, x: Tensor, matrix: QuantizedMatrix, given: Tensor) -> Tensor:
     products = gpu.linear(x, matrix, functional.linear, in_one_chain=False)
     return expected_output(shape, products, given) if shape.operation != "linear" else products
+
+
+def run_values(shape: Shape, x: Tensor, matrix: int8_groups.ShuffledInt8, given: Tensor) -> Tensor:
+    """As the engine multiplies many rows."""
+    if shape.operation == "geglu_linear":
+        return int8_groups.in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
+    products = int8_groups.in_slices(x, matrix, functional.linear)
+    return gate_per_layer_input(products, given) if shape.operation == "gated_input_linear" else products
+
+
+def dequantize_slices(matrix: int8_groups.ShuffledInt8) -> None:
+    for part in int8_groups.slices(matrix):
+        dequantize(part, torch.bfloat16)
+
+
+def wide_tunings_for(shape: Shape, num_rows: int, chosen: WideTuning) -> list[WideTuning]:
+    """Others, with programs that end where tile groups do, or do not."""
+    found = []
+    for rows, tiles, programs, stages in WIDE_TUNINGS:
+        num_groups, num_row_groups = -(-shape.num_tiles // tiles), -(-num_rows // rows)
+        most = min(programs // num_row_groups, num_groups * num_turns_of(-(-shape.num_in // 64)) // 4)
+        if num_row_groups > 4 or rows > 2 * num_rows or most < 1:
+            continue
+        for number in {most, most // num_groups * num_groups or most, min(most, 4 * num_groups)}:
+            other = WideTuning(rows=rows, tiles=tiles, programs=number, stages=stages)
+            if other != chosen:
+                found.append(other)
+    return found
 
 
 def tunings_for(shape: Shape, num_rows: int) -> list[Tuning]:
@@ -82,7 +131,8 @@ def rings_for(shape: Shape, chosen: Ring) -> list[Ring]:
     return found
 
 
-def measure(name: str, shape: Shape, rows: list[int], *, is_tuned: bool) -> None:
+def measure(name: str, shape: Shape, rows: list[int], *, is_tuned: bool) -> list[str]:
+    """Prints lines; returns where the engine takes another way than the fastest."""
     format = BY_NAME[name].format
     assert format is not None
     case = Case(format=format, num_out=shape.num_out, num_in=shape.num_in)
@@ -99,42 +149,70 @@ def measure(name: str, shape: Shape, rows: list[int], *, is_tuned: bool) -> None
     plain_copies = [plain, *(replace(plain, codes=plain.codes.clone()) for _ in range(num_copies - 1))]
     values = plain.values().bfloat16()
     weights = [values, *(values.clone() for _ in range(min(7, math.ceil(CACHE_BYTES / values.nbytes)) - 1))]
-    floor, has_rings = num_bytes / BANDWIDTH * 1e6, runs_on_hopper(torch.device("cuda"))
+    floor, is_hopper = num_bytes / BANDWIDTH * 1e6, runs_on_hopper(torch.device("cuda"))
+    alone = microseconds([partial(dequantize_slices, copies[i % num_copies]) for i in range(min(8, num_launches))])
+    least = (num_bytes + values.nbytes) / BANDWIDTH * 1e6
+    print(f"{name} {shape.name:24} dequantize alone {alone:6.1f}  floor {least:5.1f}", flush=True)
+    slower = []
     for num_rows in rows:
         x = torch.randn(num_rows, shape.num_in, device="cuda", dtype=torch.bfloat16)
         given = torch.randn(num_rows, shape.num_out, device="cuda", dtype=torch.bfloat16)
         expected = expected_output(shape, reference.linear(x.float(), plain).bfloat16(), given).float()
+
+        def distance_of(got: Tensor, expected: Tensor = expected) -> float:
+            return float((got.float() - expected).norm() / expected.norm())
+
         library = microseconds([partial(functional.linear, x, weights[i % len(weights)]) for i in range(num_launches)])
         some = range(min(8, num_launches))  # of those that take long
-        by_values = [partial(run, int8_groups, shape, x, copies[i % num_copies], given, -1.0) for i in some]
+        by_values = microseconds([partial(run_values, shape, x, copies[i % num_copies], given) for i in some])
         any_format = [partial(run_any_format, shape, x, plain_copies[i % num_copies], given) for i in some]
-        others = f"cuBLAS {library:6.1f}  values {microseconds(by_values):6.1f}  "
+        distance = distance_of(run_values(shape, x, matrix, given))
+        others = f"cuBLAS {library:6.1f}  values {by_values:6.1f} {distance:.1e}  "
         others += f"any format {microseconds(any_format):6.1f}"
-        lines: list[tuple[float, str]] = []
-        cuts: list[Cut] = [choose_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)]
-        others_of: list[Cut] = list(tunings_for(shape, num_rows)) if is_tuned else []
-        if has_rings and num_rows <= MAX_RING_ROWS:
+        few = choose_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
+        cuts, others_of = [few], list[Cut](tunings_for(shape, num_rows) if is_tuned else [])
+        if is_hopper and num_rows >= LEAST_WIDE_ROWS:
+            broad = choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
+            cuts.insert(0, broad)
+            others_of += wide_tunings_for(shape, num_rows, broad) if is_tuned else []
+        if is_hopper and num_rows <= MAX_RING_ROWS:
             best = ring_of(matrix.num_tiles, matrix.num_blocks, matrix.num_levels, num_rows)
             cuts.insert(0, best)
             others_of += rings_for(shape, best) if is_tuned else []
-        of_few_rows = run(few_rows, shape, x, matrix, given, cuts[-1])
+        of_few_rows = run(few_rows, shape, x, matrix, given, few)
+        lines: list[tuple[float, str]] = []
+        times: dict[ModuleType | None, float] = {None: by_values}
         for cut in cuts + others_of:
-            room = ring if isinstance(cut, Ring) else few_rows
+            room = room_of(cut)
             try:
                 got = run(room, shape, x, matrix, given, cut)
             except Exception as error:
                 print(f"FAILED: {name} {shape.name}, {num_rows} rows, {cut}: {error}")
                 continue
-            distance = float((got.float() - expected).norm() / expected.norm())
+            distance = distance_of(got)
             if not distance < 6e-3 or (room is ring and not torch.equal(got, of_few_rows)):
                 print(f"WRONG: {name} {shape.name}, {num_rows} rows, {cut}: relative error {distance}, or other bits")
                 continue
-            time = microseconds(
-                [partial(run, room, shape, x, copies[i % num_copies], given, cut) for i in range(num_launches)]
-            )
+            is_slow = room is few_rows and num_rows > MOST_ROWS_OF_MANY_LAUNCHES
+            launches = some if is_slow else range(num_launches)
+            time = microseconds([partial(run, room, shape, x, copies[i % num_copies], given, cut) for i in launches])
+            times.setdefault(room, time)
             lines.append((time, f"{time:7.1f} us {num_bytes / time / 1e6:5.2f} TB/s  {distance:.1e}  {cut}"))
         for _, line in [*lines[: len(cuts)], *sorted(lines[len(cuts) :])[:4]]:
             print(f"{name} {shape.name:24} {num_rows:4} rows  floor {floor:5.1f}  {others} {line}", flush=True)
+        taken = int8_groups.choose_kernels(x, matrix, int8_groups.MAX_FEW_ROWS)
+        fastest = min(times, key=lambda room: times[room])
+        if taken in times and times[fastest] < 0.97 * times[taken]:
+            names = [name_of(room) for room in (taken, fastest)]
+            slower.append(
+                f"{name} {shape.name}, {num_rows} rows: {names[0]} is taken, {times[taken]:.1f} us, "
+                f"but {names[1]} takes {times[fastest]:.1f}"
+            )
+    return slower
+
+
+def name_of(room: object) -> str:
+    return "values" if room is None else str(vars(room)["__name__"]).rpartition(".")[2]
 
 
 def main() -> None:
@@ -145,13 +223,18 @@ def main() -> None:
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--tune", action="store_true", help="also time other tunings")
+    parser.add_argument("--slice-mib", type=int, help="bytes of a slice in bfloat16, where not those of the engine")
     options = parser.parse_args()
+    if options.slice_mib is not None:
+        int8_groups._SLICE_BYTES = options.slice_mib << 20
     print(torch.cuda.get_device_name())
+    slower = []
     for name in options.formats:
         for shape in SHAPES:
             if options.only in shape.name:
-                measure(name, shape, options.rows, is_tuned=options.tune)
+                slower += measure(name, shape, options.rows, is_tuned=options.tune)
                 torch.cuda.empty_cache()
+    print("\n".join(["", *(slower or ["Everywhere the engine takes the fastest way."])]))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from facet.kernels.quantized.eight_bits import ring as eight_bit_ring
 from facet.kernels.quantized.int4 import few_rows, ring, wide
 from facet.kernels.quantized.int8_groups import few_rows as int8_groups_few_rows
 from facet.kernels.quantized.int8_groups import ring as int8_groups_ring
+from facet.kernels.quantized.int8_groups import wide as int8_groups_wide
 from tests.kernels.test_eight_bit_rings import exact
 from tests.kernels.test_eight_bit_rings import inputs as eight_bit_inputs
 from tests.kernels.test_hopper_decode import SHARED as DECODED_SHARED
@@ -70,9 +71,9 @@ def product(room: ModuleType, num_rows: int) -> None:
     torch.testing.assert_close(got, expected("geglu_linear", x, matrix, x), atol=2e-2, rtol=2**-6)
 
 
-def product_of_groups(room: ModuleType) -> None:
+def product_of_groups(room: ModuleType, num_rows: int = 5) -> None:
     case = Case(format=Q6_K, num_out=64, num_in=768)
-    x, matrix = case.inputs(5, torch.bfloat16, DEVICE), case.matrix(DEVICE)
+    x, matrix = case.inputs(num_rows, torch.bfloat16, DEVICE), case.matrix(DEVICE)
     got = room.geglu_linear(x, int8_groups.shuffle(matrix, is_gated=True))
     torch.testing.assert_close(got, expected("geglu_linear", x, matrix, x), atol=2e-2, rtol=2**-6)
 
@@ -109,6 +110,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "int4_wide": lambda: product(wide, 20),
     "int8_groups": lambda: product_of_groups(int8_groups_few_rows),
     "int8_groups_ring": lambda: product_of_groups(int8_groups_ring),
+    "int8_groups_wide": lambda: product_of_groups(int8_groups_wide, 20),
     "ring": dense_product,
     "fp8_ring": eight_bit_product,
     "planted": planted,

@@ -22,6 +22,7 @@ NAMES = (
     "int4_wide",
     "int8_groups",
     "int8_groups_ring",
+    "int8_groups_wide",
     "ring",
     "fp8_ring",
     "planted",

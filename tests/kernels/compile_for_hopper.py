@@ -57,8 +57,10 @@ from facet.kernels.quantized.int4.ring_kernel import ring_kernel as int4_ring_ke
 from facet.kernels.quantized.int4.tuning import ROW_KINDS, Tuning, choose_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
 from facet.kernels.quantized.int8_groups import tuning as int8_groups
+from facet.kernels.quantized.int8_groups.dequantize import shuffled_kernel
 from facet.kernels.quantized.int8_groups.few_rows_kernel import few_rows_kernel as int8_groups_kernel
 from facet.kernels.quantized.int8_groups.ring_kernel import ring_kernel as int8_groups_ring_kernel
+from facet.kernels.quantized.int8_groups.wide_kernel import wide_kernel as int8_groups_wide_kernel
 from facet.kernels.quantized.widen import INTEGER, UNSIGNED
 from facet.kernels.rms_norm.triton import row_tile
 from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
@@ -164,6 +166,41 @@ def int8_groups_ring_launch(
     num_in = 64 * num_blocks
     arguments = (words, words, words, tensor(), tensor(), num_in // 2, 0, num_rows, num_tiles, num_blocks, num_in)
     return int8_groups_ring_kernel, arguments, constants
+
+
+def int8_groups_wide_launch(
+    num_tiles: int, num_blocks: int, num_rows: int, *, levels: int, is_gated: bool = False
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    words, tuning = tensor(gl.int32), int8_groups.choose_wide_tuning(num_tiles, num_blocks, num_rows)
+    constants = dict(
+        IS_GATED=is_gated,
+        HAS_GATED_INPUT=False,
+        SCALE_DTYPE=gl.float16,
+        GROUPS=2,
+        BLOCKS_OF_SCALE=1,
+        LEVELS=levels,
+        IS_NARROW=levels > 0,
+        IS_DEPENDENT=True,
+        **int8_groups.launch_of_wide(tuning),
+    )
+    tensors = (tensor(), words, words, tensor(), tensor(), tensor(gl.float32), words)
+    return int8_groups_wide_kernel, (*tensors, 0, num_rows, num_tiles, num_blocks), constants
+
+
+def int8_groups_dequantize_launch(*, levels: int) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of a slice of the gate and up of 31B."""
+    constants = dict(
+        IS_GATED=True,
+        BLOCKS=4,
+        GROUPS=2,
+        BLOCKS_OF_SCALE=1,
+        COARSE_BLOCKS=4,
+        HAS_MINIMUMS=levels == 2,
+        IS_NARROW=levels > 0,
+        num_warps=4,
+    )
+    scales, coarse = (tensor(gl.uint8), tensor(gl.float16)) if levels else (tensor(gl.float16), None)
+    return shuffled_kernel, (tensor(gl.int32), scales, coarse, tensor(), 390, 84, 5376), constants
 
 
 def int4_ring_launch(
@@ -618,6 +655,17 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
                 "narrow_down": (160, 160),
             }.items()
         },
+        **{
+            f"{name}_wide_{rows}": int8_groups_wide_launch(2688, 84, rows, levels=levels, is_gated=True)
+            for levels, name in enumerate(("q8_0", "q6_k", "q5_k"))
+            for rows in (16, 32, 64, 128)
+        },
+        **{
+            f"{name}_dequantize": int8_groups_dequantize_launch(levels=levels)
+            for levels, name in enumerate(("q8_0", "q6_k", "q5_k"))
+        },
+        "q8_0_wide_narrow_down": int8_groups_wide_launch(160, 160, 64, levels=0),
+        "q5_k_wide_narrow_down": int8_groups_wide_launch(160, 160, 64, levels=2),
         "q4_k": any_format_launch(is_q4_k=True),
         "q6_k": any_format_launch(is_q4_k=False),
         "round_geglu_31b": round_geglu_launch(21504),

@@ -150,21 +150,33 @@ def dequantize_less_minimums(word: Tensor, fine: Tensor, coarse: Tensor) -> Word
     return [(torch.stack(pair, dim=-1) * scale - minimum).to(torch.bfloat16) for pair in sides]
 
 
-@dataclass
+@dataclass(eq=False)
 class Product:
     """Computed when it is waited for, from what its operands hold then."""
 
     values: Tensor
     x: Shared
-    sums: Tensor
+    sums: "Tensor | Product"
+    result: Tensor | None = None
 
-    def finish(self) -> Tensor:
-        return self.sums + self.values.float() @ self.x.numbers.float()
+    def finish(self) -> None:
+        sums = self.sums.result if isinstance(self.sums, Product) else self.sums
+        self.result = sums + self.values.float() @ self.x.numbers.float()
+
+
+PRODUCTS: list[Product] = []  # under way, one after the other
+
+
+def start_product(values: Tensor, x: Shared, sums: "Tensor | Product", is_async: bool) -> Product:
+    assert is_async
+    PRODUCTS.append(Product(values, x, sums))
+    return PRODUCTS[-1]
 
 
 def wait_for_products(num_outstanding: int, deps: Sequence[Any]) -> Sequence[Any]:
-    assert num_outstanding == 0
-    return [dep.finish() if isinstance(dep, Product) else dep for dep in deps]
+    while len(PRODUCTS) > num_outstanding:
+        PRODUCTS.pop(0).finish()
+    return [dep.result if isinstance(dep, Product) and dep.result is not None else dep for dep in deps]
 
 
 @dataclass
@@ -276,6 +288,6 @@ NAMES = {
     "dequantize_fp4": dequantize_fp4,
     "dequantize_less_minimums": dequantize_less_minimums,
     "fence_async_shared": nothing,
-    "warpgroup_mma": lambda values, x, sums, is_async: Product(values, x, sums),
+    "warpgroup_mma": start_product,
     "warpgroup_mma_wait": wait_for_products,
 }

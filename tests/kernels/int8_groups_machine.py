@@ -20,6 +20,16 @@ def unpack_bytes(first: Tensor, second: Tensor, is_narrow: bool) -> Words:
     return [pair.view(torch.int32).squeeze(-1) for pair in pairs]
 
 
+def dequantize_bytes(word: Tensor, scale: Tensor, offset: Tensor, is_narrow: bool) -> Tensor:
+    """Of the wide kernel: [.., sides, pairs]. A fused operation rounds once, and double has room for what is before."""
+    octets = torch.stack([word >> 8 * i & 255 for i in range(4)], dim=-1).unflatten(-1, (2, 2)).double()
+    if is_narrow:
+        assert (octets < 128).all()
+    numbers = octets + 128 if is_narrow else (octets + 128) % 256 + 32768
+    values = numbers * scale.double()[..., None, None] + offset.double()[..., None, None]
+    return values.float().to(torch.bfloat16)
+
+
 def scales_of_bytes(word: Tensor, coarse: Words, middle: int) -> Words:
     return [((word >> 8 * i & 255) - middle).float() * coarse[i] for i in range(4)]
 
@@ -65,6 +75,7 @@ def load_two_chunks(
 NAMES = {
     **INT4_NAMES,
     "unpack_bytes": unpack_bytes,
+    "dequantize_bytes": dequantize_bytes,
     "scales_of_bytes": scales_of_bytes,
     "add_sixteens": add_sixteens,
     "add_less_minimums": add_less_minimums,

@@ -39,6 +39,17 @@ INT8_GROUPS = {
     "q5_k_64": 168,
     "q5_k_of_down": 80,
 }
+# Programs that a multiprocessor has room for, of tens of rows, bytes that are left to local memory: of 128 rows,
+# addresses, and what the end of a tile group has no registers for.
+WIDE_OF_GROUPS = {
+    **{
+        f"{codes}_wide_{rows}": (num_programs, most_bytes)
+        for codes in ("q8_0", "q6_k", "q5_k")
+        for rows, num_programs, most_bytes in ((16, 2, 0), (32, 2, 0), (64, 1, 0), (128, 1, 184))
+    },
+    **{f"{codes}_wide_narrow_down": (2, 0) for codes in ("q8_0", "q5_k")},
+}
+DEQUANTIZE = ("q8_0_dequantize", "q6_k_dequantize", "q5_k_dequantize")
 ANY_FORMAT = ("q4_k", "q6_k")
 # Programs that a multiprocessor has room for, products of a tile, registers.
 RINGS = {
@@ -132,6 +143,8 @@ def compiled() -> dict[str, dict[str, Any]]:
         *PREFILL,
         *MOST_REGISTERS,
         *INT8_GROUPS,
+        *WIDE_OF_GROUPS,
+        *DEQUANTIZE,
         *ANY_FORMAT,
         *RINGS,
         *RINGS_OF_GROUPS,
@@ -185,6 +198,29 @@ def test_8_bit_products_of_groups_compile_without_spills(name: str, compiled: di
     assert found["reg"] <= INT8_GROUPS[name]
     assert (found["added_halves"], found["conversions"]) == (0, 0), "codes are unpacked by multiplying and adding"
     assert found["products"] > 0
+
+
+@pytest.mark.parametrize("name", WIDE_OF_GROUPS)
+def test_8_bit_products_of_tens_of_rows_fit_on_the_card(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """And start eight products in a turn, of which they never wait for those of the last four."""
+    num_programs, most_bytes = WIDE_OF_GROUPS[name]
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert found["stack"] + found["local"] <= most_bytes
+    assert found["reg"] <= 128
+    assert num_programs * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
+    assert (found["products"], found["waits"]) == (8, 3)
+    assert found["conversions"] == 0, "codes become numbers by their place under an exponent"
+
+
+@pytest.mark.parametrize("name", DEQUANTIZE)
+def test_8_bit_codes_of_groups_become_values_some_at_a_time(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """By loads of two words, stores of four values or eight, and without instructions that convert bytes."""
+    found = compiled[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"], found["shared"]) == (0, 0, 0)
+    assert (found["conversions"], found["single_stores"]) == (0, 0)
+    assert found["reg"] <= 64
 
 
 @pytest.mark.parametrize("name", ANY_FORMAT)

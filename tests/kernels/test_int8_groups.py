@@ -19,7 +19,7 @@ from facet.matrix_format import MatrixFormat, ScaleFormat
 
 pytest.importorskip("triton")
 from facet.kernels.quantized.int8_groups.dequantize import dequantize
-from facet.kernels.quantized.int8_groups.tuning import MAX_FEW_ROWS, Tuning, choose_tuning
+from facet.kernels.quantized.int8_groups.tuning import MAX_WIDE_ROWS, Tuning, choose_tuning
 from facet.kernels.quantized.widen import widen
 from tests.kernels.gluon_emulator import emulated
 from tests.kernels.int8_groups_machine import NAMES
@@ -61,9 +61,7 @@ def expected(operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor) 
     return geglu(products) if operation == "geglu_linear" else products
 
 
-def run(
-    room: ModuleType, operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor, tuning: Tuning | None
-) -> Tensor:
+def run(room: ModuleType, operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor, tuning: object) -> Tensor:
     shuffled = shuffle(matrix, is_gated=operation == "geglu_linear")
     more = (given,) if operation == "gated_input_linear" else ()
     function: Callable[..., Tensor] = getattr(room, operation)
@@ -190,7 +188,7 @@ def test_many_rows_in_slices(operation: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(int8_groups, "_SLICE_BYTES", 2 * 256 * 40)  # 32 of 96 outputs
     case = Case(format=Q6_K, num_in=256)
     dtype = torch.bfloat16 if HAS_GPU else torch.float32  # the interpreter's bfloat16 is not the GPU's
-    matrix, x = case.matrix(DEVICE), case.inputs(MAX_FEW_ROWS + 1, dtype, DEVICE)
+    matrix, x = case.matrix(DEVICE), case.inputs(MAX_WIDE_ROWS + 1, dtype, DEVICE)
     given = torch.randn(len(x), case.num_out, dtype=dtype, device=DEVICE)
     more = (given,) if operation == "gated_input_linear" else ()
     got = getattr(int8_groups, operation)(x, shuffle(matrix, is_gated=operation == "geglu_linear"), *more)

@@ -169,17 +169,17 @@ def test_what_goes_another_way(rings: ModuleType) -> None:
 
 def test_where_rings_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(format=Q8_0)
-    matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(65, torch.bfloat16, DEVICE)
+    matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(257, torch.bfloat16, DEVICE)
 
     def names_for(most_few_rows: float) -> list[str | None]:
-        found = [int8_groups.choose_kernels(x[:rows], matrix, most_few_rows) for rows in (1, 16, 17, 64, 65)]
+        found = [int8_groups.choose_kernels(x[:rows], matrix, most_few_rows) for rows in (1, 16, 17, 64, 65, 256, 257)]
         return [None if each is None else vars(each)["__name__"].rpartition(".")[2] for each in found]
 
     monkeypatch.setattr(int8_groups, "runs_on_hopper", lambda _device: True)
-    assert names_for(int8_groups.MAX_FEW_ROWS) == ["ring", "ring", "few_rows", "few_rows", None]
-    assert names_for(math.inf) == ["ring", "ring", *3 * ["few_rows"]], "same bits"
+    assert names_for(int8_groups.MAX_FEW_ROWS) == ["ring", "ring", *4 * ["wide"], None]
+    assert names_for(math.inf) == ["ring", "ring", *5 * ["few_rows"]], "same bits"
     monkeypatch.setattr(int8_groups, "runs_on_hopper", lambda _device: False)
-    assert names_for(int8_groups.MAX_FEW_ROWS) == [*4 * ["few_rows"], None]
+    assert names_for(int8_groups.MAX_FEW_ROWS) == [*4 * ["few_rows"], *3 * [None]]
     assert int8_groups.choose_kernels(x[:1].float(), matrix, math.inf) is None
 
 

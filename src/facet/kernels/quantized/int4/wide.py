@@ -82,8 +82,14 @@ def _registers(matrix: ShuffledInt4, tuning: WideTuning) -> dict[str, int]:
     return {"maxnreg": 128} if matrix.has_minimums and (tuning.rows, tuning.tiles) == (64, 8) else {}
 
 
-def in_order_of_codes(x: Tensor, num_rows: int, num_in: int) -> Tensor:
-    """x [num_rows, num_in] with zeros where it ends, and of every 32 inputs pair 4 t + i as pair 4 i + t."""
+def in_order_of_codes(
+    x: Tensor, num_rows: int, num_in: int, *, num_pairs: int = 4, tile_rows: int = 1, tile_in: int | None = None
+) -> Tensor:
+    """x [num_rows, num_in] with zeros where it ends, and of every four times `num_pairs` pairs, pair num_pairs * t + i
+    as pair 4 i + t: a thread's inputs are neighbours, but not in what tensor cores take its registers for.
+
+    In tiles of some rows and inputs, one after the other; those of the same rows come first.
+    """
     if x.stride(1) != 1 or x.stride(0) % 2 != 0:
         x = x.contiguous()
     ordered = torch.empty(num_rows, num_in, dtype=x.dtype, device=x.device)
@@ -96,6 +102,9 @@ def in_order_of_codes(x: Tensor, num_rows: int, num_in: int) -> Tensor:
         WIDTH=x.shape[1] // 2,
         NUM_WORDS=num_in // 2,
         BLOCK=_WORDS,
+        PAIRS=num_pairs,
+        TILE_ROWS=tile_rows,
+        TILE_WORDS=(tile_in or num_in) // 2,
         num_warps=4,
         **launch_options(x.device),
     )
@@ -111,12 +120,18 @@ def _order_kernel(
     WIDTH: tl.constexpr,
     NUM_WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PAIRS: tl.constexpr,  # of a thread
+    TILE_ROWS: tl.constexpr,
+    TILE_WORDS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     start_after_previous(IS_DEPENDENT)
     row = tl.program_id(0)
     word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    source = word // 16 * 16 + word % 4 * 4 + word % 16 // 4
+    within = word % (4 * PAIRS)
+    source = word - within + within % 4 * PAIRS + within // 4
     is_there = (row < num_rows) & (source < WIDTH)
     values = tl.load(x + row.to(tl.int64) * x_stride + source, mask=is_there, other=0)
-    tl.store(ordered + row.to(tl.int64) * NUM_WORDS + word, values, mask=word < NUM_WORDS)
+    first_row = row // TILE_ROWS * TILE_ROWS
+    tile = first_row.to(tl.int64) * NUM_WORDS + word // TILE_WORDS * (TILE_ROWS * TILE_WORDS)
+    tl.store(ordered + tile + (row - first_row) * TILE_WORDS + word % TILE_WORDS, values, mask=word < NUM_WORDS)

@@ -2,9 +2,10 @@
 Q5_K, and others with a scale of 16 bits for every 32, 64 or 128 inputs.
 
 Few rows are bound by reading the codes: `few_rows_kernel.py` multiplies by them as they are, and `ring_kernel.py` does
-so where they come to it through shared memory. Both give a row the same bits in any company. For many rows, slices of
-the matrix are brought to bfloat16, which rounds values, and multiplied by cuBLAS. Codes are put into an order of their
-own when a model is loaded (`shuffled.py`).
+so where they come to it through shared memory. Both give a row the same bits in any company. For some tens of rows,
+codes become bfloat16 values on their way to tensor cores (`wide_kernel.py`), which rounds them; for many rows, slices
+of the matrix do so in memory, and cuBLAS multiplies by them. Codes are put into an order of their own when a model is
+loaded (`shuffled.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -26,20 +27,23 @@ from facet.kernels.quantized.int8_groups.shuffled import (
     shuffled_bytes,
     unshuffle,
 )
-from facet.kernels.quantized.int8_groups.tuning import MAX_FEW_ROWS
+from facet.kernels.quantized.int8_groups.tuning import MAX_FEW_ROWS, MAX_FEW_ROWS_ELSEWHERE, MAX_WIDE_ROWS
 
 __all__ = [
     "MAX_FEW_ROWS",
+    "MAX_WIDE_ROWS",
     "ShuffledInt8",
     "can_shuffle",
     "choose_kernels",
     "gated_input_linear",
     "geglu_linear",
+    "in_slices",
     "linear",
     "look_up",
     "runs_on",
     "shuffle",
     "shuffled_bytes",
+    "slices",
     "unshuffle",
 ]
 
@@ -58,14 +62,14 @@ class Kernels(Protocol):
 def linear(x: Tensor, matrix: ShuffledInt8, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
     """x [rows, inputs] @ values^T. `most_few_rows`, here and below: infinity where company must change no bit."""
     kernels = choose_kernels(x, matrix, most_few_rows)
-    return _in_slices(x, matrix, functional.linear) if kernels is None else kernels.linear(x, matrix)
+    return in_slices(x, matrix, functional.linear) if kernels is None else kernels.linear(x, matrix)
 
 
 def geglu_linear(x: Tensor, matrix: ShuffledInt8, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
     """gelu_tanh(gate) * up of a gated matrix, [rows, width]."""
     kernels = choose_kernels(x, matrix, most_few_rows)
     if kernels is None:
-        return _in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
+        return in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
     return kernels.geglu_linear(x, matrix)
 
 
@@ -75,7 +79,7 @@ def gated_input_linear(
     """gelu_tanh(x @ values^T) * per_layer_input, the latter [rows, outputs]."""
     kernels = choose_kernels(x, matrix, most_few_rows)
     if kernels is None:
-        return gate_per_layer_input(_in_slices(x, matrix, functional.linear), per_layer_input)
+        return gate_per_layer_input(in_slices(x, matrix, functional.linear), per_layer_input)
     return kernels.gated_input_linear(x, matrix, per_layer_input)
 
 
@@ -88,23 +92,28 @@ def look_up(ids: Tensor, matrix: ShuffledInt8) -> Tensor:
 
 def choose_kernels(x: Tensor, matrix: ShuffledInt8, most_few_rows: float) -> Kernels | None:
     """Those that multiply these rows by codes. None: there are so many that values are made of the codes first."""
-    if x.dtype != torch.bfloat16 or x.shape[0] > most_few_rows:
+    if x.dtype != torch.bfloat16:
         return None
     # Imported here and below: machines without a GPU need no Triton.
-    from facet.kernels.quantized.int8_groups import few_rows, ring
+    from facet.kernels.quantized.int8_groups import few_rows, ring, wide
 
-    return ring if runs_on_hopper(x.device) and ring.can_run(x, matrix) else few_rows
+    num_rows, is_hopper = x.shape[0], runs_on_hopper(x.device)
+    if num_rows <= most_few_rows:
+        return ring if is_hopper and ring.can_run(x, matrix) else few_rows
+    if is_hopper and wide.can_run(matrix):
+        return wide if num_rows <= MAX_WIDE_ROWS else None
+    return few_rows if num_rows <= MAX_FEW_ROWS_ELSEWHERE else None
 
 
-def _in_slices(x: Tensor, matrix: ShuffledInt8, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def in_slices(x: Tensor, matrix: ShuffledInt8, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """What `product` makes of x and the values, slice by slice."""
     from facet.kernels.quantized.int8_groups.dequantize import dequantize
 
-    parts = [product(x, dequantize(part, x.dtype)) for part in _slices(matrix)]
+    parts = [product(x, dequantize(part, x.dtype)) for part in slices(matrix)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _slices(matrix: ShuffledInt8) -> Iterator[ShuffledInt8]:
+def slices(matrix: ShuffledInt8) -> Iterator[ShuffledInt8]:
     size = max(1, _SLICE_BYTES // (2 * matrix.num_inputs * TILE_OUT)) * TILE_OUT
     for start in range(0, matrix.num_rows, size):
         yield matrix.rows(slice(start, min(start + size, matrix.num_rows)))

@@ -6,7 +6,18 @@ Those that matrices of 4-bit codes have too come from there (`int4/language.py`)
 from collections.abc import Sequence
 
 from facet.kernels.dependent_launch import let_next_start, wait_for_previous
-from facet.kernels.gluon_names import allocate_shared_memory, gl, gluon, thread_barrier
+from facet.kernels.gluon_names import (
+    allocate_shared_memory,
+    commit_copies,
+    copy_to_shared,
+    fence_async_shared,
+    gl,
+    gluon,
+    thread_barrier,
+    wait_for_copies,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from facet.kernels.quantized.int4.language import (
     add_products,
     commit_own_copies,
@@ -23,8 +34,12 @@ __all__ = [
     "add_products",
     "add_sixteens",
     "allocate_shared_memory",
+    "commit_copies",
     "commit_own_copies",
     "copy_own_block",
+    "copy_to_shared",
+    "dequantize_bytes",
+    "fence_async_shared",
     "gl",
     "gluon",
     "let_next_start",
@@ -37,8 +52,11 @@ __all__ = [
     "thread_barrier",
     "unpack_bytes",
     "unpack_scales",
+    "wait_for_copies",
     "wait_for_previous",
     "wait_for_warp",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
 ]
 
 
@@ -77,6 +95,42 @@ def unpack_bytes(first, second, IS_NARROW: gl.constexpr):
         is_pure=True,
         pack=1,
     )
+
+
+def _dequantizing(*, is_narrow: bool) -> str:
+    """Instructions that make two registers of two bfloat16 values of a word of four codes, in which neighbours lie 16
+    bits apart. Under the exponent of 128, seven bits are their number plus that; eight bits in the middle of the
+    mantissa are, under the exponent of 32768. $3, $5 and $7 are $2, $4 and $6 again."""
+    lines, word = [], "$2"
+    if not is_narrow:
+        lines, word = ["xor.b32 codes, $2, 0x80808080;"], "codes"
+    for pair in range(2):
+        for side, number in enumerate(("even", "odd")):
+            octet = pair + 2 * side
+            bytes_of = (f"0x43000000, {0x7044 + 0x100 * octet}", f"0x47000000, {0x7404 + 0x10 * octet}")
+            lines.append(f"prmt.b32 {number}, {word}, {bytes_of[not is_narrow]};")
+            lines.append(f"fma.rn.f32 {number}, {number}, $4, $6;")
+        lines.append(f"cvt.rn.bf16x2.f32 ${pair}, odd, even;")
+    return f"{{ .reg .b32 codes, even, odd; {' '.join(lines)} }}"
+
+
+_DEQUANTIZE, _DEQUANTIZE_NARROW = (gl.constexpr(_dequantizing(is_narrow=is_narrow)) for is_narrow in (False, True))
+
+
+@gluon.jit
+def dequantize_bytes(word, scale, offset, IS_NARROW: gl.constexpr):
+    """The values of each word's four codes in bfloat16, [.., sides, pairs]: stored codes plus 128, of codes that are
+    not narrow plus 128 + 32768, times the scale, plus the offset. That is rounded once."""
+    ASM: gl.constexpr = _DEQUANTIZE_NARROW if IS_NARROW else _DEQUANTIZE
+    pairs = gl.inline_asm_elementwise(
+        ASM,
+        "=&r,=&r,r,r,f,f,f,f",
+        [gl.join(word, word), gl.join(scale, scale), gl.join(offset, offset)],
+        dtype=(gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+    return gl.join(pairs[0], pairs[1])
 
 
 # A byte in the middle of the mantissa, under the exponent of 32768: its number plus that.

@@ -1,9 +1,9 @@
-"""How few-row products with shuffled 8-bit codes are cut into programs and warps.
+"""How products of few rows and of tens of rows with shuffled 8-bit codes are cut into programs and warps.
 
 A block has as many bytes as one of 4-bit codes, and so what keeps memory busy is the same (`int4/tuning.py`).
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from facet.kernels.quantized.int4 import tuning as int4
 from facet.kernels.quantized.int4.tuning import Ring, Tuning, rows_of_program
@@ -11,24 +11,34 @@ from facet.kernels.quantized.int8_groups.shuffled import BLOCK_IN, ShuffledInt8
 
 __all__ = [
     "MAX_FEW_ROWS",
+    "MAX_FEW_ROWS_ELSEWHERE",
     "MAX_RING_ROWS",
+    "MAX_WIDE_ROWS",
+    "TURN_IN",
     "Ring",
     "Tuning",
+    "WideTuning",
     "choose_tuning",
+    "choose_wide_tuning",
     "constants_of",
     "constants_of_ring",
+    "constants_of_wide",
     "launch_of_ring",
+    "launch_of_wide",
+    "num_turns_of",
     "ring_of",
     "rows_of_program",
 ]
 
-# From here on, bringing a matrix to bfloat16 before it is multiplied takes less time.
-MAX_FEW_ROWS = 64
-# Up to here codes come through rings on a Hopper GPU.
+# Up to here codes come through rings on a Hopper GPU. From there on the wide kernel takes less time, and from the last
+# on, bringing a matrix to bfloat16 before it is multiplied; on other GPUs, which have no wide kernel, from the third.
 MAX_RING_ROWS = 16
+MAX_FEW_ROWS, MAX_WIDE_ROWS = MAX_RING_ROWS, 256
+MAX_FEW_ROWS_ELSEWHERE = 64
 # Of a program that multiplies two tiles with a warp. With more, registers of some formats would leave no room for as
 # many warps as memory needs (tests/kernels/test_compiled_for_hopper.py).
 _MOST_ROWS_OF_TWO_TILES = 16
+_NUM_MULTIPROCESSORS = 132
 
 
 def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> Tuning:
@@ -79,12 +89,72 @@ def launch_of_ring(ring: Ring) -> dict[str, int]:
 
 def _constants(matrix: ShuffledInt8, cut: Tuning | Ring) -> dict[str, int]:
     return {
-        "GROUPS": matrix.num_words,
-        "BLOCKS_OF_SCALE": matrix.blocks_of_scale,
-        "LEVELS": matrix.num_levels,
-        "IS_NARROW": matrix.is_narrow,
+        **_constants_of_format(matrix),
         "TILES": cut.tiles,
         "NUM_OUT_WARPS": cut.num_out_warps,
         "NUM_IN_WARPS": cut.num_in_warps,
         "num_warps": cut.num_out_warps * cut.num_in_warps,
+    }
+
+
+def _constants_of_format(matrix: ShuffledInt8) -> dict[str, int]:
+    return {
+        "GROUPS": matrix.num_words,
+        "BLOCKS_OF_SCALE": matrix.blocks_of_scale,
+        "LEVELS": matrix.num_levels,
+        "IS_NARROW": matrix.is_narrow,
+    }
+
+
+# Of the wide kernel, which has two blocks of inputs in a turn.
+TURN_IN = 2 * BLOCK_IN
+
+
+def num_turns_of(num_blocks: int) -> int:
+    """For all inputs of a tile."""
+    return -(-num_blocks // 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideTuning:
+    rows: int  # of a program
+    tiles: int  # of 16 outputs, and warps
+    programs: int  # that divide all turns of a group of rows
+    stages: int  # turns in shared memory
+
+
+# Tiles of a program, programs of a card and stages, by rows of a program. All of them run at a time on an H200 and have
+# room in its shared memory, in most cases 16 warps on each multiprocessor.
+_WIDE = {16: (8, 264, 4), 32: (8, 264, 4), 64: (16, 132, 4), 128: (16, 132, 3)}
+# Of matrices of few outputs, whose tiles would be shared by too many programs.
+_NARROW = {16: (4, 528, 4), 32: (4, 396, 4), 64: (4, 264, 4)}
+_MOST_SHARES, _LEAST_TURNS = 8, 4
+
+
+def choose_wide_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> WideTuning:
+    """Rows of x are read once for a program, from the second-level cache: the more of its tiles, the fewer bytes. With
+    31B gate_up and 64 rows these are 115 MB beside 250 of codes, in programs of 8 tiles 231."""
+    kinds = _WIDE if num_tiles * _MOST_SHARES >= 16 * _NUM_MULTIPROCESSORS else _NARROW
+    rows = next((kind for kind in kinds if num_rows <= kind), max(kinds))
+    tiles, programs, stages = kinds[rows]
+    num_groups = -(-num_tiles // tiles)
+    most = min(num_groups * _MOST_SHARES, num_groups * num_turns_of(num_blocks) // _LEAST_TURNS)
+    programs = max(1, min(programs // -(-num_rows // rows), most))
+    # Where none has to be idle for it, programs share one tile group each, not the ends of two.
+    even = programs // num_groups * num_groups
+    return WideTuning(rows=rows, tiles=tiles, programs=even if even >= 0.9 * programs else programs, stages=stages)
+
+
+def constants_of_wide(matrix: ShuffledInt8, tuning: WideTuning) -> dict[str, int]:
+    return {**_constants_of_format(matrix), **launch_of_wide(tuning)}
+
+
+def launch_of_wide(tuning: WideTuning) -> dict[str, int]:
+    """Registers leave room for 16 warps."""
+    return {
+        "ROWS": tuning.rows,
+        "TILES": tuning.tiles,
+        "STAGES": tuning.stages,
+        "num_warps": tuning.tiles,
+        "maxnreg": 128,
     }
