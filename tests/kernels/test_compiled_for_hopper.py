@@ -215,7 +215,7 @@ def test_8_bit_products_of_tens_of_rows_fit_on_the_card(name: str, compiled: dic
 
 @pytest.mark.parametrize("name", DEQUANTIZE)
 def test_8_bit_codes_of_groups_become_values_some_at_a_time(name: str, compiled: dict[str, dict[str, Any]]) -> None:
-    """By loads of two words, stores of four values or eight, and without instructions that convert bytes."""
+    """Stored four or eight at once, without instructions that convert codes and without shared memory."""
     found = compiled[name]
     assert "error" not in found, found["error"]
     assert (found["stack"], found["local"], found["shared"]) == (0, 0, 0)

@@ -136,25 +136,25 @@ def shuffled_kernel(
     IS_GATED: tl.constexpr, BLOCKS: tl.constexpr, GROUPS: tl.constexpr, BLOCKS_OF_SCALE: tl.constexpr,
     COARSE_BLOCKS: tl.constexpr, HAS_MINIMUMS: tl.constexpr, IS_NARROW: tl.constexpr,
 ):  # fmt: skip
-    """A thread loads two words at once, as they lie, and stores their eight inputs, or four and four."""
+    """A thread loads words as they lie and stores what are neighbours: two words, and eight inputs; one, and four."""
     IN_SIXTEENS: tl.constexpr = coarse is not None and not HAS_MINIMUMS
+    NUMBERS: tl.constexpr = 1 if IN_SIXTEENS else 2
     tile = tl.program_id(0)
     thread = tl.arange(0, BLOCKS * 64)[:, None, None]
     block = tl.program_id(1) * BLOCKS + thread // 64
     chunk, member, quarter = thread // 32 % 2, thread // 4 % 8, thread % 4
-    number, place = tl.arange(0, 2)[None, :, None], tl.arange(0, 4)[None, None, :]
-    for half in tl.static_range(2):
+    place = tl.arange(0, 4)[None, None, :]
+    for part in tl.static_range(4 // NUMBERS):
+        half, first = part % 2, part // 2
+        number = first + tl.arange(0, NUMBERS)[None, :, None]
         value = values_at(
             codes, scales, coarse, tile, half, member, block, chunk, quarter, number, place, num_blocks,
             True, GROUPS, BLOCKS_OF_SCALE, COARSE_BLOCKS, HAS_MINIMUMS, IS_NARROW,
-        ).to(values.dtype.element_ty)  # fmt: skip
+        )  # fmt: skip
+        value = tl.reshape(value.to(values.dtype.element_ty), (BLOCKS * 64, 1, 4 * NUMBERS))
         row = half * (num_tiles * 8) + tile * 8 + member if IS_GATED else tile * 16 + half * 8 + member
-        column = block * 64 + chunk * 32
-        if IN_SIXTEENS:
-            column += number * 16 + quarter * 4 + place
-        else:
-            value = tl.reshape(value, (BLOCKS * 64, 1, 8))
-            column += quarter * 8 + tl.arange(0, 8)[None, None, :]
+        column = block * 64 + chunk * 32 + first * 16 + quarter * (4 * NUMBERS)
+        column += tl.arange(0, 4 * NUMBERS)[None, None, :]
         tl.store(values + row.to(tl.int64) * num_in + column, value, mask=column < num_in)
 
 

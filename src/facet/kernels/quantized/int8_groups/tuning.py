@@ -38,7 +38,7 @@ MAX_FEW_ROWS_ELSEWHERE = 64
 # Of a program that multiplies two tiles with a warp. With more, registers of some formats would leave no room for as
 # many warps as memory needs (tests/kernels/test_compiled_for_hopper.py).
 _MOST_ROWS_OF_TWO_TILES = 16
-_NUM_MULTIPROCESSORS = 132
+_NUM_MULTIPROCESSORS = 132  # of an H200
 
 
 def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> Tuning:
@@ -123,23 +123,29 @@ class WideTuning:
     stages: int  # turns in shared memory
 
 
-# Tiles of a program, programs of a card and stages, by rows of a program. All of them run at a time on an H200 and have
-# room in its shared memory, in most cases 16 warps on each multiprocessor.
-_WIDE = {16: (8, 264, 4), 32: (8, 264, 4), 64: (16, 132, 4), 128: (16, 132, 3)}
+# Tiles of a program, programs of a multiprocessor and stages, by rows of a program: what there is room for in shared
+# memory, in most cases with 16 warps.
+_WIDE = {16: (8, 2, 4), 32: (8, 2, 4), 64: (16, 1, 4), 128: (16, 1, 3)}
 # Of matrices of few outputs, whose tiles would be shared by too many programs.
-_NARROW = {16: (4, 528, 4), 32: (4, 396, 4), 64: (4, 264, 4)}
+_NARROW = {16: (4, 4, 4), 32: (4, 3, 4), 64: (4, 2, 4)}
 _MOST_SHARES, _LEAST_TURNS = 8, 4
 
 
-def choose_wide_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> WideTuning:
-    """Rows of x are read once for a program, from the second-level cache: the more of its tiles, the fewer bytes. With
-    31B gate_up and 64 rows these are 115 MB beside 250 of codes, in programs of 8 tiles 231."""
-    kinds = _WIDE if num_tiles * _MOST_SHARES >= 16 * _NUM_MULTIPROCESSORS else _NARROW
+def choose_wide_tuning(
+    num_tiles: int, num_blocks: int, num_rows: int, num_multiprocessors: int = _NUM_MULTIPROCESSORS
+) -> WideTuning:
+    """All programs run at a time, because each has as many turns as the others.
+
+    Rows of x are read once for a program, from the second-level cache: the more of its tiles, the fewer bytes. With
+    31B gate_up and 64 rows these are 115 MB beside 250 of codes, in programs of 8 tiles 231.
+    """
+    kinds = _WIDE if num_tiles * _MOST_SHARES >= 16 * num_multiprocessors else _NARROW
     rows = next((kind for kind in kinds if num_rows <= kind), max(kinds))
     tiles, programs, stages = kinds[rows]
+    programs *= num_multiprocessors
     num_groups = -(-num_tiles // tiles)
-    most = min(num_groups * _MOST_SHARES, num_groups * num_turns_of(num_blocks) // _LEAST_TURNS)
-    programs = max(1, min(programs // -(-num_rows // rows), most))
+    most_shares = min(_MOST_SHARES, max(1, num_turns_of(num_blocks) // _LEAST_TURNS))
+    programs = min(programs // -(-num_rows // rows), num_groups * most_shares)
     # Where none has to be idle for it, programs share one tile group each, not the ends of two.
     even = programs // num_groups * num_groups
     return WideTuning(rows=rows, tiles=tiles, programs=even if even >= 0.9 * programs else programs, stages=stages)

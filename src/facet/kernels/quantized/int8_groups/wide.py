@@ -6,6 +6,7 @@ from torch import Tensor
 
 from facet.kernels.arrivals import counters_on
 from facet.kernels.dependent_launch import launch_options
+from facet.kernels.hopper import num_multiprocessors
 from facet.kernels.quantized.int4.wide import in_order_of_codes
 from facet.kernels.quantized.int8_groups.language import gl
 from facet.kernels.quantized.int8_groups.shuffled import TILE_OUT, ShuffledInt8
@@ -45,7 +46,8 @@ def _run(x: Tensor, matrix: ShuffledInt8, gated: Tensor | None, tuning: WideTuni
     assert x.dtype == torch.bfloat16, "tensor cores multiply bfloat16 numbers here"
     assert can_run(matrix), "such products go another way"
     num_rows = x.shape[0]
-    tuning = tuning or choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
+    if tuning is None:
+        tuning = choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, num_rows, num_multiprocessors(x.device))
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
     width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
