@@ -62,7 +62,7 @@ def tuning(rows: int, programs: int, *, tiles: int = 4, stages: int = 4) -> Wide
         ("geglu_linear", Case(format=Q6_K, num_in=1024), 9, tuning(16, 9, tiles=8)),
         ("gated_input_linear", Case(format=Q6_K), 33, None),
         ("linear", Case(format=WIDE_Q5_K), 20, None),
-        ("linear", Case(format=Q5_K, num_out=272, num_in=768), 18, tuning(32, 3, tiles=16, stages=6)),
+        ("linear", Case(format=Q5_K, num_out=272, num_in=768), 18, tuning(32, 3, tiles=16)),
         ("geglu_linear", Case(format=Q5_K, num_in=1024), 9, tuning(16, 5)),
         ("gated_input_linear", Case(format=Q5_K), 33, None),
     ],

@@ -275,8 +275,8 @@ def add_up(
 ):  # fmt: skip
     """Sums of a tile group that programs share, where all of them have arrived, and whether they have.
 
-    Each of them stores its own. All but the first started late, which may have two tile groups to share: that one and
-    one at its end.
+    Each of them stores its own. All but the first of them started late. A program has two places, because it may share
+    two tile groups: the one that it started late, and one at its end.
     """
     SIZE: gl.constexpr = 16 * TILES * ROWS
     # At a time, as far as there are registers for what is on its way.
