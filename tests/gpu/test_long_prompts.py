@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from facet.model.gemma import Gemma
 from tests.gpu.test_models import NUM_PROMPT, VOCABULARY, load, logits_of
 from tests.published_configs import PUBLISHED, pattern, text_only
 from tests.tiny_checkpoints import write_config
@@ -34,12 +35,21 @@ def cut(name: str) -> dict[str, Any]:
     return {**text_only(name), "num_hidden_layers": num_layers, **layers, **VOCABULARY, "max_position_embeddings": 2048}
 
 
+def tame(model: Gemma) -> None:
+    """Random queries and keys score 16 or more, and softmax takes one key or another by how scores are rounded: in
+    bfloat16, 6% of the largest logit, on a CPU too. Here scores are about 1."""
+    for name, weight in model.named_parameters():
+        if name.endswith("query_norm.weight"):
+            weight.data.fill_(1.0 if model.spec.layers[0].attention_scale < 1 else weight.numel() ** -0.5)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_long_prompts_in_bfloat16(name: str, tmp_path: Path) -> None:
     folder = write_config(tmp_path, cut(name))
     exact = load(folder, "cuda", torch.float32)
+    tame(exact)
     expected = logits_of(exact, NUM_PROMPT)
     got = logits_of(load(folder, "cuda", torch.bfloat16, exact), NUM_PROMPT)
     error = float((got - expected).abs().mean() / expected.abs().max())
     print(f"\n{name}: mean {error:.1e} of the largest logit")
-    assert error <= 1e-2
+    assert error <= 5e-3

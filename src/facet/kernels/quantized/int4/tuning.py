@@ -165,7 +165,7 @@ def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1, *, has_minimums:
         is_ahead=num_programs * num_warps * registers[tiles] <= _REGISTERS,
         has_minimums=has_minimums,
     )
-    num_stages = _most_stages(ring, num_programs)
+    num_stages = most_stages(ring, num_programs)
     if num_in_warps > 2:
         num_stages = -(-num_stages // 2)
     num_turns = -(-num_blocks // num_in_warps)
@@ -207,12 +207,12 @@ def _ring_of_16(num_tiles: int, num_blocks: int, num_out_warps: int, num_in_warp
         is_ahead=needed * ahead <= _REGISTERS,
         row_tiles=2,
     )
-    most_stages = _most_stages(ring, min(needed, _REGISTERS // late))
-    num_stages = min(most_stages, _MOST_STAGES, -(-num_blocks // num_in_warps) + 2)
+    fitting = most_stages(ring, min(needed, _REGISTERS // late))
+    num_stages = min(fitting, _MOST_STAGES, -(-num_blocks // num_in_warps) + 2)
     return replace(ring, num_stages=max(_LEAST_STAGES, num_stages // 2 * 2))
 
 
-def _most_stages(ring: Ring, num_programs: int) -> int:
+def most_stages(ring: Ring, num_programs: int) -> int:
     """That so many programs of a multiprocessor have room for."""
     return (_SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM - _BYTES_BESIDE_TURNS) // ring.bytes_of_turn
 

@@ -8,6 +8,7 @@ of the matrix do so in memory, and cuBLAS multiplies by them. Codes are put into
 loaded (`shuffled.py`).
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -27,7 +28,12 @@ from facet.kernels.quantized.int8_groups.shuffled import (
     shuffled_bytes,
     unshuffle,
 )
-from facet.kernels.quantized.int8_groups.tuning import MAX_FEW_ROWS, MAX_FEW_ROWS_ELSEWHERE, MAX_WIDE_ROWS
+from facet.kernels.quantized.int8_groups.tuning import (
+    MAX_FEW_ROWS,
+    MAX_FEW_ROWS_ELSEWHERE,
+    MAX_WIDE_ROWS,
+    most_rows_before_wide,
+)
 
 __all__ = [
     "MAX_FEW_ROWS",
@@ -98,9 +104,12 @@ def choose_kernels(x: Tensor, matrix: ShuffledInt8, most_few_rows: float) -> Ker
     from facet.kernels.quantized.int8_groups import few_rows, ring, wide
 
     num_rows, is_hopper = x.shape[0], runs_on_hopper(x.device)
+    has_wide = is_hopper and wide.can_run(matrix)
+    if has_wide and most_few_rows < math.inf:
+        most_few_rows = min(most_few_rows, most_rows_before_wide(matrix.num_tiles, matrix.num_blocks))
     if num_rows <= most_few_rows:
         return ring if is_hopper and ring.can_run(x, matrix) else few_rows
-    if is_hopper and wide.can_run(matrix):
+    if has_wide:
         return wide if num_rows <= MAX_WIDE_ROWS else None
     return few_rows if num_rows <= MAX_FEW_ROWS_ELSEWHERE else None
 

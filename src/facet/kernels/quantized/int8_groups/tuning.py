@@ -25,13 +25,15 @@ __all__ = [
     "constants_of_wide",
     "launch_of_ring",
     "launch_of_wide",
+    "most_rows_before_wide",
     "num_turns_of",
     "ring_of",
     "rows_of_program",
 ]
 
-# Up to here codes come through rings on a Hopper GPU. From there on the wide kernel takes less time, and from the last
-# on, bringing a matrix to bfloat16 before it is multiplied; on other GPUs, which have no wide kernel, from the third.
+# Up to here codes come through rings on a Hopper GPU, or up to `most_rows_before_wide`. From there on the wide kernel
+# takes less time, and from the last on, bringing a matrix to bfloat16 before it is multiplied; on other GPUs, which
+# have no wide kernel, from the third.
 MAX_RING_ROWS = 16
 MAX_FEW_ROWS, MAX_WIDE_ROWS = MAX_RING_ROWS, 256
 MAX_FEW_ROWS_ELSEWHERE = 64
@@ -39,6 +41,7 @@ MAX_FEW_ROWS_ELSEWHERE = 64
 # many warps as memory needs (tests/kernels/test_compiled_for_hopper.py).
 _MOST_ROWS_OF_TWO_TILES = 16
 _NUM_MULTIPROCESSORS = 132  # of an H200
+_MOST_WARPS = 32  # of a multiprocessor, that have 64 registers a thread
 
 
 def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> Tuning:
@@ -53,11 +56,32 @@ def ring_of(num_tiles: int, num_blocks: int, num_levels: int, num_rows: int) -> 
     Up to 8 rows: a block has half as many inputs as one of 4-bit codes, so there are registers to load those of the
     next turn ahead, but for what minimums take. Of more rows, warps of two tiles have four: half as many programs have
     the same turns in shared memory, and read x half as often.
+
+    Programs are spread unevenly where a multiprocessor has room for more of them than it needs to hold. So there are
+    more stages if four programs would fit and three are needed. Microseconds on an H200, 1 row of Q8_0 with 4, 6, 7, 8
+    and 9 stages: 31B down 39.7, 39.1, 31.8, 32.3, 39.3 (two fit); o 16.4, 17.0, 14.1, 14.0, 17.2. With minimums, whose
+    registers leave no room for a fourth: 31.3, 32.3, 32.8, 32.7, 44.5.
     """
     ring = int4.ring_of(num_tiles, num_blocks)
     if num_rows <= 8:
-        return replace(ring, is_ahead=ring.is_ahead or num_levels < 2)
+        ring = replace(ring, is_ahead=ring.is_ahead or num_levels < 2)
+        return ring if num_levels == 2 else _spread_evenly(ring, num_tiles, num_blocks)
     return replace(ring, tiles=4 if ring.tiles == 2 else 1, is_ahead=False, row_tiles=2)
+
+
+def _spread_evenly(ring: Ring, num_tiles: int, num_blocks: int) -> Ring:
+    """With as many stages as leave no room for more programs than are needed; if their registers do."""
+    needed = -(-num_tiles // (ring.tiles * ring.num_out_warps * _NUM_MULTIPROCESSORS))
+    num_stages = int4.most_stages(ring, needed + 1) + 1
+    has_registers = (needed + 1) * ring.num_warps <= _MOST_WARPS
+    can_be = num_stages <= min(int4.most_stages(ring, needed), -(-num_blocks // ring.num_in_warps))
+    return replace(ring, num_stages=max(ring.num_stages, num_stages)) if has_registers and can_be else ring
+
+
+def most_rows_before_wide(num_tiles: int, num_blocks: int) -> int:
+    """On a Hopper GPU. 16 rows of 31B's gate_up take 65.5 us in a ring and 69.7 in the wide kernel with Q8_0, 77.8 and
+    74.7 with Q5_K; of down, where many warps divide inputs, 55.5 and 42.6 with Q6_K."""
+    return int4.most_ring_rows(num_tiles, num_blocks)
 
 
 def constants_of(matrix: ShuffledInt8, tuning: Tuning, rows: int) -> dict[str, int]:
