@@ -1,6 +1,6 @@
 """Compiles kernels listed here for Hopper, on any machine, and prints what each takes: a line of JSON each, in order.
 
-    python -m tests.kernels.compile_for_hopper shared_512 int4_wide
+    python -m tests.kernels.compile_for_hopper shared_512 int4_wide_64
 
 A process of its own, since the tests run Triton's interpreter and this needs its compiler. One for all kernels, since
 to start takes as long as to compile.
@@ -69,6 +69,14 @@ from facet.kernels.sum_over_ranks.triton import sum_kernel, sum_launch
 from facet.ranks import Rank
 
 TARGET = GPUTarget("cuda", 90, 32)
+# Of 4-bit codes: scales, and what stands beside them.
+INT4_KINDS: dict[str, dict[str, Any]] = {
+    "int4": dict(scale_dtype=gl.bfloat16),
+    "int4_half": dict(scale_dtype=gl.float16),
+    "int4_zeros": dict(scale_dtype=gl.bfloat16, has_zeros=True),
+    "fp4": dict(scale_dtype=gl.float8e4nv),
+    "q4_k": dict(scale_dtype=gl.uint8),
+}
 
 
 def tensor(dtype: Any = gl.bfloat16) -> Any:
@@ -181,7 +189,7 @@ def int8_groups_wide_launch(
         LEVELS=levels,
         IS_NARROW=levels > 0,
         IS_DEPENDENT=True,
-        **int8_groups.launch_of_wide(tuning),
+        **tuning.constants(),
     )
     tensors = (tensor(), words, words, tensor(), tensor(), tensor(gl.float32), words)
     return int8_groups_wide_kernel, (*tensors, 0, num_rows, num_tiles, num_blocks), constants
@@ -230,27 +238,28 @@ def int4_ring_launch(
     return int4_ring_kernel, (*tensors, factors, coarse, *numbers, num_blocks, num_in), constants
 
 
-def int4_wide_launch(*, scale_dtype: Any = gl.bfloat16) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Of 64 rows with the gate and up of 31B."""
-    words = tensor(gl.int32)
+def int4_wide_launch(
+    num_tiles: int,
+    num_blocks: int,
+    num_rows: int,
+    *,
+    scale_dtype: Any = gl.bfloat16,
+    has_zeros: bool = False,
+    is_gated: bool = False,
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    words, tuning = tensor(gl.int32), int4.choose_wide_tuning(num_tiles, num_blocks, num_rows)
     constants = dict(
-        IS_GATED=True,
+        IS_GATED=is_gated,
         HAS_GATED_INPUT=False,
         SCALE_DTYPE=scale_dtype,
-        HAS_ZEROS=False,
+        HAS_ZEROS=has_zeros,
         GROUPS=4,
-        ROWS=64,
-        TILES=8,
-        SHARES=1,
-        STAGES=4,
         IS_DEPENDENT=True,
+        **tuning.constants(),
     )
     factors = tensor(gl.float32) if scale_dtype == gl.float8e4nv else None
-    zeros = zeros_beside(scale_dtype)
-    tensors = (tensor(), words, words, zeros, factors, tensor(), tensor(), tensor(gl.float32), words)
-    arguments = (*tensors, 5376, 0, 64, 2688, 42)
-    registers = {"maxnreg": 128} if scale_dtype == gl.uint8 else {}
-    return wide_kernel, arguments, {**constants, "num_warps": 8, **registers}
+    tensors = (tensor(), words, words, words, factors, tensor(), tensor(), tensor(gl.float32), words)
+    return wide_kernel, (*tensors, 0, num_rows, num_tiles, num_blocks), constants
 
 
 def int4_experts_launch(*, scale_dtype: Any = gl.bfloat16) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -625,9 +634,12 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "q4_k_ring_of_qkv": int4_ring_launch(1024, 42, "linear", scale_dtype=gl.uint8),
         "q4_k_ring_of_narrow_down": int4_ring_launch(160, 80, "linear", scale_dtype=gl.uint8),
         "q4_k_experts": int4_experts_launch(scale_dtype=gl.uint8),
-        "q4_k_wide": int4_wide_launch(scale_dtype=gl.uint8),
-        "int4_wide": int4_wide_launch(),
-        "fp4_wide": int4_wide_launch(scale_dtype=gl.float8e4nv),
+        **{
+            f"{name}_wide_{rows}": int4_wide_launch(2688, 42, rows, is_gated=True, **kind)
+            for name, kind in INT4_KINDS.items()
+            for rows in (16, 32, 64, 128)
+        },
+        **{f"{name}_wide_narrow_down": int4_wide_launch(160, 80, 64, **kind) for name, kind in INT4_KINDS.items()},
         "int4_experts": int4_experts_launch(),
         **{f"q8_0_{rows}": int8_groups_launch(2688, 84, rows, is_gated=True) for rows in ROW_KINDS},
         **{

@@ -131,23 +131,32 @@ def _rows(words: Words) -> Tensor:
     return warps.permute(0, 3, 4, 1, 5, 2, 6).flatten(-3)
 
 
-def dequantize_codes(word: Tensor, scales: Tensor, zero: Tensor, half: Tensor, dtype: torch.dtype) -> Words:
-    """Of the wide kernel: [.., sides] for each of four pairs."""
-    scale = torch.where(half == 0, *unpack_scales(scales, dtype))
-    sides = [[((word >> 4 * pair + 16 * side) & 15).float() - zero for side in range(2)] for pair in range(4)]
-    return [(torch.stack(pair, dim=-1) * scale.unsqueeze(-1)).to(torch.bfloat16) for pair in sides]
+def dequantize_codes(word: Tensor, scales: Tensor, zero: Tensor, half: int, dtype: torch.dtype) -> Tensor:
+    """Of the wide kernel: [.., sides, halves of a product's inputs, products]."""
+    scale = unpack_scales(scales, dtype)[half]
+    return ((_codes(word) - zero[..., None, None, None]) * scale[..., None, None, None]).to(torch.bfloat16)
 
 
-def dequantize_fp4(word: Tensor, scale: Tensor) -> Words:
+def dequantize_fp4(word: Tensor, scale: Tensor) -> Tensor:
     words = values_of_fp4(word, unpack_small_scales(scale << 4)[0])
-    return [pair.unsqueeze(-1).contiguous().view(torch.bfloat16) for pair in words]
+    pairs = torch.stack([pair.unsqueeze(-1).contiguous().view(torch.bfloat16) for pair in words], dim=-1)
+    return pairs.unflatten(-1, (2, 2)).transpose(-1, -2)
 
 
-def dequantize_less_minimums(word: Tensor, fine: Tensor, coarse: Tensor) -> Words:
-    scale, minimum = coarse.unsqueeze(-1).contiguous().view(torch.float16).float().unbind(-1)
-    scale, minimum = (scale * (fine & 255)).unsqueeze(-1), (minimum * (fine >> 8 & 255)).unsqueeze(-1)
-    sides = [[((word >> 4 * pair + 16 * side) & 15).float() for side in range(2)] for pair in range(4)]
-    return [(torch.stack(pair, dim=-1) * scale - minimum).to(torch.bfloat16) for pair in sides]
+def dequantize_less_minimums(word: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+    """A fused operation rounds once, and double has room for what is before."""
+    scale, offset = scale.double()[..., None, None, None], offset.double()[..., None, None, None]
+    return ((_codes(word) + 128) * scale + offset).float().to(torch.bfloat16)
+
+
+def _codes(word: Tensor) -> Tensor:
+    """[.., sides, pairs of a product, products]"""
+    sides = [torch.stack([word >> 4 * pair + 16 * side & 15 for pair in range(4)], dim=-1) for side in range(2)]
+    return torch.stack(sides, dim=-2).unflatten(-1, (2, 2)).transpose(-1, -2).float()
+
+
+def scales_of_bytes(word: Tensor, coarse: Words, middle: int) -> Words:
+    return [((word >> 8 * i & 255) - middle).float() * coarse[i] for i in range(4)]
 
 
 @dataclass(eq=False)
@@ -287,6 +296,7 @@ NAMES = {
     "dequantize_codes": dequantize_codes,
     "dequantize_fp4": dequantize_fp4,
     "dequantize_less_minimums": dequantize_less_minimums,
+    "scales_of_bytes": scales_of_bytes,
     "fence_async_shared": nothing,
     "warpgroup_mma": start_product,
     "warpgroup_mma_wait": wait_for_products,

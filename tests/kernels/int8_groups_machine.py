@@ -30,10 +30,6 @@ def dequantize_bytes(word: Tensor, scale: Tensor, offset: Tensor, is_narrow: boo
     return values.float().to(torch.bfloat16)
 
 
-def scales_of_bytes(word: Tensor, coarse: Words, middle: int) -> Words:
-    return [((word >> 8 * i & 255) - middle).float() * coarse[i] for i in range(4)]
-
-
 def add_sixteens(sums: Words, upper: Words, lower: Words, x: Words, scales: Words) -> Words:
     nothing = [torch.zeros_like(word) for word in x[:2]]
     sums = add_products(sums, upper, lower, [*x[:2], *nothing], scales[0], scales[1])
@@ -76,7 +72,6 @@ NAMES = {
     **INT4_NAMES,
     "unpack_bytes": unpack_bytes,
     "dequantize_bytes": dequantize_bytes,
-    "scales_of_bytes": scales_of_bytes,
     "add_sixteens": add_sixteens,
     "add_less_minimums": add_less_minimums,
     "sums_of_inputs": sums_of_inputs,

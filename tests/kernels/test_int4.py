@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from itertools import product
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +17,7 @@ from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.int4.tuning import (
     MAX_WIDE_ROWS,
     Tuning,
-    WideTuning,
     choose_tuning,
-    choose_wide_tuning,
     rows_of_program,
 )
 from facet.kernels.quantized.matrix import QuantizedMatrix
@@ -55,16 +54,6 @@ def few_rows() -> ModuleType:
     return emulated([f"{ROOM}.tiles", f"{ROOM}.few_rows_kernel", f"{ROOM}.few_rows"], f"{ROOM}.language", own=NAMES)
 
 
-@pytest.fixture(scope="module")
-def wide() -> ModuleType:
-    if HAS_GPU:
-        from facet.kernels.quantized.int4 import wide
-
-        return wide
-    names = [f"{ROOM}.tiles", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
-    return emulated(names, f"{ROOM}.language", own=NAMES)
-
-
 def expected(operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor) -> Tensor:
     """Rounded where the engine rounds."""
     products = reference.linear(x.float(), matrix).to(x.dtype)
@@ -79,7 +68,7 @@ def run(
     x: Tensor,
     matrix: QuantizedMatrix,
     given: Tensor,
-    tuning: Tuning | WideTuning | None,
+    tuning: Any,
 ) -> Tensor:
     shuffled = int4.shuffle(matrix, is_gated=operation == "geglu_linear")
     more = (given,) if operation == "gated_input_linear" else ()
@@ -118,35 +107,6 @@ def test_equals_reference(
     given = torch.randn(num_rows, case.num_out, dtype=torch.bfloat16, device=DEVICE)
     got = run(few_rows, operation, x, matrix, given, tuning)
     torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=1e-2, rtol=2**-6)
-
-
-@pytest.mark.parametrize(
-    ("operation", "case", "num_rows", "tuning"),
-    [
-        ("linear", Case(format=format_of(32), num_in=640), 20, None),
-        ("linear", Case(format=format_of(64), num_out=80), 40, WideTuning(rows=32, tiles=4, shares=1, stages=3)),
-        ("geglu_linear", Case(format=format_of(None, "float16"), num_in=352), 33, None),  # a block that is not whole
-        ("geglu_linear", Case(format=format_of(32), num_in=896), 17, WideTuning(rows=32, tiles=4, shares=3, stages=4)),
-        ("gated_input_linear", Case(format=format_of(128), num_out=64, num_in=384), 9, None),
-        ("linear", Case(format=format_of(128, "float16", zeros=True), num_in=640), 17, None),
-        ("geglu_linear", Case(format=format_of(64, zeros=True)), 20, WideTuning(rows=32, tiles=4, shares=2, stages=3)),
-        ("linear", Case(format=FP4, num_out=80, num_in=656), 20, WideTuning(rows=32, tiles=4, shares=2, stages=3)),
-        ("geglu_linear", Case(format=FP4, num_in=640), 9, None),
-        ("linear", Case(format=Q4_K, num_out=80, num_in=1152), 20, WideTuning(rows=32, tiles=4, shares=2, stages=3)),
-        ("geglu_linear", Case(format=Q4_K, num_in=480), 9, None),
-        # A share without a block.
-        ("linear", Case(format=format_of(32), num_in=640), 16, WideTuning(rows=16, tiles=8, shares=4, stages=4)),
-    ],
-)
-def test_the_wide_kernel_equals_reference(
-    wide: ModuleType, operation: str, case: Case, num_rows: int, tuning: WideTuning | None
-) -> None:
-    matrix = case.matrix(DEVICE)
-    x = case.inputs(num_rows, torch.bfloat16, DEVICE)
-    given = torch.randn(num_rows, case.num_out, dtype=torch.bfloat16, device=DEVICE)
-    for _ in range(2):  # counters are zero again
-        got = run(wide, operation, x, matrix, given, tuning)
-        torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=2e-2, rtol=2**-6)
 
 
 @pytest.mark.parametrize(
@@ -300,12 +260,3 @@ def test_tuning_fills_the_card() -> None:
         num_warps = num_tiles * tuning.num_in_warps // tuning.tiles
         assert num_warps >= 1000 or 4 * tuning.num_in_warps > num_blocks / 2
         assert tuning.num_in_warps <= num_blocks
-
-
-def test_wide_tuning_fills_the_card() -> None:
-    for num_tiles, num_blocks, num_rows in product((2688, 336, 160, 16), (168, 42, 20), (9, 32, 64, 200)):
-        tuning = choose_wide_tuning(num_tiles, num_blocks, num_rows)
-        num_programs = -(-num_tiles // tuning.tiles) * -(-num_rows // tuning.rows) * tuning.shares
-        assert tuning.shares == 1 or num_programs <= 528
-        assert tuning.shares <= num_blocks
-        assert tuning.rows >= num_rows or tuning.rows == 128

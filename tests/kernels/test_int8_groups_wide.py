@@ -32,7 +32,7 @@ from tests.kernels.test_int8_groups import (
 )
 
 LANGUAGES = (f"{INT4}.language", f"{ROOM}.language")
-MODULES = [f"{INT4}.tiles", f"{INT4}.wide_kernel", f"{ROOM}.tiles", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
+MODULES = [f"{INT4}.tiles", f"{INT4}.wide_loop", f"{ROOM}.tiles", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
 
 
 @pytest.fixture(scope="module")

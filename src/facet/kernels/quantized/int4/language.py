@@ -4,6 +4,7 @@ Gluon cannot say that two bfloat16 numbers share a register, nor name the instru
 written in PTX. A tensor's element is then what one thread holds.
 """
 
+import struct
 from collections.abc import Sequence
 
 from facet.kernels.dependent_launch import let_next_start, wait_for_previous
@@ -43,6 +44,7 @@ __all__ = [
     "load_own_words",
     "load_sums_at",
     "offset_of",
+    "scales_of_bytes",
     "shared_memory",
     "stay_in_order",
     "store_sums_at",
@@ -82,19 +84,14 @@ def _unpacking(pairs: Sequence[str], word: str, offset: str) -> str:
     return "\n".join(lines)
 
 
-def _scaling(pairs: Sequence[str], results: Sequence[str], scale: str, added: str | None = None) -> str:
-    """Instructions that multiply both numbers of each pair by a float32 scale, may add something, and round once."""
-    multiply, then = ("mul.f32", "") if added is None else ("fma.rn.f32", f", {added}")
-    return "\n".join(
-        f"""
-        shl.b32 shifted, {pair}, 16;
-        {multiply} even, shifted, {scale}{then};
-        and.b32 shifted, {pair}, 0xffff0000;
-        {multiply} odd, shifted, {scale}{then};
-        cvt.rn.bf16x2.f32 {result}, odd, even;
-        """
-        for pair, result in zip(pairs, results, strict=True)
-    )
+def _raising(pairs: Sequence[str], word: str) -> str:
+    """As `_unpacking`, of numbers 128 + u, which spares what takes 128 away."""
+    lines = []
+    for place, pair in enumerate(pairs):
+        if place > 0:
+            lines.append(f"shr.u32 shifted, {word}, {4 * place};")
+        lines.append(f"lop3.b32 {pair}, {'shifted' if place > 0 else word}, 0x000f000f, 0x43004300, 0xea;")
+    return "\n".join(lines)
 
 
 _RESULTS, _PAIRS = ("$0", "$1", "$2", "$3"), ("pair0", "pair1", "pair2", "pair3")
@@ -106,50 +103,67 @@ _UNPACK = gl.constexpr(
     }}
     """
 )
-# Of two elements each, which make one register: $5, $7 and $9 are $4, $6 and $8 again.
-_DEQUANTIZE_BY_BFLOAT16 = gl.constexpr(
-    f"""
-    {{
-        .reg .b32 two, shifted;
-        {_unpacking(_RESULTS, "$4", "$8")}
-        {"".join(f"mul.rn.bf16x2 {result}, {result}, $6;" for result in _RESULTS)}
-    }}
-    """
-)
-_DEQUANTIZE_BY_FLOAT32 = gl.constexpr(
-    f"""
-    {{
-        .reg .b32 two, shifted, pair<4>;
-        .reg .f32 even, odd;
-        {_unpacking(_PAIRS, "$4", "$8")}
-        {_scaling(_PAIRS, _RESULTS, "$6")}
-    }}
-    """
-)
 
 
-# $5, $7 and $9 are $4, $6 and $8 again: codes, bytes of the scale and the minimum, and the coarse ones of both.
+def _scale_of(half: int, *, is_bfloat16: bool) -> str:
+    """Instructions that make two equal bfloat16 numbers of one of the two scales in $6; of a float16 one also two of what
+    that leaves of it, which has three bits at most."""
+    if is_bfloat16:
+        return f"prmt.b32 scale, $6, 0, {(0x1010, 0x3232)[half]};"
+    return f"""
+        mov.b32 {{half0, half1}}, $6;
+        cvt.f32.f16 whole, half{half};
+        cvt.rn.bf16x2.f32 scale, whole, whole;
+        shl.b32 rounded, scale, 16;
+        sub.f32 whole, whole, rounded;
+        cvt.rn.bf16x2.f32 rest, whole, whole;
+    """
+
+
+def _dequantizing(half: int, *, is_bfloat16: bool) -> str:
+    """Of two elements each, which make one register: $5, $7 and $9 are $4, $6 and $8 again. A code times the rest of a
+    scale is exact, so that values are rounded once."""
+    lines = [_unpacking(_PAIRS, "$4", "$8"), _scale_of(half, is_bfloat16=is_bfloat16)]
+    for pair, result in zip(_PAIRS, _RESULTS, strict=True):
+        if is_bfloat16:
+            lines.append(f"mul.rn.bf16x2 {result}, {pair}, scale;")
+        else:
+            lines.append(f"mul.rn.bf16x2 shifted, {pair}, rest;")
+            lines.append(f"fma.rn.bf16x2 {result}, {pair}, scale, shifted;")
+    registers = ".reg .b32 two, shifted, scale, rest, pair<4>; .reg .b16 half<2>; .reg .f32 whole, rounded;"
+    return f"{{ {registers} {' '.join(lines)} }}"
+
+
+_DEQUANTIZE = {
+    (half, is_bfloat16): _dequantizing(half, is_bfloat16=is_bfloat16)
+    for half in (0, 1)
+    for is_bfloat16 in (False, True)
+}
+# Of pairs 128 + u: the lower one of them alone, and both for the upper one, beyond whose last bit lie 0x4300 and the
+# lower code. What that is in the middle goes to the offset, and 2^-13 of a scale are left.
+_REST_OF_PAIR = -(0x4300 + 7.5) / 2**16
 _DEQUANTIZE_LESS_MINIMUMS = gl.constexpr(
     f"""
     {{
-        .reg .b32 two, shifted, offset, pair<4>;
-        .reg .b16 half<2>;
-        .reg .f32 even, odd, fine<2>, coarse<2>;
-        mov.b32 offset, 0xC300C300;
-        {_unpacking(_PAIRS, "$4", "offset")}
-        mov.b32 {{half0, half1}}, $8;
-        cvt.f32.f16 coarse0, half0;
-        cvt.f32.f16 coarse1, half1;
-        prmt.b32 fine0, $6, 0x4B000000, 0x7540;
-        prmt.b32 fine1, $6, 0x4B000000, 0x7541;
-        sub.f32 fine0, fine0, 0f4B000000;
-        sub.f32 fine1, 0f4B000000, fine1;
-        mul.f32 fine0, fine0, coarse0;
-        mul.f32 fine1, fine1, coarse1;
-        {_scaling(_PAIRS, _RESULTS, "fine0", "fine1")}
+        .reg .b32 shifted, pair<4>;
+        .reg .f32 even, odd, offset;
+        {_raising(_PAIRS, "$4")}
+        fma.rn.f32 offset, $6, 0f{struct.pack(">f", _REST_OF_PAIR).hex().upper()}, $8;
+        {
+        "".join(
+            f"shl.b32 shifted, {pair}, 16; fma.rn.f32 even, shifted, $6, $8; fma.rn.f32 odd, {pair}, $6, offset; "
+            f"cvt.rn.bf16x2.f32 {result}, odd, even; "
+            for pair, result in zip(_PAIRS, _RESULTS, strict=True)
+        )
+    }
     }}
     """
 )
+
+
+@gluon.constexpr_function
+def _dequantization(half, is_bfloat16):
+    return _DEQUANTIZE[int(half), bool(is_bfloat16)]
 
 
 @gluon.jit
@@ -249,56 +263,45 @@ def values_of_fp4(word, scale):
 
 
 @gluon.jit
-def dequantize_codes(word, scales, offset, half, DTYPE: gl.constexpr):
-    """The values of each word's eight codes in bfloat16: four tensors with the two sides of a pair as last dimension.
+def dequantize_codes(word, scales, offset, HALF: gl.constexpr, DTYPE: gl.constexpr):
+    """The values of each word's eight codes in bfloat16, [.., sides, halves of a product's inputs, products].
 
     `scales` are words of those of the first half's output and of the second's; `offset` is of `offset_of`.
     """
-    IS_BFLOAT16: gl.constexpr = gl.bfloat16 == DTYPE
-    ASM: gl.constexpr = _DEQUANTIZE_BY_BFLOAT16 if IS_BFLOAT16 else _DEQUANTIZE_BY_FLOAT32
-    REGISTERS: gl.constexpr = "=&r,=&r,=&r,=&r,r,r,r,r,r,r" if IS_BFLOAT16 else "=&r,=&r,=&r,=&r,r,r,f,f,r,r"
-    if IS_BFLOAT16:
-        low = (scales & 0xFFFF) | (scales << 16)
-        high = (scales & -65536) | ((scales >> 16) & 0xFFFF)
-    else:
-        low, high = unpack_scales(scales, DTYPE)
-    scale = gl.where(half == 0, low, high)
-    return gl.inline_asm_elementwise(
-        ASM,
-        REGISTERS,
-        [gl.join(word, word), gl.join(scale, scale), gl.join(offset, offset)],
-        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )
+    ASM: gl.constexpr = _dequantization(HALF, gl.bfloat16 == DTYPE)
+    return _values(ASM, "=&r,=&r,=&r,=&r,r,r,r,r,r,r", [_twice(word), _twice(scales), _twice(offset)])
 
 
 @gluon.jit
-def dequantize_less_minimums(word, fine, coarse):
-    """As `dequantize_codes`, of a scale and a minimum for each word: bytes of both, and float16 numbers that they are
-    multiplied by."""
-    return gl.inline_asm_elementwise(
-        _DEQUANTIZE_LESS_MINIMUMS,
-        "=&r,=&r,=&r,=&r,r,r,r,r,r,r",
-        [gl.join(word, word), gl.join(fine, fine), gl.join(coarse, coarse)],
-        dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
-        is_pure=True,
-        pack=2,
-    )
+def dequantize_less_minimums(word, scale, offset):
+    """As `dequantize_codes`: codes plus 128, times a float32 scale, plus an offset."""
+    inputs = [_twice(word), _twice(scale), _twice(offset)]
+    return _values(_DEQUANTIZE_LESS_MINIMUMS, "=&r,=&r,=&r,=&r,r,r,f,f,f,f", inputs)
 
 
 @gluon.jit
 def dequantize_fp4(word, scale):
     """As `dequantize_codes`, of codes e2m1. `scale`: bits of one, e4m3. Exact, and 2^7 times too small."""
-    pair = scale << 4 | scale << 20
-    return gl.inline_asm_elementwise(
-        _DEQUANTIZE_FP4,
-        "=&r,=&r,=&r,=&r,r,r,r,r",
-        [gl.join(word, word), gl.join(pair, pair)],
+    return _values(_DEQUANTIZE_FP4, "=&r,=&r,=&r,=&r,r,r,r,r", [_twice(word), _twice(scale * 0x00100010)])
+
+
+@gluon.jit
+def _twice(numbers):
+    return gl.join(numbers, numbers)
+
+
+@gluon.jit
+def _values(ASM: gl.constexpr, REGISTERS: gl.constexpr, inputs):
+    """Four results of two elements each, which share a register."""
+    pairs = gl.inline_asm_elementwise(
+        ASM,
+        REGISTERS,
+        inputs,
         dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
         is_pure=True,
         pack=2,
     )
+    return gl.join(gl.join(pairs[0], pairs[1]), gl.join(pairs[2], pairs[3]))
 
 
 @gluon.jit
@@ -311,6 +314,34 @@ def unpack_scales(word, DTYPE: gl.constexpr):
         low = word.to(gl.int16).to(DTYPE, bitcast=True).to(gl.float32)
         high = (word >> 16).to(gl.int16).to(DTYPE, bitcast=True).to(gl.float32)
     return low, high
+
+
+# A byte in the middle of the mantissa, under the exponent of 32768: its number plus that.
+_SCALES_OF_BYTES = gl.constexpr(
+    "{ .reg .b32 number; "
+    + " ".join(
+        f"prmt.b32 number, $4, 0x47, {0x4505 + 16 * i}; fma.rn.f32 ${i}, number, ${5 + i}, ${9 + i};" for i in range(4)
+    )
+    + " }"
+)
+
+
+@gluon.jit
+def scales_of_bytes(word, coarse, MIDDLE: gl.constexpr):
+    """The four scales of a word, (byte - MIDDLE) * coarse, in float32 and exact: both factors are of eleven bits or
+    fewer, and so are the offsets."""
+    OFFSET: gl.constexpr = -32768.0 - MIDDLE
+    return gl.inline_asm_elementwise(
+        _SCALES_OF_BYTES,
+        "=&f,=&f,=&f,=&f,r,f,f,f,f,f,f,f,f",
+        [
+            word, coarse[0], coarse[1], coarse[2], coarse[3],
+            coarse[0] * OFFSET, coarse[1] * OFFSET, coarse[2] * OFFSET, coarse[3] * OFFSET,
+        ],
+        dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -395,16 +426,6 @@ def add_products(sums, upper, lower, x, upper_scale, lower_scale):
         is_pure=True,
         pack=1,
     )  # fmt: skip
-
-
-def _raising(pairs: Sequence[str], word: str) -> str:
-    """As `_unpacking`, of numbers 128 + u, which spares what takes 128 away."""
-    lines = []
-    for place, pair in enumerate(pairs):
-        if place > 0:
-            lines.append(f"shr.u32 shifted, {word}, {4 * place};")
-        lines.append(f"lop3.b32 {pair}, {'shifted' if place > 0 else word}, 0x000f000f, 0x43004300, 0xea;")
-    return "\n".join(lines)
 
 
 def _making_scale(output: int) -> str:

@@ -5,6 +5,7 @@ multiplies another. A matrix of few outputs has too few tiles for that: several 
 inputs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from facet.kernels.quantized.int4.shuffled import BLOCK_IN, ShuffledInt4, bytes_of_block
@@ -217,24 +218,62 @@ def most_stages(ring: Ring, num_programs: int) -> int:
     return (_SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM - _BYTES_BESIDE_TURNS) // ring.bytes_of_turn
 
 
+# Inputs of a turn of the wide kernels.
+TURN_IN = 128
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WideTuning:
     rows: int  # of a program
     tiles: int  # of 16 outputs, and warps
-    shares: int  # into which the blocks of a tile are cut
-    stages: int  # blocks in shared memory
+    programs: int  # that divide all turns of a group of rows
+    stages: int  # turns in shared memory
+
+    def constants(self) -> dict[str, int]:
+        """How kernels are told. Registers leave room for 16 warps."""
+        return {
+            "ROWS": self.rows,
+            "TILES": self.tiles,
+            "STAGES": self.stages,
+            "num_warps": self.tiles,
+            "maxnreg": _REGISTERS // (32 * _WIDE_WARPS),
+        }
 
 
-# Programs that run at a time on an H200, by their rows: four on each multiprocessor, two, or one.
-_WIDE_PROGRAMS = {16: 528, 32: 528, 64: 264, 128: 132}
-_LEAST_BLOCKS = 4  # of a share
+# Tiles of a program, programs of a multiprocessor and stages, by rows of a program.
+WideKinds = Mapping[int, tuple[int, int, int]]
+_WIDE_WARPS = 16
+# Most of shared memory, in most cases with 16 warps.
+_WIDE: WideKinds = {16: (8, 2, 6), 32: (16, 1, 6), 64: (16, 1, 5), 128: (16, 1, 4)}
+# Of matrices of few outputs, whose tiles would be shared by too many programs.
+_NARROW: WideKinds = {16: (4, 4, 5), 32: (4, 3, 5), 64: (4, 2, 4)}
+_MOST_SHARES, _LEAST_TURNS = 8, 4
 
 
-def choose_wide_tuning(num_tiles: int, num_blocks: int, num_rows: int) -> WideTuning:
-    rows = next((kind for kind in _WIDE_PROGRAMS if num_rows <= kind), 128)
-    num_programs = _WIDE_PROGRAMS[rows]
-    # More tiles share what is loaded of x, where there are enough of them.
-    tiles = 8 if rows == 128 or (rows == 64 and num_tiles >= 8 * num_programs) else 4
-    num_places = -(-num_tiles // tiles) * -(-num_rows // rows)
-    shares = max(1, min(num_programs // num_places, num_blocks // _LEAST_BLOCKS))
-    return WideTuning(rows=rows, tiles=tiles, shares=shares, stages=3 if rows == 128 else 4)
+def choose_wide_tuning(
+    num_tiles: int, num_blocks: int, num_rows: int, num_multiprocessors: int = _NUM_MULTIPROCESSORS
+) -> WideTuning:
+    """All programs run at a time, because each has as many turns as the others.
+
+    What bounds 31B gate_up on an H200, in microseconds (not timed yet): codes and scales are 130 MB, 31 from memory.
+    Tensor cores take 8 for 16 rows, 30 for 64 and 60 for 128. Bringing codes to bfloat16 takes 15 of INT4, 22 of Q4_K.
+    Rows of x are read once for a program, from the second-level cache: the more of its tiles, the fewer bytes. 32 rows
+    are 58 MB with 16 tiles and 116 with 8, 64 rows 116, 128 rows 231, and that cache gives about 5.5 TB/s in all.
+    """
+    return divide_turns(_WIDE, _NARROW, num_tiles, num_blocks, num_rows, num_multiprocessors)
+
+
+def divide_turns(
+    wide: WideKinds, narrow: WideKinds, num_tiles: int, num_turns: int, num_rows: int, num_multiprocessors: int
+) -> WideTuning:
+    """With kinds for matrices of many outputs, and of few. `num_turns`: of a tile."""
+    kinds = wide if num_tiles * _MOST_SHARES >= 16 * num_multiprocessors else narrow
+    rows = next((kind for kind in kinds if num_rows <= kind), max(kinds))
+    tiles, programs, stages = kinds[rows]
+    programs *= num_multiprocessors
+    num_groups = -(-num_tiles // tiles)
+    most_shares = min(_MOST_SHARES, max(1, num_turns // _LEAST_TURNS))
+    programs = min(programs // -(-num_rows // rows), num_groups * most_shares)
+    # Where none has to be idle for it, programs share one tile group each, not the ends of two.
+    even = programs // num_groups * num_groups
+    return WideTuning(rows=rows, tiles=tiles, programs=even if even >= 0.9 * programs else programs, stages=stages)

@@ -1,18 +1,14 @@
 """Launches the kernel for some tens of rows."""
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from facet.kernels.arrivals import counters_on
-from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.hopper import num_multiprocessors
 from facet.kernels.quantized.int4.language import gl
-from facet.kernels.quantized.int4.shuffled import BLOCK_IN, TILE_OUT, ShuffledInt4
+from facet.kernels.quantized.int4.shuffled import ShuffledInt4
 from facet.kernels.quantized.int4.tuning import WideTuning, choose_wide_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
-
-_WORDS = 1024  # of x, that a program puts in order
+from facet.kernels.quantized.int4.wide_launch import launch
 
 
 def linear(x: Tensor, matrix: ShuffledInt4, tuning: WideTuning | None = None) -> Tensor:
@@ -33,105 +29,14 @@ def gated_input_linear(
 
 
 def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuning | None) -> Tensor:
-    assert x.dtype == torch.bfloat16, "tensor cores multiply bfloat16 numbers here"
-    num_rows = x.shape[0]
-    tuning = tuning or choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
-    if gated is not None and gated.stride(1) != 1:
-        gated = gated.contiguous()
-    width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
-    output = torch.empty(num_rows, matrix.num_tiles * width, dtype=x.dtype, device=x.device)
-    num_row_groups = triton.cdiv(num_rows, tuning.rows)
-    ordered = in_order_of_codes(x, num_row_groups * tuning.rows, matrix.num_blocks * BLOCK_IN)
-    num_places = num_row_groups * triton.cdiv(matrix.num_tiles, tuning.tiles)
-    counters = counters_on(x.device, num_places) if tuning.shares > 1 else matrix.codes
-    partial_sums = ordered
-    if tuning.shares > 1:
-        sizes = (num_places, tuning.shares, TILE_OUT * tuning.tiles, tuning.rows)
-        partial_sums = torch.empty(sizes, dtype=torch.float32, device=x.device)
-    wide_kernel[(num_places * tuning.shares,)](
-        ordered,
-        *matrix.words(),
-        matrix.factors,
-        x if gated is None else gated,
-        output,
-        partial_sums,
-        counters,
-        ordered.stride(0),
-        0 if gated is None else gated.stride(0),
-        num_rows,
-        matrix.num_tiles,
-        matrix.num_blocks,
-        IS_GATED=matrix.is_gated,
-        HAS_GATED_INPUT=gated is not None,
+    if tuning is None:
+        tuning = choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, x.shape[0], num_multiprocessors(x.device))
+    codes, scales, others = matrix.words()
+    constants = dict(
         SCALE_DTYPE=getattr(gl, matrix.scale_type),
         HAS_ZEROS=matrix.zeros is not None,
         GROUPS=matrix.scales.shape[-2],
-        ROWS=tuning.rows,
-        TILES=tuning.tiles,
-        SHARES=tuning.shares,
-        STAGES=tuning.stages,
-        num_warps=tuning.tiles,
-        **_registers(matrix, tuning),
-        **launch_options(x.device),
+        **tuning.constants(),
     )
-    return output
-
-
-def _registers(matrix: ShuffledInt4, tuning: WideTuning) -> dict[str, int]:
-    """With minimums, programs of eight warps take more than leaves room for two of them, which fit without spills."""
-    return {"maxnreg": 128} if matrix.has_minimums and (tuning.rows, tuning.tiles) == (64, 8) else {}
-
-
-def in_order_of_codes(
-    x: Tensor, num_rows: int, num_in: int, *, num_pairs: int = 4, tile_rows: int = 1, tile_in: int | None = None
-) -> Tensor:
-    """x [num_rows, num_in] with zeros where it ends, and of every four times `num_pairs` pairs, pair num_pairs * t + i
-    as pair 4 i + t: a thread's inputs are neighbours, but not in what tensor cores take its registers for.
-
-    In tiles of some rows and inputs, one after the other; those of the same rows come first.
-    """
-    if x.stride(1) != 1 or x.stride(0) % 2 != 0:
-        x = x.contiguous()
-    ordered = torch.empty(num_rows, num_in, dtype=x.dtype, device=x.device)
-    words = x.view(torch.int32)
-    _order_kernel[(num_rows, triton.cdiv(num_in // 2, _WORDS))](
-        words,
-        ordered.view(torch.int32),
-        words.stride(0),
-        x.shape[0],
-        WIDTH=x.shape[1] // 2,
-        NUM_WORDS=num_in // 2,
-        BLOCK=_WORDS,
-        PAIRS=num_pairs,
-        TILE_ROWS=tile_rows,
-        TILE_WORDS=(tile_in or num_in) // 2,
-        num_warps=4,
-        **launch_options(x.device),
-    )
-    return ordered
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _order_kernel(
-    x,
-    ordered,
-    x_stride,
-    num_rows,
-    WIDTH: tl.constexpr,
-    NUM_WORDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PAIRS: tl.constexpr,  # of a thread
-    TILE_ROWS: tl.constexpr,
-    TILE_WORDS: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-):
-    start_after_previous(IS_DEPENDENT)
-    row = tl.program_id(0)
-    word = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    within = word % (4 * PAIRS)
-    source = word - within + within % 4 * PAIRS + within // 4
-    is_there = (row < num_rows) & (source < WIDTH)
-    values = tl.load(x + row.to(tl.int64) * x_stride + source, mask=is_there, other=0)
-    first_row = row // TILE_ROWS * TILE_ROWS
-    tile = first_row.to(tl.int64) * NUM_WORDS + word // TILE_WORDS * (TILE_ROWS * TILE_WORDS)
-    tl.store(ordered + tile + (row - first_row) * TILE_WORDS + word % TILE_WORDS, values, mask=word < NUM_WORDS)
+    tensors = (codes, scales, others.flatten().view(torch.int32), matrix.factors)
+    return launch(wide_kernel, x, matrix, gated, tuning, tensors, num_turns=matrix.num_blocks, constants=constants)

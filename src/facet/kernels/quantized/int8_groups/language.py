@@ -23,6 +23,7 @@ from facet.kernels.quantized.int4.language import (
     commit_own_copies,
     copy_own_block,
     load_own_words,
+    scales_of_bytes,
     shared_memory,
     stay_in_order,
     unpack_scales,
@@ -131,34 +132,6 @@ def dequantize_bytes(word, scale, offset, IS_NARROW: gl.constexpr):
         pack=2,
     )
     return gl.join(pairs[0], pairs[1])
-
-
-# A byte in the middle of the mantissa, under the exponent of 32768: its number plus that.
-_SCALES_OF_BYTES = gl.constexpr(
-    "{ .reg .b32 number; "
-    + " ".join(
-        f"prmt.b32 number, $4, 0x47, {0x4505 + 16 * i}; fma.rn.f32 ${i}, number, ${5 + i}, ${9 + i};" for i in range(4)
-    )
-    + " }"
-)
-
-
-@gluon.jit
-def scales_of_bytes(word, coarse, MIDDLE: gl.constexpr):
-    """The four scales of a word, (byte - MIDDLE) * coarse, in float32 and exact: both factors are of eleven bits or
-    fewer, and so are the offsets."""
-    OFFSET: gl.constexpr = -32768.0 - MIDDLE
-    return gl.inline_asm_elementwise(
-        _SCALES_OF_BYTES,
-        "=&f,=&f,=&f,=&f,r,f,f,f,f,f,f,f,f",
-        [
-            word, coarse[0], coarse[1], coarse[2], coarse[3],
-            coarse[0] * OFFSET, coarse[1] * OFFSET, coarse[2] * OFFSET, coarse[3] * OFFSET,
-        ],
-        dtype=(gl.float32, gl.float32, gl.float32, gl.float32),
-        is_pure=True,
-        pack=1,
-    )  # fmt: skip
 
 
 def _product(parts: Sequence[str], codes: Sequence[str], x: Sequence[str], added: Sequence[str]) -> str:

@@ -3,10 +3,10 @@
 A block has as many bytes as one of 4-bit codes, and so what keeps memory busy is the same (`int4/tuning.py`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from facet.kernels.quantized.int4 import tuning as int4
-from facet.kernels.quantized.int4.tuning import Ring, Tuning, rows_of_program
+from facet.kernels.quantized.int4.tuning import Ring, Tuning, WideTuning, rows_of_program
 from facet.kernels.quantized.int8_groups.shuffled import BLOCK_IN, ShuffledInt8
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "MAX_FEW_ROWS_ELSEWHERE",
     "MAX_RING_ROWS",
     "MAX_WIDE_ROWS",
-    "TURN_IN",
     "Ring",
     "Tuning",
     "WideTuning",
@@ -24,7 +23,6 @@ __all__ = [
     "constants_of_ring",
     "constants_of_wide",
     "launch_of_ring",
-    "launch_of_wide",
     "most_rows_before_wide",
     "num_turns_of",
     "ring_of",
@@ -130,29 +128,14 @@ def _constants_of_format(matrix: ShuffledInt8) -> dict[str, int]:
     }
 
 
-# Of the wide kernel, which has two blocks of inputs in a turn.
-TURN_IN = 2 * BLOCK_IN
-
-
 def num_turns_of(num_blocks: int) -> int:
-    """For all inputs of a tile."""
+    """Of the wide kernel, for all inputs of a tile: it has two blocks in a turn."""
     return -(-num_blocks // 2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WideTuning:
-    rows: int  # of a program
-    tiles: int  # of 16 outputs, and warps
-    programs: int  # that divide all turns of a group of rows
-    stages: int  # turns in shared memory
-
-
-# Tiles of a program, programs of a multiprocessor and stages, by rows of a program: what there is room for in shared
-# memory, in most cases with 16 warps.
-_WIDE = {16: (8, 2, 4), 32: (8, 2, 4), 64: (16, 1, 4), 128: (16, 1, 3)}
-# Of matrices of few outputs, whose tiles would be shared by too many programs.
-_NARROW = {16: (4, 4, 4), 32: (4, 3, 4), 64: (4, 2, 4)}
-_MOST_SHARES, _LEAST_TURNS = 8, 4
+# Of the wide kernel: most of shared memory, in most cases with 16 warps; and of matrices of few outputs.
+_WIDE: int4.WideKinds = {16: (8, 2, 4), 32: (8, 2, 4), 64: (16, 1, 4), 128: (16, 1, 3)}
+_NARROW: int4.WideKinds = {16: (4, 4, 4), 32: (4, 3, 4), 64: (4, 2, 4)}
 
 
 def choose_wide_tuning(
@@ -163,28 +146,9 @@ def choose_wide_tuning(
     Rows of x are read once for a program, from the second-level cache: the more of its tiles, the fewer bytes. With
     31B gate_up and 64 rows these are 115 MB beside 250 of codes, in programs of 8 tiles 231.
     """
-    kinds = _WIDE if num_tiles * _MOST_SHARES >= 16 * num_multiprocessors else _NARROW
-    rows = next((kind for kind in kinds if num_rows <= kind), max(kinds))
-    tiles, programs, stages = kinds[rows]
-    programs *= num_multiprocessors
-    num_groups = -(-num_tiles // tiles)
-    most_shares = min(_MOST_SHARES, max(1, num_turns_of(num_blocks) // _LEAST_TURNS))
-    programs = min(programs // -(-num_rows // rows), num_groups * most_shares)
-    # Where none has to be idle for it, programs share one tile group each, not the ends of two.
-    even = programs // num_groups * num_groups
-    return WideTuning(rows=rows, tiles=tiles, programs=even if even >= 0.9 * programs else programs, stages=stages)
+    num_turns = num_turns_of(num_blocks)
+    return int4.divide_turns(_WIDE, _NARROW, num_tiles, num_turns, num_rows, num_multiprocessors)
 
 
 def constants_of_wide(matrix: ShuffledInt8, tuning: WideTuning) -> dict[str, int]:
-    return {**_constants_of_format(matrix), **launch_of_wide(tuning)}
-
-
-def launch_of_wide(tuning: WideTuning) -> dict[str, int]:
-    """Registers leave room for 16 warps."""
-    return {
-        "ROWS": tuning.rows,
-        "TILES": tuning.tiles,
-        "STAGES": tuning.stages,
-        "num_warps": tuning.tiles,
-        "maxnreg": 128,
-    }
+    return {**_constants_of_format(matrix), **tuning.constants()}

@@ -1,17 +1,12 @@
 """Launches the kernel for some tens of rows."""
 
-import torch
-import triton
 from torch import Tensor
 
-from facet.kernels.arrivals import counters_on
-from facet.kernels.dependent_launch import launch_options
 from facet.kernels.hopper import num_multiprocessors
-from facet.kernels.quantized.int4.wide import in_order_of_codes
+from facet.kernels.quantized.int4.wide_launch import launch
 from facet.kernels.quantized.int8_groups.language import gl
-from facet.kernels.quantized.int8_groups.shuffled import TILE_OUT, ShuffledInt8
+from facet.kernels.quantized.int8_groups.shuffled import ShuffledInt8
 from facet.kernels.quantized.int8_groups.tuning import (
-    TURN_IN,
     WideTuning,
     choose_wide_tuning,
     constants_of_wide,
@@ -43,44 +38,21 @@ def gated_input_linear(
 
 
 def _run(x: Tensor, matrix: ShuffledInt8, gated: Tensor | None, tuning: WideTuning | None) -> Tensor:
-    assert x.dtype == torch.bfloat16, "tensor cores multiply bfloat16 numbers here"
     assert can_run(matrix), "such products go another way"
-    num_rows = x.shape[0]
     if tuning is None:
-        tuning = choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, num_rows, num_multiprocessors(x.device))
-    if gated is not None and gated.stride(1) != 1:
-        gated = gated.contiguous()
-    width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
-    output = torch.empty(num_rows, matrix.num_tiles * width, dtype=x.dtype, device=x.device)
-    num_row_groups = triton.cdiv(num_rows, tuning.rows)
-    ordered = in_order_of_codes(
-        x,
-        num_row_groups * tuning.rows,
-        num_turns_of(matrix.num_blocks) * TURN_IN,
-        num_pairs=2 if matrix.in_sixteens else 4,
-        tile_rows=tuning.rows,
-        tile_in=TURN_IN,
-    )
-    num_programs = num_row_groups * tuning.programs
-    partial_sums = torch.empty(
-        (num_programs, 2, TILE_OUT * tuning.tiles, tuning.rows), dtype=torch.float32, device=x.device
-    )
-    wide_kernel[(num_programs,)](
-        ordered,
-        matrix.codes,
-        matrix.scales,
-        x if gated is None else gated,
-        output,
-        partial_sums,
-        counters_on(x.device, num_row_groups * triton.cdiv(matrix.num_tiles, tuning.tiles)),
-        0 if gated is None else gated.stride(0),
-        num_rows,
-        matrix.num_tiles,
-        matrix.num_blocks,
-        IS_GATED=matrix.is_gated,
-        HAS_GATED_INPUT=gated is not None,
+        tuning = choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, x.shape[0], num_multiprocessors(x.device))
+    constants = dict(
         SCALE_DTYPE=getattr(gl, "float16" if matrix.num_levels else matrix.format.scales.dtype),
         **constants_of_wide(matrix, tuning),
-        **launch_options(x.device),
     )
-    return output
+    return launch(
+        wide_kernel,
+        x,
+        matrix,
+        gated,
+        tuning,
+        (matrix.codes, matrix.scales),
+        num_turns=num_turns_of(matrix.num_blocks),
+        num_pairs=2 if matrix.in_sixteens else 4,
+        constants=constants,
+    )
