@@ -107,7 +107,7 @@ def test_every_code_and_every_scale(wide: ModuleType) -> None:
     "change",
     [
         ("wait_for_copies(STAGES - 3)", "wait_for_copies(STAGES - 2)"),  # the next turn has not come
-        ("free = (turn - first + (STAGES - 1))", "free = (turn - first + STAGES)"),  # into the place of this turn
+        ("COPY(sources, targets, before,", "COPY(sources, targets, stage,"),  # into the place of this turn
         ("gl.store(counter, 0)", "gl.store(counter, 2)"),
         ("gl.where(each == earliest, 1, 0)", "gl.where(each == latest, 1, 0)"),
     ],

@@ -94,33 +94,34 @@ def multiply_turns(
         commit_copies()
     wait_for_copies(STAGES - 2)
     thread_barrier()
+    fence_async_shared()
 
     # Tensor cores multiply by one half of a turn while the next comes to other registers.
     for group in range(first // num_turns, (end - 1) // num_turns + 1):
         first_of_group, end_of_group = gl.maximum(first, group * num_turns), gl.minimum(end, (group + 1) * num_turns)
         stage = (first_of_group - first) % STAGES
+        before = (first_of_group - first + (STAGES - 1)) % STAGES
         held = LOAD(targets, stage, FORMAT, TILES)
         even = VALUES(held, targets, stage, 0, FORMAT, TILES, LEFT)
         odd = even
         sums = gl.zeros([16 * TILES, ROWS], gl.float32, SUMS)
         for turn in range(first_of_group, end_of_group):
-            stage = (turn - first) % STAGES
-            fence_async_shared()
             product = multiply(sums, even, x_tiles.index(stage), 0)
             sums, _ = warpgroup_mma_wait(1, deps=(product, odd))
             odd = VALUES(held, targets, stage, 1, FORMAT, TILES, LEFT)
             product = multiply(sums, odd, x_tiles.index(stage), 1)
             sums, _ = warpgroup_mma_wait(1, deps=(product, even))
-            # The barrier also says that everyone has done with the turn before, into whose place another is copied.
+            # The barrier also says that everyone has done with the turn before, into whose place another is copied. With
+            # the fence in front of it there would be one more barrier: the compiler's own, after the wait.
             wait_for_copies(STAGES - 3)
             thread_barrier()
+            fence_async_shared()
             if turn + (STAGES - 1) < end:
-                free = (turn - first + (STAGES - 1)) % STAGES
-                COPY(sources, targets, free, ahead_group, ahead_turn, num_tiles, num_blocks, FORMAT, TILES)
-                copy_to_shared(x_tiles.index(free), x + ahead_turn * SIZE_OF_X + place_in_x)
+                COPY(sources, targets, before, ahead_group, ahead_turn, num_tiles, num_blocks, FORMAT, TILES)
+                copy_to_shared(x_tiles.index(before), x + ahead_turn * SIZE_OF_X + place_in_x)
             commit_copies()
             ahead_group, ahead_turn = next_turn(ahead_group, ahead_turn, num_turns)
-            stage = (turn - first + 1) % STAGES
+            before, stage = stage, gl.where(stage + 1 == STAGES, 0, stage + 1)
             held = LOAD(targets, stage, FORMAT, TILES)
             even = VALUES(held, targets, stage, 0, FORMAT, TILES, LEFT)
         sums, _ = warpgroup_mma_wait(0, deps=(sums, odd))
