@@ -7,6 +7,7 @@
                                                      # can be, beside the kernel for few rows, alone and in layers
                                                      # (int4_chain.py); with --tune, other rings too
     python -m benchmarks.int4_gpu --rings --rows 16  # beside the wide kernel, too
+    python -m benchmarks.int4_wide_gpu               # tens of rows, in INT4, NVFP4 and Q4_K
 
 Every kernel is first checked against the reference. Times are of launches inside a CUDA graph that walks over copies of
 the matrix, more of them than the second-level cache holds. cuBLAS multiplies by bfloat16 weights, without activation.
@@ -36,6 +37,7 @@ from facet.kernels.quantized.cases import Case
 from facet.kernels.quantized.int4.tuning import (
     MAX_FEW_ROWS,
     MAX_WIDE_ROWS,
+    TURN_IN,
     Ring,
     Tuning,
     WideTuning,
@@ -69,8 +71,13 @@ TUNINGS = tuple(
 
 # Of shared memory: that of a program, and what all programs of a multiprocessor have on their way.
 MOST_RING_BYTES, LEAST_RING_BYTES = 227 << 10, 64 << 10
-# Tiles, shares and stages, for any number of rows.
-WIDE_TUNINGS = ((4, 1, 4), (4, 2, 4), (4, 3, 4), (4, 6, 4), (8, 1, 4), (8, 3, 4), (8, 1, 3), (8, 3, 3))
+# Rows and tiles of a program, programs and stages.
+WIDE_TUNINGS = (
+    *((16, 8, 264, 4), (16, 8, 264, 8), (16, 16, 132, 6), (16, 16, 132, 9), (16, 4, 528, 5)),
+    *((32, 8, 264, 4), (32, 8, 264, 6), (32, 16, 132, 5), (32, 16, 132, 7), (32, 4, 396, 5)),
+    *((64, 16, 132, 4), (64, 16, 132, 6), (64, 8, 264, 4), (64, 4, 264, 4)),
+    *((128, 16, 132, 3), (128, 8, 132, 5), (128, 8, 132, 4)),
+)
 
 
 @dataclass(frozen=True)
@@ -130,14 +137,31 @@ def tunings_for(shape: Shape, num_rows: int) -> list[Cut]:
     """Those with half to four times the warps that keep memory busy, and registers for their sums."""
     found: list[Cut] = []
     if num_rows > MAX_FEW_ROWS:
-        rows = choose_wide_tuning(1, 1, num_rows).rows
-        return [WideTuning(rows=rows, tiles=tiles, shares=shares, stages=s) for tiles, shares, s in WIDE_TUNINGS]
+        chosen = choose_wide_tuning(shape.num_tiles, -(-shape.num_in // 128), num_rows)
+        return list(wide_tunings_for(shape, num_rows, chosen, WIDE_TUNINGS))
     for tuning in TUNINGS:
         num_warps = shape.num_tiles * tuning.num_in_warps // tuning.tiles
         fits = tuning.tiles * rows_of_program(num_rows) <= 64
         if fits and tuning.num_in_warps * 2 <= shape.num_in // 128 and 800 <= num_warps <= 8000:
             found.append(tuning)
     return found or [chosen_for(shape, num_rows)]
+
+
+def wide_tunings_for(
+    shape: Shape, num_rows: int, chosen: WideTuning, tunings: Sequence[tuple[int, int, int, int]]
+) -> list[WideTuning]:
+    """Others than the chosen one, with programs that end where tile groups do, or do not."""
+    found = []
+    for rows, tiles, programs, stages in tunings:
+        num_groups, num_row_groups = -(-shape.num_tiles // tiles), -(-num_rows // rows)
+        most = min(programs // num_row_groups, num_groups * -(-shape.num_in // TURN_IN) // 4)
+        if num_row_groups > 4 or rows > 2 * num_rows or most < 1:
+            continue
+        for number in {most, most // num_groups * num_groups or most, min(most, 4 * num_groups)}:
+            other = WideTuning(rows=rows, tiles=tiles, programs=number, stages=stages)
+            if other != chosen:
+                found.append(other)
+    return found
 
 
 def rivals_of_rings(shape: Shape, num_rows: int) -> list[Cut]:
@@ -189,8 +213,10 @@ def compile_for(job: Job) -> None:
     matrix = int4.shuffle(shape.case(job.group).matrix("cuda"), is_gated=shape.operation == "geglu_linear")
     x = torch.zeros(job.num_rows, shape.num_in, device="cuda", dtype=torch.bfloat16)
     given = torch.zeros(job.num_rows, 256, device="cuda", dtype=torch.bfloat16)
+    # No more programs than so few outputs have turns for.
+    tuning = replace(job.tuning, programs=1) if isinstance(job.tuning, WideTuning) else job.tuning
     try:
-        run(shape, x, matrix, given, job.tuning)
+        run(shape, x, matrix, given, tuning)
     except Exception as error:
         print(f"{job}: {error}")
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.gpu_timing import microseconds
-from benchmarks.int4_gpu import BANDWIDTH, SHAPES, TUNINGS, Shape, expected_output
+from benchmarks.int4_gpu import BANDWIDTH, SHAPES, TUNINGS, Shape, expected_output, wide_tunings_for
 from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.geglu import geglu
 from facet.kernels.hopper import runs_on_hopper
@@ -45,7 +45,6 @@ from facet.kernels.quantized.int8_groups.tuning import (
     WideTuning,
     choose_tuning,
     choose_wide_tuning,
-    num_turns_of,
     ring_of,
     rows_of_program,
 )
@@ -90,21 +89,6 @@ def run_values(shape: Shape, x: Tensor, matrix: int8_groups.ShuffledInt8, given:
 def dequantize_slices(matrix: int8_groups.ShuffledInt8) -> None:
     for part in int8_groups.slices(matrix):
         dequantize(part, torch.bfloat16)
-
-
-def wide_tunings_for(shape: Shape, num_rows: int, chosen: WideTuning) -> list[WideTuning]:
-    """Others, with programs that end where tile groups do, or do not."""
-    found = []
-    for rows, tiles, programs, stages in WIDE_TUNINGS:
-        num_groups, num_row_groups = -(-shape.num_tiles // tiles), -(-num_rows // rows)
-        most = min(programs // num_row_groups, num_groups * num_turns_of(-(-shape.num_in // 64)) // 4)
-        if num_row_groups > 4 or rows > 2 * num_rows or most < 1:
-            continue
-        for number in {most, most // num_groups * num_groups or most, min(most, 4 * num_groups)}:
-            other = WideTuning(rows=rows, tiles=tiles, programs=number, stages=stages)
-            if other != chosen:
-                found.append(other)
-    return found
 
 
 def tunings_for(shape: Shape, num_rows: int) -> list[Tuning]:
@@ -174,7 +158,7 @@ def measure(name: str, shape: Shape, rows: list[int], *, is_tuned: bool) -> list
         if is_hopper and num_rows >= LEAST_WIDE_ROWS:
             broad = choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
             cuts.insert(0, broad)
-            others_of += wide_tunings_for(shape, num_rows, broad) if is_tuned else []
+            others_of += wide_tunings_for(shape, num_rows, broad, WIDE_TUNINGS) if is_tuned else []
         if is_hopper and num_rows <= MAX_RING_ROWS:
             best = ring_of(matrix.num_tiles, matrix.num_blocks, matrix.num_levels, num_rows)
             cuts.insert(0, best)

@@ -14,16 +14,13 @@ PREFILL = ("shared_512", "separate_512", "separate_256")
 MOST_REGISTERS = {
     "int4_8": 144,
     "int4_64": 168,
-    "int4_wide": 128,
     "int4_experts": 168,
     "fp4_8": 112,
-    "fp4_wide": 128,
     "q4_k_8": 144,
     "q4_k_16": 184,
     "q4_k_32": 144,
     "q4_k_64": 200,
     "q4_k_experts": 168,
-    "q4_k_wide": 128,
 }
 # Registers: 16 warps of few rows have room on a multiprocessor, or 32 that divide inputs; 12 of many rows.
 INT8_GROUPS = {
@@ -49,6 +46,16 @@ WIDE_OF_GROUPS = {
     },
     **{f"{codes}_wide_narrow_down": (2, 0) for codes in ("q8_0", "q5_k")},
 }
+# As these, of 4-bit codes.
+WIDE_OF_4_BITS = {
+    **{
+        f"{codes}_wide_{rows}": (num_programs, most_bytes)
+        for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")
+        for rows, num_programs, most_bytes in ((16, 2, 0), (32, 1, 0), (64, 1, 0), (128, 1, 216))
+    },
+    **{f"{codes}_wide_narrow_down": (2, 0) for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")},
+}
+WIDE = WIDE_OF_GROUPS | WIDE_OF_4_BITS
 DEQUANTIZE = ("q8_0_dequantize", "q6_k_dequantize", "q5_k_dequantize")
 ANY_FORMAT = ("q4_k", "q6_k")
 # Programs that a multiprocessor has room for, products of a tile, registers.
@@ -143,7 +150,7 @@ def compiled() -> dict[str, dict[str, Any]]:
         *PREFILL,
         *MOST_REGISTERS,
         *INT8_GROUPS,
-        *WIDE_OF_GROUPS,
+        *WIDE,
         *DEQUANTIZE,
         *ANY_FORMAT,
         *RINGS,
@@ -200,17 +207,19 @@ def test_8_bit_products_of_groups_compile_without_spills(name: str, compiled: di
     assert found["products"] > 0
 
 
-@pytest.mark.parametrize("name", WIDE_OF_GROUPS)
-def test_8_bit_products_of_tens_of_rows_fit_on_the_card(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize("name", WIDE)
+def test_products_of_tens_of_rows_fit_on_the_card(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """And start eight products in a turn, of which they never wait for those of the last four."""
-    num_programs, most_bytes = WIDE_OF_GROUPS[name]
+    num_programs, most_bytes = WIDE[name]
     found = compiled[name]
     assert "error" not in found, found["error"]
     assert found["stack"] + found["local"] <= most_bytes
     assert found["reg"] <= 128
     assert num_programs * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
     assert (found["products"], found["waits"]) == (8, 3)
-    assert found["conversions"] == 0, "codes become numbers by their place under an exponent"
+    assert (found["added_halves"], found["conversions"]) == (0, 0), (
+        "codes become numbers by their place under an exponent"
+    )
 
 
 @pytest.mark.parametrize("name", DEQUANTIZE)

@@ -106,8 +106,8 @@ _UNPACK = gl.constexpr(
 
 
 def _scale_of(half: int, *, is_bfloat16: bool) -> str:
-    """Instructions that make two equal bfloat16 numbers of one of the two scales in $6; of a float16 one also two of what
-    that leaves of it, which has three bits at most."""
+    """Instructions that make two equal bfloat16 numbers of one of the two scales in $6; of a float16 one also two of
+    what that leaves of it, which has three bits at most."""
     if is_bfloat16:
         return f"prmt.b32 scale, $6, 0, {(0x1010, 0x3232)[half]};"
     return f"""

@@ -1,7 +1,7 @@
 """Products of tens of rows with matrices of shuffled 4-bit codes, in Gluon, by the large products of Hopper.
 
-The loop is in `wide_loop.py`: a turn has one block of a tile. The words of a block lie beside each other for a thread, so
-a turn comes to registers as a whole, and half of it waits there.
+The loop is in `wide_loop.py`: a turn has one block of a tile. The words of a block lie beside each other for a thread,
+so a turn comes to registers as a whole, and half of it waits there.
 """
 
 from facet.kernels.quantized.int4.language import (

@@ -78,9 +78,7 @@ def launch(
     return output
 
 
-def in_order_of_codes(
-    x: Tensor, num_rows: int, num_in: int, *, num_pairs: int, tile_rows: int, tile_in: int
-) -> Tensor:
+def in_order_of_codes(x: Tensor, num_rows: int, num_in: int, *, num_pairs: int, tile_rows: int, tile_in: int) -> Tensor:
     """x [num_rows, num_in] with zeros where it ends, and of every four times `num_pairs` pairs, pair num_pairs * t + i
     as pair 4 i + t: a thread's inputs are neighbours, but not in what tensor cores take its registers for.
 

@@ -4,8 +4,8 @@
 A warp takes a tile of 16 outputs and brings codes to bfloat16 values, scales included, in the registers from which
 `wgmma` takes its left operand: for a warp these are the registers of `mma.sync`, for which codes were shuffled. The
 right operand is rows of x in shared memory, the same for all warps. Codes, scales and x come to shared memory by copies
-that run some turns ahead. A *turn* is 128 inputs of a tile group, which has a tile for every warp. Tensor cores multiply
-by one half of them while the other half becomes values: it has registers of its own.
+that run some turns ahead. A *turn* is 128 inputs of a tile group, which has a tile for every warp. Tensor cores
+multiply by one half of them while the other half becomes values: it has registers of its own.
 
 Such a program takes a whole multiprocessor, or half of one, and tiles rarely go evenly into those. So programs divide
 turns, not tiles: each has as many of them as the others, of one tile group after another, wherever its first one lies.
@@ -111,8 +111,8 @@ def multiply_turns(
             odd = VALUES(held, targets, stage, 1, FORMAT, TILES, LEFT)
             product = multiply(sums, odd, x_tiles.index(stage), 1)
             sums, _ = warpgroup_mma_wait(1, deps=(product, even))
-            # The barrier also says that everyone has done with the turn before, into whose place another is copied. With
-            # the fence in front of it there would be one more barrier: the compiler's own, after the wait.
+            # The barrier also says that everyone has done with the turn before, into whose place another is copied.
+            # With the fence in front of it there would be one more barrier: the compiler's own, after the wait.
             wait_for_copies(STAGES - 3)
             thread_barrier()
             fence_async_shared()

@@ -1,7 +1,7 @@
 """Products of tens of rows with matrices of shuffled 8-bit codes, in Gluon, by the large products of Hopper.
 
-The loop is that of 4-bit codes (`int4/wide_loop.py`): a turn has two blocks of a tile. Values are rounded once, as those
-of `dequantize.py` are.
+The loop is that of 4-bit codes (`int4/wide_loop.py`): a turn has two blocks of a tile. Values are rounded once, as
+those of `dequantize.py` are.
 """
 
 from facet.kernels.quantized.int4.tiles import words_of
