@@ -13,10 +13,14 @@ second-level cache holds.
 Before this loop (fixed shares of a tile's blocks, two barriers in a turn, values made after the wait for the product
 before), microseconds on an H200:
 
-    31B gate_up   INT4  60 with 32 rows, 76 with 64      Q4_K  88 with 16 rows, 113 with 64
-    31B down      INT4  34.9 with 16 rows, 43.4 with 64  Q4_K  52.6 with 16 rows, 65.1 with 64
-
-INT4 took 49 in the ring with 16 rows of gate_up. bfloat16 takes 117, and from 128 rows on it was faster than INT4.
+    rows               16     32     64    128    256
+    31B gate_up INT4   48.8   60     76    130    249    bfloat16 111, 110, 113, 118, 163
+                Q4_K   88            113
+    31B down    INT4   34.9   35.8   43.4   71.8         bfloat16 67, 60, 63, 70
+                Q4_K   52.6          65.1
+    31B o       INT4   14.0   20.6   21.6   35.3         bfloat16 29, 27, 30, 27
+    31B qkv     INT4   23.7
+    E4B, INT4 with 16 rows: gate_up 15.3, down 15.4, qkv 6.7, o 5.8
 """
 
 import argparse

@@ -3,6 +3,7 @@
     python -m benchmarks.q4_k_gpu                    # what the engine would use, under a minute
     python -m benchmarks.q4_k_gpu --rings            # also other rings, and the kernel for few rows
     python -m benchmarks.q4_k_gpu --only gate_up --rows 1 8 16 64
+    python -m benchmarks.int4_wide_gpu --formats Q4_K   # tens of rows, and other tunings of those
 
 Every product is first held against the reference, and those with rings, bit for bit, against the kernel for few rows.
 Times are of launches inside a CUDA graph that walks over copies of the matrix, more of them than the second-level cache
@@ -31,7 +32,7 @@ from facet.kernels.quantized import gpu, int4, reference
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.int4.tuning import Ring, choose_tuning, ring_of
 
-ROWS = (1, 8, 16, 64)
+ROWS = (1, 8, 16, 32, 64, 128, 256)
 Q4_K, INT4 = FORMATS["uint4 minimums"], FORMATS["int4 groups"]
 _SHARED_BYTES = 227 << 10  # of a multiprocessor
 
