@@ -37,7 +37,6 @@ from facet.kernels.quantized.cases import Case
 from facet.kernels.quantized.int4.tuning import (
     MAX_FEW_ROWS,
     MAX_WIDE_ROWS,
-    TURN_IN,
     Ring,
     Tuning,
     WideTuning,
@@ -71,12 +70,14 @@ TUNINGS = tuple(
 
 # Of shared memory: that of a program, and what all programs of a multiprocessor have on their way.
 MOST_RING_BYTES, LEAST_RING_BYTES = 227 << 10, 64 << 10
-# Rows and tiles of a program, programs and stages.
+# Rows and tiles of a program, programs, stages and inputs of a turn.
 WIDE_TUNINGS = (
-    *((16, 8, 264, 4), (16, 8, 264, 8), (16, 16, 132, 6), (16, 16, 132, 9), (16, 4, 528, 5)),
-    *((32, 8, 264, 4), (32, 8, 264, 6), (32, 16, 132, 5), (32, 16, 132, 7), (32, 4, 396, 5)),
-    *((64, 16, 132, 4), (64, 16, 132, 6), (64, 8, 264, 4), (64, 4, 264, 4)),
-    *((128, 16, 132, 3), (128, 8, 132, 5), (128, 8, 132, 4)),
+    *((16, 8, 264, 4, 128), (16, 8, 264, 8, 128), (16, 16, 132, 6, 128), (16, 4, 528, 5, 128)),
+    *((16, 8, 264, 4, 256), (16, 8, 264, 3, 256), (16, 16, 132, 5, 256), (16, 4, 528, 3, 256)),
+    *((32, 8, 264, 4, 128), (32, 8, 264, 6, 128), (32, 16, 132, 5, 128), (32, 16, 132, 7, 128), (32, 4, 396, 5, 128)),
+    *((32, 8, 264, 3, 256), (32, 16, 132, 4, 256), (32, 16, 132, 3, 256)),
+    *((64, 16, 132, 4, 128), (64, 16, 132, 6, 128), (64, 8, 264, 4, 128), (64, 4, 264, 4, 128), (64, 16, 132, 3, 256)),
+    *((128, 16, 132, 3, 128), (128, 8, 132, 5, 128), (128, 8, 132, 4, 128)),
 )
 
 
@@ -148,17 +149,17 @@ def tunings_for(shape: Shape, num_rows: int) -> list[Cut]:
 
 
 def wide_tunings_for(
-    shape: Shape, num_rows: int, chosen: WideTuning, tunings: Sequence[tuple[int, int, int, int]]
+    shape: Shape, num_rows: int, chosen: WideTuning, tunings: Sequence[tuple[int, int, int, int, int]]
 ) -> list[WideTuning]:
     """Others than the chosen one, with programs that end where tile groups do, or do not."""
     found = []
-    for rows, tiles, programs, stages in tunings:
+    for rows, tiles, programs, stages, turn_in in tunings:
         num_groups, num_row_groups = -(-shape.num_tiles // tiles), -(-num_rows // rows)
-        most = min(programs // num_row_groups, num_groups * -(-shape.num_in // TURN_IN) // 4)
+        most = min(programs // num_row_groups, num_groups * -(-shape.num_in // turn_in) // 4)
         if num_row_groups > 4 or rows > 2 * num_rows or most < 1:
             continue
         for number in {most, most // num_groups * num_groups or most, min(most, 4 * num_groups)}:
-            other = WideTuning(rows=rows, tiles=tiles, programs=number, stages=stages)
+            other = WideTuning(rows=rows, tiles=tiles, programs=number, stages=stages, turn_in=turn_in)
             if other != chosen:
                 found.append(other)
     return found

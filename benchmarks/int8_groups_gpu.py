@@ -54,10 +54,17 @@ ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 Cut = Ring | Tuning | WideTuning
 # Of shared memory: that of a program.
 MOST_RING_BYTES = 227 << 10
-# Rows and tiles of a program, programs and stages.
+# Rows and tiles of a program, programs, stages and inputs of a turn.
 WIDE_TUNINGS = (
-    *((16, 8, 264, 4), (16, 16, 132, 5), (32, 8, 264, 4), (32, 16, 132, 4), (32, 4, 396, 4)),
-    *((64, 16, 132, 4), (64, 16, 132, 3), (64, 8, 264, 3), (64, 4, 264, 4), (128, 16, 132, 3), (128, 8, 132, 4)),
+    *((16, 8, 264, 4, 128), (16, 16, 132, 5, 128), (32, 8, 264, 4, 128), (32, 16, 132, 4, 128), (32, 4, 396, 4, 128)),
+    *(
+        (64, 16, 132, 4, 128),
+        (64, 16, 132, 3, 128),
+        (64, 8, 264, 3, 128),
+        (64, 4, 264, 4, 128),
+        (128, 16, 132, 3, 128),
+        (128, 8, 132, 4, 128),
+    ),
 )
 LEAST_WIDE_ROWS = 9  # that are timed
 MOST_ROWS_OF_MANY_LAUNCHES = 64  # of the kernel for few rows

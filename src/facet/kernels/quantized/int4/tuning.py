@@ -218,16 +218,13 @@ def most_stages(ring: Ring, num_programs: int) -> int:
     return (_SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM - _BYTES_BESIDE_TURNS) // ring.bytes_of_turn
 
 
-# Inputs of a turn of the wide kernels.
-TURN_IN = 128
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WideTuning:
     rows: int  # of a program
     tiles: int  # of 16 outputs, and warps
     programs: int  # that divide all turns of a group of rows
     stages: int  # turns in shared memory
+    turn_in: int = 128  # inputs of a turn; of 4-bit codes there may be 256
 
     def constants(self) -> dict[str, int]:
         """How kernels are told. Registers leave room for 16 warps."""

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from facet.kernels.hopper import num_multiprocessors
 from facet.kernels.quantized.int4.language import gl
-from facet.kernels.quantized.int4.shuffled import ShuffledInt4
+from facet.kernels.quantized.int4.shuffled import BLOCK_IN, ShuffledInt4
 from facet.kernels.quantized.int4.tuning import WideTuning, choose_wide_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
 from facet.kernels.quantized.int4.wide_launch import launch
@@ -36,7 +36,9 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuni
         SCALE_DTYPE=getattr(gl, matrix.scale_type),
         HAS_ZEROS=matrix.zeros is not None,
         GROUPS=matrix.scales.shape[-2],
+        BLOCKS=tuning.turn_in // BLOCK_IN,
         **tuning.constants(),
     )
     tensors = (codes, scales, others.flatten().view(torch.int32), matrix.factors)
-    return launch(wide_kernel, x, matrix, gated, tuning, tensors, num_turns=matrix.num_blocks, constants=constants)
+    num_turns = -(-matrix.num_blocks * BLOCK_IN // tuning.turn_in)
+    return launch(wide_kernel, x, matrix, gated, tuning, tensors, num_turns=num_turns, constants=constants)

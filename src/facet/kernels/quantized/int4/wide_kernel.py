@@ -1,7 +1,7 @@
 """Products of tens of rows with matrices of shuffled 4-bit codes, in Gluon, by the large products of Hopper.
 
-The loop is in `wide_loop.py`: a turn has one block of a tile. The words of a block lie beside each other for a thread,
-so a turn comes to registers as a whole, and half of it waits there.
+The loop is in `wide_loop.py`: a turn has one block of a tile, or two. The words of a block lie beside each other for a
+thread, so it comes to registers as a whole, and half of it waits there.
 """
 
 from facet.kernels.quantized.int4.language import (
@@ -25,34 +25,40 @@ from facet.kernels.quantized.int4.wide_loop import left_operand, load_pair, mult
 def copy_turn(
     sources, targets, stage, group, turn, num_tiles, num_blocks, FORMAT: gl.constexpr, TILES: gl.constexpr
 ):  # fmt: skip
-    """Starts the copies of a block of every tile of a group, of its scales, and of its zeros or coarse scales."""
+    """Starts the copies of some blocks of every tile of a group, of their scales, and of zeros or coarse scales. Where
+    there is no second block, the first takes its place: x has zeros there."""
     SCALE_DTYPE: gl.constexpr = FORMAT[0]
     HAS_ZEROS: gl.constexpr = FORMAT[1]
     GROUPS: gl.constexpr = FORMAT[2]
+    BLOCKS: gl.constexpr = FORMAT[4]
     codes, scales, others = sources
     code_tiles, scale_tiles, other_tiles = targets
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [TILES, 1], [1, 0])
     QUADS: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 8, 4], [TILES, 1, 1], [2, 1, 0])
     # Beyond the last tile that one is read again, which needs no mask; the store drops the result.
     tile = gl.minimum(group * TILES + gl.arange(0, TILES, gl.SliceLayout(1, FLAT)), num_tiles - 1).to(gl.int64)
-    word = gl.arange(0, WORDS, gl.SliceLayout(0, FLAT))
-    places = gl.expand_dims((tile * num_blocks + turn) * WORDS, 1) + gl.expand_dims(word, 0)
+    word = gl.arange(0, BLOCKS * WORDS, gl.SliceLayout(0, FLAT))
+    if BLOCKS == 2:
+        word = gl.where((word >= WORDS) & (2 * turn + 1 == num_blocks), word - WORDS, word)
+    places = gl.expand_dims((tile * num_blocks + BLOCKS * turn) * WORDS, 1) + gl.expand_dims(word, 0)
     copy_to_shared(code_tiles.index(stage), codes + places)
 
     # Words of four chunks for each g. Groups may be wider than a chunk.
     tile = gl.arange(0, TILES, gl.SliceLayout(1, gl.SliceLayout(2, QUADS)))
     tile = gl.minimum(group * TILES + tile, num_tiles - 1).to(gl.int64)
-    block = gl.expand_dims(gl.expand_dims(tile * num_blocks + turn, 1), 2)
+    first = gl.expand_dims(gl.expand_dims(tile * num_blocks, 1), 2)
     member = gl.expand_dims(gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, QUADS))), 0), 2)
-    chunk = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, QUADS)))
-    pair = member * GROUPS + gl.expand_dims(gl.expand_dims(chunk, 0), 1) * GROUPS // 4
+    number = gl.arange(0, 4 * BLOCKS, gl.SliceLayout(0, gl.SliceLayout(1, QUADS)))
+    number = gl.expand_dims(gl.expand_dims(number, 0), 1)
+    block = first + gl.minimum(BLOCKS * turn + number // 4, num_blocks - 1)
+    pair = member * GROUPS + number % 4 * GROUPS // 4
     copy_to_shared(scale_tiles.index(stage), scales + (block * (8 * GROUPS) + pair))
     if HAS_ZEROS:
         copy_to_shared(other_tiles.index(stage), others + (block * (4 * GROUPS) + pair // 2))
     elif gl.uint8 == SCALE_DTYPE:
         half = gl.expand_dims(gl.expand_dims(gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, QUADS))), 0), 1)
-        first = gl.expand_dims(gl.expand_dims((tile * gl.cdiv(num_blocks, 2) + turn // 2) * 16, 1), 2)
-        copy_to_shared(other_tiles.index(stage), others + (first + member * 2 + half))
+        pairs = gl.expand_dims(gl.expand_dims((tile * gl.cdiv(num_blocks, 2) + BLOCKS * turn // 2) * 16, 1), 2)
+        copy_to_shared(other_tiles.index(stage), others + (pairs + member * 2 + half))
 
 
 @gluon.jit
@@ -63,19 +69,19 @@ def load_quad(words, TILES: gl.constexpr, SINGLES: gl.constexpr):
 
 
 @gluon.jit
-def load_turn(targets, stage, FORMAT: gl.constexpr, TILES: gl.constexpr):
+def load_block(targets, stage, NUMBER: gl.constexpr, FORMAT: gl.constexpr, TILES: gl.constexpr):
     """Words of codes of outputs g and of g + 8 for the four chunks, words of scales, and others."""
     SCALE_DTYPE: gl.constexpr = FORMAT[0]
     HAS_ZEROS: gl.constexpr = FORMAT[1]
     FLAT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [TILES, 1], [1, 0])
     SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 8, 4], [TILES, 1, 1], [2, 1, 0])
     codes, scales, others = targets
-    words = codes.index(stage).load(FLAT)
+    words = codes.index(stage).slice(NUMBER // 2 * WORDS, WORDS, 1).load(FLAT)
     halves = gl.split(gl.permute(gl.reshape(words, [TILES, 2, 8, 4, 4]), (0, 2, 3, 4, 1)))
-    fine = load_quad(scales.index(stage), TILES, SINGLES)
+    fine = load_quad(scales.index(stage).slice(2 * NUMBER, 4, 2), TILES, SINGLES)
     rest = fine
     if HAS_ZEROS:
-        rest = load_quad(others.index(stage), TILES, SINGLES)
+        rest = load_quad(others.index(stage).slice(2 * NUMBER, 4, 2), TILES, SINGLES)
     elif gl.uint8 == SCALE_DTYPE:
         upper, lower = load_pair(others.index(stage), TILES, SINGLES)
         rest = (upper, lower, upper, lower)
@@ -87,8 +93,8 @@ def values_of(
     held, _targets, _stage, NUMBER: gl.constexpr, FORMAT: gl.constexpr, TILES: gl.constexpr, LEFT: gl.constexpr
 ):  # fmt: skip
     """Of two of a block's chunks, as the left operand of a product."""
-    first = values_of_chunk(held, 2 * NUMBER, FORMAT)
-    second = values_of_chunk(held, 2 * NUMBER + 1, FORMAT)
+    first = values_of_chunk(held, NUMBER % 2 * 2, FORMAT)
+    second = values_of_chunk(held, NUMBER % 2 * 2 + 1, FORMAT)
     return left_operand(first, second, TILES, LEFT)
 
 
@@ -135,7 +141,7 @@ def values_of_chunk(held, CHUNK: gl.constexpr, FORMAT: gl.constexpr):
 # One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.
 @gluon.jit(do_not_specialize=["gated_stride", "num_rows", "num_tiles", "num_blocks"])
 def wide_kernel(
-    x,  # [groups of rows, blocks, rows, inputs of a block], in the order of codes
+    x,  # [groups of rows, turns, rows, inputs of a turn], in the order of codes
     codes,
     scales,
     others,  # words of zeros, or of coarse scales and minimums beside scales of uint8
@@ -155,22 +161,24 @@ def wide_kernel(
     GROUPS: gl.constexpr,  # of a block
     ROWS: gl.constexpr,
     TILES: gl.constexpr,  # of 16 outputs; a warp for each
-    STAGES: gl.constexpr,  # blocks in shared memory
+    BLOCKS: gl.constexpr,  # of a turn
+    STAGES: gl.constexpr,  # turns in shared memory
     IS_DEPENDENT: gl.constexpr,
 ):
     let_next_start(IS_DEPENDENT)
     PLAIN_2: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     PLAIN_3: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    FORMAT: gl.constexpr = (SCALE_DTYPE, HAS_ZEROS, GROUPS, TILES)
-    code_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, WORDS], PLAIN_2)
-    scale_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 4], PLAIN_3)
+    FORMAT: gl.constexpr = (SCALE_DTYPE, HAS_ZEROS, GROUPS, TILES, BLOCKS)
+    code_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, BLOCKS * WORDS], PLAIN_2)
+    scale_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 4 * BLOCKS], PLAIN_3)
     other_tiles = scale_tiles
     if HAS_ZEROS:
-        other_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 4], PLAIN_3)
+        other_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 4 * BLOCKS], PLAIN_3)
     elif gl.uint8 == SCALE_DTYPE:
         other_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 2], PLAIN_3)
     multiply_turns(
         x, (codes, scales, others), (code_tiles, scale_tiles, other_tiles), factors, gated, output, partial_sums,
-        arrivals, gated_stride, num_rows, num_tiles, num_blocks, num_blocks,
-        IS_GATED, HAS_GATED_INPUT, copy_turn, load_turn, values_of, FORMAT, ROWS, TILES, STAGES, IS_DEPENDENT,
+        arrivals, gated_stride, num_rows, num_tiles, num_blocks, gl.cdiv(num_blocks, BLOCKS),
+        IS_GATED, HAS_GATED_INPUT, copy_turn, load_block, values_of, FORMAT, ROWS, TILES, STAGES, 2 * BLOCKS,
+        IS_DEPENDENT,
     )  # fmt: skip

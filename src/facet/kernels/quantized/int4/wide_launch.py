@@ -11,7 +11,7 @@ from torch import Tensor
 from facet.kernels.arrivals import counters_on
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.quantized.int4.shuffled import TILE_OUT
-from facet.kernels.quantized.int4.tuning import TURN_IN, WideTuning
+from facet.kernels.quantized.int4.tuning import WideTuning
 
 _WORDS = 1024  # of x, that a program puts in order
 
@@ -50,10 +50,10 @@ def launch(
     ordered = in_order_of_codes(
         x,
         num_row_groups * tuning.rows,
-        num_turns * TURN_IN,
+        num_turns * tuning.turn_in,
         num_pairs=num_pairs,
         tile_rows=tuning.rows,
-        tile_in=TURN_IN,
+        tile_in=tuning.turn_in,
     )
     num_programs = num_row_groups * tuning.programs
     partial_sums = torch.empty(

@@ -4,8 +4,8 @@
 A warp takes a tile of 16 outputs and brings codes to bfloat16 values, scales included, in the registers from which
 `wgmma` takes its left operand: for a warp these are the registers of `mma.sync`, for which codes were shuffled. The
 right operand is rows of x in shared memory, the same for all warps. Codes, scales and x come to shared memory by copies
-that run some turns ahead. A *turn* is 128 inputs of a tile group, which has a tile for every warp. Tensor cores
-multiply by one half of them while the other half becomes values: it has registers of its own.
+that run some turns ahead. A *turn* is 128 inputs of a tile group, which has a tile for every warp, or 256. Tensor cores
+multiply by 64 of them while the next 64 become values: these have registers of their own.
 
 Such a program takes a whole multiprocessor, or half of one, and tiles rarely go evenly into those. So programs divide
 turns, not tiles: each has as many of them as the others, of one tile group after another, wherever its first one lies.
@@ -30,8 +30,7 @@ from facet.kernels.quantized.int4.language import (
 )
 from facet.kernels.quantized.int4.tiles import opened
 
-TURN_IN = gl.constexpr(128)
-HALF_IN = gl.constexpr(64)
+PRODUCT_IN = gl.constexpr(64)
 
 
 @gluon.jit
@@ -52,15 +51,17 @@ def multiply_turns(
     IS_GATED: gl.constexpr,  # GeGLU
     HAS_GATED_INPUT: gl.constexpr,  # gelu, times `gated`
     COPY: gl.constexpr,  # starts the copies of a turn
-    LOAD: gl.constexpr,  # brings a turn to registers, as far as it takes few
-    VALUES: gl.constexpr,  # makes values of half of it
+    LOAD: gl.constexpr,  # brings inputs of two products to registers, as far as it takes few
+    VALUES: gl.constexpr,  # makes values of those of one
     FORMAT: gl.constexpr,  # what these know codes by
     ROWS: gl.constexpr,
     TILES: gl.constexpr,  # of 16 outputs; a warp for each
     STAGES: gl.constexpr,  # turns in shared memory
+    PRODUCTS: gl.constexpr,  # of a turn, an even number
     IS_DEPENDENT: gl.constexpr,
 ):
     """All that a program has to do."""
+    TURN_IN: gl.constexpr = PRODUCTS * PRODUCT_IN
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [TILES, 1], [16, ROWS, 16])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     INPUTS: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [TILES, 1], [1, 0])
@@ -96,21 +97,25 @@ def multiply_turns(
     thread_barrier()
     fence_async_shared()
 
-    # Tensor cores multiply by one half of a turn while the next comes to other registers.
+    # Tensor cores multiply by some inputs while the next come to other registers.
     for group in range(first // num_turns, (end - 1) // num_turns + 1):
         first_of_group, end_of_group = gl.maximum(first, group * num_turns), gl.minimum(end, (group + 1) * num_turns)
         stage = (first_of_group - first) % STAGES
         before = (first_of_group - first + (STAGES - 1)) % STAGES
-        held = LOAD(targets, stage, FORMAT, TILES)
+        held = LOAD(targets, stage, 0, FORMAT, TILES)
         even = VALUES(held, targets, stage, 0, FORMAT, TILES, LEFT)
         odd = even
         sums = gl.zeros([16 * TILES, ROWS], gl.float32, SUMS)
         for turn in range(first_of_group, end_of_group):
-            product = multiply(sums, even, x_tiles.index(stage), 0)
-            sums, _ = warpgroup_mma_wait(1, deps=(product, odd))
-            odd = VALUES(held, targets, stage, 1, FORMAT, TILES, LEFT)
-            product = multiply(sums, odd, x_tiles.index(stage), 1)
-            sums, _ = warpgroup_mma_wait(1, deps=(product, even))
+            for number in gl.static_range(0, PRODUCTS, 2):
+                product = multiply(sums, even, x_tiles.index(stage), number)
+                sums, _ = warpgroup_mma_wait(1, deps=(product, odd))
+                odd = VALUES(held, targets, stage, number + 1, FORMAT, TILES, LEFT)
+                product = multiply(sums, odd, x_tiles.index(stage), number + 1)
+                sums, _ = warpgroup_mma_wait(1, deps=(product, even))
+                if number + 2 < PRODUCTS:
+                    held = LOAD(targets, stage, number + 2, FORMAT, TILES)
+                    even = VALUES(held, targets, stage, number + 2, FORMAT, TILES, LEFT)
             # The barrier also says that everyone has done with the turn before, into whose place another is copied.
             # With the fence in front of it there would be one more barrier: the compiler's own, after the wait.
             wait_for_copies(STAGES - 3)
@@ -122,7 +127,7 @@ def multiply_turns(
             commit_copies()
             ahead_group, ahead_turn = next_turn(ahead_group, ahead_turn, num_turns)
             before, stage = stage, gl.where(stage + 1 == STAGES, 0, stage + 1)
-            held = LOAD(targets, stage, FORMAT, TILES)
+            held = LOAD(targets, stage, 0, FORMAT, TILES)
             even = VALUES(held, targets, stage, 0, FORMAT, TILES, LEFT)
         sums, _ = warpgroup_mma_wait(0, deps=(sums, odd))
         is_last = True
@@ -154,17 +159,17 @@ def load_pair(words, TILES: gl.constexpr, SINGLES: gl.constexpr):
 
 @gluon.jit
 def left_operand(first, second, TILES: gl.constexpr, LEFT: gl.constexpr):
-    """[16 outputs of each tile, half the inputs of a turn], of the values of two chunks of 32 inputs: [tiles, g, t,
+    """[16 outputs of each tile, inputs of a product], of the values of two chunks of 32 inputs: [tiles, g, t,
     sides, halves of a product's inputs, products of a chunk, halves of a tile]."""
     # [tiles, halves, g, chunks, products of a chunk, halves of its inputs, t, sides]
     values = gl.permute(gl.join(first, second), (0, 6, 1, 7, 5, 4, 2, 3))
-    return gl.convert_layout(gl.reshape(values, [16 * TILES, HALF_IN]), LEFT, assert_trivial=True)
+    return gl.convert_layout(gl.reshape(values, [16 * TILES, PRODUCT_IN]), LEFT, assert_trivial=True)
 
 
 @gluon.jit
 def multiply(sums, values, x, NUMBER: gl.constexpr):
-    """Starts the product with half of a turn."""
-    return warpgroup_mma(values, x.slice(NUMBER * HALF_IN, HALF_IN, 1).permute((1, 0)), sums, is_async=True)
+    """Starts one of the products of a turn."""
+    return warpgroup_mma(values, x.slice(NUMBER * PRODUCT_IN, PRODUCT_IN, 1).permute((1, 0)), sums, is_async=True)
 
 
 @gluon.jit

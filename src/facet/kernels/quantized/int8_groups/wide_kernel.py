@@ -95,8 +95,8 @@ def values_of_chunk(
 
 
 @gluon.jit
-def load_nothing(targets, stage, FORMAT: gl.constexpr, TILES: gl.constexpr):
-    """Both halves of a turn together would take too many registers."""
+def load_nothing(targets, stage, NUMBER: gl.constexpr, FORMAT: gl.constexpr, TILES: gl.constexpr):
+    """Both blocks of a turn together would take too many registers."""
     return stage
 
 
@@ -159,5 +159,5 @@ def wide_kernel(
     multiply_turns(
         x, (codes, scales), (code_tiles, scale_tiles), None, gated, output, partial_sums, arrivals,
         gated_stride, num_rows, num_tiles, num_blocks, gl.cdiv(num_blocks, 2),
-        IS_GATED, HAS_GATED_INPUT, copy_turn, load_nothing, values_of, FORMAT, ROWS, TILES, STAGES, IS_DEPENDENT,
+        IS_GATED, HAS_GATED_INPUT, copy_turn, load_nothing, values_of, FORMAT, ROWS, TILES, STAGES, 2, IS_DEPENDENT,
     )  # fmt: skip
