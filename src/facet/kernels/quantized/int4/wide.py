@@ -8,38 +8,20 @@ from torch import Tensor
 from facet.kernels.arrivals import counters_on
 from facet.kernels.dependent_launch import launch_options, start_after_previous
 from facet.kernels.quantized.int4.language import gl
-from facet.kernels.quantized.int4.shuffled import BLOCK_IN, TILE_OUT, ShuffledInt4
+from facet.kernels.quantized.int4.shuffled import BLOCK_IN, ShuffledInt4
 from facet.kernels.quantized.int4.tuning import WideTuning, choose_wide_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
+from facet.kernels.quantized.shuffled_product import TILE_OUT, operands
 
 _WORDS = 1024  # of x, that a program puts in order
 
 
-def linear(x: Tensor, matrix: ShuffledInt4, tuning: WideTuning | None = None) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, None, tuning)
-
-
-def geglu_linear(x: Tensor, matrix: ShuffledInt4, tuning: WideTuning | None = None) -> Tensor:
-    assert matrix.is_gated, "gates and ups have to be interleaved"
-    return _run(x, matrix, None, tuning)
-
-
-def gated_input_linear(
-    x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor, tuning: WideTuning | None = None
+def multiply(
+    x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor | None = None, tuning: WideTuning | None = None
 ) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, per_layer_input, tuning)
-
-
-def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuning | None) -> Tensor:
-    assert x.dtype == torch.bfloat16, "tensor cores multiply bfloat16 numbers here"
     num_rows = x.shape[0]
     tuning = tuning or choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
-    if gated is not None and gated.stride(1) != 1:
-        gated = gated.contiguous()
-    width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
-    output = torch.empty(num_rows, matrix.num_tiles * width, dtype=x.dtype, device=x.device)
+    x, gates, gate_stride, output, constants = operands(x, matrix, per_layer_input)
     num_row_groups = triton.cdiv(num_rows, tuning.rows)
     ordered = in_order_of_codes(x, num_row_groups * tuning.rows, matrix.num_blocks * BLOCK_IN)
     num_places = num_row_groups * triton.cdiv(matrix.num_tiles, tuning.tiles)
@@ -52,17 +34,16 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuni
         ordered,
         *matrix.words(),
         matrix.factors,
-        x if gated is None else gated,
+        gates,
         output,
         partial_sums,
         counters,
         ordered.stride(0),
-        0 if gated is None else gated.stride(0),
+        gate_stride,
         num_rows,
         matrix.num_tiles,
         matrix.num_blocks,
-        IS_GATED=matrix.is_gated,
-        HAS_GATED_INPUT=gated is not None,
+        **constants,
         SCALE_DTYPE=getattr(gl, matrix.scale_type),
         HAS_ZEROS=matrix.zeros is not None,
         GROUPS=matrix.scales.shape[-2],

@@ -9,7 +9,7 @@ from facet.kernels.dependent_launch import launch_options
 from facet.kernels.hopper import num_multiprocessors
 from facet.kernels.quantized.int4.wide import in_order_of_codes
 from facet.kernels.quantized.int8_groups.language import gl
-from facet.kernels.quantized.int8_groups.shuffled import TILE_OUT, ShuffledInt8
+from facet.kernels.quantized.int8_groups.shuffled import ShuffledInt8
 from facet.kernels.quantized.int8_groups.tuning import (
     TURN_IN,
     WideTuning,
@@ -18,6 +18,7 @@ from facet.kernels.quantized.int8_groups.tuning import (
     num_turns_of,
 )
 from facet.kernels.quantized.int8_groups.wide_kernel import wide_kernel
+from facet.kernels.quantized.shuffled_product import TILE_OUT, operands
 
 
 def can_run(matrix: ShuffledInt8) -> bool:
@@ -25,33 +26,14 @@ def can_run(matrix: ShuffledInt8) -> bool:
     return matrix.codes.data_ptr() % 16 == 0
 
 
-def linear(x: Tensor, matrix: ShuffledInt8, tuning: WideTuning | None = None) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, None, tuning)
-
-
-def geglu_linear(x: Tensor, matrix: ShuffledInt8, tuning: WideTuning | None = None) -> Tensor:
-    assert matrix.is_gated, "gates and ups have to be interleaved"
-    return _run(x, matrix, None, tuning)
-
-
-def gated_input_linear(
-    x: Tensor, matrix: ShuffledInt8, per_layer_input: Tensor, tuning: WideTuning | None = None
+def multiply(
+    x: Tensor, matrix: ShuffledInt8, per_layer_input: Tensor | None = None, tuning: WideTuning | None = None
 ) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, per_layer_input, tuning)
-
-
-def _run(x: Tensor, matrix: ShuffledInt8, gated: Tensor | None, tuning: WideTuning | None) -> Tensor:
-    assert x.dtype == torch.bfloat16, "tensor cores multiply bfloat16 numbers here"
     assert can_run(matrix), "such products go another way"
     num_rows = x.shape[0]
     if tuning is None:
         tuning = choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, num_rows, num_multiprocessors(x.device))
-    if gated is not None and gated.stride(1) != 1:
-        gated = gated.contiguous()
-    width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
-    output = torch.empty(num_rows, matrix.num_tiles * width, dtype=x.dtype, device=x.device)
+    x, gates, gate_stride, output, constants = operands(x, matrix, per_layer_input)
     num_row_groups = triton.cdiv(num_rows, tuning.rows)
     ordered = in_order_of_codes(
         x,
@@ -69,16 +51,15 @@ def _run(x: Tensor, matrix: ShuffledInt8, gated: Tensor | None, tuning: WideTuni
         ordered,
         matrix.codes,
         matrix.scales,
-        x if gated is None else gated,
+        gates,
         output,
         partial_sums,
         counters_on(x.device, num_row_groups * triton.cdiv(matrix.num_tiles, tuning.tiles)),
-        0 if gated is None else gated.stride(0),
+        gate_stride,
         num_rows,
         matrix.num_tiles,
         matrix.num_blocks,
-        IS_GATED=matrix.is_gated,
-        HAS_GATED_INPUT=gated is not None,
+        **constants,
         SCALE_DTYPE=getattr(gl, "float16" if matrix.num_levels else matrix.format.scales.dtype),
         **constants_of_wide(matrix, tuning),
         **launch_options(x.device),
