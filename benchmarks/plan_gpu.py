@@ -4,8 +4,8 @@
 
 The checkpoint is a dummy with the `quantization_config` of a compressed-tensors file, INT4 in groups of 32. What the
 server prints at its start has the sizes that it measured. The GPU's memory is read ten times a second, so the peak
-includes the moments in which a matrix is put into the order of its kernels; what the driver takes for the process is in
-it too, and in no plan.
+includes the moments in which a matrix is put into the order of its kernels. What the driver takes for the process is in
+it too, of which a plan has an estimate.
 """
 
 import argparse
