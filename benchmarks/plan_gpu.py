@@ -6,7 +6,8 @@
 The checkpoint is a dummy with the `quantization_config` of a compressed-tensors file, INT4 in groups of 32, or one in
 bfloat16 where `--flags` are given, which are those of `facet plan` and `facet serve` alike. What the server prints at
 its start has the sizes that it measured. The GPU's memory is read ten times a second, so the peak includes the moments
-in which a matrix is put into the order of its kernels; what the driver takes for the process is in it too.
+in which a matrix is put into the order of its kernels. What the driver takes for the process is in it too, of which a
+plan has an estimate.
 """
 
 import argparse

@@ -156,24 +156,34 @@ def tuning_of(ring: Ring) -> Tuning:
     return Tuning(tiles=1, num_out_warps=ring.num_out_warps, num_in_warps=ring.num_in_warps)
 
 
-@pytest.mark.parametrize("ring", RINGS, ids=str)
+# Inputs that go through a ring in another way each.
+INPUTS = (
+    ("linear", Case(format=format_of(64), num_in=1152), 5),  # an odd number of turns
+    ("linear", Case(format=format_of(None), num_in=352), 8),  # a block that is not whole
+    ("geglu_linear", Case(format=format_of(32), num_in=2048), 3),
+    ("gated_input_linear", Case(format=format_of(32), num_in=128), 7),  # one block
+    ("geglu_linear", Case(format=Q4_K, num_in=1152), 6),  # half of what shares a coarse scale
+)
+OTHERS = (
+    ("linear", Case(format=format_of(32)), 1),
+    ("linear", Case(format=format_of(128, "float16"), num_out=80), 8),  # tiles that are not there
+    ("geglu_linear", Case(format=format_of(128), num_in=640), 2),
+    ("geglu_linear", Case(format=FP4, num_in=656), 6),
+    ("linear", Case(format=Q4_K, num_out=80, num_in=480), 3),
+)
+
+
 @pytest.mark.parametrize(
-    ("operation", "case", "num_rows"),
+    ("ring", "operation", "case", "num_rows"),
     [
-        ("linear", Case(format=format_of(32)), 1),
-        ("linear", Case(format=format_of(64), num_in=1152), 5),  # an odd number of turns
-        ("linear", Case(format=format_of(128, "float16"), num_out=80), 8),  # tiles that are not there
-        ("linear", Case(format=format_of(None), num_in=352), 8),  # a block that is not whole
-        ("geglu_linear", Case(format=format_of(32), num_in=2048), 3),
-        ("gated_input_linear", Case(format=format_of(32), num_in=128), 7),  # one block
-        ("geglu_linear", Case(format=format_of(128), num_in=640), 2),
-        ("geglu_linear", Case(format=FP4, num_in=656), 6),
-        ("geglu_linear", Case(format=Q4_K, num_in=1152), 6),  # half of what shares a coarse scale
-        ("linear", Case(format=Q4_K, num_out=80, num_in=480), 3),
+        *((ring, *each) for ring in RINGS for each in INPUTS),
+        # Each of the others with half of the rings, and each ring with two or three of them.
+        *((ring, *each) for i, ring in enumerate(RINGS) for j, each in enumerate(OTHERS) if (i + j) % 2 == 0),
     ],
+    ids=str,
 )
 def test_products(
-    rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, num_rows: int, ring: Ring
+    rings: ModuleType, few_rows: ModuleType, ring: Ring, operation: str, case: Case, num_rows: int
 ) -> None:
     """As the reference, and the same bits as from the kernel for few rows."""
     check(rings, few_rows, operation, case, num_rows, ring)
