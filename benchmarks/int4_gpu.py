@@ -114,13 +114,14 @@ def run(shape: Shape, x: Tensor, matrix: int4.ShuffledInt4, given: Tensor, tunin
     """Without a tuning as the engine does it."""
     from facet.kernels.quantized.int4 import few_rows, ring, wide
 
-    more = (given,) if shape.operation == "gated_input_linear" else ()
+    per_layer_input = given if shape.operation == "gated_input_linear" else None
     if tuning is None:
-        chosen: Tensor = getattr(int4, shape.operation)(x, matrix, *more)
-        return chosen
-    room = wide if isinstance(tuning, WideTuning) else ring if isinstance(tuning, Ring) else few_rows
-    tuned: Tensor = getattr(room, shape.operation)(x, matrix, *more, tuning)
-    return tuned
+        return int4.multiply(x, matrix, per_layer_input)
+    if isinstance(tuning, WideTuning):
+        return wide.multiply(x, matrix, per_layer_input, tuning)
+    if isinstance(tuning, Ring):
+        return ring.multiply(x, matrix, per_layer_input, tuning)
+    return few_rows.multiply(x, matrix, per_layer_input, tuning)
 
 
 def expected_output(shape: Shape, products: Tensor, given: Tensor) -> Tensor:

@@ -50,7 +50,9 @@ from benchmarks.int4_gpu import (
 from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.quantized import int4, reference
 from facet.kernels.quantized.cases import FORMATS, Case
+from facet.kernels.quantized.int4.dequantize import dequantize
 from facet.kernels.quantized.int4.tuning import MAX_WIDE_ROWS, WideTuning, choose_wide_tuning, ring_of
+from facet.kernels.quantized.shuffled_product import multiply_values
 
 ROWS = (16, 32, 64, 128, 256)
 NAMES = {"INT4": format_of(32), "NVFP4": FORMATS["fp4 coarse"], "Q4_K": FORMATS["uint4 minimums"]}
@@ -101,7 +103,7 @@ def measure(name: str, shape: Shape, rows: Sequence[int], *, is_tuned: bool) -> 
             return run(shape, x, matrix, given, cut)
 
         library = microseconds([partial(functional.linear, x, weights[i % len(weights)]) for i in range(num_launches)])
-        by_values = time(partial(int4._in_slices, x, product=functional.linear))
+        by_values = time(lambda matrix, x=x: multiply_values(x, matrix, None, dequantize))
         head = f"{name:5} {shape.name:24} {num_rows:4} rows  floor {floor:5.1f}  cuBLAS {library:6.1f}"
         head += f"  values {by_values:6.1f}"
         cuts: list[Cut] = list(tunings_for(shape, num_rows, is_tuned=is_tuned))

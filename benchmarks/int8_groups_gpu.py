@@ -18,7 +18,6 @@ timed. The last lines say where another way of those takes less time.
 
 import argparse
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -31,10 +30,8 @@ from torch.nn import functional
 from benchmarks.gpu_timing import microseconds
 from benchmarks.int4_gpu import BANDWIDTH, SHAPES, TUNINGS, Shape, expected_output, wide_tunings_for
 from benchmarks.linear_gpu import CACHE_BYTES
-from facet.kernels.geglu import geglu
 from facet.kernels.hopper import runs_on_hopper
-from facet.kernels.per_layer_input import gate_per_layer_input
-from facet.kernels.quantized import QuantizedMatrix, gpu, int8_groups, reference
+from facet.kernels.quantized import QuantizedMatrix, gpu, int8_groups, reference, shuffled_product
 from facet.kernels.quantized.cases import Case
 from facet.kernels.quantized.int8_groups import few_rows, ring, wide
 from facet.kernels.quantized.int8_groups.dequantize import dequantize
@@ -48,6 +45,7 @@ from facet.kernels.quantized.int8_groups.tuning import (
     ring_of,
     rows_of_program,
 )
+from facet.kernels.quantized.shuffled_product import multiply_values
 from facet.model.gguf.types import BY_NAME
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
@@ -74,10 +72,9 @@ def room_of(cut: Cut) -> ModuleType:
     return ring if isinstance(cut, Ring) else wide if isinstance(cut, WideTuning) else few_rows
 
 
-def run(room: object, shape: Shape, x: Tensor, matrix: int8_groups.ShuffledInt8, given: Tensor, how: Cut) -> Tensor:
-    more = (given,) if shape.operation == "gated_input_linear" else ()
-    function: Callable[..., Tensor] = getattr(room, shape.operation)
-    return function(x, matrix, *more, how)
+def run(room: ModuleType, shape: Shape, x: Tensor, matrix: int8_groups.ShuffledInt8, given: Tensor, how: Cut) -> Tensor:
+    result: Tensor = room.multiply(x, matrix, given if shape.operation == "gated_input_linear" else None, how)
+    return result
 
 
 def run_any_format(shape: Shape, x: Tensor, matrix: QuantizedMatrix, given: Tensor) -> Tensor:
@@ -87,14 +84,11 @@ def run_any_format(shape: Shape, x: Tensor, matrix: QuantizedMatrix, given: Tens
 
 def run_values(shape: Shape, x: Tensor, matrix: int8_groups.ShuffledInt8, given: Tensor) -> Tensor:
     """As the engine multiplies many rows."""
-    if shape.operation == "geglu_linear":
-        return int8_groups.in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
-    products = int8_groups.in_slices(x, matrix, functional.linear)
-    return gate_per_layer_input(products, given) if shape.operation == "gated_input_linear" else products
+    return multiply_values(x, matrix, given if shape.operation == "gated_input_linear" else None, dequantize)
 
 
 def dequantize_slices(matrix: int8_groups.ShuffledInt8) -> None:
-    for part in int8_groups.slices(matrix):
+    for part in shuffled_product.slices(matrix):
         dequantize(part, torch.bfloat16)
 
 
@@ -217,7 +211,7 @@ def main() -> None:
     parser.add_argument("--slice-mib", type=int, help="bytes of a slice in bfloat16, where not those of the engine")
     options = parser.parse_args()
     if options.slice_mib is not None:
-        int8_groups._SLICE_BYTES = options.slice_mib << 20
+        shuffled_product._SLICE_BYTES = options.slice_mib << 20
     print(torch.cuda.get_device_name())
     slower = []
     for name in options.formats:

@@ -1,11 +1,13 @@
 """Checks a memory plan on a GPU: starts a server within a cap and compares what it takes with `facet plan`.
 
     python -m benchmarks.plan_gpu --model "Gemma 4 31B" --cap-gib 24
+    python -m benchmarks.plan_gpu --model "Gemma 4 E4B" --cap-gib 8 --flags --quantization fp8 --embeddings-on-cpu
 
-The checkpoint is a dummy with the `quantization_config` of a compressed-tensors file, INT4 in groups of 32. What the
-server prints at its start has the sizes that it measured. The GPU's memory is read ten times a second, so the peak
-includes the moments in which a matrix is put into the order of its kernels; what the driver takes for the process is in
-it too, and in no plan.
+The checkpoint is a dummy with the `quantization_config` of a compressed-tensors file, INT4 in groups of 32, or one in
+bfloat16 where `--flags` are given, which are those of `facet plan` and `facet serve` alike. What the server prints at
+its start has the sizes that it measured. The GPU's memory is read ten times a second, so the peak includes the moments
+in which a matrix is put into the order of its kernels. What the driver takes for the process is in it too, of which a
+plan has an estimate.
 """
 
 import argparse
@@ -88,13 +90,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="Gemma 4 31B")
     parser.add_argument("--cap-gib", type=float, default=24.0)
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, help="instead of those of an INT4 file")
     options = parser.parse_args()
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", "0"]
     total_mib = int(subprocess.check_output(query))
     flags = [
         "--gpu-memory-utilization", f"{options.cap_gib * 1024 / total_mib:.4f}",
         "--max-num-seqs", "8", "--max-num-batched-tokens", "1024",
-        "--hf-overrides", json.dumps({"quantization_config": QUANTIZATION}),
+        *(options.flags or ("--hf-overrides", json.dumps({"quantization_config": QUANTIZATION}))),
     ]  # fmt: skip
     plan = planned(options.model, total_mib, flags)
     sizes = {name: size for name, size in plan["gpu_memory"].items() if name not in ("total", "utilization") and size}

@@ -1,6 +1,7 @@
 """Pictures and sound through the engine in Gemma 3n: the towers' rows, and tokens whose embeddings the towers have."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -101,6 +102,7 @@ def test_company_changes_no_bit_of_sound(tiny: Tiny3n, captured: dict[str, tuple
     requests = [request_of([clip], str(index)) for index, clip in enumerate(clips)]
     engine = engine_of(loaded, max_num_encoded_rows=512, **captured)
     together = run(engine, requests, arrivals={request.request_id: 0 for request in requests})
+    hearing = replace(loaded, towers={"audio": loaded.towers["audio"]})  # to capture the other takes seconds
     for request in requests:
-        (expected,) = run(engine_of(loaded, **captured), [request]).values()
+        (expected,) = run(engine_of(hearing, **captured), [request]).values()
         assert together[request.request_id].prompt_logprobs == expected.prompt_logprobs

@@ -304,8 +304,14 @@ def test_weights_take_what_was_planned(name: str, tmp_path: Path) -> None:
         assert (plan.weights.fill > 0) is (name != "int4 g_idx")
 
 
-@pytest.mark.parametrize("type", ["Q4_0", "Q8_0", "Q5_0", "Q4_K", "Q5_K", "Q6_K"])
-@pytest.mark.parametrize("name", ["Gemma 4 E4B", "Gemma 4 26B-A4B"])
+@pytest.mark.parametrize(
+    ("name", "type"),
+    [
+        *(("Gemma 4 E4B", type) for type in ("Q4_0", "Q8_0", "Q5_0", "Q4_K", "Q5_K", "Q6_K")),
+        ("Gemma 4 26B-A4B", "Q4_0"),
+        ("Gemma 4 26B-A4B", "Q4_K"),  # experts of two formats
+    ],
+)
 def test_files_of_llama_cpp_take_what_was_planned(name: str, type: str, tmp_path: Path) -> None:
     """Embeddings make logits too: those of eight bits get the order of kernels, those of four bits never do."""
     config = {**SHRUNK[name], "hidden_size": 256, "intermediate_size": 256, "head_dim": 32, "global_head_dim": 64}

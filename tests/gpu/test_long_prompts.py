@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.model.gemma import Gemma
 from tests.gpu.test_models import NUM_PROMPT, VOCABULARY, load, logits_of
 from tests.published_configs import PUBLISHED, pattern, text_only
@@ -45,11 +46,18 @@ def tame(model: Gemma) -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_long_prompts_in_bfloat16(name: str, tmp_path: Path) -> None:
+    """With either arithmetic, and over a cache of eight bits."""
     folder = write_config(tmp_path, cut(name))
     exact = load(folder, "cuda", torch.float32)
     tame(exact)
     expected = logits_of(exact, NUM_PROMPT)
-    got = logits_of(load(folder, "cuda", torch.bfloat16, exact), NUM_PROMPT)
-    error = float((got - expected).abs().mean() / expected.abs().max())
-    print(f"\n{name}: mean {error:.1e} of the largest logit")
-    assert error <= 5e-3
+    for arithmetic, kv_dtype, tolerance in (
+        (USUAL, "bfloat16", 5e-3),
+        (BATCH_INVARIANT, "bfloat16", 5e-3),
+        (BATCH_INVARIANT, "fp8_e4m3", 2e-2),
+    ):
+        model = load(folder, "cuda", torch.bfloat16, exact, arithmetic)
+        got = logits_of(model, NUM_PROMPT, kv_dtype)
+        error = float((got - expected).abs().mean() / expected.abs().max())
+        print(f"\n{name}, {kv_dtype}: mean {error:.1e} of the largest logit")
+        assert error <= tolerance

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from facet.config import ModelConfig
+from facet.kernels.arithmetic import USUAL, Arithmetic
 from facet.layers.placement import Placement
 from facet.model.gemma import Gemma
 from facet.model.loader import build_model, load_model
@@ -35,21 +36,24 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_config(tmp_path_factory.mktemp("shape"), config)
 
 
-def load(folder: Path, device: str, dtype: torch.dtype, weights: Gemma | None = None) -> Gemma:
+def load(
+    folder: Path, device: str, dtype: torch.dtype, weights: Gemma | None = None, arithmetic: Arithmetic = USUAL
+) -> Gemma:
     """With random weights, which are drawn faster on the GPU, or with those of another."""
     config = ModelConfig(model=str(folder), load_format="dummy", device=device, dtype=str(dtype).removeprefix("torch."))
     if weights is None:
         return load_model(config).model
-    model = build_model(weights.spec, weights.num_positions, Placement(dtype=dtype, device=torch.device(device)))
+    placement = Placement(dtype=dtype, device=torch.device(device), arithmetic=arithmetic)
+    model = build_model(weights.spec, weights.num_positions, placement)
     model.load_state_dict(weights.state_dict())
     return model.eval()
 
 
-def logits_of(model: Gemma, num_prompt: int) -> Tensor:
+def logits_of(model: Gemma, num_prompt: int, kv_dtype: str | None = None) -> Tensor:
     """Of the last rows of a prompt in two chunks, then token by token."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(3, 8000, (num_prompt + NUM_DECODED,), generator=generator).tolist()
-    sequence = PagedSequence(model, 2048, kv_dtype=str(model.placement.dtype).removeprefix("torch."))
+    sequence = PagedSequence(model, 2048, kv_dtype=kv_dtype or str(model.placement.dtype).removeprefix("torch."))
     first = 2 * num_prompt // 5
     parts = [sequence.run(tokens[:first], num_logit_rows=3, skip_upper=True)]
     parts.append(sequence.run(tokens[first:num_prompt], num_logit_rows=8))

@@ -9,10 +9,14 @@ to start takes as long as to compile.
 import contextlib
 import json
 import re
+import struct
 import subprocess
 import sys
 import tempfile
 import traceback
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -739,15 +743,38 @@ def compiled(name: str) -> Any:
     return triton.compile(source, target=TARGET, options=parsed.__dict__)
 
 
-def usage(kernel: Any) -> dict[str, Any]:
-    tool = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
+def said_by(tool: str, *flags: str, of: bytes) -> str:
+    """By one of NVIDIA's tools, of a file with these bytes."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(of)
         file.flush()
-        said, code = (
-            subprocess.run([tool, flag, file.name], capture_output=True, text=True, check=True).stdout
-            for flag in ("-res-usage", "-sass")
-        )
+        command = [Path(triton.backends.nvidia.__file__).parent / "bin" / tool, *flags, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def instructions(cubins: Sequence[bytes]) -> list[str]:
+    """Of each kernel, as text. All are read at once: the tool takes half a second or more to start."""
+    codes = [_code_of(cubin) for cubin in cubins]
+    starts = list(accumulate(map(len, codes), initial=0))
+    found: list[list[str]] = [[] for _ in codes]
+    for line in said_by("nvdisasm", "--binary", "SM90", "--no-dataflow", of=b"".join(codes)).splitlines():
+        if address := re.match(r"\s*/\*([0-9a-f]{4,})\*/", line):
+            found[bisect_right(starts, int(address[1], 16)) - 1].append(line)
+    return ["\n".join(lines) for lines in found]
+
+
+def _code_of(cubin: bytes) -> bytes:
+    """The section of an ELF file that has a kernel's instructions."""
+    (table,), (size, count, names) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<HHH", cubin, 0x3A)
+    # Of each section: where its name is, its type, flags, address, offset and length.
+    sections = [struct.unpack_from("<IIQQQQ", cubin, table + index * size) for index in range(count)]
+    first_name = sections[names][4]
+    (code,) = (each for each in sections if cubin.startswith(b".text.", first_name + each[0]))
+    return cubin[code[4] : code[4] + code[5]]
+
+
+def usage(kernel: Any, code: str) -> dict[str, Any]:
+    said = said_by("cuobjdump", "-res-usage", of=kernel.asm["cubin"])
     found = {name.lower(): int(number) for name, number in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", said)}
     return {
         **found,
@@ -763,19 +790,28 @@ def usage(kernel: Any) -> dict[str, Any]:
     }
 
 
-def report(name: str) -> dict[str, Any]:
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # where it fails, the compiler prints what it was given
-            constants = launches()[name][2]
-            num_stages = constants.get("STAGES", 0)
-            block_bytes = 1216 if constants.get("SCALE_DTYPE") == gl.uint8 else 1152  # of 4-bit codes
-            ring = num_stages * constants["num_warps"] * constants.get("TILES", 0) * block_bytes
-            return {**usage(compiled(name)), "stages": num_stages, "ring": ring}
-    except Exception:  # the other kernels have their lines all the same
-        return {"error": traceback.format_exc()}
+def reports(names: Sequence[str]) -> list[dict[str, Any]]:
+    kernels, errors = {}, {}
+    for name in dict.fromkeys(names):
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # where it fails, the compiler prints what it was given
+                kernels[name] = compiled(name)
+        except Exception:  # the other kernels have their lines all the same
+            errors[name] = {"error": traceback.format_exc()}
+    codes = instructions([kernel.asm["cubin"] for kernel in kernels.values()])
+    found = {name: usage(kernels[name], code) | ring_of_launch(name) for name, code in zip(kernels, codes, strict=True)}
+    return [(found | errors)[name] for name in names]
+
+
+def ring_of_launch(name: str) -> dict[str, Any]:
+    constants = launches()[name][2]
+    num_stages = constants.get("STAGES", 0)
+    block_bytes = 1216 if constants.get("SCALE_DTYPE") == gl.uint8 else 1152  # of 4-bit codes
+    ring = num_stages * constants["num_warps"] * constants.get("TILES", 0) * block_bytes
+    return {"stages": num_stages, "ring": ring}
 
 
 if __name__ == "__main__":
     driver.set_active(SimpleNamespace(get_current_target=lambda: TARGET))  # kernels ask it
-    for name in sys.argv[1:]:
-        print(json.dumps(report(name)), flush=True)
+    for found in reports(sys.argv[1:]):
+        print(json.dumps(found))

@@ -236,20 +236,21 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype, monkeypatch: 
     assert torch.equal(attend(0, num_rows), together)
 
 
-@pytest.mark.parametrize(("window", "group"), [(None, 3), (13, 4), (70, 1), (600, 2)])
-def test_rows_of_drafts(window: int | None, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("window", "group", "num_kv_heads"), [(None, 3, 1), (13, 4, 2), (70, 1, 2), (300, 2, 1)])
+def test_rows_of_drafts(window: int | None, group: int, num_kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In groups and without, as rows of one sequence beside prompts and as rows of their own."""
+    monkeypatch.setattr(fixed, "_MOST_SHARES", 8)
     monkeypatch.setattr(fixed, "_LEAST_KEYS_IN_TURN", 32)
     monkeypatch.setattr(fixed, "_LEAST_PROGRAMS_IN_TURN", 1)
     case = attention_cases.Case(
         name="rows of drafts",
-        num_heads=2 * group,
-        num_kv_heads=2,
+        num_heads=num_kv_heads * group,
+        num_kv_heads=num_kv_heads,
         head_dim=64,
         window=window,
         tokens_per_block=24,
         # Runs within a tile and beyond, from the first token on, and across lengths at which shares grow.
-        sequences=((3, 40), (1, 17), (9, 70), (6, 6), (5, 514), (2, 650)),
+        sequences=((3, 40), (1, 17), (9, 70), (6, 6), (5, 258), (2, 330)),
     )
     inputs = case.inputs(torch.float16, DEVICE)
     num_rows = len(inputs.queries)

@@ -207,11 +207,11 @@ def test_a_row_is_the_same_in_company(name: str) -> None:
 def test_tiles_change_no_bit(name: str, operation: str) -> None:
     """Exact sums have the same in any order. Widened codes are added in one chain by tensor cores, products of fp8 in
     the order of the matrix (`test_eight_bit_order.py`)."""
-    case = Case(format=FORMATS[name], num_out=256, num_in=1536)
-    matrix, x = case.matrix(DEVICE), case.inputs(300, torch.bfloat16 if DEVICE == "cuda" else torch.float16).to(DEVICE)
+    case = Case(format=FORMATS[name], num_out=192, num_in=1536)
+    matrix, x = case.matrix(DEVICE), case.inputs(258, torch.bfloat16 if DEVICE == "cuda" else torch.float16).to(DEVICE)
     multiply = getattr(eight_bits, operation)
     together = multiply(x, matrix, choose_in_one_order)
-    for num_rows in (1, 3, 8, 9, 17, 33, 64, 65):
+    for num_rows in (1, 9, 17, 33, 65):  # one for each configuration
         assert torch.equal(multiply(x[-num_rows:], matrix, choose_in_one_order), together[-num_rows:]), num_rows
 
 

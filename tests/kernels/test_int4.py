@@ -1,7 +1,6 @@
 """Products with shuffled 4-bit codes against the reference: emulated on a CPU, as they are on a GPU."""
 
 import math
-from collections.abc import Callable
 from itertools import product
 from types import ModuleType
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
-from facet.kernels.quantized import int4, reference
+from facet.kernels.quantized import int4, reference, shuffled_product
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.int4.tuning import (
     MAX_WIDE_ROWS,
@@ -71,9 +70,8 @@ def run(
     tuning: Any,
 ) -> Tensor:
     shuffled = int4.shuffle(matrix, is_gated=operation == "geglu_linear")
-    more = (given,) if operation == "gated_input_linear" else ()
-    function: Callable[..., Tensor] = getattr(room, operation)
-    return function(x, shuffled, *more, tuning)
+    result: Tensor = room.multiply(x, shuffled, given if operation == "gated_input_linear" else None, tuning)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -115,9 +113,9 @@ def test_equals_reference(
 def test_a_row_is_the_same_bits_in_any_company(few_rows: ModuleType, tuning: Tuning, format: MatrixFormat) -> None:
     case = Case(format=format, num_out=64, num_in=384)
     matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(65, torch.bfloat16, DEVICE)[1:]
-    alone = few_rows.linear(x[:1], matrix, tuning)
+    alone = few_rows.multiply(x[:1], matrix, None, tuning)
     for num_rows in (2, 16, 32, 64):
-        assert torch.equal(few_rows.linear(x[:num_rows], matrix, tuning)[:1], alone)
+        assert torch.equal(few_rows.multiply(x[:num_rows], matrix, None, tuning)[:1], alone)
 
 
 def test_only_warps_that_divide_inputs_change_the_order_of_sums(few_rows: ModuleType) -> None:
@@ -125,7 +123,7 @@ def test_only_warps_that_divide_inputs_change_the_order_of_sums(few_rows: Module
     case = Case(format=format_of(32), num_out=64, num_in=384)
     matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(8, torch.bfloat16, DEVICE)
     cuts = [Tuning(tiles=tiles, num_out_warps=warps, num_in_warps=2) for tiles, warps in product((1, 2), repeat=2)]
-    first, *others = (few_rows.linear(x, matrix, cut) for cut in cuts)
+    first, *others = (few_rows.multiply(x, matrix, None, cut) for cut in cuts)
     assert all(torch.equal(other, first) for other in others)
 
 
@@ -176,7 +174,7 @@ def test_every_scale_and_every_minimum(few_rows: ModuleType) -> None:
     matrix.scales.copy_(numbers)
     for minimums in (numbers.flip(0), torch.zeros_like(numbers)):
         matrix.minimums.copy_(minimums)
-        got = few_rows.linear(x, int4.shuffle(matrix), WIDE).float()
+        got = few_rows.multiply(x, int4.shuffle(matrix), None, WIDE).float()
         expected = matrix.values()[:, :64].t()
         # 128 times the scale was there for a while.
         largest = (matrix.scales.float().amax(1) * matrix.coarse_scales.float()[:, 0]) * 2.0**-15
@@ -195,7 +193,7 @@ def test_every_code_e2m1_and_every_scale(few_rows: ModuleType) -> None:
     for first in range(0, 126, 16):
         some = scales[first : first + 16].repeat(2)[:16]
         matrix.scales.view(torch.uint8).copy_(some[:, None].expand(-1, 16))
-        got = few_rows.linear(x, int4.shuffle(matrix), WIDE)
+        got = few_rows.multiply(x, int4.shuffle(matrix), None, WIDE)
         assert torch.equal(got.float(), matrix.values()[:, :64].t()), first
 
 
@@ -216,13 +214,13 @@ def test_rows_are_taken_in_tiles() -> None:
 
 @pytest.mark.parametrize("operation", ["linear", "geglu_linear", "gated_input_linear"])
 def test_many_rows_in_slices(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int4, "_SLICE_BYTES", 2 * 256 * 40)  # 32 of 96 outputs
+    monkeypatch.setattr(shuffled_product, "_SLICE_BYTES", 2 * 256 * 40)  # 32 of 96 outputs
     case = Case(format=format_of(32), num_in=256)
     dtype = torch.bfloat16 if HAS_GPU else torch.float32  # the interpreter's bfloat16 is not the GPU's
     matrix, x = case.matrix(DEVICE), case.inputs(MAX_WIDE_ROWS + 1, dtype, DEVICE)
     given = torch.randn(len(x), case.num_out, dtype=dtype, device=DEVICE)
-    more = (given,) if operation == "gated_input_linear" else ()
-    got = getattr(int4, operation)(x, int4.shuffle(matrix, is_gated=operation == "geglu_linear"), *more)
+    shuffled = int4.shuffle(matrix, is_gated=operation == "geglu_linear")
+    got = int4.multiply(x, shuffled, given if operation == "gated_input_linear" else None)
     tolerance = 2e-2 if HAS_GPU else 1e-5
     torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=tolerance, rtol=tolerance)
 

@@ -105,9 +105,9 @@ DEEP = Tuning(tiles=1, num_out_warps=1, num_in_warps=2)
         (Experts(num_rows=20, hidden=256, group=64, zeros=True), None),  # an expert with several groups
         (Experts(num_rows=30, width=40, group=None), (WIDE, WIDE)),  # 16 rows to a group
         (Experts(num_rows=2, named="fp4 coarse"), None),
-        (Experts(num_rows=20, named="fp4 coarse"), (WIDE, DEEP)),
+        (Experts(num_rows=12, named="fp4 coarse"), (WIDE, DEEP)),
         (Experts(num_rows=2, named="uint4 minimums"), None),
-        (Experts(num_rows=20, hidden=512, width=256, named="uint4 minimums"), (WIDE, DEEP)),
+        (Experts(num_rows=12, hidden=480, width=96, named="uint4 minimums"), (WIDE, DEEP)),
     ],
     ids=str,
 )

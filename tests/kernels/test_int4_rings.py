@@ -2,7 +2,7 @@
 kernel for few rows. Emulated on a CPU, as they are on a Hopper GPU."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
@@ -148,32 +148,42 @@ def few_rows() -> ModuleType:
 def product(
     room: ModuleType, operation: str, x: Tensor, matrix: int4.ShuffledInt4, given: Tensor, cut: Ring | Tuning | None
 ) -> Tensor:
-    function: Callable[..., Tensor] = getattr(room, operation)
-    return function(x, matrix, *((given,) if operation == "gated_input_linear" else ()), cut)
+    result: Tensor = room.multiply(x, matrix, given if operation == "gated_input_linear" else None, cut)
+    return result
 
 
 def tuning_of(ring: Ring) -> Tuning:
     return Tuning(tiles=1, num_out_warps=ring.num_out_warps, num_in_warps=ring.num_in_warps)
 
 
-@pytest.mark.parametrize("ring", RINGS, ids=str)
+# Inputs that go through a ring in another way each.
+INPUTS = (
+    ("linear", Case(format=format_of(64), num_in=1152), 5),  # an odd number of turns
+    ("linear", Case(format=format_of(None), num_in=352), 8),  # a block that is not whole
+    ("geglu_linear", Case(format=format_of(32), num_in=2048), 3),
+    ("gated_input_linear", Case(format=format_of(32), num_in=128), 7),  # one block
+    ("geglu_linear", Case(format=Q4_K, num_in=1152), 6),  # half of what shares a coarse scale
+)
+OTHERS = (
+    ("linear", Case(format=format_of(32)), 1),
+    ("linear", Case(format=format_of(128, "float16"), num_out=80), 8),  # tiles that are not there
+    ("geglu_linear", Case(format=format_of(128), num_in=640), 2),
+    ("geglu_linear", Case(format=FP4, num_in=656), 6),
+    ("linear", Case(format=Q4_K, num_out=80, num_in=480), 3),
+)
+
+
 @pytest.mark.parametrize(
-    ("operation", "case", "num_rows"),
+    ("ring", "operation", "case", "num_rows"),
     [
-        ("linear", Case(format=format_of(32)), 1),
-        ("linear", Case(format=format_of(64), num_in=1152), 5),  # an odd number of turns
-        ("linear", Case(format=format_of(128, "float16"), num_out=80), 8),  # tiles that are not there
-        ("linear", Case(format=format_of(None), num_in=352), 8),  # a block that is not whole
-        ("geglu_linear", Case(format=format_of(32), num_in=2048), 3),
-        ("gated_input_linear", Case(format=format_of(32), num_in=128), 7),  # one block
-        ("geglu_linear", Case(format=format_of(128), num_in=640), 2),
-        ("geglu_linear", Case(format=FP4, num_in=656), 6),
-        ("geglu_linear", Case(format=Q4_K, num_in=1152), 6),  # half of what shares a coarse scale
-        ("linear", Case(format=Q4_K, num_out=80, num_in=480), 3),
+        *((ring, *each) for ring in RINGS for each in INPUTS),
+        # Each of the others with half of the rings, and each ring with two or three of them.
+        *((ring, *each) for i, ring in enumerate(RINGS) for j, each in enumerate(OTHERS) if (i + j) % 2 == 0),
     ],
+    ids=str,
 )
 def test_products(
-    rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, num_rows: int, ring: Ring
+    rings: ModuleType, few_rows: ModuleType, ring: Ring, operation: str, case: Case, num_rows: int
 ) -> None:
     """As the reference, and the same bits as from the kernel for few rows."""
     check(rings, few_rows, operation, case, num_rows, ring)
@@ -214,20 +224,20 @@ def check(rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, n
 def test_a_row_is_the_same_in_company(rings: ModuleType) -> None:
     case = Case(format=format_of(32), num_out=64, num_in=1152)
     matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(16, torch.bfloat16, DEVICE)
-    together, of_16 = rings.linear(x[:8], matrix, RINGS[2]), rings.linear(x, matrix, RINGS_OF_16[2])
+    together, of_16 = rings.multiply(x[:8], matrix, None, RINGS[2]), rings.multiply(x, matrix, None, RINGS_OF_16[2])
     for row in (0, 3, 7):
-        assert torch.equal(rings.linear(x[row : row + 1], matrix, RINGS[2])[0], together[row])
+        assert torch.equal(rings.multiply(x[row : row + 1], matrix, None, RINGS[2])[0], together[row])
     for row in (8, 15):
-        assert torch.equal(rings.linear(x[row : row + 1], matrix, RINGS[2])[0], of_16[row])
+        assert torch.equal(rings.multiply(x[row : row + 1], matrix, None, RINGS[2])[0], of_16[row])
     assert torch.equal(of_16[:8], together)
 
 
 def test_rows_that_lie_apart(rings: ModuleType) -> None:
     case = Case(format=format_of(32))
     matrix, x = int4.shuffle(case.matrix(DEVICE)), case.inputs(4, torch.bfloat16, DEVICE)
-    right = rings.linear(x, matrix, RINGS[0])
-    assert torch.equal(rings.linear(torch.cat([x, x], dim=1)[:, : x.shape[1]], matrix, RINGS[0]), right)
-    assert torch.equal(rings.linear(torch.cat([x, x[:, :1]], dim=1)[:, : x.shape[1]], matrix, RINGS[0]), right)
+    right = rings.multiply(x, matrix, None, RINGS[0])
+    assert torch.equal(rings.multiply(torch.cat([x, x], dim=1)[:, : x.shape[1]], matrix, None, RINGS[0]), right)
+    assert torch.equal(rings.multiply(torch.cat([x, x[:, :1]], dim=1)[:, : x.shape[1]], matrix, None, RINGS[0]), right)
 
 
 def test_what_goes_another_way(rings: ModuleType) -> None:
@@ -339,7 +349,7 @@ def test_faults_are_found(change: tuple[str, str]) -> None:
             for num_in in (1536, 1088):
                 case = Case(format=format_of(32), num_out=32, num_in=num_in)
                 plain, x = case.matrix(), case.inputs(3, torch.bfloat16)
-                got = rings.linear(x, int4.shuffle(plain), ring_with(1, 1, 2, 3, is_ahead=is_ahead))
+                got = rings.multiply(x, int4.shuffle(plain), None, ring_with(1, 1, 2, 3, is_ahead=is_ahead))
                 torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
 
     with pytest.raises((AssertionError, IndexError)):
@@ -363,7 +373,7 @@ def test_faults_of_coarse_scales_are_found(change: tuple[str, str]) -> None:
     plain, x = case.matrix(), case.inputs(3, torch.bfloat16)
 
     def check() -> None:
-        got = rings.linear(x, int4.shuffle(plain), replace(ring_with(1, 1, 4, 3), has_minimums=True))
+        got = rings.multiply(x, int4.shuffle(plain), None, replace(ring_with(1, 1, 4, 3), has_minimums=True))
         torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
 
     with pytest.raises((AssertionError, IndexError)):
@@ -398,7 +408,9 @@ def test_faults_of_16_rows_are_found(change: tuple[str, str]) -> None:
             for num_in in (1536, 1152):
                 case = Case(format=format_of(32), num_out=80, num_in=num_in)
                 plain, x = case.matrix(), case.inputs(11, torch.bfloat16)
-                got = rings.linear(x, int4.shuffle(plain), ring_with(4, 1, 2, 4, is_ahead=is_ahead, row_tiles=2))
+                got = rings.multiply(
+                    x, int4.shuffle(plain), None, ring_with(4, 1, 2, 4, is_ahead=is_ahead, row_tiles=2)
+                )
                 torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
 
     with pytest.raises((AssertionError, IndexError)):

@@ -94,7 +94,7 @@ def test_every_code(wide: ModuleType, format: MatrixFormat) -> None:
         assert matrix.coarse_scales is not None
         matrix.coarse_scales.fill_(0.25)
     for rows in torch.eye(256, dtype=torch.bfloat16, device=DEVICE).split(64):
-        got = wide.linear(rows, shuffle(matrix), tuning(64, 2))
+        got = wide.multiply(rows, shuffle(matrix), None, tuning(64, 2))
         values = rows.float() @ matrix.values().t()
         if format is Q4_K:
             scales = matrix.scales.float() * matrix.coarse_scales.float().repeat_interleave(8, dim=1)

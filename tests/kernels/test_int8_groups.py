@@ -1,6 +1,5 @@
 """Products with shuffled 8-bit codes in groups against the reference: emulated on a CPU, as they are on a GPU."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from types import ModuleType
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
-from facet.kernels.quantized import int8_groups, reference
+from facet.kernels.quantized import int8_groups, reference, shuffled_product
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.int8_groups import can_shuffle, shuffle, unshuffle
 from facet.kernels.quantized.matrix import QuantizedMatrix
@@ -63,9 +62,8 @@ def expected(operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor) 
 
 def run(room: ModuleType, operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor, tuning: object) -> Tensor:
     shuffled = shuffle(matrix, is_gated=operation == "geglu_linear")
-    more = (given,) if operation == "gated_input_linear" else ()
-    function: Callable[..., Tensor] = getattr(room, operation)
-    return function(x, shuffled, *more, tuning)
+    result: Tensor = room.multiply(x, shuffled, given if operation == "gated_input_linear" else None, tuning)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -104,9 +102,9 @@ def test_equals_reference(
 def test_a_row_is_the_same_bits_in_any_company(few_rows: ModuleType, tuning: Tuning, format: MatrixFormat) -> None:
     case = Case(format=format, num_out=64, num_in=256)
     matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(65, torch.bfloat16, DEVICE)[1:]
-    alone = few_rows.linear(x[:1], matrix, tuning)
+    alone = few_rows.multiply(x[:1], matrix, None, tuning)
     for num_rows in (2, 16, 32, 64):
-        assert torch.equal(few_rows.linear(x[:num_rows], matrix, tuning)[:1], alone)
+        assert torch.equal(few_rows.multiply(x[:num_rows], matrix, None, tuning)[:1], alone)
 
 
 def test_only_warps_that_divide_inputs_change_the_order_of_sums(few_rows: ModuleType) -> None:
@@ -114,7 +112,7 @@ def test_only_warps_that_divide_inputs_change_the_order_of_sums(few_rows: Module
     case = Case(format=Q8_0, num_out=64, num_in=384)
     matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(8, torch.bfloat16, DEVICE)
     cuts = [Tuning(tiles=tiles, num_out_warps=warps, num_in_warps=2) for tiles, warps in product((1, 2), repeat=2)]
-    first, *others = (few_rows.linear(x, matrix, cut) for cut in cuts)
+    first, *others = (few_rows.multiply(x, matrix, None, cut) for cut in cuts)
     assert all(torch.equal(other, first) for other in others)
     for num_tiles, num_blocks in ((2688, 84), (336, 336), (1280, 40), (160, 160), (16, 40)):
         assert len({choose_tuning(num_tiles, num_blocks, rows).num_in_warps for rows in (1, 16, 64, 2000)}) == 1
@@ -130,7 +128,7 @@ def test_every_code_and_every_scale(few_rows: ModuleType) -> None:
             scales = torch.arange(256, device=DEVICE).to(torch.int8)
             matrix.scales.copy_(scales.view(16, 16))
         for rows in torch.eye(256, dtype=torch.bfloat16, device=DEVICE).split(64):
-            got = few_rows.linear(rows, shuffle(matrix), WIDE)
+            got = few_rows.multiply(rows, shuffle(matrix), None, WIDE)
             assert torch.equal(got, (rows.float() @ matrix.values().t()).to(got.dtype)), format.line
 
 
@@ -185,13 +183,13 @@ def test_large_matrices_are_shuffled_in_steps(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("operation", ["linear", "geglu_linear", "gated_input_linear"])
 def test_many_rows_in_slices(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8_groups, "_SLICE_BYTES", 2 * 256 * 40)  # 32 of 96 outputs
+    monkeypatch.setattr(shuffled_product, "_SLICE_BYTES", 2 * 256 * 40)  # 32 of 96 outputs
     case = Case(format=Q6_K, num_in=256)
     dtype = torch.bfloat16 if HAS_GPU else torch.float32  # the interpreter's bfloat16 is not the GPU's
     matrix, x = case.matrix(DEVICE), case.inputs(MAX_WIDE_ROWS + 1, dtype, DEVICE)
     given = torch.randn(len(x), case.num_out, dtype=dtype, device=DEVICE)
-    more = (given,) if operation == "gated_input_linear" else ()
-    got = getattr(int8_groups, operation)(x, shuffle(matrix, is_gated=operation == "geglu_linear"), *more)
+    shuffled = shuffle(matrix, is_gated=operation == "geglu_linear")
+    got = int8_groups.multiply(x, shuffled, given if operation == "gated_input_linear" else None)
     tolerance = 2e-2 if HAS_GPU else 1e-5
     torch.testing.assert_close(got, expected(operation, x, matrix, given), atol=tolerance, rtol=tolerance)
 

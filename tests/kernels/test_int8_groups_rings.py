@@ -2,7 +2,6 @@
 kernel for few rows. Emulated on a CPU, as they are on a Hopper GPU."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
@@ -87,8 +86,8 @@ def few_rows() -> ModuleType:
 def product(
     room: ModuleType, operation: str, x: Tensor, matrix: ShuffledInt8, given: Tensor, cut: Ring | Tuning
 ) -> Tensor:
-    function: Callable[..., Tensor] = getattr(room, operation)
-    return function(x, matrix, *((given,) if operation == "gated_input_linear" else ()), cut)
+    result: Tensor = room.multiply(x, matrix, given if operation == "gated_input_linear" else None, cut)
+    return result
 
 
 @pytest.mark.parametrize("ring", RINGS, ids=str)
@@ -148,13 +147,13 @@ def check(rings: ModuleType, few_rows: ModuleType, operation: str, case: Case, n
 def test_a_row_is_the_same_in_company(rings: ModuleType, format: MatrixFormat) -> None:
     case = Case(format=format, num_out=64, num_in=1024)
     matrix, x = shuffle(case.matrix(DEVICE)), case.inputs(16, torch.bfloat16, DEVICE)
-    of_16, x = rings.linear(x, matrix, RINGS_OF_16[1]), x[:8]
-    together = rings.linear(x, matrix, RINGS[2])
+    of_16, x = rings.multiply(x, matrix, None, RINGS_OF_16[1]), x[:8]
+    together = rings.multiply(x, matrix, None, RINGS[2])
     assert torch.equal(of_16[:8], together)
     for row in (0, 3, 7):
-        assert torch.equal(rings.linear(x[row : row + 1], matrix, RINGS[2])[0], together[row])
+        assert torch.equal(rings.multiply(x[row : row + 1], matrix, None, RINGS[2])[0], together[row])
     apart = torch.cat([x, x[:, :1]], dim=1)[:, : x.shape[1]]
-    assert torch.equal(rings.linear(apart, matrix, RINGS[2]), together)
+    assert torch.equal(rings.multiply(apart, matrix, None, RINGS[2]), together)
 
 
 def test_what_goes_another_way(rings: ModuleType) -> None:
@@ -234,7 +233,7 @@ def test_faults_are_found(change: tuple[str, str], format: MatrixFormat) -> None
                 case = Case(format=format, num_out=32, num_in=num_in)
                 plain, x = case.matrix(), case.inputs(3, torch.bfloat16)
                 for in_warps in (2, 8):
-                    got = rings.linear(x, shuffle(plain), ring_with(1, 1, in_warps, 3, is_ahead=is_ahead))
+                    got = rings.multiply(x, shuffle(plain), None, ring_with(1, 1, in_warps, 3, is_ahead=is_ahead))
                     torch.testing.assert_close(got, expected("linear", x, plain, x), atol=1e-2, rtol=2**-6)
 
     with pytest.raises((AssertionError, IndexError)):

@@ -98,7 +98,7 @@ def test_every_code_and_every_scale(wide: ModuleType) -> None:
             scales = torch.arange(1024, device=DEVICE).to(torch.int8)
             matrix.scales.copy_(scales.view(64, 16))
         for rows in torch.eye(256, dtype=torch.bfloat16, device=DEVICE).split(64):
-            got = wide.linear(rows, shuffle(matrix), tuning(64, 2))
+            got = wide.multiply(rows, shuffle(matrix), None, tuning(64, 2))
             assert torch.equal(got, (rows.float() @ matrix.values().t()).to(got.dtype)), format.line
 
 

@@ -105,9 +105,7 @@ class Room(Protocol):
     def shuffled_bytes(self, format: MatrixFormat, shape: Sequence[int]) -> int: ...
     def shuffle(self, matrix: QuantizedMatrix, *, is_gated: bool) -> Any: ...
     def unshuffle(self, shuffled: Any) -> QuantizedMatrix: ...
-    def linear(self, x: Tensor, matrix: Any, most_few_rows: float) -> Tensor: ...
-    def geglu_linear(self, x: Tensor, matrix: Any, most_few_rows: float) -> Tensor: ...
-    def gated_input_linear(self, x: Tensor, matrix: Any, per_layer_input: Tensor, most_few_rows: float) -> Tensor: ...
+    def multiply(self, x: Tensor, matrix: Any, per_layer_input: Tensor | None, most_few_rows: float) -> Tensor: ...
 
 
 class ShuffledWeight(QuantizedWeight):
@@ -152,18 +150,20 @@ class ShuffledWeight(QuantizedWeight):
     def product(self, x: Inputs, rows: slice | None = None, expert: int | None = None) -> Tensor:
         if self._shuffled is None:
             return super().product(x, rows, expert)
+        assert not self.is_gated, "gates and ups are interleaved"
         shuffled = self._shuffled if rows is None else self._shuffled.rows(rows)
-        return self._room.linear(x, shuffled, self._most_few_rows)
+        return self._room.multiply(x, shuffled, None, self._most_few_rows)
 
     def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Inputs:
         if self._shuffled is None:
             return super().geglu_linear(x, codes)
-        return self._room.geglu_linear(x, self._shuffled, self._most_few_rows)
+        assert self.is_gated, "gates and ups have to be interleaved"
+        return self._room.multiply(x, self._shuffled, None, self._most_few_rows)
 
     def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
         if self._shuffled is None:
             return super().gated_input_linear(x, per_layer_input)
-        return self._room.gated_input_linear(x, self._shuffled, per_layer_input, self._most_few_rows)
+        return self._room.multiply(x, self._shuffled, per_layer_input, self._most_few_rows)
 
 
 class Int8GroupsWeight(ShuffledWeight):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from facet.layers.gpu_weights import kind_on_gpus
+from facet.layers.gpu_weights import Int4Weight, kind_on_gpus
 from facet.layers.quantized_weight import QuantizedWeight
 from facet.matrix_format import MatrixFormat
 from facet.model.weight_map import PER_LAYER_TABLE, TensorTarget, tensor_targets
@@ -25,7 +25,7 @@ class KeptMatrix:
     place: str  # of the `Linear` that has it
     shape: tuple[int, ...]
     format: MatrixFormat | None  # None: not quantized
-    # Multiplied by whatever serves all formats: kernels for some take two matrices of one format from experts.
+    # Multiplied by whatever serves all formats: kernels for most take two matrices of one format from experts.
     is_of_any_kind: bool = False
     is_multiplied: bool = True  # not only looked up
     is_table: bool = False
@@ -66,13 +66,18 @@ def kept_matrices(spec: ModelSpec, formats: Mapping[str, MatrixFormat]) -> dict[
                 place=place,
                 shape=shape,
                 format=format,
-                is_of_any_kind=differs,
+                is_of_any_kind=differs and not (place.endswith(_GATE_UP) and _can_be_before_another(format, shape)),
                 is_multiplied=place != PER_LAYER_TABLE and (place != _TABLE or spec.tied_embeddings),
                 is_table=place in (_TABLE, PER_LAYER_TABLE),
             )
             for format, shape in _stacked(targets, formats)
         ]
     return kept
+
+
+def _can_be_before_another(format: MatrixFormat | None, shape: Sequence[int]) -> bool:
+    """Whether kernels for such first matrices of experts take a second one of any format."""
+    return format is not None and kind_on_gpus(format, shape, dtype=torch.bfloat16) is Int4Weight
 
 
 def _stacked(

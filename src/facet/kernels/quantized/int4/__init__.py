@@ -11,18 +11,13 @@ The first three give a row the same bits in any company, the first of them for a
 values to bfloat16 before they are multiplied.
 """
 
-from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from facet.kernels.geglu import geglu
 from facet.kernels.hopper import runs_on_hopper
-from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.int4.shuffled import (
-    TILE_OUT,
     ShuffledInt4,
     can_shuffle,
     shuffle,
@@ -38,6 +33,7 @@ from facet.kernels.quantized.int4.tuning import (
 )
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.reference import Product
+from facet.kernels.quantized.shuffled_product import multiply_values
 
 __all__ = [
     "MAX_FEW_ROWS",
@@ -45,9 +41,7 @@ __all__ = [
     "can_shuffle",
     "choose_kernels",
     "expert_linear",
-    "gated_input_linear",
-    "geglu_linear",
-    "linear",
+    "multiply",
     "run_experts",
     "run_mixed_experts",
     "runs_on",
@@ -57,16 +51,12 @@ __all__ = [
 ]
 
 _AMPERE, _HOPPER = (8, 0), 9
-# Of a slice in bfloat16: large enough for cuBLAS, and little beside a model.
-_SLICE_BYTES = 64 << 20
 
 
 class Kernels(Protocol):
     """The products of one kernel."""
 
-    def linear(self, x: Tensor, matrix: ShuffledInt4) -> Tensor: ...
-    def geglu_linear(self, x: Tensor, matrix: ShuffledInt4) -> Tensor: ...
-    def gated_input_linear(self, x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor) -> Tensor: ...
+    def multiply(self, x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor | None = None, /) -> Tensor: ...
 
 
 def runs_on(device: torch.device) -> bool:
@@ -74,28 +64,20 @@ def runs_on(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _AMPERE
 
 
-def linear(x: Tensor, matrix: ShuffledInt4, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
-    """x [rows, inputs] @ values^T. `most_few_rows`, here and below: infinity where company must change no bit."""
-    kernels = choose_kernels(x, matrix, most_few_rows)
-    return _in_slices(x, matrix, functional.linear) if kernels is None else kernels.linear(x, matrix)
-
-
-def geglu_linear(x: Tensor, matrix: ShuffledInt4, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
-    """gelu_tanh(gate) * up of a gated matrix, [rows, width]."""
-    kernels = choose_kernels(x, matrix, most_few_rows)
-    if kernels is None:
-        return _in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
-    return kernels.geglu_linear(x, matrix)
-
-
-def gated_input_linear(
-    x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor, most_few_rows: float = MAX_FEW_ROWS
+def multiply(
+    x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor | None = None, most_few_rows: float = MAX_FEW_ROWS
 ) -> Tensor:
-    """gelu_tanh(x @ values^T) * per_layer_input, the latter [rows, outputs]."""
+    """x [rows, inputs] @ values^T; of a gated matrix gelu_tanh(gate) * up, [rows, width]; with a per-layer input, which
+    is [rows, outputs], gelu_tanh of the product times that.
+
+    `most_few_rows`: infinity where company must change no bit.
+    """
     kernels = choose_kernels(x, matrix, most_few_rows)
-    if kernels is None:
-        return gate_per_layer_input(_in_slices(x, matrix, functional.linear), per_layer_input)
-    return kernels.gated_input_linear(x, matrix, per_layer_input)
+    if kernels is not None:
+        return kernels.multiply(x, matrix, per_layer_input)
+    from facet.kernels.quantized.int4.dequantize import dequantize
+
+    return multiply_values(x, matrix, per_layer_input, dequantize)
 
 
 def choose_kernels(x: Tensor, matrix: ShuffledInt4, most_few_rows: float) -> Kernels | None:
@@ -162,17 +144,3 @@ def expert_linear(x: Tensor, matrices: ShuffledInt4, expert: int, product: Produ
     from facet.kernels.quantized.int4.dequantize import dequantize
 
     return product(x, dequantize(matrices.experts(expert), x.dtype))
-
-
-def _in_slices(x: Tensor, matrix: ShuffledInt4, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """What `product` makes of x and the values, slice by slice."""
-    from facet.kernels.quantized.int4.dequantize import dequantize
-
-    parts = [product(x, dequantize(part, x.dtype)) for part in _slices(matrix)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def _slices(matrix: ShuffledInt4) -> Iterator[ShuffledInt4]:
-    size = max(1, _SLICE_BYTES // (2 * matrix.num_inputs * TILE_OUT)) * TILE_OUT
-    for start in range(0, matrix.num_rows, size):
-        yield matrix.rows(slice(start, min(start + size, matrix.num_rows)))

@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facet.kernels.quantized.int4.shuffled import BLOCK_IN, TILE_OUT, ShuffledInt4
+from facet.kernels.quantized.int4.shuffled import BLOCK_IN, ShuffledInt4
+from facet.kernels.quantized.shuffled_product import TILE_OUT
 from facet.kernels.quantized.widen import value_of_e2m1, value_of_e4m3
 
 _BLOCKS = 4  # of a program

@@ -7,38 +7,18 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
 from facet.kernels.quantized.int4.language import gl
-from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4
+from facet.kernels.quantized.int4.shuffled import ShuffledInt4
 from facet.kernels.quantized.int4.tuning import Tuning, choose_tuning, rows_of_program
+from facet.kernels.quantized.shuffled_product import operands
 
 
-def linear(x: Tensor, matrix: ShuffledInt4, tuning: Tuning | None = None) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, None, tuning)
-
-
-def geglu_linear(x: Tensor, matrix: ShuffledInt4, tuning: Tuning | None = None) -> Tensor:
-    assert matrix.is_gated, "gates and ups have to be interleaved"
-    return _run(x, matrix, None, tuning)
-
-
-def gated_input_linear(
-    x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor, tuning: Tuning | None = None
+def multiply(
+    x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor | None = None, tuning: Tuning | None = None
 ) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, per_layer_input, tuning)
-
-
-def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: Tuning | None) -> Tensor:
-    assert x.dtype == torch.bfloat16, "pairs of bfloat16 numbers are what a word has"
     assert matrix.num_inputs % 8 == 0, "a thread takes eight inputs at a time"
-    if x.stride(1) != 1 or x.stride(0) % 8 != 0:
-        x = x.contiguous()
-    if gated is not None and gated.stride(1) != 1:
-        gated = gated.contiguous()
+    x, gates, gate_stride, output, constants = operands(x, matrix, per_layer_input)
     num_rows = x.shape[0]
     tuning = tuning or choose_tuning(matrix.num_tiles, matrix.num_blocks, num_rows, has_minimums=matrix.has_minimums)
-    width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
-    output = torch.empty(num_rows, matrix.num_tiles * width, dtype=x.dtype, device=x.device)
     rows = rows_of_program(num_rows)
     grid = (triton.cdiv(num_rows, rows) * triton.cdiv(matrix.num_tiles, tuning.tiles * tuning.num_out_warps),)
     words = x.view(torch.int32)
@@ -46,19 +26,18 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: Tuning |
         words,
         *matrix.words(),
         matrix.factors,
-        x if gated is None else gated,
+        gates,
         output,
         words.stride(0),
-        0 if gated is None else gated.stride(0),
+        gate_stride,
         num_rows,
         matrix.num_tiles,
         matrix.num_blocks,
         matrix.num_inputs,
-        IS_GATED=matrix.is_gated,
-        HAS_GATED_INPUT=gated is not None,
         SCALE_DTYPE=getattr(gl, matrix.scale_type),
         HAS_ZEROS=matrix.zeros is not None,
         GROUPS=matrix.scales.shape[-2],
+        **constants,
         **tuning.constants(matrix, rows),
         **launch_options(x.device),
     )

@@ -8,8 +8,9 @@ from facet.kernels.dependent_launch import launch_options
 from facet.kernels.quantized.int4.language import gl
 from facet.kernels.quantized.int4.ring_16_kernel import ring_16_kernel
 from facet.kernels.quantized.int4.ring_kernel import ring_kernel
-from facet.kernels.quantized.int4.shuffled import TILE_OUT, ShuffledInt4
+from facet.kernels.quantized.int4.shuffled import ShuffledInt4
 from facet.kernels.quantized.int4.tuning import Ring, ring_of
+from facet.kernels.quantized.shuffled_product import operands
 
 # Two tiles of those that tensor cores multiply at once.
 _MOST_ROWS = 16
@@ -23,43 +24,24 @@ def can_run(x: Tensor, matrix: ShuffledInt4) -> bool:
     return x.dtype == torch.bfloat16 and 0 < x.shape[0] <= most_rows and matrix.zeros is None and aligned
 
 
-def linear(x: Tensor, matrix: ShuffledInt4, ring: Ring | None = None) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, None, ring)
-
-
-def geglu_linear(x: Tensor, matrix: ShuffledInt4, ring: Ring | None = None) -> Tensor:
-    assert matrix.is_gated, "gates and ups have to be interleaved"
-    return _run(x, matrix, None, ring)
-
-
-def gated_input_linear(x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor, ring: Ring | None = None) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, per_layer_input, ring)
-
-
-def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, ring: Ring | None) -> Tensor:
+def multiply(
+    x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor | None = None, ring: Ring | None = None
+) -> Tensor:
     assert can_run(x, matrix), "such products go another way"
     assert matrix.num_inputs % 8 == 0, "a thread takes eight inputs at a time"
-    if x.stride(1) != 1 or x.stride(0) % 8 != 0:
-        x = x.contiguous()
-    if gated is not None and gated.stride(1) != 1:
-        gated = gated.contiguous()
+    x, gates, gate_stride, output, of_sums = operands(x, matrix, per_layer_input)
     ring = ring or ring_of(matrix.num_tiles, matrix.num_blocks, x.shape[0], has_minimums=matrix.has_minimums)
     assert x.shape[0] <= 8 * ring.row_tiles, "a program takes all rows"
-    width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
-    output = torch.empty(x.shape[0], matrix.num_tiles * width, dtype=x.dtype, device=x.device)
     words = x.view(torch.int32)
     assert ring.has_minimums == matrix.has_minimums, "a ring for such blocks"
     codes, scales, coarse = matrix.words()
     grid = (triton.cdiv(matrix.num_tiles, ring.tiles * ring.num_out_warps),)
-    tensors = (words, codes, scales, x if gated is None else gated, output)
-    strides = (words.stride(0), 0 if gated is None else gated.stride(0))
+    tensors = (words, codes, scales, gates, output)
+    strides = (words.stride(0), gate_stride)
     constants = dict(
-        IS_GATED=matrix.is_gated,
-        HAS_GATED_INPUT=gated is not None,
         SCALE_DTYPE=getattr(gl, matrix.scale_type),
         GROUPS=matrix.scales.shape[-2],
+        **of_sums,
         **ring.constants(matrix),
         **launch_options(x.device),
     )

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.quantized.matrix import QuantizedMatrix, stack
+from facet.kernels.quantized.shuffled_product import TILE_OUT
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
-TILE_OUT = 16
 BLOCK_IN = 128
 _GROUPS = (None, 32, 64, 128)
 _SMALL_SCALES = ScaleFormat(dtype="float8_e4m3fn", group=16)

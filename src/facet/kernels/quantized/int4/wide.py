@@ -11,24 +11,9 @@ from facet.kernels.quantized.int4.wide_kernel import wide_kernel
 from facet.kernels.quantized.int4.wide_launch import launch
 
 
-def linear(x: Tensor, matrix: ShuffledInt4, tuning: WideTuning | None = None) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, None, tuning)
-
-
-def geglu_linear(x: Tensor, matrix: ShuffledInt4, tuning: WideTuning | None = None) -> Tensor:
-    assert matrix.is_gated, "gates and ups have to be interleaved"
-    return _run(x, matrix, None, tuning)
-
-
-def gated_input_linear(
-    x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor, tuning: WideTuning | None = None
+def multiply(
+    x: Tensor, matrix: ShuffledInt4, per_layer_input: Tensor | None = None, tuning: WideTuning | None = None
 ) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, per_layer_input, tuning)
-
-
-def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuning | None) -> Tensor:
     if tuning is None:
         tuning = choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, x.shape[0], num_multiprocessors(x.device))
     codes, scales, others = matrix.words()
@@ -41,4 +26,4 @@ def _run(x: Tensor, matrix: ShuffledInt4, gated: Tensor | None, tuning: WideTuni
     )
     tensors = (codes, scales, others.flatten().view(torch.int32), matrix.factors)
     num_turns = -(-matrix.num_blocks * BLOCK_IN // tuning.turn_in)
-    return launch(wide_kernel, x, matrix, gated, tuning, tensors, num_turns=num_turns, constants=constants)
+    return launch(wide_kernel, x, matrix, per_layer_input, tuning, tensors, num_turns=num_turns, constants=constants)

@@ -10,28 +10,22 @@ from torch import Tensor
 
 from facet.kernels.arrivals import counters_on
 from facet.kernels.dependent_launch import launch_options, start_after_previous
-from facet.kernels.quantized.int4.shuffled import TILE_OUT
 from facet.kernels.quantized.int4.tuning import WideTuning
+from facet.kernels.quantized.shuffled_product import TILE_OUT, Shuffled, operands
 
 _WORDS = 1024  # of x, that a program puts in order
 
 
-class Shuffled(Protocol):
-    """Codes in the order of either width."""
-
-    @property
-    def num_tiles(self) -> int: ...
+class InBlocks(Shuffled, Protocol):
     @property
     def num_blocks(self) -> int: ...
-    @property
-    def is_gated(self) -> bool: ...
 
 
 def launch(
     kernel: Any,
     x: Tensor,
-    matrix: Shuffled,
-    gated: Tensor | None,
+    matrix: InBlocks,
+    per_layer_input: Tensor | None,
     tuning: WideTuning,
     tensors: Sequence[Tensor | None],
     *,
@@ -40,12 +34,8 @@ def launch(
     constants: Mapping[str, Any],
 ) -> Tensor:
     """`tensors`: of the matrix. `num_turns`: of a tile. `num_pairs`: as `in_order_of_codes` takes it."""
-    assert x.dtype == torch.bfloat16, "tensor cores multiply bfloat16 numbers here"
     num_rows = x.shape[0]
-    if gated is not None and gated.stride(1) != 1:
-        gated = gated.contiguous()
-    width = TILE_OUT // 2 if matrix.is_gated else TILE_OUT
-    output = torch.empty(num_rows, matrix.num_tiles * width, dtype=x.dtype, device=x.device)
+    x, gates, gate_stride, output, ends = operands(x, matrix, per_layer_input)
     num_row_groups = triton.cdiv(num_rows, tuning.rows)
     ordered = in_order_of_codes(
         x,
@@ -62,16 +52,15 @@ def launch(
     kernel[(num_programs,)](
         ordered,
         *tensors,
-        x if gated is None else gated,
+        gates,
         output,
         partial_sums,
         counters_on(x.device, num_row_groups * triton.cdiv(matrix.num_tiles, tuning.tiles)),
-        0 if gated is None else gated.stride(0),
+        gate_stride,
         num_rows,
         matrix.num_tiles,
         matrix.num_blocks,
-        IS_GATED=matrix.is_gated,
-        HAS_GATED_INPUT=gated is not None,
+        **ends,
         **constants,
         **launch_options(x.device),
     )

@@ -12,7 +12,7 @@ turns, not tiles: each has as many of them as the others, of one tile group afte
 Where programs share a tile group, the last to arrive adds what each of them has, in their order.
 
 A thread's inputs are neighbours in the matrix, but not in what tensor cores take its registers for: rows of x are put
-in the order of codes first (`wide.py`).
+in the order of codes first (`wide_launch.py`).
 """
 
 from facet.kernels.quantized.int4.language import (

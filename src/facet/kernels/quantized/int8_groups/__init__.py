@@ -9,19 +9,14 @@ loaded (`shuffled.py`).
 """
 
 import math
-from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from facet.kernels.geglu import geglu
 from facet.kernels.hopper import runs_on_hopper
-from facet.kernels.per_layer_input import gate_per_layer_input
 from facet.kernels.quantized.int4 import runs_on
 from facet.kernels.quantized.int8_groups.shuffled import (
-    TILE_OUT,
     ShuffledInt8,
     can_shuffle,
     shuffle,
@@ -34,6 +29,7 @@ from facet.kernels.quantized.int8_groups.tuning import (
     MAX_WIDE_ROWS,
     most_rows_before_wide,
 )
+from facet.kernels.quantized.shuffled_product import multiply_values
 
 __all__ = [
     "MAX_FEW_ROWS",
@@ -41,52 +37,35 @@ __all__ = [
     "ShuffledInt8",
     "can_shuffle",
     "choose_kernels",
-    "gated_input_linear",
-    "geglu_linear",
-    "in_slices",
-    "linear",
     "look_up",
+    "multiply",
     "runs_on",
     "shuffle",
     "shuffled_bytes",
-    "slices",
     "unshuffle",
 ]
-
-# Of a slice in bfloat16: large enough for cuBLAS, and little beside a model.
-_SLICE_BYTES = 64 << 20
 
 
 class Kernels(Protocol):
     """The products of one kernel."""
 
-    def linear(self, x: Tensor, matrix: ShuffledInt8) -> Tensor: ...
-    def geglu_linear(self, x: Tensor, matrix: ShuffledInt8) -> Tensor: ...
-    def gated_input_linear(self, x: Tensor, matrix: ShuffledInt8, per_layer_input: Tensor) -> Tensor: ...
+    def multiply(self, x: Tensor, matrix: ShuffledInt8, per_layer_input: Tensor | None = None, /) -> Tensor: ...
 
 
-def linear(x: Tensor, matrix: ShuffledInt8, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
-    """x [rows, inputs] @ values^T. `most_few_rows`, here and below: infinity where company must change no bit."""
-    kernels = choose_kernels(x, matrix, most_few_rows)
-    return in_slices(x, matrix, functional.linear) if kernels is None else kernels.linear(x, matrix)
-
-
-def geglu_linear(x: Tensor, matrix: ShuffledInt8, most_few_rows: float = MAX_FEW_ROWS) -> Tensor:
-    """gelu_tanh(gate) * up of a gated matrix, [rows, width]."""
-    kernels = choose_kernels(x, matrix, most_few_rows)
-    if kernels is None:
-        return in_slices(x, matrix, lambda x, values: geglu(functional.linear(x, values)))
-    return kernels.geglu_linear(x, matrix)
-
-
-def gated_input_linear(
-    x: Tensor, matrix: ShuffledInt8, per_layer_input: Tensor, most_few_rows: float = MAX_FEW_ROWS
+def multiply(
+    x: Tensor, matrix: ShuffledInt8, per_layer_input: Tensor | None = None, most_few_rows: float = MAX_FEW_ROWS
 ) -> Tensor:
-    """gelu_tanh(x @ values^T) * per_layer_input, the latter [rows, outputs]."""
+    """x [rows, inputs] @ values^T; of a gated matrix gelu_tanh(gate) * up, [rows, width]; with a per-layer input, which
+    is [rows, outputs], gelu_tanh of the product times that.
+
+    `most_few_rows`: infinity where company must change no bit.
+    """
     kernels = choose_kernels(x, matrix, most_few_rows)
-    if kernels is None:
-        return gate_per_layer_input(in_slices(x, matrix, functional.linear), per_layer_input)
-    return kernels.gated_input_linear(x, matrix, per_layer_input)
+    if kernels is not None:
+        return kernels.multiply(x, matrix, per_layer_input)
+    from facet.kernels.quantized.int8_groups.dequantize import dequantize
+
+    return multiply_values(x, matrix, per_layer_input, dequantize)
 
 
 def look_up(ids: Tensor, matrix: ShuffledInt8) -> Tensor:
@@ -112,17 +91,3 @@ def choose_kernels(x: Tensor, matrix: ShuffledInt8, most_few_rows: float) -> Ker
     if has_wide:
         return wide if num_rows <= MAX_WIDE_ROWS else None
     return few_rows if num_rows <= MAX_FEW_ROWS_ELSEWHERE else None
-
-
-def in_slices(x: Tensor, matrix: ShuffledInt8, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """What `product` makes of x and the values, slice by slice."""
-    from facet.kernels.quantized.int8_groups.dequantize import dequantize
-
-    parts = [product(x, dequantize(part, x.dtype)) for part in slices(matrix)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-
-
-def slices(matrix: ShuffledInt8) -> Iterator[ShuffledInt8]:
-    size = max(1, _SLICE_BYTES // (2 * matrix.num_inputs * TILE_OUT)) * TILE_OUT
-    for start in range(0, matrix.num_rows, size):
-        yield matrix.rows(slice(start, min(start + size, matrix.num_rows)))

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from facet.kernels.quantized.matrix import QuantizedMatrix
+from facet.kernels.quantized.shuffled_product import TILE_OUT
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
-TILE_OUT = 16
 BLOCK_IN = 64
 CHUNK_IN = 32
 COARSE_IN = 256

@@ -20,24 +20,9 @@ def can_run(matrix: ShuffledInt8) -> bool:
     return matrix.codes.data_ptr() % 16 == 0
 
 
-def linear(x: Tensor, matrix: ShuffledInt8, tuning: WideTuning | None = None) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, None, tuning)
-
-
-def geglu_linear(x: Tensor, matrix: ShuffledInt8, tuning: WideTuning | None = None) -> Tensor:
-    assert matrix.is_gated, "gates and ups have to be interleaved"
-    return _run(x, matrix, None, tuning)
-
-
-def gated_input_linear(
-    x: Tensor, matrix: ShuffledInt8, per_layer_input: Tensor, tuning: WideTuning | None = None
+def multiply(
+    x: Tensor, matrix: ShuffledInt8, per_layer_input: Tensor | None = None, tuning: WideTuning | None = None
 ) -> Tensor:
-    assert not matrix.is_gated, "gates and ups are interleaved for geglu_linear alone"
-    return _run(x, matrix, per_layer_input, tuning)
-
-
-def _run(x: Tensor, matrix: ShuffledInt8, gated: Tensor | None, tuning: WideTuning | None) -> Tensor:
     assert can_run(matrix), "such products go another way"
     if tuning is None:
         tuning = choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, x.shape[0], num_multiprocessors(x.device))
@@ -49,7 +34,7 @@ def _run(x: Tensor, matrix: ShuffledInt8, gated: Tensor | None, tuning: WideTuni
         wide_kernel,
         x,
         matrix,
-        gated,
+        per_layer_input,
         tuning,
         (matrix.codes, matrix.scales),
         num_turns=num_turns_of(matrix.num_blocks),
