@@ -55,10 +55,10 @@ def ring_of(num_tiles: int, num_blocks: int, num_levels: int, num_rows: int) -> 
     next turn ahead, but for what minimums take. Of more rows, warps of two tiles have four: half as many programs have
     the same turns in shared memory, and read x half as often.
 
-    Programs are spread unevenly where a multiprocessor has room for more of them than it needs to hold. So there are
-    more stages if four programs would fit and three are needed. Microseconds on an H200, 1 row of Q8_0 with 4, 6, 7, 8
-    and 9 stages: 31B down 39.7, 39.1, 31.8, 32.3, 39.3 (two fit); o 16.4, 17.0, 14.1, 14.0, 17.2. With minimums, whose
-    registers leave no room for a fourth: 31.3, 32.3, 32.8, 32.7, 44.5.
+    Programs seem to be spread unevenly where a multiprocessor has room for more of them than it needs to hold. So there
+    are more stages if four programs would fit and three are needed. Microseconds on an H200, 1 row of Q8_0 with 4, 6,
+    7, 8 and 9 stages: 31B down 39.7, 39.1, 31.8, 32.3, 39.3 (two fit); o 16.4, 17.0, 14.1, 14.0, 17.2. With minimums,
+    whose registers leave no room for a fourth: 31.3, 32.3, 32.8, 32.7, 44.5.
     """
     ring = int4.ring_of(num_tiles, num_blocks)
     if num_rows <= 8:
