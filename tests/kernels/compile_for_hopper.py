@@ -250,9 +250,8 @@ def int4_wide_launch(
     scale_dtype: Any = gl.bfloat16,
     has_zeros: bool = False,
     is_gated: bool = False,
-    tuning: int4.WideTuning | None = None,
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    words, tuning = tensor(gl.int32), tuning or int4.choose_wide_tuning(num_tiles, num_blocks, num_rows)
+    words, tuning = tensor(gl.int32), int4.choose_wide_tuning(num_tiles, num_blocks, num_rows)
     constants = dict(
         IS_GATED=is_gated,
         HAS_GATED_INPUT=False,
@@ -643,21 +642,10 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         **{
             f"{name}_wide_{rows}": int4_wide_launch(2688, 42, rows, is_gated=True, **kind)
             for name, kind in INT4_KINDS.items()
-            for rows in (16, 32, 64, 128)
-        },
-        **{
-            f"{name}_wide_long_{rows}": int4_wide_launch(
-                2688,
-                42,
-                rows,
-                is_gated=True,
-                tuning=int4.WideTuning(rows=rows, tiles=16, programs=132, stages=3, turn_in=256),
-                **INT4_KINDS[name],
-            )
-            for name in ("int4", "q4_k")
             for rows in (16, 32, 64)
         },
         **{f"{name}_wide_narrow_down": int4_wide_launch(160, 80, 64, **kind) for name, kind in INT4_KINDS.items()},
+        **{f"{name}_wide_narrow_o": int4_wide_launch(336, 64, 16, **kind) for name, kind in INT4_KINDS.items()},
         "int4_experts": int4_experts_launch(),
         **{f"q8_0_{rows}": int8_groups_launch(2688, 84, rows, is_gated=True) for rows in ROW_KINDS},
         **{

@@ -51,10 +51,10 @@ WIDE_OF_4_BITS = {
     **{
         f"{codes}_wide_{rows}": (num_programs, most_bytes)
         for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")
-        for rows, num_programs, most_bytes in ((16, 2, 0), (32, 1, 0), (64, 1, 0), (128, 1, 216))
+        for rows, num_programs, most_bytes in ((16, 4, 0), (32, 2, 0), (64, 2, 0))
     },
     **{f"{codes}_wide_narrow_down": (2, 0) for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")},
-    **{f"{codes}_wide_long_{rows}": (1, 8) for codes in ("int4", "q4_k") for rows in (16, 32, 64)},
+    **{f"{codes}_wide_narrow_o": (4, 0) for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")},
 }
 WIDE = WIDE_OF_GROUPS | WIDE_OF_4_BITS
 DEQUANTIZE = ("q8_0_dequantize", "q6_k_dequantize", "q5_k_dequantize")

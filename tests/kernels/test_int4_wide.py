@@ -135,13 +135,14 @@ def test_tuning_fills_the_card(shape: cases.Shape, num_rows: int) -> None:
     num_tiles, num_blocks = shape.num_out // 16, -(-shape.num_in // 128)
     found = choose_wide_tuning(num_tiles, num_blocks, num_rows)
     num_row_groups = -(-num_rows // found.rows)
-    num_turns = -(-num_tiles // found.tiles) * num_blocks
+    num_turns = -(-num_tiles // found.tiles) * -(-num_blocks * 128 // found.turn_in)
     assert 1 <= found.programs <= num_turns
     at_a_time = found.programs * num_row_groups * found.tiles / 132  # warps of a multiprocessor
     assert at_a_time <= 16
     assert at_a_time >= 7 or num_turns < 8 * 264 or found.tiles == 4
     assert num_row_groups * -(-num_tiles // found.tiles) <= 4096, "there is a counter for each"
-    stage = found.tiles * (1024 + 128 + 128) + found.rows * 256  # with zeros
-    result = min(8192, found.tiles * 16 * found.rows * 2)
+    zeros = 0 if "lm_head" in shape.name else 64  # no file has zeros for its head
+    stage = (found.tiles * (1024 + 128 + zeros) + found.rows * 256) * found.turn_in // 128
+    result = min(8192, found.tiles * 16 * found.rows * 2) // (2 if shape.operation == "geglu_linear" else 1)
     num_programs = -(-found.programs * num_row_groups // 132)  # of a multiprocessor
     assert num_programs * (found.stages * stage + result + 1024) <= 232_448

@@ -237,40 +237,59 @@ class WideTuning:
         }
 
 
-# Tiles of a program, programs of a multiprocessor and stages, by rows of a program.
-WideKinds = Mapping[int, tuple[int, int, int]]
+# Tiles of a program, programs of a multiprocessor, stages, and inputs of a turn, by rows of a program.
+WideKinds = Mapping[int, tuple[int, int, int, int]]
 _WIDE_WARPS = 16
-# Most of shared memory, in most cases with 16 warps.
-_WIDE: WideKinds = {16: (8, 2, 6), 32: (16, 1, 6), 64: (16, 1, 5), 128: (16, 1, 4)}
-# Of matrices of few outputs, whose tiles would be shared by too many programs.
-_NARROW: WideKinds = {16: (4, 4, 5), 32: (4, 3, 5), 64: (4, 2, 4)}
-_MOST_SHARES, _LEAST_TURNS = 8, 4
+_WIDE: WideKinds = {16: (4, 4, 3, 256), 32: (8, 2, 3, 256), 64: (16, 1, 4, 128)}
+# Of matrices with few outputs, and of those with few codes.
+_NARROW: WideKinds = {16: (4, 4, 3, 256), 32: (4, 2, 3, 256), 64: (4, 2, 4, 128)}
+_SMALL: WideKinds = {16: (4, 4, 3, 256), 32: (4, 2, 3, 256)}
+_MOST_SMALL_BLOCKS = 4096
+# Of a program, inputs of its tile group: these, or those if most multiprocessors would have no program.
+_LEAST_INPUTS, _FEWEST_INPUTS, _MOST_SHARES = 1024, 512, 10
 
 
 def choose_wide_tuning(
     num_tiles: int, num_blocks: int, num_rows: int, num_multiprocessors: int = _NUM_MULTIPROCESSORS
 ) -> WideTuning:
-    """All programs run at a time, because each has as many turns as the others.
+    """What bounds 31B gate_up on an H200, in microseconds: codes and scales are 130 MB, 31 from memory. Tensor cores
+    take 8 for 16 rows and 30 for 64. Bringing codes to bfloat16 takes 15 of INT4, 22 of Q4_K. Rows of x are read once
+    for a program, from the second-level cache, at about 5.5 TB/s: the more of its tiles, the fewer bytes, but the
+    longer a program waits for its warps. Turns of 256 inputs have half as many barriers as those of 128.
 
-    What bounds 31B gate_up on an H200, in microseconds (not timed yet): codes and scales are 130 MB, 31 from memory.
-    Tensor cores take 8 for 16 rows, 30 for 64 and 60 for 128. Bringing codes to bfloat16 takes 15 of INT4, 22 of Q4_K.
-    Rows of x are read once for a program, from the second-level cache: the more of its tiles, the fewer bytes. 32 rows
-    are 58 MB with 16 tiles and 116 with 8, 64 rows 116, 128 rows 231, and that cache gives about 5.5 TB/s in all.
+    Timed (benchmarks/int4_wide_gpu.py --tune), in programs of 4, 8 and 16 tiles: 16 rows of gate_up 45.3, 46.5 and
+    over 48.7, in turns of 128 inputs 48.7; 32 rows of it 59.3, 53.7 and 56.6, of down 33.3, 34.1 and 37.5; 64 rows of
+    gate_up over 77.4, 76.4 and 76.9, of down 42.8, 47.3 and 49.2, of qkv 29.6, 33.3 and 34.9. 128 rows in one program
+    and in two: gate_up 157 and 137. 64 rows of E4B's qkv take 13.0 in one program and 9.5 in two.
     """
-    return divide_turns(_WIDE, _NARROW, num_tiles, num_blocks, num_rows, num_multiprocessors)
+    if num_tiles * num_blocks < _MOST_SMALL_BLOCKS:
+        kinds = _SMALL
+    elif num_rows <= max(_NARROW) and not is_wide(num_tiles, num_multiprocessors):
+        kinds = _NARROW
+    else:
+        kinds = _WIDE
+    return divide_turns(kinds, num_tiles, num_blocks * BLOCK_IN, num_rows, num_multiprocessors)
+
+
+def is_wide(num_tiles: int, num_multiprocessors: int) -> bool:
+    """With 16 tiles for each multiprocessor."""
+    return num_tiles >= 16 * num_multiprocessors
 
 
 def divide_turns(
-    wide: WideKinds, narrow: WideKinds, num_tiles: int, num_turns: int, num_rows: int, num_multiprocessors: int
+    kinds: WideKinds, num_tiles: int, num_inputs: int, num_rows: int, num_multiprocessors: int
 ) -> WideTuning:
-    """With kinds for matrices of many outputs, and of few. `num_turns`: of a tile."""
-    kinds = wide if num_tiles * _MOST_SHARES >= 16 * num_multiprocessors else narrow
+    """All programs run at a time, because each has as many turns as the others."""
     rows = next((kind for kind in kinds if num_rows <= kind), max(kinds))
-    tiles, programs, stages = kinds[rows]
-    programs *= num_multiprocessors
-    num_groups = -(-num_tiles // tiles)
-    most_shares = min(_MOST_SHARES, max(1, num_turns // _LEAST_TURNS))
-    programs = min(programs // -(-num_rows // rows), num_groups * most_shares)
+    tiles, programs, stages, turn_in = kinds[rows]
+    num_row_groups, num_groups = -(-num_rows // rows), -(-num_tiles // tiles)
+    most_shares = num_inputs // _LEAST_INPUTS
+    if num_groups * most_shares < num_multiprocessors // 2:
+        most_shares = num_inputs // _FEWEST_INPUTS
+    most_shares = max(1, min(_MOST_SHARES, most_shares))
+    programs = min(programs * num_multiprocessors // num_row_groups, num_groups * most_shares)
     # Where none has to be idle for it, programs share one tile group each, not the ends of two.
     even = programs // num_groups * num_groups
-    return WideTuning(rows=rows, tiles=tiles, programs=even if even >= 0.9 * programs else programs, stages=stages)
+    if even >= 0.9 * programs or even * num_row_groups >= 2 * num_multiprocessors:
+        programs = even
+    return WideTuning(rows=rows, tiles=tiles, programs=programs, stages=stages, turn_in=turn_in)

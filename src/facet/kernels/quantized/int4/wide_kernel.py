@@ -54,6 +54,11 @@ def copy_turn(
     pair = member * GROUPS + number % 4 * GROUPS // 4
     copy_to_shared(scale_tiles.index(stage), scales + (block * (8 * GROUPS) + pair))
     if HAS_ZEROS:
+        # A word of zeros is of two pairs, so two of a block for each g are all there are.
+        number = gl.arange(0, 2 * BLOCKS, gl.SliceLayout(0, gl.SliceLayout(1, QUADS)))
+        number = gl.expand_dims(gl.expand_dims(number, 0), 1)
+        block = first + gl.minimum(BLOCKS * turn + number // 2, num_blocks - 1)
+        pair = member * GROUPS + number % 2 * GROUPS // 2
         copy_to_shared(other_tiles.index(stage), others + (block * (4 * GROUPS) + pair // 2))
     elif gl.uint8 == SCALE_DTYPE:
         half = gl.expand_dims(gl.expand_dims(gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, QUADS))), 0), 1)
@@ -79,12 +84,11 @@ def load_block(targets, stage, NUMBER: gl.constexpr, FORMAT: gl.constexpr, TILES
     words = codes.index(stage).slice(NUMBER // 2 * WORDS, WORDS, 1).load(FLAT)
     halves = gl.split(gl.permute(gl.reshape(words, [TILES, 2, 8, 4, 4]), (0, 2, 3, 4, 1)))
     fine = load_quad(scales.index(stage).slice(2 * NUMBER, 4, 2), TILES, SINGLES)
-    rest = fine
+    rest = (fine[0], fine[1])
     if HAS_ZEROS:
-        rest = load_quad(others.index(stage).slice(2 * NUMBER, 4, 2), TILES, SINGLES)
+        rest = load_pair(others.index(stage).slice(NUMBER, 2, 2), TILES, SINGLES)
     elif gl.uint8 == SCALE_DTYPE:
-        upper, lower = load_pair(others.index(stage), TILES, SINGLES)
-        rest = (upper, lower, upper, lower)
+        rest = load_pair(others.index(stage), TILES, SINGLES)
     return words_of(halves[0], SINGLES), words_of(halves[1], SINGLES), fine, rest
 
 
@@ -129,7 +133,7 @@ def values_of_chunk(held, CHUNK: gl.constexpr, FORMAT: gl.constexpr):
         if HAS_ZEROS:
             member = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SINGLES)))
             member = gl.expand_dims(gl.expand_dims(member, 0), 2)
-            pair = rest[CHUNK] >> (member * GROUPS + CHUNK * GROUPS // 4) % 2 * 16
+            pair = rest[CHUNK // 2] >> (member * GROUPS + CHUNK * GROUPS // 4) % 2 * 16
             upper_offset, lower_offset = offset_of(pair & 255), offset_of(pair >> 8 & 255)
         values = gl.join(
             dequantize_codes(upper, fine[CHUNK], upper_offset + 0 * upper, 0, SCALE_DTYPE),
@@ -173,7 +177,7 @@ def wide_kernel(
     scale_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 4 * BLOCKS], PLAIN_3)
     other_tiles = scale_tiles
     if HAS_ZEROS:
-        other_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 4 * BLOCKS], PLAIN_3)
+        other_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 2 * BLOCKS], PLAIN_3)
     elif gl.uint8 == SCALE_DTYPE:
         other_tiles = allocate_shared_memory(gl.int32, [STAGES, TILES, 8, 2], PLAIN_3)
     multiply_turns(
