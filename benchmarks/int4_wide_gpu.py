@@ -10,17 +10,20 @@ timed with bfloat16 weights, without activation. Every product is first held aga
 is printed. Times are of launches inside a CUDA graph that walks over copies of the matrix, more of them than the
 second-level cache holds.
 
-Before this loop (fixed shares of a tile's blocks, two barriers in a turn, values made after the wait for the product
-before), microseconds on an H200:
+Microseconds on an H200, and before this loop (fixed shares of a tile's blocks, two barriers in a turn, values made
+after the wait for the product before):
 
-    rows               16     32     64    128    256
-    31B gate_up INT4   48.8   60     76    130    249    bfloat16 111, 110, 113, 118, 163
-                Q4_K   88            113
-    31B down    INT4   34.9   35.8   43.4   71.8         bfloat16 67, 60, 63, 70
-                Q4_K   52.6          65.1
-    31B o       INT4   14.0   20.6   21.6   35.3         bfloat16 29, 27, 30, 27
-    31B qkv     INT4   23.7
-    E4B, INT4 with 16 rows: gate_up 15.3, down 15.4, qkv 6.7, o 5.8
+    rows               16          32          64           128           bfloat16
+    31B gate_up INT4   45.8 48.8   53.7 60     77.2 76      137  130      109 to 119
+                Q4_K   66.7 88     75.4        97.3 113
+    31B down    INT4   27.0 34.9   33.3 35.8   42.9 43.4    75.6 71.8     59 to 68
+                Q4_K   37.3 52.6   41.6        55.9 65.1
+    31B qkv     INT4   21.5 23.7   23.9        29.3         50.0          43 to 47
+    31B o       INT4   14.9 14.0   16.7 20.6   21.6 21.6    37.7 35.3     26 to 29
+    E4B gate_up INT4   15.0 15.3   18.9        24.8         43.2          29 to 32
+    E4B down    INT4   12.1 15.4   13.7        18.5         32.6          18 to 21
+    E4B qkv     INT4    6.9 6.7     7.5         9.4         12.9          7.3 to 7.8
+    E4B o       INT4    6.0 5.8     6.6         8.3         11.4          6.3 to 6.7
 """
 
 import argparse

@@ -51,7 +51,7 @@ WIDE_OF_4_BITS = {
     **{
         f"{codes}_wide_{rows}": (num_programs, most_bytes)
         for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")
-        for rows, num_programs, most_bytes in ((16, 4, 0), (32, 2, 0), (64, 2, 0))
+        for rows, num_programs, most_bytes in ((16, 4, 0), (32, 2, 0), (64, 1, 0))
     },
     **{f"{codes}_wide_narrow_down": (2, 0) for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")},
     **{f"{codes}_wide_narrow_o": (4, 0) for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")},
@@ -217,7 +217,8 @@ def test_products_of_tens_of_rows_fit_on_the_card(name: str, compiled: dict[str,
     assert found["stack"] + found["local"] <= most_bytes
     assert found["reg"] <= 128
     assert num_programs * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
-    assert (found["products"], found["waits"]) == ((16, 5) if "_long_" in name else (8, 3))
+    has_long_turns = name in WIDE_OF_4_BITS and name.endswith(("_16", "_32", "_o"))  # of 256 inputs
+    assert (found["products"], found["waits"]) == ((16, 5) if has_long_turns else (8, 3))
     assert (found["added_halves"], found["conversions"]) == (0, 0), (
         "codes become numbers by their place under an exponent"
     )

@@ -1,6 +1,6 @@
 """Steps before the first request compile every decode kernel that a request may need, beside a prompt or alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +10,14 @@ from torch import Tensor
 
 from facet.config import ModelConfig
 from facet.forward_batch import AttentionRows
+from facet.kernels.linear import cases
 from facet.kernels.paged_attention.cache import HeadShape, LayerCache
 from facet.kernels.paged_attention.decode import tuning
 from facet.kernels.paged_attention.decode.plan import DecodePlan
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
 from facet.kernels.paged_attention.gpu import plan_on_gpu
+from facet.kernels.quantized.int4 import tuning as int4
+from facet.kernels.quantized.int8_groups import tuning as int8_groups
 from facet.model.loader import load_model
 from facet.runner import warm_up
 from facet.sampling import vocabulary
@@ -107,6 +110,22 @@ def test_all_variants_are_met(name: str, is_8bit: bool, monkeypatch: pytest.Monk
                 most_keys = min(context, plan.rows.window) if plan.rows.window else context
                 needed = variant(reader, replace(plan, most_keys=most_keys))
                 assert needed in met, f"{query_lens}, {context} tokens"
+
+
+@pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE], ids=lambda shape: shape.name)
+def test_products_of_tens_of_rows_are_met(shape: cases.Shape) -> None:
+    """A product cut another way is another kernel, unless only programs differ."""
+    num_tiles, met = -(-shape.num_out // 16), [sum(step.query_lens) for step in warm_up.PASSES]
+    for choose, block_in, fewest, most in (
+        (int4.choose_wide_tuning, 128, int4.MAX_FEW_ROWS + 1, int4.MAX_WIDE_ROWS),
+        (int8_groups.choose_wide_tuning, 64, int8_groups.MAX_FEW_ROWS + 1, int8_groups.MAX_WIDE_ROWS),
+    ):
+
+        def kernels(numbers: Iterable[int], choose: Any = choose, block_in: int = block_in) -> set[Any]:
+            num_blocks = -(-shape.num_in // block_in)
+            return {replace(choose(num_tiles, num_blocks, number), programs=1) for number in numbers}
+
+        assert kernels(range(fewest, most + 1)) == kernels(number for number in met if fewest <= number <= most)
 
 
 def test_log_probabilities_are_met(tiny_model: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,9 @@ PASSES = (
     WarmUpStep((2,)),
     WarmUpStep((7,)),
     WarmUpStep((14,)),
+    WarmUpStep((24,)),
     WarmUpStep((40,)),
+    WarmUpStep((100,)),
     WarmUpStep((300,)),
     WarmUpStep((1, 40, 20)),
 )
