@@ -1,4 +1,4 @@
-"""What the PTX in `quantized/int4/language.py` does, for the emulator of Gluon: on words of 32 bits of each thread."""
+"""What the PTX in kernels of shuffled 4-bit codes does, for the emulator of Gluon: on 32-bit words of each thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -257,7 +257,7 @@ JUNK = 0x7FC17FC1  # two bfloat16 numbers that are none
 MEMORY = Memory()
 
 
-def load_chunks(_before: Sequence[Words], pointer: Any, is_live: Words, is_filled: bool) -> Sequence[Words]:
+def load_four_chunks(_before: Sequence[Words], pointer: Any, is_live: Words, is_filled: bool) -> Sequence[Words]:
     """What was there before may be anything."""
 
     def word(number: int) -> Tensor:
@@ -268,7 +268,11 @@ def load_chunks(_before: Sequence[Words], pointer: Any, is_live: Words, is_fille
     return [[word(4 * chunk + i) for i in range(4)] for chunk in range(4)]
 
 
-# In place of the names of that module.
+# Modules of such kernels whose names these are in place of.
+SHUFFLED_LANGUAGES = tuple(
+    f"facet.kernels.quantized.shuffled.{name}" for name in ("inputs", "language", "own_copies", "products", "scales")
+)
+LANGUAGES = (*SHUFFLED_LANGUAGES, "facet.kernels.quantized.int4.codes", "facet.kernels.quantized.int4.products")
 NAMES = {
     **COPYING,
     "offset_of": offset_of,
@@ -290,7 +294,7 @@ NAMES = {
     "copy_own_coarse": MEMORY.copy_coarse,
     "load_own_words": MEMORY.load,
     "load_own_pair": MEMORY.load_pair,
-    "load_chunks": load_chunks,
+    "load_four_chunks": load_four_chunks,
     "store_sums_at": MEMORY.store_sums,
     "load_sums_at": MEMORY.load_sums,
     "dequantize_codes": dequantize_codes,

@@ -1,5 +1,4 @@
-"""What the PTX in `quantized/int8_groups/language.py` does, for the emulator of Gluon: on words of 32 bits of each
-thread."""
+"""What the PTX in kernels of shuffled 8-bit codes does, for the emulator of Gluon: on 32-bit words of each thread."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.kernels.int4_machine import JUNK, Words, add_products
+from tests.kernels.int4_machine import JUNK, SHUFFLED_LANGUAGES, Words, add_products
 from tests.kernels.int4_machine import NAMES as INT4_NAMES
 
 
@@ -41,17 +40,10 @@ def add_less_minimums(sums: Words, upper: Words, lower: Words, x: Words, scales:
     return [sums[i] + totals[i % 2] * scales[2 + i // 2] for i in range(4)]
 
 
-def sums_of_inputs(x: Words) -> Words:
-    ones = torch.full_like(x[0], 0x3F803F80)
-    zero, one = torch.zeros(()), torch.ones(())
-    return add_products([zero] * 4, [ones] * 4, [ones] * 4, x, one, one)[:2]
-
-
 def load_two_chunks(
     _before: Sequence[Words],
     pointer: Any,
-    first_live: Tensor,
-    second_live: Tensor,
+    is_live: Words,
     is_filled: bool,
     in_sixteens: bool,
 ) -> Sequence[Words]:
@@ -59,21 +51,24 @@ def load_two_chunks(
     places = (0, 1, 8, 9) if in_sixteens else (0, 1, 2, 3)
 
     def word(chunk: int, place: int) -> Tensor:
-        is_live = (first_live, second_live)[chunk]
-        live, offsets = torch.broadcast_tensors(is_live, pointer.offset + 16 * chunk + place)
+        live, offsets = torch.broadcast_tensors(is_live[chunk], pointer.offset + 16 * chunk + place)
         numbers = pointer.numbers[torch.where(live, offsets, 0)]
         return torch.where(live, numbers, torch.tensor(0 if is_filled else JUNK, dtype=torch.int32))
 
     return [[word(chunk, place) for place in places] for chunk in range(2)]
 
 
-# In place of the names of that module.
+# Modules of such kernels whose names these are in place of.
+LANGUAGES = (
+    *SHUFFLED_LANGUAGES,
+    "facet.kernels.quantized.int8_groups.codes",
+    "facet.kernels.quantized.int8_groups.products",
+)
 NAMES = {
     **INT4_NAMES,
     "unpack_bytes": unpack_bytes,
     "dequantize_bytes": dequantize_bytes,
     "add_sixteens": add_sixteens,
     "add_less_minimums": add_less_minimums,
-    "sums_of_inputs": sums_of_inputs,
     "load_two_chunks": load_two_chunks,
 }

@@ -49,11 +49,10 @@ def few_rows() -> ModuleType:
         from facet.kernels.quantized.eight_bits import few_rows
 
         return few_rows
-    modules = ["int4.tiles", "eight_bits.few_rows_kernel", "eight_bits.few_rows"]
+    modules = ["shuffled.tiles", "eight_bits.few_rows_kernel", "eight_bits.few_rows"]
     names = {**int4_machine.NAMES, "add_codes": add_codes}
-    return emulated(
-        [f"{ROOM}.{name}" for name in modules], f"{ROOM}.int4.language", f"{ROOM}.eight_bits.language", own=names
-    )
+    languages = [*int4_machine.SHUFFLED_LANGUAGES, f"{ROOM}.eight_bits.language"]
+    return emulated([f"{ROOM}.{name}" for name in modules], *languages, own=names)
 
 
 TILES = (Tiles(1, 1), Tiles(2, 1), Tiles(1, 2), HEAD_TILES)

@@ -25,11 +25,11 @@ from facet.matrix_format import CodeKind, MatrixFormat, ScaleFormat
 pytest.importorskip("triton")
 from facet.kernels.quantized.int4.dequantize import dequantize
 from tests.kernels.gluon_emulator import emulated
-from tests.kernels.int4_machine import NAMES
+from tests.kernels.int4_machine import LANGUAGES, NAMES
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
-ROOM = "facet.kernels.quantized.int4"
+ROOM, SHUFFLED = "facet.kernels.quantized.int4", "facet.kernels.quantized.shuffled"
 
 WIDE = Tuning(tiles=2, num_out_warps=2, num_in_warps=1)
 DEEP = Tuning(tiles=1, num_out_warps=1, num_in_warps=4)
@@ -50,7 +50,9 @@ def few_rows() -> ModuleType:
         from facet.kernels.quantized.int4 import few_rows
 
         return few_rows
-    return emulated([f"{ROOM}.tiles", f"{ROOM}.few_rows_kernel", f"{ROOM}.few_rows"], f"{ROOM}.language", own=NAMES)
+    return emulated(
+        [f"{SHUFFLED}.tiles", f"{ROOM}.tiles", f"{ROOM}.few_rows_kernel", f"{ROOM}.few_rows"], *LANGUAGES, own=NAMES
+    )
 
 
 def expected(operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor) -> Tensor:

@@ -22,11 +22,11 @@ pytest.importorskip("triton")
 from facet.kernels.quantized.int4 import experts as for_gpu
 from facet.kernels.quantized.int4.dequantize import dequantize
 from tests.kernels.gluon_emulator import emulated
-from tests.kernels.int4_machine import NAMES
+from tests.kernels.int4_machine import LANGUAGES, NAMES
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
-ROOM = "facet.kernels.quantized.int4"
+ROOM, SHUFFLED = "facet.kernels.quantized.int4", "facet.kernels.quantized.shuffled"
 NUM_EXPERTS = 5
 
 
@@ -74,7 +74,9 @@ class Experts:
 def experts() -> ModuleType:
     if HAS_GPU:
         return for_gpu
-    return emulated([f"{ROOM}.tiles", f"{ROOM}.experts_kernel", f"{ROOM}.experts"], f"{ROOM}.language", own=NAMES)
+    return emulated(
+        [f"{SHUFFLED}.tiles", f"{ROOM}.tiles", f"{ROOM}.experts_kernel", f"{ROOM}.experts"], *LANGUAGES, own=NAMES
+    )
 
 
 def expected(case: Experts, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:

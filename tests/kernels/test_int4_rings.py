@@ -20,8 +20,8 @@ from facet.kernels.quantized.int4.tuning import Ring, Tuning, choose_tuning, mos
 pytest.importorskip("triton")
 from tests.kernels.gluon_copies import COPIES, Shared, allocate_shared_memory
 from tests.kernels.gluon_emulator import emulated
-from tests.kernels.int4_machine import MEMORY, NAMES
-from tests.kernels.test_int4 import FP4, Q4_K, ROOM, expected, format_of
+from tests.kernels.int4_machine import LANGUAGES, MEMORY, NAMES
+from tests.kernels.test_int4 import FP4, Q4_K, ROOM, SHUFFLED, expected, format_of
 
 ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
 DEVICE = "cuda" if ON_HOPPER else "cpu"
@@ -119,12 +119,14 @@ def emulate(change: tuple[str, str] | None = None) -> ModuleType:
         "wait_for_copies": ORDER.wait_for_copies,
     }
     modules = [
+        f"{SHUFFLED}.tiles",
+        f"{SHUFFLED}.rings",
         f"{ROOM}.tiles",
         f"{ROOM}.ring_kernel",
         f"{ROOM}.ring_16_kernel",
         f"{ROOM}.ring",
     ]
-    return emulated(modules, f"{ROOM}.language", own=names, change=change)
+    return emulated(modules, *LANGUAGES, own=names, change=change)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +144,9 @@ def few_rows() -> ModuleType:
         from facet.kernels.quantized.int4 import few_rows
 
         return few_rows
-    return emulated([f"{ROOM}.tiles", f"{ROOM}.few_rows_kernel", f"{ROOM}.few_rows"], f"{ROOM}.language", own=NAMES)
+    return emulated(
+        [f"{SHUFFLED}.tiles", f"{ROOM}.tiles", f"{ROOM}.few_rows_kernel", f"{ROOM}.few_rows"], *LANGUAGES, own=NAMES
+    )
 
 
 def product(
@@ -325,11 +329,11 @@ def test_rings_of_31b() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        ("        wait_for_warp(STAGES - 2)\n        copy", "        wait_for_warp(STAGES - 1)\n        copy"),
+        ("        wait_for_warp(STAGES - 2)\n        COPY", "        wait_for_warp(STAGES - 1)\n        COPY"),
         ("            wait_for_warp(STAGES - 2)\n", "            wait_for_warp(STAGES - 1)\n"),
         ("            wait_for_warp(STAGES - 2)\n", ""),
-        ("copy_turn(places, before, turn + STAGES", "copy_turn(places, offset, turn + STAGES"),
-        ("turn + (STAGES - 1), in_warp", "turn + STAGES, in_warp"),
+        ("COPY(copied, before, turn + STAGES", "COPY(copied, offset, turn + STAGES"),
+        ("turn + (STAGES - 1), FORMAT", "turn + STAGES, FORMAT"),
         ("        thread_barrier()  # sums", "        # sums"),
         ("    thread_barrier()\n    in_warp", "    in_warp"),
         ("before, offset = offset, next", "offset = next"),

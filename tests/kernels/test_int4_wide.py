@@ -15,10 +15,10 @@ from facet.matrix_format import MatrixFormat
 pytest.importorskip("triton")
 from facet.kernels.arrivals import counters_on
 from tests.kernels.gluon_emulator import emulated
-from tests.kernels.int4_machine import NAMES
-from tests.kernels.test_int4 import DEVICE, FP4, HAS_GPU, Q4_K, ROOM, expected, format_of, run
+from tests.kernels.int4_machine import LANGUAGES, NAMES
+from tests.kernels.test_int4 import DEVICE, FP4, HAS_GPU, Q4_K, ROOM, SHUFFLED, expected, format_of, run
 
-MODULES = [f"{ROOM}.tiles", f"{ROOM}.wide_loop", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
+MODULES = [f"{SHUFFLED}.tiles", f"{ROOM}.tiles", f"{ROOM}.wide_loop", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def wide() -> ModuleType:
         from facet.kernels.quantized.int4 import wide
 
         return wide
-    return emulated(MODULES, f"{ROOM}.language", own=NAMES)
+    return emulated(MODULES, *LANGUAGES, own=NAMES)
 
 
 def tuning(rows: int, programs: int, *, tiles: int = 4, stages: int = 4, turn_in: int = 128) -> WideTuning:
@@ -115,7 +115,7 @@ def test_every_code(wide: ModuleType, format: MatrixFormat) -> None:
     ],
 )
 def test_planted_faults_are_found(change: tuple[str, str]) -> None:
-    changed = emulated(MODULES, f"{ROOM}.language", own=NAMES, change=change)
+    changed = emulated(MODULES, *LANGUAGES, own=NAMES, change=change)
     case = Case(format=format_of(32), num_out=128, num_in=1024)
     matrix, x = case.matrix(), case.inputs(32, torch.bfloat16)
 

@@ -21,11 +21,11 @@ from facet.kernels.quantized.int8_groups.dequantize import dequantize
 from facet.kernels.quantized.int8_groups.tuning import MAX_WIDE_ROWS, Tuning, choose_tuning
 from facet.kernels.quantized.widen import widen
 from tests.kernels.gluon_emulator import emulated
-from tests.kernels.int8_groups_machine import NAMES
+from tests.kernels.int8_groups_machine import LANGUAGES, NAMES
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
-ROOM, INT4 = "facet.kernels.quantized.int8_groups", "facet.kernels.quantized.int4"
+ROOM, SHUFFLED = "facet.kernels.quantized.int8_groups", "facet.kernels.quantized.shuffled"
 
 WIDE = Tuning(tiles=2, num_out_warps=2, num_in_warps=1)
 DEEP = Tuning(tiles=1, num_out_warps=1, num_in_warps=4)
@@ -48,8 +48,8 @@ def few_rows() -> ModuleType:
         from facet.kernels.quantized.int8_groups import few_rows
 
         return few_rows
-    names = [f"{INT4}.tiles", f"{ROOM}.tiles", f"{ROOM}.few_rows_kernel", f"{ROOM}.few_rows"]
-    return emulated(names, f"{INT4}.language", f"{ROOM}.language", own=NAMES)
+    names = [f"{SHUFFLED}.tiles", f"{ROOM}.tiles", f"{ROOM}.few_rows_kernel", f"{ROOM}.few_rows"]
+    return emulated(names, *LANGUAGES, own=NAMES)
 
 
 def expected(operation: str, x: Tensor, matrix: QuantizedMatrix, given: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Products with shuffled 8-bit codes that come through a ring: against the reference, and bit for bit against the
 kernel for few rows. Emulated on a CPU, as they are on a Hopper GPU."""
 
+import itertools
 import math
 from dataclasses import replace
 from types import ModuleType
@@ -21,8 +22,8 @@ pytest.importorskip("triton")
 from tests.kernels.gluon_copies import COPIES
 from tests.kernels.gluon_emulator import emulated
 from tests.kernels.int4_machine import MEMORY
-from tests.kernels.int8_groups_machine import NAMES
-from tests.kernels.test_int8_groups import INT4, Q5_0, Q5_K, Q6_K, Q8_0, ROOM, WIDE_Q6_K, expected, format_of
+from tests.kernels.int8_groups_machine import LANGUAGES, NAMES
+from tests.kernels.test_int8_groups import Q5_0, Q5_K, Q6_K, Q8_0, ROOM, SHUFFLED, WIDE_Q6_K, expected, format_of
 
 ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
 DEVICE = "cuda" if ON_HOPPER else "cpu"
@@ -59,9 +60,9 @@ RINGS_OF_16 = (
 def emulate(change: tuple[str, str] | None = None) -> ModuleType:
     COPIES.started.clear()
     COPIES.groups.clear()
-    names = [f"{INT4}.tiles", f"{INT4}.ring_kernel", f"{ROOM}.tiles", f"{ROOM}.ring_kernel", f"{ROOM}.ring"]
+    names = [f"{SHUFFLED}.tiles", f"{SHUFFLED}.rings", f"{ROOM}.tiles", f"{ROOM}.ring_kernel", f"{ROOM}.ring"]
     own = {**NAMES, "thread_barrier": MEMORY.barrier}
-    return emulated(names, f"{INT4}.language", f"{ROOM}.language", own=own, change=change)
+    return emulated(names, *LANGUAGES, own=own, change=change)
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +80,8 @@ def few_rows() -> ModuleType:
         from facet.kernels.quantized.int8_groups import few_rows
 
         return few_rows
-    names = [f"{INT4}.tiles", f"{ROOM}.tiles", f"{ROOM}.few_rows_kernel", f"{ROOM}.few_rows"]
-    return emulated(names, f"{INT4}.language", f"{ROOM}.language", own=NAMES)
+    names = [f"{SHUFFLED}.tiles", f"{ROOM}.tiles", f"{ROOM}.few_rows_kernel", f"{ROOM}.few_rows"]
+    return emulated(names, *LANGUAGES, own=NAMES)
 
 
 def product(
@@ -200,29 +201,32 @@ def test_rings_fit_into_a_multiprocessor(shape: cases.Shape, num_levels: int) ->
 
 
 @pytest.mark.skipif(ON_HOPPER, reason="of the emulator")
-@pytest.mark.parametrize("format", [Q8_0, Q6_K, Q5_K], ids=lambda format: format.line)
 @pytest.mark.parametrize(
-    "change",
+    ("change", "format"),
     [
-        ("        wait_for_warp(STAGES - 2)\n        copy", "        wait_for_warp(STAGES - 1)\n        copy"),
-        ("            wait_for_warp(STAGES - 2)\n            copy", "            copy"),
-        ("places, before, turn + STAGES", "places, offset, turn + STAGES"),
-        ("turn + (STAGES - 1), in_warp", "turn + STAGES, in_warp"),
-        ("        thread_barrier()  # sums", "        # sums"),
-        ("before, offset = offset, next", "offset = next"),
-        ("block + 0 * own < num_blocks", "block - in_warp + 0 * own < num_blocks"),
-        ("        if turn + 1 < num_turns:\n", "        if turn + 2 < num_turns:\n"),
-        ("second_live, HAS_TAIL, IN", "second_live, False, IN"),
-        ("* num_blocks + in_warp)", "* num_blocks)"),
-        ("ring + lane * 4,", "ring + lane // 4 * 4,"),
-        ("(block & 3) * 16", "(block & 1) * 16"),
-        ("member * LEVELS + number % 2 * (LEVELS - 1)", "member * LEVELS"),
+        *itertools.product(
+            [
+                ("        wait_for_warp(STAGES - 2)\n        COPY", "        wait_for_warp(STAGES - 1)\n        COPY"),
+                ("            wait_for_warp(STAGES - 2)\n            COPY", "            COPY"),
+                ("copied, before, turn + STAGES", "copied, offset, turn + STAGES"),
+                ("turn + (STAGES - 1), FORMAT", "turn + STAGES, FORMAT"),
+                ("        thread_barrier()  # sums", "        # sums"),
+                ("before, offset = offset, next", "offset = next"),
+                ("block + 0 * own < num_blocks", "block - in_warp + 0 * own < num_blocks"),
+                ("        if turn + 1 < num_turns:\n", "        if turn + 2 < num_turns:\n"),
+                ("is_live, HAS_TAIL, IN", "is_live, False, IN"),
+                ("* num_blocks + in_warp)", "* num_blocks)"),
+                ("ring + lane * 4,", "ring + lane // 4 * 4,"),
+            ],
+            [Q8_0, Q6_K, Q5_K],
+        ),
+        # Of coarse scales, and of minimums.
+        *itertools.product([("(block & 3) * 16", "(block & 1) * 16")], [Q6_K, Q5_K]),
+        (("member * LEVELS + number % 2 * (LEVELS - 1)", "member * LEVELS"), Q5_K),
     ],
-    ids=lambda change: change[1].strip(),
+    ids=lambda value: value.line if isinstance(value, MatrixFormat) else value[1].strip(),
 )
 def test_faults_are_found(change: tuple[str, str], format: MatrixFormat) -> None:
-    if ("LEVELS" in change[1] and format != Q5_K) or ("block & 1" in change[1] and format == Q8_0):
-        pytest.skip("where it is no fault")
     rings = emulate(change)
 
     def check() -> None:

@@ -14,16 +14,16 @@ from facet.kernels.quantized.int8_groups.tuning import WideTuning, choose_wide_t
 pytest.importorskip("triton")
 from facet.kernels.arrivals import counters_on
 from tests.kernels.gluon_emulator import emulated
-from tests.kernels.int8_groups_machine import NAMES
+from tests.kernels.int8_groups_machine import LANGUAGES, NAMES
 from tests.kernels.test_int8_groups import (
     DEVICE,
     HAS_GPU,
-    INT4,
     Q5_0,
     Q5_K,
     Q6_K,
     Q8_0,
     ROOM,
+    SHUFFLED,
     WIDE_Q5_K,
     WIDE_Q6_K,
     expected,
@@ -31,8 +31,13 @@ from tests.kernels.test_int8_groups import (
     run,
 )
 
-LANGUAGES = (f"{INT4}.language", f"{ROOM}.language")
-MODULES = [f"{INT4}.tiles", f"{INT4}.wide_loop", f"{ROOM}.tiles", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
+MODULES = [
+    f"{SHUFFLED}.tiles",
+    "facet.kernels.quantized.int4.wide_loop",
+    f"{ROOM}.tiles",
+    f"{ROOM}.wide_kernel",
+    f"{ROOM}.wide",
+]
 
 
 @pytest.fixture(scope="module")

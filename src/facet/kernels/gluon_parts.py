@@ -1,4 +1,4 @@
-"""What kernels in Gluon for Hopper have in common: barriers, and tiles as copies take them."""
+"""What kernels in Gluon have in common: the order of loads, and on Hopper barriers, and tiles as copies take them."""
 
 from functools import cache
 from typing import Any
@@ -6,6 +6,13 @@ from typing import Any
 from torch import Tensor
 
 from facet.kernels.gluon_names import TensorDescriptor, gl, gluon, mbarrier
+
+
+@gluon.jit
+def stay_in_order():
+    """Keep the compiler from moving loads across: those ahead of time to where their results are needed, or others
+    ahead of where registers are free for them."""
+    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from facet.kernels.paged_attention import LayerCache
+from facet.kernels.streams import choose_kernels
 from facet.layers.attention import Attention, KindStep
 from facet.layers.linear import Linear
 from facet.layers.mlp import MLP
@@ -99,11 +100,9 @@ class AltUpLayer(nn.Module):
 
     def _predict(self, streams: Tensor) -> tuple[Tensor, Tensor]:
         """And the active one through the norm before attention."""
-        weights = self._weights_of(self.prediction)
-        if weights is not None and streams.is_cuda:
-            from facet.kernels.streams import triton  # no Triton without a GPU
-
-            return triton.predict(streams, *weights, self.input_norm.weight, self.input_norm.eps)
+        kernels, weights = choose_kernels(streams), self._weights_of(self.prediction)
+        if kernels is not None and weights is not None:
+            return kernels.predict(streams, *weights, self.input_norm.weight, self.input_norm.eps)
         shape = (self.num_streams, self.num_streams)
         coefficients = self.prediction(self.stream_router(streams[0])).view(-1, *shape)
         predicted = streams + self.arithmetic.mix_streams(coefficients, streams)
@@ -118,35 +117,29 @@ class AltUpLayer(nn.Module):
 
     def _join(self, active: Tensor, attended: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
         """Both paths, and through the norm before the MLP, unless the product that takes it has it rounded."""
-        norm, laurel = self.post_attention_norm, self.laurel
-        if not active.is_cuda:
+        kernels, norm, laurel = choose_kernels(active), self.post_attention_norm, self.laurel
+        if kernels is None:
             return (norm.add(active, attended).stream + laurel(h)) * 2.0**-0.5, None
-        from facet.kernels.streams import triton
-
         next_norm = self.pre_mlp_norm.weight if isinstance(self.mlp.gate_up.weight, DenseWeight) else None
-        return triton.join_paths(
+        return kernels.join_paths(
             active, attended, norm.weight, h, laurel.detour(h), laurel.norm.weight, next_norm, norm.eps
         )
 
     def _correct(self, predicted: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
         """And the active one as the per-layer input's gate takes it."""
-        weights = self._weights_of(self.correction)
-        if weights is not None and active.is_cuda:
-            from facet.kernels.streams import triton
-
-            return triton.correct(predicted, active, *weights, self.output_scale, self.stream_router.norm.eps)
+        kernels, weights = choose_kernels(active), self._weights_of(self.correction)
+        if kernels is not None and weights is not None:
+            return kernels.correct(predicted, active, *weights, self.output_scale, self.stream_router.norm.eps)
         coefficients = self.correction(self.stream_router(active)) + 1.0
         corrected: Tensor = predicted + coefficients.T[..., None] * (active - predicted[0])
         return corrected, corrected[0] * self.output_scale
 
     def _inject(self, streams: Tensor, update: Tensor) -> None:
-        norm = self.per_layer_gate.norm
-        if streams.is_cuda:
-            from facet.kernels.streams import triton
-
-            triton.inject(streams, update, norm.weight, norm.eps)
-        else:
+        kernels, norm = choose_kernels(streams), self.per_layer_gate.norm
+        if kernels is None:
             streams[1:] += norm(update)
+        else:
+            kernels.inject(streams, update, norm.weight, norm.eps)
 
     def _weights_of(self, coefficients: Linear) -> tuple[Tensor, Tensor, Tensor] | None:
         """Of the router and of what makes coefficients of it. None: some are quantized."""

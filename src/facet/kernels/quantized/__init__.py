@@ -2,7 +2,8 @@
 
 `matrix.py` has the tensors, `rounding.py` what happens to inputs, `reference.py` the definition, `cpu.py` what a
 processor does instead. On a GPU `eight_bits/`, `int8_groups/` and `int4/` multiply by the codes of the most common
-formats; matrices of all others are brought to the type of activations, some rows at a time (`gpu.py`).
+formats, the latter two in an order of their own (`shuffled/`); matrices of all others are brought to the type of
+activations, some rows at a time (`gpu.py`).
 """
 
 from torch import Tensor

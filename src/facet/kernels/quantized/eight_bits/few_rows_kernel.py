@@ -6,9 +6,9 @@ if it is the same on both sides: so a thread loads 16 codes that lie side by sid
 four products. Codes never pass through shared memory. A word of four becomes two registers of two bfloat16 numbers in
 eight instructions, exactly.
 
-Tensors are [threads, tiles, 1], as in `int4/tiles.py`: thread 4 g + t of a warp holds outputs g and g + 8 of each tile
-of 16 that the warp multiplies, and row g of x. Sums are added in the order of the inputs, whatever the number of rows:
-a row's result is the same bits in any company.
+Tensors are [threads, tiles, 1], as in `shuffled/tiles.py`: thread 4 g + t of a warp holds outputs g and g + 8 of each
+tile of 16 that the warp multiplies, and row g of x. Sums are added in the order of the inputs, whatever the number of
+rows: a row's result is the same bits in any company.
 """
 
 from facet.kernels.quantized.eight_bits.language import (
@@ -19,7 +19,7 @@ from facet.kernels.quantized.eight_bits.language import (
     stay_in_order,
     wait_for_previous,
 )
-from facet.kernels.quantized.int4.tiles import axis, places_of_sums, words_of
+from facet.kernels.quantized.shuffled.tiles import axis, places_of_sums, words_of
 
 BLOCK_IN = gl.constexpr(128)  # inputs of a turn: a line of memory from each output
 WORDS = gl.constexpr(32)  # of four codes, in a block

@@ -18,7 +18,7 @@ from facet.kernels.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from facet.kernels.quantized.int4.language import stay_in_order
+from facet.kernels.gluon_parts import stay_in_order
 from facet.kernels.to_eight_bits import greater_magnitudes, largest_magnitude, to_stored
 
 __all__ = [

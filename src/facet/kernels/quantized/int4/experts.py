@@ -11,11 +11,11 @@ from facet.kernels.quantized import few_rows as any_format
 from facet.kernels.quantized.experts import MAX_FEW_PAIRS, run_by_values, widen_experts
 from facet.kernels.quantized.int4.dequantize import dequantize
 from facet.kernels.quantized.int4.experts_kernel import experts_kernel
-from facet.kernels.quantized.int4.language import gl
 from facet.kernels.quantized.int4.shuffled import ShuffledInt4
 from facet.kernels.quantized.int4.tuning import Tuning, choose_tuning, rows_of_program
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.rounding import round_inputs
+from facet.kernels.quantized.shuffled.language import gl
 from facet.kernels.quantized.shuffled_product import TILE_OUT
 
 

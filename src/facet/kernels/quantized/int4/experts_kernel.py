@@ -4,18 +4,9 @@ The sums are those of `tiles.py`, with the rows of a group in place of consecuti
 bits whichever others chose its experts.
 """
 
-from facet.kernels.quantized.int4.language import gl, gluon, let_next_start, wait_for_previous
-from facet.kernels.quantized.int4.tiles import (
-    BLOCK_IN,
-    WORDS,
-    axis,
-    load_block,
-    opened,
-    places_of_sums,
-    places_of_tiles,
-    rounded,
-    sums_of_tiles,
-)
+from facet.kernels.quantized.int4.tiles import BLOCK_IN, WORDS, load_block, places_of_tiles, sums_of_tiles
+from facet.kernels.quantized.shuffled.language import gl, gluon, let_next_start, wait_for_previous
+from facet.kernels.quantized.shuffled.tiles import axis, opened, places_of_sums, rounded
 
 
 @gluon.jit(do_not_specialize=["num_tiles", "num_blocks", "num_in"])

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.quantized.int4.few_rows_kernel import few_rows_kernel
-from facet.kernels.quantized.int4.language import gl
 from facet.kernels.quantized.int4.shuffled import ShuffledInt4
 from facet.kernels.quantized.int4.tuning import Tuning, choose_tuning, rows_of_program
+from facet.kernels.quantized.shuffled.language import gl
 from facet.kernels.quantized.shuffled_product import operands
 
 

@@ -3,15 +3,9 @@
 `tiles.py` says how a program multiplies.
 """
 
-from facet.kernels.quantized.int4.language import gl, gluon, let_next_start, wait_for_previous
-from facet.kernels.quantized.int4.tiles import (
-    BLOCK_IN,
-    axis,
-    load_block,
-    places_of_tiles,
-    store_sums,
-    sums_of_tiles,
-)
+from facet.kernels.quantized.int4.tiles import BLOCK_IN, load_block, places_of_tiles, sums_of_tiles
+from facet.kernels.quantized.shuffled.language import gl, gluon, let_next_start, wait_for_previous
+from facet.kernels.quantized.shuffled.tiles import axis, store_sums
 
 
 # One compilation serves all row counts of a kind, so that a count first met while serving compiles nothing.

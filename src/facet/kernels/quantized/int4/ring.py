@@ -5,11 +5,11 @@ import triton
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
-from facet.kernels.quantized.int4.language import gl
 from facet.kernels.quantized.int4.ring_16_kernel import ring_16_kernel
 from facet.kernels.quantized.int4.ring_kernel import ring_kernel
 from facet.kernels.quantized.int4.shuffled import ShuffledInt4
 from facet.kernels.quantized.int4.tuning import Ring, ring_of
+from facet.kernels.quantized.shuffled.language import gl
 from facet.kernels.quantized.shuffled_product import operands
 
 # Two tiles of those that tensor cores multiply at once.

@@ -11,22 +11,23 @@ As `ring_kernel.py`, to the bits of `few_rows_kernel.py`. Three things differ:
 Blocks are counted when the kernel is compiled, so that one address serves all tiles of a warp.
 """
 
-from facet.kernels.quantized.int4.language import (
-    add_products_of_two,
+from facet.kernels.quantized.int4.codes import offset_of
+from facet.kernels.quantized.int4.products import add_products_of_two
+from facet.kernels.quantized.int4.tiles import BLOCK_IN, CHUNK, WORDS
+from facet.kernels.quantized.shuffled.language import (
     allocate_shared_memory,
     commit_copies,
     copy_to_shared,
     gl,
     gluon,
     let_next_start,
-    offset_of,
     stay_in_order,
     thread_barrier,
-    unpack_scales,
     wait_for_copies,
     wait_for_previous,
 )
-from facet.kernels.quantized.int4.tiles import BLOCK_IN, CHUNK, WORDS, axis, store_sums, sums_of_warps, words_of
+from facet.kernels.quantized.shuffled.scales import unpack_scales
+from facet.kernels.quantized.shuffled.tiles import axis, store_sums, sums_of_warps, words_of
 
 
 @gluon.constexpr_function

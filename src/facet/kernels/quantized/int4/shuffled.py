@@ -33,7 +33,7 @@ BLOCK_IN = 128
 _GROUPS = (None, 32, 64, 128)
 _SMALL_SCALES = ScaleFormat(dtype="float8_e4m3fn", group=16)
 _FINE, _COARSE = ScaleFormat(dtype="uint8", group=32), ScaleFormat(dtype="float16", group=256)
-# Products of codes e2m1 and their scales are this many times too small in the kernels (`language.py`).
+# Products of codes e2m1 and their scales are this many times too small in the kernels (`codes.py`).
 _SHRINKING = 128.0
 _TENSORS = ("codes", "scales", "zeros", "factors", "coarse")
 

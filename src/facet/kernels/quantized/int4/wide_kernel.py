@@ -4,21 +4,12 @@ The loop is in `wide_loop.py`: a turn has one block of a tile, or two. The words
 thread, so it comes to registers as a whole, and half of it waits there.
 """
 
-from facet.kernels.quantized.int4.language import (
-    allocate_shared_memory,
-    copy_to_shared,
-    dequantize_codes,
-    dequantize_fp4,
-    dequantize_less_minimums,
-    gl,
-    gluon,
-    let_next_start,
-    offset_of,
-    scales_of_bytes,
-    unpack_scales,
-)
-from facet.kernels.quantized.int4.tiles import WORDS, words_of
+from facet.kernels.quantized.int4.codes import dequantize_codes, dequantize_fp4, dequantize_less_minimums, offset_of
+from facet.kernels.quantized.int4.tiles import WORDS
 from facet.kernels.quantized.int4.wide_loop import left_operand, load_pair, multiply_turns
+from facet.kernels.quantized.shuffled.language import allocate_shared_memory, copy_to_shared, gl, gluon, let_next_start
+from facet.kernels.quantized.shuffled.scales import scales_of_bytes, unpack_scales
+from facet.kernels.quantized.shuffled.tiles import axis_of_three, words_of
 
 
 @gluon.jit
@@ -47,21 +38,19 @@ def copy_turn(
     tile = gl.arange(0, TILES, gl.SliceLayout(1, gl.SliceLayout(2, QUADS)))
     tile = gl.minimum(group * TILES + tile, num_tiles - 1).to(gl.int64)
     first = gl.expand_dims(gl.expand_dims(tile * num_blocks, 1), 2)
-    member = gl.expand_dims(gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, QUADS))), 0), 2)
-    number = gl.arange(0, 4 * BLOCKS, gl.SliceLayout(0, gl.SliceLayout(1, QUADS)))
-    number = gl.expand_dims(gl.expand_dims(number, 0), 1)
+    member = axis_of_three(8, 1, QUADS)
+    number = axis_of_three(4 * BLOCKS, 2, QUADS)
     block = first + gl.minimum(BLOCKS * turn + number // 4, num_blocks - 1)
     pair = member * GROUPS + number % 4 * GROUPS // 4
     copy_to_shared(scale_tiles.index(stage), scales + (block * (8 * GROUPS) + pair))
     if HAS_ZEROS:
         # A word of zeros is of two pairs, so two of a block for each g are all there are.
-        number = gl.arange(0, 2 * BLOCKS, gl.SliceLayout(0, gl.SliceLayout(1, QUADS)))
-        number = gl.expand_dims(gl.expand_dims(number, 0), 1)
+        number = axis_of_three(2 * BLOCKS, 2, QUADS)
         block = first + gl.minimum(BLOCKS * turn + number // 2, num_blocks - 1)
         pair = member * GROUPS + number % 2 * GROUPS // 2
         copy_to_shared(other_tiles.index(stage), others + (block * (4 * GROUPS) + pair // 2))
     elif gl.uint8 == SCALE_DTYPE:
-        half = gl.expand_dims(gl.expand_dims(gl.arange(0, 2, gl.SliceLayout(0, gl.SliceLayout(1, QUADS))), 0), 1)
+        half = axis_of_three(2, 2, QUADS)
         pairs = gl.expand_dims(gl.expand_dims((tile * gl.cdiv(num_blocks, 2) + BLOCKS * turn // 2) * 16, 1), 2)
         copy_to_shared(other_tiles.index(stage), others + (pairs + member * 2 + half))
 
@@ -113,8 +102,7 @@ def values_of_chunk(held, CHUNK: gl.constexpr, FORMAT: gl.constexpr):
     upper, lower, fine, rest = held[0][CHUNK], held[1][CHUNK], held[2], held[3]
     if gl.float8e4nv == SCALE_DTYPE:
         # Those of threads 0 and 1, and of the others.
-        thread = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, SINGLES)))
-        is_first = gl.expand_dims(gl.expand_dims(thread, 0), 1) < 2
+        is_first = axis_of_three(4, 2, SINGLES) < 2
         upper_scale = gl.where(is_first, fine[0], fine[2]) >> 8 * CHUNK & 127
         lower_scale = gl.where(is_first, fine[1], fine[3]) >> 8 * CHUNK & 127
         values = gl.join(dequantize_fp4(upper, upper_scale), dequantize_fp4(lower, lower_scale))
@@ -131,9 +119,7 @@ def values_of_chunk(held, CHUNK: gl.constexpr, FORMAT: gl.constexpr):
         upper_offset = offset_of(8)
         lower_offset = upper_offset
         if HAS_ZEROS:
-            member = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SINGLES)))
-            member = gl.expand_dims(gl.expand_dims(member, 0), 2)
-            pair = rest[CHUNK // 2] >> (member * GROUPS + CHUNK * GROUPS // 4) % 2 * 16
+            pair = rest[CHUNK // 2] >> (axis_of_three(8, 1, SINGLES) * GROUPS + CHUNK * GROUPS // 4) % 2 * 16
             upper_offset, lower_offset = offset_of(pair & 255), offset_of(pair >> 8 & 255)
         values = gl.join(
             dequantize_codes(upper, fine[CHUNK], upper_offset + 0 * upper, 0, SCALE_DTYPE),

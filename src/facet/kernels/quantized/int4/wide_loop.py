@@ -15,7 +15,7 @@ A thread's inputs are neighbours in the matrix, but not in what tensor cores tak
 in the order of codes first (`wide_launch.py`).
 """
 
-from facet.kernels.quantized.int4.language import (
+from facet.kernels.quantized.shuffled.language import (
     allocate_shared_memory,
     commit_copies,
     copy_to_shared,
@@ -28,7 +28,7 @@ from facet.kernels.quantized.int4.language import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from facet.kernels.quantized.int4.tiles import opened
+from facet.kernels.quantized.shuffled.tiles import opened
 
 PRODUCT_IN = gl.constexpr(64)
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.quantized.int8_groups.few_rows_kernel import few_rows_kernel
-from facet.kernels.quantized.int8_groups.language import gl
 from facet.kernels.quantized.int8_groups.shuffled import ShuffledInt8
 from facet.kernels.quantized.int8_groups.tuning import Tuning, choose_tuning, constants_of, rows_of_program
+from facet.kernels.quantized.shuffled.language import gl
 from facet.kernels.quantized.shuffled_product import operands
 
 

@@ -5,10 +5,10 @@ import triton
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
-from facet.kernels.quantized.int8_groups.language import gl
 from facet.kernels.quantized.int8_groups.ring_kernel import ring_kernel
 from facet.kernels.quantized.int8_groups.shuffled import ShuffledInt8
 from facet.kernels.quantized.int8_groups.tuning import MAX_RING_ROWS, Ring, constants_of_ring, ring_of
+from facet.kernels.quantized.shuffled.language import gl
 from facet.kernels.quantized.shuffled_product import operands
 
 

@@ -1,26 +1,10 @@
 """Products of up to 16 rows with matrices of shuffled 8-bit codes that come through rings, in Gluon.
 
-A program multiplies as those of `few_rows_kernel.py` do, and adds in their order: the same bits. Codes and scales come
-through shared memory, as those of four bits do: `int4/ring_kernel.py` says how and why. A block takes as much of it:
-two chunks of codes, then for each pair of outputs g and g + 8 four words, two of scales and two of coarse ones.
+A program multiplies as those of `few_rows_kernel.py` do, and adds in their order: the same bits. `shuffled/rings.py`
+says how codes come, and why. A block takes as much of a ring as one of 4-bit codes: two chunks of codes, then for each
+pair of outputs g and g + 8 four words, two of scales and two of coarse ones.
 """
 
-from facet.kernels.quantized.int4.ring_kernel import BLOCK_BYTES, next_offset, sums_of_all
-from facet.kernels.quantized.int4.tiles import store_at, store_sums
-from facet.kernels.quantized.int8_groups.language import (
-    allocate_shared_memory,
-    commit_own_copies,
-    copy_own_block,
-    gl,
-    gluon,
-    let_next_start,
-    load_own_words,
-    load_two_chunks,
-    shared_memory,
-    thread_barrier,
-    wait_for_previous,
-    wait_for_warp,
-)
 from facet.kernels.quantized.int8_groups.tiles import (
     BLOCK_IN,
     CHUNK,
@@ -31,15 +15,27 @@ from facet.kernels.quantized.int8_groups.tiles import (
     offset_of_scales,
     words_of_tile,
 )
+from facet.kernels.quantized.shuffled.inputs import load_two_chunks
+from facet.kernels.quantized.shuffled.language import gl, gluon, let_next_start, thread_barrier, wait_for_previous
+from facet.kernels.quantized.shuffled.own_copies import commit_own_copies, copy_own_block, load_own_words
+from facet.kernels.quantized.shuffled.rings import (
+    BLOCK_BYTES,
+    add_turns,
+    divide_product,
+    make_rings,
+    sums_of_all,
+)
+from facet.kernels.quantized.shuffled.tiles import axis_of_three, store_at, store_sums
 
 
 @gluon.jit
-def copy_turn(
-    places, offset, turn, in_warp, num_blocks,
-    NUM_IN_WARPS: gl.constexpr, GROUPS: gl.constexpr, BLOCKS_OF_SCALE: gl.constexpr, LEVELS: gl.constexpr,
-):  # fmt: skip
+def copy_turn(copied, offset, turn, FORMAT: gl.constexpr):
     """Starts the copies of the blocks of a turn; after the last, of zeros: scales of zero."""
-    own, own_scales, codes, scales, is_coarse = places
+    GROUPS: gl.constexpr = FORMAT[1]
+    BLOCKS_OF_SCALE: gl.constexpr = FORMAT[2]
+    LEVELS: gl.constexpr = FORMAT[3]
+    NUM_IN_WARPS: gl.constexpr = FORMAT[5]
+    own, own_scales, codes, scales, is_coarse, in_warp, num_blocks = copied
     block = turn * NUM_IN_WARPS + in_warp
     scale_place = offset_of_scales(block, GROUPS, BLOCKS_OF_SCALE, LEVELS)
     if LEVELS > 0:
@@ -55,30 +51,31 @@ def copy_turn(
 
 
 @gluon.jit
-def load_inputs(
-    before, inputs, turn, num_turns, num_in,
-    NUM_IN_WARPS: gl.constexpr, HAS_TAIL: gl.constexpr, IN_SIXTEENS: gl.constexpr,
-):  # fmt: skip
+def load_inputs(before, inputs, turn, num_turns, FORMAT: gl.constexpr):
     """Those of a turn, chunk by chunk; after the last turn, and of rows that are not there, some that were before."""
-    x_places, is_row, place = inputs
+    IN_SIXTEENS: gl.constexpr = FORMAT[3] == 1
+    NUM_IN_WARPS: gl.constexpr = FORMAT[5]
+    HAS_TAIL: gl.constexpr = FORMAT[6]
+    x_places, is_row, place, num_in = inputs
     if HAS_TAIL:
         # Zeros, because what they are multiplied by may be scales of zero.
         left = num_in - turn * (NUM_IN_WARPS * BLOCK_IN) - place
-        first_live, second_live = is_row & (left > 0), is_row & (left > CHUNK)
+        is_live = (is_row & (left > 0), is_row & (left > CHUNK))
     else:
         # Rows that are not there may be anything: products keep rows apart.
-        first_live = is_row & (turn < num_turns)
-        second_live = first_live
+        is_there = is_row & (turn < num_turns)
+        is_live = (is_there, is_there)
     x_places += turn * (NUM_IN_WARPS * BLOCK_IN // 2)
-    return load_two_chunks(before, x_places, first_live, second_live, HAS_TAIL, IN_SIXTEENS)
+    return load_two_chunks(before, x_places, is_live, HAS_TAIL, IN_SIXTEENS)
 
 
 @gluon.jit
-def add_turn(
-    sums, own, own_scales, offset, chunks,
-    SCALE_DTYPE: gl.constexpr, LEVELS: gl.constexpr, IS_NARROW: gl.constexpr,
-):  # fmt: skip
+def add_turn(sums, places, offset, chunks, FORMAT: gl.constexpr):
     """Sums plus the products of the blocks of a turn."""
+    SCALE_DTYPE: gl.constexpr = FORMAT[0]
+    LEVELS: gl.constexpr = FORMAT[3]
+    IS_NARROW: gl.constexpr = FORMAT[4]
+    own, own_scales = places
     codes = (load_own_words(own + offset), load_own_words(own + (offset + 512)))
     words = load_own_words(own_scales + (offset + 1024))
     factors = (words[2], words[3])
@@ -124,24 +121,12 @@ def ring_kernel(
     STEP: gl.constexpr = TILES * BLOCK_BYTES
     IN_SIXTEENS: gl.constexpr = LEVELS == 1
     SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [32, 1, 1], [NUM_WARPS, 1, 1], [2, 1, 0])
-    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    ROW: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
-
-    # For what PTX addresses. To the last row something is stored, or there would be no memory.
-    reserved = allocate_shared_memory(gl.int32, [STAGES * NUM_WARPS * STEP // 128 + 1, 32], PLAIN)
-    reserved.index(STAGES * NUM_WARPS * STEP // 128).store(gl.zeros([32], gl.int32, ROW))
-    memory = shared_memory()
-
-    first_tile = gl.program_id(0) * (TILES * NUM_OUT_WARPS)
-    num_turns = gl.cdiv(num_blocks, NUM_IN_WARPS)
-    thread = gl.expand_dims(
-        gl.expand_dims(gl.arange(0, 32 * NUM_WARPS, gl.SliceLayout(1, gl.SliceLayout(2, SINGLES))), 1), 2
+    FORMAT: gl.constexpr = (SCALE_DTYPE, GROUPS, BLOCKS_OF_SCALE, LEVELS, IS_NARROW, NUM_IN_WARPS, HAS_TAIL)
+    memory = make_rings(STAGES * NUM_WARPS * STEP, NUM_WARPS)
+    lane, warp, in_warp, num_turns, first_tile, tile, read_tile = divide_product(
+        num_tiles, num_blocks, TILES, NUM_OUT_WARPS, NUM_IN_WARPS
     )
-    tile = gl.expand_dims(gl.expand_dims(gl.arange(0, TILES, gl.SliceLayout(0, gl.SliceLayout(2, SINGLES))), 0), 2)
-    lane, warp = thread % 32, thread // 32
-    in_warp = warp // NUM_OUT_WARPS
-    # Beyond the last tile that one is read again, which needs no mask; the store drops the result.
-    read_tile = gl.minimum(first_tile + warp % NUM_OUT_WARPS * TILES + tile, num_tiles - 1).to(gl.int64)
+    read_tile = read_tile.to(gl.int64)
     ring = memory + warp * (STAGES * STEP) + tile * BLOCK_BYTES
     own, own_scales = ring + lane * 16, ring + lane // 4 * 16
     # A thread copies one of the four words of scales of a pair of outputs. Groups may be wider than a chunk.
@@ -150,59 +135,33 @@ def ring_kernel(
     if LEVELS > 0:
         word = gl.where(is_coarse, member * LEVELS + number % 2 * (LEVELS - 1), word)
     num_words = words_of_tile(num_blocks, GROUPS, BLOCKS_OF_SCALE, LEVELS)
-    places = (
+    copied = (
         own,
         ring + lane * 4,
         codes + (read_tile * num_blocks + in_warp) * WORDS + lane * 4,
         scales + read_tile * num_words + word,
         is_coarse,
+        in_warp,
+        num_blocks,
     )
     for turn in gl.static_range(STAGES - 1):
-        copy_turn(
-            places, turn * STEP, turn, in_warp, num_blocks, NUM_IN_WARPS, GROUPS, BLOCKS_OF_SCALE, LEVELS
-        )  # fmt: skip
+        copy_turn(copied, turn * STEP, turn, FORMAT)
     wait_for_previous(IS_DEPENDENT)
 
-    row_tile = gl.expand_dims(
-        gl.expand_dims(gl.arange(0, ROW_TILES, gl.SliceLayout(0, gl.SliceLayout(1, SINGLES))), 0), 1
-    )
+    row_tile = axis_of_three(ROW_TILES, 2, SINGLES)
     row = lane // 4 + 8 * row_tile
     place = in_warp * BLOCK_IN  # of the first input of a block
     own_inputs = lane % 4 * 2 if IN_SIXTEENS else lane % 4 * 4  # in words of two
-    inputs = (x + row * x_stride + place // 2 + own_inputs, row < num_rows, place)
+    inputs = (x + row * x_stride + place // 2 + own_inputs, row < num_rows, place, num_in)
     zeros = gl.zeros([32 * NUM_WARPS, TILES, ROW_TILES], gl.float32, SINGLES)
     sums = (zeros, zeros, zeros, zeros)
     nothing = gl.zeros([32 * NUM_WARPS, 1, ROW_TILES], gl.int32, SINGLES)
     nothing = (nothing, nothing, nothing, nothing)
     nothing = (nothing, nothing)
-    even_x = load_inputs(nothing, inputs, 0, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL, IN_SIXTEENS)
-    odd_x = nothing
-    # Where a turn lies, and the one before it, into whose place another is copied.
-    offset, before = 0, (STAGES - 1) * STEP
-    for turn in range(0, num_turns, 2):
-        if IS_AHEAD:
-            odd_x = load_inputs(odd_x, inputs, turn + 1, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL, IN_SIXTEENS)
-        # The warp's copies have come, and it has done with the turn before.
-        wait_for_warp(STAGES - 2)
-        copy_turn(
-            places, before, turn + (STAGES - 1), in_warp, num_blocks, NUM_IN_WARPS, GROUPS, BLOCKS_OF_SCALE, LEVELS
-        )  # fmt: skip
-        sums = add_turn(sums, own, own_scales, offset, even_x, SCALE_DTYPE, LEVELS, IS_NARROW)
-        if IS_AHEAD:
-            even_x = load_inputs(even_x, inputs, turn + 2, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL, IN_SIXTEENS)
-        else:
-            odd_x = load_inputs(even_x, inputs, turn + 1, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL, IN_SIXTEENS)
-        before, offset = offset, next_offset(offset, STEP, STAGES)
-        if turn + 1 < num_turns:
-            wait_for_warp(STAGES - 2)
-            copy_turn(
-                places, before, turn + STAGES, in_warp, num_blocks, NUM_IN_WARPS, GROUPS, BLOCKS_OF_SCALE, LEVELS
-            )  # fmt: skip
-            sums = add_turn(sums, own, own_scales, offset, odd_x, SCALE_DTYPE, LEVELS, IS_NARROW)
-        if not IS_AHEAD:
-            even_x = load_inputs(odd_x, inputs, turn + 2, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL, IN_SIXTEENS)
-        before, offset = offset, next_offset(offset, STEP, STAGES)
-    wait_for_warp(0)
+    sums = add_turns(
+        sums, copied, (own, own_scales), inputs, nothing, num_turns,
+        copy_turn, load_inputs, add_turn, FORMAT, STEP, STAGES, IS_AHEAD,
+    )  # fmt: skip
     if NUM_IN_WARPS == 1:
         store_sums(
             sums, None, first_tile, 0, gated, output, gated_stride, num_rows, num_tiles,

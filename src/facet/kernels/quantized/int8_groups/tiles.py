@@ -5,23 +5,16 @@ memory as that thread loads it (`shuffled.py`), so codes never pass through shar
 becomes two registers of two bfloat16 numbers each. That is exact. Sums are float32; a group's sum is multiplied by its
 scale in float32, and a minimum is multiplied by the sum of the group's inputs.
 
-Tensors, warps and the order of sums are those of `int4/tiles.py`. Which sums are added in which order depends on the
-matrix alone. So a row's result is the same bits in any company.
+Tensors and warps are those of `shuffled/tiles.py`. Which sums are added in which order depends on the matrix alone. So
+a row's result is the same bits in any company.
 """
 
-from facet.kernels.quantized.int4.tiles import axis, sums_of_warps, words_of
-from facet.kernels.quantized.int8_groups.language import (
-    add_less_minimums,
-    add_products,
-    add_sixteens,
-    gl,
-    gluon,
-    scales_of_bytes,
-    stay_in_order,
-    sums_of_inputs,
-    unpack_bytes,
-    unpack_scales,
-)
+from facet.kernels.quantized.int8_groups.codes import unpack_bytes
+from facet.kernels.quantized.int8_groups.products import add_less_minimums, add_sixteens
+from facet.kernels.quantized.shuffled.language import gl, gluon, stay_in_order
+from facet.kernels.quantized.shuffled.products import add_products, sum_inputs
+from facet.kernels.quantized.shuffled.scales import scales_of_bytes, unpack_scales
+from facet.kernels.quantized.shuffled.tiles import axis, sums_of_warps, words_of
 
 BLOCK_IN = gl.constexpr(64)  # inputs of a block of codes
 WORDS = gl.constexpr(256)  # of four bytes, in a block
@@ -163,7 +156,7 @@ def add_chunk(
     elif LEVELS == 1:
         sums = add_sixteens(sums, upper, lower, b, scales_of_bytes(scales, coarse, SIGNED_MIDDLE))
     else:
-        sums = add_less_minimums(sums, upper, lower, b, scales_of_bytes(scales, coarse, 0), sums_of_inputs(b))
+        sums = add_less_minimums(sums, upper, lower, b, scales_of_bytes(scales, coarse, 0), sum_inputs(b))
     return sums
 
 

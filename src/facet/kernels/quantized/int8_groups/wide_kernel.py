@@ -4,18 +4,8 @@ The loop is that of 4-bit codes (`int4/wide_loop.py`): a turn has two blocks of 
 those of `dequantize.py` are.
 """
 
-from facet.kernels.quantized.int4.tiles import words_of
 from facet.kernels.quantized.int4.wide_loop import left_operand, load_pair, multiply_turns
-from facet.kernels.quantized.int8_groups.language import (
-    allocate_shared_memory,
-    copy_to_shared,
-    dequantize_bytes,
-    gl,
-    gluon,
-    let_next_start,
-    scales_of_bytes,
-    unpack_scales,
-)
+from facet.kernels.quantized.int8_groups.codes import dequantize_bytes
 from facet.kernels.quantized.int8_groups.tiles import (
     SIGNED_MIDDLE,
     WORDS,
@@ -24,6 +14,9 @@ from facet.kernels.quantized.int8_groups.tiles import (
     offset_of_scales,
     words_of_tile,
 )
+from facet.kernels.quantized.shuffled.language import allocate_shared_memory, copy_to_shared, gl, gluon, let_next_start
+from facet.kernels.quantized.shuffled.scales import scales_of_bytes, unpack_scales
+from facet.kernels.quantized.shuffled.tiles import axis_of_three, words_of
 
 
 @gluon.jit
@@ -51,9 +44,8 @@ def copy_turn(
     tile = gl.arange(0, TILES, gl.SliceLayout(1, gl.SliceLayout(2, QUADS)))
     tile = gl.minimum(group * TILES + tile, num_tiles - 1).to(gl.int64)
     first = tile * words_of_tile(num_blocks, GROUPS, BLOCKS_OF_SCALE, LEVELS)
-    member = gl.expand_dims(gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, QUADS))), 0), 2)
-    number = gl.arange(0, scale_tiles.shape[3], gl.SliceLayout(0, gl.SliceLayout(1, QUADS)))
-    number = gl.expand_dims(gl.expand_dims(number, 0), 1)
+    member = axis_of_three(8, 1, QUADS)
+    number = axis_of_three(scale_tiles.shape[3], 2, QUADS)
     block = gl.minimum(2 * turn + number % 4 // 2, num_blocks - 1)
     place = offset_of_scales(block, GROUPS, BLOCKS_OF_SCALE, LEVELS) + member * GROUPS + number % 2 * GROUPS // 2
     if LEVELS > 0:

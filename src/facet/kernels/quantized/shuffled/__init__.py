@@ -1,0 +1,1 @@
+"""What kernels of shuffled codes share, whatever the width of the codes."""
