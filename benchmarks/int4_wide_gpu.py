@@ -54,7 +54,8 @@ from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.quantized import int4, reference
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.int4.dequantize import dequantize
-from facet.kernels.quantized.int4.tuning import MAX_WIDE_ROWS, WideTuning, choose_wide_tuning, ring_of
+from facet.kernels.quantized.int4.tuning import MAX_WIDE_ROWS, choose_wide_tuning, ring_of
+from facet.kernels.quantized.shuffled.wide_tuning import WideTuning
 from facet.kernels.quantized.shuffled_product import multiply_values
 
 ROWS = (16, 32, 64, 128, 256)

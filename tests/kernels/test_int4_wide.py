@@ -9,7 +9,8 @@ from torch import Tensor
 from facet.kernels.linear import cases
 from facet.kernels.quantized.cases import Case
 from facet.kernels.quantized.int4 import shuffle
-from facet.kernels.quantized.int4.tuning import WideTuning, choose_wide_tuning
+from facet.kernels.quantized.int4.tuning import choose_wide_tuning
+from facet.kernels.quantized.shuffled.wide_tuning import WideTuning
 from facet.matrix_format import MatrixFormat
 
 pytest.importorskip("triton")

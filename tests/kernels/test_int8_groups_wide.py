@@ -9,7 +9,8 @@ from torch import Tensor
 from facet.kernels.linear import cases
 from facet.kernels.quantized.cases import Case
 from facet.kernels.quantized.int8_groups import shuffle
-from facet.kernels.quantized.int8_groups.tuning import WideTuning, choose_wide_tuning, num_turns_of
+from facet.kernels.quantized.int8_groups.tuning import choose_wide_tuning, num_turns_of
+from facet.kernels.quantized.shuffled.wide_tuning import WideTuning
 
 pytest.importorskip("triton")
 from facet.kernels.arrivals import counters_on
@@ -33,7 +34,7 @@ from tests.kernels.test_int8_groups import (
 
 MODULES = [
     f"{SHUFFLED}.tiles",
-    "facet.kernels.quantized.int4.wide_loop",
+    "facet.kernels.quantized.shuffled.wide_loop",
     f"{ROOM}.tiles",
     f"{ROOM}.wide_kernel",
     f"{ROOM}.wide",

@@ -5,10 +5,10 @@ multiplies another. A matrix of few outputs has too few tiles for that: several 
 inputs.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from facet.kernels.quantized.int4.shuffled import BLOCK_IN, ShuffledInt4, bytes_of_block
+from facet.kernels.quantized.shuffled.wide_tuning import WideKinds, WideTuning, divide_turns, is_wide
 
 # Rows of one program. What they cost comes in tiles of eight, so these are kinds of kernels.
 ROW_KINDS = (8, 16, 32, 64)
@@ -218,35 +218,11 @@ def most_stages(ring: Ring, num_programs: int) -> int:
     return (_SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM - _BYTES_BESIDE_TURNS) // ring.bytes_of_turn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WideTuning:
-    rows: int  # of a program
-    tiles: int  # of 16 outputs, and warps
-    programs: int  # that divide all turns of a group of rows
-    stages: int  # turns in shared memory
-    turn_in: int = 128  # inputs of a turn; of 4-bit codes there may be 256
-
-    def constants(self) -> dict[str, int]:
-        """How kernels are told. Registers leave room for 16 warps."""
-        return {
-            "ROWS": self.rows,
-            "TILES": self.tiles,
-            "STAGES": self.stages,
-            "num_warps": self.tiles,
-            "maxnreg": _REGISTERS // (32 * _WIDE_WARPS),
-        }
-
-
-# Tiles of a program, programs of a multiprocessor, stages, and inputs of a turn, by rows of a program.
-WideKinds = Mapping[int, tuple[int, int, int, int]]
-_WIDE_WARPS = 16
 _WIDE: WideKinds = {16: (4, 4, 3, 256), 32: (8, 2, 3, 256), 64: (16, 1, 4, 128)}
 # Of matrices with few outputs, and of those with few codes.
 _NARROW: WideKinds = {16: (4, 4, 3, 256), 32: (4, 2, 3, 256), 64: (4, 2, 4, 128)}
 _SMALL: WideKinds = {16: (4, 4, 3, 256), 32: (4, 2, 3, 256)}
 _MOST_SMALL_BLOCKS = 4096
-# Of a program, inputs of its tile group: these, or those if most multiprocessors would have no program.
-_LEAST_INPUTS, _FEWEST_INPUTS, _MOST_SHARES = 1024, 512, 10
 
 
 def choose_wide_tuning(
@@ -269,27 +245,3 @@ def choose_wide_tuning(
     else:
         kinds = _WIDE
     return divide_turns(kinds, num_tiles, num_blocks * BLOCK_IN, num_rows, num_multiprocessors)
-
-
-def is_wide(num_tiles: int, num_multiprocessors: int) -> bool:
-    """With 16 tiles for each multiprocessor."""
-    return num_tiles >= 16 * num_multiprocessors
-
-
-def divide_turns(
-    kinds: WideKinds, num_tiles: int, num_inputs: int, num_rows: int, num_multiprocessors: int
-) -> WideTuning:
-    """All programs run at a time, because each has as many turns as the others."""
-    rows = next((kind for kind in kinds if num_rows <= kind), max(kinds))
-    tiles, programs, stages, turn_in = kinds[rows]
-    num_row_groups, num_groups = -(-num_rows // rows), -(-num_tiles // tiles)
-    most_shares = num_inputs // _LEAST_INPUTS
-    if num_groups * most_shares < num_multiprocessors // 2:
-        most_shares = num_inputs // _FEWEST_INPUTS
-    most_shares = max(1, min(_MOST_SHARES, most_shares))
-    programs = min(programs * num_multiprocessors // num_row_groups, num_groups * most_shares)
-    # Where none has to be idle for it, programs share one tile group each, not the ends of two.
-    even = programs // num_groups * num_groups
-    if even >= 0.9 * programs or even * num_row_groups >= 2 * num_multiprocessors:
-        programs = even
-    return WideTuning(rows=rows, tiles=tiles, programs=programs, stages=stages, turn_in=turn_in)

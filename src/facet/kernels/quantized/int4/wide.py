@@ -5,10 +5,11 @@ from torch import Tensor
 
 from facet.kernels.hopper import num_multiprocessors
 from facet.kernels.quantized.int4.shuffled import BLOCK_IN, ShuffledInt4
-from facet.kernels.quantized.int4.tuning import WideTuning, choose_wide_tuning
+from facet.kernels.quantized.int4.tuning import choose_wide_tuning
 from facet.kernels.quantized.int4.wide_kernel import wide_kernel
-from facet.kernels.quantized.int4.wide_launch import launch
 from facet.kernels.quantized.shuffled.language import gl
+from facet.kernels.quantized.shuffled.wide_launch import launch
+from facet.kernels.quantized.shuffled.wide_tuning import WideTuning
 
 
 def multiply(

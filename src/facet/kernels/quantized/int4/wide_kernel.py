@@ -1,15 +1,15 @@
 """Products of tens of rows with matrices of shuffled 4-bit codes, in Gluon, by the large products of Hopper.
 
-The loop is in `wide_loop.py`: a turn has one block of a tile, or two. The words of a block lie beside each other for a
-thread, so it comes to registers as a whole, and half of it waits there.
+The loop is in `shuffled/wide_loop.py`: a turn has one block of a tile, or two. The words of a block lie beside each
+other for a thread, so it comes to registers as a whole, and half of it waits there.
 """
 
 from facet.kernels.quantized.int4.codes import dequantize_codes, dequantize_fp4, dequantize_less_minimums, offset_of
 from facet.kernels.quantized.int4.tiles import WORDS
-from facet.kernels.quantized.int4.wide_loop import left_operand, load_pair, multiply_turns
 from facet.kernels.quantized.shuffled.language import allocate_shared_memory, copy_to_shared, gl, gluon, let_next_start
 from facet.kernels.quantized.shuffled.scales import scales_of_bytes, unpack_scales
 from facet.kernels.quantized.shuffled.tiles import axis_of_three, words_of
+from facet.kernels.quantized.shuffled.wide_loop import left_operand, load_pair, multiply_turns
 
 
 @gluon.jit

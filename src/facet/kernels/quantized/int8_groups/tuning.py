@@ -6,8 +6,9 @@ A block has as many bytes as one of 4-bit codes, and so what keeps memory busy i
 from dataclasses import replace
 
 from facet.kernels.quantized.int4 import tuning as int4
-from facet.kernels.quantized.int4.tuning import Ring, Tuning, WideTuning, rows_of_program
+from facet.kernels.quantized.int4.tuning import Ring, Tuning, rows_of_program
 from facet.kernels.quantized.int8_groups.shuffled import BLOCK_IN, ShuffledInt8
+from facet.kernels.quantized.shuffled.wide_tuning import WideKinds, WideTuning, divide_turns, is_wide
 
 __all__ = [
     "MAX_FEW_ROWS",
@@ -16,7 +17,6 @@ __all__ = [
     "MAX_WIDE_ROWS",
     "Ring",
     "Tuning",
-    "WideTuning",
     "choose_tuning",
     "choose_wide_tuning",
     "constants_of",
@@ -134,9 +134,9 @@ def num_turns_of(num_blocks: int) -> int:
 
 
 # Of the wide kernel, for matrices of many outputs, of some and of few.
-_WIDE: int4.WideKinds = {16: (8, 2, 4, 128), 32: (8, 2, 4, 128), 64: (16, 1, 4, 128), 128: (16, 1, 3, 128)}
-_MIDDLE: int4.WideKinds = {16: (4, 4, 4, 128), 32: (8, 2, 4, 128), 64: (4, 2, 4, 128)}
-_NARROW: int4.WideKinds = {16: (4, 4, 4, 128), 32: (4, 3, 4, 128), 64: (4, 2, 4, 128)}
+_WIDE: WideKinds = {16: (8, 2, 4, 128), 32: (8, 2, 4, 128), 64: (16, 1, 4, 128), 128: (16, 1, 3, 128)}
+_MIDDLE: WideKinds = {16: (4, 4, 4, 128), 32: (8, 2, 4, 128), 64: (4, 2, 4, 128)}
+_NARROW: WideKinds = {16: (4, 4, 4, 128), 32: (4, 3, 4, 128), 64: (4, 2, 4, 128)}
 
 
 def choose_wide_tuning(
@@ -147,8 +147,8 @@ def choose_wide_tuning(
     spread better: 64 rows of down in Q6_K take 57.0 us in 4 tiles and 63.9 in 16, 16 rows 41.3 in 4 and 42.6 in 8.
     """
     kinds = _NARROW if num_tiles < 2 * num_multiprocessors else _MIDDLE
-    kinds = _WIDE if int4.is_wide(num_tiles, num_multiprocessors) else kinds
-    return int4.divide_turns(kinds, num_tiles, num_blocks * BLOCK_IN, num_rows, num_multiprocessors)
+    kinds = _WIDE if is_wide(num_tiles, num_multiprocessors) else kinds
+    return divide_turns(kinds, num_tiles, num_blocks * BLOCK_IN, num_rows, num_multiprocessors)
 
 
 def constants_of_wide(matrix: ShuffledInt8, tuning: WideTuning) -> dict[str, int]:

@@ -3,16 +3,16 @@
 from torch import Tensor
 
 from facet.kernels.hopper import num_multiprocessors
-from facet.kernels.quantized.int4.wide_launch import launch
 from facet.kernels.quantized.int8_groups.shuffled import ShuffledInt8
 from facet.kernels.quantized.int8_groups.tuning import (
-    WideTuning,
     choose_wide_tuning,
     constants_of_wide,
     num_turns_of,
 )
 from facet.kernels.quantized.int8_groups.wide_kernel import wide_kernel
 from facet.kernels.quantized.shuffled.language import gl
+from facet.kernels.quantized.shuffled.wide_launch import launch
+from facet.kernels.quantized.shuffled.wide_tuning import WideTuning
 
 
 def can_run(matrix: ShuffledInt8) -> bool:

@@ -1,10 +1,9 @@
 """Products of tens of rows with matrices of shuffled 8-bit codes, in Gluon, by the large products of Hopper.
 
-The loop is that of 4-bit codes (`int4/wide_loop.py`): a turn has two blocks of a tile. Values are rounded once, as
+The loop is that of 4-bit codes (`shuffled/wide_loop.py`): a turn has two blocks of a tile. Values are rounded once, as
 those of `dequantize.py` are.
 """
 
-from facet.kernels.quantized.int4.wide_loop import left_operand, load_pair, multiply_turns
 from facet.kernels.quantized.int8_groups.codes import dequantize_bytes
 from facet.kernels.quantized.int8_groups.tiles import (
     SIGNED_MIDDLE,
@@ -17,6 +16,7 @@ from facet.kernels.quantized.int8_groups.tiles import (
 from facet.kernels.quantized.shuffled.language import allocate_shared_memory, copy_to_shared, gl, gluon, let_next_start
 from facet.kernels.quantized.shuffled.scales import scales_of_bytes, unpack_scales
 from facet.kernels.quantized.shuffled.tiles import axis_of_three, words_of
+from facet.kernels.quantized.shuffled.wide_loop import left_operand, load_pair, multiply_turns
 
 
 @gluon.jit

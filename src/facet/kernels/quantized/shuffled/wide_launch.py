@@ -10,7 +10,7 @@ from torch import Tensor
 
 from facet.kernels.arrivals import counters_on
 from facet.kernels.dependent_launch import launch_options, start_after_previous
-from facet.kernels.quantized.int4.tuning import WideTuning
+from facet.kernels.quantized.shuffled.wide_tuning import WideTuning
 from facet.kernels.quantized.shuffled_product import TILE_OUT, Shuffled, operands
 
 _WORDS = 1024  # of x, that a program puts in order
