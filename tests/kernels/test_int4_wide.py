@@ -19,7 +19,7 @@ from tests.kernels.gluon_emulator import emulated
 from tests.kernels.int4_machine import LANGUAGES, NAMES
 from tests.kernels.test_int4 import DEVICE, FP4, HAS_GPU, Q4_K, ROOM, SHUFFLED, expected, format_of, run
 
-MODULES = [f"{SHUFFLED}.tiles", f"{ROOM}.tiles", f"{ROOM}.wide_loop", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
+MODULES = [f"{SHUFFLED}.tiles", f"{ROOM}.tiles", f"{SHUFFLED}.wide_loop", f"{ROOM}.wide_kernel", f"{ROOM}.wide"]
 
 
 @pytest.fixture(scope="module")
