@@ -55,9 +55,9 @@ class Setting:
 
 SETTINGS = {
     # A few tokens a step take many steps: fewer requests.
-    "chunk1": Setting(1, prefix_caching=True, overlapped=True, fast_prefill=True, num_requests=6),
+    "chunk1": Setting(1, prefix_caching=True, overlapped=True, fast_prefill=True, num_requests=4),
     "chunk7_graphs": Setting(
-        7, prefix_caching=False, overlapped=True, fast_prefill=True, num_requests=11, graph_sizes=(1, 3, 8)
+        7, prefix_caching=False, overlapped=True, fast_prefill=True, num_requests=8, graph_sizes=(1, 3, 8)
     ),
     "chunk16_plain": Setting(16, prefix_caching=True, overlapped=False, fast_prefill=True),
     "chunk64_plain_all_rows": Setting(64, prefix_caching=False, overlapped=False, fast_prefill=False),

@@ -46,7 +46,7 @@ from tests.model.paged_model import load
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import CONTROL_TOKENS, write_tokenizer_folder
 
-NUM_SCHEMAS = int(os.environ.get("FACET_NUM_SCHEMAS", "200"))
+NUM_SCHEMAS = int(os.environ.get("FACET_NUM_SCHEMAS", "100"))
 EOS = (1, 16)
 WEATHER = {
     "type": "object",
@@ -239,7 +239,7 @@ def test_bound_requests_that_came_one_by_one_go_on_together(world: World) -> Non
 
 def test_a_free_choice_is_the_same_in_company_and_after_preemption(world: World) -> None:
     bias = {world.markers.opens_call: 3.0, world.markers.opens_channel: 1.0, world.markers.closes_channel: 3.0}
-    requests = [request(f"auto{i}", world.tools(), logit_bias=bias, max_tokens=40, ignore_eos=True) for i in range(6)]
+    requests = [request(f"auto{i}", world.tools(), logit_bias=bias, max_tokens=30, ignore_eos=True) for i in range(6)]
     check_with_preemptions(world, requests, answers_alone(world, requests))
 
 
@@ -348,7 +348,7 @@ def test_company_with_grammars_changes_nobodys_answer(world: World) -> None:
 
 
 def test_a_preempted_request_goes_on_where_its_grammar_stood(world: World) -> None:
-    requests = [request(f"p{i}", world.tools("required"), temperature=0.0, max_tokens=48) for i in range(6)]
+    requests = [request(f"p{i}", world.tools("required"), temperature=0.0, max_tokens=36) for i in range(6)]
     check_with_preemptions(world, requests, run(world.engine(), requests))
 
 

@@ -19,7 +19,7 @@ from tests.tiny_models import TinyModel
 TinyModels = Callable[[str], TinyModel]
 Undrafted = Callable[[str], tuple[Gemma, list[Request], dict[str, Answer]]]
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True)
 SEEDED = replace(GREEDY, temperature=1.0, seed=7, top_k=50, top_p=0.95)
 SAMPLING = {
     "greedy": GREEDY,

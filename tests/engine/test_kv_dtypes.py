@@ -32,7 +32,7 @@ PAIRS = [
     *((FAMILIES[1], dtype) for dtype in ("bfloat16", "fp8_e5m2", "fp8_per_token_head")),
     (FAMILIES[1], "global=int8_per_token_head,sliding=bfloat16"),
 ]
-NUM_TOKENS = 10
+NUM_TOKENS = 7
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
 USUAL_TOLERANCE, LARGEST_TOLERANCE = 1e-3, 0.3
 

@@ -163,7 +163,7 @@ def test_cuts_and_company_change_nothing(
     longest = max(span.length for request in requests for span in request.media)
     settings: dict[str, Any] = {
         "chunks": {"max_num_batched_tokens": longest, "max_num_seqs": 4, "max_num_encoded_rows": 1},
-        "captured": {"graph_sizes": (1, 4, 12), "piece_sizes": (16, 64, 512)},
+        "captured": {"graph_sizes": (1, 4, 12), "piece_sizes": (16, 64, 128, 512)},
         "little memory": {"num_blocks": little_memory(loaded.model, requests), "num_encoder_rows": longest},
     }[setting]
     engine = engine_of(loaded, **settings)
@@ -187,7 +187,7 @@ def test_cuts_and_company_change_nothing(
 @pytest.mark.parametrize("name", ["e2b_mm_shallow", "gemma3_mm_shallow"])
 def test_company_changes_no_bit(name: str, tiny_model: TinyModels) -> None:
     """Of batch-invariant answers: pictures encoded alone or several in a step, after others or first of all."""
-    captured = {"graph_sizes": (1, 4, 12), "piece_sizes": (16, 64, 512)}
+    captured = {"graph_sizes": (1, 4, 12), "piece_sizes": (16, 64, 128, 512)}
     tiny = tiny_model(name)
     loaded = load(tiny, BATCH_INVARIANT)
     requests = [
@@ -195,8 +195,8 @@ def test_company_changes_no_bit(name: str, tiny_model: TinyModels) -> None:
         for request in mixed_requests(tiny, loaded)
     ]
     solo = {}
+    engine = engine_of(loaded, enable_prefix_caching=False, num_blocks=200, **captured)
     for request in requests:
-        engine = engine_of(loaded, enable_prefix_caching=False, num_blocks=200, **captured)
         solo |= run(engine, [alone(request)])
     little: dict[str, Any] = {"num_blocks": little_memory(loaded.model, requests), "enable_prefix_caching": False}
     for more in ({"max_num_encoded_rows": 1}, {"max_num_encoded_rows": 512}, little):

@@ -25,7 +25,7 @@ from tests.model.paged_model import load
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
 
-LONG_ANSWER = 48
+LONG_ANSWER = 36
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"]}
 
 
@@ -72,7 +72,7 @@ def folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.Temp
 
 def busy_requests() -> list[Request]:
     """Lengths and settings of all sorts, some bound by a grammar, and enough long answers to run out of memory."""
-    requests = mixed_requests(8, 480, count=16, seed=5)
+    requests = mixed_requests(8, 480, count=14, seed=5)
     for index, request in enumerate(requests[:6]):
         requests[index] = replace(
             request, sampling=replace(request.sampling, max_tokens=LONG_ANSWER, stop_token_ids=())

@@ -30,7 +30,7 @@ from tests.tiny_models import TinyModel
 E4B, LARGE = "gemma4_e4b_small", "gemma4_31b_small"
 COMPANIES = {
     "single tokens": (LARGE, Company(1, num_batches=1)),
-    "small chunks": (E4B, Company(7, num_batches=3)),
+    "small chunks": (E4B, Company(7, num_batches=2)),
     "large chunks": (E4B, Company(512, num_batches=6, has_long_prompt=True)),
     "short of memory": (LARGE, Company(16, num_batches=2, is_short_of_memory=True)),
 }

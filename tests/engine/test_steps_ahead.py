@@ -108,7 +108,7 @@ def make_engine_ahead(
     model: Gemma, requests: Sequence[Request], answers: Mapping[str, Sequence[int]], *, seed: int = 0, **options: Any
 ) -> tuple[Engine, AlwaysDrafts]:
     drafter = AlwaysDrafts(NUM_DRAFTS)
-    engine = make_engine(model, drafter=drafter, **{"graph_sizes": (4, 32, 256)} | options)
+    engine = make_engine(model, drafter=drafter, **{"graph_sizes": (4, 32, 112)} | options)
     knowing = KnowsAnswers(requests, answers, model.spec.vocab_size, seed)
     assert isinstance(engine.runner, Runner)
     engine.runner._sampling.draft_ahead = knowing  # type: ignore[assignment]

@@ -18,7 +18,7 @@ from tests.engine.harness import Answer, Rememberer, kv_layout, make_engine, run
 from tests.tiny_models import TinyModel
 
 OPENS, CLOSES, END = 5, 6, 7
-MAX_TOKENS = 24
+MAX_TOKENS = 18
 
 
 def make_requests() -> list[Request]:

@@ -222,14 +222,14 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype, monkeypatch: 
 
     together = attend(0, num_rows)
     case.tolerance(dtype).check(together, case.attend(inputs, plan_reference))
-    for first, last in pairwise((0, 1, 5, 8, 9, 11, num_rows)):
+    for first, last in pairwise((0, 5, 8, 9, num_rows)):
         assert torch.equal(attend(first, last), together[first:last])
     # Row by row, and as a captured graph does it: planned for contexts that nobody has.
     assert torch.equal(attend(0, num_rows, limit=1), together)
     assert torch.equal(attend(9, 10, longest=1000), together[9:10])
     monkeypatch.setattr(fixed, "_LEAST_PROGRAMS", 1)
     monkeypatch.setattr(fixed, "_LEAST_PROGRAMS_IN_TURN", 1)
-    for fitting in (0, 2, 16):
+    for fitting in (0, 2):
         monkeypatch.setattr(fixed, "fitting_shares", lambda *_, fitting=fitting: fitting)
         assert torch.equal(attend(0, num_rows), together)
     monkeypatch.setattr(in_turn, "_SHARES_AT_ONCE", 2)
@@ -273,7 +273,7 @@ def test_rows_of_drafts(window: int | None, group: int, num_kv_heads: int, monke
 
     alone = attend(apart, 16)
     case.tolerance(torch.float16).check(alone, case.attend(inputs, plan_reference))
-    for rows, fitting in ((apart, 0), (apart, 1), (apart, 4), (together, 0)):
+    for rows, fitting in ((apart, 0), (apart, 4), (together, 0)):
         assert torch.equal(attend(rows, fitting), alone)
 
 

@@ -18,7 +18,7 @@ from facet.offline import CompletionOutput
 from facet.offline.prompts import Prompt
 from facet.thoughts import ThoughtCounter, ThoughtTokens
 
-NUM_REQUESTS = int(os.environ.get("FACET_NUM_BUDGETS", "100"))
+NUM_REQUESTS = int(os.environ.get("FACET_NUM_BUDGETS", "60"))
 NUM_TEXTS = NUM_REQUESTS // 5
 NUM_CHATS = NUM_REQUESTS - NUM_TEXTS
 ASKED = ["What is Facet?", "What is two plus five?", "Tell me a story.", "Sort these: pear, fig, apple."]
