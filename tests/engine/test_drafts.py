@@ -32,7 +32,12 @@ SAMPLING = {
     "logprobs": replace(SEEDED, logprobs=3, prompt_logprobs=1),
     "min_tokens": replace(SEEDED, ignore_eos=False, stop_token_ids=tuple(range(0, 512, 5)), min_tokens=9),
     "stop ids": replace(SEEDED, ignore_eos=False, stop_token_ids=tuple(range(0, 512, 11))),
-    "bad words": replace(SEEDED, bad_words_token_ids=tuple((a, b) for a in range(0, 300, 3) for b in range(60))),
+    # Of few tokens: at most places one of the words would be next.
+    "bad words": replace(
+        SEEDED,
+        allowed_token_ids=tuple(range(40, 60)),
+        bad_words_token_ids=tuple((a, b) for a in range(40, 60) for b in range(40 + a % 2, 60, 2)),
+    ),
     "bias": replace(SEEDED, logit_bias=dict.fromkeys(range(20), 4.0), logprobs=0),
     "allowed": replace(SEEDED, allowed_token_ids=tuple(range(40, 60)), repetition_penalty=1.2),
 }
