@@ -101,3 +101,5 @@ $(BIN)/python:
 		echo "Facet needs Python 3.11 to 3.13, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." >&2; \
 		echo "Give another: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@# The pip that comes with Python 3.11 takes a minute longer to find all packages. Without a newer one, it will do.
+	-@$(PIP_INSTALL) --upgrade pip
