@@ -19,6 +19,7 @@ import httpx
 
 PROGRAMS = ("chromium", "chromedriver")
 ENTER, ESCAPE, SHIFT, TAB, BACKSPACE = "\ue007", "\ue00c", "\ue008", "\ue004", "\ue003"
+_ATTEMPTS = 8  # to start a driver
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name the protocol gives to a reference
 _OPTIONS = (
     "--headless=new",
@@ -159,24 +160,42 @@ def _command(client: httpx.Client, method: str, path: str, body: dict[str, Any] 
 
 @contextlib.contextmanager
 def running_browser() -> Iterator[Browser]:
-    with subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True) as driver:
+    with running_driver() as port, _client(port) as client:
+        chromium = {"binary": shutil.which("chromium"), "args": list(_OPTIONS)}
+        logs = {"browser": "ALL", "performance": "ALL"}
+        asked = {"goog:chromeOptions": chromium, "goog:loggingPrefs": logs}
+        session = _command(client, "POST", "/session", {"capabilities": {"alwaysMatch": asked}})["sessionId"]
         try:
-            with httpx.Client(base_url=f"http://127.0.0.1:{_port(driver)}", timeout=60, trust_env=False) as client:
-                chromium = {"binary": shutil.which("chromium"), "args": list(_OPTIONS)}
-                logs = {"browser": "ALL", "performance": "ALL"}
-                asked = {"goog:chromeOptions": chromium, "goog:loggingPrefs": logs}
-                session = _command(client, "POST", "/session", {"capabilities": {"alwaysMatch": asked}})["sessionId"]
-                try:
-                    yield Browser(client, session)
-                finally:
-                    _command(client, "DELETE", f"/session/{session}", None)
+            yield Browser(client, session)
         finally:
-            driver.terminate()
+            _command(client, "DELETE", f"/session/{session}", None)
 
 
-def _port(driver: "subprocess.Popen[str]") -> int:
+def _client(port: int) -> httpx.Client:
+    return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
+
+
+@contextlib.contextmanager
+def running_driver() -> Iterator[int]:
+    """The port of a driver that listens.
+
+    Left to choose, chromedriver takes a port that is free over IPv6, and ends if another program has the same one over
+    IPv4. It is then started again.
+    """
+    for _ in range(_ATTEMPTS):
+        with subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True) as driver:
+            try:
+                if (port := _port(driver)) is not None:
+                    yield port
+                    return
+            finally:
+                driver.terminate()
+    raise WebDriverError(f"chromedriver was started {_ATTEMPTS} times and always ended before it listened")
+
+
+def _port(driver: "subprocess.Popen[str]") -> int | None:
     assert driver.stdout is not None
     for line in driver.stdout:
         if found := re.search(r"started successfully on port (\d+)", line):
             return int(found[1])
-    raise WebDriverError("chromedriver ended before it listened")
+    return None

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Coroutine
@@ -23,6 +22,7 @@ from facet.bench.http_client import (
 from facet.errors import ConfigError
 from facet.http.server_url import ServerUrl
 from tests.bench.fake_server import Call, fake_server
+from tests.ports import closed_port
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 Loop = Callable[[], asyncio.AbstractEventLoop]
@@ -142,9 +142,7 @@ def test_a_reader_that_gives_up_fails_the_request() -> None:
 
 @LOOPS
 def test_nobody_there(loop: Loop) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(CannotConnectError, match=rf"127\.0\.0\.1:{port}: .*refused"):
+    with closed_port() as port, pytest.raises(CannotConnectError, match=rf"127\.0\.0\.1:{port}: .*refused"):
         run(loop, post_once(client_of(port)))
     with pytest.raises(CannotConnectError, match=r"nowhere\.invalid:80: "):
         run(loop, post_once(HttpClient(ServerUrl.parse("http://nowhere.invalid"), {})))

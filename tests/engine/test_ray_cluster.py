@@ -16,6 +16,7 @@ from facet.engine.ray_cluster import NodeFacts, check_alike, connect
 from facet.engine.ray_ranks import RayRanks
 from facet.engine.weights_digest import digest_of
 from facet.errors import ConfigError
+from tests.ports import closed_port
 
 HERE = NodeFacts(host="10.0.0.1", process_id=1, facet="1.0", torch="2.11", model="/models/gemma", digest="abc")
 
@@ -48,11 +49,11 @@ def test_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = type(sys)("ray")
     ray.is_initialized = lambda: False  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", ray)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ConfigError, match=f"No Ray cluster answers at {address} .RAY_ADDRESS.: Connection refused"):
-        connect()
+    with closed_port() as port:
+        address = f"127.0.0.1:{port}"
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ConfigError, match=f"No Ray cluster answers at {address} .RAY_ADDRESS.: Connection refused"):
+            connect()
 
 
 def test_ranks_that_cannot_be_watched_have_ended() -> None:

@@ -12,6 +12,7 @@ from facet.config import ServerConfig
 from facet.replicas.connection import ReplicaAddress
 from facet.replicas.proxy_app import make_proxy_app
 from facet.replicas.replica_set import ReplicaSet
+from tests.ports import closed_port
 from tests.server.conftest import scripted, tokenizer  # noqa: F401  (fixtures)
 from tests.server.running import RunningServer, running
 
@@ -29,21 +30,16 @@ def proxied(*ports: int, **settings: Any) -> Iterator[tuple[RunningServer, Repli
 @pytest.fixture
 def misbehaving() -> Iterator[Callable[[bytes | None], int]]:
     """A port where every request gets these bytes and the end of the connection; None: nobody is there."""
-    listeners = []
+    with contextlib.ExitStack() as held:
 
-    def listen(answer: bytes | None) -> int:
-        listener = socket.create_server(("127.0.0.1", 0))
-        port = int(listener.getsockname()[1])
-        if answer is None:
-            listener.close()
-            return port
-        listeners.append(listener)
-        threading.Thread(target=_answer_all, args=(listener, answer), daemon=True).start()
-        return port
+        def listen(answer: bytes | None) -> int:
+            if answer is None:
+                return held.enter_context(closed_port())
+            listener = held.enter_context(socket.create_server(("127.0.0.1", 0)))
+            threading.Thread(target=_answer_all, args=(listener, answer), daemon=True).start()
+            return int(listener.getsockname()[1])
 
-    yield listen
-    for listener in listeners:
-        listener.close()
+        yield listen
 
 
 def _answer_all(listener: socket.socket, answer: bytes) -> None:
