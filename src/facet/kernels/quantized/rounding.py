@@ -10,6 +10,8 @@ from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES, LARGEST_FP8, LARGEST_INT8, RowCodes
 from facet.matrix_format import ROUNDING_GROUP, MatrixFormat
 
+_SMALLEST = torch.finfo(torch.float32).tiny
+
 
 class Int8Rows(NamedTuple):
     """Rows of int8 codes, each with its scale [rows, 1]."""
@@ -26,9 +28,11 @@ def row_codes(format: MatrixFormat) -> RowCodes:
 
 def to_int8(x: Tensor, scale: Tensor | None = None) -> Int8Rows:
     """By `scale`, or by one for each row, from its largest magnitude. Halves go to the even code."""
-    wide = x.float()
-    scales = wide.abs().amax(-1, keepdim=True) / LARGEST_INT8 if scale is None else scale.expand(*x.shape[:-1], 1)
-    return Int8Rows((wide / _divisors(scales)).round_().clamp_(-128, 127).to(torch.int8), scales)
+    if scale is None:
+        scales = x.abs().amax(-1, keepdim=True).float() / LARGEST_INT8
+    else:
+        scales = scale.expand(*x.shape[:-1], 1)
+    return Int8Rows((x.float() / _divisors(scales)).round_().clamp_(-128, 127).to(torch.int8), scales)
 
 
 def round_inputs(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
@@ -75,5 +79,5 @@ def _round_groups(x: Tensor) -> Tensor:
 
 
 def _divisors(scales: Tensor) -> Tensor:
-    """A row of zeros has the scale 0, by which nothing is divided."""
-    return torch.where(scales > 0, scales, torch.ones_like(scales))
+    """A row of zeros has the scale 0, by which nothing can be divided. Every other row keeps its own."""
+    return scales.clamp_min(_SMALLEST)
