@@ -17,9 +17,13 @@ def offset_of(zero: Tensor) -> Tensor:
     return zero
 
 
+# Of both sides of the four pairs of codes in a word.
+SHIFTS = torch.tensor([4 * pair + 16 * side for pair in range(4) for side in range(2)], dtype=torch.int32)
+
+
 def unpack_codes(word: Tensor, zero: Tensor) -> Words:
-    sides = [[((word >> 4 * pair + 16 * side) & 15).float() - zero for side in range(2)] for pair in range(4)]
-    return [torch.stack(pair, dim=-1).to(torch.bfloat16).view(torch.int32).squeeze(-1) for pair in sides]
+    codes = (word.unsqueeze(-1) >> SHIFTS & 15).float() - zero.unsqueeze(-1)
+    return codes.to(torch.bfloat16).view(torch.int32).unbind(-1)
 
 
 def unpack_scales(word: Tensor, dtype: torch.dtype) -> Words:
@@ -97,10 +101,8 @@ def add_products(sums: Words, upper: Words, lower: Words, x: Words, upper_scale:
     """Operands of m16n8k16 as the PTX manual draws them. Thread 4 g + t has columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9:
     of rows g and g + 8 of the left operand, of row g of the right one. Of the product, columns 2 t and 2 t + 1 of rows
     g and g + 8."""
-    products: Any = 0
-    for first in (0, 2):
-        left = torch.cat([_rows(part[first : first + 2]) for part in (upper, lower)], dim=-2)
-        products = products + left @ _rows(x[first : first + 2]).transpose(-1, -2)
+    halves = torch.cat([_rows(upper), _rows(lower)], dim=-2) @ _rows(x).transpose(-1, -2)
+    products = halves[0] + halves[1]
     # [warps, tiles, row tiles, 16, 8] -> [halves, sides, threads, tiles, row tiles]
     parts = products.unflatten(-2, (2, 8)).unflatten(-1, (4, 2)).permute(3, 6, 0, 4, 5, 1, 2).flatten(2, 4)
     scales = (upper_scale, upper_scale, lower_scale, lower_scale)
@@ -125,10 +127,11 @@ def add_products_of_two(
 
 
 def _rows(words: Words) -> Tensor:
-    """[warps, tiles, row tiles, 8 rows g, 16 columns] in float32, of two words of every thread."""
-    numbers = torch.stack([word.unsqueeze(-1).contiguous().view(torch.bfloat16).float() for word in words], dim=-2)
-    warps = numbers.view(-1, 8, 4, *numbers.shape[1:])  # [warps, g, t, tiles, row tiles, 2 words, 2 sides]
-    return warps.permute(0, 3, 4, 1, 5, 2, 6).flatten(-3)
+    """[halves, warps, tiles, row tiles, 8 rows g, 16 columns] in float32, of four words of every thread."""
+    numbers = torch.stack(tuple(words), dim=-1).view(torch.bfloat16).float()
+    # [warps, g, t, tiles, row tiles, halves, 2 words, 2 sides]
+    warps = numbers.view(-1, 8, 4, *numbers.shape[1:-1], 2, 2, 2)
+    return warps.permute(5, 0, 3, 4, 1, 6, 2, 7).flatten(-3)
 
 
 def dequantize_codes(word: Tensor, scales: Tensor, zero: Tensor, half: int, dtype: torch.dtype) -> Tensor:
