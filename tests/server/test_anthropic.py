@@ -2,15 +2,20 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import pytest
 
 from facet.tokens import Tokenizer
+from tests.late_imports import LateImport
 from tests.server.conftest import Scripted
 from tests.server.running import NO_CERTIFICATES, RunningServer
+
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = LateImport("anthropic")
 
 TOOL = {
     "name": "get_weather",
@@ -30,7 +35,7 @@ def talking(scripted: Scripted) -> Iterator[tuple[RunningServer, Any]]:
         yield server, engine
 
 
-def client_of(server: RunningServer, **options: Any) -> anthropic.Anthropic:
+def client_of(server: RunningServer, **options: Any) -> "anthropic.Anthropic":
     http_client = anthropic.DefaultHttpxClient(verify=NO_CERTIFICATES)
     return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, http_client=http_client, **options)
 

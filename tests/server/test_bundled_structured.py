@@ -2,15 +2,20 @@
 
 from collections.abc import Iterator
 from enum import Enum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import openai
 import pydantic
 import pytest
 
 from facet.bundled_model import find_bundled_model
 from facet.config import ServerConfig
+from tests.late_imports import LateImport
 from tests.server.running import RunningServer, running_with_engine
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LateImport("openai")
 
 
 class Country(pydantic.BaseModel):

@@ -1,15 +1,20 @@
 """/v1/chat/completions with chosen replies: content, thoughts and calls, whole and in parts."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from facet.tokens import Tokenizer
 from tests.chat.conversations import WEATHER_TOOL
+from tests.late_imports import LateImport
 from tests.server.conftest import END, Scripted
 from tests.server.running import NO_CERTIFICATES, RunningServer
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LateImport("openai")
 
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
 CALL = '<|tool_call>call:get_weather{city:<|"|>Paris "light"<|"|>,days:[1,2.50,null]}<tool_call|>'
@@ -290,7 +295,7 @@ class TestOfficialClient:
     """The client that most programs use, against the same server."""
 
     @staticmethod
-    def client(server: RunningServer) -> openai.OpenAI:
+    def client(server: RunningServer) -> "openai.OpenAI":
         return openai.OpenAI(
             base_url=f"{server.url}/v1",
             api_key="none",

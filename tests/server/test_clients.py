@@ -2,17 +2,23 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import ollama
-import openai
 import pydantic
 import pytest
 
 from facet.bundled_model import find_bundled_model
 from facet.config import ServerConfig
+from tests.late_imports import LateImport
 from tests.server.running import RunningServer, running_with_engine
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic = LateImport("anthropic")
+    openai = LateImport("openai")
 
 KEY = "secret"
 QUESTION = "What is the weather in Lisbon?"

@@ -8,16 +8,21 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from facet import LLM, SamplingParams
 from facet.config import ServerConfig
 from facet.server.run import start_app
+from tests.late_imports import LateImport
 from tests.server.running import RunningServer, running, running_with_engine
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LateImport("openai")
 
 SETTINGS: dict[str, Any] = dict(device="cpu", kv_cache_memory_bytes=64 << 20, max_num_batched_tokens=512)
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -2,17 +2,22 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import pytest
 
 from facet.server.responses.store import ResponseStore
 from facet.server.responses.wire import Reasoning, ResponseObject, TextSettings
 from facet.tokens import Tokenizer
+from tests.late_imports import LateImport
 from tests.server.conftest import Scripted
 from tests.server.running import NO_CERTIFICATES, RunningServer, wait_until
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = LateImport("openai")
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL: dict[str, Any] = {"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": False}
@@ -27,7 +32,7 @@ def talking(scripted: Scripted) -> Iterator[tuple[RunningServer, Any]]:
         yield server, engine
 
 
-def client_of(server: RunningServer, key: str = "none") -> openai.OpenAI:
+def client_of(server: RunningServer, key: str = "none") -> "openai.OpenAI":
     return openai.OpenAI(
         base_url=f"{server.url}/v1",
         api_key=key,
