@@ -3,10 +3,11 @@
     python -m benchmarks.quantized_cpu                       # the bundled model and a random one of 500 million weights
     python -m benchmarks.quantized_cpu --model bundled --quantization int8 int4
 
-Unquantized weights are bfloat16 where the processor multiplies that, else float32; the title says which. A round at
-concurrency c is c prompts answered together, greedily, with no early end. Rounds alternate between all sides, and the
-median of each is taken. Quantized products are integers on a processor with VNNI or AMX, and tiles brought to float32
-elsewhere, which is slower than no quantization: the processor decides, so measure your own.
+Activations and unquantized weights are bfloat16 where the processor multiplies that, else float32, unless --dtype says
+otherwise; the title says which. A round at concurrency c is c prompts answered together, greedily, with no early end.
+Rounds alternate between all sides, and the median of each is taken. Products with int8 are integers on a processor with
+VNNI or AMX; with int4, few bfloat16 rows are multiplied by codes on one with AVX2. Elsewhere tiles are brought to
+float32, which is slower than no quantization: the processor decides, so measure your own.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from rich.table import Table
 from benchmarks.random_models import SHAPES
 from facet import LLM, SamplingParams
 from facet.bundled_model import find_bundled_model
+from facet.model.resolving import resolve_dtype
 from tools.bundled_model.text_only import write_text_model
 
 # E4B's structure: 547 million weights, of which 472 million are in matrices that are quantized, in int4 481 million.
@@ -47,6 +49,7 @@ class Side:
         self.llm = LLM(
             model,
             device="cpu",
+            dtype=options.dtype,
             load_format=load_format,
             quantization=None if quantization == UNQUANTIZED else quantization,
             skip_tokenizer_init=True,
@@ -67,8 +70,8 @@ def measure(title: str, model: str, load_format: str, options: argparse.Namespac
     kinds = [UNQUANTIZED, *options.quantization]
     sides = {kind: Side(model, kind, options, load_format) for kind in kinds}
     choose = random.Random(0)
-    has_bfloat16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    table = Table(title=f"{title}: output tokens/s; unquantized is {'bfloat16' if has_bfloat16 else 'float32'}")
+    dtype = resolve_dtype(options.dtype, torch.bfloat16, torch.device("cpu"))
+    table = Table(title=f"{title}: output tokens/s in {str(dtype).removeprefix('torch.')}")
     for column in ("concurrency", *kinds, *(f"{kind} / {UNQUANTIZED}" for kind in options.quantization)):
         table.add_column(column, justify="right")
     for concurrency in options.concurrency:
@@ -91,6 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=("bundled", "large"), nargs="+", default=["bundled", "large"])
     parser.add_argument("--quantization", choices=("int8", "int4", "fp8"), nargs="+", default=["int8"])
+    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--prompt-tokens", type=int, default=128, help="longest prompt; lengths from half of it up")
     parser.add_argument("--output-tokens", type=int, default=32)

@@ -20,9 +20,9 @@ from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL
 from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT
 from facet.kv_dtypes import KV_DTYPES
 from facet.kv_layout import make_kv_layout
-from facet.layers.gpu_weights import kind_on_gpus
 from facet.layers.placement import Placement
 from facet.layers.quantized_weight import QuantizedWeight
+from facet.layers.weight_kinds import kind_with_kernels
 from facet.matrix_format import MatrixFormat
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
@@ -283,12 +283,12 @@ def planned_and_held(model: Path, **flags: object) -> tuple[MemoryPlan, int]:
     def choose_kind(
         format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> type[QuantizedWeight]:
-        return kind_on_gpus(format, shape, dtype=dtype)
+        return kind_with_kernels(format, shape, dtype=dtype, device_type="cuda")
 
     shared = dict(model=str(model), max_model_len=32, dtype="bfloat16", **flags)
     plan = make_plan(PlanConfig(kv_cache_memory_bytes=2**20, **shared))  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("facet.layers.gpu_weights.choose_kind", choose_kind)
+        patch.setattr("facet.layers.weight_kinds.choose_kind", choose_kind)
         loaded = load_model(ModelConfig(device="cpu", **shared)).model  # type: ignore[arg-type]
     assert plan.weights.by_format
     return plan, sum(tensor.nbytes for tensor in (*loaded.parameters(), *loaded.buffers())) - plan.tables

@@ -22,6 +22,7 @@ from facet.engine.settings import (
 )
 from facet.errors import ConfigError
 from facet.kernels.arithmetic import USUAL
+from facet.kernels.quantized import packed_int4
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.layers.placement import Placement
 from facet.layers.quantized_weight import QuantizedWeight
@@ -162,3 +163,18 @@ def test_weights_held_in_another_dtype_are_said(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(resolving, "multiplies_bfloat16", lambda device: False)
     assert any("weights are held in float32" in line for line in settings_of(tmp_path).lines())
     assert not any("float32" in line for line in settings_of(tmp_path, dtype="float32").lines())
+
+
+WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "global_head_dim": 32}
+
+
+@pytest.mark.skipif(not packed_int4.runs_on(torch.device("cpu")), reason="PyTorch has no fast kernel here")
+def test_four_bits_are_faster_without_bfloat16_products_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolving, "multiplies_bfloat16", lambda device: False)
+
+    def said(quantization: str) -> bool:
+        lines = settings_of(tmp_path, quantization=quantization, hf_overrides=WIDE).lines()
+        return any("--dtype bfloat16 answers several times faster" in line for line in lines)
+
+    assert said("int4")
+    assert not said("int8")

@@ -100,6 +100,33 @@ def test_sums_of_integers_are_the_same_product(name: str) -> None:
     cases.FLOAT32.check(cpu.int8_linear(x, matrix), reference.linear(x, matrix))
 
 
+@pytest.mark.skipif(not cpu.has_vectors(), reason="PyTorch has no fast kernel for this processor")
+class TestFewRowsOnAProcessor:
+    MATRIX = Case(format=FORMATS["int8 rows"]).matrix()
+
+    @pytest.mark.parametrize("num_rows", [1, cpu.MAX_FEW_ROWS])
+    def test_they_are_multiplied_by_codes(self, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        x = Case(format=self.MATRIX.format).inputs(num_rows, torch.bfloat16)
+        monkeypatch.setattr(reference, "linear", refuse)
+        found = cpu.linear(x, self.MATRIX, functional.linear, in_one_chain=False)
+        expected = x.float() @ self.MATRIX.values().t()
+        assert found.dtype == torch.bfloat16
+        assert (found.float() - expected).norm() <= 4e-3 * expected.norm()  # rounded twice
+
+    @pytest.mark.parametrize(
+        ("num_rows", "dtype", "in_one_chain"),
+        [
+            (cpu.MAX_FEW_ROWS + 1, torch.bfloat16, False),
+            (1, torch.float32, False),  # not vectorised
+            (1, torch.bfloat16, True),
+        ],
+    )
+    def test_others_are_multiplied_by_values(self, num_rows: int, dtype: torch.dtype, in_one_chain: bool) -> None:
+        x = Case(format=self.MATRIX.format).inputs(num_rows, dtype)
+        found = cpu.linear(x, self.MATRIX, functional.linear, in_one_chain=in_one_chain)
+        assert torch.equal(found, reference.linear(x, self.MATRIX))
+
+
 def test_only_plain_rows_of_integers_are_multiplied_as_such() -> None:
     found = {name for name, format in FORMATS.items() if cpu.is_of_integers(Case(format=format).matrix())}
     assert found == {"int8 token", "int8 token zeros"}

@@ -11,11 +11,12 @@ from facet.kernels.quantized import eight_bits
 from facet.kernels.quantized.cases import FORMATS, Case
 from facet.kernels.quantized.matrix import QuantizedMatrix, stack
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
-from facet.layers.gpu_weights import EightBitsWeight, Int4Weight, Int8GroupsWeight, ShuffledWeight, choose_kind
+from facet.layers.gpu_weights import EightBitsWeight, Int4Weight, Int8GroupsWeight, ShuffledWeight
 from facet.layers.linear import Embedding
 from facet.layers.moe import Experts
 from facet.layers.placement import Placement
 from facet.layers.quantized_weight import QuantizedWeight
+from facet.layers.weight_kinds import choose_kind
 from facet.model_spec import MoeSpec
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

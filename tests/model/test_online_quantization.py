@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from facet.errors import ConfigError
+from facet.kernels.quantized import packed_int4
 from facet.kernels.quantized.quantize import quantize
+from facet.layers.cpu_weights import PackedInt4Weight
 from facet.layers.quantized_weight import QuantizedWeight
 from facet.model.loader import LoadedModel, memory_needed
 from facet.model.weight_formats import FLAGS
@@ -59,6 +61,28 @@ def test_matrices_are_rounded_as_they_are_loaded(
     assert counted == sum(tensor.nbytes for tensor in tensors)
     difference = (logits(loaded) - (expected := logits(dense))).norm() / expected.norm()
     assert 0 < difference <= error
+
+
+@pytest.mark.skipif(not packed_int4.runs_on(torch.device("cpu")), reason="PyTorch has no fast kernel here")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_processor_keeps_4_bits_in_the_order_of_its_kernel(
+    name: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = load(folders[name], dtype="bfloat16", quantization="int4")
+    monkeypatch.setattr(packed_int4, "can_pack", lambda *_: False)
+    plain = load(folders[name], dtype="bfloat16", quantization="int4")
+    places = {place for place, module in packed.model.named_modules() if isinstance(module, PackedInt4Weight)}
+    assert places
+    assert not any(isinstance(module, PackedInt4Weight) for module in plain.model.modules())
+    for place in places:
+        same, as_it_was = (loaded.model.get_submodule(place).matrix for loaded in (packed, plain))
+        assert torch.equal(same.values(), as_it_was.values()), place
+    difference = (logits(packed) - (expected := logits(plain))).norm() / expected.norm()
+    assert difference <= 2e-2
+    monkeypatch.undo()
+    tensors = (*packed.model.parameters(), *packed.model.buffers())
+    counted = memory_needed(packed.spec, packed.context_length, torch.bfloat16, packed.formats, on="cpu")
+    assert counted == sum(tensor.nbytes for tensor in tensors)
 
 
 @pytest.mark.parametrize("name", ["Gemma 4 E4B", "Gemma 3n E4B"])

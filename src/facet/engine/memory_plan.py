@@ -111,7 +111,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
         quantization = quantization_while_loading(quantization, None if scheme is None else scheme.name)
     formats = online_formats(spec, stored, quantization, config.quantize_head)
     shard = shard_of(spec, num_gpus, formats)
-    weights = weight_bytes(shard, formats, dtype=dtype, tables_on_host=config.embeddings_on_cpu, on_gpu=True)
+    weights = weight_bytes(shard, formats, dtype=dtype, tables_on_host=config.embeddings_on_cpu, prepared_on=_GPU.type)
     widens = any(format.code_bits == 4 or not format.has_row_scales for format in formats.values())
     tables = table_bytes(shard, max_model_len, dtype)
     towers: Mapping[MediaKind, nn.Module] = {}

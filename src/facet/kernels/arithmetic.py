@@ -16,7 +16,7 @@ from facet.forward_batch import AttentionRows
 from facet.kernels import add_norm, geglu, head_inputs, linear, mean_square, moe, per_layer_input, rms_norm, streams
 from facet.kernels.paged_attention import AttentionPlan, HeadShape, plan_attention, plan_invariant_attention
 from facet.kernels.per_layer_input import invariant as invariant_per_layer_input
-from facet.kernels.quantized import QuantizedMatrix, eight_bits, int4, int8_groups
+from facet.kernels.quantized import QuantizedMatrix, eight_bits, int4, int8_groups, packed_int4
 from facet.kernels.rounded_rows import RoundedRows, RowCodes
 
 
@@ -62,6 +62,7 @@ class Arithmetic:
     adds_in_one_chain: bool  # whether products of values made of codes must (`linear/chain.py`)
     most_rows_of_int4: float  # that are multiplied by 4-bit codes as they are, and not by values made of them
     most_rows_of_int8_groups: float  # the same, of 8-bit codes in groups
+    most_rows_of_packed_int4: float  # the same on a processor, of 4-bit codes
 
 
 USUAL = Arithmetic(
@@ -89,6 +90,7 @@ USUAL = Arithmetic(
     adds_in_one_chain=False,
     most_rows_of_int4=int4.MAX_FEW_ROWS,
     most_rows_of_int8_groups=int8_groups.MAX_FEW_ROWS,
+    most_rows_of_packed_int4=packed_int4.MAX_FEW_ROWS,
 )
 # The bits of a row depend neither on the rows computed with it nor on their number.
 BATCH_INVARIANT = Arithmetic(
@@ -116,4 +118,5 @@ BATCH_INVARIANT = Arithmetic(
     adds_in_one_chain=True,
     most_rows_of_int4=math.inf,
     most_rows_of_int8_groups=math.inf,
+    most_rows_of_packed_int4=math.inf,
 )

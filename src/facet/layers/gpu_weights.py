@@ -1,4 +1,4 @@
-"""Quantized weights whose codes kernels of a GPU multiply as they are, and the choice of a kind for a matrix."""
+"""Quantized weights whose codes kernels of a GPU multiply as they are."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,35 +13,6 @@ from facet.kernels.rounded_rows import RowCodes
 from facet.layers.quantized_weight import QuantizedWeight
 from facet.layers.weight import Inputs, Weight
 from facet.matrix_format import MatrixFormat
-
-
-def make_quantized_weight(
-    format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device, arithmetic: Arithmetic
-) -> QuantizedWeight:
-    """Uninitialised, of the kind that multiplies fastest there."""
-    kind = choose_kind(format, shape, dtype=dtype, device=device)
-    return kind(QuantizedMatrix.empty(format, shape, device), dtype=dtype, arithmetic=arithmetic)
-
-
-def choose_kind(
-    format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device
-) -> type[QuantizedWeight]:
-    """For a device that is here."""
-    if device.type != "cuda":
-        return QuantizedWeight
-    kind = kind_on_gpus(format, shape, dtype=dtype)
-    return kind if kind.runs_on(device, format) else QuantizedWeight
-
-
-def kind_on_gpus(format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype) -> type[QuantizedWeight]:
-    """For a GPU that has the kernels: an Ampere or later one, for codes times codes of FP8 a Hopper one."""
-    if dtype.itemsize == 2 and eight_bits.serves(format, shape[-1]):
-        return EightBitsWeight
-    if dtype == torch.bfloat16 and int4.can_shuffle(format, shape[-2]):
-        return Int4Weight
-    if dtype == torch.bfloat16 and int8_groups.can_shuffle(format, shape):
-        return Int8GroupsWeight
-    return QuantizedWeight
 
 
 class EightBitsWeight(QuantizedWeight):
@@ -138,10 +109,7 @@ class ShuffledWeight(QuantizedWeight):
 
     def prepare(self, *, is_gated: bool) -> None:
         self._shuffled = self._room.shuffle(self.matrix, is_gated=is_gated)
-        for name in dict(self.named_buffers()):
-            delattr(self, name)
-        for name, tensor in self._shuffled.tensors().items():
-            self.register_buffer(name, tensor)
+        self._replace_buffers(self._shuffled.tensors())
 
     @property
     def has_kernels(self) -> bool:

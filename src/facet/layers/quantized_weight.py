@@ -1,7 +1,7 @@
 """Weights in few bits, and weights made of several: everything follows from a product and from rows looked up."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import torch
@@ -88,8 +88,7 @@ class QuantizedWeight(ProductWeight):
         self.dtype = dtype  # of activations
         self.arithmetic = arithmetic
         self.is_of_experts = matrix.codes.dim() > 2
-        for name, tensor in matrix.tensors().items():
-            self.register_buffer(name, tensor)
+        self._replace_buffers(matrix.tensors())
 
     @classmethod
     def runs_on(cls, device: torch.device, format: MatrixFormat) -> bool:
@@ -135,6 +134,12 @@ class QuantizedWeight(ProductWeight):
         matrix = self.matrix
         known = torch.where(ids < matrix.num_rows, ids, 0)
         return quantized.look_up(known, matrix).to(self.dtype)
+
+    def _replace_buffers(self, tensors: Mapping[str, Tensor]) -> None:
+        for name in dict(self.named_buffers()):
+            delattr(self, name)
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
 
     def _some(self, rows: slice | None, expert: int | None) -> QuantizedMatrix:
         matrix = self.matrix if expert is None else self.matrix.expert(expert)

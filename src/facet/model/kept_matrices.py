@@ -1,4 +1,4 @@
-"""Says which tensors of a checkpoint are kept as one matrix, in which format, and how many bytes that is on a GPU.
+"""Says which tensors of a checkpoint are kept as one matrix, in which format, and how many bytes that is.
 
 A pure function of a spec and of formats: a loader builds what it says, and a plan counts it.
 """
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from facet.layers.gpu_weights import Int4Weight, kind_on_gpus
+from facet.layers.gpu_weights import Int4Weight
 from facet.layers.quantized_weight import QuantizedWeight
+from facet.layers.weight_kinds import kind_with_kernels
 from facet.matrix_format import MatrixFormat
 from facet.model.weight_map import PER_LAYER_TABLE, TensorTarget, tensor_targets
 from facet.model_spec import ModelSpec
@@ -32,15 +33,15 @@ class KeptMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """As a CPU has it, and a GPU until it is prepared; of a quantized one."""
+        """Until it is prepared; of a quantized one."""
         assert self.format is not None, "it is quantized"
         return self.format.num_bytes(self.shape)
 
-    def prepared_bytes(self, dtype: torch.dtype) -> int:
-        """On a GPU that has all kernels, beside activations of this type; of a quantized one."""
+    def prepared_bytes(self, dtype: torch.dtype, device_type: str) -> int:
+        """On a device that has all kernels, beside activations of this type; of a quantized one."""
         if self.format is None or self.is_of_any_kind or not self.is_multiplied:
             return self.num_bytes
-        kind: type[QuantizedWeight] = kind_on_gpus(self.format, self.shape, dtype=dtype)
+        kind: type[QuantizedWeight] = kind_with_kernels(self.format, self.shape, dtype=dtype, device_type=device_type)
         count = kind.prepared_table_bytes if self.is_table else kind.prepared_bytes
         return count(self.format, self.shape)
 
@@ -77,7 +78,9 @@ def kept_matrices(spec: ModelSpec, formats: Mapping[str, MatrixFormat]) -> dict[
 
 def _can_be_before_another(format: MatrixFormat | None, shape: Sequence[int]) -> bool:
     """Whether kernels for such first matrices of experts take a second one of any format."""
-    return format is not None and kind_on_gpus(format, shape, dtype=torch.bfloat16) is Int4Weight
+    if format is None:
+        return False
+    return kind_with_kernels(format, shape, dtype=torch.bfloat16, device_type="cuda") is Int4Weight
 
 
 def _stacked(

@@ -13,11 +13,11 @@ from facet.config import ModelConfig
 from facet.errors import CapacityError
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
 from facet.kernels.linear import never_split_sums
-from facet.kernels.quantized import int4
 from facet.layers.host_memory import serve_from_host
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.layers.rank_group import RankGroup
+from facet.layers.weight_kinds import prepared_on
 from facet.media_span import MediaKind
 from facet.model.checkpoint import common_dtype, formats_of, load_weights, match_tensors
 from facet.model.config_fields import read_config_file
@@ -75,7 +75,7 @@ class LoadedModel:
             self.formats,
             dtype=dtype,
             tables_on_host=self.tables_on_host,
-            on_gpu=int4.runs_on(device),
+            prepared_on=prepared_on(device),
         )
         return (
             *([f"Weights: {weights.line}."] if weights.line else []),
@@ -181,9 +181,7 @@ def build_model(
     share = share or spec
     dtype, device = placement.dtype, placement.device
     check_dtype(dtype, device)
-    needed = memory_needed(
-        share, context_length, dtype, formats, tables_on_host=tables_on_host, on_gpu=int4.runs_on(device)
-    )
+    needed = memory_needed(share, context_length, dtype, formats, tables_on_host=tables_on_host, on=prepared_on(device))
     asked = f"The weights take {needed / 2**30:,.1f} GiB as {str(dtype).removeprefix('torch.')}"
     if device.type == "cpu":
         # Asked beforehand: an operating system promises more than it has, and ends the process when that is used.
@@ -215,10 +213,10 @@ def memory_needed(
     formats: Formats = MappingProxyType({}),
     *,
     tables_on_host: bool = False,
-    on_gpu: bool = False,
+    on: str | None = None,
 ) -> int:
     """Bytes of a model's weights and tables of angles, without what is in the host's memory."""
-    weights = weight_bytes(spec, formats, dtype=dtype, tables_on_host=tables_on_host, on_gpu=on_gpu)
+    weights = weight_bytes(spec, formats, dtype=dtype, tables_on_host=tables_on_host, prepared_on=on)
     return weights.total + table_bytes(spec, context_length, dtype)
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from facet.kernels.quantized import QuantizedMatrix
-from facet.layers.gpu_weights import make_quantized_weight
 from facet.layers.linear import Linear
 from facet.layers.moe import Experts
 from facet.layers.placement import Placement
 from facet.layers.quantized_weight import PartsWeight, QuantizedWeight
 from facet.layers.weight import DenseWeight, Weight
+from facet.layers.weight_kinds import make_quantized_weight
 from facet.model.gemma import Gemma
 from facet.model.kept_matrices import KeptMatrix, kept_matrices
 from facet.model.weight_formats import Formats

@@ -150,10 +150,15 @@ def online_formats(spec: ModelSpec, stored: Formats, quantization: str | None, q
 
 
 def weight_bytes(
-    spec: ModelSpec, formats: Formats, *, dtype: torch.dtype, tables_on_host: bool = False, on_gpu: bool = False
+    spec: ModelSpec,
+    formats: Formats,
+    *,
+    dtype: torch.dtype,
+    tables_on_host: bool = False,
+    prepared_on: str | None = None,
 ) -> WeightBytes:
-    """Of all tensors; `dtype` is that of unquantized values, but for norms. `on_gpu`: where kernels want quantized
-    matrices in an order of their own, as they are in it."""
+    """Of all tensors; `dtype` is that of unquantized values, but for norms. `prepared_on`: a type of device, where its
+    kernels want quantized matrices in an order of their own, as they are in it."""
     by_format: dict[MatrixFormat, int] = {}
     num_quantized = unquantized = on_host = fill = 0
     for target in tensor_targets(spec):
@@ -167,7 +172,7 @@ def weight_bytes(
         elif kept.format is None:
             unquantized += num_bytes
         else:
-            prepared = kept.prepared_bytes(dtype) if on_gpu else num_bytes
+            prepared = num_bytes if prepared_on is None else kept.prepared_bytes(dtype, prepared_on)
             by_format[kept.format] = by_format.get(kept.format, 0) + prepared
             fill += prepared - num_bytes
             num_quantized += num_values

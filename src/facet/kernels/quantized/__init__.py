@@ -1,9 +1,9 @@
 """Products with matrices that are kept in four or eight bits, and rows looked up in such tables.
 
 `matrix.py` has the tensors, `rounding.py` what happens to inputs, `reference.py` the definition, `cpu.py` what a
-processor does instead. On a GPU `eight_bits/`, `int8_groups/` and `int4/` multiply by the codes of the most common
-formats, the latter two in an order of their own (`shuffled/`); matrices of all others are brought to the type of
-activations, some rows at a time (`gpu.py`).
+processor does instead, with 4-bit codes in an order of their own in `packed_int4.py`. On a GPU `eight_bits/`,
+`int8_groups/` and `int4/` multiply by the codes of the most common formats, the latter two in an order of their own
+(`shuffled/`); matrices of all others are brought to the type of activations, some rows at a time (`gpu.py`).
 """
 
 from torch import Tensor
@@ -23,4 +23,4 @@ def linear(x: Tensor, matrix: QuantizedMatrix, product: Product, *, in_one_chain
         return gpu.linear(x, matrix, product, in_one_chain=in_one_chain)
     if x.is_cuda:
         return reference.linear(x, matrix, product)
-    return cpu.linear(x, matrix, product)
+    return cpu.linear(x, matrix, product, in_one_chain=in_one_chain)
