@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -20,8 +21,18 @@ NOISE = 0.03
 TOKEN = 7
 
 
+@cache
+def seconds_of_rows(count: int) -> float:
+    return interpolate(ROWS, count)
+
+
 def interpolate(measured: dict[int, float], count: int) -> float:
     return float(np.interp(count, list(measured), list(measured.values())))
+
+
+@cache
+def plan_of(num_requests: int, num_drafts: int, num_to_draft: int) -> StepPlan:
+    return replace(step_of(*[(30, 1)] * num_requests, drafts=num_drafts), num_to_draft=num_to_draft)
 
 
 @dataclass
@@ -38,7 +49,7 @@ class Clock:
         self._random = random.Random(1)
 
     def run(self, plan: StepPlan, *, has_waited: bool) -> tuple[StepResult, float]:
-        device = interpolate(ROWS, plan.num_tokens) + self.attention_seconds * plan.num_tokens
+        device = seconds_of_rows(plan.num_tokens) + self.attention_seconds * plan.num_tokens
         device += plan.num_to_draft * interpolate(DRAFTING, len(plan.seats))
         seconds = device + self.host_seconds if has_waited else max(device, self.host_seconds)
         seconds *= 1 + NOISE * self._random.random()
@@ -68,8 +79,7 @@ class Loop:
             if drafter.could_gain(num_requests):
                 drafts = drafter.propose([Draftable(number, [1], [], 0, 8) for number in range(num_requests)])
             num_drafts = max(map(len, drafts.values()), default=0)
-            plan = step_of(*[(30, 1)] * num_requests, drafts=num_drafts)
-            plan = replace(plan, num_to_draft=drafter.num_ahead(num_requests))
+            plan = plan_of(num_requests, num_drafts, drafter.num_ahead(num_requests))
             result, seconds = clock.run(plan, has_waited=self._has_waited)
             drafter.learn(plan, result, seconds)
             if plan.num_to_draft:

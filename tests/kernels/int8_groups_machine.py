@@ -9,14 +9,14 @@ from torch import Tensor
 from tests.kernels.int4_machine import JUNK, SHUFFLED_LANGUAGES, Words, add_products
 from tests.kernels.int4_machine import NAMES as INT4_NAMES
 
+# Of both sides of the two pairs of codes in a word.
+SHIFTS = torch.tensor([8 * pair + 16 * side for pair in range(2) for side in range(2)], dtype=torch.int32)
+
 
 def unpack_bytes(first: Tensor, second: Tensor, is_narrow: bool) -> Words:
-    def numbers(word: Tensor, pair: int) -> Tensor:
-        octets = torch.stack([word >> (8 * pair + 16 * side) & 255 for side in range(2)], dim=-1)
-        return octets - 64 if is_narrow else octets.to(torch.int8)
-
-    pairs = [numbers(word, pair).to(torch.bfloat16) for word in (first, second) for pair in range(2)]
-    return [pair.view(torch.int32).squeeze(-1) for pair in pairs]
+    octets = torch.stack((first, second), dim=-1).unsqueeze(-1) >> SHIFTS & 255
+    numbers = octets - 64 if is_narrow else octets.to(torch.int8)
+    return numbers.to(torch.bfloat16).view(torch.int32).flatten(-2).unbind(-1)
 
 
 def dequantize_bytes(word: Tensor, scale: Tensor, offset: Tensor, is_narrow: bool) -> Tensor:
