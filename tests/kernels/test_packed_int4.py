@@ -29,10 +29,10 @@ def matrix_of(name: str, num_out: int = 192, num_in: int = 512) -> QuantizedMatr
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    """A bfloat16 result of exact values: half a step of the last digit, and once more where two are added."""
+    """A bfloat16 result: half a step of the last digit, and once more where two are added or values are rounded."""
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), expected, rtol=2**-7, atol=2**-8 * float(expected.abs().amax()))
-    assert (found.float() - expected).norm() <= 2.5e-3 * expected.norm()
+    torch.testing.assert_close(found.float(), expected, rtol=2**-6, atol=2**-7 * float(expected.abs().amax()))
+    assert (found.float() - expected).norm() <= 5e-3 * expected.norm()
 
 
 @pytest.mark.parametrize("name", PACKED)

@@ -111,7 +111,7 @@ class TestFewRowsOnAProcessor:
         found = cpu.linear(x, self.MATRIX, functional.linear, in_one_chain=False)
         expected = x.float() @ self.MATRIX.values().t()
         assert found.dtype == torch.bfloat16
-        assert (found.float() - expected).norm() <= 4e-3 * expected.norm()  # rounded twice
+        assert (found.float() - expected).norm() <= 6e-3 * expected.norm()  # rounded twice
 
     @pytest.mark.parametrize(
         ("num_rows", "dtype", "in_one_chain"),

@@ -78,7 +78,7 @@ def test_a_processor_keeps_4_bits_in_the_order_of_its_kernel(
         same, as_it_was = (loaded.model.get_submodule(place).matrix for loaded in (packed, plain))
         assert torch.equal(same.values(), as_it_was.values()), place
     difference = (logits(packed) - (expected := logits(plain))).norm() / expected.norm()
-    assert difference <= 2e-2
+    assert difference <= 4e-2
     monkeypatch.undo()
     tensors = (*packed.model.parameters(), *packed.model.buffers())
     counted = memory_needed(packed.spec, packed.context_length, torch.bfloat16, packed.formats, on="cpu")
