@@ -35,6 +35,15 @@ def _operands(x, codes, out, factor, SIZE: tl.constexpr, HALF: tl.constexpr):  #
 
 
 @triton.jit
+def _product(x, weights, out, ROWS: tl.constexpr, INPUTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, column = tl.arange(0, ROWS), tl.arange(0, INPUTS)
+    left = tl.load(x + row[:, None] * INPUTS + column)
+    right = tl.load(weights + column[:, None] * ROWS + row)
+    sums = tl.dot(left, right, tl.full([ROWS, ROWS], 1.0, tl.float32), input_precision="ieee")
+    tl.store(out + row[:, None] * ROWS + row, sums)
+
+
+@triton.jit
 def _rows_of_two_sizes(x, out, SIZE: tl.constexpr, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
     tl.store(out + tl.arange(0, SIZE), tl.load(x + tl.arange(0, SIZE)) + tl.load(x + tl.arange(0, HALF)))
 
@@ -76,6 +85,23 @@ def test_same_bits(dtype: torch.dtype, code: torch.dtype) -> None:
     assert plain.count_nonzero() > 64
     with quick_interpreter():
         assert torch.equal(run(), plain)
+
+
+def test_products_do_not_depend_on_where_rows_stand() -> None:
+    """Sums of a library may, and bits that differ would be taken for a fault of a kernel."""
+    x, weights = torch.randn(16, 32), torch.randn(32, 16)
+
+    def run(x: Tensor) -> Tensor:
+        out = torch.zeros(16, 16)
+        _product[(1,)](x, weights, out, ROWS=16, INPUTS=32)
+        return out
+
+    plain = run(x)
+    with quick_interpreter():
+        sums = run(x)
+        torch.testing.assert_close(sums, plain)
+        order = torch.randperm(16)
+        assert torch.equal(run(x[order].contiguous()), sums[order])
 
 
 def test_what_is_refused(kind: bool) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.kernels.ordered_sums import product
+
 
 class Partitions:
     """The partitions of the program that runs: threads that take turns."""
@@ -346,8 +348,8 @@ class Product:
         for operand, numbers in zip((self.a, self.b), self.before, strict=True):
             assert torch.equal(operand.numbers, numbers), "an operand changed under a product"
         start = self.start.result if isinstance(self.start, Product) else self.start
-        product = self.before[0].float() @ self.before[1].float()
-        self.result = product if start is None else start + product
+        sums = product(*self.before)
+        self.result = sums if start is None else start + sums
 
 
 def warpgroup_mma(a: Shared, b: Shared, start: Any, *, use_acc: bool = True, is_async: bool = False) -> Product:

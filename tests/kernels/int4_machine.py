@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.kernels.gluon_copies import COPIES, COPYING, Shared, nothing
+from tests.kernels.ordered_sums import product
 
 Words = Sequence[Tensor]  # each [threads, tiles, row tiles], or one of the latter for all
 
@@ -101,7 +102,7 @@ def add_products(sums: Words, upper: Words, lower: Words, x: Words, upper_scale:
     """Operands of m16n8k16 as the PTX manual draws them. Thread 4 g + t has columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9:
     of rows g and g + 8 of the left operand, of row g of the right one. Of the product, columns 2 t and 2 t + 1 of rows
     g and g + 8."""
-    halves = torch.cat([_rows(upper), _rows(lower)], dim=-2) @ _rows(x).transpose(-1, -2)
+    halves = product(torch.cat([_rows(upper), _rows(lower)], dim=-2), _rows(x).transpose(-1, -2))
     products = halves[0] + halves[1]
     # [warps, tiles, row tiles, 16, 8] -> [halves, sides, threads, tiles, row tiles]
     parts = products.unflatten(-2, (2, 8)).unflatten(-1, (4, 2)).permute(3, 6, 0, 4, 5, 1, 2).flatten(2, 4)
@@ -173,7 +174,7 @@ class Product:
 
     def finish(self) -> None:
         sums = self.sums.result if isinstance(self.sums, Product) else self.sums
-        self.result = sums + self.values.float() @ self.x.numbers.float()
+        self.result = sums + product(self.values, self.x.numbers)
 
 
 PRODUCTS: list[Product] = []  # under way, one after the other

@@ -19,6 +19,8 @@ def quick_interpreter() -> Iterator[None]:
     it computes whether they overflow, and without its option `debug` does not look at the outcome. For every value it
     wraps each number of its shape anew, and lists all types to find that of NumPy. It finds the common type of two
     values by long rules again and again, and copies the smaller one to the shape of the larger, which NumPy need not.
+
+    Only products differ, in their last bits: they are those of `ordered_sums.py`.
     """
     from triton.language import core
     from triton.runtime import interpreter
@@ -38,6 +40,7 @@ def quick_interpreter() -> Iterator[None]:
         patch.setattr(interpreter, "_patch_attr", _quick_members)
         patch.setattr(interpreter.TensorHandle, "__init__", _checked_handle())
         patch.setattr(builder, "create_expand_dims", _with_one_more_size)
+        patch.setattr(builder, "create_dot", _product_in_any_order(builder.create_dot))
         for name, quick in _quick_operands(semantic).items():
             patch.setattr(semantic, name, quick)
         yield
@@ -168,6 +171,19 @@ def _with_one_more_size(value: Any, axis: int) -> Any:
 
     sizes = value.data.shape
     return TensorHandle(value.data.reshape(*sizes[:axis], 1, *sizes[axis:]), value.dtype.scalar)
+
+
+def _product_in_any_order(multiply: Callable[..., Any]) -> Callable[..., Any]:
+    import numpy as np
+    from triton.runtime.interpreter import TensorHandle
+
+    def multiply_in_double(a: Any, b: Any, d: Any, *options: Any) -> Any:
+        if any(operand.dtype.primitive_bitwidth == 8 or not operand.dtype.is_floating() for operand in (a, b)):
+            return multiply(a, b, d, *options)
+        sums = np.matmul(a.data, b.data, dtype=np.float64).astype(d.data.dtype)
+        return TensorHandle(sums + d.data, d.dtype.scalar)
+
+    return multiply_in_double
 
 
 def _quick_operands(semantic: Any) -> dict[str, Callable[..., Any]]:

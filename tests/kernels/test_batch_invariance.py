@@ -65,6 +65,23 @@ def test_sizes_of_blocks_that_differ_are_not_used(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_lie_alike_in_memory(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library whose sums begin with what comes before a multiple of 32 bytes."""
+
+    def moody(x: Tensor, weight: Tensor) -> Tensor:
+        product = (x.double()[:, None] * weight.double()).sum(-1).float()
+        places = (x.data_ptr() + x.element_size() * x.stride(0) * torch.arange(len(x))) % 32
+        return (product * (1 + places[:, None] * 2**-10)).to(x.dtype)
+
+    x, weight = linear_cases.ODD[2].inputs(40, dtype)
+    monkeypatch.setattr(alike, "_found", {})
+    monkeypatch.setattr(alike.functional, "linear", moody)
+    together = alike.linear(x, weight)
+    for rows in CHOICES:
+        assert torch.equal(alike.linear(x[rows], weight), together[rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(16, 256), (128, 256), (896, 256), (5, 96), (40, 2048)], ids=str)
 def test_another_order_is_noticed_behind_rounding(
     shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

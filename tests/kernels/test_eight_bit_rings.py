@@ -23,6 +23,7 @@ from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
 pytest.importorskip("triton")
 from tests.kernels.gluon_copies import COPIES, COPYING, Shared
 from tests.kernels.gluon_emulator import emulated
+from tests.kernels.ordered_sums import product
 
 ROOM = "facet.kernels.quantized.eight_bits"
 ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
@@ -43,8 +44,7 @@ class Product:
 
     def finish(self) -> Tensor:
         left, right = self.matrix.numbers, self.x.numbers
-        is_integer = left.dtype == torch.int8
-        return (left.int() if is_integer else left.float()) @ (right.int() if is_integer else right.float())
+        return left.int() @ right.int() if left.dtype == torch.int8 else product(left, right)
 
 
 @dataclass

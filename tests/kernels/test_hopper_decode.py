@@ -17,6 +17,7 @@ from facet.kernels.paged_attention.reference import plan_reference
 pytest.importorskip("triton")
 from tests.kernels.gluon_copies import COPIES, COPYING
 from tests.kernels.gluon_emulator import Pointer, emulated
+from tests.kernels.ordered_sums import product
 
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 DEVICE = "cuda" if ON_HOPPER else "cpu"
@@ -67,7 +68,7 @@ def ring() -> ModuleType:
     own = {
         **COPYING,
         "arrives_last": _arrives_last,
-        "mma_v2": lambda left, right, sums: sums + left.float() @ right.float(),
+        "mma_v2": lambda left, right, sums: sums + product(left, right),
     }
     modules = [f"{ROOM}.{name}" for name in ("parts", "separate_kernel", "shared_kernel", "ring")]
     return emulated(modules, f"{ROOM}.language", own=own)

@@ -15,6 +15,7 @@ from facet.kernels.per_layer_input.reference import gate_per_layer_input
 pytest.importorskip("triton")
 from tests.kernels.gluon_copies import COPIES, COPYING
 from tests.kernels.gluon_emulator import emulated
+from tests.kernels.ordered_sums import product
 
 ROOM = "facet.kernels.linear"
 ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
@@ -22,7 +23,7 @@ DEVICE = "cuda" if ON_HOPPER else "cpu"
 NAMES = {
     **COPYING,
     "let_through": lambda gate, up: gate_per_layer_input(gate, up),
-    "mma_v2": lambda left, right, sums: sums + left.float() @ right.float(),
+    "mma_v2": lambda left, right, sums: sums + product(left, right),
 }
 # More inputs than a ring holds, as many, fewer; not whole tiles; more outputs than whole programs.
 SHAPES = (

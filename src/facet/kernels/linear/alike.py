@@ -4,7 +4,8 @@ A library picks its blocking, and with it the order of a sum, by the shapes it i
 another order than two, and two than sixteen. Which of them agree depends on the machine, the library and the shape. So
 each weight shape is tried once: some rows are multiplied in blocks of `ANCHOR`, then in blocks of every other size, and
 a size is used where all bits are the same. What is multiplied later consists of blocks of such sizes alone, the last
-one filled up with zeros; within a block a row meets the same arithmetic wherever it stands.
+one filled up with zeros. Rows of a block begin at multiples of 64 bytes, so that within it a row meets the same
+arithmetic wherever it stands: some libraries begin a sum with what comes before such a place.
 """
 
 from functools import lru_cache
@@ -18,6 +19,7 @@ from facet.kernels.linear.telling_rows import rows_that_tell, telling_rows
 # The size that always serves.
 ANCHOR = 16
 SIZES = (1, 2, 4, 8, ANCHOR, 32, 64, 128, 256)
+_LINE = 64  # bytes that a processor moves at once
 # Larger weights are heads, which multiply few rows: a trial of many would take seconds.
 _MOST_TRIED = 2**27
 
@@ -42,7 +44,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 def sizes_alike(weight: Tensor) -> tuple[int, ...]:
     """The sizes of blocks in which rows have the same bits, ascending."""
     # Also by the number of threads, among which a library divides its work.
-    key = (tuple(weight.shape), weight.stride(0), weight.dtype, torch.get_num_threads())
+    place = weight.data_ptr() % _LINE
+    key = (tuple(weight.shape), weight.stride(0), place, weight.dtype, torch.get_num_threads())
     if key not in _found:
         _found[key] = _try_sizes(weight)
     return _found[key]
@@ -63,11 +66,11 @@ def _try_sizes(weight: Tensor) -> tuple[int, ...]:
 
 def _product(rows: Tensor, weight: Tensor, size: int) -> Tensor:
     """`size` rows; those that are missing are zeros."""
-    if rows.shape[0] == size:
-        block = rows.clone(memory_format=torch.contiguous_format)
-    else:
-        block = rows.new_zeros(size, rows.shape[1])
-        block[: rows.shape[0]] = rows
+    num_rows, num_inputs = rows.shape
+    a_line = _LINE // rows.element_size()
+    block = rows.new_empty(size, -(-num_inputs // a_line) * a_line)[:, :num_inputs]
+    block[:num_rows] = rows
+    block[num_rows:] = 0
     return functional.linear(block, weight)
 
 
