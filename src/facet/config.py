@@ -92,6 +92,9 @@ class ModelConfig:
     language_model_only: bool = setting(
         False, "load the text decoder alone, without what a checkpoint has for pictures and sound"
     )
+    mmproj: str = setting(
+        "auto", "GGUF file with the towers of a GGUF file, for pictures and sound; auto: one beside it that fits"
+    )
     device: str = setting("auto", "auto, cpu, cuda or cuda:N; auto: the first GPU, or the CPU if there is none")
     max_model_len: int | Literal["auto"] | None = setting(
         None,

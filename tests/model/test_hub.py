@@ -1,6 +1,6 @@
 """A model's name becomes a folder, or one line that says why not. No test here touches a network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,7 +154,13 @@ class TestWithoutNetwork:
             local_folder("owner/other", access=HubAccess(str(tmp_path)))
 
     def test_so_is_a_gguf_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("facet.model.gguf.folder.unfold", lambda path: path)
+        self.towers: list[tuple[Path | None, list[Path]]] = []
+
+        def unfold(path: Path, towers: Path | None = None, *, beside: Sequence[Path] = ()) -> Path:
+            self.towers.append((towers, list(beside)))
+            return path
+
+        monkeypatch.setattr("facet.model.gguf.folder.unfold", unfold)
         folder = write_cached_model(tmp_path, "owner/name", {"a-Q4_0.gguf": "", "a-Q8_0.gguf": ""})
         assert local_folder("owner/name:Q8_0", access=HubAccess(str(tmp_path))) == folder / "a-Q8_0.gguf"
 
@@ -164,7 +170,13 @@ class TestGguf:
 
     @pytest.fixture(autouse=True)
     def unfolded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("facet.model.gguf.folder.unfold", lambda path: path)
+        self.towers: list[tuple[Path | None, list[Path]]] = []
+
+        def unfold(path: Path, towers: Path | None = None, *, beside: Sequence[Path] = ()) -> Path:
+            self.towers.append((towers, list(beside)))
+            return path
+
+        monkeypatch.setattr("facet.model.gguf.folder.unfold", unfold)
 
     def repository(self, monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> list[tuple[str, ...]]:
         """Puts a repository with these files on the hub; returns what will have been downloaded."""
@@ -182,6 +194,8 @@ class TestGguf:
         for name in ("gemma-Q4_0.gguf", "mmproj-gemma.gguf", "README.md"):
             (tmp_path / name).touch()
         assert local_folder(str(tmp_path)) == tmp_path / "gemma-Q4_0.gguf"
+        assert local_folder(str(tmp_path), towers=None) == tmp_path / "gemma-Q4_0.gguf"
+        assert self.towers == [(None, [tmp_path / "mmproj-gemma.gguf"]), (None, [])]
         (tmp_path / "gemma-Q8_0.gguf").touch()
         assert "has several GGUF files: gemma-Q4_0.gguf, gemma-Q8_0.gguf. Name one" in refusal(str(tmp_path))
         (tmp_path / "model.safetensors").touch()
@@ -209,17 +223,34 @@ class TestGguf:
         split = [f"big/gemma-UD-Q4_K_XL-{part:05}-of-00002.gguf" for part in (1, 2)]
         asked = self.repository(monkeypatch, tmp_path, *names, *split, "mmproj-BF16.gguf", "README.md")
         assert local_folder(f"owner/name:{asked_for}") == tmp_path / chosen
-        assert asked == [(chosen.replace("-00001-of-", "-*-of-"),)]
+        assert asked == [(chosen.replace("-00001-of-", "-*-of-"), "mmproj-BF16.gguf")]
+        assert self.towers == [(None, [tmp_path / "mmproj-BF16.gguf"])]
 
     def test_a_repository_of_one_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         asked = self.repository(monkeypatch, tmp_path, "model-q4_0.gguf", "mmproj-model.gguf")
         assert local_folder("google/gemma-qat-q4_0-gguf") == tmp_path / "model-q4_0.gguf"
-        assert asked == [WHOLE_MODEL, ("model-q4_0.gguf",)]
+        assert asked == [WHOLE_MODEL, ("model-q4_0.gguf", "mmproj-model.gguf")]
+
+    def test_towers_of_a_repository(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        towers = [f"mmproj-{type}.gguf" for type in ("F32", "F16", "BF16")]
+        asked = self.repository(monkeypatch, tmp_path, "a-Q4_0.gguf", *towers)
+        own = tmp_path / "own.gguf"
+        for path in (own, *(tmp_path / name for name in towers)):
+            path.touch()
+        for given in ("auto", None, "F16", "mmproj-F32.gguf", str(own)):
+            local_folder("owner/name:Q4_0", towers=given)
+        files = [("mmproj-BF16.gguf",), (), ("mmproj-F16.gguf",), ("mmproj-F32.gguf",), ()]
+        assert asked == [("a-Q4_0.gguf", *each) for each in files]
+        named = [None, None, tmp_path / "mmproj-F16.gguf", tmp_path / "mmproj-F32.gguf", own]
+        assert [towers for towers, _ in self.towers] == named
+        assert [len(beside) for _, beside in self.towers] == [1, 0, 0, 0, 0]
 
     def test_what_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.repository(monkeypatch, tmp_path, "a-Q4_0.gguf", "a-Q8_0.gguf")
         assert "owner/name on the hub has no GGUF file 'Q6_K'. It has a-Q4_0.gguf, a-Q8_0" in refusal("owner/name:Q6_K")
         assert "has several GGUF files" in refusal("owner/name")
+        with pytest.raises(CheckpointError, match=r"on the hub has no GGUF file 'BF16'. It has none"):
+            local_folder("owner/name:Q8_0", towers="BF16")
         self.repository(monkeypatch, tmp_path, "README.md")
         assert "neither a config.json nor a GGUF file" in refusal("owner/name")
         assert "neither a folder nor the name" in refusal("owner/name:")

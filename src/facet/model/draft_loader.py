@@ -37,7 +37,8 @@ _ORDERING = "masked_embedding.token_ordering"
 def load_draft_model(name: str, target: Gemma, config: ModelConfig, progress: Progress) -> DraftModel:
     """Read, check, build, fill. `config` is of the model: it says where downloads are kept and whether to read any."""
     is_dummy = config.load_format == "dummy"
-    folder = local_folder(name, patterns=CONFIG_ONLY if is_dummy else WHOLE_MODEL, access=access_of(config))
+    patterns = CONFIG_ONLY if is_dummy else WHOLE_MODEL
+    folder = local_folder(name, patterns=patterns, access=access_of(config), towers=None)
     fields = read_config_file(folder / "config.json")
     spec = read_draft_model_spec(fields, target.spec, name)
     model = DraftModel(spec, target)

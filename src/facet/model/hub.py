@@ -3,7 +3,7 @@
 import errno
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +11,7 @@ from typing import TypeVar
 from facet.config import ModelConfig
 from facet.errors import CheckpointError, ConfigError
 from facet.model.config_fields import PROCESSOR_FILES, shown
-from facet.model.gguf.choosing import choose_file, model_files
+from facet.model.gguf.choosing import choose_file, model_files, tower_files
 
 CONFIG_ONLY = ("config.json", "generation_config.json", "hf_quant_config.json")
 WHOLE_MODEL = (
@@ -45,7 +45,10 @@ def folder_of(config: ModelConfig, *, config_only: bool = False) -> Path:
     if not config.model:
         raise ConfigError("No model was named. Give a folder or a name on the hub (owner/name).")
     patterns = CONFIG_ONLY if config_only or config.load_format == "dummy" else WHOLE_MODEL
-    return local_folder(config.model, revision=config.revision, patterns=patterns, access=access_of(config))
+    towers = None if config.language_model_only else config.mmproj
+    return local_folder(
+        config.model, revision=config.revision, patterns=patterns, access=access_of(config), towers=towers
+    )
 
 
 def access_of(config: ModelConfig) -> HubAccess:
@@ -59,19 +62,21 @@ def local_folder(
     patterns: tuple[str, ...] = WHOLE_MODEL,
     access: HubAccess = AS_USUAL,
     needs_model: bool = True,
+    towers: str | None = "auto",
 ) -> Path:
     """The folder of `model`, downloaded first if it is not a path. Only files matching `patterns` are fetched.
 
     A GGUF file becomes a folder; so does one of a folder or of a repository that has no config.json, where it is the
     only one, or the one named behind a colon: owner/name:file.gguf, or owner/name:Q4_0. Where only a tokenizer is
-    looked for, there need not be a model.
+    looked for, there need not be a model. `towers`: the GGUF file that holds those of a GGUF file; auto: one beside it;
+    None: it is left without.
     """
     # os.path and not Path: these say no, where Path raises, to a user or a name that cannot exist.
     path = os.path.expanduser(model)
     if os.path.isdir(path):
-        return _whole_or_unfolded(Path(path)) if needs_model else Path(path)
+        return _whole_or_unfolded(Path(path), towers) if needs_model else Path(path)
     if os.path.isfile(path) and path.endswith(".gguf"):
-        return _unfolded(Path(path))
+        return _unfolded(Path(path), towers, _beside(Path(path)))
     if os.path.isfile(path):
         raise CheckpointError(f"{model} is a file; give the folder that holds config.json, or a .gguf file.")
     name, colon, file = model.partition(":")
@@ -79,37 +84,72 @@ def local_folder(
     if not is_name or (colon and not _FILE.fullmatch(file)):
         raise _not_a_model(model)
     if colon:
-        return _download_file(name, revision, file, access)
+        return _download_file(name, revision, file, access, towers)
     folder = _download(name, revision, patterns, access)
     is_whole = not needs_model or (folder / "config.json").exists()
-    return folder if is_whole else _download_file(name, revision, None, access)
+    if is_whole:
+        _refuse_towers(model, towers)
+        return folder
+    return _download_file(name, revision, None, access, towers)
 
 
-def _whole_or_unfolded(folder: Path) -> Path:
+def _whole_or_unfolded(folder: Path, towers: str | None) -> Path:
     """A config.json beside a GGUF file alone is not what the file says: norms are stored in another way."""
     names = os.listdir(folder)
     found = model_files(names)
     if not found or any(name.endswith(".safetensors") for name in names):
+        _refuse_towers(str(folder), towers)
         return folder
-    return _unfolded(folder / choose_file(found, None, str(folder)), within=folder)
+    chosen = folder / choose_file(found, None, str(folder))
+    return _unfolded(chosen, towers, _beside(chosen), within=folder)
 
 
-def _unfolded(path: Path, within: Path | None = None) -> Path:
+def _refuse_towers(model: str, towers: str | None) -> None:
+    if towers not in (None, "auto"):
+        raise ConfigError(f"--mmproj names {shown(towers)}, but {model} is no GGUF file: its towers are its own.")
+
+
+def _beside(path: Path) -> list[Path]:
+    """Files of towers in the same folder."""
+    return [path.parent / name for name in tower_files(os.listdir(path.parent))]
+
+
+def _unfolded(path: Path, towers: str | None, beside: Sequence[Path], within: Path | None = None) -> Path:
     """The folder that a GGUF file becomes; `within` itself where that is one already."""
     # Imported here: other models need neither numpy nor a reader of such files.
     from facet.model.gguf import folder
 
-    return within if within is not None and folder.is_unfolded(within) else folder.unfold(path)
+    if within is not None and folder.is_unfolded(within):
+        return within
+    if towers is None or towers == "auto":
+        return folder.unfold(path, beside=beside if towers == "auto" else ())
+    named = os.path.expanduser(towers)
+    if not os.path.isfile(named):
+        raise ConfigError(f"--mmproj names {shown(towers)}, which is no file.")
+    return folder.unfold(path, Path(named))
 
 
-def _download_file(model: str, revision: str | None, wanted: str | None, access: HubAccess) -> Path:
-    """The folder of the GGUF file that was asked for, all its parts included."""
-    names = model_files(_asked(model, revision, lambda: _list_files(model, revision, access)))
-    if not names:
+def _download_file(model: str, revision: str | None, wanted: str | None, access: HubAccess, towers: str | None) -> Path:
+    """The folder of the GGUF file that was asked for, all its parts included, with the towers of its repository."""
+    names = _asked(model, revision, lambda: _list_files(model, revision, access))
+    models = model_files(names)
+    if not models:
         raise CheckpointError(f"{model} on the hub has neither a config.json nor a GGUF file: it holds no model.")
-    chosen = choose_file(names, wanted, f"{model} on the hub")
+    chosen = choose_file(models, wanted, f"{model} on the hub")
     parts = re.sub(r"-00001-of-(\d{5})\.gguf$", r"-*-of-\1.gguf", chosen)
-    return _unfolded(_download(model, revision, (parts,), access) / chosen)
+    in_repository = _towers_to_download(names, towers, f"{model} on the hub")
+    folder = _download(model, revision, (parts, *in_repository), access)
+    if in_repository and towers != "auto":
+        towers = str(folder / in_repository[0])
+    return _unfolded(folder / chosen, towers, [folder / name for name in in_repository])
+
+
+def _towers_to_download(names: Sequence[str], towers: str | None, where: str) -> list[str]:
+    """One file of a repository, or none."""
+    if towers is None or os.path.isfile(os.path.expanduser(towers)):
+        return []
+    found = tower_files(names)
+    return found[:1] if towers == "auto" else [choose_file(found, towers, where)]
 
 
 def _list_files(model: str, revision: str | None, access: HubAccess) -> list[str]:

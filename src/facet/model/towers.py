@@ -46,6 +46,7 @@ VISION_PREFIXES = ("vision_tower.", "vision_embedder.")
 SOUND_PREFIXES = ("audio_tower.", "embed_audio.")
 
 NO_TOWER = "The checkpoint has no weights for {}, though its config describes some: the model takes none."
+SEPARATE_FILE = "The weights for {} are those of {}."
 QUANTIZED_TOWER = "The weights for {} are quantized in a form that Facet does not read: the model takes none."
 
 
@@ -119,7 +120,17 @@ def find_towers(
             notes.append(QUANTIZED_TOWER.format(name))
             continue
         towers.append(FoundTower(kinds=kinds, spec=spec, tensors=tensors, scheme=scheme))
+        if tensors is not None and (file := _separate_file(tensors)) is not None:
+            notes.append(SEPARATE_FILE.format(name, file))
     return FoundTowers(towers=tuple(towers), notes=tuple(notes))
+
+
+def _separate_file(tensors: Mapping[TensorTarget, Source]) -> str | None:
+    """The name of a GGUF file that holds towers alone."""
+    source = next(iter(tensors.values()))
+    if not isinstance(source, StoredTensor) or source.file.suffix != ".gguf":
+        return None
+    return source.file.readlink().name if source.file.is_symlink() else source.file.name
 
 
 def _read_vision(config: Mapping[str, Any], model: ModelSpec) -> Described:

@@ -1,4 +1,4 @@
-"""Reads GGUF files: one file that holds a whole model, with its config, tokenizer and template as metadata.
+"""Reads GGUF files: one of a whole model, with its config, tokenizer and template as metadata, and one of its towers.
 
     container.py   the file: metadata of every type, and where each tensor lies
     types.py       the types of tensors
@@ -6,8 +6,10 @@
     names.py       the names of tensors, as unquantized checkpoints have them
     config.py      metadata -> the fields of config.json and generation_config.json
     tokenizer.py   metadata -> tokenizer.json
-    folder.py      the folder of a model, made of one file
-    choosing.py    which file of a folder or a repository holds the model
+    tower_names.py, forms.py, tower_values.py, tower_config.py
+                   the same for a file of towers, which make rows of pictures and sound
+    folder.py      the folder of a model, made of its file and that of its towers
+    choosing.py    which files of a folder or a repository hold the model and its towers
     scheme.py      how the loader reads it
 
 A file is unfolded once into a folder with the usual small files beside a link to the weights. Everything else then

@@ -1,5 +1,7 @@
 """Makes the folder of a model of one GGUF file: config, tokenizer and template from its metadata, the weights linked.
 
+A second file may hold its towers for pictures and sound.
+
 Folders are kept in the user's cache, named after the file's place, size and time of writing, so that this is done once.
 """
 
@@ -9,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +20,33 @@ from facet.model.config_fields import shown
 from facet.model.gguf.config import architecture_of, make_config, make_generation_config
 from facet.model.gguf.container import Gguf
 from facet.model.gguf.tokenizer import has_tokenizer, make_tokenizer, special_tokens
+from facet.model.gguf.tower_config import check_fit, fits, processor_config, with_towers
 
 SUFFIX = ".gguf"
-_REVISION = 1  # of what is put into a folder; raise it when that changes
+TOWERS = "mmproj.gguf"  # in a folder made here, the file of towers
+_REVISION = 2  # of what is put into a folder; raise it when that changes
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
-def unfold(path: Path) -> Path:
-    """The folder of the model in this file, made if it is not there yet."""
+def unfold(path: Path, towers: Path | None = None, *, beside: Sequence[Path] = ()) -> Path:
+    """The folder of the model in this file, made if it is not there yet.
+
+    `towers`: the file that holds them; None: the first of those `beside` that fits."""
     # Not where links lead: the hub keeps files under names without a suffix.
     files = _parts(path.absolute())
-    folder = _cache_folder() / f"{path.stem[:80]}-{_fingerprint(files)}"
+    chosen = _first_fitting(files, beside) if towers is None else towers
+    folder = _folder_for(files, chosen)
     if folder.is_dir():
         return folder
-    contents = _contents([Gguf(file) for file in files])
+    linked = {file: file.name for file in files} | ({} if chosen is None else {chosen.absolute(): TOWERS})
+    contents = _contents([Gguf(file) for file in files], None if chosen is None else Gguf(chosen))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent))
         for name, text in contents.items():
             (made / name).write_text(text, encoding="utf-8")
-        for file in files:
-            (made / file.name).symlink_to(file)
+        for file, name in linked.items():
+            (made / name).symlink_to(file)
         try:
             made.rename(folder)  # whole or not at all, whoever else is at it
         except OSError:
@@ -56,15 +65,42 @@ def is_unfolded(folder: Path) -> bool:
     return folder.parent == _cache_folder()
 
 
-def _contents(files: list[Gguf]) -> dict[str, str]:
+def _folder_for(files: Sequence[Path], towers: Path | None) -> Path:
+    every = [*files, *(() if towers is None else (towers.absolute(),))]
+    return _cache_folder() / f"{files[0].stem[:80]}-{_fingerprint(every)}"
+
+
+def _first_fitting(files: Sequence[Path], beside: Sequence[Path]) -> Path | None:
+    """Its towers make rows for this model. One that was found before is not looked for again."""
+    if not beside:
+        return None
+    if known := [towers for towers in beside if _folder_for(files, towers).is_dir()]:
+        return known[0]
+    opened = [Gguf(file) for file in files]
+    config, family = make_config(opened), architecture_of(opened[0])
+    for towers in beside:
+        try:
+            if fits(Gguf(towers), config, family):
+                return towers
+        except CheckpointError:  # nobody asked for this file
+            continue
+    return None
+
+
+def _contents(files: list[Gguf], towers: Gguf | None) -> dict[str, str]:
     """Small files, by name."""
     first = files[0]
-    architecture_of(first)  # before anything else is looked for in it
+    family = architecture_of(first)  # before anything else is looked for in it
     objects: dict[str, Any] = {}
     if has_tokenizer(first.metadata):
         objects["tokenizer_config.json"] = special_tokens(first.metadata)
         objects["tokenizer.json"] = make_tokenizer(first.metadata, first.path.name)
-    objects["config.json"] = make_config(files)
+    config = make_config(files)
+    if towers is not None:
+        check_fit(towers, config, family)
+        config = with_towers(config, first, towers, family)
+        objects["preprocessor_config.json"] = processor_config(towers)
+    objects["config.json"] = config
     objects["generation_config.json"] = make_generation_config(first)
     contents = {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1)
@@ -93,7 +129,7 @@ def _parts(path: Path) -> list[Path]:
     return parts
 
 
-def _fingerprint(files: list[Path]) -> str:
+def _fingerprint(files: Sequence[Path]) -> str:
     """Changes with the files, and with what makes folders of them."""
     stats = [file.stat() for file in files]
     facts = [str(_REVISION), *map(str, files), *(f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats)]

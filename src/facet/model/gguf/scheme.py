@@ -1,4 +1,7 @@
-"""Presents a GGUF file to the loader: headers and tensors like those of any file, and a scheme that reads blocks."""
+"""Presents a GGUF file to the loader: headers and tensors like those of any file, and a scheme that reads blocks.
+
+Matrices of towers are presented as the numbers that their blocks stand for: towers are a small part of a model.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +15,10 @@ from facet.matrix_format import MatrixFormat
 from facet.model.config_fields import ConfigFields
 from facet.model.gguf.blocks import read_blocks
 from facet.model.gguf.container import Gguf
+from facet.model.gguf.forms import IN_FLOAT32
 from facet.model.gguf.names import NamedTensor, named_tensors
+from facet.model.gguf.tower_names import is_tower_file, tower_tensors
+from facet.model.gguf.tower_values import in_form
 from facet.model.gguf.types import BY_NAME
 from facet.model.stored_tensor import StoredTensor
 
@@ -24,13 +30,22 @@ class GgufTensors:
 
     def __init__(self, path: Path) -> None:
         self._file = Gguf(path)
-        self._named = {named.name: named for info in self._file.tensors.values() for named in named_tensors(info)}
+        self._holds_towers = is_tower_file(self._file)
+        if self._holds_towers:
+            self._named = {named.name: named for named in tower_tensors(self._file)}
+        else:
+            self._named = {named.name: named for info in self._file.tensors.values() for named in named_tensors(info)}
 
     def headers(self) -> list[StoredTensor]:
         return [
-            StoredTensor(file=self._file.path, name=name, shape=named.shape, dtype=named.info.type.name)
+            StoredTensor(file=self._file.path, name=name, shape=named.shape, dtype=self._type_name(named))
             for name, named in self._named.items()
         ]
+
+    def _type_name(self, named: NamedTensor) -> str:
+        is_computed = named.form in IN_FLOAT32
+        becomes_dense = self._holds_towers and named.info.type.name not in _PLAIN
+        return "F32" if is_computed or becomes_dense else named.info.type.name
 
     def read(self, name: str, index: int | None) -> Tensor:
         """A tensor or one entry of it: numbers in its shape, or the bytes of each row of a matrix."""
@@ -45,9 +60,12 @@ class GgufTensors:
             values = values.view(_PLAIN[type_name]).view(named.info.shape)
         else:
             values = values.view(*named.info.shape[:-1], -1)
+            if self._holds_towers:
+                matrix = read_blocks(named.info.type, values.flatten(0, -2))
+                values = matrix.values().view(named.info.shape)
         for entry in entries:
             values = values[entry]
-        return values
+        return values if named.form is None else in_form(named.form, values)
 
 
 class GgufScheme:

@@ -1,0 +1,30 @@
+"""How a tensor of a file of towers differs from that of a checkpoint. `tower_values.py` turns one into the other."""
+
+import math
+from typing import Literal
+
+Form = Literal[
+    "scalar",  # stored as a vector of one
+    "vector",  # stored with axes of one around it
+    "pixels",  # of a patch: stored [.., channel, row, column], on one axis or three -> [.., row, column, channel]
+    "places",  # stored [axis, place, ..] -> [place, axis, ..]
+    "kernel",  # of a convolution of single channels: stored [channel, place] -> [channel, 1, place]
+    "before softplus",  # stored is softplus of it
+    "less one",  # stored is one more
+]
+IN_FLOAT32: tuple[Form, ...] = ("before softplus", "less one")  # other numbers; else they lie in another order
+
+
+def shape_in(form: Form, stored: tuple[int, ...]) -> tuple[int, ...]:
+    """As a checkpoint has it."""
+    if form == "scalar":
+        return ()
+    if form == "vector":
+        return (math.prod(stored),)
+    if form == "pixels":
+        return (stored[0], math.prod(stored[1:])) if len(stored) > 1 else stored
+    if form == "places":
+        return (stored[1], stored[0], *stored[2:])
+    if form == "kernel":
+        return (stored[0], 1, stored[-1])
+    return stored
