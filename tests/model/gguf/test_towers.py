@@ -294,6 +294,17 @@ class TestBadFiles:
         with pytest.raises(CheckpointError, match=r"1 missing: .*1\.input_layernorm.*1 unexpected: .*v\.blk\.1\.xx1"):
             towers_of(local_folder(str(path)))
 
+    def test_a_bound_that_is_no_number(self, tiny_model: TinyModels, tmp_path: Path) -> None:
+        tiny = tiny_model("gemma4_e2b_mm")
+        config = json.loads((tiny.folder / "config.json").read_text())
+        tensors = load_file(tiny.folder / "model.safetensors")
+        (wrong,) = (name for name in tensors if name.endswith("vision_tower.encoder.layers.1.mlp.up_proj.input_max"))
+        path = write_model(tmp_path, config, tensors)
+        towers = tower_file(config, {**tensors, wrong: torch.ones(2)}, config["text_config"]["hidden_size"])
+        (tmp_path / "mmproj.gguf").write_bytes(towers)
+        with pytest.raises(CheckpointError, match=r"of another shape: .*up_proj\.input_max \[2\] instead of \[\]"):
+            towers_of(local_folder(str(path)))
+
     def test_a_vocabulary_without_tokens_for_pictures(self, tiny_model: TinyModels, tmp_path: Path) -> None:
         tiny = tiny_model("gemma3_mm")
         write_both(tmp_path, tiny)

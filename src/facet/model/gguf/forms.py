@@ -16,15 +16,15 @@ IN_FLOAT32: tuple[Form, ...] = ("before softplus", "less one")  # other numbers;
 
 
 def shape_in(form: Form, stored: tuple[int, ...]) -> tuple[int, ...]:
-    """As a checkpoint has it."""
-    if form == "scalar":
+    """As a checkpoint has it; what cannot have this form stays as it is, and will be found misshapen."""
+    if form == "scalar" and math.prod(stored) == 1:
         return ()
     if form == "vector":
         return (math.prod(stored),)
     if form == "pixels":
         return (stored[0], math.prod(stored[1:])) if len(stored) > 1 else stored
-    if form == "places":
-        return (stored[1], stored[0], *stored[2:])
-    if form == "kernel":
+    if form == "places" and len(stored) == 3:
+        return (stored[1], stored[0], stored[2])
+    if form == "kernel" and math.prod(stored) == stored[0] * stored[-1]:
         return (stored[0], 1, stored[-1])
     return stored

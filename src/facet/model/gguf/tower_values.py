@@ -12,7 +12,7 @@ def in_form(form: Form, stored: Tensor) -> Tensor:
     if form == "pixels":
         side = round((shape[-1] / 3) ** 0.5)
         return stored.reshape(*shape[:-1], 3, side * side).transpose(-1, -2).reshape(shape)
-    if form == "places":
+    if form == "places" and stored.ndim == 3:
         return stored.transpose(0, 1)
     if form == "before softplus":
         # The logarithm of exp(y) - 1, also where exp(y) is no number.
