@@ -36,8 +36,11 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", PACKED)
-@pytest.mark.parametrize("num_rows", [1, 5, MAX_FEW_ROWS + 1])
-def test_a_product_is_that_of_the_values(name: str, num_rows: int) -> None:
+@pytest.mark.parametrize(("num_rows", "in_bfloat16"), [(1, True), (5, True), (MAX_FEW_ROWS + 1, False), (40, True)])
+def test_a_product_is_that_of_the_values(
+    name: str, num_rows: int, in_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_int4, "has_bfloat16_products", lambda: in_bfloat16)
     matrix = matrix_of(name)
     x = torch.randn(num_rows, 512).bfloat16()
     close(multiply(x, pack(matrix)), x.float() @ matrix.values().t())

@@ -121,10 +121,43 @@ class TestFewRowsOnAProcessor:
             (1, torch.bfloat16, True),
         ],
     )
-    def test_others_are_multiplied_by_values(self, num_rows: int, dtype: torch.dtype, in_one_chain: bool) -> None:
+    def test_others_are_multiplied_by_values(
+        self, num_rows: int, dtype: torch.dtype, in_one_chain: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cpu, "has_bfloat16_products", lambda: False)
         x = Case(format=self.MATRIX.format).inputs(num_rows, dtype)
         found = cpu.linear(x, self.MATRIX, functional.linear, in_one_chain=in_one_chain)
         assert torch.equal(found, reference.linear(x, self.MATRIX))
+
+
+class TestTilesInBfloat16:
+    @pytest.fixture(autouse=True)
+    def has_products(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cpu, "has_bfloat16_products", lambda: True)
+
+    @pytest.mark.parametrize("name", [name for name in NAMES if FORMATS[name].rounding is None])
+    def test_a_product_is_that_of_the_values(self, name: str) -> None:
+        case = Case(format=FORMATS[name])
+        matrix, x = case.matrix(), case.inputs(cpu.MAX_FEW_ROWS + 1, torch.bfloat16)
+        found = cpu.linear(x, matrix, functional.linear, in_one_chain=False)
+        expected = reference.linear(x.float(), matrix)
+        assert found.dtype == torch.bfloat16
+        # Values are rounded, and sums once.
+        assert 1e-3 * expected.norm() <= (found.float() - expected).norm() <= 4e-3 * expected.norm()
+
+    @pytest.mark.parametrize(
+        ("name", "dtype", "in_one_chain"),
+        [
+            ("int4 groups", torch.float32, False),
+            ("int4 groups", torch.bfloat16, True),  # company must change no bit
+            ("fp8 token", torch.bfloat16, False),  # inputs have more digits
+        ],
+    )
+    def test_others_are_multiplied_in_float32(self, name: str, dtype: torch.dtype, in_one_chain: bool) -> None:
+        case = Case(format=FORMATS[name])
+        matrix, x = case.matrix(), case.inputs(cpu.MAX_FEW_ROWS + 1, dtype)
+        found = cpu.linear(x, matrix, functional.linear, in_one_chain=in_one_chain)
+        assert torch.equal(found, reference.linear(x, matrix))
 
 
 def test_only_plain_rows_of_integers_are_multiplied_as_such() -> None:

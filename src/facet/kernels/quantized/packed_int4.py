@@ -5,7 +5,8 @@ they are put when a model is loaded, and computes (code - 8) * scale + shift wit
 more digits, float16 ones for example, are the sum of two such numbers, and a product is then the sum of two. It gives a
 row the same bits in any company.
 
-The kernel takes its time for every row: for many, tiles of the matrix are brought to float32 instead.
+The kernel takes its time for every row: for many, tiles of the matrix are brought to bfloat16 instead, or to float32 on
+a processor that has no products of bfloat16.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from facet.kernels.quantized.cpu import has_bfloat16_products
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.reference import TILE_VALUES
 from facet.matrix_format import MatrixFormat
@@ -117,8 +119,9 @@ def multiply(x: Tensor, matrix: PackedInt4, rows: slice | None = None, most_few_
     matrix, inside = _blocks_of(matrix, rows)
     if len(x) <= most_few_rows:
         return _multiply_codes(x.contiguous(), matrix)[:, inside]
-    wide = x.float()
-    return torch.cat([wide @ values for values in _tiles(matrix)], dim=1)[:, inside].to(x.dtype)
+    dtype = x.dtype if has_bfloat16_products() else torch.float32
+    inputs = x.to(dtype)
+    return torch.cat([inputs @ values.to(dtype) for values in _tiles(matrix)], dim=1)[:, inside].to(x.dtype)
 
 
 def _multiply_codes(x: Tensor, matrix: PackedInt4) -> Tensor:

@@ -20,19 +20,22 @@ TILE_VALUES = 1 << 19
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
-def linear(x: Tensor, matrix: QuantizedMatrix, product: Product = functional.linear) -> Tensor:
-    """round(x) [rows, inputs] @ values^T, in x's type. `product` multiplies by a tile."""
-    inputs = round_inputs(x, matrix).float()
+def linear(
+    x: Tensor, matrix: QuantizedMatrix, product: Product = functional.linear, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """round(x) [rows, inputs] @ values^T, in x's type. `product` multiplies by a tile, both in `dtype`."""
+    inputs = round_inputs(x, matrix).to(dtype)
     if matrix.order is not None:
         inputs = inputs[:, matrix.order.long()]
     if matrix.format.code_bits == 4:
         inputs = torch.cat((inputs[:, 0::2], inputs[:, 1::2]), dim=-1)
-    out = torch.empty(x.shape[0], matrix.num_rows, device=x.device)
-    has_row_scales = matrix.format.has_row_scales
+    out = torch.empty(x.shape[0], matrix.num_rows, dtype=dtype, device=x.device)
+    # Sums of fewer bits than float32's are rounded once only if scales are applied before.
+    scales_sums = matrix.format.has_row_scales and dtype == torch.float32
     for rows in tiles(matrix):
         tile = matrix.rows(rows)
-        products = product(inputs, _tile(tile, is_scaled=not has_row_scales))
-        out[:, rows] = products * tile.scales.float().t() if has_row_scales else products
+        products = product(inputs, _tile(tile, is_scaled=not scales_sums).to(dtype))
+        out[:, rows] = products * tile.scales.float().t() if scales_sums else products
     return round_outputs(out.to(x.dtype), matrix)
 
 
