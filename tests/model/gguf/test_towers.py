@@ -1,6 +1,8 @@
 """A file of towers beside a GGUF file: pictures and sound as in the folder that both were made of."""
 
 import json
+import os
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from torch import Tensor
 from facet import LLM, SamplingParams
 from facet.bundled_model import FOLDER
 from facet.config import ModelConfig
-from facet.errors import CheckpointError, ConfigError
+from facet.errors import CheckpointError, ConfigError, UnsupportedModelError, UserError
 from facet.layers.placement import Placement
 from facet.media.spec_file import read_media_spec
 from facet.model.config_fields import read_config_file
@@ -32,7 +34,7 @@ from facet.model.weight_files import find_weight_files, read_headers
 from facet.progress import Silent
 from tests.mobile_net_sample import CONFIG as MOBILE_NET
 from tests.mobile_net_sample import random_weights
-from tests.model.gguf.tower_writing import is_of_tower, softplus_and_back, stored_name, tower_file
+from tests.model.gguf.tower_writing import is_of_tower, softplus_and_back, stored_name, tower_file, tower_metadata
 from tests.model.gguf.writing import model_file, tokenizer_metadata
 from tests.published_configs import PUBLISHED
 from tests.tiny_checkpoints import SHRUNK, random_tensors
@@ -249,6 +251,10 @@ class TestChoosing:
         other = tmp_path / "large" / "mmproj-F32.gguf"
         with pytest.raises(CheckpointError, match=r"another model: 'gemma4v', for rows of 128 numbers.* gemma4, .* 96"):
             local_folder(str(path), towers=str(other))
+        with pytest.raises(
+            UnsupportedModelError, match=r"towers for pictures and sound alone\. Name the file of its model"
+        ):
+            local_folder(str(other))
         with pytest.raises(CheckpointError, match=r"holds no towers .* but a model of 'gemma4'"):
             local_folder(str(path), towers=str(path))
         with pytest.raises(ConfigError, match="--mmproj names '/nowhere', which is no file"):
@@ -331,6 +337,34 @@ class TestBadFiles:
         assert spec.pictures is not None
         tokens_of = spec.pictures.tokens
         assert (tokens_of.begin, tokens_of.end, tokens_of.soft) == (first, last, unused)
+
+
+@pytest.mark.parametrize("name", ["gemma4_e2b_mm", "gemma4_12b_mm", "gemma3_mm"])
+def test_whatever_a_file_says_the_answer_is_a_line(name: str, tiny_model: TinyModels, tmp_path: Path) -> None:
+    """Numbers and shapes that no tower has: read, or refused with words."""
+    tiny, choose = tiny_model(name), random.Random(4)
+    config = json.loads((tiny.folder / "config.json").read_text())
+    tensors, width = load_file(tiny.folder / "model.safetensors"), int(config["text_config"]["hidden_size"])
+    path, towers = write_model(tmp_path, config, tensors), tmp_path / "towers.gguf"
+    said = [key.removeprefix("clip.") for key in tower_metadata(config, width) if key.startswith("clip.")]
+    values = ("x", 0, -1, 7, 2**31, [1], 1e30, True, None)
+    files = [tower_file(config, tensors, width, **{choose.choice(said): choose.choice(values)}) for _ in range(20)]
+    shapes = ((3,), (2, 2), (1, 1, 1, 1), (3, 3, 3))
+    own = [each for each in tensors if is_of_tower(each) and tensors[each].ndim < 2 and "patch_ln1" not in each]
+    files += [
+        tower_file(config, {**tensors, choose.choice(own): torch.ones(choose.choice(shapes))}, width) for _ in range(20)
+    ]
+    num_refused = 0
+    for index, data in enumerate(files):
+        towers.write_bytes(data)
+        os.utime(towers, ns=(index, index))
+        try:
+            folder = local_folder(str(path), towers=str(towers))
+            towers_of(folder).load(FLOAT32, Silent())
+            read_media_spec(folder)
+        except UserError:
+            num_refused += 1
+    assert 20 < num_refused <= 40
 
 
 def test_the_bundled_model_sees_what_its_folder_sees(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from facet.errors import CheckpointError, UnsupportedModelError
 from facet.model.config_fields import ConfigFields, shown
 from facet.model.gguf.container import Gguf
 from facet.model.gguf.names import ROTATED_PAIRS, named_tensors
+from facet.model.gguf.tower_names import is_tower_file
 
 _ARCHITECTURES = {"gemma3": "Gemma3ForCausalLM", "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM"}
 _NUM_LAYERS_27B = 62  # Gemma 3 27B: the only one whose queries are not scaled by the width of a head
@@ -41,6 +42,11 @@ _PUBLISHED_SAMPLING = {"temperature": 1.0, "top_k": 64, "top_p": 0.95}
 
 def architecture_of(file: Gguf) -> str:
     found = file.metadata.get("general.architecture")
+    if is_tower_file(file):
+        raise UnsupportedModelError(
+            f"{file.path} holds towers for pictures and sound alone. Name the file of its model, which finds it in the "
+            "same folder, or elsewhere with --mmproj."
+        )
     if found not in _ARCHITECTURES:
         raise UnsupportedModelError(
             f"{file.path} holds a model of the architecture {shown(found)}. Facet reads "
