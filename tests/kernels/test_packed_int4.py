@@ -17,6 +17,8 @@ PACKED: dict[str, MatrixFormat] = {
     **{name: FORMATS[name] for name in ("int4 groups", "int4 reordered", "uint4 zeros")},
     "as Q4_0": _HALF,
     "groups of 128": replace(_HALF, scales=ScaleFormat(dtype="bfloat16", group=128)),
+    "as Q4_K": FORMATS["uint4 minimums"],
+    "as Q4_1": replace(_HALF, codes="uint4", has_minimums=True),
     "short scales with zeros": replace(FORMATS["uint4 zeros"], scales=ScaleFormat(dtype="bfloat16", group=64)),
 }
 pytestmark = pytest.mark.skipif(
@@ -74,7 +76,22 @@ def test_bytes_are_counted_as_they_are(name: str) -> None:
     assert packed_bytes(matrix.format, (192, 512)) == sum(t.nbytes for t in pack(matrix).tensors().values())
 
 
-@pytest.mark.parametrize("name", ["int4 groups", "as Q4_0"])
+@pytest.mark.parametrize("name", PACKED)
+def test_values_of_tiles(name: str) -> None:
+    """The same, but for the last digits of scales that have more than factors."""
+    matrix = matrix_of(name)
+    packed = pack(matrix)
+    values = torch.cat(list(packed_int4._tiles(packed)), dim=1).t()
+    expected = matrix.values()
+    if matrix.order is not None:
+        expected = expected[:, matrix.order.long()]
+    if packed.scales is None:
+        assert torch.equal(values, expected)
+    else:
+        assert (values - expected).norm() <= 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("name", ["int4 groups", "as Q4_0", "as Q4_K"])
 def test_company_changes_no_bit_where_that_is_promised(name: str) -> None:
     packed, x = pack(matrix_of(name)), torch.randn(MAX_FEW_ROWS + 8, 512).bfloat16()
     together = multiply(x, packed, most_few_rows=math.inf)
@@ -87,7 +104,9 @@ def test_company_changes_no_bit_where_that_is_promised(name: str) -> None:
     ("format", "shape"),
     [
         (FORMATS["int4 rows"], (64, 64)),
-        (FORMATS["uint4 minimums"], (64, 256)),
+        (replace(FORMATS["uint4 minimums"], has_zeros=True), (64, 256)),
+        (replace(FORMATS["uint4 minimums"], coarse_scales=ScaleFormat(dtype="float16", group=48)), (64, 768)),
+        (replace(_HALF, codes="uint4"), (64, 64)),  # nothing is taken off a code
         (FORMATS["fp4 powers"], (64, 64)),
         (FORMATS["int8 groups"], (64, 256)),
         (_HALF, (4, 64, 64)),  # experts

@@ -132,10 +132,14 @@ class QuantizedMatrix:
         order = self.order.long().unsqueeze(-2).expand_as(values)
         return torch.empty_like(values).scatter_(-1, order, values)
 
+    def scales_of_groups(self) -> tuple[Tensor, Tensor | None]:
+        """In float32, fine and coarse in one; minimums too, where there are any."""
+        minimums = None if self.minimums is None else _product(self.minimums, self.coarse_minimums)
+        return _product(self.scales, self.coarse_scales), minimums
+
     def scaled(self, codes: Tensor, group: int | None) -> Tensor:
         """Codes [..., n] of every row brought to their values, in place; `group` neighbours share a scale."""
-        scales = _product(self.scales, self.coarse_scales)
-        minimums = None if self.minimums is None else _product(self.minimums, self.coarse_minimums)
+        scales, minimums = self.scales_of_groups()
         zeros = None if self.zeros is None else self.zeros.float()
         width, count = codes.shape[-1], scales.shape[-1]
         if group is None or group * count == width:

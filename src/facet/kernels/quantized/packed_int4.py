@@ -5,6 +5,9 @@ they are put when a model is loaded, and computes (code - 8) * scale + shift wit
 more digits, float16 ones for example, are the sum of two such numbers, and a product is then the sum of two. It gives a
 row the same bits in any company.
 
+Products of a fine and a coarse scale, as GGUF's Q4_K has them, and minimums may have more digits than two such numbers.
+The last of them are left out of products, and the scales are kept as they were beside them.
+
 The kernel takes its time for every row: for many, tiles of the matrix are brought to bfloat16 instead, or to float32 on
 a processor that has no products of bfloat16.
 """
@@ -39,6 +42,11 @@ class PackedInt4:
     codes: Tensor  # uint8 [outputs, inputs / 2]
     factors: Tensor  # bfloat16 [1 or 2, groups, outputs, 2]: scales and shifts. The sum of both is meant
     order: Tensor | None = None
+    # As they were, where factors have fewer digits.
+    scales: Tensor | None = None
+    coarse_scales: Tensor | None = None
+    minimums: Tensor | None = None
+    coarse_minimums: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -50,7 +58,14 @@ class PackedInt4:
 
     def tensors(self) -> dict[str, Tensor]:
         order = {} if self.order is None else {"order": self.order}
-        return {"codes": self.codes, "factors": self.factors, **order}
+        return {"codes": self.codes, "factors": self.factors, **order, **self.kept()}
+
+    def kept(self) -> dict[str, Tensor]:
+        named = {name: getattr(self, name) for name in _KEPT}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+_KEPT = ("scales", "coarse_scales", "minimums", "coarse_minimums")
 
 
 def runs_on(device: torch.device) -> bool:
@@ -59,13 +74,14 @@ def runs_on(device: torch.device) -> bool:
 
 def can_pack(format: MatrixFormat, shape: Sequence[int]) -> bool:
     """Whether a matrix has the form of the kernel, and comes back from it as it was."""
-    is_plain = format.codes == "int4" or (format.codes == "uint4" and format.has_zeros)
+    is_known = format.codes == "int4" or (format.codes == "uint4" and format.has_zeros != format.has_minimums)
     has_short_scales = format.scales.dtype in ("bfloat16", "float16") and format.coarse_scales is None
-    group = format.scales.group
+    group, coarse = format.scales.group, format.coarse_scales
     return (
-        is_plain
-        and has_short_scales
-        and not (format.has_minimums or format.rounds_outputs or format.rounding)
+        is_known
+        and (has_short_scales or (_keeps_scales(format) and not format.has_zeros))
+        and not (format.rounds_outputs or format.rounding)
+        and (coarse is None or (group is not None and coarse.group is not None and coarse.group % group == 0))
         and len(shape) == 2
         and shape[0] % max(_OUTPUTS.values()) == 0
         and group in _GROUPS
@@ -76,34 +92,43 @@ def can_pack(format: MatrixFormat, shape: Sequence[int]) -> bool:
 def packed_bytes(format: MatrixFormat, shape: Sequence[int]) -> int:
     num_rows, num_inputs = shape
     num_factors = _num_parts(format) * format.scales.count(num_inputs) * num_rows * 2
-    return num_rows * num_inputs // 2 + 2 * num_factors + 4 * num_inputs * format.is_reordered
+    kept = format.num_bytes(shape) - num_rows * num_inputs // 2 if _keeps_scales(format) else 0
+    return num_rows * num_inputs // 2 + 2 * num_factors + kept + 4 * num_inputs * (format.is_reordered and not kept)
 
 
 def pack(matrix: QuantizedMatrix) -> PackedInt4:
     block, num_inputs = _block(), matrix.num_inputs
     halves = torch.stack((matrix.codes & 15, matrix.codes >> 4), dim=-1).view(-1, 2, block // 2, num_inputs)
     codes = (halves[:, 0] | (halves[:, 1] << 4)).transpose(1, 2).contiguous().view(matrix.num_rows, -1)
-    scales = matrix.scales.float()
-    shifts = torch.zeros_like(scales) if matrix.zeros is None else (_OFFSET - matrix.zeros.float()) * scales
+    scales, minimums = matrix.scales_of_groups()
+    shifts = torch.zeros_like(scales)
+    if matrix.zeros is not None:
+        shifts = (_OFFSET - matrix.zeros.float()) * scales
+    elif minimums is not None:
+        shifts = _OFFSET * scales - minimums
     rest = torch.stack((scales.t(), shifts.t()), dim=-1)
     parts = []
     for _ in range(_num_parts(matrix.format)):
         parts.append(rest.bfloat16())
         rest = rest - parts[-1].float()
-    return PackedInt4(format=matrix.format, codes=codes, factors=torch.stack(parts), order=matrix.order)
+    kept = {name: getattr(matrix, name) for name in _KEPT} if _keeps_scales(matrix.format) else {}
+    return PackedInt4(format=matrix.format, codes=codes, factors=torch.stack(parts), order=matrix.order, **kept)
 
 
 def unpack(packed: PackedInt4) -> QuantizedMatrix:
     """The matrix as it was before, bit for bit; but for zeros beside a scale of 0, which say nothing."""
     codes = torch.cat(_halves(packed.codes.view(-1, packed.num_inputs, _block() // 2)), dim=-1)
-    codes = codes.transpose(1, 2).reshape(packed.num_rows, -1)
+    numbers = codes.transpose(1, 2).reshape(packed.num_rows, -1)
+    codes = numbers[:, 0::2] | (numbers[:, 1::2] << 4)
+    if packed.scales is not None:
+        return QuantizedMatrix(format=packed.format, codes=codes, order=packed.order, **packed.kept())
     scales, shifts = packed.factors.float().sum(0).transpose(0, 1).unbind(-1)
     zeros = None
     if packed.format.has_zeros:
         zeros = (_OFFSET - torch.where(scales == 0, 0.0, shifts / scales)).round().to(torch.uint8)
     return QuantizedMatrix(
         format=packed.format,
-        codes=codes[:, 0::2] | (codes[:, 1::2] << 4),
+        codes=codes,
         scales=scales.to(getattr(torch, packed.format.scales.dtype)),
         zeros=zeros,
         order=packed.order,
@@ -167,9 +192,14 @@ def _blocks_of(matrix: PackedInt4, rows: slice | None) -> tuple[PackedInt4, slic
     return some, slice(start - first, end - first)
 
 
+def _keeps_scales(format: MatrixFormat) -> bool:
+    return format.coarse_scales is not None or format.has_minimums
+
+
 def _num_parts(format: MatrixFormat) -> int:
     """Of a scale: eight binary digits each. Those of shifts are four more than a scale's."""
-    return 1 if format.scales.dtype == "bfloat16" and not format.has_zeros else 2
+    has_one = format.scales.dtype == "bfloat16" and not (format.has_zeros or _keeps_scales(format))
+    return 1 if has_one else 2
 
 
 def _block() -> int:
