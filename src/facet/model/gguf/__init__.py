@@ -6,7 +6,7 @@
     names.py       the names of tensors, as unquantized checkpoints have them
     config.py      metadata -> the fields of config.json and generation_config.json
     tokenizer.py   metadata -> tokenizer.json
-    tower_names.py, forms.py, tower_values.py, tower_config.py
+    tower_names.py, layouts.py, tower_values.py, tower_config.py
                    the same for a file of towers, which make rows of pictures and sound
     folder.py      the folder of a model, made of its file and that of its towers
     choosing.py    which files of a folder or a repository hold the model and its towers

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from facet.model.gguf.container import TensorInfo
-from facet.model.gguf.forms import Form, shape_in
+from facet.model.gguf.layouts import Layout, checkpoint_shape
 
 _PREFIX = "model."
 _WHOLE = {
@@ -72,12 +72,12 @@ class NamedTensor:
     name: str  # as in an unquantized checkpoint
     info: TensorInfo
     index: int | None = None
-    form: Form | None = None  # how it is stored otherwise; only towers have any
+    layout: Layout | None = None  # how it is stored otherwise; only towers have any
 
     @property
     def shape(self) -> tuple[int, ...]:
         shape = self.info.shape if self.index is None else self.info.shape[1:]
-        return shape if self.form is None else shape_in(self.form, shape)
+        return shape if self.layout is None else checkpoint_shape(self.layout, shape)
 
 
 def named_tensors(info: TensorInfo) -> Iterator[NamedTensor]:

@@ -15,10 +15,10 @@ from facet.matrix_format import MatrixFormat
 from facet.model.config_fields import ConfigFields
 from facet.model.gguf.blocks import read_blocks
 from facet.model.gguf.container import Gguf
-from facet.model.gguf.forms import IN_FLOAT32
+from facet.model.gguf.layouts import IN_FLOAT32
 from facet.model.gguf.names import NamedTensor, named_tensors
 from facet.model.gguf.tower_names import is_tower_file, tower_tensors
-from facet.model.gguf.tower_values import in_form
+from facet.model.gguf.tower_values import as_in_checkpoint
 from facet.model.gguf.types import BY_NAME
 from facet.model.stored_tensor import StoredTensor
 
@@ -43,7 +43,7 @@ class GgufTensors:
         ]
 
     def _type_name(self, named: NamedTensor) -> str:
-        is_computed = named.form in IN_FLOAT32
+        is_computed = named.layout in IN_FLOAT32
         becomes_dense = self._holds_towers and named.info.type.name not in _PLAIN
         return "F32" if is_computed or becomes_dense else named.info.type.name
 
@@ -65,7 +65,7 @@ class GgufTensors:
                 values = matrix.values().view(named.info.shape)
         for entry in entries:
             values = values[entry]
-        return values if named.form is None else in_form(named.form, values)
+        return values if named.layout is None else as_in_checkpoint(named.layout, values)
 
 
 class GgufScheme:

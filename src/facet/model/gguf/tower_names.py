@@ -1,7 +1,7 @@
 """Gives the tensors of a file of towers (mmproj) the names and shapes that unquantized checkpoints have for them.
 
 Such a file says which projector it has, and with it which names. A table maps what stands between a block's number and
-the last word of a name; the last words are those of checkpoints, but for few tensors that have a form of their own.
+the last word of a name; the last words are those of checkpoints, but for few tensors that lie in another way.
 """
 
 import re
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from facet.model.gguf.container import Gguf, TensorInfo
-from facet.model.gguf.forms import Form
+from facet.model.gguf.layouts import Layout
 from facet.model.gguf.names import NamedTensor
 
 ARCHITECTURE = "clip"
@@ -151,13 +151,13 @@ _BLOCK = re.compile(r"([va])\.blk\.(\d{1,6})\.(.+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projector:
-    """One kind of tower: what its tensors are called here, and the forms that differ."""
+    """One kind of tower: what its tensors are called here, and how those lie that differ."""
 
     family: str  # of the language models that it belongs to, as GGUF files call them
     whole: Mapping[str, str]
     blocks: str  # what stands before the number of a block
     in_block: Mapping[str, str]
-    forms: Mapping[str, Form]  # by our names, without those of blocks
+    layouts: Mapping[str, Layout]  # by our names, without those of blocks
     products: str = ""  # what the names of products have before their last word, and other matrices have not
 
 
@@ -167,7 +167,7 @@ PROJECTORS: Mapping[str, Projector] = {
         whole=_GEMMA4_VISION,
         blocks="vision_tower.encoder.layers.",
         in_block=_GEMMA4_VISION_BLOCK,
-        forms={"vision_tower.patch_embedder.input_proj.weight": "pixels"},
+        layouts={"vision_tower.patch_embedder.input_proj.weight": "pixels"},
         products=".linear",
     ),
     "gemma4uv": Projector(
@@ -175,7 +175,7 @@ PROJECTORS: Mapping[str, Projector] = {
         whole=_UNIFIED_VISION,
         blocks="",
         in_block={},
-        forms={
+        layouts={
             "vision_embedder.patch_ln1.weight": "pixels",
             "vision_embedder.patch_ln1.bias": "pixels",
             "vision_embedder.patch_dense.weight": "pixels",
@@ -187,30 +187,30 @@ PROJECTORS: Mapping[str, Projector] = {
         whole=_GEMMA3_VISION,
         blocks="vision_tower.encoder.layers.",
         in_block=_GEMMA3_VISION_BLOCK,
-        forms={"multi_modal_projector.mm_soft_emb_norm.weight": "less one"},
+        layouts={"multi_modal_projector.mm_soft_emb_norm.weight": "less one"},
     ),
     "gemma3nv": Projector(
         family="gemma3n",
         whole=_GEMMA3N_VISION,
         blocks="vision_tower.timm_model.blocks.",
         in_block={},
-        forms={"vision_tower.timm_model.conv_stem.conv.bias": "vector"},
+        layouts={"vision_tower.timm_model.conv_stem.conv.bias": "vector"},
     ),
     "gemma4a": Projector(
         family="gemma4",
         whole=_GEMMA4_SOUND,
         blocks="audio_tower.layers.",
         in_block=_GEMMA4_SOUND_BLOCK,
-        forms={"lconv1d.depthwise_conv1d.weight": "kernel", "self_attn.per_dim_scale": "before softplus"},
+        layouts={"lconv1d.depthwise_conv1d.weight": "kernel", "self_attn.per_dim_scale": "before softplus"},
         products=".linear",
     ),
-    "gemma4ua": Projector(family="gemma4", whole=_UNIFIED_SOUND, blocks="", in_block={}, forms={}),
+    "gemma4ua": Projector(family="gemma4", whole=_UNIFIED_SOUND, blocks="", in_block={}, layouts={}),
     "gemma3na": Projector(
         family="gemma3n",
         whole=_GEMMA3N_SOUND,
         blocks="audio_tower.conformer.",
         in_block=_GEMMA3N_SOUND_BLOCK,
-        forms={"lconv1d.depthwise_conv1d.weight": "kernel"},
+        layouts={"lconv1d.depthwise_conv1d.weight": "kernel"},
     ),
 }
 # Parameters that are no `weight` of anything in a checkpoint.
@@ -249,7 +249,7 @@ def tower_tensors(file: Gguf) -> Iterator[NamedTensor]:
             tower = "audio_tower" if kind == "audio" else "vision_tower"
             yield NamedTensor(name=f"{tower}.{info.name}", info=info)
         else:
-            yield NamedTensor(name=name, info=info, form=_form(name, info, found))
+            yield NamedTensor(name=name, info=info, layout=_layout(name, info, found))
 
 
 def _swaps_mlp(file: Gguf) -> bool:
@@ -280,10 +280,10 @@ def _name(info: TensorInfo, found: Projector, swaps_mlp: bool) -> str | None:
     return f"{prefix}{ours}{found.products if is_product else ''}.{word}"
 
 
-def _form(name: str, info: TensorInfo, found: Projector) -> Form | None:
+def _layout(name: str, info: TensorInfo, found: Projector) -> Layout | None:
     if name.endswith(("_min", "_max")):
         return "scalar"
     inside = re.sub(rf"^{re.escape(found.blocks)}\d+\.", "", name) if found.blocks else name
     if name.endswith(".gamma") and len(info.shape) > 1:
         return "vector"
-    return found.forms.get(inside)
+    return found.layouts.get(inside)

@@ -3,7 +3,7 @@
 import math
 from typing import Literal
 
-Form = Literal[
+Layout = Literal[
     "scalar",  # stored as a vector of one
     "vector",  # stored with axes of one around it
     "pixels",  # of a patch: stored [.., channel, row, column], on one axis or three -> [.., row, column, channel]
@@ -12,19 +12,19 @@ Form = Literal[
     "before softplus",  # stored is softplus of it
     "less one",  # stored is one more
 ]
-IN_FLOAT32: tuple[Form, ...] = ("before softplus", "less one")  # other numbers; else they lie in another order
+IN_FLOAT32: tuple[Layout, ...] = ("before softplus", "less one")  # other numbers; else they lie in another order
 
 
-def shape_in(form: Form, stored: tuple[int, ...]) -> tuple[int, ...]:
-    """As a checkpoint has it; what cannot have this form stays as it is, and will be found misshapen."""
-    if form == "scalar" and math.prod(stored) == 1:
+def checkpoint_shape(layout: Layout, stored: tuple[int, ...]) -> tuple[int, ...]:
+    """As a checkpoint has it; what cannot be so stays as it is, and will be found misshapen."""
+    if layout == "scalar" and math.prod(stored) == 1:
         return ()
-    if form == "vector":
+    if layout == "vector":
         return (math.prod(stored),)
-    if form == "pixels":
+    if layout == "pixels":
         return (stored[0], math.prod(stored[1:])) if len(stored) > 1 else stored
-    if form == "places" and len(stored) == 3:
+    if layout == "places" and len(stored) == 3:
         return (stored[1], stored[0], stored[2])
-    if form == "kernel" and math.prod(stored) == stored[0] * stored[-1]:
+    if layout == "kernel" and math.prod(stored) == stored[0] * stored[-1]:
         return (stored[0], 1, stored[-1])
     return stored
