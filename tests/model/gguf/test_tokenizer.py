@@ -47,15 +47,25 @@ def backend_of(folder: Path, **options: bool) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(json.dumps(made))
 
 
-def test_the_bundled_tokenizer() -> None:
+@pytest.mark.parametrize("knows_markers", [True, False])
+def test_the_bundled_tokenizer(knows_markers: bool) -> None:
     expected = Tokenizer.from_folder(FOLDER)
-    got = Tokenizer(backend_of(FOLDER), special_tokens(tokenizer_metadata(FOLDER)))
+    got = Tokenizer(backend_of(FOLDER, knows_markers=knows_markers), special_tokens(tokenizer_metadata(FOLDER)))
     for text in texts(("<|turn>", "<turn|>", "<|tool_call>", "<bos>")):
         token_ids = expected.encode(text)
         assert got.encode(text) == token_ids
         assert got.decode(token_ids) == expected.decode(token_ids)
     assert got.special_ids == expected.special_ids
     assert got.eos_id == expected.eos_id
+
+
+def test_what_only_looks_like_a_marker_is_text() -> None:
+    """Merges end in it."""
+    tokens = ["<unk>", "<", "|", "a", ">", "<|", "<|a", "<|a>", "<|b>"]
+    fields = {"model": "gemma4", "tokens": tokens, "merges": ["< |", "<| a", "<|a >"], "token_type": [2] + [1] * 8}
+    made = make_tokenizer({f"tokenizer.ggml.{name}": value for name, value in fields.items()}, "a file")
+    assert isinstance(made, dict)
+    assert [token["content"] for token in made["added_tokens"]] == ["<unk>", "<|b>"]
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])

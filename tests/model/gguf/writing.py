@@ -298,8 +298,11 @@ def config_metadata(config: Config) -> dict[str, Any]:
     return {"general.architecture": prefix, **{f"{prefix}.{name}": value for name, value in fields.items()}}
 
 
-def tokenizer_metadata(folder: Path, *, with_merges: bool = True, adds_bos: bool = False) -> dict[str, Any]:
-    """Of a tokenizer.json and the template beside it."""
+def tokenizer_metadata(
+    folder: Path, *, with_merges: bool = True, adds_bos: bool = False, knows_markers: bool = True
+) -> dict[str, Any]:
+    """Of a tokenizer.json and the template beside it. Where tokenizer_config.json does not name its markers, llama.cpp's
+    converter calls them normal."""
     description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary, merges = description["model"]["vocab"], description["model"]["merges"]
     added = {token["content"]: token["special"] for token in description["added_tokens"]}
@@ -308,6 +311,8 @@ def tokenizer_metadata(folder: Path, *, with_merges: bool = True, adds_bos: bool
     seen = {"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"}
 
     def type_of(token: str) -> int:
+        if not knows_markers and "|" in token and token in added and token not in seen:
+            return 1
         if token in added:
             return 3 if added[token] and token not in seen else 4
         return 6 if re.fullmatch(r"<0x..>", token) else 1

@@ -13,7 +13,7 @@ from facet.model.config_fields import ConfigFields, shown
 
 _MODELS = ("llama", "gemma4", "gpt2")  # of tokenizers, whose tokens and merges mean the same in files of Gemma
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-_MARKER = re.compile(r"<\|\S*>|<\S*\|>")  # Gemma 4's; files call some of them ordinary so that they are shown
+_MARKER = re.compile(r"<\|\S+>|<\S+\|>")  # Gemma 4's; files call some of them ordinary so that they are shown
 _SPACE = "▁"
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
 _USUAL_UNKNOWN = "<unk>"
@@ -51,10 +51,13 @@ def make_tokenizer(metadata: Mapping[str, Any], where: str) -> dict[str, Any] | 
     else:
         scores = _list(fields, "tokenizer.ggml.scores", float, len(tokens))
         merges = merges_from_scores(tokens, scores, types, vocabulary)
+    # Files say that markers are normal where tokenizer_config.json did not name them. No merge ends in one.
+    ordinary = {left + right for left, right in merges}
     added = [
-        _added_token(token_id, token, is_special=type != _USER_DEFINED or _MARKER.fullmatch(token) is not None)
+        _added_token(token_id, token, is_special=type != _USER_DEFINED or is_marker)
         for token_id, (token, type) in enumerate(zip(tokens, types, strict=True))
-        if type in (_UNKNOWN, _CONTROL, _USER_DEFINED) and vocabulary[token] == token_id
+        for is_marker in (_MARKER.fullmatch(token) is not None and token not in ordinary,)
+        if (is_marker or type in (_UNKNOWN, _CONTROL, _USER_DEFINED)) and vocabulary[token] == token_id
     ]
     special = special_tokens(metadata)
     unknown = special.get("unk_token", _USUAL_UNKNOWN)
