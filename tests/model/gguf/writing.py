@@ -301,8 +301,8 @@ def config_metadata(config: Config) -> dict[str, Any]:
 def tokenizer_metadata(
     folder: Path, *, with_merges: bool = True, adds_bos: bool = False, knows_markers: bool = True
 ) -> dict[str, Any]:
-    """Of a tokenizer.json and the template beside it. Where tokenizer_config.json does not name its markers, llama.cpp's
-    converter calls them normal."""
+    """Of a tokenizer.json and the template beside it. Where tokenizer_config.json does not name its markers, the
+    converter of llama.cpp calls them normal."""
     description = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     vocabulary, merges = description["model"]["vocab"], description["model"]["merges"]
     added = {token["content"]: token["special"] for token in description["added_tokens"]}
