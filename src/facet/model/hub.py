@@ -146,10 +146,10 @@ def _download_file(model: str, revision: str | None, wanted: str | None, access:
 
 def _towers_to_download(names: Sequence[str], towers: str | None, where: str) -> list[str]:
     """One file of a repository, or none."""
-    if towers is None or os.path.isfile(os.path.expanduser(towers)):
-        return []
     found = tower_files(names)
-    return found[:1] if towers == "auto" else [choose_file(found, towers, where)]
+    if towers is None or towers == "auto":
+        return [] if towers is None else found[:1]
+    return [] if os.path.isfile(os.path.expanduser(towers)) else [choose_file(found, towers, where)]
 
 
 def _list_files(model: str, revision: str | None, access: HubAccess) -> list[str]:
