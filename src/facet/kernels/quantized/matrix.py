@@ -122,7 +122,7 @@ class QuantizedMatrix:
         """The numbers in float32, [..., outputs, inputs], in the order of the inputs. All at once: for rows looked up,
         tiles and tests."""
         if self.format.code_bits == 8:
-            codes = self.codes.float()
+            codes = decode_bytes(self.codes)
         else:
             pairs = torch.stack((self.codes & 15, self.codes >> 4), dim=-1).flatten(-2)
             codes = decode(pairs, self.format.codes)
@@ -157,6 +157,16 @@ class QuantizedMatrix:
         if spread[2] is not None:
             grouped.sub_(spread[2])
         return codes
+
+
+def decode_bytes(codes: Tensor) -> Tensor:
+    """What codes of eight bits stand for, in float32. PyTorch takes 1.5 to 3 ns for one of FP8 on a processor: their
+    bits are put where float16 has them, whose exponents mean 8 less. A file with codes that are no numbers is not read.
+    """
+    if codes.dtype != torch.float8_e4m3fn or codes.is_cuda:
+        return codes.float()
+    bits = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
+    return bits.view(torch.float16).float().mul_(256)
 
 
 def decode(codes: Tensor, kind: CodeKind) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from facet.kernels.quantized.matrix import QuantizedMatrix, decode
+from facet.kernels.quantized.matrix import QuantizedMatrix, decode, decode_bytes
 from facet.kernels.quantized.rounding import round_inputs, round_outputs
 
 # Values of a tile in float32; in bfloat16 as many bytes. 256 rows of 2560: on an Arm processor, codes of four bits take
@@ -58,7 +58,7 @@ def _tile(matrix: QuantizedMatrix, *, is_scaled: bool) -> Tensor:
     hold."""
     group = matrix.format.scales.group
     if matrix.format.code_bits == 8:
-        codes = matrix.codes.float()
+        codes = decode_bytes(matrix.codes)
         return matrix.scaled(codes, group) if is_scaled else codes
     halves = torch.stack((matrix.codes & 15, matrix.codes >> 4), dim=1)  # [outputs, 2, inputs / 2]
     numbers = decode(halves, matrix.format.codes)
