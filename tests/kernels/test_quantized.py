@@ -13,12 +13,13 @@ from facet.kernels import quantized
 from facet.kernels.linear.invariant import linear as invariant_linear
 from facet.kernels.quantized import cases, cpu, gpu, join_rows, reference, stack
 from facet.kernels.quantized.cases import FORMATS, Case
-from facet.kernels.quantized.matrix import E2M1, QuantizedMatrix, decode_bytes
+from facet.kernels.quantized.matrix import QuantizedMatrix, decode, decode_bytes
 from facet.kernels.quantized.quantize import quantize
 from facet.kernels.quantized.rounding import round_inputs, to_int8
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
 NAMES = tuple(FORMATS)
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 linear = partial(quantized.linear, in_one_chain=False)
 
@@ -128,6 +129,12 @@ class TestFewRowsOnAProcessor:
         x = Case(format=self.MATRIX.format).inputs(num_rows, dtype)
         found = cpu.linear(x, self.MATRIX, functional.linear, in_one_chain=in_one_chain)
         assert torch.equal(found, reference.linear(x, self.MATRIX))
+
+
+def test_codes_of_fp4_become_their_numbers() -> None:
+    found = decode(torch.arange(16, dtype=torch.uint8), "fp4")
+    assert found.tolist() == list(E2M1)
+    assert torch.equal(found.signbit(), torch.arange(16) >= 8)
 
 
 def test_codes_of_fp8_become_their_numbers() -> None:
