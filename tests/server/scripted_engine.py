@@ -49,14 +49,16 @@ class ScriptedEngine:
         self.gate.set()
         self._inbox: queue.SimpleQueue[Request | FromEngine | BaseException] = queue.SimpleQueue()
         self._speaking: dict[str, Speaking] = {}
+        self._beginning = threading.Lock()  # an answer begins, or is cancelled before
 
     def submit(self, request: Request) -> None:
         self.submitted.append(request)
         self._inbox.put(request)
 
     def cancel(self, request_id: str) -> None:
-        self.cancelled.append(request_id)
-        self._speaking.pop(request_id, None)
+        with self._beginning:
+            self.cancelled.append(request_id)
+            self._speaking.pop(request_id, None)
 
     def refuse(self, refusal: Refused) -> None:
         self._inbox.put(refusal)
@@ -120,7 +122,9 @@ class ScriptedEngine:
             if isinstance(item, BaseException):
                 raise item
             if isinstance(item, Request):
-                self._speaking[item.request_id] = Speaking(item, self.script(item))
+                with self._beginning:
+                    if item.request_id not in self.cancelled:
+                        self._speaking[item.request_id] = Speaking(item, self.script(item))
             else:
                 answers.append(item)
         if self.gate.is_set():
