@@ -22,6 +22,7 @@ from facet.layers.placement import Placement
 from facet.media.spec_file import read_media_spec
 from facet.model.config_fields import read_config_file
 from facet.model.families import read_model_spec
+from facet.model.gguf import folder
 from facet.model.gguf.choosing import model_files, tower_files
 from facet.model.gguf.scheme import GgufTensors
 from facet.model.hub import folder_of, local_folder
@@ -229,6 +230,23 @@ class TestChoosing:
         (tmp_path / "mmproj-BF16.gguf").write_bytes(tower_file(other, tensors, 96))  # of the same width
         (tmp_path / "mmproj-F16.gguf").write_bytes(b"GGUF, but damaged")
         assert (local_folder(str(path)) / "mmproj.gguf").resolve() == (tmp_path / "mmproj-F32.gguf").resolve()
+
+    def test_what_lies_beside_is_looked_at_once(
+        self, tiny_model: TinyModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = write_both(tmp_path, tiny_model("gemma4_e2b_mm"), name="vision.gguf")
+        other = json.loads((tiny_model("gemma3_mm").folder / "config.json").read_text())
+        misfit = tmp_path / "mmproj-F16.gguf"
+        misfit.write_bytes(tower_file(other, load_file(tiny_model("gemma3_mm").folder / "model.safetensors"), 96))
+        alone = local_folder(str(path))
+        assert "vision_config" not in read_config_file(alone / "config.json")
+        with monkeypatch.context() as patch:
+            patch.setattr(folder, "Gguf", None)
+            assert local_folder(str(path)) == alone
+        with pytest.raises(CheckpointError, match="holds towers of another model"):
+            local_folder(str(path), towers=str(misfit))
+        (tmp_path / "vision.gguf").rename(tmp_path / "mmproj-F32.gguf")
+        assert towers_of(local_folder(str(path))).towers, "a file that came later"
 
     def test_a_model_without_them(self, tiny_model: TinyModels, tmp_path: Path) -> None:
         path = write_both(tmp_path, tiny_model("gemma4_e2b_mm"))

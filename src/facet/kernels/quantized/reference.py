@@ -45,7 +45,7 @@ def look_up(ids: Tensor, matrix: QuantizedMatrix) -> Tensor:
     return matrix.rows(ids).values()
 
 
-def tiles(matrix: QuantizedMatrix, num_values: int = TILE_VALUES) -> Iterator[slice]:
+def tiles(matrix: QuantizedMatrix, num_values: int) -> Iterator[slice]:
     """Rows of each tile. They depend on the matrix alone: a product adds in the same order for any number of rows."""
     num_rows = max(1, num_values // matrix.num_inputs)
     for start in range(0, matrix.num_rows, num_rows):

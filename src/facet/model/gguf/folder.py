@@ -2,7 +2,8 @@
 
 A second file may hold its towers for pictures and sound.
 
-Folders are kept in the user's cache, named after the file's place, size and time of writing, so that this is done once.
+Folders are kept in the user's cache, named after the place, size and time of writing of all files that were looked at,
+so that this is done once.
 """
 
 import hashlib
@@ -34,12 +35,16 @@ def unfold(path: Path, towers: Path | None = None, *, beside: Sequence[Path] = (
     `towers`: the file that holds them; None: the first of those `beside` that fits."""
     # Not where links lead: the hub keeps files under names without a suffix.
     files = _parts(path.absolute())
-    chosen = _first_fitting(files, beside) if towers is None else towers
-    folder = _folder_for(files, chosen)
+    candidates = [file.absolute() for file in (beside if towers is None else (towers,))]
+    kind = "beside" if towers is None else "named"
+    folder = _cache_folder() / f"{path.stem[:80]}-{_fingerprint([*files, *candidates], kind)}"
     if folder.is_dir():
         return folder
-    linked = {file: file.name for file in files} | ({} if chosen is None else {chosen.absolute(): TOWERS})
-    contents = _contents([Gguf(file) for file in files], None if chosen is None else Gguf(chosen))
+    opened = [Gguf(file) for file in files]
+    architecture_of(opened[0])  # before anything else is looked for in it
+    chosen = _first_fitting(opened, candidates) if towers is None else Gguf(candidates[0])
+    linked = {file: file.name for file in files} | ({} if chosen is None else {chosen.path: TOWERS})
+    contents = _contents(opened, chosen)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent))
@@ -65,32 +70,25 @@ def is_unfolded(folder: Path) -> bool:
     return folder.parent == _cache_folder()
 
 
-def _folder_for(files: Sequence[Path], towers: Path | None) -> Path:
-    every = [*files, *(() if towers is None else (towers.absolute(),))]
-    return _cache_folder() / f"{files[0].stem[:80]}-{_fingerprint(every)}"
-
-
-def _first_fitting(files: Sequence[Path], beside: Sequence[Path]) -> Path | None:
-    """Its towers make rows for this model. One that was found before is not looked for again."""
-    if not beside:
+def _first_fitting(files: list[Gguf], candidates: Sequence[Path]) -> Gguf | None:
+    """The first file whose towers make rows for this model."""
+    if not candidates:
         return None
-    if known := [towers for towers in beside if _folder_for(files, towers).is_dir()]:
-        return known[0]
-    opened = [Gguf(file) for file in files]
-    config, family = make_config(opened), architecture_of(opened[0])
-    for towers in beside:
+    config, family = make_config(files), architecture_of(files[0])
+    for candidate in candidates:
         try:
-            if fits(Gguf(towers), config, family):
-                return towers
+            towers = Gguf(candidate)
         except CheckpointError:  # nobody asked for this file
             continue
+        if fits(towers, config, family):
+            return towers
     return None
 
 
 def _contents(files: list[Gguf], towers: Gguf | None) -> dict[str, str]:
     """Small files, by name."""
     first = files[0]
-    family = architecture_of(first)  # before anything else is looked for in it
+    family = architecture_of(first)
     objects: dict[str, Any] = {}
     if has_tokenizer(first.metadata):
         objects["tokenizer_config.json"] = special_tokens(first.metadata)
@@ -129,10 +127,10 @@ def _parts(path: Path) -> list[Path]:
     return parts
 
 
-def _fingerprint(files: Sequence[Path]) -> str:
-    """Changes with the files, and with what makes folders of them."""
+def _fingerprint(files: Sequence[Path], kind: str) -> str:
+    """Changes with the files, with what makes folders of them, and with `kind`: how their towers were chosen."""
     stats = [file.stat() for file in files]
-    facts = [str(_REVISION), *map(str, files), *(f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats)]
+    facts = [str(_REVISION), kind, *map(str, files), *(f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats)]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 

@@ -52,12 +52,12 @@ def make_tokenizer(metadata: Mapping[str, Any], where: str) -> dict[str, Any] | 
         scores = _list(fields, "tokenizer.ggml.scores", float, len(tokens))
         merges = merges_from_scores(tokens, scores, types, vocabulary)
     # Files say that markers are normal where tokenizer_config.json did not name them. No merge ends in one.
-    ordinary = {left + right for left, right in merges}
+    markers = {token for token in tokens if _MARKER.fullmatch(token)}
+    unnamed = markers - {left + right for left, right in merges}
     added = [
-        _added_token(token_id, token, is_special=type != _USER_DEFINED or is_marker)
+        _added_token(token_id, token, is_special=type != _USER_DEFINED or token in markers)
         for token_id, (token, type) in enumerate(zip(tokens, types, strict=True))
-        for is_marker in (_MARKER.fullmatch(token) is not None and token not in ordinary,)
-        if (is_marker or type in (_UNKNOWN, _CONTROL, _USER_DEFINED)) and vocabulary[token] == token_id
+        if (type in (_UNKNOWN, _CONTROL, _USER_DEFINED) or token in unnamed) and vocabulary[token] == token_id
     ]
     special = special_tokens(metadata)
     unknown = special.get("unk_token", _USUAL_UNKNOWN)

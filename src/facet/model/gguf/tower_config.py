@@ -146,12 +146,18 @@ class _Read:
         return name in self._towers.tensors
 
 
-def _patch_tower(read: _Read) -> dict[str, Any]:
+def _encoder(read: _Read) -> dict[str, Any]:
     return {
         "hidden_size": read.integer("embedding_length"),
-        "intermediate_size": read.integer("feed_forward_length"),
         "num_hidden_layers": read.integer("block_count"),
         "num_attention_heads": read.integer("attention.head_count"),
+    }
+
+
+def _patch_tower(read: _Read) -> dict[str, Any]:
+    return {
+        **_encoder(read),
+        "intermediate_size": read.integer("feed_forward_length"),
         "num_key_value_heads": read.integer("attention.head_count"),
         "head_dim": read.shape("v.blk.0.attn_q_norm.weight", 1)[0],
         "patch_size": read.shape("v.patch_embd.weight", 4)[-1],
@@ -175,10 +181,8 @@ def _patch_embedder(read: _Read) -> dict[str, Any]:
 
 def _square_tower(read: _Read) -> dict[str, Any]:
     return {
-        "hidden_size": read.integer("embedding_length"),
+        **_encoder(read),
         "intermediate_size": read.integer("feed_forward_length"),
-        "num_hidden_layers": read.integer("block_count"),
-        "num_attention_heads": read.integer("attention.head_count"),
         "image_size": read.integer("image_size"),
         "patch_size": read.integer("patch_size"),
     }
@@ -198,9 +202,7 @@ def _mobile_net(read: _Read) -> dict[str, Any]:
 
 def _conformer_tower(read: _Read) -> dict[str, Any]:
     return {
-        "hidden_size": read.integer("embedding_length"),
-        "num_hidden_layers": read.integer("block_count"),
-        "num_attention_heads": read.integer("attention.head_count"),
+        **_encoder(read),
         "conv_kernel_size": read.shape("a.blk.0.conv_dw.weight", 2)[-1],
         "subsampling_conv_channels": [read.shape(f"a.conv1d.{index}.weight", 4)[0] for index in range(2)],
         "output_proj_dims": read.shape("a.pre_encode.out.weight", 2)[0],
