@@ -38,7 +38,8 @@ class Sleeper:
         self._weights = weights
         self._arena = arena
         self._load = load
-        self._is_on_gpu = arena.bytes.is_cuda
+        # Buffers are locked now: the first sleep would otherwise wait for that.
+        self._copies = HostCopies(arena.bytes.device) if arena.bytes.is_cuda else None
         self._kept: list[HostMemory] = []  # of these, while they sleep
 
     def sleep(self, level: int) -> None:
@@ -47,15 +48,15 @@ class Sleeper:
         assert self.level < level, "it sleeps already"
         if self.level == 1:
             self._kept = []
-            if not self._is_on_gpu:
+            if self._copies is None:
                 self._remove_weights()
             self.level = level
             return
-        if level == 1 and self._is_on_gpu:
+        if level == 1 and self._copies is not None:
             torch.cuda.synchronize()
             self._kept = [HostMemory(memory.bytes.nbytes) for _, memory in self._weights]
-            HostCopies(self._arena.bytes.device).to_host(self._weight_bytes, [kept.bytes for kept in self._kept])
-        if level == 2 or self._is_on_gpu:
+            self._copies.to_host(self._weight_bytes, [kept.bytes for kept in self._kept])
+        if level == 2 or self._copies is not None:
             self._remove_weights()
         self._arena.remove()
         self.level = level
@@ -67,12 +68,12 @@ class Sleeper:
         for _, memory in self._weights:
             memory.bring_back()
         self._arena.bring_back()
-        if self._kept:
-            HostCopies(self._arena.bytes.device).to_device([kept.bytes for kept in self._kept], self._weight_bytes)
+        if self._kept and self._copies is not None:
+            self._copies.to_device([kept.bytes for kept in self._kept], self._weight_bytes)
         if loaded:
             for tensor, new in zip(_tensors(self._modules), _tensors(loaded), strict=True):
                 tensor.data.copy_(new.data)
-        if self._is_on_gpu:
+        if self._copies is not None:
             torch.cuda.synchronize()
         self._kept = []
         self.level = 0
