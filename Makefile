@@ -20,7 +20,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format browser clients ray cluster soak clean lint types suite
+.PHONY: help serve test check format browser clients ray cluster gpu soak clean lint types suite
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ ray: $(INSTALLED_FOR_CLUSTER) ## install Ray for `make cluster`: 380 MB
 # Warnings of Ray are its own.
 cluster: $(INSTALLED_FOR_CLUSTER) ## try ranks and replicas on a Ray cluster of two nodes on this machine
 	FACET_CLUSTER=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/cluster --timeout 300 -W default --disable-warnings
+
+# By name, as they end: a run that is stopped has said what failed.
+gpu: $(INSTALLED_FOR_TESTS) ## try kernels and models on an NVIDIA GPU
+	$(BIN)/python -m pytest tests/gpu -vv --timeout 600 --numprocesses 8 --dist loadgroup
 
 soak: $(INSTALLED_FOR_TESTS) ## kill a hundred ranks at random moments, where `make test` kills five
 	FACET_RANK_KILLS=100 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine/test_ranks.py -k killed --timeout 60

@@ -29,9 +29,12 @@ NAMES = (
 )
 SECONDS = 300
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="the kernels are for Hopper"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="the kernels are for Hopper"
+    ),
+    pytest.mark.xdist_group("races"),  # in a single process of pytest's, which begins them all
+]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -21,5 +22,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="package", autouse=True)
 def _quick_interpreter() -> Iterator[None]:
-    with quick_interpreter() if importlib.util.find_spec("triton") else contextlib.nullcontext():
+    """On a GPU, Triton's language stays as it is for the compiler."""
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton")
+    with quick_interpreter() if is_interpreted else contextlib.nullcontext():
         yield
