@@ -77,6 +77,15 @@ def same_products_everywhere() -> Iterator[None]:
         sys.modules["torch"]._C._set_mkldnn_enabled(True)
 
 
+@pytest.fixture(autouse=True)
+def memory_for_all() -> Iterator[None]:
+    """Processes that test on the same GPU leave each other what they no longer use: torch would keep it."""
+    yield
+    if "torch" in sys.modules and (torch := sys.modules["torch"]).cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 @pytest.fixture
 def with_bfloat16_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Types are chosen as on a processor that multiplies bfloat16, whatever this one does."""
