@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from facet.request import Request
@@ -121,6 +121,7 @@ COSTS = st.builds(
     st.lists(st.integers(1, 70_000), min_size=1, max_size=5),
     st.lists(st.tuples(st.integers(0, 70_000), st.integers(2, 8192)), min_size=1, max_size=4),
 )
+@example(StepCost(step=0.03125), 0.03125, [1], [(0, 2), (0, 2)])
 def test_chunks_are_as_long_as_time_allows(
     cost: StepCost, limit: float, singles: list[int], prompts: list[tuple[int, int]]
 ) -> None:
@@ -136,7 +137,8 @@ def test_chunks_are_as_long_as_time_allows(
         time.take(start, count)
         room = wanted if cost.max_num_rows is None else min(wanted, cost.max_num_rows - num_rows)
         if has_some or count > min(LEAST_ROWS, wanted):
-            assert count == 0 or predicted(start, count) <= AIM * limit * (1 + 1e-9)
+            # Rows that cost nothing delay nobody, though the time is over.
+            assert count == 0 or predicted(start, count) <= max(AIM * limit, seconds) * (1 + 1e-9)
             assert count >= room or predicted(start, count + 1) >= AIM * limit * (1 - 1e-9)
         else:
             assert count == min(LEAST_ROWS, wanted)
