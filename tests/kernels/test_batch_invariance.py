@@ -3,10 +3,12 @@ a run of rows was cut."""
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.arithmetic import BATCH_INVARIANT, USUAL, Arithmetic
@@ -79,6 +81,22 @@ def test_rows_lie_alike_in_memory(dtype: torch.dtype, monkeypatch: pytest.Monkey
     together = alike.linear(x, weight)
     for rows in CHOICES:
         assert torch.equal(alike.linear(x[rows], weight), together[rows])
+
+
+def test_nothing_is_made_of_what_lies_behind_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that multiplies it by zero, in memory that was not cleared."""
+
+    def greedy(x: Tensor, weight: Tensor) -> Tensor:
+        assert x.stride(0) > x.shape[1], "rows of odd lengths are filled up"
+        whole = x.as_strided((len(x), x.stride(0)), x.stride())
+        return functional.linear(whole, functional.pad(weight, (0, x.stride(0) - x.shape[1])))
+
+    x, weight = linear_cases.ODD[0].inputs(NUM_ROWS, torch.float32)
+    monkeypatch.setattr(alike, "_found", {})
+    monkeypatch.setattr(alike, "functional", SimpleNamespace(linear=greedy))
+    monkeypatch.setattr(Tensor, "new_empty", lambda like, *sizes: like.new_full(sizes, torch.nan))
+    got = alike.linear(x, weight)
+    linear_cases.TOLERANCES[torch.float32].check(got, plain_products.linear(x, weight))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -5,7 +5,8 @@ another order than two, and two than sixteen. Which of them agree depends on the
 each weight shape is tried once: some rows are multiplied in blocks of `ANCHOR`, then in blocks of every other size, and
 a size is used where all bits are the same. What is multiplied later consists of blocks of such sizes alone, the last
 one filled up with zeros. Rows of a block begin at multiples of 64 bytes, so that within it a row meets the same
-arithmetic wherever it stands: some libraries begin a sum with what comes before such a place.
+arithmetic wherever it stands: some libraries begin a sum with what comes before such a place. Zeros lie behind rows,
+too: some libraries multiply what is there by zero, which makes NaN of a NaN.
 """
 
 from functools import lru_cache
@@ -68,10 +69,11 @@ def _product(rows: Tensor, weight: Tensor, size: int) -> Tensor:
     """`size` rows; those that are missing are zeros."""
     num_rows, num_inputs = rows.shape
     a_line = _LINE // rows.element_size()
-    block = rows.new_empty(size, -(-num_inputs // a_line) * a_line)[:, :num_inputs]
-    block[:num_rows] = rows
+    block = rows.new_empty(size, -(-num_inputs // a_line) * a_line)
+    block[:num_rows, :num_inputs] = rows
     block[num_rows:] = 0
-    return functional.linear(block, weight)
+    block[:num_rows, num_inputs:] = 0
+    return functional.linear(block[:, :num_inputs], weight)
 
 
 @lru_cache(maxsize=1024)
