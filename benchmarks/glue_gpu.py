@@ -11,6 +11,7 @@ copy measured in the same run. `--warps` times the norms with other numbers of w
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from unittest import mock
 
 import torch
@@ -26,7 +27,8 @@ from facet.kernels.rms_norm.triton import RowTile, row_tile
 from facet.kernels.tolerance import Tolerance
 
 EPS = 1e-6
-NUM_ROWS = (1, 32, 128, 8192)
+NUM_ROWS = (1, 32, 128, 512, 2048, 8192)
+INVARIANT = "batch-invariant"
 VOCAB_SIZE = 262_144
 WIDTH = 256  # of a per-layer input
 NUM_LAYERS = 24  # of E4B, below those that share keys: the most whose inputs a step makes at once
@@ -60,16 +62,14 @@ def norms(num_rows: int, hidden: int) -> Iterator[Operation]:
         x, factor = normal(num_rows, hidden), weight(hidden)
         return lambda: rms_norm.rms_norm(x, factor, EPS), lambda: rms_norm.reference.rms_norm(x, factor, EPS)
 
-    def make_add() -> tuple[Run, Run]:
+    def make_add(run: Callable[..., tuple[Tensor, Tensor | None]]) -> tuple[Run, Run]:
         arguments = (normal(num_rows, hidden), normal(num_rows, hidden), weight(hidden), weight(hidden), EPS)
         scale = torch.full((1,), 0.75, device="cuda", dtype=torch.bfloat16)
-        return (
-            lambda: add_norm.add_norm(*arguments, scale),
-            lambda: add_norm.reference.add_norm(*arguments, scale),
-        )
+        return lambda: run(*arguments, scale), lambda: add_norm.reference.add_norm(*arguments, scale)
 
     yield Operation(f"rms_norm {hidden}", 2 * row_bytes, make_norm)
-    yield Operation(f"add_norm {hidden}", 4 * row_bytes, make_add)
+    yield Operation(f"add_norm {hidden}", 4 * row_bytes, partial(make_add, add_norm.add_norm))
+    yield Operation(f"add_norm {hidden}, {INVARIANT}", 4 * row_bytes, partial(make_add, add_norm.invariant_add_norm))
 
 
 def other_norms(num_rows: int) -> Iterator[Operation]:
@@ -78,24 +78,24 @@ def other_norms(num_rows: int) -> Iterator[Operation]:
         x, factor = normal(num_rows, 12, 256)[:, :8], weight(256)
         return lambda: rms_norm.rms_norm(x, factor, EPS), lambda: rms_norm.reference.rms_norm(x, factor, EPS)
 
-    def make_router_norms() -> tuple[Run, Run]:
+    def make_router_norms(run: Callable[..., tuple[Tensor, Tensor | None]]) -> tuple[Run, Run]:
         """Against norms in Triton and products in PyTorch."""
         x, own, scale, factor = normal(num_rows, 2816), weight(2816), weight(2816).bfloat16(), 2816**-0.5
         return (
-            lambda: rms_norm.router_norms(x, scale, factor, own, EPS),
+            lambda: run(x, scale, factor, own, EPS),
             lambda: (rms_norm.rms_norm(x, None, EPS) * scale * factor, rms_norm.rms_norm(x, own, EPS)),
         )
 
-    def make_sum() -> tuple[Run, Run]:
+    def make_sum(run: Callable[..., Tensor]) -> tuple[Run, Run]:
         arguments = (normal(num_rows, 2816), weight(2816), normal(num_rows, 2816), weight(2816), EPS)
-        return (
-            lambda: add_norm.sum_of_norms(*arguments),
-            lambda: add_norm.reference.sum_of_norms(*arguments),
-        )
+        return lambda: run(*arguments), lambda: add_norm.reference.sum_of_norms(*arguments)
 
     yield Operation("rms_norm 8 x 256", 2 * num_rows * 8 * 256 * 2, make_heads)
-    yield Operation("router_norms 2816", 3 * num_rows * 2816 * 2, make_router_norms)
-    yield Operation("sum_of_norms 2816", 3 * num_rows * 2816 * 2, make_sum)
+    num_bytes = 3 * num_rows * 2816 * 2
+    for mark, run in (("", rms_norm.router_norms), (f", {INVARIANT}", rms_norm.invariant_router_norms)):
+        yield Operation(f"router_norms 2816{mark}", num_bytes, partial(make_router_norms, run))
+    for mark, add in (("", add_norm.sum_of_norms), (f", {INVARIANT}", add_norm.invariant_sum_of_norms)):
+        yield Operation(f"sum_of_norms 2816{mark}", num_bytes, partial(make_sum, add))
 
 
 def activations(num_rows: int, width: int) -> Iterator[Operation]:

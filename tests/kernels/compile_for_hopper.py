@@ -29,6 +29,7 @@ from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
+from facet.kernels.add_norm.triton import add_norm_kernel, sum_of_norms_kernel
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.gluon_names import TensorDescriptor, gl
 from facet.kernels.linear import cases
@@ -66,8 +67,8 @@ from facet.kernels.quantized.int8_groups.few_rows_kernel import few_rows_kernel 
 from facet.kernels.quantized.int8_groups.ring_kernel import ring_kernel as int8_groups_ring_kernel
 from facet.kernels.quantized.int8_groups.wide_kernel import wide_kernel as int8_groups_wide_kernel
 from facet.kernels.quantized.widen import INTEGER, UNSIGNED
-from facet.kernels.rms_norm.triton import row_tile
-from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
+from facet.kernels.rms_norm.triton import rms_norm_kernel, row_tile, tile_of_few_rows
+from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES, RowCodes
 from facet.kernels.streams.triton import correct_kernel, predict_kernel
 from facet.kernels.sum_over_ranks.triton import sum_kernel, sum_launch
 from facet.ranks import Rank
@@ -448,6 +449,22 @@ def rounded_add_norm_launch() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     return rounded_add_norm_kernel, arguments, {**constants, "num_warps": 8}
 
 
+def norms_launch(name: str, width: int, *, in_turn: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of batch-invariant arithmetic: few rows, or many, which are taken in turn."""
+    tile = tile_of_few_rows(width)._replace(num_programs=264 if in_turn else None)
+    constants = dict(WIDTH=width, **tile.constants, IS_DEPENDENT=True, num_warps=tile.num_warps)
+    weight, uncoded = tensor(gl.float32), RowCodes(gl.bfloat16, *[0.0] * 3).constants
+    if name == "sum_of_norms":
+        return sum_of_norms_kernel, (tensor(), weight, tensor(), weight, tensor(), 300, 1e-6), constants
+    if name == "router_norms":
+        arguments = (tensor(), weight, tensor(), None, tensor(), 0.1, tensor(), 300, 1, width, width, 1e-6)
+        return rms_norm_kernel, arguments, constants | uncoded
+    rows = (tensor(), tensor(), weight, weight, tensor(), tensor())
+    if name == "coded_add_norm":
+        return add_norm_kernel, (*rows, tensor(gl.int8), weight, 300, 1e-6), constants | INT8_CODES.constants
+    return add_norm_kernel, (*rows, tensor(), None, 300, 1e-6), constants | uncoded
+
+
 def drafts_launch(
     group: int, num_heads: int, head_dim: int, window: int, block_n: int
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -689,6 +706,12 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "round_geglu_31b": round_geglu_launch(21504),
         "round_geglu_e4b": round_geglu_launch(10240),
         "rounded_add_norm": rounded_add_norm_launch(),
+        **{
+            f"{name}_of_{width}{'_in_turn' if in_turn else ''}": norms_launch(name, width, in_turn=in_turn)
+            for name in ("add_norm", "coded_add_norm", "sum_of_norms", "router_norms")
+            for width in (2560, 5376)
+            for in_turn in (False, True)
+        },
         "predict_streams": streams_launch(predict_kernel, 7, 3),
         "correct_streams": streams_launch(correct_kernel, 8, 1),
         "drafts_e4b_sliding": drafts_launch(4, 8, 256, 512, 32),
@@ -774,8 +797,17 @@ def usage(kernel: Any, code: str) -> dict[str, Any]:
         "single_stores": code.count("STG.E.U16"),
         "barriers": kernel.asm["ptx"].count("bar.sync"),
         "waits": code.count("WARPGROUP.DEPBAR"),
+        "arithmetic": [len(re.findall(rf"\b{name}\b", code)) for name in ("FADD", "FMUL", "FFMA", "MUFU", "SHFL")],
+        "reduced": reduced_layouts(kernel.asm["ttgir"]),
         "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),
     }
+
+
+def reduced_layouts(code: str) -> list[str]:
+    """How what is summed or compared lies in registers, in order."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", code, re.MULTILINE))
+    reduced = re.findall(r'"tt.reduce".*?\}\) : \(tensor<[^#>]*(#\w+)>\)', code, re.DOTALL)
+    return [layouts[name] for name in reduced]
 
 
 def reports(names: Sequence[str]) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The Triton kernels that promise it, in the interpreter: right, and a row's bits depend neither on the rows beside it,
 nor on its place among them, nor on where a run of rows was cut. On a GPU the same, at the shapes of real models."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -31,7 +32,9 @@ from facet.kernels.paged_attention import cases as attention_cases
 from facet.kernels.paged_attention.decode import fixed, in_turn
 from facet.kernels.paged_attention.gpu import plan_invariant_on_gpu
 from facet.kernels.paged_attention.reference import plan_reference
-from facet.kernels.rms_norm.triton import rms_norm, router_norms, tile_of_few_rows
+from facet.kernels.rms_norm import triton as norms
+from facet.kernels.rms_norm.triton import RowTile, rms_norm, router_norms, tile_of_few_rows
+from facet.kernels.rounded_rows import FP8_CODES, INT8_CODES
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -118,6 +121,44 @@ def test_norms(width: int) -> None:
         assert torch.equal(rms_norm(x[rows], weight, 1e-6, tile), normed[rows])
         assert torch.equal(router_norms(x[rows], weight, 0.1, None, 1e-6, tile)[0], scaled[rows])
         assert torch.equal(add_norm.sum_of_norms(x[rows], weight, y[rows], weight, 1e-6, tile), summed[rows])
+
+
+@pytest.mark.parametrize("num_rows", [257, 300, 8192] if ON_GPU else [5, 29])
+@pytest.mark.parametrize("width", [1536, 2560, 2816, 5376] if ON_GPU else [1040])
+def test_norms_of_rows_in_turn(width: int, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that go from row to row leave the bits of programs that have one; in the interpreter, twelve of them."""
+    if not ON_GPU:
+        monkeypatch.setattr(norms, "FEW_ROWS", 4)
+    generator = torch.Generator(DEVICE).manual_seed(num_rows)
+    x, y = torch.randn(2, num_rows, width, generator=generator, device=DEVICE).to(DTYPES[-1])
+    weight, other = torch.rand(2, width, generator=generator, device=DEVICE) + 0.5
+    scale = torch.tensor([0.71875], dtype=x.dtype, device=DEVICE)
+    few, in_turn = tile_of_few_rows(width), norms.tile_of_any_rows(x)
+    assert in_turn.num_programs is not None
+    assert in_turn.grid(num_rows) == (min(num_rows, in_turn.num_programs),)
+    assert norms.tile_of_any_rows(x[:4]) == norms.tile_of_any_rows(x.float()) == few
+
+    runs: list[Callable[[RowTile], Any]] = [
+        lambda tile: rms_norm(x, weight, 1e-6, tile),
+        lambda tile: rms_norm(x, None, 1e-6, tile),
+        lambda tile: router_norms(x, weight, 0.1, other, 1e-6, tile),
+        lambda tile: router_norms(x, weight, 0.1, None, 1e-6, tile),
+        lambda tile: add_norm.sum_of_norms(x, weight, y, other, 1e-6, tile),
+        lambda tile: add_norm.add_norm(x, y, weight, other, 1e-6, scale, tile),
+        lambda tile: add_norm.add_norm(x, y, weight, None, 1e-6, None, tile),
+        lambda tile: norms.rounded_rms_norm(x, weight, 1e-6, FP8_CODES, tile),
+        lambda tile: add_norm.rounded_add_norm(x, y, weight, other, 1e-6, scale, INT8_CODES, tile),
+    ]
+    for run in runs:
+        for got, expected in zip(tensors_of(run(in_turn)), tensors_of(run(few)), strict=True):
+            assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+def tensors_of(result: Any) -> list[Tensor]:
+    """Of a result or several, one inside another."""
+    if isinstance(result, Tensor):
+        return [result]
+    return [tensor for part in result if isinstance(part, Tensor | tuple) for tensor in tensors_of(part)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -123,6 +123,12 @@ FP8_IN_ORDER = {
 HEADS = {"int8_head": 128, "fp8_head": 128, "int8_row_of_head": 64, "fp8_row_of_head": 72}
 EMBEDDINGS = ("int8_embedding", "fp8_embedding")
 ROUNDED = ("round_geglu_31b", "round_geglu_e4b", "rounded_add_norm")
+# Norms of batch-invariant answers, by the registers of a thread that leave room for as many programs as are launched.
+NORMS = {
+    f"{name}_of_{width}": most_registers
+    for name in ("add_norm", "coded_add_norm", "sum_of_norms", "router_norms")
+    for width, most_registers in ((2560, 64), (5376, 128))
+}
 STREAMS = {"predict_streams": 80, "correct_streams": 64}
 DRAFTS = ("drafts_e4b_sliding", "drafts_e4b_global", "drafts_31b_sliding")
 SHARES = (
@@ -161,6 +167,8 @@ def compiled() -> dict[str, dict[str, Any]]:
         *HEADS,
         *EMBEDDINGS,
         *ROUNDED,
+        *NORMS,
+        *(f"{name}_in_turn" for name in NORMS),
         *STREAMS,
         *DRAFTS,
         *SHARES,
@@ -332,6 +340,20 @@ def test_rows_are_rounded_in_registers(name: str, compiled: dict[str, dict[str, 
     assert "error" not in found, found["error"]
     assert (found["stack"], found["local"]) == (0, 0)
     assert found["reg"] <= 64
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_rows_in_turn_add_as_those_of_one(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """What is summed lies in registers alike, and is the same instructions: so are its bits."""
+    one, in_turn = compiled[name], compiled[f"{name}_in_turn"]
+    for found in (one, in_turn):
+        assert "error" not in found, found["error"]
+        assert (found["stack"], found["local"]) == (0, 0)
+    assert in_turn["reduced"] == one["reduced"] != []
+    assert in_turn["arithmetic"] == one["arithmetic"]
+    assert all(one["arithmetic"])
+    assert in_turn["reg"] <= NORMS[name]
+    assert in_turn["shared"] > one["shared"], "rows are copied ahead of time"
 
 
 @pytest.mark.parametrize("name", STREAMS)

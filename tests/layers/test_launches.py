@@ -51,13 +51,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-PRODUCT, ADD_NORM = "_few_rows_kernel", "_add_norm_kernel"
+PRODUCT, ADD_NORM = "_few_rows_kernel", "add_norm_kernel"
 ATTENTION = [PRODUCT, "_prepare_heads_kernel", "attend", PRODUCT, ADD_NORM]
 MLP = [PRODUCT, PRODUCT, ADD_NORM]
 PER_LAYER_INPUT = [PRODUCT, PRODUCT, ADD_NORM]
 EXPERTS = [
-    *["_rms_norm_kernel", PRODUCT, "_route_kernel"],
-    *["_pair_hidden_kernel", "_pair_down_kernel", "_sum_of_norms_kernel"],
+    *["rms_norm_kernel", PRODUCT, "_route_kernel"],
+    *["_pair_hidden_kernel", "_pair_down_kernel", "sum_of_norms_kernel"],
 ]
 CUBLAS = "linear"
 # Of Gemma 3n: what the active stream says of all four, what they become by it, and the layer between.
@@ -90,9 +90,9 @@ STREAMS = [
             [
                 *[CUBLAS, "_prepare_heads_kernel", "attend", CUBLAS, ADD_NORM],
                 *[CUBLAS, "_geglu_kernel", CUBLAS],
-                *["_rms_norm_kernel", CUBLAS, "_route_kernel"],
+                *["rms_norm_kernel", CUBLAS, "_route_kernel"],
                 *["count_kernel", "place_kernel", "_grouped_kernel", "_grouped_kernel"],
-                *["_combine_kernel", "_sum_of_norms_kernel", ADD_NORM],
+                *["_combine_kernel", "sum_of_norms_kernel", ADD_NORM],
             ],
         ),
     ],

@@ -47,9 +47,9 @@ def invariant_add_norm(
     """As `add_norm`."""
     if residual.is_cuda:
         from facet.kernels.add_norm import triton
-        from facet.kernels.rms_norm.triton import tile_of_few_rows
+        from facet.kernels.rms_norm.triton import tile_of_any_rows
 
-        tile = tile_of_few_rows(residual.shape[-1])
+        tile = tile_of_any_rows(residual)
         return triton.add_norm(residual, update, update_weight, next_weight, eps, scale, tile)
     return reference.add_norm(residual, update, update_weight, next_weight, eps, scale)
 
@@ -83,9 +83,9 @@ def invariant_rounded_add_norm(
 ) -> tuple[Tensor, RoundedRows]:
     """As `rounded_add_norm`."""
     from facet.kernels.add_norm import triton
-    from facet.kernels.rms_norm.triton import tile_of_few_rows
+    from facet.kernels.rms_norm.triton import tile_of_any_rows
 
-    tile = tile_of_few_rows(residual.shape[-1])
+    tile = tile_of_any_rows(residual)
     return triton.rounded_add_norm(residual, update, update_weight, next_weight, eps, scale, codes, tile)
 
 
@@ -102,7 +102,7 @@ def invariant_sum_of_norms(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Ten
     """As `sum_of_norms`."""
     if a.is_cuda:
         from facet.kernels.add_norm import triton
-        from facet.kernels.rms_norm.triton import tile_of_few_rows
+        from facet.kernels.rms_norm.triton import tile_of_any_rows
 
-        return triton.sum_of_norms(a, a_weight, b, b_weight, eps, tile_of_few_rows(a.shape[-1]))
+        return triton.sum_of_norms(a, a_weight, b, b_weight, eps, tile_of_any_rows(a))
     return reference.sum_of_norms(a, a_weight, b, b_weight, eps)

@@ -11,7 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
-from facet.kernels.rms_norm.triton import RowTile, load_weight, normalised, rounded, row_tile, store_rows
+from facet.kernels.rms_norm.triton import (
+    RowTile,
+    first_rows,
+    load_weight,
+    normalised,
+    rounded,
+    row_tile,
+    store_rows,
+)
 from facet.kernels.rounded_rows import NO_CODES, RoundedRows, RowCodes
 
 
@@ -63,10 +71,9 @@ def _run(
     num_rows = residual.numel() // width
     tile = tile or row_tile(width, num_rows)
     new = torch.empty_like(residual)
-    _add_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
+    add_norm_kernel[tile.grid(num_rows)](
         residual, update, update_weight, next_weight, scale, new, normed, scales, num_rows, eps,
-        WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
-        **constants, num_warps=tile.num_warps, **launch_options(residual.device),
+        WIDTH=width, **tile.constants, **constants, num_warps=tile.num_warps, **launch_options(residual.device),
     )  # fmt: skip
     return new
 
@@ -79,24 +86,21 @@ def sum_of_norms(
     num_rows = a.numel() // width
     tile = tile or row_tile(width, num_rows)
     total = torch.empty_like(a)
-    _sum_of_norms_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
+    sum_of_norms_kernel[tile.grid(num_rows)](
         a, a_weight, b, b_weight, total, num_rows, eps,
-        WIDTH=width, ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
-        num_warps=tile.num_warps, **launch_options(a.device),
+        WIDTH=width, **tile.constants, num_warps=tile.num_warps, **launch_options(a.device),
     )  # fmt: skip
     return total
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _add_norm_kernel(
+def add_norm_kernel(
     residual, update, update_weight, next_weight, scale, new, normed, scales, num_rows, eps,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr, STAGES: tl.constexpr,
     DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
-    mask = (rows < num_rows) & (columns < WIDTH)
-    places = rows * WIDTH + columns
+    rows, columns, mask = first_rows(num_rows, WIDTH, ROWS, BLOCK, STAGES)
+    update_factor, next_factor, stream_factor = None, None, None
     if WEIGHTS_AHEAD:
         update_factor = load_weight(update_weight, columns, mask)
         if next_weight is not None:
@@ -104,44 +108,84 @@ def _add_norm_kernel(
     if scale is not None:
         stream_factor = tl.load(scale).to(tl.float32)
     start_after_previous(IS_DEPENDENT)
+    weights = (update_weight, next_weight)
+    factors = (update_factor, next_factor, stream_factor)
+    results = (new, normed, scales)
+    if STAGES == 0:
+        _add_norm_of(
+            residual, update, weights, factors, results, rows, columns, mask, rows < num_rows, eps,
+            WIDTH, DIVISOR, LEAST, GREATEST,
+        )  # fmt: skip
+    else:
+        for row in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), num_stages=STAGES):
+            rows = row + tl.arange(0, 1)[:, None]
+            _add_norm_of(
+                residual, update, weights, factors, results, rows, columns, mask, rows >= 0, eps,
+                WIDTH, DIVISOR, LEAST, GREATEST,
+            )  # fmt: skip
+
+
+@triton.jit
+def _add_norm_of(
+    residual, update, weights, factors, results, rows, columns, mask, is_row, eps,
+    WIDTH: tl.constexpr, DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr,
+):  # fmt: skip
+    """Of the rows of a tile. Factors are weights that were loaded, or None."""
+    update_weight, next_weight = weights
+    update_factor, next_factor, stream_factor = factors
+    new, normed, scales = results
+    places = rows.to(tl.int64) * WIDTH + columns
     added = tl.load(update + places, mask=mask, other=0.0).to(tl.float32)
     stream = tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
     added = normalised(added, eps, WIDTH)
-    if not WEIGHTS_AHEAD:
+    if update_factor is None:
         update_factor = load_weight(update_weight, columns, mask)
     stream = rounded(stream + rounded(added * update_factor, new), new)
-    if scale is not None:
+    if stream_factor is not None:
         stream = rounded(stream * stream_factor, new)
     tl.store(new + places, stream.to(new.dtype.element_ty), mask=mask)
     if next_weight is not None:
         stream = normalised(stream, eps, WIDTH)
-        if not WEIGHTS_AHEAD:
+        if next_factor is None:
             next_factor = load_weight(next_weight, columns, mask)
         stream = (stream * next_factor).to(new.dtype.element_ty)
-        store_rows(stream, normed + places, mask, scales, rows, rows < num_rows, DIVISOR, LEAST, GREATEST)
+        store_rows(stream, normed + places, mask, scales, rows, is_row, DIVISOR, LEAST, GREATEST)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _sum_of_norms_kernel(
+def sum_of_norms_kernel(
     a, a_weight, b, b_weight, total, num_rows, eps,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr, STAGES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
-    mask = (rows < num_rows) & (columns < WIDTH)
-    places = rows * WIDTH + columns
+    rows, columns, mask = first_rows(num_rows, WIDTH, ROWS, BLOCK, STAGES)
+    a_factor, b_factor = None, None
     if WEIGHTS_AHEAD:
-        first_factor = load_weight(a_weight, columns, mask)
-        second_factor = load_weight(b_weight, columns, mask)
+        a_factor = load_weight(a_weight, columns, mask)
+        b_factor = load_weight(b_weight, columns, mask)
     start_after_previous(IS_DEPENDENT)
+    weights, factors = (a_weight, b_weight), (a_factor, b_factor)
+    if STAGES == 0:
+        _sum_of_norms_of(a, b, weights, factors, total, rows, columns, mask, eps, WIDTH)
+    else:
+        for row in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), num_stages=STAGES):
+            rows = row + tl.arange(0, 1)[:, None]
+            _sum_of_norms_of(a, b, weights, factors, total, rows, columns, mask, eps, WIDTH)
+
+
+@triton.jit
+def _sum_of_norms_of(a, b, weights, factors, total, rows, columns, mask, eps, WIDTH: tl.constexpr):
+    """As `_add_norm_of`."""
+    a_weight, b_weight = weights
+    a_factor, b_factor = factors
+    places = rows.to(tl.int64) * WIDTH + columns
     first = tl.load(a + places, mask=mask, other=0.0).to(tl.float32)
     second = tl.load(b + places, mask=mask, other=0.0).to(tl.float32)
     first = normalised(first, eps, WIDTH)
     second = normalised(second, eps, WIDTH)
-    if not WEIGHTS_AHEAD:
-        first_factor = load_weight(a_weight, columns, mask)
-        second_factor = load_weight(b_weight, columns, mask)
-    first = rounded(first * first_factor, total)
-    second = rounded(second * second_factor, total)
+    if a_factor is None:
+        a_factor = load_weight(a_weight, columns, mask)
+        b_factor = load_weight(b_weight, columns, mask)
+    first = rounded(first * a_factor, total)
+    second = rounded(second * b_factor, total)
     tl.store(total + places, (first + second).to(total.dtype.element_ty), mask=mask)

@@ -31,7 +31,7 @@ def invariant_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     if x.is_cuda:
         from facet.kernels.rms_norm import triton
 
-        return triton.rms_norm(x, weight, eps, triton.tile_of_few_rows(x.shape[-1]))
+        return triton.rms_norm(x, weight, eps, triton.tile_of_any_rows(x))
     return reference.rms_norm(x, weight, eps)
 
 
@@ -54,7 +54,7 @@ def invariant_router_norms(
     if x.is_cuda:
         from facet.kernels.rms_norm import triton
 
-        return triton.router_norms(x, scale, factor, weight, eps, triton.tile_of_few_rows(x.shape[-1]))
+        return triton.router_norms(x, scale, factor, weight, eps, triton.tile_of_any_rows(x))
     return reference.router_norms(x, scale, factor, weight, eps)
 
 
@@ -69,4 +69,4 @@ def invariant_rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, codes: Row
     """As `rounded_rms_norm`. A row's bits do not depend on how many rows there are."""
     from facet.kernels.rms_norm import triton
 
-    return triton.rounded_rms_norm(x, weight, eps, codes, triton.tile_of_few_rows(x.shape[-1]))
+    return triton.rounded_rms_norm(x, weight, eps, codes, triton.tile_of_any_rows(x))

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.hopper import num_multiprocessors
 from facet.kernels.rounded_rows import NO_CODES, RoundedRows, RowCodes
 from facet.kernels.to_eight_bits import scale_of, to_codes
 
@@ -20,6 +21,8 @@ from facet.kernels.to_eight_bits import scale_of, to_codes
 ELEMENTS_OF_SHORT_ROWS = 1024
 # Up to about two long rows for each multiprocessor of a large GPU, a launch lasts as long as one program does.
 FEW_ROWS = 256
+# Where rows are taken in turn: one is worked on, the next is on its way, and the one behind it is asked for in between.
+STAGES_IN_TURN = 3
 # The longest row a program may hold in its registers: 32 elements for each thread of sixteen warps.
 LONGEST_ROW = 16384
 
@@ -31,6 +34,17 @@ class RowTile(NamedTuple):
     block: int  # columns, a power of two
     num_warps: int
     weights_ahead: bool  # read weights before the sum over a row, rather than when they are needed
+    # How many programs share all rows, each taking one after another; None: as many as there are tiles.
+    num_programs: int | None = None
+
+    def grid(self, num_rows: int) -> tuple[int]:
+        num_tiles = triton.cdiv(num_rows, self.num_rows)
+        return (num_tiles if self.num_programs is None else min(num_tiles, self.num_programs),)
+
+    @property
+    def constants(self) -> Mapping[str, int]:
+        stages = 0 if self.num_programs is None else STAGES_IN_TURN
+        return dict(ROWS=self.num_rows, BLOCK=self.block, WEIGHTS_AHEAD=self.weights_ahead, STAGES=stages)
 
 
 def tile_of_few_rows(width: int) -> RowTile:
@@ -54,6 +68,23 @@ def row_tile(width: int, num_rows: int) -> RowTile:
     if num_rows <= FEW_ROWS or tile.block <= ELEMENTS_OF_SHORT_ROWS:
         return tile
     return RowTile(1, tile.block, num_warps=min(16, max(4, tile.block // 1024)), weights_ahead=False)
+
+
+def tile_of_any_rows(x: Tensor) -> RowTile:
+    """Many long rows are worked on as few are, for the same bits, but one after another by as many programs as the GPU
+    holds at a time: they read weights once, and while they work on a row the next ones are copied to shared memory.
+    """
+    width = x.shape[-1]
+    tile = tile_of_few_rows(width)
+    is_loaded_alike = x.element_size() == 2 and width % 16 == 0
+    if x.numel() <= FEW_ROWS * width or tile.block <= ELEMENTS_OF_SHORT_ROWS or not is_loaded_alike:
+        return tile
+    return tile._replace(num_programs=programs_in_turn(tile) * num_multiprocessors(x.device))
+
+
+def programs_in_turn(tile: RowTile) -> int:
+    """That a multiprocessor has registers for: with 16 warps two of rows up to 4096, and one of longer ones."""
+    return max(1, 8192 // tile.block)
 
 
 class _Scaled(NamedTuple):
@@ -112,10 +143,9 @@ def _run(
     rows = rows_in_runs(x)
     num_rows = rows.shape[0] * rows.shape[1]
     tile = tile or row_tile(x.shape[-1], num_rows)
-    _rms_norm_kernel[(triton.cdiv(num_rows, tile.num_rows),)](
+    rms_norm_kernel[tile.grid(num_rows)](
         rows, weight, out, scales, *scaled, num_rows, rows.shape[1], rows.stride(0), rows.stride(1), eps,
-        WIDTH=x.shape[-1], ROWS=tile.num_rows, BLOCK=tile.block, WEIGHTS_AHEAD=tile.weights_ahead,
-        **constants, num_warps=tile.num_warps, **launch_options(x.device),
+        WIDTH=x.shape[-1], **tile.constants, **constants, num_warps=tile.num_warps, **launch_options(x.device),
     )  # fmt: skip
 
 
@@ -175,36 +205,70 @@ def store_rows(
         tl.store(places, to_codes(wide, scale, places.dtype.element_ty, LEAST, GREATEST), mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _rms_norm_kernel(
-    x, weight, out, scales, scale, factor, scaled, num_rows, rows_per_run, run_stride, row_stride, eps,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr,
-    DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
-):  # fmt: skip
+@triton.jit
+def first_rows(num_rows, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
+    """The rows of a program's tile, its columns, and what is there of both: of rows taken in turn, all are."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
-    mask = (rows < num_rows) & (columns < WIDTH)
-    places = place_in_runs(rows, rows_per_run, run_stride, row_stride)
+    mask = columns < WIDTH
+    if STAGES == 0:
+        mask = (rows < num_rows) & mask
+    return rows, columns, mask
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def rms_norm_kernel(
+    x, weight, out, scales, scale, factor, scaled, num_rows, rows_per_run, run_stride, row_stride, eps,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr, STAGES: tl.constexpr,
+    DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    rows, columns, mask = first_rows(num_rows, WIDTH, ROWS, BLOCK, STAGES)
+    own_factor, scale_factor = None, None
     if WEIGHTS_AHEAD and weight is not None:
-        weights = load_weight(weight, columns, mask)
+        own_factor = load_weight(weight, columns, mask)
     if WEIGHTS_AHEAD and scale is not None:
-        scale_factors = load_weight(scale, columns, mask)
+        scale_factor = load_weight(scale, columns, mask)
     start_after_previous(IS_DEPENDENT)
+    strides = (rows_per_run, run_stride, row_stride)
+    weights, factors = (weight, scale), (own_factor, scale_factor, factor)
+    results = (out, scales, scaled)
+    if STAGES == 0:
+        _rms_norm_of(
+            x, strides, weights, factors, results, rows, columns, mask, rows < num_rows, eps,
+            WIDTH, DIVISOR, LEAST, GREATEST,
+        )  # fmt: skip
+    else:
+        for row in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), num_stages=STAGES):
+            rows = row + tl.arange(0, 1)[:, None]
+            _rms_norm_of(
+                x, strides, weights, factors, results, rows, columns, mask, rows >= 0, eps,
+                WIDTH, DIVISOR, LEAST, GREATEST,
+            )  # fmt: skip
+
+
+@triton.jit
+def _rms_norm_of(
+    x, strides, weights, factors, results, rows, columns, mask, is_row, eps,
+    WIDTH: tl.constexpr, DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr,
+):  # fmt: skip
+    """Of the rows of a tile. The first two factors are weights that were loaded, or None."""
+    rows_per_run, run_stride, row_stride = strides
+    weight, scale = weights
+    own_factor, scale_factor, factor = factors
+    out, scales, scaled = results
+    places = place_in_runs(rows, rows_per_run, run_stride, row_stride)
     value = tl.load(x + places + columns, mask=mask, other=0.0).to(tl.float32)
     value = normalised(value, eps, WIDTH)
-    if not WEIGHTS_AHEAD and weight is not None:
-        weights = load_weight(weight, columns, mask)
-    if not WEIGHTS_AHEAD and scale is not None:
-        scale_factors = load_weight(scale, columns, mask)
+    if weight is not None and own_factor is None:
+        own_factor = load_weight(weight, columns, mask)
     if scale is not None:
-        scaled_value = rounded(rounded(value, x) * scale_factors, x)
+        if scale_factor is None:
+            scale_factor = load_weight(scale, columns, mask)
+        scaled_value = rounded(rounded(value, x) * scale_factor, x)
     if weight is not None:
-        value = value * weights
+        value = value * own_factor
     out_places = rows.to(tl.int64) * WIDTH + columns
     if scale is not None:
         tl.store(scaled + out_places, (scaled_value * factor).to(x.dtype.element_ty), mask=mask)
     if out is not None:
-        store_rows(
-            value.to(x.dtype.element_ty), out + out_places, mask, scales, rows, rows < num_rows,
-            DIVISOR, LEAST, GREATEST,
-        )  # fmt: skip
+        store_rows(value.to(x.dtype.element_ty), out + out_places, mask, scales, rows, is_row, DIVISOR, LEAST, GREATEST)
