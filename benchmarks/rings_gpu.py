@@ -3,13 +3,15 @@
     python -m benchmarks.rings_gpu [--only "E4B down"] [--rows 1 8] [--tune] [--output rings.json]
 
 A line says what the usual product takes, then the ring of warps, then the ring of warpgroups (w) that would take its
-place, then others: outputs of a program x inputs of a tile x stages. Bits are compared with those of tiles in Triton.
+place, then others: outputs of a program x inputs of a tile x stages. More than 8 rows have rings of warpgroups alone,
+for 64 rows or 128 (w64, w128). Bits are compared with those of tiles in Triton.
 Times are of launches inside a CUDA graph, every weight read from memory. Without `--tune` it takes about a minute, most
 of it to compile.
 """
 
 import argparse
 import json
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
@@ -20,7 +22,15 @@ import torch
 from benchmarks.chains_gpu import Weights, inputs, usual
 from benchmarks.linear_gpu import Job, compile_for, run
 from facet.kernels.linear import cases
-from facet.kernels.linear.config import MAX_RING_ROWS, Ring, WarpgroupRing, choose_chain, ring_of, warpgroup_ring_of
+from facet.kernels.linear.config import (
+    MAX_RING_ROWS,
+    Ring,
+    WarpgroupRing,
+    choose_chain,
+    ring_of,
+    tall_ring_of,
+    warpgroup_ring_of,
+)
 
 NAMES = (
     *(f"E4B {name}" for name in ("gate_up", "down", "qkv sliding", "qkv global", "o sliding", "o global")),
@@ -34,8 +44,10 @@ HBM_BYTES_PER_MICROSECOND = 4.2e6
 MOST_BYTES = 220 << 10
 
 
-def rings_for(shape: cases.Shape, is_tuned: bool) -> list[Ring | WarpgroupRing]:
+def rings_for(shape: cases.Shape, num_rows: int, is_tuned: bool) -> list[Ring | WarpgroupRing]:
     """The ring of warps, the ring of warpgroups, and others of those."""
+    if num_rows > MAX_RING_ROWS:
+        return list(_tall_rings_for(shape, num_rows, is_tuned))
     chosen = warpgroup_ring_of(shape.num_out, shape.num_in)
     found = [chosen, replace(chosen, num_out=32), replace(chosen, block_in=512)]
     if shape.num_out <= 2560 and shape.operation != "geglu_linear":
@@ -54,6 +66,17 @@ def rings_for(shape: cases.Shape, is_tuned: bool) -> list[Ring | WarpgroupRing]:
     return [ring_of(shape.num_out, shape.num_in), *dict.fromkeys(fitting)]
 
 
+def _tall_rings_for(shape: cases.Shape, num_rows: int, is_tuned: bool) -> Iterator[WarpgroupRing]:
+    chosen = tall_ring_of(num_rows, shape.num_in)
+    outputs = {1: (128, 64, 256), 2: (128, 64, 32)}
+    for num_programs in (2, 1):
+        for num_out in outputs[num_programs] if is_tuned else outputs[num_programs][:2]:
+            for block_in in (64, 128):
+                yield _fitted(
+                    replace(chosen, num_out=num_out, block_in=block_in, num_stages=10), num_programs, shape.num_in
+                )
+
+
 def _fitted(ring: WarpgroupRing, num_programs: int, num_in: int) -> WarpgroupRing:
     """With fewer stages where so many programs would not fit on a multiprocessor, or there are fewer tiles."""
     num_behind = ring.num_bytes - ring.num_stages * ring.tile_bytes
@@ -65,14 +88,15 @@ def name_of(ring: Ring | WarpgroupRing) -> str:
     sizes = f"{ring.block_in}x{ring.num_stages}"
     if isinstance(ring, Ring):
         return f"warps {16 * ring.num_warps}x{sizes}"
-    return f"w{ring.num_out}x{sizes}"
+    rows = "" if ring.num_rows <= MAX_RING_ROWS else f"{ring.num_rows}x"
+    return f"w{rows}{ring.num_out}x{sizes}"
 
 
 def measure(shape: cases.Shape, num_rows: int, weights: Weights, is_tuned: bool) -> dict[str, float]:
     x, given = inputs(shape, num_rows)
     expected = run(shape, x, weights.first, given, choose_chain(num_rows, shape.num_out, shape.num_in, 2))
     times = {"usual": weights.time(lambda weight: usual(shape, x, weight, given))}
-    for ring in rings_for(shape, is_tuned):
+    for ring in rings_for(shape, num_rows, is_tuned):
         name = name_of(ring)
         try:
             got = run(shape, x, weights.first, given, ring)
@@ -97,9 +121,10 @@ def main() -> None:
     options = parser.parse_args()
     shapes = [shape for shape in SHAPES if options.only in shape.name]
     jobs = {
-        (shape.num_in, shape.operation, ring): Job(shape, 1, (ring,))
+        (shape.num_in, shape.operation, ring): Job(shape, num_rows, (ring,))
         for shape in shapes
-        for ring in rings_for(shape, options.tune)
+        for num_rows in options.rows
+        for ring in rings_for(shape, num_rows, options.tune)
     }
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_for, jobs.values()))

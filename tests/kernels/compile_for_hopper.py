@@ -33,7 +33,7 @@ from facet.kernels.add_norm.triton import add_norm_kernel, sum_of_norms_kernel
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.gluon_names import TensorDescriptor, gl
 from facet.kernels.linear import cases
-from facet.kernels.linear.config import ring_of, warpgroup_ring_of
+from facet.kernels.linear.config import MAX_RING_ROWS, ring_of, tall_ring_of, warpgroup_ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
@@ -308,14 +308,16 @@ def ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any
     return ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
-def warpgroup_ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    ring = warpgroup_ring_of(shape.num_out, shape.num_in)
+def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    few = num_rows <= MAX_RING_ROWS
+    ring = warpgroup_ring_of(shape.num_out, shape.num_in) if few else tall_ring_of(num_rows, shape.num_in)
     is_gated = shape.operation == "geglu_linear"
     num_parts = 2 if is_gated else 1
     constants = dict(
         NUM_IN=shape.num_in,
         IS_GATED=is_gated,
         HAS_GATED_INPUT=shape.operation == "gated_input_linear",
+        ROWS=ring.num_rows,
         BLOCK_OUT=ring.num_out,
         BLOCK_IN=ring.block_in,
         STAGES=ring.num_stages,
@@ -323,11 +325,11 @@ def warpgroup_ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dic
     )
     num_out = shape.num_out // num_parts
     arguments = (
-        tiles((8, shape.num_in), [8, ring.block_in]),
+        tiles((num_rows, shape.num_in), [ring.num_rows, ring.block_in]),
         tiles((num_parts, num_out, shape.num_in), [num_parts, ring.num_out // num_parts, ring.block_in]),
-        tensor(), tensor(), 0, 8, num_out,
+        tensor(), tensor(), 0, num_rows, num_out,
     )  # fmt: skip
-    return warpgroup_ring_kernel, arguments, {**constants, "num_warps": 4}
+    return warpgroup_ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
 def eight_bit_ring_launch(
@@ -614,6 +616,8 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "warpgroup_ring_of_down": warpgroup_ring_launch(cases.E4B[1]),
         "warpgroup_ring_of_gate_up": warpgroup_ring_launch(cases.E4B[0]),
         "warpgroup_ring_of_gated_input": warpgroup_ring_launch(cases.E4B[8]),
+        "warpgroup_ring_of_33_rows": warpgroup_ring_launch(cases.E4B[0], 33),
+        "warpgroup_ring_of_100_rows": warpgroup_ring_launch(cases.E4B[0], 100),
         "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
         "fp8_ring_that_rounds": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv, num_magnitudes=672),
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),

@@ -98,11 +98,13 @@ RINGS_OF_GROUPS = {
     for codes, num_products in (("q8_0", of_codes), ("q6_k", of_codes), ("q5_k", of_codes + of_minimums))
 }
 RINGS_OF_4_BITS = tuple(name for name in RINGS if name.startswith(("int4_ring", "q4_k_ring")))
-# Programs that a multiprocessor has room for, registers.
+# Programs that a multiprocessor has room for, registers, products of a tile.
 WARPGROUP_RINGS = {
-    "warpgroup_ring_of_down": (2, 48),
-    "warpgroup_ring_of_gate_up": (2, 48),
-    "warpgroup_ring_of_gated_input": (1, 48),
+    "warpgroup_ring_of_down": (2, 48, 16),
+    "warpgroup_ring_of_gate_up": (2, 48, 16),
+    "warpgroup_ring_of_gated_input": (1, 48, 16),
+    "warpgroup_ring_of_33_rows": (2, 128, 4),
+    "warpgroup_ring_of_100_rows": (2, 128, 4),
 }
 # What sixteen warps of 128 registers leave no room for, or of 64.
 MOST_LOCAL_BYTES = {
@@ -277,13 +279,14 @@ def test_a_ring_leaves_room_for_others(name: str, compiled: dict[str, dict[str, 
 @pytest.mark.parametrize("name", WARPGROUP_RINGS)
 def test_products_of_a_warpgroup_follow_each_other(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """They are waited for a tile at a time, and at the end."""
-    found, (num_programs, most_registers) = compiled[name], WARPGROUP_RINGS[name]
+    found, (num_programs, most_registers, num_products) = compiled[name], WARPGROUP_RINGS[name]
     assert "error" not in found, found["error"]
     assert (found["stack"], found["local"]) == (0, 0)
     assert num_programs * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
     assert found["reg"] <= most_registers
-    assert found["products"] == 2 * 16, "of the first tile, and of one in the loop"
+    assert found["products"] == 2 * num_products, "of the first tile, and of one in the loop"
     assert found["waits"] <= 3
+    assert found["single_stores"] == 0, "neighbours are stored together"
 
 
 @pytest.mark.parametrize("name", [name for name in RINGS_OF_4_BITS if "_16_" not in name])

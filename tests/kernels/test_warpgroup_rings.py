@@ -10,11 +10,13 @@ from facet.kernels.geglu.reference import geglu
 from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import cases, reference
 from facet.kernels.linear.config import (
+    MAX_RING_ROWS,
     WarpgroupRing,
     choose_chain,
     choose_ring,
     choose_usual_ring,
     ring_of,
+    tall_ring_of,
     warpgroup_ring_of,
 )
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
@@ -44,6 +46,12 @@ RINGS = (
     WarpgroupRing(16, 256, 3),
     WarpgroupRing(8, 128, 5),
 )
+# The same for tens of rows, of one warpgroup and of two.
+TALL_RINGS = (
+    WarpgroupRing(128, 64, 4, num_rows=64),
+    WarpgroupRing(32, 128, 2, num_rows=64),
+    WarpgroupRing(128, 64, 3, num_rows=128),
+)
 
 
 def kernels(**how: Any) -> ModuleType:
@@ -59,11 +67,12 @@ OPERATIONS = ("linear", "geglu_linear", "gated_input_linear")
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("ring", RINGS, ids=str)
+@pytest.mark.parametrize("ring", RINGS + TALL_RINGS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_products(shape: cases.Shape, ring: WarpgroupRing, operation: str) -> None:
     """Every shape with every ring and operation; any two of the three with each number of rows, between them."""
-    num_rows = (1, 8, 19)[(SHAPES.index(shape) + RINGS.index(ring) + OPERATIONS.index(operation)) % 3]
+    chosen = (SHAPES.index(shape) + (RINGS + TALL_RINGS).index(ring) + OPERATIONS.index(operation)) % 3
+    num_rows = (ring.num_rows // 2 + 5 if ring in TALL_RINGS else 1, ring.num_rows, 2 * ring.num_rows + 3)[chosen]
     if operation == "geglu_linear" and ring.num_out == 8:
         pytest.skip("gates and ups are eight at least, each")
     x, weight = shape.inputs(num_rows, torch.bfloat16, DEVICE)
@@ -81,7 +90,7 @@ def test_products(shape: cases.Shape, ring: WarpgroupRing, operation: str) -> No
 
 @emulated_only
 @pytest.mark.parametrize("seed", range(1, 4))
-@pytest.mark.parametrize("ring", [RINGS[0], RINGS[3]], ids=str)
+@pytest.mark.parametrize("ring", [RINGS[0], RINGS[3], *TALL_RINGS[1:]], ids=str)
 def test_whenever_copies_land(ring: WarpgroupRing, seed: int) -> None:
     x, weight = SHAPES[0].inputs(3, torch.bfloat16)
     cases.HALF.check(kernels(seed=seed).linear(x, weight, ring), reference.linear(x, weight))
@@ -119,6 +128,15 @@ def test_rings_fit_into_a_multiprocessor() -> None:
     assert warpgroup_ring_of(2560, 768) == WarpgroupRing(16, 256, 3), "no more than there are tiles"
 
 
+def test_rings_of_tens_of_rows_fit_twice_into_a_multiprocessor() -> None:
+    for num_rows, num_stages in ((9, 4), (64, 4), (65, 3), (128, 3)):
+        ring = tall_ring_of(num_rows, 2560)
+        assert ring == WarpgroupRing(128, 64, num_stages, num_rows=64 if num_rows <= 64 else 128)
+        assert ring.num_warps == ring.num_rows // 16
+        assert 2 * (ring.num_bytes + 2048) <= 227 << 10
+    assert tall_ring_of(33, 128).num_stages == 2, "no more than there are tiles"
+
+
 def test_where_they_are_chosen() -> None:
     for num_out, num_in in ((2560, 10240), (3072, 2560), (2560, 2048), (256, 2560)):
         assert choose_ring(1, num_out, num_in) == choose_ring(8, num_out, num_in) == warpgroup_ring_of(num_out, num_in)
@@ -129,7 +147,7 @@ def test_where_they_are_chosen() -> None:
 
 
 @pytest.mark.skipif(not ON_HOPPER, reason="sums are those of tensor cores")
-@pytest.mark.parametrize("num_rows", [1, 8])
+@pytest.mark.parametrize("num_rows", [1, 8, 33, 100, 128])
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
 def test_bits_are_those_of_a_chain(shape: cases.Shape, num_rows: int) -> None:
     from facet.kernels.linear import triton
@@ -138,7 +156,8 @@ def test_bits_are_those_of_a_chain(shape: cases.Shape, num_rows: int) -> None:
     _, weight = shape.inputs(num_rows, torch.bfloat16, DEVICE)
     x = telling_rows(weight, num_rows)
     given = torch.randn(num_rows, shape.num_out, device=DEVICE).bfloat16()
-    ring = warpgroup_ring_of(shape.num_out, shape.num_in)
+    few = num_rows <= MAX_RING_ROWS
+    ring = warpgroup_ring_of(shape.num_out, shape.num_in) if few else tall_ring_of(num_rows, shape.num_in)
     chain = choose_chain(num_rows, shape.num_out, shape.num_in, 2)
     torch.cuda.synchronize()
     got, expected = (
@@ -152,16 +171,17 @@ FAULTS = {
     "a product reads what has not landed": ("    mbarrier.wait(ready.index(slot), tile // STAGES & 1)\n", ""),
     "an operand changed under a product": ("mma_wait(NUM_STARTED, deps", "mma_wait(2 * NUM_STARTED, deps"),
     "other warps of the partition may still read": ("        thread_barrier()  # now", "        pass  # now"),
-    "nobody arrives": ("(weight_tiles.shape[1] + ROWS)", "(weight_tiles.shape[1] + 16)"),
+    "nobody arrives": ("(weight_tiles.shape[1] + x_tiles.shape[1])", "(weight_tiles.shape[1] + 16)"),
     "a copy was never waited for": ("if next_tile < NUM_TILES:", "if next_tile < NUM_TILES + 1:"),
     "Tensor-likes are not close": ("copy_tile(x, [first_row, tile *", "copy_tile(x, [first_row, slot *"),
 }
 
 
 @emulated_only
+@pytest.mark.parametrize("ring", [RINGS[0], TALL_RINGS[1]], ids=str)
 @pytest.mark.parametrize("finding", FAULTS)
-def test_planted_faults_are_found(finding: str) -> None:
+def test_planted_faults_are_found(finding: str, ring: WarpgroupRing) -> None:
     x, weight = SHAPES[0].inputs(3, torch.bfloat16)
     rings = kernels(change=FAULTS[finding])
     with pytest.raises(AssertionError, match=finding):
-        cases.HALF.check(rings.linear(x, weight, RINGS[0]), reference.linear(x, weight))
+        cases.HALF.check(rings.linear(x, weight, ring), reference.linear(x, weight))

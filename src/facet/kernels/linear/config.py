@@ -56,23 +56,28 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupRing:
-    """A warpgroup owns `num_out` rows of the weight, gates and ups together, and takes 8 rows of x
-    (`warpgroup_ring_kernel.py`)."""
+    """A program owns `num_out` rows of the weight, gates and ups together (`warpgroup_ring_kernel.py`)."""
 
-    num_out: int  # 8, 16 or 32; of gates and ups 16 or 32
+    num_out: int  # a power of two from 8 to 128; of gates and ups 16 at least
     block_in: int
     num_stages: int  # tiles that a ring holds
+    num_rows: int = 8  # of x, or 64 or 128, some of them padding
+
+    @property
+    def num_warps(self) -> int:
+        """A warpgroup for every 64 rows."""
+        return max(4, self.num_rows // 16)
 
     @property
     def tile_bytes(self) -> int:
         """Of the weight and of x."""
-        return 2 * self.block_in * (self.num_out + MAX_RING_ROWS)
+        return 2 * self.block_in * (self.num_out + self.num_rows)
 
     @property
     def num_bytes(self) -> int:
-        """Of shared memory, but for barriers. Behind x in it there is room for rows that are read and not used."""
-        num_behind = -(-7 * 64 // self.block_in)
-        return self.num_stages * self.tile_bytes + 2 * self.block_in * MAX_RING_ROWS * num_behind
+        """Of shared memory, but for barriers. Behind 8 rows there is room for others, which are read and not used."""
+        num_behind = -(-7 * 64 // self.block_in) if self.num_rows < 64 else 0
+        return self.num_stages * self.tile_bytes + 2 * self.block_in * self.num_rows * num_behind
 
 
 def _vector(block_out: int, num_warps: int, block_in: int | None = None) -> Config:
@@ -233,6 +238,7 @@ _MOST_RING_OUTPUTS = 65536
 _MOST_STAGES, _LEAST_STAGES = 10, 4
 # Of shared memory, for all programs that a multiprocessor holds if they are spread evenly.
 _RING_BYTES = 192 << 10
+_TALL_RING_BYTES = 110 << 10  # of one program
 _NUM_MULTIPROCESSORS = 132
 # Inputs beyond which cuBLAS is faster where it may split them: 8 rows of down of 31B 58.7, in rings 62.7; of E4B 17.5
 # and 17.7, but cuBLAS lets no kernel start while it ends.
@@ -294,6 +300,13 @@ def warpgroup_ring_of(num_out: int, num_in: int) -> WarpgroupRing:
     ring = WarpgroupRing(16, 256, _MOST_STAGES)
     num_stages = min(_MOST_STAGES, _RING_BYTES // (num_programs * ring.tile_bytes), -(-num_in // ring.block_in))
     return replace(ring, num_stages=max(2, num_stages))
+
+
+def tall_ring_of(num_rows: int, num_in: int) -> WarpgroupRing:
+    """For tens of rows, up to 128, and many outputs: as deep as two programs of a multiprocessor have room for. So all
+    programs of E4B's gate_up, 160, run at a time."""
+    ring = WarpgroupRing(128, 64, _MOST_STAGES, num_rows=64 if num_rows <= 64 else 128)
+    return replace(ring, num_stages=max(2, min(_TALL_RING_BYTES // ring.tile_bytes, -(-num_in // ring.block_in))))
 
 
 def may_prefer_library(num_rows: int, num_out: int, num_in: int) -> bool:

@@ -1,4 +1,4 @@
-"""Launches the kernel that multiplies few rows by the products of warpgroups."""
+"""Launches the kernel that multiplies few rows, or tens of them, by the products of warpgroups."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.gluon_names import TensorDescriptor
 from facet.kernels.gluon_parts import layout_of
-from facet.kernels.linear.config import MAX_RING_ROWS, WarpgroupRing
+from facet.kernels.linear.config import WarpgroupRing
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 
 
@@ -41,8 +41,8 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
     num_out, out_per_program = weight.shape[0] // num_parts, ring.num_out // num_parts
     output = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
     parts, strides = (num_parts, num_out, num_in), (num_out * weight.stride(0), weight.stride(0), 1)
-    warpgroup_ring_kernel[(triton.cdiv(num_rows, MAX_RING_ROWS) * triton.cdiv(num_out, out_per_program),)](
-        _tiles(x, x.shape, x.stride(), (MAX_RING_ROWS, ring.block_in)),
+    warpgroup_ring_kernel[(triton.cdiv(num_rows, ring.num_rows) * triton.cdiv(num_out, out_per_program),)](
+        _tiles(x, x.shape, x.stride(), (ring.num_rows, ring.block_in)),
         _tiles(weight, parts, strides, (num_parts, out_per_program, ring.block_in)),
         x if gated is None else gated,
         output,
@@ -52,10 +52,11 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
         NUM_IN=num_in,
         IS_GATED=num_parts == 2,
         HAS_GATED_INPUT=gated is not None,
+        ROWS=ring.num_rows,
         BLOCK_OUT=ring.num_out,
         BLOCK_IN=ring.block_in,
         STAGES=ring.num_stages,
-        num_warps=4,
+        num_warps=ring.num_warps,
         **launch_options(x.device),
     )
     return output
