@@ -3,17 +3,22 @@
     python -m benchmarks.step_gpu --model "Gemma 4 E4B" --decode 1 8 100 --context 512 --prefill 8192
 
 For each load: the wall time of a step, the time the device works in it, and the kernels that take most of that, with
-how often each ran. The engine runs in this process with random weights; nothing of HTTP is in these figures.
+how often each ran; before which kernels it waits longest, which is for the host; and with `--host`, what the host does
+in a prompt's step. The engine runs in this process with random weights; nothing of HTTP is in these figures.
 
 A kernel may start while the one before it ends: times of kernels then overlap, and add up to more than the device
 was busy.
 """
 
 import argparse
+import cProfile
+import io
 import json
+import pstats
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +33,7 @@ from facet.request import Request
 from facet.sampling_params import SamplingParams
 from tests.published_configs import text_only
 
-NUM_KERNELS = 16
+NUM_KERNELS, NUM_WAITS = 16, 4
 
 
 def submit(engine: Engine, name: str, num_tokens: int, num_output: int, seed: int) -> None:
@@ -106,10 +111,18 @@ def mixed(engine: Engine, num_requests: int, num_tokens: int, console: Console) 
     drain(engine)
 
 
-def prefill(engine: Engine, num_tokens: int, console: Console) -> None:
+def prefill(engine: Engine, num_tokens: int, console: Console, *, profiles_host: bool) -> None:
     for seed in range(2):
         submit(engine, f"warm{seed}", num_tokens, 1, seed)
         drain(engine)
+    if profiles_host:
+        with cProfile.Profile() as host:
+            submit(engine, "host", num_tokens, 1, 6)
+            engine.step()
+        drain(engine)
+        printed = io.StringIO()
+        pstats.Stats(host, stream=printed).sort_stats("tottime").print_stats(NUM_KERNELS)
+        console.print(f"the host until a prompt of {num_tokens} is launched:", printed.getvalue())
     torch.cuda.synchronize()
     start = time.perf_counter()
     submit(engine, "timed", num_tokens, 1, 7)
@@ -121,6 +134,16 @@ def prefill(engine: Engine, num_tokens: int, console: Console) -> None:
         drain(engine)
         torch.cuda.synchronize()
     show(f"prefill of {num_tokens}", wall, profiler, 1, console)
+
+
+def longest_waits(events: Sequence[tuple[float, float, str]], num_steps: int) -> list[tuple[str, float]]:
+    """Kernels before which the device did nothing, and the microseconds of a step for which it did so."""
+    waits: dict[str, float] = defaultdict(float)
+    last_end = float("inf")
+    for start, end, name in sorted(events):
+        waits[name] += max(0.0, start - last_end) / num_steps
+        last_end = end if last_end == float("inf") else max(last_end, end)
+    return sorted(waits.items(), key=lambda wait: -wait[1])
 
 
 def covered(intervals: list[tuple[float, float]]) -> float:
@@ -135,12 +158,13 @@ def covered(intervals: list[tuple[float, float]]) -> float:
 def show(title: str, wall: float, profiler: profile, num_steps: int, console: Console) -> None:
     microseconds: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
-    intervals = []
+    intervals, named = [], []
     for event in profiler.events():
         if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Memcpy HtoD"):
             microseconds[event.name] += event.device_time / num_steps
             counts[event.name] += 1
             intervals.append((event.time_range.start, event.time_range.end))
+            named.append((*intervals[-1], event.name))
     busy = covered(intervals) / num_steps
     total = sum(microseconds.values())
     table = Table(title=f"{title}: {wall * 1e3:.2f} ms a step, device busy {busy / 1e3:.2f} ms", title_justify="left")
@@ -150,6 +174,8 @@ def show(title: str, wall: float, profiler: profile, num_steps: int, console: Co
         share = microseconds[name] / total
         table.add_row(name[:80], f"{counts[name] / num_steps:.0f}", f"{microseconds[name]:.0f}", f"{share:.1%}")
     console.print(table)
+    waits = [f"{wait:.0f} µs before {name[:60]}" for name, wait in longest_waits(named, num_steps)[:NUM_WAITS]]
+    console.print("idle: " + "; ".join(waits))
 
 
 def main() -> None:
@@ -159,6 +185,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192])
     parser.add_argument("--mixed", type=int, nargs="*", default=[], help="prompts of 8192 among so many requests")
+    parser.add_argument("--host", action="store_true", help="what the host does until a prompt's step is launched")
     parser.add_argument("--all-rows", action="store_true", help="without fast prefill")
     parser.add_argument("--max-model-len", type=int, default=9216)
     parser.add_argument("--quantization", choices=("fp8", "int8", "int4"))
@@ -194,7 +221,7 @@ def main() -> None:
         for count in options.decode:
             decode(engine, count, options.context, console)
         for count in options.prefill:
-            prefill(engine, count, console)
+            prefill(engine, count, console, profiles_host=options.host)
         for count in options.mixed:
             mixed(engine, count, 8192, console)
 

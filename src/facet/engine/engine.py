@@ -132,7 +132,8 @@ class Engine:
         """Queues a request, or raises at once without affecting others."""
         if self.is_asleep:
             raise RequestError("The model is asleep. Wake it up, and send the request again.")
-        outside = next((token for token in request.prompt_token_ids if not 0 <= token < self._vocab_size), None)
+        ends = (min(request.prompt_token_ids, default=0), max(request.prompt_token_ids, default=0))
+        outside = next((token for token in ends if not 0 <= token < self._vocab_size), None)
         if outside is not None:
             raise RequestError(
                 f"The prompt holds token id {outside}, but this model's ids run from 0 to {self._vocab_size - 1}. "
