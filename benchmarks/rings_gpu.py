@@ -47,7 +47,7 @@ MOST_BYTES = 220 << 10
 def rings_for(shape: cases.Shape, num_rows: int, is_tuned: bool) -> list[Ring | WarpgroupRing]:
     """The ring of warps, the ring of warpgroups, and others of those."""
     if num_rows > MAX_RING_ROWS:
-        return list(_tall_rings_for(shape, num_rows, is_tuned))
+        return list(dict.fromkeys(_tall_rings_for(shape, num_rows, is_tuned)))
     chosen = warpgroup_ring_of(shape.num_out, shape.num_in)
     found = [chosen, replace(chosen, num_out=32), replace(chosen, block_in=512)]
     if shape.num_out <= 2560 and shape.operation != "geglu_linear":

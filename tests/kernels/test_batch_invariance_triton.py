@@ -123,6 +123,12 @@ def test_norms(width: int) -> None:
         assert torch.equal(add_norm.sum_of_norms(x[rows], weight, y[rows], weight, 1e-6, tile), summed[rows])
 
 
+in_turn_only = pytest.mark.skipif(
+    ON_GPU and torch.cuda.get_device_capability() >= (10, 0), reason="no rows are taken in turn there"
+)
+
+
+@in_turn_only
 @pytest.mark.parametrize("num_rows", [257, 300, 8192] if ON_GPU else [5, 29])
 @pytest.mark.parametrize("width", [1536, 2560, 2816, 5376] if ON_GPU else [1040])
 def test_norms_of_rows_in_turn(width: int, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +143,9 @@ def test_norms_of_rows_in_turn(width: int, num_rows: int, monkeypatch: pytest.Mo
     assert in_turn.num_programs is not None
     assert in_turn.grid(num_rows) == (min(num_rows, in_turn.num_programs),)
     assert norms.tile_of_any_rows(x[:4]) == norms.tile_of_any_rows(x.float()) == few
+    with monkeypatch.context() as patched:
+        patched.setattr(norms, "_sums_alike", lambda device: False)
+        assert norms.tile_of_any_rows(x) == few
 
     runs: list[Callable[[RowTile], Any]] = [
         lambda tile: rms_norm(x, weight, 1e-6, tile),
@@ -152,6 +161,15 @@ def test_norms_of_rows_in_turn(width: int, num_rows: int, monkeypatch: pytest.Mo
     for run in runs:
         for got, expected in zip(tensors_of(run(in_turn)), tensors_of(run(few)), strict=True):
             assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+@in_turn_only
+def test_which_rows_are_taken_in_turn() -> None:
+    """Long ones that begin where 16 elements can be loaded, but for those that leave no room in shared memory."""
+    for width, is_in_turn in ((1024, False), (1040, True), (1044, False), (8192, True), (8208, False)):
+        x = torch.empty(norms.FEW_ROWS + 1, width, dtype=torch.float16, device=DEVICE)
+        assert (norms.tile_of_any_rows(x).num_programs is not None) == is_in_turn
+        assert norms.tile_of_any_rows(x[:-1]).num_programs is None
 
 
 def tensors_of(result: Any) -> list[Tensor]:

@@ -58,7 +58,7 @@ class Ring:
 class WarpgroupRing:
     """A program owns `num_out` rows of the weight, gates and ups together (`warpgroup_ring_kernel.py`)."""
 
-    num_out: int  # a power of two from 8 to 128; of gates and ups 16 at least
+    num_out: int  # a power of two from 8 to 256; of gates and ups 16 at least
     block_in: int
     num_stages: int  # tiles that a ring holds
     num_rows: int = 8  # of x, or 64 or 128, some of them padding

@@ -6,7 +6,7 @@ two thirds of its time in `ring_kernel.py`. Products of a warpgroup (`wgmma`) fo
 multiprocessors 64 at a time, is the right one:
 
     left    64 rows of x for each warpgroup; of few rows 8
-    right   8 to 128 outputs
+    right   8 to 256 outputs
 
 Both are in shared memory. Where there are 8 rows, what the others are does not matter, for nobody reads their sums.
 They are whatever lies behind x: eight rows of 64 inputs are 1 KB, and the next eight are read from the next KB.

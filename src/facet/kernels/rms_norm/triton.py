@@ -5,6 +5,7 @@ ones.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,8 @@ ELEMENTS_OF_SHORT_ROWS = 1024
 FEW_ROWS = 256
 # Where rows are taken in turn: one is worked on, the next is on its way, and the one behind it is asked for in between.
 STAGES_IN_TURN = 3
+# Rows that are taken in turn, and the next of them, fit into the shared memory of small cards.
+_LONGEST_IN_TURN = 8192
 # The longest row a program may hold in its registers: 32 elements for each thread of sixteen warps.
 LONGEST_ROW = 16384
 
@@ -76,15 +79,19 @@ def tile_of_any_rows(x: Tensor) -> RowTile:
     """
     width = x.shape[-1]
     tile = tile_of_few_rows(width)
+    are_many = x.numel() > FEW_ROWS * width and ELEMENTS_OF_SHORT_ROWS < tile.block <= _LONGEST_IN_TURN
     is_loaded_alike = x.element_size() == 2 and width % 16 == 0
-    if x.numel() <= FEW_ROWS * width or tile.block <= ELEMENTS_OF_SHORT_ROWS or not is_loaded_alike:
+    if not are_many or not is_loaded_alike or not _sums_alike(x.device):
         return tile
-    return tile._replace(num_programs=programs_in_turn(tile) * num_multiprocessors(x.device))
+    # As many as have room for their registers: with 16 warps two of rows up to 4096, and one of longer ones.
+    num_programs = _LONGEST_IN_TURN // tile.block
+    return tile._replace(num_programs=num_programs * num_multiprocessors(x.device))
 
 
-def programs_in_turn(tile: RowTile) -> int:
-    """That a multiprocessor has registers for: with 16 warps two of rows up to 4096, and one of longer ones."""
-    return max(1, 8192 // tile.block)
+@cache
+def _sums_alike(device: torch.device) -> bool:
+    """Whether a loop leaves additions as they are: from Blackwell on, Triton makes pairs of some and not of others."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) < (10, 0)
 
 
 class _Scaled(NamedTuple):
