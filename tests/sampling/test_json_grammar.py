@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import jsonschema
 import numpy as np
 import pydantic_core
 import pytest
+import xgrammar
 
 from facet.chat.answer_grammar import json_object_grammar, json_schema_grammar
 from facet.chat.json_patterns import json_text_pattern
@@ -17,6 +19,7 @@ from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
 from facet.sampling import GrammarCompiler
 from facet.sampling.grammar_walker import GrammarWalker, Stage
+from facet.sampling.json_grammar import json_grammar
 from facet.sampling.token_bytes import read_token_bytes
 from tests.tokens.gemma_like import build_gemma_like, write_tokenizer_folder
 
@@ -196,6 +199,53 @@ def test_a_pattern_means_in_json_what_it_means_in_a_string(pattern: str) -> None
             assert bool(inside_quotes.fullmatch(as_json)) == is_match, text
         if as_json != text:
             assert not inside_quotes.fullmatch(text) or ('"' not in text and json.loads(f'"{text}"') != text)
+
+
+# Groups that repeat something at one of their ends, and may be left out or come again; then, all kinds of ends.
+REPEATED = (
+    *("b(a+)?", "1(aa+)?", "(?:(?:b+a)?){0,2}", "(a|a{1,2})b", "(?:bb+|a)?", "a{1,2}|b{2}", "(a(b)?|aa)"),
+    *(r"(?:\(a+)?b", "(?:[|()]a+)?", r"(?:\?b+)?", '("a{2,})?', "(ba+)?", "(?:(?:a+){2,})?", "(?:[^(]b*)?b"),
+)
+
+
+def random_pattern(rng: random.Random, depth: int) -> str:
+    kind = rng.random()
+    if depth == 0 or kind < 0.2:
+        return rng.choice(("a", "b", "[ab]", r"\.", '"', r"\\", "[^a]", r"\(", "[|()]"))
+    inner = random_pattern(rng, depth - 1)
+    if kind < 0.5:
+        return inner + random_pattern(rng, depth - 1)
+    if kind < 0.65:
+        return f"(?:{inner}|{random_pattern(rng, depth - 1)})"
+    return f"({inner})" + rng.choice(("?", "*", "+", "{1,2}", "{2}", "{0,2}", "{2,}"))
+
+
+@pytest.mark.parametrize("pattern", [*REPEATED, *(random_pattern(random.Random(seed), 4) for seed in range(60))])
+def test_what_may_be_left_out_is_left_out_or_whole(pattern: str) -> None:
+    """Patterns as they are compiled, of which the library alone gets some wrong."""
+    letters = xgrammar.TokenizerInfo([bytes([code]) for code in range(256)], vocab_size=256, stop_token_ids=[0])
+    backend = xgrammar.GrammarCompiler(letters, max_threads=1, cache_enabled=False)
+    spec = json_schema_grammar({"type": "string", "pattern": f"^(?:{pattern})$"})
+    compiled = backend.compile_grammar(json_grammar(spec.sources[0], any_whitespace=False))
+    texts = [product('ab."\\(|', repeat=count) for count in range(4)] + [
+        product("ab", repeat=count) for count in (4, 5)
+    ]
+    for text in map("".join, chain.from_iterable(texts)):
+        matcher = xgrammar.GrammarMatcher(compiled)
+        is_taken = matcher.accept_string(json.dumps(text)) and matcher.is_completed()
+        assert is_taken == (re.fullmatch(pattern, text) is not None), text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "taken"),
+    [("^a$", "a"), ("^(ab+)?\\$$", "$"), (r"^(ab+)?\$", "$"), (r"^[$]?\\$", "$\\"), ("^$", ""), (r"^\^?$", "^")],
+)
+def test_anchors_are_no_characters(compiler: GrammarCompiler, pattern: str, taken: str) -> None:
+    for text, is_taken in ((taken, True), (taken + "b", False), ("b" + taken, False)):
+        walker = walker_of(compiler, json_schema_grammar({"type": "string", "pattern": pattern}))
+        for token_id in [*TOKENIZER.encode(json.dumps(text)).ids, EOS]:
+            walker.accept(token_id)
+        assert (walker.stage is not Stage.FAILED) == is_taken, text
 
 
 def test_control_characters_by_letter() -> None:

@@ -19,7 +19,16 @@ _ESCAPE = (
 )
 _ESCAPE_RULE = re.compile(r"^basic_escape ::= .*$", re.MULTILINE)
 _BOUNDED_CHARACTER = re.compile(r'^(\w+ ::= \(\(\[\^)(\\"\\\\\\r\\n\]\)\))$', re.MULTILINE)
-_JSON_PATTERN = re.compile(r'^(\w+ ::= Regex\("(?:[^"\\]|\\.)*"), json_string=true\)', re.MULTILINE)
+_JSON_PATTERN = re.compile(
+    r'^(?P<rule>\w+ ::= Regex\(")(?P<pattern>(?:[^"\\]|\\.)*)", json_string=true\)', re.MULTILINE
+)
+# Where alternatives begin and end, in a pattern as the text of a grammar has it, with backslashes before some.
+_CHARACTER = r"\\\\(?:\\.|.)|\\."
+_ENDS = re.compile(
+    rf"{_CHARACTER}|\[(?:{_CHARACTER}|[^\]\\])*\]"
+    r"|(?P<opens>\((?:\\\?:)?)|(?P<closes>\)|\$\Z)|(?P<parts>\|)",
+    re.DOTALL,
+)
 
 
 def json_grammar(schema: str, *, any_whitespace: bool) -> str:
@@ -36,5 +45,24 @@ def json_grammar(schema: str, *, any_whitespace: bool) -> str:
     # In strings of bounded length it takes control characters as they are.
     text = _BOUNDED_CHARACTER.sub(r"\1\\0-\\x1f\2", text)
     # It would drop what JSON escapes from the matches of a pattern, or escape nothing where nothing else is left.
-    text = _JSON_PATTERN.sub(r"\1)", text)
+    text = _JSON_PATTERN.sub(lambda found: f'{found["rule"]}{_apart(found["pattern"])}")', text)
     return _ESCAPE_RULE.sub(lambda _: _ESCAPE, text)
+
+
+def _apart(pattern: str) -> str:
+    """The same pattern with an empty group at either end of every alternative.
+
+    The library (0.2.8) lets a group that may be left out, or comes again, share its first and last state with what
+    stands there. Where that is repeated, the group can be left out and repeated all the same: 1(a5+)? matched 15.
+    """
+    first = int(pattern.startswith("^"))
+    apart = f"{pattern[:first]}(){_ENDS.sub(_with_empty_groups, pattern[first:])}"
+    return apart if apart.endswith("()$") else f"{apart}()"
+
+
+def _with_empty_groups(found: re.Match[str]) -> str:
+    if found["opens"]:
+        return f"{found[0]}()"
+    if found["closes"]:
+        return f"(){found[0]}"
+    return "()|()" if found["parts"] else found[0]
