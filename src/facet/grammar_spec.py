@@ -4,16 +4,25 @@ It holds the source of the grammar and when in the answer it applies, with every
 is made where the tokenizer is known. Knows neither how a grammar is compiled nor how a token is chosen.
 """
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
 from facet.errors import RequestError
 from facet.thoughts import ThoughtTokens
 
-GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "ebnf", "structural_tag", "tool_calls"]
+GrammarKind = Literal[
+    "json_object", "json_schema", "regex", "choice", "ebnf", "structural_tag", "tool_calls", "tool_calls_or_json"
+]
 
 # A source longer than this would occupy the compiler for seconds; a schema of a hundred tools has a tenth of it.
 MAX_SOURCE_CHARACTERS = 1 << 20
+# How many sources kinds have that do not have one, and how that is said.
+_NUM_SOURCES = {
+    "json_object": (0, 0, "0"),
+    "choice": (1, sys.maxsize, "one or more"),
+    "tool_calls_or_json": (1, 2, "1 or 2"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +36,7 @@ class GrammarSpec:
 
     kind: GrammarKind
     # json_object: none. choice: the choices. tool_calls: a Lark grammar over token ids (chat/tool_grammar.py).
+    # tool_calls_or_json: the same, and the schema that JSON must satisfy, if it is more than an object.
     # structural_tag: JSON (chat/structural_tags.py). Others: one text, as the client gave it.
     sources: tuple[str, ...] = ()
     trigger_token_id: int | None = None  # part of the grammar: its first token
@@ -36,12 +46,10 @@ class GrammarSpec:
     field: str = "structured_outputs"  # the part of the client's request that errors name
 
     def __post_init__(self) -> None:
-        expected = {"json_object": 0, "choice": len(self.sources)}.get(self.kind, 1)
-        if len(self.sources) != expected or (self.kind == "choice" and not self.sources):
+        least, most, wanted = _NUM_SOURCES.get(self.kind, (1, 1, "1"))
+        if not least <= len(self.sources) <= most:
             raise RequestError(
-                f"A grammar of kind {self.kind} has {len(self.sources)} sources, but needs "
-                f"{'one or more' if self.kind == 'choice' else expected}.",
-                field=self.field,
+                f"A grammar of kind {self.kind} has {len(self.sources)} sources, but needs {wanted}.", field=self.field
             )
         length = sum(map(len, self.sources))
         if length > MAX_SOURCE_CHARACTERS:

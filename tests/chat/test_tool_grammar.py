@@ -10,13 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from facet.chat.answer_grammar import choice_grammar, ebnf_grammar, json_schema_grammar, regex_grammar
+from facet.chat.answer_grammar import (
+    choice_grammar,
+    ebnf_grammar,
+    json_object_grammar,
+    json_schema_grammar,
+    regex_grammar,
+)
 from facet.chat.formats import ReplyMarkers
 from facet.chat.number_ranges import integers_between, numbers_between
 from facet.chat.object_rules import _names_other_than
 from facet.chat.patterns import whole_match
 from facet.chat.tool_choice import normalize_tools
-from facet.chat.tool_grammar import thought_tokens, tool_call_grammar
+from facet.chat.tool_grammar import call_or_answer_grammar, thought_tokens, tool_call_grammar
 from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
 from facet.sampling.grammar_compiler import GrammarCompiler
@@ -206,6 +212,48 @@ def test_when_the_grammar_applies(markers: ReplyMarkers) -> None:
     assert thought_tokens(None, thinking=True) is None
     tools = normalize_tools([{"type": "function", "function": {"name": "f"}}], "none")
     assert tool_call_grammar(tools, markers) is None
+
+
+SCHEMA = {"type": "object", "properties": {"x": {"enum": ["a", 1]}}, "required": ["x"]}
+CALLED = "<|tool_call>call:f{a:1}<tool_call|>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "parallel", "text", "is_taken"),
+    [
+        (json_schema_grammar(SCHEMA), True, '{"x":"a"}', True),
+        (json_schema_grammar(SCHEMA), True, '{"x":"b"}', False),
+        (json_schema_grammar(SCHEMA), True, CALLED, True),
+        (json_schema_grammar(SCHEMA), True, CALLED + CALLED, True),
+        (json_schema_grammar(SCHEMA), False, CALLED + CALLED, False),
+        (json_schema_grammar(SCHEMA), True, CALLED.replace("1", "true"), False),
+        (json_schema_grammar(SCHEMA), True, '{"x":"a"}' + CALLED, False),
+        (json_schema_grammar(SCHEMA), True, CALLED + '{"x":"a"}', False),
+        (json_schema_grammar(SCHEMA), True, "It is cold.", False),
+        (json_schema_grammar(SCHEMA, any_whitespace=True), True, '{ "x": 1 }', True),
+        (json_object_grammar(), True, '{"y":[]}', True),
+        (json_object_grammar(), True, CALLED, True),
+        (json_object_grammar(), True, "[]", False),
+    ],
+)
+def test_calls_or_an_answer_in_json(
+    answer: GrammarSpec,
+    parallel: bool,
+    text: str,
+    is_taken: bool,
+    folder: Path,
+    tokenizer: Tokenizer,
+    markers: ReplyMarkers,
+) -> None:
+    """Each by itself, and nothing else."""
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    use = normalize_tools([{"type": "function", "function": {"name": "f", "parameters": parameters}}], "auto")
+    spec = call_or_answer_grammar(use, markers, answer, parallel=parallel)
+    compiled = GrammarCompiler(folder, vocab_size=512, eos_token_ids=[EOS]).start(spec).result()
+    walker = GrammarWalker(spec, compiled, vocab_size=512, stop_token_ids=[EOS])
+    for token_id in [*tokenizer.encode(text), EOS]:
+        walker.accept(token_id)
+    assert (walker.stage is not Stage.FAILED) == is_taken
 
 
 def test_a_named_choice_leaves_only_that_tool(markers: ReplyMarkers) -> None:

@@ -19,6 +19,7 @@ from tests.server.conftest import END
 
 ASK = [{"role": "user", "content": "Weather in Paris?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TAGGED = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
 AS_SCHEMA = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 REGEX = {"structured_outputs": {"regex": "a"}}
@@ -135,6 +136,7 @@ REQUESTS: dict[str, Case] = {
     "tools, named": ({**TOOLS, "tool_choice": NAMED}, {}),
     "tools, one call": ({**TOOLS, "parallel_tool_calls": False}, {}),
     "tools, one call required": ({**TOOLS, "tool_choice": "required", "parallel_tool_calls": False}, {}),
+    "tools and a format": ({**TOOLS, "response_format": AS_SCHEMA}, {}),
     "tools and thinking": ({**TOOLS, "chat_template_kwargs": THINKING}, {}),
     "tools required after thinking": ({**TOOLS, "tool_choice": "required", "reasoning_effort": "low"}, {}),
     "no tools, none": ({**CHAT, "tool_choice": "none"}, {}),
@@ -214,7 +216,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "continuing a message": ({**CHAT, "continue_final_message": True}, {}, "continue_final_message"),
     "a format": ({**CHAT, "response_format": {"type": "xml"}}, {}, "response_format"),
     "a format without a schema": ({**CHAT, "response_format": {"type": "json_schema"}}, {}, "response_format"),
-    "a format and tools": ({**TOOLS, "response_format": AS_SCHEMA}, {}, "response_format"),
+    "a tagged format and tools": ({**TOOLS, "response_format": TAGGED}, {}, "response_format"),
     "a format and a structure": ({**CHAT, "response_format": AS_SCHEMA}, REGEX, "structured_outputs"),
     "a structure and tools": (TOOLS, REGEX, "structured_outputs"),
     "no structure": (TEXT, {"structured_outputs": {}}, "structured_outputs"),

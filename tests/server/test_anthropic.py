@@ -249,8 +249,8 @@ RESULT: dict[str, Any] = {"type": "tool_result", "tool_use_id": "a"}
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
         (
-            {"tools": [TOOL], "output_config": {"format": {"type": "json_schema", "schema": {}}}},
-            "output_config.format constrains the whole answer",
+            {"tools": [TOOL], "output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
+            "output_config.format has",
         ),
         ({"temperature": -1}, "temperature"),
         (

@@ -17,7 +17,7 @@ from tests.server.scripted_engine import ScriptedEngine
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 OTHER_TOOL = {"type": "function", "function": {"name": "other"}}
 BAD_SCHEMA = {"type": "json_schema", "json_schema": {"schema": 5}}
-AS_JSON = {"type": "json_object"}
+TAGGED = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK = [{"role": "user", "content": "one"}]
 DEEP = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -67,7 +67,7 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         (CHAT, {"messages": ASK, "response_format": {"type": "xml"}}, "response_format", "'xml'"),
         (CHAT, {"messages": ASK, "response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
         (CHAT, {"messages": ASK, "response_format": BAD_SCHEMA}, "response_format", "not an object"),
-        (CHAT, {"messages": ASK, "tools": [WEATHER_TOOL], "response_format": AS_JSON}, "response_format", "tool_cho"),
+        (CHAT, {"messages": ASK, "tools": [WEATHER_TOOL], "response_format": TAGGED}, "response_format", "tool_cho"),
         (CHAT, {"messages": ASK, "structured_outputs": {}}, "structured_outputs", "one of json"),
         (CHAT, {"messages": ASK, "structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not 2"),
         (CHAT, {"messages": ASK, "reasoning_effort": "extreme"}, "reasoning_effort", "'extreme'"),

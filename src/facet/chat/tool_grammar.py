@@ -8,13 +8,14 @@ gemma_reply.py parses the calls.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from facet.chat.custom_tools import ARGUMENT, renamed_lark
 from facet.chat.formats import ReplyMarkers
 from facet.chat.grammar_rules import GrammarRules, literal, one_of, token
 from facet.chat.schema_rules import SchemaRules
-from facet.chat.tool_choice import ToolUse
+from facet.chat.tool_choice import ToolChoice, ToolUse
 from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
 from facet.thoughts import ThoughtTokens
@@ -54,6 +55,16 @@ def tool_call_grammar(
         # Where text is free so are thoughts, and what looks like a call inside one is none.
         thought=thought_tokens(markers, thinking=thinking or is_free, starts_in_thought=starts_in_thought),
         field="tools",
+    )
+
+
+def call_or_answer_grammar(
+    use: ToolUse, markers: ReplyMarkers, answer: GrammarSpec, *, parallel: bool = True
+) -> GrammarSpec:
+    """Calls of these tools, one or more, or else the JSON that `answer` describes, and nothing beside either."""
+    calls = tool_call_grammar(replace(use, choice=ToolChoice("required")), markers, parallel=parallel)
+    return (
+        answer if calls is None else replace(answer, kind="tool_calls_or_json", sources=calls.sources + answer.sources)
     )
 
 

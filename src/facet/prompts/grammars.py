@@ -14,7 +14,7 @@ from facet.chat.answer_grammar import (
 from facet.chat.formats import ReplyMarkers
 from facet.chat.structural_tags import structural_tag_grammar
 from facet.chat.tool_choice import ToolUse
-from facet.chat.tool_grammar import thought_tokens, tool_call_grammar
+from facet.chat.tool_grammar import call_or_answer_grammar, thought_tokens, tool_call_grammar
 from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
 from facet.prompts.questions import ChatQuestion, Question
@@ -70,6 +70,8 @@ def chat_grammar(
     if use.choice.mode == "none":
         return bound
     is_auto = use.choice.mode == "auto"
+    if bound is not None and is_auto and markers is not None and bound.kind in ("json_object", "json_schema"):
+        return call_or_answer_grammar(use, markers, bound, parallel=question.parallel_tool_calls)
     # Where calls are all that may come, there is no text for a format to apply to.
     if bound is not None and (is_auto or bound.field != "response_format"):
         raise RequestError(

@@ -103,6 +103,8 @@ class GrammarCompiler:
         if spec.kind in ("json_object", "json_schema"):
             schema = spec.sources[0] if spec.sources else ANY_OBJECT
             return backend.compile_grammar(json_grammar(schema, any_whitespace=spec.any_whitespace))
+        if spec.kind == "tool_calls_or_json":
+            return backend.compile_grammar(_calls_or_json(*spec.sources, any_whitespace=spec.any_whitespace))
         if spec.kind == "structural_tag":
             tag = structural_tag_source(spec.sources[0], any_whitespace=spec.any_whitespace)
             return backend.compile_structural_tag(tag)
@@ -164,6 +166,13 @@ def _first_sentence(error: BaseException) -> str:
     """Without the library's clock and source positions, and without the grammar that it repeats."""
     text = re.sub(r"\[[\d:]+\] \S+:\d+: ", "", str(error))
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+
+
+def _calls_or_json(calls: str, schema: str = ANY_OBJECT, *, any_whitespace: bool) -> "xgrammar.Grammar":
+    import xgrammar
+
+    answer = xgrammar.Grammar.from_ebnf(json_grammar(schema, any_whitespace=any_whitespace))
+    return xgrammar.Grammar.union(xgrammar.Grammar.from_lark(calls), answer)
 
 
 def _literal(text: str) -> str:
