@@ -69,6 +69,11 @@ class Parser(argparse.ArgumentParser):
             self.usage = " ".join(("%(prog)s", *(f"[{name}]" for name in names), "[FLAG ...]"))
         return super().format_help()
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # As argparse has it, but heard of where it cannot be written.
+        if message and file is not None:
+            file.write(message)
+
     def error(self, message: str) -> NoReturn:
         print(one_line(f"error: {self._origin}{message} (--help lists the options)"), file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
