@@ -2,6 +2,9 @@
 
 import sys
 
-from facet.cli import main
+try:
+    from facet.cli import main
+except KeyboardInterrupt:  # imports take a moment, in which there is nothing to stop yet
+    sys.exit(130)
 
 sys.exit(main())

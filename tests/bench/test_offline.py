@@ -125,6 +125,31 @@ class TestThroughput:
         assert run("latency", *arguments) == 1
         assert "Avg" not in capsys.readouterr().out
 
+    @pytest.mark.parametrize("command", ["throughput", "latency"])
+    def test_a_result_that_cannot_be_written_is_printed(
+        self,
+        dummy_folder: Path,
+        command: str,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """Known before the run where it can be, and else printed before the error."""
+        path = tmp_path / "result.json"
+
+        def timed(*given: object, **options: object) -> TimedRun:
+            path.mkdir(exist_ok=True)
+            return TimedRun(seconds=2.0, num_prompt_tokens=10, num_output_tokens=4, errors=())
+
+        monkeypatch.setattr(TimedLLM, "timed", timed)
+        arguments = (command, str(dummy_folder), "--load-format=dummy", "--skip-tokenizer-init", "--input-len=5")
+        assert run(*arguments, "--output-json=/proc/result.json") == 2
+        assert "--output-json: /proc cannot be written to: " in capsys.readouterr().err
+        assert run(*arguments, f"--output-json={path}") == 2
+        out, err = capsys.readouterr()
+        assert ("Throughput: " if command == "throughput" else "Avg latency: ") in out
+        assert "The result cannot be written to " in err
+
     def test_the_lines(self) -> None:
         measured = TimedRun(seconds=4.0, num_prompt_tokens=1000, num_output_tokens=500)
         assert list(throughput_lines(measured, 10)) == [

@@ -33,6 +33,8 @@ def test_what_cannot_be_drawn_is_known_before_the_run(monkeypatch: pytest.Monkey
     check_plot(str(tmp_path / "x.png"))
     with pytest.raises(ConfigError, match="no such folder"):
         check_plot(str(tmp_path / "none" / "x.png"))
+    with pytest.raises(ConfigError, match="cannot be written to: Is a directory"):
+        check_plot(str(tmp_path))
 
 
 @pytest.mark.skipif(not HAS_MATPLOTLIB, reason="matplotlib is not installed")

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from facet.bench.config import BenchConfig
+from facet.bench.serve import bench_serve
 from facet.errors import ConfigError
-from tests.bench.fake_server import Call
-from tests.bench.small_runs import Bench, complete
+from tests.bench.fake_server import Call, fake_server
+from tests.bench.small_runs import SMALL, Bench, complete
 
 
 class TestResultFile:
@@ -43,7 +45,25 @@ class TestResultFile:
         assert result["generated_texts"][0] == " word word word word"
         assert (result["ramp_up_strategy"], result["ramp_up_end_rps"]) == ("linear", 60)
 
-    def test_a_place_that_cannot_be_written(self, bench: Bench, tmp_path: Path) -> None:
+    def test_a_place_that_cannot_be_written(self, tmp_path: Path) -> None:
+        """Said before anything is sent."""
         (tmp_path / "file").write_text("")
-        with pytest.raises(ConfigError, match="cannot be written"):
-            bench(complete, save_result=True, result_dir=str(tmp_path / "file"))
+        with (
+            fake_server(complete) as server,
+            pytest.raises(ConfigError, match=r"--result-dir: .*/file cannot be written to"),
+        ):
+            bench_serve(BenchConfig(port=server.port, save_result=True, result_dir=str(tmp_path / "file"), **SMALL))
+        assert server.asked == []
+
+    def test_a_disk_that_is_full_by_then(
+        self, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The table is printed all the same."""
+
+        async def answer(call: Call) -> None:
+            (tmp_path / "x.json").mkdir(exist_ok=True)
+            await call.completion()
+
+        with pytest.raises(ConfigError, match=r"cannot be written to .*x\.json: Is a directory"):
+            bench(answer, save_result=True, result_dir=str(tmp_path), result_filename="x.json")
+        assert re.search(r"Successful requests: +6\b", capsys.readouterr().out)

@@ -85,6 +85,8 @@ def test_defaults_are_vllms() -> None:
         (("--tokenizer", "/nowhere"), "neither a folder nor"),
         (("--port", "1"), "No server answers at http://127.0.0.1:1"),
         (("--plot", "/nowhere/x.png"), "--plot"),
+        (("--save-result", "--result-dir", "/dev/null/x"), "--result-dir: /dev/null/x cannot be written to: Not a dir"),
+        (("--save-result", "--result-filename", "/"), "--save-result: / cannot be written to: Is a directory."),
     ],
     ids=str,
 )

@@ -54,6 +54,10 @@ def test_pull_finds_what_is_there_and_rm_removes_it(cache: Path, capsys: pytest.
     assert "no google/tiny in the cache. It has google/looked-at," in capsys.readouterr().err
     assert main(["pull", "google/tiny", *at]) == 2
     assert "Check the network" in capsys.readouterr().err
+    file = next(path for path in cache.rglob("*") if path.is_file())
+    for arguments in (("list",), ("pull", "google/tiny"), ("rm", "google/tiny")):
+        assert main([*arguments, "--download-dir", str(file)]) == 2
+        assert capsys.readouterr().err.startswith(f"error: --download-dir {file} is a file. Name a folder, or")
     assert main(["rm", *at]) == 2
     assert "No model was named" in capsys.readouterr().err
 

@@ -105,6 +105,13 @@ class TestThroughAPipe:
             assert err.startswith(f"Attached {tmp_path / 'it.png'} (picture). 1 file will go with your next message.\n")
             assert "/attach FILE" in err
 
+    def test_a_line_that_is_no_text(self, chat: Chat) -> None:
+        with scripted_server(["one"]) as server:
+            code, out, err = chat(server, "hi \udcff\nhi\n")
+            assert (code, out, err.count("\n")) == (0, "one\n", 1)
+            assert err.startswith("error: The message is not UTF-8 text.")
+            assert len(server.prompts) == 1
+
     def test_two_slashes_are_one(self, chat: Chat) -> None:
         with scripted_server(["one"]) as server:
             assert chat(server, "//etc/hosts\n")[:2] == (0, "one\n")
@@ -119,6 +126,7 @@ class TestThroughAPipe:
             ("/set temperature hot", "temperature must be a number, not 'hot'"),
             ("/set top_k 1.5", "top_k must be a whole number, not '1.5'"),
             ("/set thinking_token_budget -1", "thinking_token_budget is -1, but must be 0 (no thought) or more"),
+            ("/set max_tokens 0", "max_tokens is 0, but must be 1 or more; `default` is the rest of the context."),
             ("/set temperature -1", "temperature is -1.0, but must be 0 (greedy) or more."),
         ],
     )

@@ -72,6 +72,28 @@ class TestAnswers:
             assert complete(server, *arguments) == (0, "three\n", "")
             assert "user\none\ntwo\n<turn|>" in server.prompts[0]
 
+    def test_other_encodings(self, tmp_path: Path) -> None:
+        """A byte that is no text is told from text that the locale does not know; JSON stays what it was."""
+
+        def run(server: Scripted, given: bytes, *arguments: str) -> tuple[int, bytes, bytes]:
+            command = [sys.executable, "-m", "facet", "complete", "--url", server.url, *arguments]
+            ascii = {**environment(), "PYTHONIOENCODING": "ascii"}
+            done = subprocess.run(command, input=given, capture_output=True, env=ascii, timeout=100, check=False)
+            return done.returncode, done.stdout, done.stderr
+
+        schema = tmp_path / "schema.json"
+        schema.write_text("{}")
+        with scripted_server(["drei Fl\u00fcsse", '"Fl\u00fcsse"', "Fl\u00fcsse"]) as server:
+            code, _, err = run(server, b"hi \xff\n")
+            assert (code, err.count(b"\n")) == (2, 1)
+            assert b"The prompt is not UTF-8 text." in err
+            assert run(server, "Fl\u00fcsse?".encode()) == (0, b"drei Fl?sse\n", b"")
+            assert "user\nFl\u00fcsse?<turn|>" in server.prompts[0]
+            code, out, err = run(server, b"?", "--schema", str(schema))
+            assert (code, json.loads(out), err) == (0, "Fl\u00fcsse", b"")
+            code, out, err = run(server, b"?", "--json")
+            assert (code, json.loads(out)["choices"][0]["message"]["content"], err) == (0, "Fl\u00fcsse", b"")
+
     def test_raw(self, complete: Complete) -> None:
         with scripted_server(["three four"]) as server:
             assert complete(server, "one two", "--raw") == (0, "three four\n", "")
@@ -121,7 +143,10 @@ class TestWhatGoesWrong:
             (("x", "--raw", "--think"), "--think is for messages, but --raw"),
             (("x", "--schema", "s", "--tools", "t"), "--schema constrains the whole answer"),
             (("x", "--temperature", "-1"), "temperature is -1.0"),
-            (("x", "--max-tokens", "0"), "max_tokens is 0"),
+            (("x", "--max-tokens", "0"), "--max-tokens is 0, but must be 1 or more. Leave it out for the default."),
+            (("\udcff\udcfe",), "error: The prompt is not UTF-8 text. Convert it,"),
+            (("x", "--system", "\udcff"), "--system is not UTF-8 text."),
+            (("x", "--stop", "\udcff"), "--stop is not UTF-8 text."),
             (("x", "--stop", ""), "stop holds an empty string"),
             (("x", "--model", "other"), f"has no model other; it has {MODEL}."),
         ],

@@ -63,6 +63,29 @@ def test_the_command_line_wins(
 
 
 @pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("max-model-len: [4096]\nenforce-eager: [true]", {"max_model_len": 4096, "enforce_eager": True}),
+        ("model: m\nspeculative-config.x: [a, b]", {"model": "m", "speculative_config": {"x": ["a", "b"]}}),
+    ],
+)
+def test_lists_that_are_one_value(
+    text: str, changes: dict[str, Any], tmp_path: Path, served: list[ServerConfig]
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    assert main(["serve", "--config", str(path)]) == 0
+    assert {name: getattr(served[0], name) for name in changes} == changes
+
+
+@pytest.mark.parametrize("flags", [("--config=",), ("--config", "")])
+def test_no_file(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["serve", *flags])
+    assert capsys.readouterr().err.startswith("error: --config names no file. Name one, or leave it out.")
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("max-modellen: 4", "facet serve has no --max-modellen. Did you mean --max-model-len?"),
@@ -71,6 +94,11 @@ def test_the_command_line_wins(
         ("a: [", "is not YAML"),
         ("model: !!python/object/apply:os.system [true]", "is not YAML"),
         ("config: other.yaml", "cannot name another"),
+        ("max-model-len: [1, 2]", "max-model-len has a list of 2, but --max-model-len takes one value."),
+        ("max_model_len: []", "max_model_len has a list of 0, but --max_model_len takes one value."),
+        ("enforce-eager: [true, false]", "enforce-eager has a list of 2, but"),
+        ("model: [a, b]", "model has a list of 2, but --model takes one value."),
+        ("max-modellen: [1, 2]", "facet serve has no --max-modellen."),
         (None, "cannot be read"),
     ],
 )

@@ -55,6 +55,7 @@ def test_a_config_alone_is_enough(name: str, words: str, tmp_path: Path, capsys:
     out = capsys.readouterr().out
     assert words in out
     assert "All tensors" not in out
+    assert "No weight files are here, so none were checked." in out
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -65,7 +66,11 @@ def test_files_are_checked_where_there_are_any(
     write_checkpoint(tmp_path, config, random_tensors(config), num_shards=num_shards)
     assert main(["inspect", str(tmp_path)]) == 0
     counted = "1 file." if num_shards == 1 else "3 files."
-    assert f"All tensors are present, in {counted}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"All tensors are present, in {counted}" in out
+    assert "No weight files" not in out
+    assert main(["inspect", str(tmp_path), "--load-format", "dummy"]) == 0
+    assert "No weight files" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("with_bfloat16_products")

@@ -260,3 +260,45 @@ class TestAsAProcess:
         assert done.returncode == 2
         assert done.stderr.startswith("error: Layer 0 has 4 query heads and 3 key-value heads")
         assert done.stderr.count("\n") == 1
+
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+    @pytest.mark.parametrize("command", ["list", "--help"])
+    def test_a_full_disk(self, tmp_path: Path, command: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "HF_HUB_CACHE": str(tmp_path)}
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "facet", command],
+                **dict(stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, env=environment, check=False),
+            )
+        assert done.returncode == 1
+        assert done.stderr == (
+            "error: A write failed: No space left on device. Make room on the disk, or write elsewhere.\n"
+        )
+
+    def test_a_terminal_of_ascii(self, tmp_path: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONIOENCODING": "ascii", "COLUMNS": "30"}
+        done = subprocess.run(
+            [sys.executable, "-m", "facet", "inspect", str(write_config(tmp_path, CONFIG))],
+            **dict(capture_output=True, text=True, timeout=120, env=environment, check=False),
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "?" in done.stdout
+
+    @pytest.mark.parametrize("module", ["facet.cli", "facet.cli.inspect"])
+    def test_an_interrupt_while_modules_are_imported(self, tmp_path: Path, module: str) -> None:
+        program = tmp_path / "program.py"
+        program.write_text(
+            "import runpy, sys\n"
+            "class Interrupting:\n"
+            "    def find_spec(self, name, *_):\n"
+            f"        if name == {module!r}:\n"
+            "            raise KeyboardInterrupt\n"
+            "sys.meta_path.insert(0, Interrupting())\n"
+            "sys.argv = ['facet', 'inspect']\n"
+            "runpy.run_module('facet', run_name='__main__')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, str(program)],
+            **dict(capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(SOURCE)}),
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -90,7 +90,13 @@ def test_the_cache_takes_all_that_is_left(tmp_path: Path, capsys: pytest.Capture
         (("--gpu-memory", "24GiB", "--max-model-len", "4096"), "does not fit: "),
         (("--gpu-memory", "24GiB", "--max-model-len", "4096"), "It would fit with --"),
         (("--gpu-memory", "80GiB", "--max-num-seqs", "1"), "It would fit with --kv-cache-dtype fp8 or with --max-"),
-        (("--gpu-memory", "4GiB"), "No setting changes that."),
+        (("--gpu-memory", "4GiB"), "for keys and values. No setting changes that. Use larger GPUs,"),
+        (
+            ("--gpu-memory", "80GiB", "--max-num-batched-tokens", "9" * 12),
+            "with --kv-cache-dtype fp8 --max-num-batched-tokens 2048.",
+        ),
+        (("--kv-cache-memory-bytes", "1"), "Give the cache more memory, or use a smaller model.\n"),
+        (("--gpu-memory", "80GiB", "--max-num-seqs", "999999999"), "are made for 65536 requests at once or fewer."),
         (("--gpu-memory", "24"), "GiB? Then write --gpu-memory 24GiB."),
         (("--kv-cache-memory-bytes", "1000000000"), "--max-model-len to 3200 or less"),
         (("--gpu-memory", "80GiB", "--kv-cache-dtype", "fp3"), "'fp3' is not a KV dtype"),
@@ -110,6 +116,7 @@ def test_bad_input_is_one_line(
     err = capsys.readouterr().err
     assert code == 2
     assert words in err
+    assert not ("No setting" in err and ("lower" in err or "would fit" in err))
     assert len(err.splitlines()) == 1
 
 

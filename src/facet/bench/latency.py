@@ -37,10 +37,12 @@ def bench_latency(config: LatencyConfig, llm: "TimedLLM") -> int:
                     return EXIT_SOME_FAILED
                 latencies.append(run.seconds)
                 advance(1)
-    # The file first: a terminal that goes away must not cost the result.
-    if config.output_json is not None:
-        write_result(Path(config.output_json), latency_result(latencies))
-    print("\n".join(latency_lines(latencies)))
+    # The file first: a terminal that goes away must not cost the result. Nor must a file that cannot be written.
+    try:
+        if config.output_json is not None:
+            write_result(Path(config.output_json), latency_result(latencies))
+    finally:
+        print("\n".join(latency_lines(latencies)))
     return 0
 
 

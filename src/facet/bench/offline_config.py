@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from facet.bench.config import DATASETS_FROM_FILES
+from facet.bench.writable import check_writable
 from facet.config import ContextLength, EngineConfig, setting
 from facet.errors import ConfigError, RequestError
 from facet.sampling_params import SamplingParams
@@ -168,3 +169,4 @@ def _check_common(config: OfflineBenchConfig) -> None:
         path = Path(config.output_json)
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise ConfigError(f"--output-json {path} cannot be written: name a file in a folder that exists.")
+        check_writable("--output-json", path)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from facet.bench.metrics import tokens_per_second
 from facet.bench.outcome import Outcome
+from facet.bench.writable import check_writable
 from facet.errors import ConfigError
 
 _NUM_BINS = 40
@@ -55,6 +56,7 @@ def check_plot(path: str | None) -> None:
         )
     if not Path(path).resolve().parent.is_dir():
         raise ConfigError(f"--plot {path}: there is no such folder.")
+    check_writable("--plot", Path(path))
 
 
 def draw(path: str, title: str, series: Series) -> None:

@@ -13,6 +13,7 @@ from facet.bench.config import BenchConfig
 from facet.bench.metrics import Metrics
 from facet.bench.outcome import Outcome
 from facet.bench.table import percentile_word
+from facet.bench.writable import check_writable
 from facet.draft_counts import DraftCounts
 from facet.errors import ConfigError
 
@@ -86,6 +87,13 @@ def result_path(config: BenchConfig, model: str, now: datetime) -> Path:
         label = config.label or config.backend
         name = f"{label}-{rate}{concurrency}-{Path(model).name}-{now:%Y%m%d-%H%M%S}.json"
     return Path(config.result_dir or ".") / name
+
+
+def check_result_file(config: BenchConfig) -> None:
+    """Before the run. Where the file is named by the model, any name tells whether its folder can be written to."""
+    if config.save_result:
+        flag = "--save-result" if config.result_dir is None else "--result-dir"
+        check_writable(flag, result_path(config, "model", datetime.now()), makes_folder=True)
 
 
 def write_result(path: Path, result: dict[str, Any]) -> None:

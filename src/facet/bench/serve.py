@@ -21,7 +21,7 @@ from facet.bench.metrics import compute_metrics
 from facet.bench.outcome import Outcome
 from facet.bench.plot import check_plot, draw, series_of
 from facet.bench.ready import ServerInfo, check_lengths, find_model, try_one
-from facet.bench.result_file import make_result, result_path, write_result
+from facet.bench.result_file import check_result_file, make_result, result_path, write_result
 from facet.bench.table import failure_lines, result_lines
 from facet.draft_counts import DraftCounts
 from facet.progress import Bars, Progress, Silent
@@ -39,6 +39,7 @@ def bench_serve(config: BenchConfig, tokenizer: "Tokenizer | None" = None) -> in
     """
     check_config(config)
     check_plot(config.plot)
+    check_result_file(config)
     _allow_many_connections()
     dataset = make_dataset(config, tokenizer)
     for line in (*dataset.remarks, *dataset.complaints):
@@ -47,16 +48,18 @@ def bench_serve(config: BenchConfig, tokenizer: "Tokenizer | None" = None) -> in
         measured = runner.run(measure(config, dataset.conversations))
     info, outcomes, duration = measured.info, measured.outcomes, measured.duration
     metrics = compute_metrics(outcomes, duration, percentiles=config.percentiles, goodput_limits=config.goodput_limits)
-    # Files first: a terminal that goes away must not cost the result.
-    if config.save_result:
-        path = result_path(config, info.model, datetime.now())
-        write_result(path, make_result(config, info.model, metrics, outcomes, measured.drafts))
-        print(f"Result: {path}", file=sys.stderr)
-    if config.plot is not None:
-        draw(config.plot, f"{config.label or config.backend}: {info.model}", series_of(outcomes))
-    for line in failure_lines(outcomes):
-        print(line, file=sys.stderr)
-    print("\n".join(result_lines(config, metrics, num_unusable=len(dataset.complaints), drafts=measured.drafts)))
+    # Files first: a terminal that goes away must not cost the result. Nor must files that cannot be written.
+    try:
+        if config.save_result:
+            path = result_path(config, info.model, datetime.now())
+            write_result(path, make_result(config, info.model, metrics, outcomes, measured.drafts))
+            print(f"Result: {path}", file=sys.stderr)
+        if config.plot is not None:
+            draw(config.plot, f"{config.label or config.backend}: {info.model}", series_of(outcomes))
+    finally:
+        for line in failure_lines(outcomes):
+            print(line, file=sys.stderr)
+        print("\n".join(result_lines(config, metrics, num_unusable=len(dataset.complaints), drafts=measured.drafts)))
     return EXIT_SOME_FAILED if metrics.num_failed or dataset.complaints else 0
 
 

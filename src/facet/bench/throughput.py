@@ -35,10 +35,12 @@ def bench_throughput(config: ThroughputConfig, llm: "TimedLLM") -> int:
         print(line, file=sys.stderr)
     sampling = [config.sampling(turn.max_tokens or DEFAULT_OUTPUT_LEN) for turn in turns]
     run = _timed(llm, [turn.content for turn in turns], sampling, show_progress=not config.disable_tqdm)
-    # The file first: a terminal that goes away must not cost the result.
-    if config.output_json is not None:
-        write_result(Path(config.output_json), throughput_result(run, len(turns)))
-    print("\n".join(throughput_lines(run, len(turns))))
+    # The file first: a terminal that goes away must not cost the result. Nor must a file that cannot be written.
+    try:
+        if config.output_json is not None:
+            write_result(Path(config.output_json), throughput_result(run, len(turns)))
+    finally:
+        print("\n".join(throughput_lines(run, len(turns))))
     if run.errors:
         print(f"{len(run.errors)} answers failed, the first with: {run.errors[0]}", file=sys.stderr)
     return EXIT_SOME_FAILED if run.errors or complaints else 0

@@ -2,6 +2,7 @@
 `add_parser` and a function that runs it, and only the one that is given is imported."""
 
 import argparse
+import errno
 import importlib
 import logging
 import os
@@ -9,10 +10,12 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from facet.cli.any_text import take_any_text
 from facet.cli.parser import EXIT_USER_ERROR, Parser, one_line, spelled_out
 from facet.errors import EngineError, UserError
 from facet.version import __version__
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 
@@ -45,7 +48,27 @@ def make_parser(command: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = spelled_out(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            take_any_text()
+            return _run(spelled_out(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where it is known what to do if that fails
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of the output has gone, as `head` does
+        _end_output()
+        return EXIT_FAILED
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _end_output()
+        print(f"error: A write failed: {error.strerror}. Make room on the disk, or write elsewhere.", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _run(given: Sequence[str]) -> int:
     options = make_parser(next(iter(given), None)).parse_args(given)
     logging.basicConfig(level=logging.DEBUG if options.verbose else logging.INFO, format="%(message)s")
     try:
@@ -56,10 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(one_line(f"error: {error}"), file=sys.stderr)
         return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the output has gone, as `head` does. Nothing more can be printed there, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
     return code
+
+
+def _end_output() -> None:
+    """Nothing more can be printed, not even at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from facet.bundled_model import NAME
 from facet.chat import normalize_tools
+from facet.cli.any_text import utf8_text
 from facet.cli.api_client import ApiClient
 from facet.cli.flags import config_from
 from facet.cli.models import model_config_from, name_model
@@ -61,10 +62,16 @@ def ask_config_from(options: argparse.Namespace, config_type: type[AskConfigType
     """The config, and the model's name for messages. With --url the model may be left out."""
     name_model(options)
     if options.url is not None:
-        options.model = options.model or ""
-        return config_from(options, config_type), options.model
-    name = NAME if options.model is None else options.model
-    return model_config_from(options, config_type), name
+        name = options.model = options.model or ""
+        config = config_from(options, config_type)
+    else:
+        name = NAME if options.model is None else options.model
+        config = model_config_from(options, config_type)
+    if config.max_tokens is not None and config.max_tokens < 1:
+        raise ConfigError(f"--max-tokens is {config.max_tokens}, but must be 1 or more. Leave it out for the default.")
+    if config.system is not None:
+        config = dataclasses.replace(config, system=utf8_text(config.system, "--system"))
+    return config, name
 
 
 @dataclass(frozen=True, slots=True)

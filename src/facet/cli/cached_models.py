@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -66,6 +67,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run_pull(options: argparse.Namespace) -> int:
     config = config_from(options, PullConfig)
+    _check_folder(config)
     _require_name(config.name, "pull")
     access = HubAccess(config.download_dir, config.hf_token)
     folder = local_folder(config.name, revision=config.revision, access=access)
@@ -76,6 +78,7 @@ def run_pull(options: argparse.Namespace) -> int:
 
 def run_list(options: argparse.Namespace) -> int:
     config = config_from(options, ListConfig)
+    _check_folder(config)
     models = cached_models(HubAccess(config.download_dir))
     fits = _fits(models)
     if config.json:
@@ -110,10 +113,20 @@ def _fits(models: "list[CachedModel]") -> dict[str, str]:
 
 def run_remove(options: argparse.Namespace) -> int:
     config = config_from(options, RemoveConfig)
+    _check_folder(config)
     _require_name(config.name, "rm")
     num_bytes = remove_model(config.name, HubAccess(config.download_dir))
     print(f"{config.name} is removed: {num_bytes / 2**30:.2f} GiB are free again.")
     return 0
+
+
+def _check_folder(config: CacheConfig) -> None:
+    """One that does not exist yet is an empty cache."""
+    if config.download_dir is not None and Path(config.download_dir).expanduser().is_file():
+        raise ConfigError(
+            f"--download-dir {config.download_dir} is a file. Name a folder, or leave it out for the cache of Hugging "
+            "Face."
+        )
 
 
 def _require_name(name: str, command: str) -> None:

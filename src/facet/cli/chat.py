@@ -5,6 +5,7 @@ import contextlib
 from dataclasses import dataclass
 
 from facet.cli.answers import ChatAnswer
+from facet.cli.any_text import utf8_text
 from facet.cli.asking import Answerer, AskConfig, ask_config_from, open_answerer, read_tools
 from facet.cli.chat_commands import LEAVE, completions, run_command
 from facet.cli.conversation import Conversation
@@ -87,7 +88,8 @@ class Session:
             if line.startswith("/") and not line.startswith("//"):
                 self.screen.tell(run_command(line, self.conversation))
                 return
-            self.conversation.say(line.removeprefix("/") if line.startswith("//") else line)
+            text = utf8_text(line, "The message")
+            self.conversation.say(text.removeprefix("/") if text.startswith("//") else text)
             self._converse(num_messages)
         except (UserError, EngineError) as error:
             self.conversation.forget_from(num_messages)
@@ -112,7 +114,8 @@ class Session:
             self.screen.calls(calls)
             try:
                 for call in calls:
-                    self.conversation.give_result(call, self.screen.ask(f"result of {call.function.name}> "))
+                    result = self.screen.ask(f"result of {call.function.name}> ")
+                    self.conversation.give_result(call, utf8_text(result, "The result"))
             except KeyboardInterrupt:
                 self.conversation.forget_from(num_messages)  # a call without a result leads nowhere
                 self._interrupt("Your last message is withdrawn.")

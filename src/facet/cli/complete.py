@@ -9,6 +9,7 @@ from typing import Any
 
 from facet.chat import ContentDelta, ReasoningDelta
 from facet.cli.answers import ChatAnswer
+from facet.cli.any_text import printable_json, utf8_text
 from facet.cli.asking import Answerer, AskConfig, ask_config_from, open_answerer, read_json, read_tools
 from facet.cli.attachments import content_of, read_attachment
 from facet.cli.flags import add_common_flags, add_config_flags
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         body["model"] = answerer.model
         if config.json:
             response = answerer.client.post(_RAW if config.raw else _CHAT, body)
-            print(json.dumps(response, indent=2, ensure_ascii=False))
+            print(printable_json(json.dumps(response, indent=2, ensure_ascii=False)))
             finish_reason = response["choices"][0]["finish_reason"]
         else:
             finish_reason = _print_raw(answerer, body) if config.raw else _print_chat(answerer, body)
@@ -79,14 +80,11 @@ def _refuse_with_raw(config: CompleteConfig) -> None:
 
 def _read_prompt(prompt: str | None) -> str:
     if prompt is not None and prompt != _STDIN:
-        text = prompt
+        text = utf8_text(prompt, "The prompt")
     elif prompt is None and sys.stdin.isatty():
         raise ConfigError('There is no prompt. Give one, as in facet complete "Name three rivers.", or pipe one in.')
     else:
-        try:
-            text = sys.stdin.read()
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"The prompt on standard input is not UTF-8 text: {error}.") from None
+        text = utf8_text(sys.stdin.read(), "The prompt")
     if not text.strip():
         raise ConfigError("The prompt is empty.")
     return text
@@ -95,7 +93,7 @@ def _read_prompt(prompt: str | None) -> str:
 def _body(config: CompleteConfig, prompt: str) -> dict[str, Any]:
     body: dict[str, Any] = config.answer_settings()
     if config.stop:
-        body["stop"] = list(config.stop)
+        body["stop"] = [utf8_text(text, "--stop") for text in config.stop]
     if config.schema is not None:
         if config.tools is not None:
             raise ConfigError("--schema constrains the whole answer, which leaves no room for the calls of --tools.")
@@ -115,11 +113,11 @@ def _body(config: CompleteConfig, prompt: str) -> dict[str, Any]:
 
 def _print_chat(answerer: Answerer, body: dict[str, Any]) -> str | None:
     """Prints the content as it arrives, then a line of JSON per tool call. Thoughts appear only on a terminal."""
-    answer = ChatAnswer()
+    answer, is_json = ChatAnswer(), _is_json(body)
     with contextlib.closing(answerer.client.stream(_CHAT, body)) as events:
         for delta in answer.read(events):
             if isinstance(delta, ContentDelta):
-                _print_part(delta.text)
+                _print_part(delta.text, is_json)
             elif isinstance(delta, ReasoningDelta) and sys.stderr.isatty():
                 print(without_controls(delta.text), end="", file=sys.stderr, flush=True)
     content = answer.reply.content
@@ -127,17 +125,17 @@ def _print_chat(answerer: Answerer, body: dict[str, Any]) -> str | None:
         print()
     for call in answer.calls_to_make:
         function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
-        print(json.dumps(function, ensure_ascii=False))
+        print(printable_json(json.dumps(function, ensure_ascii=False)))
     return answer.finish_reason
 
 
 def _print_raw(answerer: Answerer, body: dict[str, Any]) -> str | None:
-    finish_reason, last = None, ""
+    finish_reason, last, is_json = None, "", _is_json(body)
     with contextlib.closing(answerer.client.stream(_RAW, body)) as events:
         for event in events:
             for choice in event["choices"]:
                 if text := choice["text"]:
-                    _print_part(text)
+                    _print_part(text, is_json)
                     last = text
                 finish_reason = choice["finish_reason"] or finish_reason
     if not last.endswith("\n"):
@@ -145,8 +143,13 @@ def _print_raw(answerer: Answerer, body: dict[str, Any]) -> str | None:
     return finish_reason
 
 
-def _print_part(text: str) -> None:
-    print(without_controls(text) if sys.stdout.isatty() else text, end="", flush=True)
+def _is_json(body: dict[str, Any]) -> bool:
+    return "response_format" in body
+
+
+def _print_part(text: str, is_json: bool) -> None:
+    shown = printable_json(text) if is_json else text
+    print(without_controls(shown) if sys.stdout.isatty() else shown, end="", flush=True)
 
 
 def _arguments(text: str) -> Any:

@@ -1,6 +1,7 @@
 """Reads settings from a YAML file, as `facet serve --config FILE` does, and writes them as arguments."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ from facet.errors import ConfigError
 CONFIG_FLAG = "--config"
 
 
-def arguments_of(path: str) -> list[str]:
-    """The flags that stand for the file's entries: `max-model-len: 32k` is --max-model-len=32k."""
+def arguments_of(path: str, single: Collection[str]) -> list[str]:
+    """The flags that stand for the file's entries: `max-model-len: 32k` is --max-model-len=32k.
+
+    `single`: flags that take one value or none. Of a list, the others would look as if they stood for the model.
+    """
     import msgspec  # imported here: most commands read no file
 
     try:
@@ -26,17 +30,24 @@ def arguments_of(path: str) -> list[str]:
         raise ConfigError("the file must map names of flags to values, as in max-model-len: 32768.")
     if CONFIG_FLAG.removeprefix("--") in settings:
         raise ConfigError("one file of settings cannot name another.")
-    return [argument for name, value in settings.items() for argument in _arguments(name, value)]
+    return [argument for name, value in settings.items() for argument in _arguments(name, value, single)]
 
 
-def _arguments(name: str, value: Any) -> list[str]:
+def _arguments(name: str, value: Any, single: Collection[str]) -> list[str]:
     flag = f"--{name.removeprefix('--')}"
     if value is None:
         return []
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
-    if isinstance(value, list):
+    is_part = "." in flag  # of a JSON object, where a list is a value
+    if isinstance(value, list) and not is_part:
+        if flag.replace("_", "-") in single:
+            if len(value) != 1:
+                raise ConfigError(
+                    f"{name} has a list of {len(value)}, but {flag} takes one value. Write one, without []."
+                )
+            return _arguments(name, value[0], single)
         return [flag, *map(str, value)]
-    if isinstance(value, dict):
+    if isinstance(value, dict | list):
         return [f"{flag}={json.dumps(value)}"]
     return [f"{flag}={value}"]

@@ -47,7 +47,10 @@ def run(options: argparse.Namespace) -> int:
     console.print(layer_table(spec))
     num_values = sum(target.num_values for target in tensor_targets(spec))
     console.print(f"{num_values / 1e9:.3f} billion weights in {len(tensor_targets(spec))} tensors.")
-    if found.num_files is not None:
+    if found.num_files is None:
+        if config.load_format != "dummy":
+            console.print("No weight files are here, so none were checked.")
+    else:
         console.print(f"All tensors are present, in {found.num_files} file{'s' * (found.num_files > 1)}.")
     if found.formats:
         dtype = dtype_of_config(spec)

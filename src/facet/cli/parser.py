@@ -30,6 +30,8 @@ class Parser(argparse.ArgumentParser):
             self.print_help()
             sys.exit(0)
         path = _value_of(CONFIG_FLAG, given) if CONFIG_FLAG in self._option_string_actions else None
+        if path == "":
+            self.error(f"{CONFIG_FLAG} names no file. Name one, or leave it out.")
         if path is not None:
             # What the file says becomes the default, which the command line overrides.
             self._origin = f"{CONFIG_FLAG} {path}: "
@@ -40,8 +42,9 @@ class Parser(argparse.ArgumentParser):
         return self._parse_all(given, namespace), []
 
     def _read(self, path: str) -> list[str]:
+        single = [flag for flag, action in self._option_string_actions.items() if action.nargs != "+"]
         try:
-            return spelled_out(arguments_of(path))
+            return spelled_out(arguments_of(path, single))
         except ConfigError as error:
             self.error(str(error))
 
@@ -65,6 +68,11 @@ class Parser(argparse.ArgumentParser):
             names = (str(action.metavar) for action in self._get_positional_actions())
             self.usage = " ".join(("%(prog)s", *(f"[{name}]" for name in names), "[FLAG ...]"))
         return super().format_help()
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # As argparse has it, but heard of where it cannot be written.
+        if message and file is not None:
+            file.write(message)
 
     def error(self, message: str) -> NoReturn:
         print(one_line(f"error: {self._origin}{message} (--help lists the options)"), file=sys.stderr)

@@ -9,11 +9,13 @@ from facet.cli.flags import add_common_flags, add_config_flags, add_idle_flags
 from facet.cli.models import model_config_from
 from facet.config import EngineConfig, ServerConfig
 from facet.engine.plan_config import PlanConfig
-from facet.errors import CapacityError
+from facet.errors import CapacityError, ConfigError
 from facet.large_imports import large_imports
 
 if TYPE_CHECKING:
     from facet.engine.memory_plan import MemoryPlan
+
+_MOST_SEQS = 1 << 16  # more than any GPU's memory holds; the sizes of graphs are counted one by one
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -33,16 +35,19 @@ def run(options: argparse.Namespace) -> int:
 
     with large_imports():
         from facet.engine.memory_plan import make_plan
-        from facet.engine.plan_advice import settings_that_fit
+        from facet.engine.plan_advice import with_advice
 
     config = model_config_from(options, PlanConfig)
     check_plot(config.plot)
+    if config.max_num_seqs > _MOST_SEQS:
+        raise ConfigError(
+            f"--max-num-seqs is {config.max_num_seqs}, but plans are made for {_MOST_SEQS} requests at once or fewer. "
+            "Lower it."
+        )
     try:
         plan = make_plan(config)
     except CapacityError as error:
-        flags = settings_that_fit(config)
-        advice = f"It would fit with {' or with '.join(flags)}." if flags else "No setting changes that."
-        raise CapacityError(f"{config.model} does not fit: {error} {advice}") from None
+        raise CapacityError(f"{config.model} does not fit: {with_advice(config, error)}") from None
     if config.json:
         from facet.cli.plan_report import as_json
 

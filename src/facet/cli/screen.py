@@ -15,6 +15,7 @@ from rich.text import Text
 
 from facet.chat import ContentDelta, Delta, ReasoningDelta
 from facet.chat.reply import ToolCall
+from facet.cli.any_text import printable_json
 from facet.cli.word_wrap import WordWrap
 
 # A model's text must not move the cursor or rename the window: of all that is not text, tabs and line ends are left.
@@ -54,7 +55,7 @@ class Screen:
                 arguments = Text(without_controls(_indented(called.arguments)))
                 Console(highlight=False).print(Panel.fit(arguments, title=Text(without_controls(called.name))))
             else:
-                print(f"{called.name} {called.arguments or '{}'}", flush=True)
+                print(f"{called.name} {printable_json(called.arguments or '{}')}", flush=True)
 
     def note(self, text: str) -> None:
         """A note about the session, for an interactive user."""

@@ -7,11 +7,29 @@ from typing import Any
 
 from facet.engine.memory_plan import make_plan
 from facet.engine.plan_config import PlanConfig
-from facet.errors import UserError
+from facet.errors import CapacityError, UserError
 
 _MOST = 3  # settings to name
-_FEW_REQUESTS = 8
+_FEW_REQUESTS, _FEW_TOKENS = 8, 2048
 _LEAST_CONTEXT = 2048  # shorter ones are no advice
+
+
+def with_advice(config: PlanConfig, error: CapacityError) -> str:
+    """Why a model does not fit, and what to do. What the error itself advises is kept where it helps."""
+    if flags := settings_that_fit(config):
+        return f"{error} It would fit with {' or with '.join(flags)}."
+    if config.kv_cache_memory_bytes is not None or _is_possible(replace(config, max_model_len="auto")):
+        return str(error)  # a larger cache, or a context shorter than anyone asks for
+    facts, _, _ = str(error).rpartition(". ")
+    return f"{facts}. No setting changes that. Use larger GPUs, more of them, or a smaller model."
+
+
+def _is_possible(config: PlanConfig) -> bool:
+    try:
+        make_plan(config)
+    except UserError:
+        return False
+    return True
 
 
 def settings_that_fit(config: PlanConfig) -> list[str]:
@@ -42,8 +60,8 @@ def _changes(config: PlanConfig) -> Iterator[dict[str, Any]]:
         yield {"embeddings_on_cpu": True}
     if config.kv_cache_dtype == "auto":
         yield {"kv_cache_dtype": "fp8"}
-    if config.max_num_batched_tokens is None:
-        yield {"max_num_batched_tokens": 2048}
+    if config.max_num_batched_tokens is None or config.max_num_batched_tokens > _FEW_TOKENS:
+        yield {"max_num_batched_tokens": _FEW_TOKENS}
     if config.max_num_seqs > _FEW_REQUESTS:
         yield {"max_num_seqs": _FEW_REQUESTS}
     yield {"max_model_len": "auto"}
