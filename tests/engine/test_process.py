@@ -138,6 +138,27 @@ def test_a_process_that_no_engine_needs_ends(config: EngineConfig) -> None:
         assert elsewhere is None
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_engine_that_still_loads_is_not_waited_for(
+    config: EngineConfig, num_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a model loads: it would not read that it is to end."""
+
+    def interrupted(self: RemoteEngine) -> None:
+        processes.extend(self.process_ids)
+        began.append(time.monotonic())
+        raise KeyboardInterrupt
+
+    processes: list[int] = []
+    began: list[float] = []
+    monkeypatch.setattr(RemoteEngine, "_wait_until_ready", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        RemoteEngine(replace(config, tensor_parallel_size=num_ranks))
+    assert time.monotonic() - began[0] < 3
+    assert len(processes) == num_ranks
+    assert not any(map(is_running, processes))
+
+
 def test_an_engine_outlives_a_signal_to_the_group_but_not_its_front(config: EngineConfig, tmp_path: Path) -> None:
     """A front that is killed cannot say goodbye; the engine must notice by itself."""
     script = tmp_path / "front.py"

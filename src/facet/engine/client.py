@@ -75,6 +75,7 @@ class RemoteEngine:
         self._decoder = msgspec.msgpack.Decoder(list[FromEngine])
         self._kept: Sequence[FromEngine] = ()
         self._death: EngineDeadError | None = None
+        self._is_ready = False  # one that loads reads no messages
         try:
             front = FrontAddresses(
                 to_engine=self._ranks.network.listen(self._to_engine, TO_ENGINE),
@@ -86,6 +87,7 @@ class RemoteEngine:
             for sentinel in self._ranks.sentinels:
                 self._poller.register(sentinel, zmq.POLLIN)
             self.info = self._wait_until_ready()
+            self._is_ready = True
         except BaseException:
             self.close()
             raise
@@ -141,7 +143,7 @@ class RemoteEngine:
         self._send(WakeUp())
 
     def close(self) -> None:
-        are_asked = self._death is None and self._ranks.all_run
+        are_asked = self._is_ready and self._death is None and self._ranks.all_run
         if are_asked:
             self._send_quietly(Shutdown())
         self._ranks.close(are_asked=are_asked)
