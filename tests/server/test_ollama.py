@@ -108,6 +108,18 @@ def test_a_conversation_is_rendered_like_that_of_a_chat(talking: tuple[RunningSe
     assert ours == engine.submitted[-1].prompt_token_ids
 
 
+def test_results_are_paired_with_calls_by_id(talking: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:
+    server, engine = talking
+    calls = [{"id": name, "function": {"name": "get_weather", "arguments": {}}} for name in "ab"]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"result {name}"} for name in "ab"]
+    prompts = []
+    for sent in (results, results[::-1]):
+        assert chat(server, messages=[*ASK, {"role": "assistant", "tool_calls": calls}, *sent]).status_code == 200
+        prompts.append(prompt_of(engine, tokenizer))
+    assert prompts[0] == prompts[1]
+    assert prompts[0].index("result a") < prompts[0].index("result b")
+
+
 def test_options_reach_the_engine(talking: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:
     server, engine = talking
     options = {"temperature": 0.5, "top_k": 7, "top_p": 0.5, "min_p": 0.1, "seed": 3, "stop": ["x"], "num_predict": 9}

@@ -160,6 +160,19 @@ def test_a_conversation_is_rendered_like_that_of_a_chat(talking: tuple[RunningSe
     assert ours == engine.submitted[-1].prompt_token_ids
 
 
+def test_results_are_paired_with_calls_by_id(talking: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:
+    """Outputs come as they are ready: behind all calls in any order, or each behind its own."""
+    server, engine = talking
+    calls = [{"type": "function_call", "call_id": name, "name": "get_weather", "arguments": "{}"} for name in "ab"]
+    results = [{"type": "function_call_output", "call_id": name, "output": f"result {name}"} for name in "ab"]
+    prompts = []
+    for items in ([*calls, *results], [*calls, *results[::-1]], [calls[0], results[0], calls[1], results[1]]):
+        assert post(server, input=[{"role": "user", "content": "Weather?"}, *items]).status_code == 200
+        prompts.append(prompt_of(engine, tokenizer))
+        assert prompts[-1].index("result a") < prompts[-1].index("result b")
+    assert prompts[0] == prompts[1]
+
+
 def test_a_later_request_goes_on_from_an_earlier_one(talking: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:
     """Items and calls are carried over, instructions are not; `store: false` keeps nothing."""
     server, engine = talking
