@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from facet.errors import RequestError
 from facet.server.protocol.sampling_fields import Int, SamplingFields
@@ -185,6 +186,7 @@ class ChatChunkChoice(msgspec.Struct):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET  # left out where they were not asked for
 
 
 class ChatFinalChoice(ChatChunkChoice):
@@ -201,4 +203,3 @@ class ChatChunk(msgspec.Struct, omit_defaults=True):
     object: str
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
-    token_ids: list[int] | None = None
