@@ -85,6 +85,23 @@ def test_generate_with_a_template_or_without(scripted: Scripted, tokenizer: Toke
         assert client.chat("tiny").done_reason == "load"
 
 
+def test_what_is_empty_is_not_given(talking: tuple[RunningServer, Any]) -> None:
+    """Ollama's client in Go sends every string of /api/generate, set or not."""
+    server, engine = talking
+    asked = {"model": "tiny", "prompt": "a", "stream": False}
+    unset = {"suffix": "", "system": "", "template": "", "format": "", "think": "", "context": None, "options": None}
+    for path, plain, empty in (
+        ("generate", asked, {**unset, "raw": False, "images": None}),
+        ("chat", {**asked, "messages": ASK}, {**unset, "tools": None, "logprobs": False, "top_logprobs": 0}),
+    ):
+        prompts = []
+        for body in (plain, {**plain, **empty}):
+            response = server.post(f"/api/{path}", body)
+            assert response.status_code == 200, response.text
+            prompts.append(engine.submitted[-1].prompt_token_ids)
+        assert prompts[0] == prompts[1]
+
+
 def test_a_conversation_is_rendered_like_that_of_a_chat(talking: tuple[RunningServer, Any]) -> None:
     server, engine = talking
     calls = [{"function": {"name": "get_weather", "arguments": {"city": city}}} for city in ("Paris", "Rome")]
