@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from facet.engine.messages import Refused
 from facet.server.responses.store import ResponseStore
 from facet.server.responses.wire import Reasoning, ResponseObject, TextSettings
 from facet.tokens import Tokenizer
@@ -243,6 +244,19 @@ def test_in_the_background(scripted: Scripted) -> None:
         assert client.responses.retrieve(begun.id).output_text == "one two three"
         assert client.responses.cancel(begun.id).status == "completed"
         assert client.responses.cancel(other.id).status == "cancelled"
+
+
+def test_a_mistake_that_shows_in_the_background_is_no_fault_of_the_server(scripted: Scripted) -> None:
+    with scripted("one two three") as (server, engine), client_of(server) as client:
+        engine.gate.clear()
+        begun = client.responses.create(model="tiny", input="a", background=True)
+        wait_until(lambda: len(engine.submitted) == 1)
+        engine.refuse(Refused(engine.submitted[0].request_id, "Too long by far.", "max_tokens", False))
+        wait_until(lambda: client.responses.retrieve(begun.id).status == "failed")
+        error = client.responses.retrieve(begun.id).error
+        assert error is not None
+        assert (error.code, error.message) == ("invalid_prompt", "Too long by far.")
+        engine.gate.set()
 
 
 def test_an_answer_that_is_cut_off_is_incomplete(scripted: Scripted) -> None:
