@@ -251,6 +251,15 @@ def test_what_is_wrong_with_a_result_is_named_where_it_was_sent() -> None:
         normalize_messages(messages)
 
 
+def test_escapes_in_arguments() -> None:
+    """Pairs are characters; halves, which JSON allows, are refused."""
+    (_, message) = normalize_messages([USER, calls(call('{"a": "\\ud83d\\ude42 \\\\ud83d"}'))])
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": "🙂 \\ud83d"}
+    for arguments in ('{"a": "\\ude42\\ud83d"}', '{"\\uD800": 1}', {"a": ["\ud800"]}):
+        with pytest.raises(RequestError, match=r"^messages\[1\]\.tool_calls\[0\]\.function\.arguments holds \\ud"):
+            normalize_messages([USER, calls(call(arguments))])
+
+
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["user", "text"]),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=5), values, max_size=3),

@@ -246,6 +246,10 @@ RESULT: dict[str, Any] = {"type": "tool_result", "tool_use_id": "a"}
 @pytest.mark.parametrize(
     ("body", "words"),
     [
+        ({"stop_sequences": [""]}, "stop_sequences holds an empty string"),
+        ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, 'as in {"type": "tool", "name": "..."}'),
+        ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [TOOL]}, "tool_choice names 'x', which is not among"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice is of type any, but there are no tools"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0] is an image"),
         (
             {"messages": [{"role": "user", "content": [{**RESULT, "content": [IMAGE]}]}]},

@@ -138,6 +138,12 @@ def _arguments(arguments: object, where: str) -> dict[str, Any]:
         _refuse(where, f"is not valid JSON ({reason}). Send the arguments as the model gave them")
     if not isinstance(parsed, dict):
         _refuse(where, f"must hold a JSON object, not {_kind(parsed)}")
+    if "\\u" in arguments:
+        try:
+            json.dumps(parsed, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ord(error.object[error.start])
+            _refuse(where, f"holds \\u{half:04x}, half of a surrogate pair, which is not a character")
     return parsed
 
 

@@ -47,6 +47,18 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     prediction: dict[str, Any] | None = None
 
 
+def names_used(fields: ChatRequest) -> dict[str, str]:
+    """Of settings that have two names, by the usual one, the one that was sent in its place."""
+    names = {}
+    if fields.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if fields.reasoning is not None and fields.thinking_token_budget is None:
+        names["thinking_token_budget"] = "reasoning.max_tokens"
+    if fields.reasoning is not None and fields.reasoning_effort is None:
+        names["reasoning_effort"] = "reasoning.effort"
+    return names
+
+
 UNSUPPORTED_IN_CHAT = {
     "audio": "Only text is generated.",
     "web_search_options": "Offer a tool that searches.",
