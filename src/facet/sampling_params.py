@@ -218,7 +218,7 @@ def _check_ranges(params: SamplingParams) -> None:
         (-2 <= params.frequency_penalty <= 2, "frequency_penalty", "must be from -2 to 2"),
         (params.repetition_penalty > 0, "repetition_penalty", "must be above 0; 1 switches it off"),
         (params.min_tokens >= 0, "min_tokens", "must be 0 or more"),
-        (max_tokens is None or max_tokens >= 1, "max_tokens", "must be 1 or more; None fills the context"),
+        (max_tokens is None or max_tokens >= 1, "max_tokens", "must be 1 or more"),
         (seed is None or low <= seed <= high, "seed", f"must be from {low} to {high}"),
         (
             budget is None or budget >= 0,

@@ -1,5 +1,6 @@
 """Messages as clients send them: what is passed on to templates, and what is refused, where."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,75 @@ def test_replayed_call_reads_as_the_model_wrote_it() -> None:
     messages = normalize_messages([USER, calls(call('{"a": 1.50, "b": 1e3, "c": -0.0, "d": 12345678901234567890}'))])
     assert "call:f{a:1.50,b:1e3,c:-0.0,d:12345678901234567890}" in template.render(messages).text
     assert json.loads(json.dumps(messages))[1]["tool_calls"][0]["function"]["arguments"]["a"] == 1.5
+
+
+CITIES = {"a": "Lisbon", "b": "Paris", "c": "Rome"}
+
+
+def result(call_id: str | None, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content, **fields}
+
+
+def weather_calls(ids: str = "abc") -> dict[str, Any]:
+    return calls(*(call({"city": CITIES[call_id]}, id=call_id) for call_id in ids))
+
+
+def weather_of(*ids: str) -> list[dict[str, Any]]:
+    return [result(call_id, f"weather of {CITIES[call_id]}") for call_id in ids]
+
+
+def rendered(*messages: dict[str, Any]) -> str:
+    template = ChatTemplate((Path(__file__).parent / "gemma4_like.jinja").read_text(encoding="utf-8"))
+    return template.render(normalize_messages([USER, *messages])).text
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations("abc")], ids="".join)
+def test_results_are_read_in_the_order_of_their_calls(order: tuple[str, ...]) -> None:
+    """The template writes names and no ids: a model reads the first result as that of the first call."""
+    expected = rendered(weather_calls(), *weather_of("a", "b", "c"))
+    assert rendered(weather_calls(), *weather_of(*order)) == expected
+    # Also where several messages make up the turn.
+    together = rendered(weather_calls("a"), weather_calls("bc"), *weather_of("a", "b", "c"))
+    assert rendered(weather_calls("a"), weather_calls("bc"), *weather_of(*order)) == together
+    # Each row has calls of its own, though their ids may be the same.
+    twice = rendered(weather_calls(), *weather_of("a", "b", "c"), USER, weather_calls("ba"), *weather_of("b", "a"))
+    assert twice == rendered(weather_calls(), *weather_of(*order), USER, weather_calls("ba"), *weather_of("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ([result("x", "1"), result("b", "2"), result("y", "3"), result("a", "4")], "4213"),  # of no call: last
+        ([result("c", "1"), result("b", "2")], "21"),  # one call has no result
+        ([result("b", "1"), result("a", "2"), result("b", "3")], "213"),  # two of one call
+        ([result("b", "1"), result(None, "2", name="f"), result("a", "3")], "123"),  # paired by name, or by place
+        ([result("x", "1"), result("y", "2")], "12"),
+    ],
+)  # fmt: skip
+def test_results_that_name_no_call_keep_their_order(sent: list[dict[str, Any]], read: str) -> None:
+    normalized = normalize_messages([USER, weather_calls(), *sent])
+    assert "".join(message["content"] for message in normalized[2:]) == read
+
+
+def test_calls_that_share_an_id_take_results_in_turn() -> None:
+    shared = calls(call(id="x"), call(id="y"), call(id="x"))
+    normalized = normalize_messages([USER, shared, result("x", "1"), result("x", "3"), result("y", "2")])
+    assert [message["content"] for message in normalized[2:]] == ["1", "2", "3"]
+
+
+def test_what_is_wrong_with_a_result_is_named_where_it_was_sent() -> None:
+    messages = [USER, weather_calls(), result("b", "2"), result("a", [{"type": "smell"}])]
+    with pytest.raises(RequestError, match=r"^messages\[3\]\.content\[0\] has the type 'smell'"):
+        normalize_messages(messages)
+
+
+def test_escapes_in_arguments() -> None:
+    """Pairs are characters; halves, which JSON allows, are refused."""
+    (_, message) = normalize_messages([USER, calls(call('{"a": "\\ud83d\\ude42 \\\\ud83d"}'))])
+    assert message["tool_calls"][0]["function"]["arguments"] == {"a": "🙂 \\ud83d"}
+    for arguments in ('{"a": "\\ude42\\ud83d"}', '{"\\uD800": 1}', {"a": ["\ud800"]}):
+        with pytest.raises(RequestError, match=r"^messages\[1\]\.tool_calls\[0\]\.function\.arguments holds \\ud"):
+            normalize_messages([USER, calls(call(arguments))])
 
 
 JSON_VALUES = st.recursive(

@@ -120,6 +120,25 @@ class TestExpansion:
         check_spans(gemma4, prepared)
         assert [span.kind for span in prepared.requests[0].media] == ["image", "audio", "image"]
 
+    def test_results_in_another_order_than_their_calls(self, gemma4: AskedModel) -> None:
+        """Pictures go with the results that they are part of."""
+        calls = [{"id": name, "function": {"name": "look", "arguments": "{}"}} for name in "ab"]
+        messages = [
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "b", "content": ["second ", PICTURE]},
+            {"role": "tool", "tool_call_id": "a", "content": ["first ", SOUND]},
+        ]
+        question = ChatQuestion(messages=messages, sampling=SamplingParams(max_tokens=5))
+        assert [part.where for part in find_media(question, gemma4)] == [
+            "messages[3].content[1].input_audio.data",
+            "messages[2].content[1].image_url.url",
+        ]
+        prepared = prepare(question, gemma4, ["a"], [item("audio", 3), item("image", 7)])
+        text = shown(gemma4, prepared)
+        assert text.index("first") < text.index("[3]") < text.index("second") < text.index("[7]")
+        check_spans(gemma4, prepared)
+
     def test_a_video_has_the_time_before_each_frame(self, gemma4: AskedModel) -> None:
         frames = item("video", 4, 4, 4, times=[0.0, 9.96, 3600.5])
         prepared = prepare(ask("look:", CLIP, "well?"), gemma4, ["a"], [frames])

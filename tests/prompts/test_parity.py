@@ -41,6 +41,15 @@ TURNS = [
     {"role": "user", "name": "Ada", "content": "And now?"},
 ]
 
+SWAPPED = [
+    *ASK,
+    {
+        "role": "assistant",
+        "tool_calls": [{"id": name, "function": {"name": "get_weather", "arguments": "{}"}} for name in "ab"],
+    },
+    *({"role": "tool", "tool_call_id": name, "content": f"result {name}"} for name in "ba"),
+]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -119,6 +128,7 @@ REQUESTS: dict[str, Case] = {
     "chat": (CHAT, {}),
     "chat, nothing given": (CHAT, None),
     "turns of every kind": ({"messages": TURNS}, {}),
+    "results in another order than their calls": ({"messages": SWAPPED}, {}),
     "a developer's turn": ({"messages": [{"role": "developer", "content": "Be brief."}, *ASK]}, {}),
     "no opening of a reply": ({**CHAT, "add_generation_prompt": False}, {}),
     "thinking on": ({**CHAT, "chat_template_kwargs": THINKING}, {}),

@@ -169,6 +169,23 @@ def test_a_conversation_is_rendered_like_that_of_a_chat(scripted: Scripted, toke
     assert prompt_of(engine, tokenizer).count("<turn|>") == 7
 
 
+def test_results_are_paired_with_calls_by_id(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    calls = [{"type": "tool_use", "id": name, "name": "get_weather", "input": {}} for name in "ab"]
+    results = [{"type": "tool_result", "tool_use_id": name, "content": f"result {name}"} for name in "ab"]
+    prompts = []
+    with scripted("one") as (server, engine):
+        for sent in (results, results[::-1]):
+            messages = [
+                {"role": "user", "content": "Weather?"},
+                {"role": "assistant", "content": calls},
+                {"role": "user", "content": sent},
+            ]
+            assert post(server, messages=messages).status_code == 200
+            prompts.append(prompt_of(engine, tokenizer))
+    assert prompts[0] == prompts[1]
+    assert prompts[0].index("result a") < prompts[0].index("result b")
+
+
 def test_thinking_and_its_budget(scripted: Scripted, tokenizer: Tokenizer) -> None:
     with scripted(THOUGHT + "Clear.") as (server, engine):
         message = post(server, thinking={"type": "enabled", "budget_tokens": 5}).json()
@@ -229,6 +246,10 @@ RESULT: dict[str, Any] = {"type": "tool_result", "tool_use_id": "a"}
 @pytest.mark.parametrize(
     ("body", "words"),
     [
+        ({"stop_sequences": [""]}, "stop_sequences holds an empty string"),
+        ({"tool_choice": {"type": "tool"}, "tools": [TOOL]}, 'as in {"type": "tool", "name": "..."}'),
+        ({"tool_choice": {"type": "tool", "name": "x"}, "tools": [TOOL]}, "tool_choice names 'x', which is not among"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice is of type any, but there are no tools"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0] is an image"),
         (
             {"messages": [{"role": "user", "content": [{**RESULT, "content": [IMAGE]}]}]},

@@ -110,6 +110,41 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
         (COMPLETIONS, {"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options", "stream"),
         (COMPLETIONS, {"prompt": "x", "logit_bias": {"five": 1}}, "logit_bias", "'five'"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"5": "x"}}, "logit_bias", "a value in logit_bias: expected float"),
+        (CHAT, {"messages": ASK, "max_tokens": 0}, "max_tokens", "max_tokens is 0, but must be 1 or more."),
+        (
+            CHAT,
+            {"messages": ASK, "max_completion_tokens": 0},
+            "max_completion_tokens",
+            "max_completion_tokens is 0, but must be 1 or more.",
+        ),
+        (
+            CHAT,
+            {"messages": ASK, "max_completion_tokens": 3, "min_tokens": 5},
+            "min_tokens",
+            "max_completion_tokens is 3",
+        ),
+        (CHAT, {"messages": ASK, "reasoning": {"effort": "extreme"}}, "reasoning.effort", "reasoning.effort is 'ext"),
+        (
+            CHAT,
+            {"messages": ASK, "reasoning": {"max_tokens": 10**6}},
+            "reasoning.max_tokens",
+            "reasoning.max_tokens is 1000000",
+        ),
+        (
+            CHAT,
+            {
+                "messages": [
+                    *ASK,
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "a", "function": {"name": "f", "arguments": '{"a": ["x\\uD83dy"]}'}}],
+                    },
+                ]
+            },
+            "messages",
+            "messages[1].tool_calls[0].function.arguments holds \\ud83d, half of a surrogate pair",
+        ),
         (COMPLETIONS, {"prompt": "x\ud800yyyyyyyy"}, None, "not valid JSON"),
         ("/tokenize", {}, "prompt", "either prompt or messages"),
         ("/tokenize", {"prompt": "x", "messages": ASK}, "prompt", "either"),

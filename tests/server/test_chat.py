@@ -209,9 +209,13 @@ def test_token_ids_come_back(scripted: Scripted, tokenizer: Tokenizer) -> None:
     with scripted("one two") as (server, engine):
         answer = ask(server, return_token_ids=True)
         chunks = stream(server, return_token_ids=True)
+        unasked = stream(server)
     assert answer["choices"][0]["token_ids"] == ids
+    assert not any("token_ids" in choice for chunk in unasked for choice in chunk["choices"])
     assert answer["prompt_token_ids"] == chunks[0]["prompt_token_ids"] == list(engine.submitted[0].prompt_token_ids)
-    assert [token for chunk in chunks for token in chunk.get("token_ids") or []] == ids
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [token for choice in choices for token in choice.get("token_ids") or []] == ids
+    assert not any("token_ids" in chunk for chunk in chunks)
 
 
 @pytest.mark.parametrize(

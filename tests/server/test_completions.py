@@ -10,6 +10,7 @@ from facet.tokens import Tokenizer
 from tests.server.conftest import END, Scripted
 from tests.server.running import RunningServer
 from tests.server.scripted_engine import ScriptedEngine
+from tests.tokens.gemma_like import build_gemma_like
 
 TEXT = "The weather in Paris is clear"
 
@@ -140,9 +141,69 @@ def test_echo(scripted: Scripted, tokenizer: Tokenizer) -> None:
         assert ask(server, echo=True, prompt=tokenizer.encode("one two"))["choices"][0]["text"] == "one two" + TEXT
         *events, _ = server.chunks("/v1/completions", {"prompt": "one two", "max_tokens": 64, "echo": True})
         nothing = ask(server, echo=True, max_tokens=0)
+        named = ask(server, echo=True, logprob_token_ids=[5, 6])["choices"][0]["logprobs"]
     assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == "one two" + TEXT
+    assert named["text_offset"][0] == 0
+    assert (named["token_logprobs"][0], len(named["top_logprobs"][-1])) == (None, 3)
     assert nothing["choices"][0]["text"] == "one two"
     assert nothing["usage"]["completion_tokens"] == 0
+
+
+MIXED = "Été 😀 你好 naïve"  # most of it in tokens of single bytes
+
+
+@pytest.mark.parametrize(
+    ("prompt", "echoed"),
+    [
+        ("one two", "one two"),
+        (MIXED, MIXED),
+        ("<bos>one<turn|>\ntwo", "<bos>one<turn|>\ntwo"),
+        ([2, 15, 281, 16, 281], None),  # <bos>, <|turn>, ..., <turn|>, ...
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("adds_bos", [False, True])
+@pytest.mark.parametrize(
+    "body", [{}, {"stop": "weather we"}, {"stop": "r in"}, {"return_tokens_as_token_ids": True}], ids=str
+)
+def test_offsets_are_places_in_the_text(
+    scripted: Scripted, prompt: Any, echoed: str | None, adds_bos: bool, body: dict[str, Any]
+) -> None:
+    """Of held-back text, of characters in several tokens, of tokens that do not show."""
+    tokenizer = Tokenizer(build_gemma_like(adds_bos=adds_bos))
+    if echoed is None:
+        echoed = tokenizer.decode(prompt)
+        assert "<bos>" not in echoed
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 99, "return_token_ids": True, **body}
+    with scripted("The weather " + MIXED + " in Paris", model={"tokenizer": tokenizer}) as (server, _):
+        choice = ask(server, **body)["choices"][0]
+        *events, _ = server.chunks("/v1/completions", body)
+    text, offsets = choice["text"], choice["logprobs"]["text_offset"]
+    assert text.startswith(echoed)
+    ids = choice["prompt_token_ids"] + choice["token_ids"]
+    assert len(offsets) == len(ids)
+    assert offsets == sorted(offsets)
+    assert offsets[len(choice["prompt_token_ids"])] == len(echoed)
+    num_whole = 0
+    for token_id, offset in zip(ids, offsets, strict=True):
+        shown = tokenizer.decode_continuation([token_id])
+        is_hidden = shown == "\ufffd" or (token_id in tokenizer.special_ids and shown not in text)
+        if not is_hidden and offset + len(shown) <= len(text):
+            assert text[offset : offset + len(shown)] == shown
+            num_whole += 1
+    assert num_whole >= 5
+    streamed = [offset for event in events for offset in json.loads(event)["choices"][0]["logprobs"]["text_offset"]]
+    assert streamed == offsets
+
+
+def test_offsets_behind_text_that_is_held_back(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    """It may be the beginning of a stop string, and here it never is."""
+    with scripted(TEXT) as (server, _):
+        plain, held = (
+            ask(server, logprobs=0, **body)["choices"][0] for body in ({}, {"stop": ["e weatherman", "ris i!"]})
+        )
+    assert held["text"] == TEXT
+    assert held["logprobs"]["text_offset"] == plain["logprobs"]["text_offset"]
 
 
 def test_token_ids_come_back(scripted: Scripted, tokenizer: Tokenizer) -> None:

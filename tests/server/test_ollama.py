@@ -85,6 +85,23 @@ def test_generate_with_a_template_or_without(scripted: Scripted, tokenizer: Toke
         assert client.chat("tiny").done_reason == "load"
 
 
+def test_what_is_empty_is_not_given(talking: tuple[RunningServer, Any]) -> None:
+    """Ollama's client in Go sends every string of /api/generate, set or not."""
+    server, engine = talking
+    asked = {"model": "tiny", "prompt": "a", "stream": False}
+    unset = {"suffix": "", "system": "", "template": "", "format": "", "think": "", "context": None, "options": None}
+    for path, plain, empty in (
+        ("generate", asked, {**unset, "raw": False, "images": None}),
+        ("chat", {**asked, "messages": ASK}, {**unset, "tools": None, "logprobs": False, "top_logprobs": 0}),
+    ):
+        prompts = []
+        for body in (plain, {**plain, **empty}):
+            response = server.post(f"/api/{path}", body)
+            assert response.status_code == 200, response.text
+            prompts.append(engine.submitted[-1].prompt_token_ids)
+        assert prompts[0] == prompts[1]
+
+
 def test_a_conversation_is_rendered_like_that_of_a_chat(talking: tuple[RunningServer, Any]) -> None:
     server, engine = talking
     calls = [{"function": {"name": "get_weather", "arguments": {"city": city}}} for city in ("Paris", "Rome")]
@@ -106,6 +123,18 @@ def test_a_conversation_is_rendered_like_that_of_a_chat(talking: tuple[RunningSe
     ]
     assert server.post("/v1/chat/completions", {"messages": messages}).status_code == 200
     assert ours == engine.submitted[-1].prompt_token_ids
+
+
+def test_results_are_paired_with_calls_by_id(talking: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:
+    server, engine = talking
+    calls = [{"id": name, "function": {"name": "get_weather", "arguments": {}}} for name in "ab"]
+    results = [{"role": "tool", "tool_call_id": name, "content": f"result {name}"} for name in "ab"]
+    prompts = []
+    for sent in (results, results[::-1]):
+        assert chat(server, messages=[*ASK, {"role": "assistant", "tool_calls": calls}, *sent]).status_code == 200
+        prompts.append(prompt_of(engine, tokenizer))
+    assert prompts[0] == prompts[1]
+    assert prompts[0].index("result a") < prompts[0].index("result b")
 
 
 def test_options_reach_the_engine(talking: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:

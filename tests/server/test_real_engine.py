@@ -171,6 +171,16 @@ def test_what_only_the_engine_can_refuse(
         assert words in message
 
 
+def test_what_the_engine_refuses_is_named_as_it_was_sent(server: RunningServer) -> None:
+    for path, body, field in (
+        (COMPLETIONS, {"prompt": [-1]}, "prompt"),
+        (CHAT, {"messages": ASK, "max_tokens": 10**9}, "max_tokens"),
+        (CHAT, {"messages": ASK, "max_completion_tokens": 10**9}, "max_completion_tokens"),
+    ):
+        error = server.post(path, body).json()["error"]
+        assert (error["code"], error["param"]) == (400, field)
+
+
 def test_metrics_of_the_real_engine(server: RunningServer) -> None:
     ask(server, COMPLETIONS, prompt="one", **GREEDY)
     text = server.get("/metrics").text
@@ -263,7 +273,7 @@ def read_stream(response: httpx.Response) -> tuple[list[int], str, str, list[Any
     content = reasoning = ""
     calls: list[Any] = []
     for event in map(json.loads, events):
-        ids += event.get("token_ids") or []
+        ids += next((choice.get("token_ids", []) for choice in event["choices"]), [])
         delta = event["choices"][0]["delta"]
         content += delta.get("content") or ""
         reasoning += delta.get("reasoning") or ""
@@ -307,6 +317,30 @@ def test_constrained_answers_keep_to_their_form(server: RunningServer) -> None:
             assert arguments.get("flags", "") in ("", "i", "m")
         else:
             assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "num_tokens"),
+    [
+        ({"min_tokens": 5, "structured_outputs": {"choice": ["a"]}}, "min_tokens", 1),
+        ({"allowed_token_ids": [300], "structured_outputs": {"regex": "[0-9]"}}, "allowed_token_ids", 0),
+    ],
+    ids=str,
+)
+def test_settings_that_contradict_a_grammar_are_the_clients_mistake(
+    server: RunningServer, body: dict[str, Any], name: str, num_tokens: int
+) -> None:
+    """Clients try again after a 500, and would be told the same."""
+    corrupted = 'vllm:corrupted_requests_total{engine="0",model_name="tiny"}'
+    before = [line for line in server.get("/metrics").text.splitlines() if line.startswith(corrupted)]
+    chat = {"messages": ASK, "max_tokens": 8, "temperature": 0, **body}
+    response = server.post(CHAT, chat)
+    *_, streamed = server.chunks(CHAT, chat)
+    for status, error in ((response.status_code, response.json()["error"]), (400, json.loads(streamed)["error"])):
+        assert (status, error["code"], error["type"], error["param"]) == (400, 400, "BadRequestError", name)
+        assert error["message"].startswith(f"No token may follow the {num_tokens} that the answer has: {name} and")
+    after = [line for line in server.get("/metrics").text.splitlines() if line.startswith(corrupted)]
+    assert before == after != []
 
 
 def test_the_official_client_on_the_real_engine(server: RunningServer, llm: LLM) -> None:

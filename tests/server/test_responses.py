@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from facet.engine.messages import Refused
 from facet.server.responses.store import ResponseStore
 from facet.server.responses.wire import Reasoning, ResponseObject, TextSettings
 from facet.tokens import Tokenizer
@@ -160,6 +161,19 @@ def test_a_conversation_is_rendered_like_that_of_a_chat(talking: tuple[RunningSe
     assert ours == engine.submitted[-1].prompt_token_ids
 
 
+def test_results_are_paired_with_calls_by_id(talking: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:
+    """Outputs come as they are ready: behind all calls in any order, or each behind its own."""
+    server, engine = talking
+    calls = [{"type": "function_call", "call_id": name, "name": "get_weather", "arguments": "{}"} for name in "ab"]
+    results = [{"type": "function_call_output", "call_id": name, "output": f"result {name}"} for name in "ab"]
+    prompts = []
+    for items in ([*calls, *results], [*calls, *results[::-1]], [calls[0], results[0], calls[1], results[1]]):
+        assert post(server, input=[{"role": "user", "content": "Weather?"}, *items]).status_code == 200
+        prompts.append(prompt_of(engine, tokenizer))
+        assert prompts[-1].index("result a") < prompts[-1].index("result b")
+    assert prompts[0] == prompts[1]
+
+
 def test_a_later_request_goes_on_from_an_earlier_one(talking: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:
     """Items and calls are carried over, instructions are not; `store: false` keeps nothing."""
     server, engine = talking
@@ -230,6 +244,19 @@ def test_in_the_background(scripted: Scripted) -> None:
         assert client.responses.retrieve(begun.id).output_text == "one two three"
         assert client.responses.cancel(begun.id).status == "completed"
         assert client.responses.cancel(other.id).status == "cancelled"
+
+
+def test_a_mistake_that_shows_in_the_background_is_no_fault_of_the_server(scripted: Scripted) -> None:
+    with scripted("one two three") as (server, engine), client_of(server) as client:
+        engine.gate.clear()
+        begun = client.responses.create(model="tiny", input="a", background=True)
+        wait_until(lambda: len(engine.submitted) == 1)
+        engine.refuse(Refused(engine.submitted[0].request_id, "Too long by far.", "max_tokens", False))
+        wait_until(lambda: client.responses.retrieve(begun.id).status == "failed")
+        error = client.responses.retrieve(begun.id).error
+        assert error is not None
+        assert (error.code, error.message) == ("invalid_prompt", "Too long by far.")
+        engine.gate.set()
 
 
 def test_an_answer_that_is_cut_off_is_incomplete(scripted: Scripted) -> None:

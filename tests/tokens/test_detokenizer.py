@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from facet.tokens import Detokenizer, Tokenizer
+from facet.tokens.text_offsets import TextOffsets
 from facet.tokens.tokenizer import is_byte_token
 from tests.tokens.gemma_like import CORPUS, build_gemma_like
 
@@ -102,6 +103,46 @@ def test_any_ids_add_up_to_the_whole_decode(
 def test_runs_of_bytes_valid_or_not_add_up(tokenizer: Tokenizer, runs: list[bytes | int]) -> None:
     ids = [token_id for run in runs for token_id in (byte_ids(tokenizer, run) if isinstance(run, bytes) else [run])]
     assert "".join(parts_of(tokenizer, ids)) == whole(tokenizer, ids)
+
+
+@given(
+    runs=st.lists(
+        st.one_of(
+            st.text(alphabet="é你🙂𒀀\nA", min_size=1, max_size=3).map(str.encode),
+            st.integers(0, NUM_IDS),
+        ),
+        max_size=12,
+    ),
+    half=st.binary(max_size=2),
+    skip_special_tokens=st.booleans(),
+)
+def test_offsets_are_where_tokens_stand(
+    any_tokenizer: Tokenizer, runs: list[bytes | int], half: bytes, skip_special_tokens: bool
+) -> None:
+    """Whatever the decoder: tokens of whole characters are found at their offsets, none is beyond the text."""
+    ids = [i for run in runs for i in (byte_ids(any_tokenizer, run) if isinstance(run, bytes) else [run])]
+    ids += byte_ids(any_tokenizer, half)
+    places = TextOffsets(any_tokenizer, skip_special_tokens=skip_special_tokens)
+    offsets = [places.push(token_id) for token_id in ids]
+    text = "".join(parts_of(any_tokenizer, ids, skip_special_tokens=skip_special_tokens))
+    assert offsets == sorted(offsets)
+    assert all(0 <= offset <= len(text) for offset in [*offsets, places.end])
+    for index, (token_id, offset) in enumerate(zip(ids, offsets, strict=True)):
+        token = any_tokenizer.id_to_token(token_id)
+        shown = any_tokenizer.decode_continuation([token_id])
+        is_hidden = token is None or (skip_special_tokens and token_id in any_tokenizer.special_ids)
+        if not is_hidden and not is_byte_token(token or "") and "\ufffd" not in shown and offset:
+            assert text[offset : offset + len(shown)] == shown, index
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets"),
+    [("é你A", [0, 0, 1, 1, 1, 2]), ("🙂é", [0, 0, 0, 0, 1, 1]), ("AA", [0, 1])],
+)
+def test_bytes_of_a_character_stand_where_it_does(tokenizer: Tokenizer, text: str, offsets: list[int]) -> None:
+    places = TextOffsets(tokenizer)
+    assert [places.push(token_id) for token_id in byte_ids(tokenizer, text.encode())] == offsets
+    assert places.end == len(text)
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="▁\ufffd")))

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from facet.chat.custom_tools import ARGUMENT
 from facet.chat.media_parts import MEDIA_TYPES, MediaParts
+from facet.chat.result_order import in_order_of_calls
 from facet.errors import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -25,12 +26,13 @@ TakeMedia = Callable[[Mapping[Any, Any], str], str]
 def normalize_messages(messages: object, take_media: TakeMedia | None = None) -> list[dict[str, Any]]:
     """The conversation, ready for `ChatTemplate.render`.
 
-    Parts that are pictures, sound or video go to `take_media`; without it they are refused.
+    Parts that are pictures, sound or video go to `take_media`; without it they are refused. They go there in the order
+    in which a template sees them.
     """
     take_media = take_media or MediaParts().take
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         _refuse("messages", f"must be a list of messages, not {_kind(messages)}")
-    normalized = [_message(message, f"messages[{i}]", take_media) for i, message in enumerate(messages)]
+    normalized = [_message(message, f"messages[{i}]", take_media) for i, message in in_order_of_calls(messages)]
     if not normalized:
         raise RequestError("messages is empty. Send at least one message.", field="messages")
     return normalized
@@ -136,6 +138,12 @@ def _arguments(arguments: object, where: str) -> dict[str, Any]:
         _refuse(where, f"is not valid JSON ({reason}). Send the arguments as the model gave them")
     if not isinstance(parsed, dict):
         _refuse(where, f"must hold a JSON object, not {_kind(parsed)}")
+    if "\\u" in arguments:
+        try:
+            json.dumps(parsed, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ord(error.object[error.start])
+            _refuse(where, f"holds \\u{half:04x}, half of a surrogate pair, which is not a character")
     return parsed
 
 

@@ -19,6 +19,7 @@ from facet.engine.media_check import check_media
 from facet.engine.ranks import LeadingRunner
 from facet.engine.settings import EngineSettings
 from facet.errors import ConfigError, RequestError, UserError
+from facet.faults import Fault
 from facet.kv_cache.manager import KVCacheManager
 from facet.kv_cache.schedule import Schedule
 from facet.media_span import check_attention
@@ -260,7 +261,7 @@ class Engine:
         self._scheduler.set_waits_for_host(self._grammars.take_waits())
         events = self._scheduler.settle(plan, result)
         self._grammars.remove(event.request_id for event in events if event.finish_reason is not None)
-        self._num_corrupted_requests += sum(event.finish_reason == "error" for event in events)
+        self._num_corrupted_requests += sum(event.error == Fault.NON_FINITE_LOGITS.value for event in events)
         return events
 
     def _queue_compiled(self) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from facet.arena_picture import ArenaPicture
 from facet.draft_counts import NO_DRAFTS, DraftCounts
 from facet.errors import CapacityError, EngineDeadError, FacetError, RequestError
+from facet.faults import Fault
 from facet.media_span import MediaKind
 from facet.request import FinishReason, Request
 from facet.token_logprobs import TokenLogprobs
@@ -92,6 +93,11 @@ class NewTokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array
     error: str | None = None  # why, where finish_reason is "error"
     queue_seconds: float = 0.0  # between submission and the first step
     num_drafts: int = 0  # that the step computed for it; all tokens but the last were among them
+
+    @property
+    def is_contradiction(self) -> bool:
+        """Whether it ended because the settings of its request leave it no token."""
+        return self.error == Fault.NOTHING_ALLOWED.value
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):

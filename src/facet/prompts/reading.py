@@ -18,6 +18,7 @@ from facet.thoughts import ThoughtCounter
 from facet.token_logprobs import TokenLogprobs
 from facet.tokens import Tokenizer
 from facet.tokens.output_text import OutputText
+from facet.tokens.text_offsets import TextOffsets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,33 +108,33 @@ class TextReader:
         self.tokens = AnswerTokens.of(request)
         self._output = None if tokenizer is None else OutputText(tokenizer, sampling)
         self._parts: list[str] = []
-        self._num_chars = 0
-        self.offsets: list[int] = []  # how much of the text stood before each token
+        self._offsets: TextOffsets | None = None
+        if tokenizer is not None and sampling.logprobs is not None:
+            self._offsets = TextOffsets(tokenizer, skip_special_tokens=sampling.skip_special_tokens)
+        # Where each token begins in the text, if log-probabilities were asked for. Tokens of a stop string that is left
+        # out of the text have the offsets that they would have there.
+        self.offsets: list[int] = []
 
     def feed(self, new: NewTokens) -> str:
         """The text that became certain."""
-        tokens, output = self.tokens, self._output
+        tokens, output, offsets = self.tokens, self._output, self._offsets
         start = len(self._parts)
         for token_id in tokens.take(new):
-            self.offsets.append(self._num_chars)
+            self.offsets.append(0 if offsets is None else offsets.push(token_id))
             if output is not None:
-                self._add(output.push(token_id))
+                self._parts.append(output.push(token_id))
                 if output.stop_string is not None:
                     tokens.stop_at(output.stop_string)
         if len(self.offsets) < len(tokens.token_ids):
-            self.offsets.append(self._num_chars)  # of a token without text
+            self.offsets.append(0 if offsets is None else offsets.end)  # of a token without text
         if output is not None and tokens.finish_reason is not None and output.stop_string is None:
             self._finish(output)
         return "".join(self._parts[start:])
 
     def _finish(self, output: OutputText) -> None:
-        self._add(output.finish())
+        self._parts.append(output.finish())
         if output.stop_string is not None:
             self.tokens.stop_at(output.stop_string)
-
-    def _add(self, part: str) -> None:
-        self._parts.append(part)
-        self._num_chars += len(part)
 
     def text(self) -> str:
         """As far as it has come."""

@@ -1,12 +1,13 @@
 """Chooses token ids from logits. The runner uses `Sampler`; everything else here is one of its features."""
 
+from facet.faults import Fault
 from facet.sampling.batch_seats import FurtherOn
 from facet.sampling.grammar import GrammarMask, grammar_mask
 from facet.sampling.grammar_compiler import GrammarCompiler, as_request_error
 from facet.sampling.grammars import Grammars
 from facet.sampling.logprobs import LogprobTensors, prompt_logprobs
 from facet.sampling.memory import max_device_bytes
-from facet.sampling.result import Fault, HostTokens, SampledRuns, SampledTokens, TokensInFlight
+from facet.sampling.result import HostTokens, SampledRuns, SampledTokens, TokensInFlight
 from facet.sampling.sampler import Sampler
 
 __all__ = [

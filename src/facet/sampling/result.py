@@ -2,23 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from facet.faults import Fault
 from facet.kernels.token_choice import Outcome
 from facet.sampling.logprobs import LogprobTensors
 from facet.token_logprobs import TokenLogprobs
 from facet.transfer import to_host
-
-
-class Fault(Enum):
-    """Why a row has no token."""
-
-    NON_FINITE_LOGITS = "the model's logits held NaN or infinity, or no finite number at all"
-    NOTHING_ALLOWED = "the request's own settings and grammar forbid every token at this position"
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ def _too_large(max_bytes: int) -> HttpError:
 def _explain(message: str, where: str = "") -> HttpError:
     """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in our format."""
     found = _PATH.search(message)
-    path = ".".join(filter(None, (where, found["path"] if found else "")))
+    path, is_value, _ = (found["path"] if found else "").partition("[...]")  # the key is not said
+    path = ".".join(filter(None, (where, path)))
     words = message[: found.start()] if found else message
     words = words.replace("`", "")
     if missing := re.search(r"missing required field (\w+)", words):
@@ -84,4 +85,5 @@ def _explain(message: str, where: str = "") -> HttpError:
         return HttpError(400, f"{path} is required.", param=path)
     if not path:
         return HttpError(400, f"The body must be a JSON object: {words[0].lower()}{words[1:]}.")
-    return HttpError(400, f"{path}: {words[0].lower()}{words[1:]}.", param=path)
+    place = f"a value in {path}" if is_value else path
+    return HttpError(400, f"{place}: {words[0].lower()}{words[1:]}.", param=path)

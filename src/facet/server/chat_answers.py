@@ -103,10 +103,9 @@ class ChatExchange:
     def chunks(self, answer: "ChatAnswer", new: NewTokens) -> list[msgspec.Struct]:
         chunks: list[msgspec.Struct] = []
         for choice in answer.chunks(answer.feed(new)):
-            chunk = self._chunk([choice], has_usage=self._always_has_usage)
             if self._fields.return_token_ids:
-                chunk.token_ids = answer.unsent_token_ids()
-            chunks.append(chunk)
+                choice.token_ids = answer.unsent_token_ids()
+            chunks.append(self._chunk([choice], has_usage=self._always_has_usage))
         return chunks
 
     def closing(self) -> list[msgspec.Struct]:
@@ -163,8 +162,10 @@ class ChatAnswer:
         wire = [one for delta in deltas if (one := self._as_wire(delta)) is not None]
         choices = [ChatChunkChoice(self._index, delta) for delta in wire]
         if self.tokens.finish_reason is not None:
-            final = ChatFinalChoice(self._index, ChatDelta(), None, self._finish_reason, self.tokens.stop_reason)
-            choices.append(final)
+            finish_reason, stop_reason = self._finish_reason, self.tokens.stop_reason
+            choices.append(
+                ChatFinalChoice(self._index, ChatDelta(), finish_reason=finish_reason, stop_reason=stop_reason)
+            )
         if choices and self._shapes is not None:
             # With the first event that follows them: a token whose text is held back has its turn later.
             choices[0].logprobs = self._logprobs(self._shapes, self._num_sent_logprobs)

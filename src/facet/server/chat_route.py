@@ -7,9 +7,10 @@ from facet.errors import RequestError
 from facet.prompts import ChatQuestion
 from facet.server.body import BodyDecoder
 from facet.server.chat_answers import ChatExchange
+from facet.server.dialect import renaming
 from facet.server.exchange import carry_out
 from facet.server.frontend import Frontend, request_id_of
-from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest, reasoning_settings
+from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest, names_used, reasoning_settings
 from facet.server.protocol.legacy_functions import as_tool_choice, as_tool_messages, as_tools, refuse_mixture
 from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
 
@@ -23,19 +24,21 @@ class ChatEndpoint:
         frontend, model = self._frontend, self._frontend.model
         fields: ChatRequest
         async with frontend.reading(request, self._decoder) as fields:
-            model.check_name(fields.model)
-            refuse_unsupported(fields)
-            refuse_unsupported(fields, UNSUPPORTED_IN_CHAT)
-            question = self._question(fields)
-            frontend.check_tool_choice(question)
-            response_id = f"chatcmpl-{fields.request_id or request_id_of(request)}"
-            prepared = await frontend.prepare(question, response_id)
+            with renaming(names_used(fields)):
+                model.check_name(fields.model)
+                refuse_unsupported(fields)
+                refuse_unsupported(fields, UNSUPPORTED_IN_CHAT)
+                question = self._question(fields)
+                frontend.check_tool_choice(question)
+                response_id = f"chatcmpl-{fields.request_id or request_id_of(request)}"
+                prepared = await frontend.prepare(question, response_id)
         exchange = ChatExchange(
             response_id, fields, prepared, model, always_ends_with_usage=frontend.config.enable_force_include_usage
         )
-        return await carry_out(
-            exchange, prepared.requests, frontend, request, n=len(prepared.requests), stream=bool(fields.stream)
-        )
+        with renaming(names_used(fields)):
+            return await carry_out(
+                exchange, prepared.requests, frontend, request, n=len(prepared.requests), stream=bool(fields.stream)
+            )
 
     def _question(self, fields: ChatRequest) -> ChatQuestion:
         model = self._frontend.model

@@ -10,6 +10,7 @@ from facet.engine.messages import NewTokens
 from facet.prompts import TextReader
 from facet.request import Request
 from facet.server.dialect import OPENAI
+from facet.server.echo import Echo
 from facet.server.errors import Fault
 from facet.server.logprobs import LogprobShapes
 from facet.server.protocol.completions import (
@@ -57,13 +58,13 @@ class CompletionExchange:
         response_id: str,
         fields: CompletionRequest,
         requests: Sequence[Request],
-        echoed: Sequence[str],
+        echoes: Sequence[Echo],
         model: ServedModel,
         *,
         n: int,
         always_ends_with_usage: bool,
     ) -> None:
-        """`echoed` is the text of each request's prompt, where that is to be repeated."""
+        """`echoes` are the prompts of the requests, where these are to be repeated."""
         self.dialect = OPENAI
         self.response_id = response_id
         self._fields = fields
@@ -74,8 +75,8 @@ class CompletionExchange:
         tokenizer = model.asked.tokenizer
         form = CompletionForm.of(fields, tokenizer)
         self.answers: Sequence[CompletionAnswer] = [
-            CompletionAnswer(index, request, text, form, tokenizer)
-            for index, (request, text) in enumerate(zip(requests, echoed, strict=True))
+            CompletionAnswer(index, request, echo, form, tokenizer)
+            for index, (request, echo) in enumerate(zip(requests, echoes, strict=True))
         ]
 
     def response(self) -> CompletionResponse:
@@ -117,10 +118,10 @@ class CompletionExchange:
 
 
 class CompletionAnswer:
-    """One answer. `echoed` is the text of the prompt, where that is to be repeated."""
+    """One answer. `echo` is the prompt, where that is to be repeated."""
 
     def __init__(
-        self, index: int, request: Request, echoed: str, form: CompletionForm, tokenizer: Tokenizer | None
+        self, index: int, request: Request, echo: Echo, form: CompletionForm, tokenizer: Tokenizer | None
     ) -> None:
         # Where only the prompt is asked about, the text of the one token computed is not wanted.
         self._reader = TextReader(request, None if form.echo_only else tokenizer)
@@ -129,7 +130,7 @@ class CompletionAnswer:
         self.prompt_token_ids = list(request.prompt_token_ids)
         self._index = index
         self._form = form
-        self._echoed = echoed
+        self._echo = echo
         self._num_sent_tokens = 0
         self._has_begun = False
 
@@ -141,7 +142,7 @@ class CompletionAnswer:
             return None  # only log-probabilities of the prompt so far
         is_first, self._has_begun = not self._has_begun, True
         if is_first:
-            text = self._echoed + text
+            text = self._echo.text + text
         elif not text and is_open and not form.return_token_ids and form.num_others is None:
             return None
         start, self._num_sent_tokens = self._num_sent_tokens, len(tokens.token_ids)
@@ -166,7 +167,7 @@ class CompletionAnswer:
             prompt_logprobs = [None, *(form.shapes.prompt_position(entry) for entry in tokens.prompt_logprobs)]
         return CompletionChoice(
             index=self._index,
-            text=self._echoed + self._reader.text(),
+            text=self._echo.text + self._reader.text(),
             logprobs=None if form.num_others is None else self._logprobs(form.num_others, 0, with_prompt=form.echo),
             finish_reason="length" if form.echo_only else tokens.finish_reason,
             stop_reason=None if form.echo_only else tokens.stop_reason,
@@ -192,11 +193,8 @@ class CompletionAnswer:
         offsets: list[int] = []
         if with_prompt:
             entries = [self.prompt_token_ids[0], *tokens.prompt_logprobs]
-            position = 0
-            for token_id in self.prompt_token_ids:
-                offsets.append(position)
-                position += len(shapes.text(token_id))
+            offsets += self._echo.offsets
         if not self._form.echo_only:
             entries += tokens.logprobs[start:]
-            offsets += [len(self._echoed) + offset for offset in self._reader.offsets[start:]]
+            offsets += [len(self._echo.text) + offset for offset in self._reader.offsets[start:]]
         return shapes.completion(entries, offsets, num_others=num_others)

@@ -11,6 +11,7 @@ from facet.prompts import PreparedQuestion, TextQuestion, prepare
 from facet.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from facet.server.body import BodyDecoder
 from facet.server.completion_answers import CompletionExchange
+from facet.server.echo import NO_ECHO, Echo, echo_of_text, echo_of_tokens
 from facet.server.exchange import carry_out
 from facet.server.frontend import Frontend, check_count, request_id_of
 from facet.server.protocol.completions import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
@@ -45,7 +46,7 @@ class CompletionsEndpoint:
             response_id,
             fields,
             requests,
-            [echoed for _, echoed in prepared for _ in range(n)],
+            [echo for _, echo in prepared for _ in range(n)],
             model,
             n=n,
             always_ends_with_usage=frontend.config.enable_force_include_usage,
@@ -60,14 +61,14 @@ class CompletionsEndpoint:
         given = {**sampling_settings(fields), "logprobs": fields.logprobs}
         if fields.is_echo_only:
             given["max_tokens"] = 1
-        if fields.echo and fields.logprobs is not None:
-            given["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)
+        if fields.echo and fields.wants_logprobs:
+            given["prompt_logprobs"] = max(fields.logprobs or 0, fields.prompt_logprobs or 0)
         return model.asked.sampling(given, max_tokens=DEFAULT_MAX_TOKENS)
 
     def _prepare(
         self, fields: CompletionRequest, prompts: Sequence[Prompt], sampling: SamplingParams, request_ids: Sequence[str]
-    ) -> list[tuple[PreparedQuestion, str]]:
-        """Each prompt made ready, and its text where it is to be echoed. In a thread."""
+    ) -> list[tuple[PreparedQuestion, Echo]]:
+        """Each prompt made ready, and as it is to be echoed. In a thread."""
         model, n = self._frontend.model.asked, sampling.n
         prepared = []
         for index, prompt in enumerate(prompts):
@@ -83,11 +84,20 @@ class CompletionsEndpoint:
                 has_prompt_logprobs_in_every_answer=bool(fields.echo),
             )
             one = prepare(question, model, request_ids[index * n : (index + 1) * n])
-            echoed = ""
+            echo = NO_ECHO
             if fields.echo:
-                is_whole = isinstance(prompt, str) and sampling.truncate_prompt_tokens is None
-                echoed = str(prompt) if is_whole else model.require_tokenizer().decode(one.prompt_token_ids)
-            prepared.append((one, echoed))
+                tokenizer, token_ids = model.require_tokenizer(), one.prompt_token_ids
+                if isinstance(prompt, str) and sampling.truncate_prompt_tokens is None:
+                    echo = echo_of_text(
+                        prompt,
+                        token_ids,
+                        tokenizer,
+                        has_added_tokens=question.add_special_tokens,
+                        with_offsets=fields.wants_logprobs,
+                    )
+                else:
+                    echo = echo_of_tokens(token_ids, tokenizer, with_offsets=fields.wants_logprobs)
+            prepared.append((one, echo))
         return prepared
 
 

@@ -4,13 +4,15 @@ The endpoints of one API share a `Dialect`. It decides about the form alone: wha
 `errors.explain` and of the exchanges.
 """
 
+import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
 from starlette.responses import Response
 
+from facet.errors import RequestError
 from facet.http.event_stream import END_OF_STREAM, as_event
 from facet.server.errors import Fault, explain
 
@@ -34,8 +36,7 @@ class Dialect:
         fault = explain(error)
         if fault.param is None or not self.field_names:
             return fault
-        words = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, self.field_names))})(?!\w)")
-        message = words.sub(lambda found: self.field_names[found[0]], fault.message)
+        message = _rename(fault.message, self.field_names)
         return replace(fault, message=message, param=self.field_names.get(fault.param, fault.param))
 
     def error_response(self, error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
@@ -46,6 +47,23 @@ class Dialect:
         if fault.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(_encode(self.error_body(fault)), fault.status, headers, "application/json")
+
+
+@contextlib.contextmanager
+def renaming(field_names: Mapping[str, str]) -> Iterator[None]:
+    """Errors inside use other names for fields. For requests that may name one thing in two ways."""
+    try:
+        yield
+    except RequestError as error:
+        if error.field is None or not field_names:
+            raise
+        field = field_names.get(error.field, error.field)
+        raise RequestError(_rename(str(error), field_names), field=field) from None
+
+
+def _rename(message: str, field_names: Mapping[str, str]) -> str:
+    words = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, field_names))})(?!\w)")
+    return words.sub(lambda found: field_names[found[0]], message)
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -78,7 +96,12 @@ def openai_error(fault: Fault) -> ErrorBody:
     return ErrorBody(ErrorDetail(fault.message, kind, fault.param, fault.status))
 
 
-OPENAI = Dialect(error_body=openai_error, event=lambda chunk: as_event(_encode(chunk)), end=as_event(END_OF_STREAM))
+OPENAI = Dialect(
+    error_body=openai_error,
+    event=lambda chunk: as_event(_encode(chunk)),
+    end=as_event(END_OF_STREAM),
+    field_names={"prompt_token_ids": "prompt"},
+)
 
 
 def tagged_event(event: msgspec.Struct) -> bytes:

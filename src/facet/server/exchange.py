@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from facet.engine.messages import NewTokens
+from facet.errors import FacetError, RequestError
 from facet.prompts import AnswerTokens
 from facet.request import Request
 from facet.server.call_timer import CallTimer, Observers
@@ -158,6 +159,24 @@ async def _events(
         yield b"".join(map(as_bytes, exchange.closing())) + exchange.dialect.end
 
 
+def _why(new: NewTokens, tokens: AnswerTokens) -> FacetError:
+    """Why an answer failed. Where settings of the request leave it no token, it is the client who can change that."""
+    sampling, num_tokens = tokens.sampling, len(tokens.token_ids)
+    settings = {
+        "min_tokens": sampling.min_tokens > num_tokens,
+        "allowed_token_ids": sampling.allowed_token_ids is not None,
+        "bad_words": bool(sampling.bad_words_token_ids),
+    }
+    names = [name for name, is_given in settings.items() if is_given]
+    if not new.is_contradiction or not names:
+        return HttpError(500, f"The answer failed: {new.error or 'it was ended early by the engine'}.")
+    return RequestError(
+        f"No token may follow the {num_tokens} that the answer has: {', '.join(names)} and what structured_outputs, "
+        "response_format or tools ask for contradict each other. Change one of them.",
+        field=names[0],
+    )
+
+
 def _take(
     batch: Sequence[tuple[int, NewTokens]], call: EngineCall, answers: Sequence[AnswerType], timer: CallTimer
 ) -> Iterator[tuple[AnswerType, NewTokens]]:
@@ -168,7 +187,7 @@ def _take(
         if answer.tokens.finish_reason is not None:
             continue  # it ended by its text, and this was on its way
         if new.finish_reason in ("error", "abort"):
-            raise HttpError(500, f"The answer failed: {new.error or 'it was ended early by the engine'}.")
+            raise _why(new, answer.tokens)
         if new.token_ids:
             timer.on_tokens(index, now, new.queue_seconds)
         yield answer, new

@@ -21,5 +21,9 @@ def _error(fault: Fault) -> ErrorEvent:
 ANTHROPIC = Dialect(
     error_body=_error,
     event=tagged_event,
-    field_names={"thinking_token_budget": "thinking.budget_tokens", "response_format": "output_config.format"},
+    field_names={
+        "thinking_token_budget": "thinking.budget_tokens",
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+    },
 )

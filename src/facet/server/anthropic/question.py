@@ -49,7 +49,7 @@ def make_question(fields: CountTokensRequest, model: AskedModel) -> ChatQuestion
         if output_format is None
         else {"type": "json_schema", "json_schema": {"schema": output_format.schema}},
         tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or ())],
-        tool_choice=None if choice is None else _tool_choice(choice),
+        tool_choice=None if choice is None else _tool_choice(choice, has_tools=bool(fields.tools)),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         chat_template_kwargs=None if thinking is None else {"enable_thinking": thinking.type != "disabled"},
         continue_final_message=bool(fields.messages) and fields.messages[-1].role == "assistant",
@@ -163,7 +163,16 @@ def _tool(tool: Tool, where: str) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "strict": tool.strict}}
 
 
-def _tool_choice(choice: ToolChoice) -> object:
+def _tool_choice(choice: ToolChoice, *, has_tools: bool) -> object:
+    if choice.type in ("any", "tool") and not has_tools:
+        raise RequestError(
+            f"tool_choice is of type {choice.type}, but there are no tools. Send tools with it.", field="tool_choice"
+        )
+    if choice.type == "tool" and not choice.name:
+        raise RequestError(
+            'tool_choice has no name. Name a tool, as in {"type": "tool", "name": "..."}, or set its type to any.',
+            field="tool_choice",
+        )
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
     return _CHOICES[choice.type]

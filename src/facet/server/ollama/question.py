@@ -64,7 +64,7 @@ def generate_question(fields: GenerateRequest, model: AskedModel) -> ChatQuestio
 def _question(
     fields: CommonRequest, model: AskedModel, conversation: Conversation, tools: object = None
 ) -> ChatQuestion:
-    given, think = _sampling(fields.options), fields.think
+    given, think = _sampling(fields.options), None if fields.think == "" else fields.think
     return ChatQuestion(
         messages=conversation.messages,
         sampling=model.sampling(given, max_tokens=None),

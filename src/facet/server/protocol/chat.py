@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from facet.errors import RequestError
 from facet.server.protocol.sampling_fields import Int, SamplingFields
@@ -44,6 +45,18 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     modalities: list[str] | None = None
     web_search_options: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
+
+
+def names_used(fields: ChatRequest) -> dict[str, str]:
+    """Of settings that have two names, by the usual one, the one that was sent in its place."""
+    names = {}
+    if fields.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if fields.reasoning is not None and fields.thinking_token_budget is None:
+        names["thinking_token_budget"] = "reasoning.max_tokens"
+    if fields.reasoning is not None and fields.reasoning_effort is None:
+        names["reasoning_effort"] = "reasoning.effort"
+    return names
 
 
 UNSUPPORTED_IN_CHAT = {
@@ -185,6 +198,7 @@ class ChatChunkChoice(msgspec.Struct):
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | UnsetType = UNSET  # left out where they were not asked for
 
 
 class ChatFinalChoice(ChatChunkChoice):
@@ -201,4 +215,3 @@ class ChatChunk(msgspec.Struct, omit_defaults=True):
     object: str
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
-    token_ids: list[int] | None = None

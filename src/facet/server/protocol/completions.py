@@ -21,12 +21,21 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         """Whether only the prompt is asked about."""
         return bool(self.echo) and self.max_tokens == 0
 
+    @property
+    def wants_logprobs(self) -> bool:
+        """Of the answer, and of the prompt where that is echoed."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
+
 
 UNSUPPORTED_IN_COMPLETIONS = {"suffix": "Gemma cannot write towards a given ending. Put it into the prompt."}
 
 
 class CompletionLogprobs(msgspec.Struct):
-    """Parallel lists, one entry per token. The first token of an echoed prompt has no probability."""
+    """Parallel lists, one entry per token. The first token of an echoed prompt has no probability.
+
+    Offsets are places in the text of the choice, in characters. They never decrease: the bytes of one character have
+    its place, and tokens that do not show have that of what follows them.
+    """
 
     text_offset: list[int]
     token_logprobs: list[float | None]

@@ -151,9 +151,12 @@ _INSTEAD = {
 
 
 def refuse_unsupported(fields: msgspec.Struct, instead: Mapping[str, str] = _INSTEAD) -> None:
-    """Refuses fields that Facet does not support and that would change the answer."""
+    """Refuses fields that Facet does not support and that would change the answer.
+
+    Empty values would not: clients with typed structures send them for all that is not set.
+    """
     for name, advice in instead.items():
-        if getattr(fields, name) not in (None, False, [], {}):
+        if getattr(fields, name) not in (None, False, "", [], {}):
             raise RequestError(f"{name} is not supported. {advice}", field=name)
 
 

@@ -139,7 +139,7 @@ class ResponseExchange:
 
     def failed(self, fault: Fault) -> ResponseObject:
         response = self.snapshot("failed")
-        response.error = ResponseError("server_error", fault.message)
+        response.error = ResponseError("server_error" if fault.status >= 500 else "invalid_prompt", fault.message)
         self._keep(response, self._answer.parts)
         return response
 
