@@ -141,7 +141,6 @@ class TestWhatGoesWrong:
             (("x", "--raw", "--tools", "t"), "--tools is for messages, but --raw"),
             (("x", "--raw", "--system", "s"), "--system is for messages, but --raw"),
             (("x", "--raw", "--think"), "--think is for messages, but --raw"),
-            (("x", "--schema", "s", "--tools", "t"), "--schema constrains the whole answer"),
             (("x", "--temperature", "-1"), "temperature is -1.0"),
             (("x", "--max-tokens", "0"), "--max-tokens is 0, but must be 1 or more. Leave it out for the default."),
             (("\udcff\udcfe",), "error: The prompt is not UTF-8 text. Convert it,"),

@@ -95,8 +95,6 @@ def _body(config: CompleteConfig, prompt: str) -> dict[str, Any]:
     if config.stop:
         body["stop"] = [utf8_text(text, "--stop") for text in config.stop]
     if config.schema is not None:
-        if config.tools is not None:
-            raise ConfigError("--schema constrains the whole answer, which leaves no room for the calls of --tools.")
         schema = read_json(config.schema, "schema")
         body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     if config.raw:
