@@ -14,6 +14,7 @@ from facet.errors import ConfigError, EngineError, RequestError
 from facet.offline.collector import Collector
 from facet.offline.outputs import RequestOutput
 from facet.offline.prompts import Prompt, as_list, media_fields, text_or_ids
+from facet.offline.setting_types import require_switch
 from facet.offline.settings import read_settings
 from facet.prepared_media import PreparedMedia
 from facet.progress import Advance, Bars, Progress, Silent
@@ -46,8 +47,9 @@ class LLM:
         show_progress: bool = True,
         **settings: Any,
     ) -> None:
-        name = str(find_bundled_model()) if model is None else model
-        config = read_settings(name, settings)
+        require_switch("separate_process", separate_process)
+        require_switch("show_progress", show_progress)
+        config = read_settings(str(find_bundled_model()) if model is None else model, settings)
         files = read_prompt_files(config)
         of_engine = engine_config(config, files.folder)
         self._progress: Progress = Bars() if show_progress else Silent()
