@@ -133,7 +133,7 @@ def test_what_is_no_finite_number_is_refused_by_field(field: str, value: object)
         ({"logit_bias": {1: math.nan}}, "logit_bias is nan"),
         ({"logit_bias": {1: math.inf}}, "logit_bias is inf"),
         ({"logit_bias": {-1: 0.5}}, "logit_bias names token -1"),
-        ({"logit_bias": {"a": 0.5}}, "logit_bias must be an integer"),
+        ({"logit_bias": {"a": 0.5}}, "logit_bias must map token ids to numbers"),
         ({"logit_bias": [1, 2]}, "logit_bias must map token ids to numbers"),
         ({"ignore_eos": 1}, "ignore_eos must be true or false"),
         ({"detokenize": None}, "detokenize must be true or false"),
@@ -149,7 +149,7 @@ def test_what_is_out_of_range_is_refused_by_field(settings: dict[str, Any], word
 def test_a_bad_word_of_no_tokens_is_refused() -> None:
     with pytest.raises(RequestError, match="no tokens") as caught:
         SamplingParams(bad_words_token_ids=[[1], []])
-    assert caught.value.field == "bad_words"
+    assert caught.value.field == "bad_words_token_ids"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ their token ids are added with `dataclasses.replace` where the tokenizer is know
 """
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from facet.errors import RequestError
 from facet.field_values import as_biases, as_float, as_int, as_strings, as_token_ids
@@ -196,12 +197,31 @@ def _normalize_collections(params: SamplingParams) -> None:
         _store(params, "logprob_token_ids", as_token_ids(params.logprob_token_ids, "logprob_token_ids") or None)
     if params.logprob_token_ids is not None and params.logprobs is None:
         _store(params, "logprobs", 0)
-    words = tuple(as_token_ids(word, "bad_words") for word in params.bad_words_token_ids or ())
-    if not all(words):
-        raise RequestError("bad_words holds a word of no tokens. Remove it.", field="bad_words")
-    _store(params, "bad_words_token_ids", words)
+    _store(params, "bad_words_token_ids", _words(params.bad_words_token_ids, bool(params.bad_words)))
     if params.logit_bias is not None:
+        for token_id in params.logit_bias if isinstance(params.logit_bias, Mapping) else ():
+            if isinstance(token_id, bool) or not hasattr(token_id, "__index__"):
+                raise RequestError(
+                    f"logit_bias must map token ids to numbers, and a token id is an integer, not {token_id!r}.",
+                    field="logit_bias",
+                )
         _store(params, "logit_bias", as_biases(params.logit_bias))
+
+
+def _words(given: Any, are_texts: bool) -> tuple[tuple[int, ...], ...]:
+    """The token ids of each bad word; `are_texts`: they were made of `bad_words`."""
+    name = "bad_words_token_ids"
+    if given is not None and (isinstance(given, str | bytes) or not isinstance(given, Iterable)):
+        raise RequestError(f"{name} must be a list, not {given!r}.", field=name)
+    words = []
+    for word in given or ():
+        if isinstance(word, str | bytes) or not isinstance(word, Iterable):
+            raise RequestError(f"{name} must hold a list of token ids for each word, not {word!r}.", field=name)
+        words.append(as_token_ids(word, name))
+    if not all(words):
+        field = "bad_words" if are_texts else name
+        raise RequestError(f"{field} holds a word of no tokens. Remove it.", field=field)
+    return tuple(words)
 
 
 def _check_ranges(params: SamplingParams) -> None:

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,27 +11,7 @@ import pytest
 
 import facet
 from facet import LLM, ConfigError, RequestError, SamplingParams, StructuredOutputsParams
-from tests.tiny_models import TinyModel
-from tests.tokens.gemma_like import write_tokenizer_folder
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, skip_special_tokens=False)
-TEMPLATE = "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}<turn|>\n{% endfor %}<|turn>model\n"
-
-
-@pytest.fixture(scope="module")
-def folder(tiny_model: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("with_tokenizer")
-    shutil.copytree(tiny_model("gemma4_e2b_small").folder, folder, dirs_exist_ok=True)
-    write_tokenizer_folder(folder, adds_bos=True)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    llm = LLM(str(folder), device="cpu", max_model_len=512, kv_cache_memory_bytes=8 << 20, show_progress=False)
-    yield llm
-    llm.close()
+from tests.offline.conftest import GREEDY
 
 
 def test_a_prompt_may_come_in_any_shape(llm: LLM) -> None:
@@ -189,20 +168,9 @@ def test_one_bad_prompt_is_an_error_and_the_next_call_works(llm: LLM) -> None:
     assert llm.stats().num_running == llm.stats().num_waiting == 0
 
 
-def test_an_engine_in_its_own_process_answers_alike(llm: LLM, folder: Path) -> None:
-    remote = LLM(
-        str(folder),
-        device="cpu",
-        max_model_len=512,
-        kv_cache_memory_bytes=8 << 20,
-        show_progress=False,
-        separate_process=True,
-    )
-    try:
-        texts = ["one two", "three four five", "six"]
-        assert [r.outputs for r in remote.generate(texts, GREEDY)] == [r.outputs for r in llm.generate(texts, GREEDY)]
-    finally:
-        remote.close()
+def test_an_engine_in_its_own_process_answers_alike(llm: LLM, remote: LLM) -> None:
+    texts = ["one two", "three four five", "six"]
+    assert [r.outputs for r in remote.generate(texts, GREEDY)] == [r.outputs for r in llm.generate(texts, GREEDY)]
 
 
 def test_exported_names_are_true() -> None:

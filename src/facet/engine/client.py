@@ -27,7 +27,7 @@ from facet.engine.messages import (
     WakeUp,
 )
 from facet.engine.rank_processes import LocalRanks, RankProcesses
-from facet.errors import ConfigError, EngineDeadError
+from facet.errors import ConfigError, EngineDeadError, RequestError
 from facet.request import Request
 
 
@@ -108,7 +108,13 @@ class RemoteEngine:
         return self._ranks.process_ids
 
     def submit(self, request: Request) -> None:
-        self._send(Submit(request))
+        try:
+            self._send(Submit(request))
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise RequestError(
+                f"The request cannot be sent to the engine: {error}. Its integers need at most 64 bits, and its texts "
+                "valid Unicode."
+            ) from None
 
     def cancel(self, request_id: str) -> None:
         self._send(Cancel(request_id))

@@ -1,10 +1,17 @@
 """The engine as callers use it, in this process: `receive` runs it."""
 
-from collections.abc import Sequence
+import contextlib
+import gc
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+import torch
 
 from facet.config import EngineConfig
 from facet.engine.engine import make_engine
-from facet.engine.messages import Cancel, FromEngine, Sleep, Stats, Submit, WakeUp
+from facet.engine.messages import Cancel, FromEngine, Sleep, Stats, Submit, ToEngine, WakeUp
 from facet.engine.service import EngineService, make_info
 from facet.progress import Progress
 from facet.request import Request
@@ -21,14 +28,15 @@ class LocalEngine:
         self._messages: list[FromEngine] = []
 
     def submit(self, request: Request) -> None:
-        self._service.handle(Submit(request), self._messages.append)
+        self._handle(Submit(request))
 
     def cancel(self, request_id: str) -> None:
-        self._service.handle(Cancel(request_id), self._messages.append)
+        self._handle(Cancel(request_id))
 
     def receive(self, timeout: float | None = None) -> Sequence[FromEngine]:
         while not self._messages and self._service.has_work:
-            self._messages += self._service.step()
+            with _uninterrupted():
+                self._messages += self._service.step()
         messages, self._messages = self._messages, []
         return messages
 
@@ -36,10 +44,35 @@ class LocalEngine:
         return self._service.stats()
 
     def sleep(self, level: int) -> None:
-        self._service.handle(Sleep(level), self._messages.append)
+        self._handle(Sleep(level))
 
     def wake_up(self) -> None:
-        self._service.handle(WakeUp(), self._messages.append)
+        self._handle(WakeUp())
 
     def close(self) -> None:
-        """Nothing to end; memory goes with the object."""
+        """Gives its memory back. There is nothing left to be called afterwards."""
+        del self._service, self.engine
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            gc.collect()
+            torch.cuda.empty_cache()  # which other processes, and a next engine, would count as used
+
+    def _handle(self, message: ToEngine) -> None:
+        with _uninterrupted():
+            self._service.handle(message, self._messages.append)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until a step has ended: half a step leaves an engine that no later call could use."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # nothing is raised here
+        return
+    pressed: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:
+            handler(*pressed[-1])

@@ -37,6 +37,9 @@ class Collector:
     def num_pending(self) -> int:
         return len(self._pending)
 
+    def awaits(self, request_id: str) -> bool:
+        return request_id in self._pending
+
     def feed(self, new: NewTokens) -> bool:
         """Take what a step brought. Whether the request must now be cancelled: its text ended before it did."""
         answer = self._pending.get(new.request_id)

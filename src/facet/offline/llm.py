@@ -3,20 +3,25 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from facet.bundled_model import find_bundled_model
 from facet.config import engine_config
-from facet.engine.client import EngineClient, RemoteEngine
+from facet.engine.client import RemoteEngine
 from facet.engine.local_engine import LocalEngine
-from facet.engine.messages import NewTokens, Refused, SleepState, Stats
-from facet.errors import ConfigError, EngineError, RequestError
+from facet.engine.messages import Stats
+from facet.errors import ConfigError
+from facet.offline.arguments import as_conversations, as_documents, as_priorities, one_each
 from facet.offline.collector import Collector
+from facet.offline.given_values import require_bool, require_mapping, shown
 from facet.offline.outputs import RequestOutput
-from facet.offline.prompts import Prompt, as_list, media_fields, text_or_ids
+from facet.offline.prompts import Prompt, find_prompts, media_fields, text_or_ids
+from facet.offline.setting_types import require_switch
 from facet.offline.settings import read_settings
+from facet.offline.shared_engine import SharedEngine
 from facet.prepared_media import PreparedMedia
-from facet.progress import Advance, Bars, Progress, Silent
+from facet.progress import Bars, Progress, Silent
 from facet.prompts import ChatQuestion, TextQuestion, make_asked_model, prepare, read_prompt_files
 from facet.prompts.media_reading import NUM_THREADS, find_media, make_media_reader
 from facet.request import Request
@@ -36,6 +41,8 @@ class LLM:
     Without a name it is the bundled model. Settings are the flags of `facet serve` that are about the engine and
     prompts, with underscores; those of vLLM that set nothing here are taken, too. `separate_process` runs the engine in
     a process of its own, as a server does; ranks (`tensor_parallel_size`) always have processes of their own.
+
+    Several threads may share one: calls wait for each other. `close` ends it, and so does the end of a `with`.
     """
 
     def __init__(
@@ -46,12 +53,13 @@ class LLM:
         show_progress: bool = True,
         **settings: Any,
     ) -> None:
-        name = str(find_bundled_model()) if model is None else model
-        config = read_settings(name, settings)
+        require_switch("separate_process", separate_process)
+        require_switch("show_progress", show_progress)
+        config = read_settings(str(find_bundled_model()) if model is None else model, settings)
         files = read_prompt_files(config)
         of_engine = engine_config(config, files.folder)
         self._progress: Progress = Bars() if show_progress else Silent()
-        self._engine: EngineClient = (
+        self._engine = SharedEngine(
             RemoteEngine(of_engine, show_progress=show_progress)
             if separate_process or config.tensor_parallel_size > 1
             else LocalEngine(of_engine, self._progress)
@@ -65,11 +73,19 @@ class LLM:
                 eos_token_ids=info.eos_token_ids,
                 media_kinds=info.media_kinds,
             )
+            self._media = make_media_reader(config, self._asked.media)
         except BaseException:
             self._engine.close()
             raise
-        self._media = make_media_reader(config, self._asked.media)
         self._ids = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The settings that the model's authors recommend; used if a call gives none."""
@@ -92,21 +108,22 @@ class LLM:
         {"prompt": "...", "multi_modal_data": {"image": picture}} is a text with a placeholder for each item. Special
         tokens written in a text are recognised, unless `split_special_tokens` makes it plain text only.
         """
-        given = as_list(prompts)
-        items = [text_or_ids(prompt) for prompt in given]
-        params = _one_each(sampling_params, len(items)) or [self.get_default_sampling_params()] * len(items)
-        if priority is not None and len(priority) != len(items):
-            raise RequestError(f"{len(priority)} priorities for {len(items)} prompts.", field="priority")
+        given = find_prompts(prompts)
+        items = [text_or_ids(prompt, where) for where, prompt in given.items()]
+        params = one_each(sampling_params, len(items)) or [self.get_default_sampling_params()] * len(items)
+        require_bool(split_special_tokens, "split_special_tokens")
         questions = [
             TextQuestion(
                 prompt=item,
                 sampling=sampling,
                 is_max_tokens_default=sampling_params is None,
                 split_special_tokens=split_special_tokens,
-                priority=0 if priority is None else priority[index],
-                **media_fields(given[index]),
+                priority=of_prompt,
+                **media_fields(prompt),
             )
-            for index, (item, sampling) in enumerate(zip(items, params, strict=True))
+            for prompt, item, sampling, of_prompt in zip(
+                given.values(), items, params, as_priorities(priority, len(items)), strict=True
+            )
         ]
         return self._answer(questions, use_tqdm=use_tqdm)
 
@@ -132,9 +149,16 @@ class LLM:
         Each output has the parsed `reply` beside its `text`. Without sampling settings a reply may be as long as the
         context allows.
         """
-        conversations: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        conversations = as_conversations(messages)
+        for field, value in {
+            "parallel_tool_calls": parallel_tool_calls,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }.items():
+            require_bool(value, field)
+        require_mapping(mm_processor_kwargs, "mm_processor_kwargs", '{"max_soft_tokens": 280}')
         default = self._asked.sampling({}, max_tokens=None)
-        params = _one_each(sampling_params, len(conversations)) or [default] * len(conversations)
+        params = one_each(sampling_params, len(conversations)) or [default] * len(conversations)
         questions = [
             ChatQuestion(
                 messages=conversation,
@@ -146,7 +170,7 @@ class LLM:
                 parallel_tool_calls=parallel_tool_calls,
                 reasoning_effort=reasoning_effort,
                 chat_template_kwargs=chat_template_kwargs,
-                documents=documents,
+                documents=as_documents(documents),
                 mm_processor_kwargs=mm_processor_kwargs,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -164,19 +188,22 @@ class LLM:
 
         At level 1 weights wait in the host's memory, at level 2 they are read from files again.
         """
+        if type(level) is not int or level not in (1, 2):  # True and 1.0 are in it, too
+            raise ConfigError(
+                f"There is no level {shown(level)} of sleep. Give 1 (weights wait in the host's memory) or 2."
+            )
         self._engine.sleep(level)
-        self._hear_of_sleep()
 
     def wake_up(self) -> None:
         self._engine.wake_up()
-        self._hear_of_sleep()
 
     def close(self) -> None:
-        """Ends the engine, and every process that was started."""
+        """Ends the engine and every process that was started, and gives their memory back. It may be called twice."""
         self._engine.close()
         self._media.close()
 
     def _answer(self, questions: Sequence[TextQuestion | ChatQuestion], *, use_tqdm: bool) -> list[RequestOutput]:
+        self._engine.require_open()
         collector = Collector(self._asked.tokenizer)
         outputs: list[RequestOutput] = []
         requests: list[Request] = []
@@ -185,18 +212,8 @@ class LLM:
             prepared = prepare(question, self._asked, ids, media)
             outputs.append(collector.expect(prepared))
             requests += prepared.requests
-        progress = self._progress if use_tqdm else Silent()
-        with progress.task("Generating", len(requests)) as advance:
-            self._serve(requests, collector, advance)
+        self._engine.answer(requests, collector, self._progress if use_tqdm else Silent())
         return outputs
-
-    def _hear_of_sleep(self) -> None:
-        while True:
-            for message in self._engine.receive():
-                if isinstance(message, SleepState):
-                    if message.error is not None:
-                        raise ConfigError(message.error)
-                    return
 
     def _read_media(self, questions: Sequence[TextQuestion | ChatQuestion]) -> list[list[tuple[PreparedMedia, ...]]]:
         """What each question holds besides text, in its order. Several items are read at the same time."""
@@ -210,33 +227,3 @@ class LLM:
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-
-    def _serve(self, requests: Sequence[Request], collector: Collector, advance: Advance) -> None:
-        """Submits all requests and collects tokens until they have ended. A refused request ends the whole call."""
-        try:
-            for request in requests:
-                self._engine.submit(request)
-            while num_pending := collector.num_pending:
-                for message in self._engine.receive():
-                    if isinstance(message, Refused):
-                        raise message.as_error()
-                    if isinstance(message, NewTokens) and collector.feed(message):
-                        self._engine.cancel(message.request_id)
-                advance(num_pending - collector.num_pending)
-        except EngineError:
-            raise
-        except BaseException:
-            for request_id in collector.pending_ids:
-                self._engine.cancel(request_id)
-            raise
-
-
-def _one_each(given: Params, count: int) -> list[SamplingParams] | None:
-    """Sampling settings for each question; None where none were given."""
-    if given is None:
-        return None
-    if isinstance(given, SamplingParams):
-        return [given] * count
-    if len(given) != count:
-        raise RequestError(f"{len(given)} sampling settings for {count} prompts.", field="sampling_params")
-    return list(given)

@@ -1,9 +1,12 @@
 """Converts the forms in which a prompt may be given into one."""
 
+from array import array
 from collections.abc import Mapping, Sequence
+from numbers import Number
 from typing import Any, NotRequired, TypedDict
 
 from facet.errors import RequestError
+from facet.offline.given_values import as_list, require_mapping, shown
 
 
 class TokensPrompt(TypedDict):
@@ -20,42 +23,85 @@ class TextPrompt(TypedDict):
     mm_processor_kwargs: NotRequired[Mapping[str, Any]]
 
 
-_MEDIA_FIELDS = ("multi_modal_data", "mm_processor_kwargs")
+_MEDIA_FIELDS = {"multi_modal_data": '{"image": picture}', "mm_processor_kwargs": '{"max_soft_tokens": 280}'}
 
 Prompt = str | Sequence[int] | TokensPrompt | TextPrompt
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several. A list of numbers is one prompt of token ids."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+def find_prompts(given: object) -> dict[str, object]:
+    """One prompt or several, each under its place in what was given. A list of numbers is one prompt of token ids."""
+    if isinstance(given, str | Mapping):
+        return {"prompts": given}
+    prompts = as_list(given)
+    if prompts is None:
+        raise _is_no_prompt(given, "prompts")
+    if prompts and isinstance(prompts[0], Number):
+        return {"prompts": prompts}
+    return {f"prompts[{index}]": prompt for index, prompt in enumerate(prompts)}
 
 
-def text_or_ids(prompt: Prompt) -> str | list[int]:
+def text_or_ids(prompt: object, where: str) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):
-        if unknown := set(prompt) - {"prompt", "prompt_token_ids", *_MEDIA_FIELDS}:
-            raise RequestError(
-                f"A prompt may hold 'prompt' or 'prompt_token_ids', not {sorted(unknown)}.", field=sorted(unknown)[0]
-            )
-        if "prompt_token_ids" in prompt:
-            return list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]
-        if "prompt" in prompt and isinstance(prompt["prompt"], str):
-            return prompt["prompt"]
-        raise RequestError("A prompt given as a mapping needs 'prompt' or 'prompt_token_ids'.", field="prompt")
-    return list(prompt)
+        return _of_mapping(prompt, where)
+    token_ids = as_list(prompt)
+    if token_ids is None:
+        raise _is_no_prompt(prompt, where)
+    return _plain_ids(token_ids, where)
 
 
-def media_fields(prompt: Prompt) -> dict[str, Any]:
+def media_fields(prompt: object) -> dict[str, Any]:
     """What stands beside a prompt's text, as fields of a question."""
     if not isinstance(prompt, Mapping):
         return {}
-    fields = {name: prompt[name] for name in _MEDIA_FIELDS if name in prompt}  # type: ignore[literal-required]
+    fields = {name: prompt[name] for name in _MEDIA_FIELDS if name in prompt}
     for name, value in fields.items():
-        if value is not None and not isinstance(value, Mapping):
-            raise RequestError(f'{name} must be a mapping, as in {{"image": picture}}.', field=name)
+        require_mapping(value, name, _MEDIA_FIELDS[name])
     return fields
+
+
+def _of_mapping(prompt: Mapping[Any, Any], where: str) -> str | list[int]:
+    if unknown := sorted(str(name) for name in set(prompt) - {"prompt", "prompt_token_ids", *_MEDIA_FIELDS}):
+        raise RequestError(f"A prompt may hold 'prompt' or 'prompt_token_ids', not {unknown}.", field=unknown[0])
+    text, given = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if given is not None:
+        where = f"{where}.prompt_token_ids"
+        token_ids = as_list(given)
+        if token_ids is None:
+            raise RequestError(f"{where} is {shown(given)}, but must be a list of token ids.", field="prompt_token_ids")
+        return _plain_ids(token_ids, where)
+    if isinstance(text, str):
+        return text
+    if text is not None:
+        raise RequestError(f"{where}.prompt is {shown(text)}, but must be a text.", field="prompt")
+    raise RequestError("A prompt given as a mapping needs 'prompt' or 'prompt_token_ids'.", field="prompt")
+
+
+def _plain_ids(given: list[Any], where: str) -> list[int]:
+    """Integers of any type as plain ones. A prompt may have 100,000, so no line of Python is run for each."""
+    try:
+        if bool not in set(map(type, given)):
+            return array("q", given).tolist()
+    except (TypeError, OverflowError):
+        pass
+    wrong = next(token_id for token_id in given if not _is_id(token_id))
+    raise RequestError(
+        f"{where} holds {shown(wrong)}, but a token id is an integer below the size of the vocabulary.",
+        field="prompt_token_ids",
+    )
+
+
+def _is_id(value: Any) -> bool:
+    try:
+        return not isinstance(value, bool) and len(array("q", [value])) == 1
+    except (TypeError, OverflowError):
+        return False
+
+
+def _is_no_prompt(given: object, where: str) -> RequestError:
+    return RequestError(
+        f"{where} is {shown(given)}, but a prompt is a text, a list of token ids, or a mapping with 'prompt' or "
+        "'prompt_token_ids'.",
+        field="prompt",
+    )

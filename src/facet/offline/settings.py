@@ -9,6 +9,7 @@ from typing import Any
 from facet.config import PromptConfig, ServerConfig
 from facet.errors import ConfigError
 from facet.idle_settings import IDLE_SETTINGS, note_of
+from facet.offline.setting_types import checked
 
 logger = logging.getLogger(__name__)
 
@@ -17,10 +18,10 @@ _OF_SERVERS = {field.name for field in fields(ServerConfig)} - _KNOWN
 _QUIET = "disable_log_stats"  # of servers too, but many programs give it to an LLM
 
 
-def read_settings(model: str, settings: Mapping[str, Any]) -> PromptConfig:
+def read_settings(model: object, settings: Mapping[str, Any]) -> PromptConfig:
     """The config of a model with these settings. vLLM's that set nothing here are named in the log."""
     given = {}
-    for name, value in settings.items():
+    for name, value in {"model": model, **settings}.items():
         if name in _KNOWN:
             given[name] = value
         elif name in IDLE_SETTINGS:
@@ -29,7 +30,8 @@ def read_settings(model: str, settings: Mapping[str, Any]) -> PromptConfig:
             raise ConfigError(_unknown(name))
     if given.get("max_model_len") == -1:
         given["max_model_len"] = "auto"  # vLLM writes either
-    return PromptConfig(model=model, **given)
+    # None is the default, as it is for flags that are left out, and for vLLM.
+    return PromptConfig(**{name: checked(name, value) for name, value in given.items() if value is not None})
 
 
 def _unknown(name: str) -> str:
