@@ -32,6 +32,8 @@ def test_settings_that_hold_it_can_be_hashed() -> None:
         ({"json": {"a": {1, 2}}}, "cannot be written as JSON"),
         ({"structural_tag": "x", "regex": "a"}, "not 2 of them: regex, structural_tag"),
         ({"structural_tag": {"a": {1}}}, "structural_tag cannot be written as JSON"),
+        ({"json": SCHEMA, "any_whitespace": "x"}, "any_whitespace must be true or false, not 'x'"),
+        ({"json_object": "x"}, "json_object must be true or false, not 'x'"),
     ],
     ids=str,
 )

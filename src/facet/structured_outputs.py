@@ -26,6 +26,9 @@ class StructuredOutputsParams:
     any_whitespace: bool | None = None
 
     def __post_init__(self) -> None:
+        for name in ("json_object", "any_whitespace"):
+            if not isinstance(value := getattr(self, name), bool | None):
+                raise RequestError(f"structured_outputs.{name} must be true or false, not {value!r}.", field=_FIELD)
         given = self._constraints()
         if len(given) > 1 or (not given and self.any_whitespace is None):
             named = f": {', '.join(given)}" if given else ""
