@@ -96,7 +96,7 @@ def test_the_cache_takes_all_that_is_left(tmp_path: Path, capsys: pytest.Capture
             "with --kv-cache-dtype fp8 --max-num-batched-tokens 2048.",
         ),
         (("--kv-cache-memory-bytes", "1"), "Give the cache more memory, or use a smaller model.\n"),
-        (("--gpu-memory", "80GiB", "--max-num-seqs", "999999999"), "are made for 65536 requests at once or fewer."),
+        (("--gpu-memory", "80GiB", "--max-num-seqs", "999999999"), "at most 65536 can run at once."),
         (("--gpu-memory", "24"), "GiB? Then write --gpu-memory 24GiB."),
         (("--kv-cache-memory-bytes", "1000000000"), "--max-model-len to 3200 or less"),
         (("--gpu-memory", "80GiB", "--kv-cache-dtype", "fp3"), "'fp3' is not a KV dtype"),

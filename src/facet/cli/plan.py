@@ -9,13 +9,11 @@ from facet.cli.flags import add_common_flags, add_config_flags, add_idle_flags
 from facet.cli.models import model_config_from
 from facet.config import EngineConfig, ServerConfig
 from facet.engine.plan_config import PlanConfig
-from facet.errors import CapacityError, ConfigError
+from facet.errors import CapacityError
 from facet.large_imports import large_imports
 
 if TYPE_CHECKING:
     from facet.engine.memory_plan import MemoryPlan
-
-_MOST_SEQS = 1 << 16  # more than any GPU's memory holds; the sizes of graphs are counted one by one
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -39,11 +37,6 @@ def run(options: argparse.Namespace) -> int:
 
     config = model_config_from(options, PlanConfig)
     check_plot(config.plot)
-    if config.max_num_seqs > _MOST_SEQS:
-        raise ConfigError(
-            f"--max-num-seqs is {config.max_num_seqs}, but plans are made for {_MOST_SEQS} requests at once or fewer. "
-            "Lower it."
-        )
     try:
         plan = make_plan(config)
     except CapacityError as error:
