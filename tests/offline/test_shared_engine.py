@@ -4,7 +4,7 @@ import gc
 import signal
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,15 @@ def test_a_call_that_is_interrupted_is_over(either: LLM, monkeypatch: pytest.Mon
     assert either.stats().num_running == either.stats().num_waiting == 0
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises, also where tests run in the background of a shell, which has them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_step_is_done_first(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     runner: Any = llm._engine.require_open().engine.runner  # type: ignore[attr-defined]
     launch, expected = runner.launch, [tokens_of(llm, text) for text in TEXTS]
