@@ -126,7 +126,7 @@ class TestThroughAPipe:
             ("/set temperature hot", "temperature must be a number, not 'hot'"),
             ("/set top_k 1.5", "top_k must be a whole number, not '1.5'"),
             ("/set thinking_token_budget -1", "thinking_token_budget is -1, but must be 0 (no thought) or more"),
-            ("/set max_tokens 0", "max_tokens is 0, but must be 1 or more; `default` is the rest of the context."),
+            ("/set max_tokens 0", "max_tokens is 0, but must be 1 or more"),
             ("/set temperature -1", "temperature is -1.0, but must be 0 (greedy) or more."),
         ],
     )

@@ -142,7 +142,7 @@ class TestWhatGoesWrong:
             (("x", "--raw", "--system", "s"), "--system is for messages, but --raw"),
             (("x", "--raw", "--think"), "--think is for messages, but --raw"),
             (("x", "--temperature", "-1"), "temperature is -1.0"),
-            (("x", "--max-tokens", "0"), "--max-tokens is 0, but must be 1 or more. Leave it out for the default."),
+            (("x", "--max-tokens", "0"), "max_tokens is 0, but must be 1 or more"),
             (("\udcff\udcfe",), "error: The prompt is not UTF-8 text. Convert it,"),
             (("x", "--system", "\udcff"), "--system is not UTF-8 text."),
             (("x", "--stop", "\udcff"), "--stop is not UTF-8 text."),

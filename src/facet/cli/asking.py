@@ -67,8 +67,6 @@ def ask_config_from(options: argparse.Namespace, config_type: type[AskConfigType
     else:
         name = NAME if options.model is None else options.model
         config = model_config_from(options, config_type)
-    if config.max_tokens is not None and config.max_tokens < 1:
-        raise ConfigError(f"--max-tokens is {config.max_tokens}, but must be 1 or more. Leave it out for the default.")
     if config.system is not None:
         config = dataclasses.replace(config, system=utf8_text(config.system, "--system"))
     return config, name

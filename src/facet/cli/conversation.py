@@ -71,8 +71,6 @@ class Conversation:
         except ValueError:
             what = "a whole number" if kind is int else "a number"
             raise ConfigError(f"{name} must be {what}, not {text!r}; `default` resets a setting.") from None
-        if name == "max_tokens" and value < 1:
-            raise ConfigError(f"max_tokens is {value}, but must be 1 or more; `default` is the rest of the context.")
         try:
             SamplingParams(**{name: value})
         except RequestError as error:
