@@ -104,9 +104,7 @@ def test_messages_arrive_and_those_of_strangers_do_not(kind: str, tmp_path: Path
             Network(host="127.0.0.1").connect(stranger, address)  # without keys
             over_network("127.0.0.1").connect(other, address)  # with others
             for each in (stranger, other):
-                with contextlib.suppress(
-                    zmq.Again
-                ):  # once refused, it may have nobody to send to
+                with contextlib.suppress(zmq.Again):  # once refused, it may have nobody to send to
                     each.send(b"let me in", zmq.NOBLOCK)
             assert not inbox.poll(300)
         network.connect(friend, address)
