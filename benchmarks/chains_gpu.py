@@ -26,7 +26,8 @@ from benchmarks.gpu_timing import microseconds
 from benchmarks.linear_gpu import CACHE_BYTES, Job, compile_for, run
 from facet.kernels import linear
 from facet.kernels.linear import cases
-from facet.kernels.linear.config import MAX_RING_ROWS, NUM_DOT_ROWS, Config, Ring, choose_chain, ring_of
+from facet.kernels.linear.config import NUM_DOT_ROWS, Config, choose_chain
+from facet.kernels.linear.ring_config import MAX_WARP_ROWS, Ring, ring_of
 
 ROWS = (1, 8, 16, 17, 24, 32, 48, 64, 100)
 # Rows of a tile; then outputs, inputs, warps and stages.
@@ -60,14 +61,14 @@ TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
 }
 
 
-RINGS = tuple(Ring(MAX_RING_ROWS, *sizes) for sizes in ((128, 4), (128, 6), (128, 8), (128, 10), (128, 16), (256, 3)))
+RINGS = tuple(Ring(MAX_WARP_ROWS, *sizes) for sizes in ((128, 4), (128, 6), (128, 8), (128, 10), (128, 16), (256, 3)))
 
 
 def tiles_for(num_rows: int, shape: cases.Shape) -> list[Config | Ring]:
     """As many rows as there are at least, but no tile of rows that are not there."""
     height = next((height for height in TILES if num_rows <= height), 64)
     rings: list[Config | Ring] = []
-    if num_rows <= MAX_RING_ROWS:
+    if num_rows <= MAX_WARP_ROWS:
         rings = list(dict.fromkeys((ring_of(shape.num_out, shape.num_in), *RINGS)))
     return rings + [
         Config(

@@ -110,13 +110,6 @@ def per_layer_inputs(num_rows: int, table: Tensor) -> Iterator[Operation]:
     shape = (num_rows, NUM_LAYERS, WIDTH)
     scales = dict(context_scale=2560**-0.5, eps=EPS)
 
-    def make_mix() -> tuple[Run, Run]:
-        context, token, factor = normal(*shape), normal(*shape), weight(WIDTH)
-        return (
-            lambda: per_layer_input.mix_per_layer_inputs(context, token, factor, **scales),
-            lambda: per_layer_input.reference.mix_per_layer_inputs(context, token, factor, **scales),
-        )
-
     def make_look_up() -> tuple[Run, Run]:
         context, factor = normal(*shape), weight(WIDTH)
         ids = torch.randint(table.shape[0], (num_rows,), device="cuda")
@@ -133,7 +126,6 @@ def per_layer_inputs(num_rows: int, table: Tensor) -> Iterator[Operation]:
             lambda: per_layer_input.reference.gate_per_layer_input(gate, one_of_many),
         )
 
-    yield Operation("mix_per_layer_inputs", 3 * num_rows * NUM_LAYERS * WIDTH * 2, make_mix)
     yield Operation("mix_looked_up_inputs", 3 * num_rows * NUM_LAYERS * WIDTH * 2, make_look_up)
     yield Operation("gate_per_layer_input", 3 * num_rows * WIDTH * 2, make_gate)
 

@@ -29,7 +29,8 @@ from torch.nn import functional
 
 from benchmarks.gpu_timing import microseconds
 from facet.kernels.linear import cases, reference
-from facet.kernels.linear.config import MAX_VECTOR_ROWS, Config, Ring, WarpgroupRing, choose_config
+from facet.kernels.linear.config import MAX_VECTOR_ROWS, Config, choose_config
+from facet.kernels.linear.ring_config import Ring, WarpgroupRing
 from facet.kernels.moe import cases as moe_cases
 from facet.kernels.moe import reference as moe_reference
 from facet.kernels.moe.config import TileConfig

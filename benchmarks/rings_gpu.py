@@ -4,7 +4,7 @@
 
 A line says what the usual product takes, then the ring of warps, then the ring of warpgroups (w) that would take its
 place, then others: outputs of a program x inputs of a tile x stages. More than 8 rows have rings of warpgroups alone,
-for 64 rows or 128 (w64, w128). Bits are compared with those of tiles in Triton.
+of 16, 32 or 64 rows each (w16, w32, w64). Bits are compared with those of tiles in Triton.
 Times are of launches inside a CUDA graph, every weight read from memory. Without `--tune` it takes about a minute, most
 of it to compile.
 """
@@ -22,23 +22,11 @@ import torch
 from benchmarks.chains_gpu import Weights, inputs, usual
 from benchmarks.linear_gpu import Job, compile_for, run
 from facet.kernels.linear import cases
-from facet.kernels.linear.config import (
-    MAX_RING_ROWS,
-    Ring,
-    WarpgroupRing,
-    choose_chain,
-    ring_of,
-    tall_ring_of,
-    warpgroup_ring_of,
-)
+from facet.kernels.linear.config import choose_chain
+from facet.kernels.linear.ring_config import MAX_WARP_ROWS, Ring, WarpgroupRing, ring_of, warpgroup_ring_of
 
-NAMES = (
-    *(f"E4B {name}" for name in ("gate_up", "down", "qkv sliding", "qkv global", "o sliding", "o global")),
-    *("E4B per-layer gate", "E4B per-layer projection"),
-    *(f"31B {name}" for name in ("gate_up", "down", "qkv sliding", "qkv global", "o sliding")),
-    *(f"26B-A4B {name}" for name in ("gate_up", "down", "qkv sliding", "o sliding")),
-)
-SHAPES = (*(shape for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE) if shape.name in NAMES), *cases.NANO)
+# All but heads.
+SHAPES = tuple(shape for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE, *cases.NANO) if shape.num_out < 65536)
 HBM_BYTES_PER_MICROSECOND = 4.2e6
 # For all programs that a multiprocessor is to hold.
 MOST_BYTES = 220 << 10
@@ -46,9 +34,10 @@ MOST_BYTES = 220 << 10
 
 def rings_for(shape: cases.Shape, num_rows: int, is_tuned: bool) -> list[Ring | WarpgroupRing]:
     """The ring of warps, the ring of warpgroups, and others of those."""
-    if num_rows > MAX_RING_ROWS:
-        return list(dict.fromkeys(_tall_rings_for(shape, num_rows, is_tuned)))
-    chosen = warpgroup_ring_of(shape.num_out, shape.num_in)
+    if num_rows > MAX_WARP_ROWS:
+        chosen = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
+        return list(dict.fromkeys((chosen, *_rings_of_more_rows(shape, num_rows, is_tuned))))
+    chosen = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
     found = [chosen, replace(chosen, num_out=32), replace(chosen, block_in=512)]
     if shape.num_out <= 2560 and shape.operation != "geglu_linear":
         found.append(replace(chosen, num_out=8))
@@ -66,15 +55,14 @@ def rings_for(shape: cases.Shape, num_rows: int, is_tuned: bool) -> list[Ring | 
     return [ring_of(shape.num_out, shape.num_in), *dict.fromkeys(fitting)]
 
 
-def _tall_rings_for(shape: cases.Shape, num_rows: int, is_tuned: bool) -> Iterator[WarpgroupRing]:
-    chosen = tall_ring_of(num_rows, shape.num_in)
-    outputs = {1: (128, 64, 256), 2: (128, 64, 32)}
-    for num_programs in (2, 1):
-        for num_out in outputs[num_programs] if is_tuned else outputs[num_programs][:2]:
-            for block_in in (64, 128):
-                yield _fitted(
-                    replace(chosen, num_out=num_out, block_in=block_in, num_stages=10), num_programs, shape.num_in
-                )
+def _rings_of_more_rows(shape: cases.Shape, num_rows: int, is_tuned: bool) -> Iterator[WarpgroupRing]:
+    outputs = (16, 32) if shape.num_out <= 512 else (16, 32, 64) if shape.num_out <= 3072 else (32, 64)
+    for rows_of_program in (16,) if num_rows <= 16 else (16, 32) if num_rows <= 32 else (32, 64):
+        for num_out in outputs if is_tuned else outputs[-2:]:
+            num_programs = -(-num_rows // rows_of_program) * -(-shape.num_out // num_out)
+            for block_in in (128, 256):
+                ring = WarpgroupRing(num_out, block_in, 10, num_rows=rows_of_program)
+                yield _fitted(ring, min(2, -(-num_programs // 132)), shape.num_in)
 
 
 def _fitted(ring: WarpgroupRing, num_programs: int, num_in: int) -> WarpgroupRing:
@@ -88,8 +76,7 @@ def name_of(ring: Ring | WarpgroupRing) -> str:
     sizes = f"{ring.block_in}x{ring.num_stages}"
     if isinstance(ring, Ring):
         return f"warps {16 * ring.num_warps}x{sizes}"
-    rows = "" if ring.num_rows <= MAX_RING_ROWS else f"{ring.num_rows}x"
-    return f"w{rows}{ring.num_out}x{sizes}"
+    return f"w{ring.num_rows}x{ring.num_out}x{sizes}"
 
 
 def measure(shape: cases.Shape, num_rows: int, weights: Weights, is_tuned: bool) -> dict[str, float]:
@@ -115,7 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="where all results go, as JSON")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
-    parser.add_argument("--rows", type=int, nargs="+", default=(1, MAX_RING_ROWS))
+    parser.add_argument("--rows", type=int, nargs="+", default=(1, MAX_WARP_ROWS))
     parser.add_argument("--tune", action="store_true", help="time many rings of warpgroups")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     options = parser.parse_args()

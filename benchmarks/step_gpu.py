@@ -2,9 +2,12 @@
 
     python -m benchmarks.step_gpu --model "Gemma 4 E4B" --decode 1 8 100 --context 512 --prefill 8192
 
-For each load: the wall time of a step, the time the device works in it, and the kernels that take most of that, with
+For each step: the wall time of a step, the time the device works in it, and the kernels that take most of that, with
 how often each ran; before which kernels it waits longest, which is for the host; and with `--host`, what the host does
 in a prompt's step. The engine runs in this process with random weights; nothing of HTTP is in these figures.
+
+`--load 8` keeps as many requests of `--context` and 150 tokens going, as `facet bench serve` does, and shows how long
+steps take by their rows, and where the device waits.
 
 A kernel may start while the one before it ends: times of kernels then overlap, and add up to more than the device
 was busy.
@@ -31,6 +34,7 @@ from facet.config import EngineConfig
 from facet.engine.engine import Engine, make_engine
 from facet.request import Request
 from facet.sampling_params import SamplingParams
+from facet.step import StepPlan
 from tests.published_configs import text_only
 
 NUM_KERNELS, NUM_WAITS = 16, 4
@@ -136,6 +140,47 @@ def prefill(engine: Engine, num_tokens: int, console: Console, *, profiles_host:
     show(f"prefill of {num_tokens}", wall, profiler, 1, console)
 
 
+def load(engine: Engine, num_requests: int, context: int, console: Console) -> None:
+    """A request for each that ends, none of them in step with another."""
+    num_output, name, seconds = 150, iter(range(1_000_000)), defaultdict[tuple[int, int], list[float]](list)
+    learn = engine._scheduler.learn
+
+    def noting(plan: StepPlan, step_seconds: float) -> None:
+        seconds[int(np.count_nonzero(plan.num_scheduled == 1)), plan.num_tokens].append(step_seconds)
+        learn(plan, step_seconds)
+
+    def run(num_ended: int) -> None:
+        while num_ended:
+            for event in engine.step():
+                if event.finish_reason is not None:
+                    submit(engine, f"load{next(name)}", context, num_output, num_ended)
+                    num_ended -= 1
+
+    for index in range(num_requests):
+        submit(engine, f"load{next(name)}", context, num_output * (index + 1) // num_requests, index)
+    run(2 * num_requests)
+    torch.cuda.synchronize()
+    engine._scheduler.learn = noting  # type: ignore[method-assign]
+    start = time.perf_counter()
+    run(3 * num_requests)
+    wall = (time.perf_counter() - start) / 3
+    engine._scheduler.learn = learn  # type: ignore[method-assign]
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run(num_requests)
+        torch.cuda.synchronize()
+    show(f"{num_requests} requests of {context} and {num_output} tokens", wall, profiler, 1, console)
+    table = Table(title=f"{num_requests / wall:.2f} requests a second", title_justify="left")
+    for column in ("rows", "of them decoded", "steps", "ms each", "share"):
+        table.add_column(column, justify="right")
+    for (num_decoded, num_rows), times in sorted(seconds.items(), key=lambda item: -sum(item[1]))[:NUM_KERNELS]:
+        mean = f"{np.mean(times) * 1e3:.2f} ± {np.std(times) * 1e3:.2f}"
+        table.add_row(f"{num_rows}", f"{num_decoded}", f"{len(times)}", mean, f"{sum(times) / wall / 3:.1%}")
+    console.print(table)
+    for index in range(next(name)):
+        engine.cancel(f"load{index}")
+    drain(engine)
+
+
 def longest_waits(events: Sequence[tuple[float, float, str]], num_steps: int) -> list[tuple[str, float]]:
     """Kernels before which the device did nothing, and the microseconds of a step for which it did so."""
     waits: dict[str, float] = defaultdict(float)
@@ -175,7 +220,8 @@ def show(title: str, wall: float, profiler: profile, num_steps: int, console: Co
         table.add_row(name[:80], f"{counts[name] / num_steps:.0f}", f"{microseconds[name]:.0f}", f"{share:.1%}")
     console.print(table)
     waits = [f"{wait:.0f} µs before {name[:60]}" for name, wait in longest_waits(named, num_steps)[:NUM_WAITS]]
-    console.print("idle: " + "; ".join(waits))
+    idle = sum(wait for _, wait in longest_waits(named, num_steps)) / 1e3
+    console.print(f"idle {idle:.2f} ms: " + "; ".join(waits))
 
 
 def main() -> None:
@@ -185,6 +231,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--prefill", type=int, nargs="*", default=[8192])
     parser.add_argument("--mixed", type=int, nargs="*", default=[], help="prompts of 8192 among so many requests")
+    parser.add_argument("--load", type=int, nargs="*", default=[], help="as many requests at a time, one after another")
     parser.add_argument("--host", action="store_true", help="what the host does until a prompt's step is launched")
     parser.add_argument("--all-rows", action="store_true", help="without fast prefill")
     parser.add_argument("--max-model-len", type=int, default=9216)
@@ -224,6 +271,8 @@ def main() -> None:
             prefill(engine, count, console, profiles_host=options.host)
         for count in options.mixed:
             mixed(engine, count, 8192, console)
+        for count in options.load:
+            load(engine, count, options.context, console)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from facet.kernels.linear import ring as linear_ring
 from facet.kernels.linear.cases import HALF
-from facet.kernels.linear.config import ring_of
+from facet.kernels.linear.ring_config import ring_of
 from facet.kernels.paged_attention import cases
 from facet.kernels.paged_attention.decode.hopper import ring as decode_ring
 from facet.kernels.paged_attention.reference import plan_reference

@@ -33,7 +33,7 @@ from facet.kernels.add_norm.triton import add_norm_kernel, sum_of_norms_kernel
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.gluon_names import TensorDescriptor, gl
 from facet.kernels.linear import cases
-from facet.kernels.linear.config import MAX_RING_ROWS, ring_of, tall_ring_of, warpgroup_ring_of
+from facet.kernels.linear.ring_config import ring_of, warpgroup_ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
@@ -309,8 +309,7 @@ def ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any
 
 
 def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    few = num_rows <= MAX_RING_ROWS
-    ring = warpgroup_ring_of(shape.num_out, shape.num_in) if few else tall_ring_of(num_rows, shape.num_in)
+    ring = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
     is_gated = shape.operation == "geglu_linear"
     num_parts = 2 if is_gated else 1
     constants = dict(
@@ -616,8 +615,9 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "warpgroup_ring_of_down": warpgroup_ring_launch(cases.E4B[1]),
         "warpgroup_ring_of_gate_up": warpgroup_ring_launch(cases.E4B[0]),
         "warpgroup_ring_of_gated_input": warpgroup_ring_launch(cases.E4B[8]),
-        "warpgroup_ring_of_33_rows": warpgroup_ring_launch(cases.E4B[0], 33),
-        "warpgroup_ring_of_100_rows": warpgroup_ring_launch(cases.E4B[0], 100),
+        "warpgroup_ring_of_16_rows": warpgroup_ring_launch(cases.E4B[6], 16),
+        "warpgroup_ring_of_32_rows": warpgroup_ring_launch(cases.E4B[8], 32),
+        "warpgroup_ring_of_64_rows": warpgroup_ring_launch(cases.E4B[3], 64),
         "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
         "fp8_ring_that_rounds": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv, num_magnitudes=672),
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),

@@ -129,12 +129,12 @@ in_turn_only = pytest.mark.skipif(
 
 
 @in_turn_only
-@pytest.mark.parametrize("num_rows", [257, 300, 8192] if ON_GPU else [5, 29])
-@pytest.mark.parametrize("width", [1536, 2560, 2816, 5376] if ON_GPU else [1040])
+@pytest.mark.parametrize("num_rows", [2048, 2051, 8192] if ON_GPU else [5, 29])
+@pytest.mark.parametrize("width", [2560, 2816, 5376] if ON_GPU else [1040])
 def test_norms_of_rows_in_turn(width: int, num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that go from row to row leave the bits of programs that have one; in the interpreter, twelve of them."""
     if not ON_GPU:
-        monkeypatch.setattr(norms, "FEW_ROWS", 4)
+        monkeypatch.setattr(norms, "_LEAST_IN_TURN", {2048: 5})
     generator = torch.Generator(DEVICE).manual_seed(num_rows)
     x, y = torch.randn(2, num_rows, width, generator=generator, device=DEVICE).to(DTYPES[-1])
     weight, other = torch.rand(2, width, generator=generator, device=DEVICE) + 0.5
@@ -164,12 +164,23 @@ def test_norms_of_rows_in_turn(width: int, num_rows: int, monkeypatch: pytest.Mo
 
 
 @in_turn_only
-def test_which_rows_are_taken_in_turn() -> None:
-    """Long ones that begin where 16 elements can be loaded, but for those that leave no room in shared memory."""
-    for width, is_in_turn in ((1024, False), (1040, True), (1044, False), (8192, True), (8208, False)):
-        x = torch.empty(norms.FEW_ROWS + 1, width, dtype=torch.float16, device=DEVICE)
-        assert (norms.tile_of_any_rows(x).num_programs is not None) == is_in_turn
-        assert norms.tile_of_any_rows(x[:-1]).num_programs is None
+@pytest.mark.parametrize(
+    ("width", "num_rows", "is_in_turn"),
+    [
+        (1040, 8192, False),
+        (2560, 2047, False),
+        (2560, 2048, True),
+        (2568, 2048, False),
+        (3840, 8192, False),
+        (5376, 256, False),
+        (5376, 257, True),
+        (8208, 8192, False),
+    ],
+)
+def test_which_rows_are_taken_in_turn(width: int, num_rows: int, is_in_turn: bool) -> None:
+    """Many long ones that begin where 16 elements can be loaded, and leave room."""
+    x = torch.empty(num_rows, width, dtype=torch.float16, device=DEVICE)
+    assert (norms.tile_of_any_rows(x).num_programs is not None) == is_in_turn
 
 
 def tensors_of(result: Any) -> list[Tensor]:

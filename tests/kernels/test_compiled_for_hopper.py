@@ -103,8 +103,9 @@ WARPGROUP_RINGS = {
     "warpgroup_ring_of_down": (2, 48, 16),
     "warpgroup_ring_of_gate_up": (2, 48, 16),
     "warpgroup_ring_of_gated_input": (1, 48, 16),
-    "warpgroup_ring_of_33_rows": (2, 128, 4),
-    "warpgroup_ring_of_100_rows": (2, 128, 4),
+    "warpgroup_ring_of_16_rows": (1, 64, 16),
+    "warpgroup_ring_of_32_rows": (1, 48, 16),
+    "warpgroup_ring_of_64_rows": (1, 96, 8),
 }
 # What sixteen warps of 128 registers leave no room for, or of 64.
 MOST_LOCAL_BYTES = {

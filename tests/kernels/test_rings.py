@@ -9,7 +9,8 @@ from torch import Tensor
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import cases, reference
-from facet.kernels.linear.config import Ring, choose_chain, choose_ring, choose_usual_ring, ring_of
+from facet.kernels.linear.config import choose_chain
+from facet.kernels.linear.ring_config import Ring, choose_ring, choose_usual_ring, ring_of
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 
 pytest.importorskip("triton")
@@ -97,7 +98,7 @@ def test_rings_fit_into_a_multiprocessor() -> None:
 def test_where_rings_are_chosen() -> None:
     assert choose_ring(1, 6144, 2560) == choose_ring(8, 6144, 2560) == ring_of(6144, 2560)
     assert choose_ring(0, 6144, 2560) is None
-    assert choose_ring(9, 6144, 2560) is None
+    assert choose_ring(9, 20480, 2560) is None
     assert choose_ring(1, 16384, 5376) is None, "tiles of chains divide it evenly"
     assert choose_ring(8, 262144, 2560) is None
     assert choose_usual_ring(8, 3072, 2560) == ring_of(3072, 2560)

@@ -1,5 +1,6 @@
 """Products of warpgroups whose tiles come through a ring: against the reference, and on a GPU against other chains."""
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -9,14 +10,12 @@ import torch
 from facet.kernels.geglu.reference import geglu
 from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import cases, reference
-from facet.kernels.linear.config import (
-    MAX_RING_ROWS,
+from facet.kernels.linear.config import choose_chain
+from facet.kernels.linear.ring_config import (
     WarpgroupRing,
-    choose_chain,
     choose_ring,
     choose_usual_ring,
     ring_of,
-    tall_ring_of,
     warpgroup_ring_of,
 )
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
@@ -46,11 +45,12 @@ RINGS = (
     WarpgroupRing(16, 256, 3),
     WarpgroupRing(8, 128, 5),
 )
-# The same for tens of rows, of one warpgroup and of two.
+# The same with more rows in a program.
 TALL_RINGS = (
-    WarpgroupRing(128, 64, 4, num_rows=64),
-    WarpgroupRing(32, 128, 2, num_rows=64),
-    WarpgroupRing(128, 64, 3, num_rows=128),
+    WarpgroupRing(16, 128, 4, num_rows=16),
+    WarpgroupRing(32, 256, 2, num_rows=16),
+    WarpgroupRing(16, 64, 3, num_rows=32),
+    WarpgroupRing(128, 64, 3, num_rows=64),
 )
 
 
@@ -117,37 +117,61 @@ def test_what_descriptors_cannot_tell() -> None:
     assert not rings.can_run(x, torch.zeros(32, 68, dtype=torch.bfloat16)[:, :64])
 
 
-def test_rings_fit_into_a_multiprocessor() -> None:
-    for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE):
-        ring = warpgroup_ring_of(shape.num_out, shape.num_in)
-        num_programs = 1 if shape.num_out <= 16 * 132 else 2
+@pytest.mark.parametrize("num_rows", [1, 8, 9, 16, 17, 32, 33, 64, 65, 128])
+def test_rings_fit_into_a_multiprocessor(num_rows: int) -> None:
+    for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE, *cases.NANO):
+        ring = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
+        num_programs = 1 if shape.num_out <= ring.num_out * 132 else 2
         assert 2 <= ring.num_stages <= 10
         assert num_programs * (ring.num_bytes + 2048) <= 227 << 10
-    assert warpgroup_ring_of(2560, 10240) == WarpgroupRing(16, 256, 8)
-    assert warpgroup_ring_of(256, 2560) == WarpgroupRing(16, 256, 10)
-    assert warpgroup_ring_of(2560, 768) == WarpgroupRing(16, 256, 3), "no more than there are tiles"
 
 
-def test_rings_of_tens_of_rows_fit_twice_into_a_multiprocessor() -> None:
-    for num_rows, num_stages in ((9, 4), (64, 4), (65, 3), (128, 3)):
-        ring = tall_ring_of(num_rows, 2560)
-        assert ring == WarpgroupRing(128, 64, num_stages, num_rows=64 if num_rows <= 64 else 128)
-        assert ring.num_warps == ring.num_rows // 16
-        assert 2 * (ring.num_bytes + 2048) <= 227 << 10
-    assert tall_ring_of(33, 128).num_stages == 2, "no more than there are tiles"
+def test_rings_as_timed() -> None:
+    assert warpgroup_ring_of(8, 2560, 10240) == WarpgroupRing(16, 256, 8)
+    assert warpgroup_ring_of(1, 256, 2560) == WarpgroupRing(16, 256, 10)
+    assert warpgroup_ring_of(1, 2560, 768) == WarpgroupRing(16, 256, 3), "no more than there are tiles"
+    assert warpgroup_ring_of(16, 2560, 2048) == WarpgroupRing(32, 256, 8, num_rows=16)
+    assert warpgroup_ring_of(16, 6144, 2560) == WarpgroupRing(64, 256, 5, num_rows=16)
+    assert warpgroup_ring_of(32, 2560, 10240) == WarpgroupRing(64, 128, 8, num_rows=32)
+    assert warpgroup_ring_of(64, 2560, 2048) == WarpgroupRing(32, 256, 4, num_rows=64)
+    assert warpgroup_ring_of(64, 4224, 2816) == WarpgroupRing(64, 128, 6, num_rows=64)
+    assert warpgroup_ring_of(100, 256, 2560) == WarpgroupRing(16, 256, 8, num_rows=32)
+    assert warpgroup_ring_of(100, 2560, 256) == WarpgroupRing(64, 256, 2, num_rows=32)
 
 
 def test_where_they_are_chosen() -> None:
     for num_out, num_in in ((2560, 10240), (3072, 2560), (2560, 2048), (256, 2560)):
-        assert choose_ring(1, num_out, num_in) == choose_ring(8, num_out, num_in) == warpgroup_ring_of(num_out, num_in)
+        chosen = warpgroup_ring_of(8, num_out, num_in)
+        assert choose_ring(1, num_out, num_in) == choose_ring(8, num_out, num_in) == chosen
     assert choose_ring(1, 6144, 2560) == ring_of(6144, 2560), "many outputs"
     assert choose_ring(1, 2560, 256) == ring_of(2560, 256), "few inputs"
-    assert choose_ring(0, 2560, 10240) is choose_ring(9, 2560, 10240) is None
+    assert choose_ring(0, 2560, 10240) is None
     assert choose_usual_ring(8, 3072, 2560) == ring_of(3072, 2560), "where sums need not be one chain"
 
 
+@pytest.mark.parametrize("choose", [choose_ring, choose_usual_ring])
+def test_how_many_rows_go_through_them(choose: Callable[..., object]) -> None:
+    """Numbers of rows beyond those that go through rings of warps, by outputs and inputs; of all others none do."""
+    most_rows = {
+        (256, 2560): 128,
+        (2560, 256): 128,
+        (3072, 2560): 64,
+        (8192, 2816): 64,
+        (2560, 10240): 32,
+        (2816, 8192): 32,
+        (9216, 2816): 8,
+        (5376, 8192): 8,
+        (2048, 16384): 8,
+        (20480, 2560): 8,
+    }
+    for (num_out, num_in), most in most_rows.items():
+        for num_rows in (9, 16, 17, 32, 33, 64, 65, 128, 129, 8192):
+            ring = choose(num_rows, num_out, num_in)
+            assert ring == (warpgroup_ring_of(num_rows, num_out, num_in) if num_rows <= most else None)
+
+
 @pytest.mark.skipif(not ON_HOPPER, reason="sums are those of tensor cores")
-@pytest.mark.parametrize("num_rows", [1, 8, 33, 100, 128])
+@pytest.mark.parametrize("num_rows", [1, 8, 13, 32, 33, 100, 128])
 @pytest.mark.parametrize("shape", [*cases.E4B, *cases.LARGE, *cases.SPARSE], ids=lambda shape: shape.name)
 def test_bits_are_those_of_a_chain(shape: cases.Shape, num_rows: int) -> None:
     from facet.kernels.linear import triton
@@ -156,8 +180,7 @@ def test_bits_are_those_of_a_chain(shape: cases.Shape, num_rows: int) -> None:
     _, weight = shape.inputs(num_rows, torch.bfloat16, DEVICE)
     x = telling_rows(weight, num_rows)
     given = torch.randn(num_rows, shape.num_out, device=DEVICE).bfloat16()
-    few = num_rows <= MAX_RING_ROWS
-    ring = warpgroup_ring_of(shape.num_out, shape.num_in) if few else tall_ring_of(num_rows, shape.num_in)
+    ring = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
     chain = choose_chain(num_rows, shape.num_out, shape.num_in, 2)
     torch.cuda.synchronize()
     got, expected = (
@@ -171,7 +194,7 @@ FAULTS = {
     "a product reads what has not landed": ("    mbarrier.wait(ready.index(slot), tile // STAGES & 1)\n", ""),
     "an operand changed under a product": ("mma_wait(NUM_STARTED, deps", "mma_wait(2 * NUM_STARTED, deps"),
     "other warps of the partition may still read": ("        thread_barrier()  # now", "        pass  # now"),
-    "nobody arrives": ("(weight_tiles.shape[1] + x_tiles.shape[1])", "(weight_tiles.shape[1] + 16)"),
+    "nobody arrives": ("(weight_tiles.shape[1] + x_tiles.shape[1])", "(weight_tiles.shape[1] + 24)"),
     "a copy was never waited for": ("if next_tile < NUM_TILES:", "if next_tile < NUM_TILES + 1:"),
     "Tensor-likes are not close": ("copy_tile(x, [first_row, tile *", "copy_tile(x, [first_row, slot *"),
 }

@@ -14,11 +14,12 @@ from torch.nn import functional
 
 from facet.kernels.geglu import geglu
 from facet.kernels.linear import reference
-from facet.kernels.linear.config import Config, Ring, choose_config, choose_usual_ring
+from facet.kernels.linear.config import Config, choose_config
 from facet.kernels.linear.invariant import gated_input_linear as invariant_gated_input_linear
 from facet.kernels.linear.invariant import geglu_linear as invariant_geglu_linear
 from facet.kernels.linear.invariant import linear as invariant_linear
 from facet.kernels.linear.invariant import never_split_sums
+from facet.kernels.linear.ring_config import Ring, choose_usual_ring
 from facet.kernels.linear.rings import Kernels, kernels_of
 from facet.kernels.per_layer_input import gate_per_layer_input
 

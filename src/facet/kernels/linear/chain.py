@@ -24,7 +24,8 @@ from torch.nn import functional
 
 from facet.kernels.geglu import invariant as activations
 from facet.kernels.linear import triton
-from facet.kernels.linear.config import MAX_ROWS, choose_chain, choose_ring, may_prefer_library
+from facet.kernels.linear.config import MAX_ROWS, choose_chain, may_prefer_library
+from facet.kernels.linear.ring_config import choose_ring
 from facet.kernels.linear.rings import Kernels, kernels_of
 from facet.kernels.linear.telling_rows import telling_rows
 from facet.kernels.per_layer_input.invariant import gate_per_layer_input

@@ -11,7 +11,7 @@ Times in this file are microseconds on an H200 in bfloat16, the weight read from
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 # The most rows a program of the float32 kernel takes, whose sums must fit into registers. More rows are more programs.
@@ -37,47 +37,6 @@ class Config:
     def tile_bytes(self, element_size: int) -> int:
         """Of the weight and of x, where they pass through shared memory."""
         return (self.block_out + self.num_rows) * self.block_in * element_size
-
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """A warp owns 16 rows of the weight; tiles of `block_in` columns come through a ring (`ring_kernel.py`)."""
-
-    num_rows: int  # 8 or 16, some of them padding
-    block_in: int
-    num_stages: int  # tiles that a ring holds
-    num_warps: int = 1
-
-    @property
-    def tile_bytes(self) -> int:
-        """Of the weight and of x."""
-        return 2 * self.block_in * (16 * self.num_warps + self.num_rows)
-
-
-@dataclass(frozen=True, slots=True)
-class WarpgroupRing:
-    """A program owns `num_out` rows of the weight, gates and ups together (`warpgroup_ring_kernel.py`)."""
-
-    num_out: int  # a power of two from 8 to 256; of gates and ups 16 at least
-    block_in: int
-    num_stages: int  # tiles that a ring holds
-    num_rows: int = 8  # of x, or 64 or 128, some of them padding
-
-    @property
-    def num_warps(self) -> int:
-        """A warpgroup for every 64 rows."""
-        return max(4, self.num_rows // 16)
-
-    @property
-    def tile_bytes(self) -> int:
-        """Of the weight and of x."""
-        return 2 * self.block_in * (self.num_out + self.num_rows)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of shared memory, but for barriers. Behind 8 rows there is room for others, which are read and not used."""
-        num_behind = -(-7 * 64 // self.block_in) if self.num_rows < 64 else 0
-        return self.num_stages * self.tile_bytes + 2 * self.block_in * self.num_rows * num_behind
 
 
 def _vector(block_out: int, num_warps: int, block_in: int | None = None) -> Config:
@@ -225,88 +184,6 @@ def choose_chain(num_rows: int, num_out: int, num_in: int, element_size: int) ->
         is_deep = num_rows <= 32 and (num_out < 5376 or num_in <= 4096)
         return _TALL if is_deep else _dot(64, 128, num_warps=4, num_stages=4, num_rows=32 if num_rows <= 32 else 64)
     return _FEW_CHAINS if num_out >= 5376 else _FEW_CHAINS_OF_FEW_OUTPUTS
-
-
-# Up to so many rows go through rings: with 16, the tiles of `choose_chain` are as good or better, but for 31B's o.
-MAX_RING_ROWS = 8
-# Outputs and inputs that the tiles of chains divide evenly. 1 row of 31B: qkv of a sliding layer 42.1, in rings 43.7; 8
-# rows of gate_up 106.6, in rings 108.3.
-_BETTER_IN_CHAINS = frozenset({(16384, 5376), (43008, 5376)})
-# Beyond so many, as in a head, both read the weight as fast as memory gives it.
-_MOST_RING_OUTPUTS = 65536
-# With 16 and not 10, down of E4B takes 18.3 and not 17.6, o 5.7 and not 4.6; with 5, 25.0 and 5.7.
-_MOST_STAGES, _LEAST_STAGES = 10, 4
-# Of shared memory, for all programs that a multiprocessor holds if they are spread evenly.
-_RING_BYTES = 192 << 10
-_TALL_RING_BYTES = 110 << 10  # of one program
-_NUM_MULTIPROCESSORS = 132
-# Inputs beyond which cuBLAS is faster where it may split them: 8 rows of down of 31B 58.7, in rings 62.7; of E4B 17.5
-# and 17.7, but cuBLAS lets no kernel start while it ends.
-_MOST_INPUTS_IN_ONE_CHAIN = 10240
-
-
-# Where rings are of warpgroups: few outputs are few programs, which wait for one product after another. A step of E4B
-# takes 3.45 ms and not 3.54, with 8 requests 3.63 and not 3.71 (benchmarks/step_gpu.py --batch-invariant). 1 and 8 rows
-# alone, by warps and by warpgroups (benchmarks/rings_gpu.py): per-layer gate 4.8 and 2.9, 4.8 and 2.9; down 17.4 and
-# 16.6, 17.7 and 16.2; o 4.6 and 4.3, 4.9 and 4.9, of a global layer 7.8 and 7.7, 8.2 and 7.5; qkv 6.0 and 6.0, 6.4 and
-# 5.9. With more outputs the best that was found gains next to nothing or loses: qkv of a global layer 8.3 and 8.5, 8.7
-# and 8.6; gate_up 26.0 and 26.4, 26.5 and 26.7. With inputs of a single tile they lose: per-layer projection 1.2 and
-# 1.8, 1.3 and 1.8.
-_MOST_WARPGROUP_OUTPUTS, _MOST_WARP_INPUTS = 3072, 512
-
-
-def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRing | None:
-    """In one chain of sums. 1 row of E4B: gate_up 26.3, by `choose_chain` 27.6; down 17.6, 20.0; qkv 6.2, 6.9 and 8.4,
-    10.3; o 4.6, 5.7 and 7.9, 9.1; per-layer gate 4.7, 5.5, projection 1.2, 2.5. 31B: down 61.2, 67.0; qkv of a global
-    layer 47.2, 56.8; o 22.6, 26.4. 26B-A4B: gate_up 7.2, 8.7; qkv 11.7, 13.5. With 8 rows up to 5% more."""
-    if not _is_for_rings(num_rows, num_out, num_in):
-        return None
-    is_for_warpgroups = num_out <= _MOST_WARPGROUP_OUTPUTS and num_in > _MOST_WARP_INPUTS
-    return warpgroup_ring_of(num_out, num_in) if is_for_warpgroups else ring_of(num_out, num_in)
-
-
-def _is_for_rings(num_rows: int, num_out: int, num_in: int) -> bool:
-    is_served = num_out <= _MOST_RING_OUTPUTS and (num_out, num_in) not in _BETTER_IN_CHAINS
-    return is_served and 0 < num_rows <= MAX_RING_ROWS
-
-
-def choose_usual_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
-    """Where sums need not be one chain: instead of tensor core tiles and of cuBLAS. 8 rows of E4B: qkv 6.4 for 7.0 and
-    8.9 for 10.4, o 4.9 for 6.0, per-layer projection 1.3 for 2.6. 26B-A4B: gate_up 7.4 for 11.1, qkv 12.1 for 13.5.
-
-    Not instead of the float32 kernel. Alone, some rings are faster with one row, qkv of E4B 6.2 for 7.2; but a step of
-    one request takes 3.33 ms with these and not 3.29, and 3.54 with rings throughout.
-    """
-    if num_rows > MAX_RING_ROWS or num_in > _MOST_INPUTS_IN_ONE_CHAIN:
-        return None  # at once: every product of a prompt asks
-    config = choose_config(num_rows, num_out, num_in)
-    is_chosen = _is_for_rings(num_rows, num_out, num_in) and (config is None or config.is_dot)
-    return ring_of(num_out, num_in) if is_chosen else None
-
-
-def ring_of(num_out: int, num_in: int) -> Ring:
-    """As deep as shared memory allows, up to a bound; where outputs are many, few wide tiles."""
-    num_programs = -(-num_out // (16 * _NUM_MULTIPROCESSORS))  # of a multiprocessor
-    deep, wide = Ring(MAX_RING_ROWS, 128, _MOST_STAGES), Ring(MAX_RING_ROWS, 256, 3)
-    num_stages = min(_MOST_STAGES, _RING_BYTES // (num_programs * deep.tile_bytes))
-    ring = wide if num_stages < _LEAST_STAGES else replace(deep, num_stages=num_stages)
-    return replace(ring, num_stages=max(2, min(ring.num_stages, -(-num_in // ring.block_in))))
-
-
-def warpgroup_ring_of(num_out: int, num_in: int) -> WarpgroupRing:
-    """As deep as two programs of a multiprocessor have room for, or one where outputs are fewest. 8 rows of E4B's down
-    take 16.2; with 32 outputs 18.6, with 8 22.0, with 512 inputs 18.7. Of qkv they take 5.9, and 5.7 with 32."""
-    num_programs = min(2, -(-num_out // (16 * _NUM_MULTIPROCESSORS)))
-    ring = WarpgroupRing(16, 256, _MOST_STAGES)
-    num_stages = min(_MOST_STAGES, _RING_BYTES // (num_programs * ring.tile_bytes), -(-num_in // ring.block_in))
-    return replace(ring, num_stages=max(2, num_stages))
-
-
-def tall_ring_of(num_rows: int, num_in: int) -> WarpgroupRing:
-    """For tens of rows, up to 128, and many outputs: as deep as two programs of a multiprocessor have room for. So all
-    programs of E4B's gate_up, 160, run at a time."""
-    ring = WarpgroupRing(128, 64, _MOST_STAGES, num_rows=64 if num_rows <= 64 else 128)
-    return replace(ring, num_stages=max(2, min(_TALL_RING_BYTES // ring.tile_bytes, -(-num_in // ring.block_in))))
 
 
 def may_prefer_library(num_rows: int, num_out: int, num_in: int) -> bool:

@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from facet.kernels.dependent_launch import launch_options
-from facet.kernels.linear.config import Ring
+from facet.kernels.linear.ring_config import Ring
 from facet.kernels.linear.ring_kernel import ring_kernel
 
 

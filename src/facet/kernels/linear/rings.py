@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from facet.kernels.hopper import runs_on_hopper
-from facet.kernels.linear.config import Ring, WarpgroupRing
+from facet.kernels.linear.ring_config import Ring, WarpgroupRing
 
 
 class Kernels(Protocol):

@@ -1,4 +1,4 @@
-"""Launches the kernel that multiplies few rows, or tens of them, by the products of warpgroups."""
+"""Launches the kernel that multiplies few rows by the products of a warpgroup."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options
 from facet.kernels.gluon_names import TensorDescriptor
 from facet.kernels.gluon_parts import layout_of
-from facet.kernels.linear.config import WarpgroupRing
+from facet.kernels.linear.ring_config import WarpgroupRing
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 
 

@@ -1,15 +1,15 @@
-"""Products of up to 128 rows in one chain of sums (`chain.py`) by the products of Hopper's warpgroups, in Gluon.
+"""Products of few rows in one chain of sums (`chain.py`) by the products of Hopper's warpgroups, in Gluon.
 
 A product of one warp waits for the one before it, of whose chain there are hundreds: down of E4B has 640, which take
 two thirds of its time in `ring_kernel.py`. Products of a warpgroup (`wgmma`) follow each other more closely. They have
 64 rows, though, so x is the left operand here, and the weight, whose outputs would not be enough for all
 multiprocessors 64 at a time, is the right one:
 
-    left    64 rows of x for each warpgroup; of few rows 8
+    left    64 rows of x, of which 8, 16, 32 or all are there
     right   8 to 256 outputs
 
-Both are in shared memory. Where there are 8 rows, what the others are does not matter, for nobody reads their sums.
-They are whatever lies behind x: eight rows of 64 inputs are 1 KB, and the next eight are read from the next KB.
+Both are in shared memory. What the other rows are does not matter, for nobody reads their sums. They are whatever lies
+behind x: eight rows of 64 inputs are 1 KB, and the next eight are read from the next KB.
 
 Both operands come through a ring of tiles that a single thread asks for (TMA). The products of a tile are started all
 at once, behind those of the tile before, and while they run the next tile is waited for. A tile's place is taken again
@@ -79,9 +79,7 @@ def _start(sums, buffers, tile):
     slot = tile % STAGES
     mbarrier.wait(ready.index(slot), tile // STAGES & 1)
     for start in gl.static_range(0, BLOCK_IN, WIDTH):
-        rows = x_tiles.index(slot).slice(start, WIDTH, dim=1)
-        if x_tiles.shape[1] < 64:
-            rows = rows._reinterpret(x_tiles.dtype, [64, WIDTH], ALL_ROWS)
+        rows = x_tiles.index(slot).slice(start, WIDTH, dim=1)._reinterpret(x_tiles.dtype, [64, WIDTH], ALL_ROWS)
         weights = weight_tiles.index(slot).slice(start, WIDTH, dim=1)
         sums = warpgroup_mma(rows, weights.permute((1, 0)), sums, is_async=True)
     return sums
@@ -112,7 +110,7 @@ def warpgroup_ring_kernel(
     NUM_IN: gl.constexpr,
     IS_GATED: gl.constexpr,  # GeGLU
     HAS_GATED_INPUT: gl.constexpr,  # gelu, times `gated`
-    ROWS: gl.constexpr,  # of x, in a program: 8, 64 or 128
+    ROWS: gl.constexpr,  # of x, in a program: 8, 16, 32 or 64
     BLOCK_OUT: gl.constexpr,
     BLOCK_IN: gl.constexpr,
     STAGES: gl.constexpr,
@@ -122,9 +120,8 @@ def warpgroup_ring_kernel(
     NUM_PARTS: gl.constexpr = 2 if IS_GATED else 1
     NUM_TILES: gl.constexpr = (NUM_IN + BLOCK_IN - 1) // BLOCK_IN
     NUM_FIRST: gl.constexpr = STAGES if STAGES < NUM_TILES else NUM_TILES
-    SUM_ROWS: gl.constexpr = ROWS if ROWS > 64 else 64
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [SUM_ROWS // 16, 1], [16, BLOCK_OUT, 16])
-    RESULTS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [SUM_ROWS // 16, 1], [16, BLOCK_OUT // NUM_PARTS, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_OUT, 16])
+    RESULTS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_OUT // NUM_PARTS, 16])
 
     # Programs that share a tile of the weight run side by side: one reads it from memory, the others from the cache.
     num_row_groups = gl.cdiv(num_rows, ROWS)
@@ -140,7 +137,7 @@ def warpgroup_ring_kernel(
         gl.NVMMASharedLayout.get_default_for([BLOCK_OUT, BLOCK_IN], weight.dtype),
     )
     # So many more as there is room for the rows that are read behind those of the last.
-    NUM_BEHIND: gl.constexpr = (7 * WIDTH + BLOCK_IN - 1) // BLOCK_IN if ROWS < 64 else 0
+    NUM_BEHIND: gl.constexpr = ((64 - ROWS) * WIDTH + ROWS * BLOCK_IN - 1) // (ROWS * BLOCK_IN)
     x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES + NUM_BEHIND, ROWS, BLOCK_IN], x.layout)
     ready = barriers(STAGES, 1)
     for tile in gl.static_range(NUM_FIRST):
@@ -152,7 +149,7 @@ def warpgroup_ring_kernel(
 
     sources = (x, weight)
     buffers = (x_tiles, part_tiles, weight_tiles, ready)
-    sums = gl.zeros([SUM_ROWS, BLOCK_OUT], gl.float32, SUMS)
+    sums = gl.zeros([64, BLOCK_OUT], gl.float32, SUMS)
     sums = _sums(sources, buffers, sums, first_row, first_out, NUM_TILES)
 
     result = sums.to(output.dtype.element_ty)
@@ -161,7 +158,7 @@ def warpgroup_ring_kernel(
         # A thread has as many neighbours of each as it had of both.
         result = gl.convert_layout(let_through(gate, up), RESULTS, assert_trivial=True)
     column = gl.expand_dims(first_out + gl.arange(0, BLOCK_OUT // NUM_PARTS, gl.SliceLayout(0, RESULTS)), 0)
-    row = gl.expand_dims(gl.arange(0, SUM_ROWS, gl.SliceLayout(1, RESULTS)), 1)
+    row = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, RESULTS)), 1)
     is_there = (row < ROWS) & (first_row + row < num_rows) & (column < num_out)
     places = (first_row + row).to(gl.int64) * num_out + column
     if HAS_GATED_INPUT:
