@@ -2,9 +2,9 @@
 
     python -m benchmarks.rings_gpu [--only "E4B down"] [--rows 1 8] [--tune] [--output rings.json]
 
-A line says what the usual product takes, then the ring of warps, then the ring of warpgroups (w) that would take its
-place, then others: outputs of a program x inputs of a tile x stages. More than 8 rows have rings of warpgroups alone,
-of 16, 32 or 64 rows each (w16, w32, w64). Bits are compared with those of tiles in Triton.
+A line says what the usual product takes, then the ring of warps, which more than 8 rows do not have, then the ring of
+warpgroups that would take its place, then others: w rows x outputs of a program x inputs of a tile x stages. Bits are
+compared with those of tiles in Triton.
 Times are of launches inside a CUDA graph, every weight read from memory. Without `--tune` it takes about a minute, most
 of it to compile.
 """
@@ -33,31 +33,16 @@ MOST_BYTES = 220 << 10
 
 
 def rings_for(shape: cases.Shape, num_rows: int, is_tuned: bool) -> list[Ring | WarpgroupRing]:
-    """The ring of warps, the ring of warpgroups, and others of those."""
-    if num_rows > MAX_WARP_ROWS:
-        chosen = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
-        return list(dict.fromkeys((chosen, *_rings_of_more_rows(shape, num_rows, is_tuned))))
+    """The ring of warps for few rows, the ring of warpgroups, and others of those."""
+    warps = [ring_of(shape.num_out, shape.num_in)] if num_rows <= MAX_WARP_ROWS else []
     chosen = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
-    found = [chosen, replace(chosen, num_out=32), replace(chosen, block_in=512)]
-    if shape.num_out <= 2560 and shape.operation != "geglu_linear":
-        found.append(replace(chosen, num_out=8))
-    if is_tuned:
-        found += [
-            WarpgroupRing(num_out, block_in, num_stages)
-            for num_out in (16, 32)
-            for block_in, num_stages in ((128, 4), (128, 8), (128, 16), (256, 2), (256, 3), (256, 4), (256, 6))
-        ]
-    # Programs of a multiprocessor; one with few registers may be one of three.
-    num_programs = 1 if shape.num_out <= 16 * 132 else 2
-    fitting = [_fitted(ring, num_programs, shape.num_in) for ring in found]
-    if shape.num_out > 2 * 16 * 132:
-        fitting += [_fitted(ring, 3, shape.num_in) for ring in found[:2]]
-    return [ring_of(shape.num_out, shape.num_in), *dict.fromkeys(fitting)]
+    return list(dict.fromkeys((*warps, chosen, *_others(shape, num_rows, is_tuned))))
 
 
-def _rings_of_more_rows(shape: cases.Shape, num_rows: int, is_tuned: bool) -> Iterator[WarpgroupRing]:
+def _others(shape: cases.Shape, num_rows: int, is_tuned: bool) -> Iterator[WarpgroupRing]:
     outputs = (16, 32) if shape.num_out <= 512 else (16, 32, 64) if shape.num_out <= 3072 else (32, 64)
-    for rows_of_program in (16,) if num_rows <= 16 else (16, 32) if num_rows <= 32 else (32, 64):
+    least = next(rows for rows in (8, 16, 32, 64, 128) if num_rows <= rows)
+    for rows_of_program in (8,) if least == 8 else (32, 64) if least > 32 else {16, least}:
         for num_out in outputs if is_tuned else outputs[-2:]:
             num_programs = -(-num_rows // rows_of_program) * -(-shape.num_out // num_out)
             for block_in in (128, 256):

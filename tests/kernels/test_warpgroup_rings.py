@@ -1,6 +1,5 @@
 """Products of warpgroups whose tiles come through a ring: against the reference, and on a GPU against other chains."""
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -127,9 +126,12 @@ def test_rings_fit_into_a_multiprocessor(num_rows: int) -> None:
 
 
 def test_rings_as_timed() -> None:
-    assert warpgroup_ring_of(8, 2560, 10240) == WarpgroupRing(16, 256, 8)
+    assert warpgroup_ring_of(8, 2560, 10240) == WarpgroupRing(64, 256, 5)
     assert warpgroup_ring_of(1, 256, 2560) == WarpgroupRing(16, 256, 10)
-    assert warpgroup_ring_of(1, 2560, 768) == WarpgroupRing(16, 256, 3), "no more than there are tiles"
+    assert warpgroup_ring_of(1, 2048, 2560) == WarpgroupRing(32, 256, 10)
+    assert warpgroup_ring_of(1, 2560, 2048) == WarpgroupRing(32, 256, 8), "no more than there are tiles"
+    assert warpgroup_ring_of(8, 16384, 5376) == WarpgroupRing(64, 128, 5)
+    assert warpgroup_ring_of(8, 2048, 16384) == WarpgroupRing(16, 256, 10)
     assert warpgroup_ring_of(16, 2560, 2048) == WarpgroupRing(32, 256, 8, num_rows=16)
     assert warpgroup_ring_of(16, 6144, 2560) == WarpgroupRing(64, 256, 5, num_rows=16)
     assert warpgroup_ring_of(32, 2560, 10240) == WarpgroupRing(64, 128, 8, num_rows=32)
@@ -139,35 +141,41 @@ def test_rings_as_timed() -> None:
     assert warpgroup_ring_of(100, 2560, 256) == WarpgroupRing(64, 256, 2, num_rows=32)
 
 
-def test_where_they_are_chosen() -> None:
-    for num_out, num_in in ((2560, 10240), (3072, 2560), (2560, 2048), (256, 2560)):
-        chosen = warpgroup_ring_of(8, num_out, num_in)
-        assert choose_ring(1, num_out, num_in) == choose_ring(8, num_out, num_in) == chosen
-    assert choose_ring(1, 6144, 2560) == ring_of(6144, 2560), "many outputs"
-    assert choose_ring(1, 2560, 256) == ring_of(2560, 256), "few inputs"
-    assert choose_ring(0, 2560, 10240) is None
-    assert choose_usual_ring(8, 3072, 2560) == ring_of(3072, 2560), "where sums need not be one chain"
+@pytest.mark.parametrize(
+    ("num_out", "num_in", "least_rows", "most_rows"),
+    [
+        (256, 2560, 1, 128),
+        (2560, 256, 9, 128),
+        (3072, 2560, 1, 64),
+        (8192, 2816, 1, 64),
+        (16384, 5376, 1, 32),
+        (2560, 10240, 1, 32),
+        (2816, 8192, 1, 32),
+        (2048, 16384, 1, 8),
+    ],
+)
+def test_where_they_are_chosen(num_out: int, num_in: int, least_rows: int, most_rows: int) -> None:
+    """By numbers of rows. Below are rings of warps, beyond none; where sums need not be one chain, few have none."""
+    for num_rows in (1, 8, 9, 16, 17, 32, 33, 64, 65, 128):
+        chosen = choose_ring(num_rows, num_out, num_in)
+        if num_rows < least_rows:
+            assert chosen == ring_of(num_out, num_in)
+        else:
+            assert chosen == (warpgroup_ring_of(num_rows, num_out, num_in) if num_rows <= most_rows else None)
+        if num_rows > 8:
+            assert choose_usual_ring(num_rows, num_out, num_in) == chosen
+    assert choose_ring(0, num_out, num_in) is choose_ring(129, num_out, num_in) is None
 
 
-@pytest.mark.parametrize("choose", [choose_ring, choose_usual_ring])
-def test_how_many_rows_go_through_them(choose: Callable[..., object]) -> None:
-    """Numbers of rows beyond those that go through rings of warps, by outputs and inputs; of all others none do."""
-    most_rows = {
-        (256, 2560): 128,
-        (2560, 256): 128,
-        (3072, 2560): 64,
-        (8192, 2816): 64,
-        (2560, 10240): 32,
-        (2816, 8192): 32,
-        (9216, 2816): 8,
-        (5376, 8192): 8,
-        (2048, 16384): 8,
-        (20480, 2560): 8,
-    }
-    for (num_out, num_in), most in most_rows.items():
-        for num_rows in (9, 16, 17, 32, 33, 64, 65, 128, 129, 8192):
-            ring = choose(num_rows, num_out, num_in)
-            assert ring == (warpgroup_ring_of(num_rows, num_out, num_in) if num_rows <= most else None)
+def test_where_others_are_better() -> None:
+    """Where programs would be a few more than pairs of multiprocessors, or than multiprocessors."""
+    for num_out, num_in in ((5376, 8192), (5376, 4096), (9216, 2816), (18432, 5376), (20480, 2560), (5376, 21504)):
+        assert choose_ring(8, num_out, num_in) == ring_of(num_out, num_in)
+        assert choose_ring(16, num_out, num_in) is None
+    assert choose_ring(8, 43008, 5376) is None, "tiles of chains divide it evenly"
+    assert choose_usual_ring(8, 3072, 2560) == choose_ring(8, 3072, 2560)
+    assert choose_usual_ring(1, 3072, 2560) is None, "a row is multiplied in float32"
+    assert choose_usual_ring(8, 5376, 21504) is None, "cuBLAS splits long sums"
 
 
 @pytest.mark.skipif(not ON_HOPPER, reason="sums are those of tensor cores")

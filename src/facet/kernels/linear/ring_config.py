@@ -48,90 +48,78 @@ class WarpgroupRing:
         return self.num_stages * self.tile_bytes + -(-(64 - self.num_rows) * 128 // row_bytes) * row_bytes
 
 
-# Up to so many rows have programs that share them all, of warps or of a warpgroup; more have those of warpgroups.
-MAX_WARP_ROWS = 8
-# Outputs and inputs that the tiles of chains divide evenly. 1 row of 31B: qkv of a sliding layer 42.1, in rings 43.7; 8
-# rows of gate_up 106.6, in rings 108.3.
-_BETTER_IN_CHAINS = frozenset({(16384, 5376), (43008, 5376)})
+# The most rows of rings of warps, of those of warpgroups, and of the latter where outputs or inputs are as few as that.
+MAX_WARP_ROWS, _MOST_ROWS, _MOST_NARROW_ROWS = 8, 64, 128
+_NARROW = 512
+# Outputs and inputs that the tiles of chains divide evenly: 8 rows of 31B's gate_up take 104.0, in rings 105.3.
+_BETTER_IN_CHAINS = frozenset({(43008, 5376)})
 # Beyond so many, as in a head, both read the weight as fast as memory gives it.
 _MOST_RING_OUTPUTS = 65536
-# With 16 and not 10, down of E4B takes 18.3 and not 17.6, o 5.7 and not 4.6; with 5, 25.0 and 5.7.
+# Of rings of warps. With 16 and not 10, down of E4B takes 18.3 and not 17.6, o 5.7 and not 4.6; with 5, 25.0 and 5.7.
 _MOST_STAGES, _LEAST_STAGES = 10, 4
 # Of shared memory, for all programs that a multiprocessor holds if they are spread evenly.
 _RING_BYTES, _WARPGROUP_RING_BYTES = 192 << 10, 220 << 10
-_NUM_MULTIPROCESSORS = 132
-# Inputs beyond which cuBLAS is faster where it may split them: 8 rows of down of 31B 58.7, in rings 62.7; of E4B 17.5
-# and 17.7, but cuBLAS lets no kernel start while it ends.
-_MOST_INPUTS_IN_ONE_CHAIN = 10240
-
-
-# Where rings are of warpgroups: few outputs are few programs, which wait for one product after another. A step of E4B
-# takes 3.45 ms and not 3.54, with 8 requests 3.63 and not 3.71 (benchmarks/step_gpu.py --batch-invariant). 1 and 8 rows
-# alone, by warps and by warpgroups (benchmarks/rings_gpu.py): per-layer gate 4.8 and 2.9, 4.8 and 2.9; down 17.4 and
-# 16.6, 17.7 and 16.2; o 4.6 and 4.3, 4.9 and 4.9, of a global layer 7.8 and 7.7, 8.2 and 7.5; qkv 6.0 and 6.0, 6.4 and
-# 5.9. With more outputs the best that was found gains next to nothing or loses: qkv of a global layer 8.3 and 8.5, 8.7
-# and 8.6; gate_up 26.0 and 26.4, 26.5 and 26.7. With inputs of a single tile they lose: per-layer projection 1.2 and
-# 1.8, 1.3 and 1.8.
-_MOST_WARPGROUP_OUTPUTS, _MOST_WARP_INPUTS = 3072, 512
-
-
-# The most rows of narrow products, whose outputs or inputs are so few, and of others.
-_MOST_NARROW_ROWS, _MOST_ROWS, _NARROW = 128, 64, 512
-# With more outputs, or with many inputs, others are faster: 16 rows of 31B's down take 57.1, in rings 71.7; o 25.1 and
-# 27.0, of a global layer 45.6 and 54.6; 26B-A4B qkv of a global layer 15.0 and 17.1. Or as fast: 64 rows of E4B's down
-# 18.7 and 19.0; 16, 32 and 64 of its gate_up 27.3 and 27.4, 29.5 and 28.7, 30.0 and 31.3; of 31B's within 1%.
-_MOST_OUTPUTS, _MOST_OUTPUTS_OF_MANY_INPUTS = 8192, 3072
-_MANY_INPUTS, _MOST_INPUTS = 4096, 10240
+# Multiprocessors read through one path in pairs: 80 bytes a nanosecond for a program that has it to itself, 40 for each
+# of two (read off the times here). So many programs as there are pairs are well, and as many as there are
+# multiprocessors, but not a few more than pairs: 31B's o, 84 programs, takes 26.4, through rings of warps 22.1.
+_NUM_MULTIPROCESSORS, _NUM_PAIRS = 132, 66
+# With so many inputs, warpgroups have their way with few programs and few rows alone.
+_MANY_INPUTS, _VERY_MANY_INPUTS = 5376, 10240
+_MOST_ROWS_OF_MANY_INPUTS, _MOST_OUTPUTS_OF_VERY_MANY_INPUTS = 32, 3072
 
 
 def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRing | None:
-    """In one chain of sums. 1 row of E4B: gate_up 26.3, by `choose_chain` 27.6; down 17.6, 20.0; qkv 6.2, 6.9 and 8.4,
-    10.3; o 4.6, 5.7 and 7.9, 9.1; per-layer gate 4.7, 5.5, projection 1.2, 2.5. 31B: down 61.2, 67.0; qkv of a global
-    layer 47.2, 56.8; o 22.6, 26.4. 26B-A4B: gate_up 7.2, 8.7; qkv 11.7, 13.5. With 8 rows up to 5% more."""
-    if num_rows > MAX_WARP_ROWS:
-        return _choose_ring_of_more_rows(num_rows, num_out, num_in)
-    if not _is_for_rings(num_rows, num_out, num_in):
-        return None
-    is_for_warpgroups = num_out <= _MOST_WARPGROUP_OUTPUTS and num_in > _MOST_WARP_INPUTS
-    return warpgroup_ring_of(num_rows, num_out, num_in) if is_for_warpgroups else ring_of(num_out, num_in)
+    """In one chain of sums.
 
-
-def _choose_ring_of_more_rows(num_rows: int, num_out: int, num_in: int) -> WarpgroupRing | None:
-    """16, 32 and 64 rows of E4B, by others and through rings: qkv 7.1 and 5.5, 7.1 and 5.6, 7.1 and 6.2; of a global
-    layer 10.4 and 8.6, 10.7 and 9.1, 10.7 and 10.1; o 6.0 and 4.2, 6.0 and 4.3, 6.2 and 4.6, of a global layer 9.7 and
-    6.8, 9.9 and 7.2, 9.1 and 8.3; down 17.6 and 16.3, 17.8 and 17.3; per-layer gate 5.6 and 3.1, 7.0 and 3.5, 7.4 and
-    3.5, with 100 rows 7.4 and 4.0; per-layer projection 2.6 and 1.6, 2.3 and 1.8, 2.6 and 2.0, 3.0 and 2.4. 26B-A4B:
-    gate_up 11.1 and 7.5, 8.3 and 7.5, 9.8 and 7.8; qkv 13.4 and 11.8, 13.0 and 11.7, 14.4 and 13.2; o 10.1 and 7.2,
-    10.2 and 7.5, 9.2 and 8.6, of a global layer 15.8 and 13.8, 16.2 and 14.8."""
-    if num_rows > _MOST_NARROW_ROWS:
+    1 and 8 rows, through rings of warps and by `choose_chain`, which is much the same for both: E4B gate_up 25.7, 26.1
+    for 27.6; per-layer projection 1.2, 1.3 for 2.5. 31B down 59.1, 59.3 for 67.0, o 22.1, 22.8 for 26.4, of a global
+    layer 44.3, 44.8; qkv of a global layer 46.0, 47.0 for 56.8. More rows are padded to no fewer than tiles have.
+    """
+    if not 0 < num_rows <= _MOST_NARROW_ROWS:
         return None  # at once: every product of a prompt asks
-    if min(num_out, num_in) > _NARROW:
-        is_long = num_in > _MANY_INPUTS
-        most_outputs = _MOST_OUTPUTS_OF_MANY_INPUTS if is_long else _MOST_OUTPUTS
-        if num_rows > (_MOST_ROWS // 2 if is_long else _MOST_ROWS) or num_out > most_outputs or num_in > _MOST_INPUTS:
-            return None
-    return warpgroup_ring_of(num_rows, num_out, num_in)
-
-
-def _is_for_rings(num_rows: int, num_out: int, num_in: int) -> bool:
+    if _is_for_warpgroups(num_rows, num_out, num_in):
+        return warpgroup_ring_of(num_rows, num_out, num_in)
     is_served = num_out <= _MOST_RING_OUTPUTS and (num_out, num_in) not in _BETTER_IN_CHAINS
-    return is_served and 0 < num_rows <= MAX_WARP_ROWS
+    return ring_of(num_out, num_in) if is_served and num_rows <= MAX_WARP_ROWS else None
+
+
+def _is_for_warpgroups(num_rows: int, num_out: int, num_in: int) -> bool:
+    """1 and 8 rows, by warps and by warpgroups: E4B down 17.3 and 15.6, 17.6 and 16.0; qkv 6.0 and 5.4, 6.2 and 5.5; q
+    5.4 and 3.4, 5.5 and 3.4; o 4.6 and 4.0, 4.9 and 4.0, of a global layer 7.8 and 6.6, 8.2 and 6.7; per-layer gate 4.7
+    and 2.9. 26B-A4B qkv 11.5 and 11.1, 11.9 and 11.4; o 8.1 and 7.0, 8.7 and 7.2. 31B qkv 42.9 and 39.3, 44.3 and 39.9.
+
+    16, 32 and 64 rows, by tiles or cuBLAS, and by warpgroups: E4B qkv 7.1 and 5.6, 7.1 and 5.6, 7.1 and 6.2, of a
+    global layer 10.4 and 8.6, 10.7 and 9.1, 10.7 and 10.1; o 6.0 and 4.2, 6.0 and 4.3, 6.2 and 4.6; down 17.6 and 16.3,
+    17.8 and 17.3, 18.7 and 20.0; per-layer gate 5.6 and 3.1, 7.0 and 3.5, 7.4 and 3.5, with 100 rows 7.4 and 4.0;
+    projection 2.6 and 1.6, 2.3 and 1.8, 2.6 and 2.0, with 100 rows 3.0 and 2.4. 26B-A4B gate_up 11.1 and 7.5, 8.3 and
+    7.5, 9.8 and 7.8; o 10.1 and 7.2, 10.2 and 7.5, 9.2 and 8.6. A step of E4B with one request takes 3.36 ms and not
+    3.45, with 32 4.13 and not 4.57, with 100 5.65 and not 5.84 (benchmarks/step_gpu.py --batch-invariant).
+    """
+    if num_out <= _NARROW or num_in <= _NARROW:
+        return num_in > _NARROW or num_rows > MAX_WARP_ROWS
+    if num_in > _VERY_MANY_INPUTS:
+        return num_rows <= MAX_WARP_ROWS and num_out <= _MOST_OUTPUTS_OF_VERY_MANY_INPUTS
+    num_programs = -(-num_out // 64)
+    if num_in > _MANY_INPUTS:
+        return num_rows <= _MOST_ROWS_OF_MANY_INPUTS and num_programs <= _NUM_PAIRS
+    # Up to half as many again as pairs, rings of warps are better, and tiles of many rows.
+    is_even = num_programs <= _NUM_PAIRS or _NUM_PAIRS * 1.4 <= num_programs <= _NUM_MULTIPROCESSORS
+    is_twice_even = 0.9 <= num_programs / (2 * _NUM_MULTIPROCESSORS) <= 1 and num_rows <= 32
+    return num_rows <= _MOST_ROWS and (is_even or is_twice_even)
 
 
 def choose_usual_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRing | None:
-    """Where sums need not be one chain: instead of tensor core tiles and of cuBLAS. 8 rows of E4B: qkv 6.4 for 7.0 and
-    8.9 for 10.4, o 4.9 for 6.0, per-layer projection 1.3 for 2.6. 26B-A4B: gate_up 7.4 for 11.1, qkv 12.1 for 13.5.
+    """Where sums need not be one chain: instead of tensor core tiles and of cuBLAS.
 
-    Not instead of the float32 kernel. Alone, some rings are faster with one row, qkv of E4B 6.2 for 7.2; but a step of
-    one request takes 3.33 ms with these and not 3.29, and 3.54 with rings throughout.
+    Not instead of the float32 kernel. Alone, some rings are faster with one row; but a step of one request of E4B took
+    3.33 ms with these and not 3.29, and 3.54 with rings throughout. Nor where cuBLAS may split long sums: 8 rows of
+    31B's down take 57.0, in rings 59.3.
     """
-    if num_rows > MAX_WARP_ROWS:
-        return _choose_ring_of_more_rows(num_rows, num_out, num_in)
-    if num_in > _MOST_INPUTS_IN_ONE_CHAIN:
-        return None
-    config = choose_config(num_rows, num_out, num_in)
-    is_chosen = _is_for_rings(num_rows, num_out, num_in) and (config is None or config.is_dot)
-    return ring_of(num_out, num_in) if is_chosen else None
+    if num_rows <= MAX_WARP_ROWS:
+        config = choose_config(num_rows, num_out, num_in)
+        if num_in > _VERY_MANY_INPUTS or (config is not None and not config.is_dot):
+            return None
+    return choose_ring(num_rows, num_out, num_in)
 
 
 def ring_of(num_out: int, num_in: int) -> Ring:
@@ -144,26 +132,22 @@ def ring_of(num_out: int, num_in: int) -> Ring:
 
 
 def warpgroup_ring_of(num_rows: int, num_out: int, num_in: int) -> WarpgroupRing:
-    """As deep as two programs of a multiprocessor have room for, or one where programs are fewer than those are.
-
-    8 rows of E4B's down take 16.2; with 32 outputs 18.6, with 8 22.0, with 512 inputs 18.7. Of qkv they take 5.9, and
-    5.7 with 32.
-    """
+    """As deep as shared memory allows, up to a bound."""
     ring = _tiles_of(num_rows, num_out, num_in)
-    num_programs = min(2, -(-num_out // (ring.num_out * _NUM_MULTIPROCESSORS)))
+    num_programs = min(2, -(-num_out // (ring.num_out * _NUM_MULTIPROCESSORS)))  # of a multiprocessor
     num_behind = ring.num_bytes - ring.num_stages * ring.tile_bytes
     num_stages = (_WARPGROUP_RING_BYTES // num_programs - num_behind) // ring.tile_bytes
     return replace(ring, num_stages=max(2, min(_MOST_STAGES, num_stages, -(-num_in // ring.block_in))))
 
 
 def _tiles_of(num_rows: int, num_out: int, num_in: int) -> WarpgroupRing:
-    if num_rows <= MAX_WARP_ROWS:
-        return WarpgroupRing(16, 256, _MOST_STAGES)
-    if min(num_out, num_in) <= _NARROW:
-        # Programs of 64 rows are too few for the one, and gain nothing for the other.
-        num_outputs = 16 if num_out <= _NARROW else 32 if num_rows <= _MOST_ROWS else 64
-        return WarpgroupRing(num_outputs, 256, _MOST_STAGES, num_rows=16 if num_rows <= 16 else 32)
-    rows_of_program = 16 if num_rows <= 16 else 32 if num_rows <= 32 else 64
-    if num_out <= 4096 and num_in <= 8192:
-        return WarpgroupRing(32, 256, _MOST_STAGES, num_rows=rows_of_program)
-    return WarpgroupRing(64, 256 if num_rows <= 16 else 128, _MOST_STAGES, num_rows=rows_of_program)
+    """Outputs for as many programs as are well."""
+    num_padded = next(rows for rows in (8, 16, 32, 64) if num_rows <= rows or rows == 64)
+    if num_out <= _NARROW or num_in > _VERY_MANY_INPUTS:
+        return WarpgroupRing(16, 256, _MOST_STAGES, num_rows=min(32, num_padded))
+    if num_in <= _NARROW:
+        return WarpgroupRing(32 if num_rows <= 64 else 64, 256, _MOST_STAGES, num_rows=min(32, num_padded))
+    if num_in <= 8192 and num_out <= (2816 if num_rows <= 16 else 4096):
+        return WarpgroupRing(32, 256, _MOST_STAGES, num_rows=num_padded)
+    block_in = 256 if num_rows <= 16 and num_out <= _NUM_MULTIPROCESSORS * 64 else 128
+    return WarpgroupRing(64, block_in, _MOST_STAGES, num_rows=num_padded)
