@@ -43,11 +43,22 @@ def _others(shape: cases.Shape, num_rows: int, is_tuned: bool) -> Iterator[Warpg
     outputs = (16, 32) if shape.num_out <= 512 else (16, 32, 64) if shape.num_out <= 3072 else (32, 64)
     least = next(rows for rows in (8, 16, 32, 64, 128) if num_rows <= rows)
     for rows_of_program in (8,) if least == 8 else (32, 64) if least > 32 else {16, least}:
-        for num_out in outputs if is_tuned else outputs[-2:]:
+        # And so many as programs on one of every two multiprocessors would have, or on all, each as many as the others.
+        even = [_even_outputs(shape, num_programs) for num_programs in (66, 132)] if rows_of_program == least else []
+        for num_out in dict.fromkeys((*even, *(outputs if is_tuned else outputs[-2:]))):
             num_programs = -(-num_rows // rows_of_program) * -(-shape.num_out // num_out)
-            for block_in in (128, 256):
+            for block_in in (128, 256, 512) if num_out in even and is_tuned else (128, 256):
                 ring = WarpgroupRing(num_out, block_in, 10, num_rows=rows_of_program)
-                yield _fitted(ring, min(2, -(-num_programs // 132)), shape.num_in)
+                if 2 * ring.tile_bytes <= MOST_BYTES:
+                    yield _fitted(ring, min(2, -(-num_programs // 132)), shape.num_in)
+
+
+def _even_outputs(shape: cases.Shape, num_programs: int) -> int:
+    """The least that a ring can have, for at most so many programs."""
+    unit = 16 if shape.operation == "geglu_linear" else 8
+    possible = {unit << a for a in range(5)} | {(unit << a) + (unit << b) for a in range(5) for b in range(a)}
+    enough = [num_out for num_out in possible if num_out <= 256 and -(-shape.num_out // num_out) <= num_programs]
+    return min(enough, default=64)
 
 
 def _fitted(ring: WarpgroupRing, num_programs: int, num_in: int) -> WarpgroupRing:

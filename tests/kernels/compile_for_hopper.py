@@ -33,7 +33,7 @@ from facet.kernels.add_norm.triton import add_norm_kernel, sum_of_norms_kernel
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.gluon_names import TensorDescriptor, gl
 from facet.kernels.linear import cases
-from facet.kernels.linear.ring_config import ring_of, warpgroup_ring_of
+from facet.kernels.linear.ring_config import WarpgroupRing, ring_of, warpgroup_ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
@@ -308,27 +308,26 @@ def ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any
     return ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
-def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    ring = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
-    is_gated = shape.operation == "geglu_linear"
-    num_parts = 2 if is_gated else 1
+def warpgroup_ring_launch(
+    shape: cases.Shape, num_rows: int = 8, ring: WarpgroupRing | None = None
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    ring = ring or warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
+    num_parts = 2 if shape.operation == "geglu_linear" else 1
+    num_out = shape.num_out // num_parts
+    weight_shape, more_out = (num_parts, num_out, shape.num_in), ring.more_out
+    arguments = (
+        tiles((num_rows, shape.num_in), [ring.num_rows, ring.block_in]),
+        tiles(weight_shape, [num_parts, ring.wide_out // num_parts, ring.block_in]),
+        tiles(weight_shape, [num_parts, more_out // num_parts, ring.block_in]) if more_out else None,
+        tensor(), tensor(), 0, num_rows, num_out,
+    )  # fmt: skip
     constants = dict(
         NUM_IN=shape.num_in,
-        IS_GATED=is_gated,
         HAS_GATED_INPUT=shape.operation == "gated_input_linear",
-        ROWS=ring.num_rows,
-        BLOCK_OUT=ring.num_out,
-        BLOCK_IN=ring.block_in,
         STAGES=ring.num_stages,
         IS_DEPENDENT=True,
     )
-    num_out = shape.num_out // num_parts
-    arguments = (
-        tiles((num_rows, shape.num_in), [ring.num_rows, ring.block_in]),
-        tiles((num_parts, num_out, shape.num_in), [num_parts, ring.num_out // num_parts, ring.block_in]),
-        tensor(), tensor(), 0, num_rows, num_out,
-    )  # fmt: skip
-    return warpgroup_ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
+    return warpgroup_ring_kernel, arguments, {**constants, "num_warps": 4}
 
 
 def eight_bit_ring_launch(
@@ -617,6 +616,8 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "warpgroup_ring_of_gated_input": warpgroup_ring_launch(cases.E4B[8]),
         "warpgroup_ring_of_16_rows": warpgroup_ring_launch(cases.E4B[6], 16),
         "warpgroup_ring_of_32_rows": warpgroup_ring_launch(cases.E4B[8], 32),
+        "warpgroup_ring_of_40_outputs": warpgroup_ring_launch(cases.E4B[1], ring=WarpgroupRing(40, 256, 8)),
+        "warpgroup_ring_of_80_gates": warpgroup_ring_launch(cases.E4B[0], 32, WarpgroupRing(160, 128, 4, num_rows=32)),
         "warpgroup_ring_of_64_rows": warpgroup_ring_launch(cases.E4B[3], 64),
         "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
         "fp8_ring_that_rounds": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv, num_magnitudes=672),
@@ -822,7 +823,7 @@ def reports(names: Sequence[str]) -> list[dict[str, Any]]:
                 kernels[name] = compiled(name)
         except Exception:  # the other kernels have their lines all the same
             errors[name] = {"error": traceback.format_exc()}
-    codes = instructions([kernel.asm["cubin"] for kernel in kernels.values()])
+    codes = instructions([kernel.asm["cubin"] for kernel in kernels.values()]) if kernels else []
     found = {name: usage(kernels[name], code) | ring_of_launch(name) for name, code in zip(kernels, codes, strict=True)}
     return [(found | errors)[name] for name in names]
 

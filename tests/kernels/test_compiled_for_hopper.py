@@ -106,6 +106,8 @@ WARPGROUP_RINGS = {
     "warpgroup_ring_of_16_rows": (1, 64, 16),
     "warpgroup_ring_of_32_rows": (1, 48, 16),
     "warpgroup_ring_of_64_rows": (1, 96, 8),
+    "warpgroup_ring_of_40_outputs": (1, 64, 32),
+    "warpgroup_ring_of_80_gates": (1, 168, 16),
 }
 # What sixteen warps of 128 registers leave no room for, or of 64.
 MOST_LOCAL_BYTES = {

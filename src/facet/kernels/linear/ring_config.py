@@ -27,14 +27,20 @@ class Ring:
 class WarpgroupRing:
     """A program owns `num_out` rows of the weight, gates and ups together (`warpgroup_ring_kernel.py`)."""
 
-    num_out: int  # a power of two from 8 to 256; of gates and ups 16 at least
+    num_out: int  # a power of two from 8 to 256, or the sum of two; of gates and ups 16 each at least
     block_in: int
     num_stages: int  # tiles that a ring holds
     num_rows: int = 8  # of x, or 16, 32 or 64, some of them padding
 
     @property
-    def num_warps(self) -> int:
-        return 4
+    def wide_out(self) -> int:
+        """The larger power of two."""
+        return 1 << (self.num_out.bit_length() - 1)
+
+    @property
+    def more_out(self) -> int:
+        """The smaller one, or 0."""
+        return self.num_out - self.wide_out
 
     @property
     def tile_bytes(self) -> int:

@@ -38,25 +38,23 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
         x = x.clone(memory_format=torch.contiguous_format)
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
-    num_out, out_per_program = weight.shape[0] // num_parts, ring.num_out // num_parts
+    num_out, outputs, more_outputs = (size // num_parts for size in (weight.shape[0], ring.wide_out, ring.more_out))
     output = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
     parts, strides = (num_parts, num_out, num_in), (num_out * weight.stride(0), weight.stride(0), 1)
-    warpgroup_ring_kernel[(triton.cdiv(num_rows, ring.num_rows) * triton.cdiv(num_out, out_per_program),)](
+    num_programs = triton.cdiv(num_rows, ring.num_rows) * triton.cdiv(num_out, outputs + more_outputs)
+    warpgroup_ring_kernel[(num_programs,)](
         _tiles(x, x.shape, x.stride(), (ring.num_rows, ring.block_in)),
-        _tiles(weight, parts, strides, (num_parts, out_per_program, ring.block_in)),
+        _tiles(weight, parts, strides, (num_parts, outputs, ring.block_in)),
+        _tiles(weight, parts, strides, (num_parts, more_outputs, ring.block_in)) if more_outputs else None,
         x if gated is None else gated,
         output,
         0 if gated is None else gated.stride(0),
         num_rows,
         num_out,
         NUM_IN=num_in,
-        IS_GATED=num_parts == 2,
         HAS_GATED_INPUT=gated is not None,
-        ROWS=ring.num_rows,
-        BLOCK_OUT=ring.num_out,
-        BLOCK_IN=ring.block_in,
         STAGES=ring.num_stages,
-        num_warps=ring.num_warps,
+        num_warps=4,
         **launch_options(x.device),
     )
     return output
