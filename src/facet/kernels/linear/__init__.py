@@ -19,7 +19,7 @@ from facet.kernels.linear.invariant import gated_input_linear as invariant_gated
 from facet.kernels.linear.invariant import geglu_linear as invariant_geglu_linear
 from facet.kernels.linear.invariant import linear as invariant_linear
 from facet.kernels.linear.invariant import never_split_sums
-from facet.kernels.linear.ring_config import Ring, choose_usual_ring
+from facet.kernels.linear.ring_config import Ring, WarpgroupRing, choose_usual_ring
 from facet.kernels.linear.rings import Kernels, kernels_of
 from facet.kernels.per_layer_input import gate_per_layer_input
 
@@ -58,7 +58,7 @@ def gated_input_linear(x: Tensor, weight: Tensor, per_layer_input: Tensor) -> Te
 
 class _Chosen(NamedTuple):
     kernels: Kernels
-    config: Config | Ring
+    config: Config | Ring | WarpgroupRing
 
 
 def _choose(x: Tensor, weight: Tensor) -> _Chosen | None:

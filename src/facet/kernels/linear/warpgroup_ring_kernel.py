@@ -38,14 +38,16 @@ ALL_ROWS = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat
 
 
 @gluon.jit
-def _allocate(weight, STAGES: gl.constexpr):
-    """Tiles of [gates and ups, outputs of each, inputs], as they are copied, and of [outputs, inputs], as read."""
+def _room_for(weight, STAGES: gl.constexpr):
+    """(Tiles of [gates and ups, outputs of each, inputs], as they are copied; [outputs, inputs], as they are read;
+    sums), of each one."""
     NUM_PARTS: gl.constexpr = weight.block_shape[0]
     OUT: gl.constexpr = weight.block_shape[1]
     BLOCK_IN: gl.constexpr = weight.block_shape[2]
     copied = gl.allocate_shared_memory(weight.dtype, [STAGES, NUM_PARTS, OUT, BLOCK_IN], weight.layout)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([NUM_PARTS * OUT, BLOCK_IN], weight.dtype)
-    return copied, copied._reinterpret(weight.dtype, [STAGES, NUM_PARTS * OUT, BLOCK_IN], layout)
+    read = copied._reinterpret(weight.dtype, [STAGES, NUM_PARTS * OUT, BLOCK_IN], layout)
+    return (copied,), (read,), (gl.zeros([64, NUM_PARTS * OUT], gl.float32, _layout_of(NUM_PARTS * OUT)),)
 
 
 @gluon.jit
@@ -94,9 +96,9 @@ def _start(sums, buffers, tile):
     mbarrier.wait(ready.index(slot), tile // STAGES & 1)
     for start in gl.static_range(0, BLOCK_IN, WIDTH):
         rows = x_tiles.index(slot).slice(start, WIDTH, dim=1)._reinterpret(x_tiles.dtype, [64, WIDTH], ALL_ROWS)
-        started = (_times(rows, read[0], slot, start, sums[0]),)
+        started = _times(rows, read[0], slot, start, sums[0])
         if len(read) == 2:
-            started = (started[0], _times(rows, read[1], slot, start, sums[1]))
+            started = started + _times(rows, read[1], slot, start, sums[1])
         sums = started
     return sums
 
@@ -104,7 +106,7 @@ def _start(sums, buffers, tile):
 @gluon.jit
 def _times(rows, tiles, slot, start, sums):
     weights = tiles.index(slot).slice(start, WIDTH, dim=1)
-    return warpgroup_mma(rows, weights.permute((1, 0)), sums, is_async=True)
+    return (warpgroup_mma(rows, weights.permute((1, 0)), sums, is_async=True),)
 
 
 @gluon.jit
@@ -158,14 +160,12 @@ def warpgroup_ring_kernel(
 
     # So many more as there is room for the rows that are read behind those of the last.
     NUM_BEHIND: gl.constexpr = ((64 - ROWS) * WIDTH + ROWS * BLOCK_IN - 1) // (ROWS * BLOCK_IN)
-    tiles, weight_tiles = _allocate(weight, STAGES)
-    zeros = gl.zeros([64, NUM_PARTS * OUT], gl.float32, _layout_of(NUM_PARTS * OUT))
-    weights, firsts, copied, read, sums = (weight,), (first_out,), (tiles,), (weight_tiles,), (zeros,)
-    if MORE_OUT > 0:
-        more_tiles, more_weight_tiles = _allocate(more_weight, STAGES)
-        more_zeros = gl.zeros([64, NUM_PARTS * MORE_OUT], gl.float32, _layout_of(NUM_PARTS * MORE_OUT))
-        weights, firsts, sums = (weight, more_weight), (first_out, first_out + OUT), (zeros, more_zeros)
-        copied, read = (tiles, more_tiles), (weight_tiles, more_weight_tiles)
+    copied, read, sums = _room_for(weight, STAGES)
+    weights = (weight,) if more_weight is None else (weight, more_weight)
+    firsts = (first_out,) if more_weight is None else (first_out, first_out + OUT)
+    if more_weight is not None:
+        more_copied, more_read, more_sums = _room_for(more_weight, STAGES)
+        copied, read, sums = copied + more_copied, read + more_read, sums + more_sums
     x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES + NUM_BEHIND, ROWS, BLOCK_IN], x.layout)
     ready = barriers(STAGES, 1)
     buffers = (x_tiles, copied, read, ready)
