@@ -100,8 +100,8 @@ RINGS_OF_GROUPS = {
 RINGS_OF_4_BITS = tuple(name for name in RINGS if name.startswith(("int4_ring", "q4_k_ring")))
 # Programs that a multiprocessor has room for, registers, products of a tile.
 WARPGROUP_RINGS = {
-    "warpgroup_ring_of_down": (2, 48, 16),
-    "warpgroup_ring_of_gate_up": (2, 48, 16),
+    "warpgroup_ring_of_down": (1, 64, 16),
+    "warpgroup_ring_of_gate_up": (2, 64, 8),
     "warpgroup_ring_of_gated_input": (1, 48, 16),
     "warpgroup_ring_of_16_rows": (1, 64, 16),
     "warpgroup_ring_of_32_rows": (1, 48, 16),
