@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from torch import Tensor, multiprocessing
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from facet.kernels.sum_over_ranks import cases, sum_over_ranks
 from facet.layers.direct_sums import DirectSums, find_direct_sums, is_right, share_buffers
@@ -97,7 +98,7 @@ def main() -> None:
     if options.on_one_gpu:
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(run_rank, (size, folder, bool(options.on_one_gpu)), nprocs=size)
+        spawn(run_rank, (size, folder, bool(options.on_one_gpu)), nprocs=size)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

@@ -133,17 +133,16 @@ def main() -> None:
             profiler.enable()
         spent = time.process_time()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            _, outcomes, duration = runner.run(measure(config, conversations))
+            measured = runner.run(measure(config, conversations))
         spent = time.process_time() - spent
         profiler.disable()
-        metrics = compute_metrics(outcomes, duration)
+        metrics = compute_metrics(measured.outcomes, measured.duration)
         assert metrics.num_output_tokens == num_prompts * options.tokens, metrics.failures
         # The warm-up is among the seconds spent; leave its part out.
         spent *= num_prompts / (num_prompts + concurrency)
         per_core = metrics.num_output_tokens / spent
-        table.add_row(
-            str(concurrency), f"{metrics.output_throughput:,.0f}", f"{spent / duration:.2f}", f"{per_core:,.0f}"
-        )
+        share = spent / measured.duration
+        table.add_row(str(concurrency), f"{metrics.output_throughput:,.0f}", f"{share:.2f}", f"{per_core:,.0f}")
     server.terminate()
     Console().print(table)
     if options.profile:

@@ -21,6 +21,20 @@ from facet.request import Request
 TOKEN_ID = 280
 STEP_SECONDS = "FACET_EMPTY_STEP_SECONDS"
 _SECONDS_BETWEEN_LOOKS = 2
+NOTHING_DONE = Stats(
+    num_running=0,
+    num_waiting=0,
+    num_preemptions=0,
+    num_steps=0,
+    num_computed_tokens=0,
+    num_sampled_tokens=0,
+    num_corrupted_requests=0,
+    num_blocks=0,
+    num_blocks_in_tables=0,
+    num_blocks_cached=0,
+    num_prompt_tokens=0,
+    num_prompt_tokens_hit=0,
+)
 
 
 class EmptySteps:
@@ -40,7 +54,7 @@ class EmptySteps:
         elif isinstance(message, Cancel):
             self._left.pop(message.request_id, None)
         elif isinstance(message, AskStats):
-            send(Stats(**dict.fromkeys(Stats.__struct_fields__, 0)))
+            send(NOTHING_DONE)
 
     def step(self) -> list[FromEngine]:
         if self._step_seconds:

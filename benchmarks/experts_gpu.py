@@ -50,7 +50,7 @@ def time_of(run: RunExperts, x: Tensor, weights: Tensor, choices: Sequence[Tenso
 
 
 def show(name: str, num_rows: int, time: float, value_bytes: float, choices: Sequence[Tensor], how: str = "") -> None:
-    num_read = sum(chosen.unique().numel() for chosen in choices) / len(choices)
+    num_read = sum(chosen.unique().numel() for chosen in choices) / len(choices)  # type: ignore[no-untyped-call]
     num_bytes = num_read * 3 * HIDDEN * WIDTH * value_bytes
     print(
         f"{name:9} {num_rows:5} rows {time:8.1f} us; {num_read:5.1f} experts are read, {num_bytes / time / 1e6:5.2f} "

@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ FEW_ROWS = 8
 def candidates(shape: cases.Shape, num_rows: int) -> list[Config]:
     chosen = choose_in_one_order(num_rows, shape.num_out, shape.num_in, "fp8")
     assert chosen is not None
-    order = {"block_in": chosen.block_in, "shares": chosen.shares}
+    order: dict[str, Any] = {"block_in": chosen.block_in, "shares": chosen.shares}
     halves = 256 // chosen.block_in  # twice as many tiles of half the width are on their way
     large = Config(128, 128, **order, num_warps=8, num_stages=3 * halves, in_turn=True)
     flat = Config(128, 64, **order, num_warps=4, num_stages=2 * halves)

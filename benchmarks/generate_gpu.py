@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from facet import LLM, SamplingParams
+from facet.offline.prompts import TokensPrompt
 from tests.published_configs import text_only
 
 PROMPT_LEN, SHORT, LONG = 512, 8, 264
@@ -58,7 +59,7 @@ def main() -> None:
             show_progress=False,
         )
         ready = time.perf_counter() - started
-    prompts = [
+    prompts: list[TokensPrompt] = [
         {"prompt_token_ids": [(7 * place + 13 * request) % 1000 + 10 for place in range(PROMPT_LEN)]}
         for request in range(options.requests)
     ]

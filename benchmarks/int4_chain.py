@@ -8,8 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +17,7 @@ from benchmarks.linear_gpu import CACHE_BYTES
 from facet.kernels.add_norm import add_norm
 from facet.kernels.quantized import int4
 from facet.kernels.quantized.cases import FORMATS, Case
+from facet.kernels.quantized.int4 import Kernels
 from facet.kernels.quantized.int4.tuning import Ring, ring_of
 from facet.matrix_format import MatrixFormat, ScaleFormat
 
@@ -70,20 +69,20 @@ def make_matrices(layer: Layer, format: MatrixFormat) -> Matrices:
 
 
 def run_layers(
-    layer: Layer, layers: Sequence[Matrices], rooms: Sequence[Any], x: Tensor, norm: Tensor, given: Tensor
+    layer: Layer, layers: Sequence[Matrices], kernels: tuple[Kernels, Kernels], x: Tensor, norm: Tensor, given: Tensor
 ) -> Tensor:
-    """`rooms`: for products of much, and for those of the per-layer input."""
-    products, small_products = rooms
+    """`kernels`: for products of much, and for those of the per-layer input."""
+    products, small_products = kernels
     stream, normed = x, x
     for matrices in layers:
-        heads = products.linear(normed, matrices.qkv)[:, : layer.num_heads]
-        stream, normed = _add(stream, products.linear(heads, matrices.o), norm)
-        hidden = products.geglu_linear(normed, matrices.gate_up)
-        stream, normed = _add(stream, products.linear(hidden, matrices.down), norm)
+        heads = products.multiply(normed, matrices.qkv)[:, : layer.num_heads]
+        stream, normed = _add(stream, products.multiply(heads, matrices.o), norm)
+        hidden = products.multiply(normed, matrices.gate_up)
+        stream, normed = _add(stream, products.multiply(hidden, matrices.down), norm)
         if matrices.per_layer is not None:
             gate, projection = matrices.per_layer
-            gated = small_products.gated_input_linear(stream, gate, given)
-            stream, normed = _add(stream, small_products.linear(gated, projection), norm)
+            gated = small_products.multiply(stream, gate, given)
+            stream, normed = _add(stream, small_products.multiply(gated, projection), norm)
     return normed
 
 
@@ -109,18 +108,16 @@ def deepest_ring_of(num_tiles: int, num_blocks: int, num_rows: int) -> Ring:
     return replace(ring, num_stages=max(ring.num_stages, min(most_stages, -(-num_blocks // ring.num_in_warps) + 2)))
 
 
-def through(choose: Callable[[int, int, int], Ring]) -> SimpleNamespace:
+@dataclass(frozen=True)
+class OtherRings:
     """The products of `ring`, through other rings than the usual ones."""
-    from facet.kernels.quantized.int4 import ring
 
-    def with_ring(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def run(x: Tensor, matrix: int4.ShuffledInt4, *given: Tensor) -> Tensor:
-            return function(x, matrix, *given, choose(matrix.num_tiles, matrix.num_blocks, x.shape[0]))
+    choose: Callable[[int, int, int], Ring]
 
-        return run
+    def multiply(self, x: Tensor, matrix: int4.ShuffledInt4, per_layer_input: Tensor | None = None, /) -> Tensor:
+        from facet.kernels.quantized.int4 import ring
 
-    functions = (ring.linear, ring.geglu_linear, ring.gated_input_linear)
-    return SimpleNamespace(**{function.__name__: with_ring(function) for function in functions})
+        return ring.multiply(x, matrix, per_layer_input, self.choose(matrix.num_tiles, matrix.num_blocks, x.shape[0]))
 
 
 def format_of(group: int) -> MatrixFormat:
@@ -141,20 +138,20 @@ def measure(layer: Layer, rows: Sequence[int], group: int) -> None:
     layers = [sets[index % len(sets)] for index in range(_NUM_LAYERS)]
     norm = torch.ones(layer.hidden, device="cuda")
     for num_rows in rows:
-        usual = few_rows if num_rows <= int4.MAX_FEW_ROWS else wide
-        ways: dict[str, tuple[Any, Any]] = {"few_rows": (few_rows, few_rows), "rings": (ring, ring)}
-        half, deepest = through(half_ring_of), through(deepest_ring_of)
+        ways: dict[str, tuple[Kernels, Kernels]] = {"few_rows": (few_rows, few_rows), "rings": (ring, ring)}
+        half, deepest = OtherRings(half_ring_of), OtherRings(deepest_ring_of)
         ways |= {"rings half as deep": (half, half), "rings as deep as can be": (deepest, deepest)}
-        if usual is wide:
+        usual = "few_rows" if num_rows <= int4.MAX_FEW_ROWS else "wide"
+        if usual == "wide":
             ways["wide"] = (wide, wide)
         if layer.num_per_layer:
-            ways[f"rings, {usual.__name__.rpartition('.')[2]} for the per-layer input"] = (ring, usual)
+            ways[f"rings, {usual} for the per-layer input"] = (ring, ways[usual][0])
         x = torch.randn(num_rows, layer.hidden, device="cuda", dtype=torch.bfloat16)
         given = torch.randn(num_rows, max(1, layer.num_per_layer), device="cuda", dtype=torch.bfloat16)
         expected = run_layers(layer, layers, ways["few_rows"], x, norm, given)
-        for name, rooms in ways.items():
-            is_same = torch.equal(run_layers(layer, layers, rooms, x, norm, given), expected)
-            call = partial(run_layers, layer, layers, rooms, x, norm, given)
+        for name, kernels in ways.items():
+            is_same = torch.equal(run_layers(layer, layers, kernels, x, norm, given), expected)
+            call = partial(run_layers, layer, layers, kernels, x, norm, given)
             time = microseconds([call] * 3) / _NUM_LAYERS
             said = "same bits" if is_same else "OTHER BITS"
             print(f"{layer.name:18} {num_rows:4} rows {time:8.2f} us a layer  {said}  {name}", flush=True)

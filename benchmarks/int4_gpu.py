@@ -39,12 +39,12 @@ from facet.kernels.quantized.int4.tuning import (
     MAX_WIDE_ROWS,
     Ring,
     Tuning,
-    WideTuning,
     choose_tuning,
     choose_wide_tuning,
     ring_of,
     rows_of_program,
 )
+from facet.kernels.quantized.shuffled.wide_tuning import WideTuning
 
 ROWS = (1, 4, 8, 16, 32, 64, 128, 256)
 ROWS_OF_RINGS = (1, 4, 8)
@@ -300,9 +300,11 @@ def main() -> None:
                 elif options.tune:
                     tunings.update(tunings_for(shape, num_rows))
                 for tuning in tunings:
-                    is_wide = isinstance(tuning, WideTuning)
-                    kind = tuning.rows if is_wide else rows_of_program(num_rows)
-                    is_ragged = not is_wide and -(-shape.num_in // 128) % (2 * tuning.num_in_warps) != 0
+                    if isinstance(tuning, WideTuning):
+                        kind, is_ragged = tuning.rows, False
+                    else:
+                        kind = rows_of_program(num_rows)
+                        is_ragged = -(-shape.num_in // 128) % (2 * tuning.num_in_warps) != 0
                     # Rings of 16 rows are made for a number of inputs.
                     num_in = shape.num_in if isinstance(tuning, Ring) and tuning.row_tiles > 1 else 0
                     jobs[shape.operation, kind, tuning, is_ragged, num_in] = Job(shape, kind, options.group, tuning)

@@ -107,7 +107,7 @@ def measure(name: str, shape: Shape, rows: Sequence[int], *, is_tuned: bool) -> 
             return run(shape, x, matrix, given, cut)
 
         library = microseconds([partial(functional.linear, x, weights[i % len(weights)]) for i in range(num_launches)])
-        by_values = time(lambda matrix, x=x: multiply_values(x, matrix, None, dequantize))
+        by_values = time(partial(multiply_values, x, per_layer_input=None, dequantize=dequantize))
         head = f"{name:5} {shape.name:24} {num_rows:4} rows  floor {floor:5.1f}  cuBLAS {library:6.1f}"
         head += f"  values {by_values:6.1f}"
         cuts: list[Cut] = list(tunings_for(shape, num_rows, is_tuned=is_tuned))

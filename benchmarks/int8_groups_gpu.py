@@ -39,12 +39,12 @@ from facet.kernels.quantized.int8_groups.tuning import (
     MAX_RING_ROWS,
     Ring,
     Tuning,
-    WideTuning,
     choose_tuning,
     choose_wide_tuning,
     ring_of,
     rows_of_program,
 )
+from facet.kernels.quantized.shuffled.wide_tuning import WideTuning
 from facet.kernels.quantized.shuffled_product import multiply_values
 from facet.model.gguf.types import BY_NAME
 
@@ -155,7 +155,7 @@ def measure(name: str, shape: Shape, rows: list[int], *, is_tuned: bool) -> list
         others = f"cuBLAS {library:6.1f}  values {by_values:6.1f} {distance:.1e}  "
         others += f"any format {microseconds(any_format):6.1f}"
         few = choose_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
-        cuts, others_of = [few], list[Cut](tunings_for(shape, num_rows) if is_tuned else [])
+        cuts, others_of = list[Cut]([few]), list[Cut](tunings_for(shape, num_rows) if is_tuned else [])
         if is_hopper and num_rows >= LEAST_WIDE_ROWS:
             broad = choose_wide_tuning(matrix.num_tiles, matrix.num_blocks, num_rows)
             cuts.insert(0, broad)

@@ -14,8 +14,9 @@ neither flat nor one-hot, as in a trained model. A trained model has outliers th
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from facet.config import ModelConfig
 from facet.kv_dtypes import KV_DTYPES, choose_kv_dtypes
 from facet.kv_layout import make_kv_layout
+from facet.layers.attention import Attention
 from facet.layers.kv_arena import KVArena
 from facet.model.gemma import Gemma, num_parameters
 from facet.model.loader import load_model
@@ -84,9 +86,10 @@ def random_model(name: str) -> Gemma:
     with tempfile.TemporaryDirectory() as folder:
         write_config(Path(folder), about_100_million(name))
         model = load(Path(folder), load_format="dummy")
-    for layer in model.layers:
-        spec = layer.attention.layer
-        layer.attention.query_norm.weight.data.fill_(SCORE_DEVIATION / (spec.attention_scale * spec.head_dim**0.5))
+    for attention in model.layers.modules():
+        if isinstance(attention, Attention):
+            spec = attention.layer
+            attention.query_norm.weight.data.fill_(SCORE_DEVIATION / (spec.attention_scale * spec.head_dim**0.5))
     return model
 
 
@@ -150,18 +153,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", metavar="FOLDER", nargs="*", type=Path, help="checkpoints to measure instead")
     options = parser.parse_args()
+    groups: dict[str, dict[str, Callable[[], Gemma]]]
     if options.folders:
-        groups = {"Checkpoints": {folder.name: (load, folder) for folder in options.folders}}
+        groups = {"Checkpoints": {folder.name: partial(load, folder) for folder in options.folders}}
     else:
         groups = {
-            "Tiny models": {name: (tiny_model, name) for name in BASE_NAMES},
-            "Random models of about 100 million parameters": {name: (random_model, name) for name in FAMILIES},
+            "Tiny models": {name: partial(tiny_model, name) for name in BASE_NAMES},
+            "Random models of about 100 million parameters": {name: partial(random_model, name) for name in FAMILIES},
         }
     worse = []
     for title, makers in groups.items():
         models = {}
-        for name, (make, source) in makers.items():
-            model = make(source)
+        for name, make in makers.items():
+            model = make()
             print(f"{name}: {num_parameters(model) / 1e6:.1f} million parameters", file=sys.stderr, flush=True)
             models[name] = distances(model, CHOICES)
         print_table(title, models)

@@ -211,7 +211,7 @@ def measure_parts(folder: Path, *, is_tiny: bool) -> dict[str, float]:
     config = read_config_file(folder / "config.json")
     tower = find_towers(config, read_model_spec(config), None).load(placement, Silent())["image"]
     item = {name: array_on_device(array.numpy(), device) for name, array in prepared.arrays.items()}
-    graphs = graphs_of({"image": tower})[tower]
+    (graphs,) = graphs_of({"image": tower}).values()
     with recording(device) as recorder:
         graphs.capture(recorder, Silent())
     with torch.inference_mode():

@@ -118,7 +118,11 @@ def preparing_rates(spec: MediaSpec, options: argparse.Namespace) -> list[dict[i
         rates = []
         for part in (replace(image, value=None, url=data_url(file)), image):
             read_all(part, max(options.threads))  # starts the processes
-            rates.append(best_rates(lambda num_threads, _, part=part: partial(read_all, part, num_threads), options))
+
+            def make_run(num_threads: int, number: int, part: MediaPart = part) -> Run:
+                return partial(read_all, part, num_threads)
+
+            rates.append(best_rates(make_run, options))
         return rates
     finally:
         reader.close()

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -201,10 +202,10 @@ class Prepared:
     def plan_row_by_row(self) -> GpuPlan:
         rows = np.arange(self.load.num_rows, dtype=np.int32)
         decode = plan_decode(self.paged_rows(), rows, longest_context=self.load.context_len)
-        return GpuPlan(decode=decode, prefill=None)
+        return GpuPlan(decodes=(decode,), prefills=())
 
     def plan_as_a_run(self) -> GpuPlan:
-        return GpuPlan(decode=None, prefill=self._run_plan(ROWS_PER_TILE))
+        return GpuPlan(decodes=(), prefills=(self._run_plan(ROWS_PER_TILE),))
 
     def _run_plan(self, rows_per_tile: int) -> PrefillPlan:
         run = Run(first_row=0, num_rows=self.load.num_rows, context_len=self.load.context_len)
@@ -238,7 +239,7 @@ def milliseconds(call: Callable[[], object], budget_ms: float = 60.0) -> float:
     graph.replay()
     times: list[float] = []
     while len(times) < 3 or (sum(times) < budget_ms and len(times) < 100):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()
@@ -282,7 +283,9 @@ def time_variant(prepared: Prepared, variant: Variant) -> tuple[float, str, floa
     return milliseconds(lambda: attend(output)), note, error
 
 
-def time_as_served(prepared: Prepared, plan: GpuPlan) -> tuple[float, str, float]:
+def time_as_served(prepared: Prepared, make_plan: Callable[[], GpuPlan]) -> tuple[float, str, float]:
+    plan = make_plan()
+
     def call() -> Tensor:
         return plan.run(prepared.queries, prepared.cache, scale=1.0, key_recipe=prepared.recipe)
 
@@ -295,10 +298,9 @@ def add_crossover(table: Table) -> None:
     for load in (load for load in LOADS if load.context_len == 8192):
         for num_rows in (4, 8, 16, 32, 64, 128):
             prepared = Prepared(replace(load, num_rows=num_rows))
-            plans = (prepared.plan_as_a_run(), prepared.plan_row_by_row())
             cells = []
-            for plan in plans:
-                time_ms, _, error = time_as_served(prepared, plan)
+            for make_plan in (prepared.plan_as_a_run, prepared.plan_row_by_row):
+                time_ms, _, error = time_as_served(prepared, make_plan)
                 cells.append(f"{time_ms * 1e3:,.0f}" if error < LARGEST_ERROR else f"WRONG {error:.3f}")
             table.add_row(f"{load.name.partition(',')[0]}, {num_rows} rows", *cells)
 
@@ -324,11 +326,11 @@ def main() -> None:
     for load in LOADS:
         prepared = Prepared(load)
         runs: list[tuple[str, Callable[[], tuple[float, str, float]]]] = [
-            (variant.name, lambda p=prepared, v=variant: time_variant(p, v))
+            (variant.name, partial(time_variant, prepared, variant))
             for variant in (*hopper_variants(prepared), *variants[load])
         ]
         if not quick:
-            runs.append(("as served", lambda p=prepared: time_as_served(p, p.plan_as_a_run())))
+            runs.append(("as served", partial(time_as_served, prepared, prepared.plan_as_a_run)))
         lines: list[tuple[float, tuple[str, ...]]] = []
         for name, run in runs:
             try:
@@ -343,8 +345,8 @@ def main() -> None:
             lines.append((time_ms, row))
         fill, _ = prepared.unpacked(variants[load][0])
         table.add_row(load.name, f"unpack {milliseconds(fill) * 1e3:,.0f}", "", "", "", "")
-        for _, row in sorted(lines, key=lambda line: line[0]):
-            table.add_row(*row)
+        for _, line in sorted(lines, key=lambda timed: timed[0]):
+            table.add_row(*line)
         table.add_section()
         del prepared, runs, fill
         torch.cuda.empty_cache()

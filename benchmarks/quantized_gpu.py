@@ -148,7 +148,8 @@ def inputs(
 def name_of(config: Config | None) -> str:
     if config is None:
         return "PyTorch"
-    kind, named = "", config
+    kind = ""
+    named: Config | Ring | Tiles = config
     if config.ring is not None:
         kind, named = "ring ", config.ring
     elif config.tiles is not None:

@@ -89,11 +89,11 @@ def time_calls(call: Callable[[], object], prepare: Callable[[], object], device
 
 
 def time_on_device(call: Callable[[], object], prepare: Callable[[], object], rounds: int) -> float:
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
         prepare()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(HEAD_START_CYCLES)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
         start.record()
         call()
         end.record()

@@ -33,7 +33,7 @@ def serve_through_ray(folder: str, port: int) -> None:
     class Ingress:
         pass
 
-    serve.run(Ingress.bind(), name="empty")
+    serve.run(Ingress.bind(), name="empty")  # type: ignore[attr-defined]
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +89,7 @@ def compile_kernels(servers: Sequence[Server], more_flags: Sequence[str]) -> Non
     for group in groups_that_fit(list(dict.fromkeys(server.model for server in servers))):
         print(f"compiling for {', '.join(group)}", flush=True)
         with ThreadPoolExecutor(len(group)) as pool:
-            list(pool.map(lambda numbered: start_and_end(*numbered, more_flags), enumerate(group, start=PORT + 1)))
+            list(pool.map(partial(start_and_end, more_flags), count(PORT + 1), group))
 
 
 def groups_that_fit(models: Sequence[str]) -> list[list[str]]:
@@ -107,7 +109,7 @@ def groups_that_fit(models: Sequence[str]) -> list[list[str]]:
     return groups
 
 
-def start_and_end(port: int, model: str, more_flags: Sequence[str]) -> None:
+def start_and_end(more_flags: Sequence[str], port: int, model: str) -> None:
     server = Server(model, 9216)
     with serving(server, [*more_flags, *SMALL_CACHE], port):
         pass

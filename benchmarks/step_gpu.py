@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from facet.config import EngineConfig
@@ -142,12 +143,12 @@ def prefill(engine: Engine, num_tokens: int, console: Console, *, profiles_host:
 
 def load(engine: Engine, num_requests: int, context: int, console: Console) -> None:
     """A request for each that ends, none of them in step with another."""
-    num_output, name, seconds = 150, iter(range(1_000_000)), defaultdict[tuple[int, int], list[float]](list)
+    num_output, name, by_rows = 150, iter(range(1_000_000)), defaultdict[tuple[int, int], list[float]](list)
     learn = engine._scheduler.learn
 
-    def noting(plan: StepPlan, step_seconds: float) -> None:
-        seconds[int(np.count_nonzero(plan.num_scheduled == 1)), plan.num_tokens].append(step_seconds)
-        learn(plan, step_seconds)
+    def noting(plan: StepPlan, seconds: float) -> None:
+        by_rows[int(np.count_nonzero(plan.num_scheduled == 1)), plan.num_tokens].append(seconds)
+        learn(plan, seconds)
 
     def run(num_ended: int) -> None:
         while num_ended:
@@ -172,7 +173,7 @@ def load(engine: Engine, num_requests: int, context: int, console: Console) -> N
     table = Table(title=f"{num_requests / wall:.2f} requests a second", title_justify="left")
     for column in ("rows", "of them decoded", "steps", "ms each", "share"):
         table.add_column(column, justify="right")
-    for (num_decoded, num_rows), times in sorted(seconds.items(), key=lambda item: -sum(item[1]))[:NUM_KERNELS]:
+    for (num_decoded, num_rows), times in sorted(by_rows.items(), key=lambda item: -sum(item[1]))[:NUM_KERNELS]:
         mean = f"{np.mean(times) * 1e3:.2f} ± {np.std(times) * 1e3:.2f}"
         table.add_row(f"{num_rows}", f"{num_decoded}", f"{len(times)}", mean, f"{sum(times) / wall / 3:.1%}")
     console.print(table)
@@ -204,8 +205,8 @@ def show(title: str, wall: float, profiler: profile, num_steps: int, console: Co
     microseconds: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     intervals, named = [], []
-    for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Memcpy HtoD"):
+    for event in profiler.events():  # type: ignore[no-untyped-call]
+        if event.device_type == DeviceType.CUDA and not event.name.startswith("Memcpy HtoD"):
             microseconds[event.name] += event.device_time / num_steps
             counts[event.name] += 1
             intervals.append((event.time_range.start, event.time_range.end))

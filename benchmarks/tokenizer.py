@@ -77,7 +77,7 @@ def make_prompts(tokenizer: tokenizers.Tokenizer, count: int) -> list[str]:
     """Texts that encode to the wanted number of tokens, or just about."""
     choose = random.Random(1)
     size = tokenizer.get_vocab_size()
-    prompts = []
+    prompts: list[str] = []
     while len(prompts) < count:
         ids = [choose.randrange(500, min(size, 60_000)) for _ in range(NUM_PROMPT_TOKENS)]
         encoding = tokenizer.encode(tokenizer.decode(ids), add_special_tokens=False)

@@ -274,8 +274,8 @@ PUBLISHED: dict[str, Config] = {
 def _drafter(target: str, *, num_heads: int, hidden_size: int, intermediate_size: int, centroids: bool) -> Config:
     """Four layers that read the keys of the model they draft for: what has to agree with it is taken from there."""
     config, text = PUBLISHED[target], PUBLISHED[target]["text_config"]
-    same = ("vocab_size", "head_dim", "global_head_dim", "num_key_value_heads", "num_global_key_value_heads")
-    same += ("sliding_window", "attention_k_eq_v", "rope_parameters", "rms_norm_eps", "max_position_embeddings")
+    same = ["vocab_size", "head_dim", "global_head_dim", "num_key_value_heads", "num_global_key_value_heads"]
+    same += ["sliding_window", "attention_k_eq_v", "rope_parameters", "rms_norm_eps", "max_position_embeddings"]
     return {
         "architectures": [config["architectures"][0].replace("ForConditionalGeneration", "AssistantForCausalLM")],
         "model_type": f"{config['model_type']}_assistant",

@@ -536,7 +536,7 @@ def decode_ring_launch(
     )
     numbers, floats, vectors = tensor(gl.int32), tensor(gl.float32), tensor()
     where = (numbers, numbers, numbers, numbers, vectors, floats, floats, numbers, 1.0)
-    strides = (64, 8 if has_window else 64, 576, 16 * stride, num_heads)
+    strides = (64, 8 if has_window else 64, 100, 0, 1, 576, 16 * stride, num_heads)
     if is_shared:
         return decode_shared_kernel, (vectors, vectors, floats, floats, *where, *strides), {**constants, "PAIRS": 64}
     constants["HAS_WINDOW"] = has_window
