@@ -11,7 +11,7 @@ import pytest
 
 import facet
 from facet import LLM, ConfigError, RequestError, SamplingParams, StructuredOutputsParams
-from tests.offline.conftest import GREEDY
+from tests.offline.conftest import GREEDY, make_llm
 
 
 def test_a_prompt_may_come_in_any_shape(llm: LLM) -> None:
@@ -78,6 +78,13 @@ def test_several_answers_to_one_prompt(llm: LLM) -> None:
     assert answers == [output.token_ids for output in llm.generate("one two", sampling)[0].outputs]
     assert result.prompt_logprobs is not None
     assert len(result.prompt_logprobs) == len(result.prompt_token_ids)
+
+
+def test_cached_tokens_are_those_that_the_first_answer_found(folder: Path) -> None:
+    with make_llm(folder, max_num_seqs=1) as llm:  # one after the other: the second finds the first one's prompt
+        sampling = SamplingParams(n=2, max_tokens=2, ignore_eos=True)
+        counts = [llm.generate({"prompt_token_ids": [*range(40, 80)]}, sampling)[0].num_cached_tokens for _ in range(2)]
+    assert counts == [0, 39]
 
 
 def test_stop_strings_end_text_and_request(llm: LLM) -> None:

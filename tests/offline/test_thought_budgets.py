@@ -126,6 +126,15 @@ def test_many_budgets(llm: LLM) -> None:
     assert llm.stats().num_preemptions > 0
 
 
+@pytest.mark.parametrize("budget", [None, 0, 2])
+def test_a_grammar_binds_a_text_that_begins_in_a_thought(llm: LLM, budget: int | None) -> None:
+    sampling = SamplingParams(temperature=0, structured_outputs=DIGITS, thinking_token_budget=budget)
+    (output,) = llm.generate("<|turn>model\n<|channel>thought\nHow many?", sampling, use_tqdm=False)
+    (answer,) = output.outputs
+    assert re.fullmatch("[0-9]{3}", answer.text), answer.error
+    assert (answer.finish_reason, answer.num_reasoning_tokens) == ("stop", 0)
+
+
 @pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=CONSTRAINTS)
 def test_what_constrains_an_answer_begins_behind_the_thought(llm: LLM, constraint: dict[str, Any]) -> None:
     thought = make_thought(llm)

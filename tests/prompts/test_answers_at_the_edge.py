@@ -95,6 +95,18 @@ def test_a_stop_string_inside_a_thought_ends_the_answer(doors: Doors) -> None:
     expect(doors, CHAT, {"stop": ["STOP"], "max_tokens": 90}, reasoning="one ", finish=("stop", "STOP"))
 
 
+def test_a_stop_string_ends_an_answer_where_it_first_comes_in_a_token(doors: Doors) -> None:
+    token_ids = said(doors, "one", "mm")
+    assert len(token_ids) == len(said(doors, "one")) + 1
+    doors.say(lambda request: [*token_ids, END])
+    for ask in (TEXT, CHAT):
+        sampling = {"stop": ["m"], "max_tokens": 90}
+        expect(doors, ask, sampling, text="one", finish=("stop", "m"))
+        for keeps, text in ((False, "one"), (True, "onem")):
+            (output,) = doors.ask_python(ask, sampling | {"include_stop_str_in_output": keeps})
+            assert output.outputs[0].text == text
+
+
 def test_a_call_cut_before_its_bracket_says_nothing(doors: Doors) -> None:
     token_ids = said(doors, "Let me see.<|tool_call>call:get_wea")
     doors.say(lambda request: [*token_ids, END])

@@ -63,3 +63,12 @@ def test_usage_says_what_became_of_drafts() -> None:
     assert details == {"reasoning_tokens": 0, "accepted_prediction_tokens": 2, "rejected_prediction_tokens": 4}
     without = msgspec.to_builtins(make_usage(1, 5, 0, 0, num_drafts=0, num_accepted=0))
     assert without["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_drafts_behind_the_end_of_an_answer_are_none_of_its_accepted_ones() -> None:
+    tokens = AnswerTokens.of(Request(request_id="a", prompt_token_ids=(1,), sampling=SamplingParams()))
+    for token_id in tokens.take(NewTokens("a", (1, 2, 3, 4), num_drafts=3)):
+        if token_id == 2:
+            tokens.stop_at("two")
+    assert tokens.token_ids == [1, 2]
+    assert (tokens.num_drafts, tokens.num_accepted) == (3, 2)

@@ -6,6 +6,8 @@ from facet.prompts import AnswerTokens, PreparedQuestion, ReplyReader, TextReade
 from facet.request import Request
 from facet.tokens import Tokenizer
 
+_REPLACEMENT_CHARACTER = "\ufffd"  # in decoded text, of half a one
+
 
 class Collector:
     """The answers of one call. A request id stands for one answer: a question with n answers is n requests."""
@@ -90,15 +92,22 @@ class _Answer:
         if tokens.sampling.logprobs is not None:
             completion.logprobs = [as_position(entry, self._tokenizer) for entry in tokens.logprobs]
             completion.cumulative_logprob = sum((entry.logprobs[0] for entry in tokens.logprobs), 0.0)
-        self._output.num_cached_tokens = tokens.num_cached_tokens
+        if completion.index == 0:  # others find what the first has computed
+            self._output.num_cached_tokens = tokens.num_cached_tokens
         if self._output.prompt_logprobs is not None:  # computed with the first answer alone
             self._output.prompt_logprobs += [as_position(entry, self._tokenizer) for entry in tokens.prompt_logprobs]
 
 
 def _raw_text(tokens: AnswerTokens, tokenizer: Tokenizer) -> str:
     """What the model wrote, before it was parsed. It ends where the reply does."""
-    text = tokenizer.decode(tokens.text_token_ids, skip_special_tokens=tokens.sampling.skip_special_tokens)
-    if tokens.stop_string is None:
+    skips = tokens.sampling.skip_special_tokens
+    text = tokenizer.decode(tokens.text_token_ids, skip_special_tokens=skips)
+    stop = tokens.stop_string
+    if stop is None:
         return text
-    end = text.rfind(tokens.stop_string)
-    return text[: end + len(tokens.stop_string) if tokens.sampling.include_stop_str_in_output else end]
+    # The last token completed it, and may hold it again behind that: "\n\n" where the stop string is "\n".
+    before = tokenizer.decode(tokens.text_token_ids[:-1], skip_special_tokens=skips).rstrip(_REPLACEMENT_CHARACTER)
+    start = text.find(stop, max(0, len(before) + 1 - len(stop)))
+    if start < 0:  # what completed it in the reply stands apart here
+        return text
+    return text[: start + len(stop) if tokens.sampling.include_stop_str_in_output else start]

@@ -68,6 +68,9 @@ def prepare(
     expanded = _expand(prompt, [Item(one[0].kind, one) for one in media], model, question)
     grammar = answer_grammar(question, any_whitespace=model.any_whitespace)
     thought = _thought(question, expanded.token_ids, model)
+    if thought is not None and grammar is not None:
+        # It binds a text from its first token on: to close a thought that the prompt left open would break its shape.
+        thought = replace(thought, is_open=False)
     return PreparedQuestion(
         prompt_text=question.prompt if isinstance(question.prompt, str) else None,
         requests=_make_requests(question, expanded, grammar, thought, model, request_ids),

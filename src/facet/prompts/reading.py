@@ -42,7 +42,7 @@ class AnswerTokens:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_cached_tokens: int = 0
     num_drafts: int = 0  # that were computed for it
-    num_accepted: int = 0  # of these
+    num_accepted: int = 0  # of these, and part of the answer
     finish_reason: FinishReason | None = None
     # The stop string, the stop token if it is not an end of sequence, or "repetition".
     stop_reason: int | str | None = None
@@ -71,14 +71,14 @@ class AnswerTokens:
         If that text ends the answer, that is, if `finish_reason` is set meanwhile, the tokens behind it are dropped.
         """
         self.num_cached_tokens = new.num_cached_tokens
-        if new.num_drafts:
-            self.num_drafts += new.num_drafts
-            self.num_accepted += max(0, len(new.token_ids) - 1)
+        self.num_drafts += new.num_drafts
         if new.prompt_logprobs is not None:
             self.prompt_logprobs += new.prompt_logprobs
         last = len(new.token_ids) - 1
         for index, token_id in enumerate(new.token_ids):
             self.token_ids.append(token_id)
+            if new.num_drafts and index < last:
+                self.num_accepted += 1
             if self.thoughts is not None:
                 self.thoughts.push(token_id)
             if new.logprobs is not None:
