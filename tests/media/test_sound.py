@@ -83,7 +83,9 @@ def test_soft_tokens_of_gemma_4(num_samples: int, num_tokens: int) -> None:
     assert prepared(np.zeros(num_samples, np.float32), "gemma4_e").num_tokens == num_tokens
 
 
-@pytest.mark.parametrize(("family", "num_samples"), [("gemma4_e", 160), ("gemma3n", 512)])
+@pytest.mark.parametrize(
+    ("family", "num_samples"), [("gemma4_e", 160), ("gemma4_e", 1), ("gemma3n", 512), ("gemma3n", 0)]
+)
 def test_too_short(family: str, num_samples: int) -> None:
     with pytest.raises(RequestError, match=f"it has {num_samples} samples at 16000 Hz, too few"):
         prepared(np.zeros(num_samples, np.float32), family)

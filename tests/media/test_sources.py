@@ -4,6 +4,7 @@ import base64
 import contextlib
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ class TestDataUrls:
             "DATA:;BASE64," + base64.b64encode(b"abc\xff\xfe").decode(),
             "data:image/png;base64,YWJj\n //4=",
             "data:image/png;base64,YWJj%2F%2F4%3D",
+            "data:image/png; base64 ,YWJj//4=",
             "data:image/png,abc%FF%FE",
         ],
     )
@@ -219,6 +221,19 @@ def web(server: int) -> MediaSources:
     return MediaSources(downloads=downloads, limits=MediaLimits(max_bytes=1000))
 
 
+def without_certificates(protocol: int) -> ssl.SSLContext:
+    """Encrypts, and nobody has to prove who they are."""
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("AECDH-AES128-SHA:@SECLEVEL=0")
+    return context
+
+
+HALF_A_HELLO = b"\x16\x03\x03\x10\x00\x02\x00\x0f\xfc"  # a handshake of TLS whose 4 KiB are to follow
+
+
 class TestDownloads:
     def test_bodies(self, web: MediaSources, server: int) -> None:
         base = f"http://{HOST}:{server}"
@@ -250,6 +265,38 @@ class TestDownloads:
 
     def test_slow(self, web: MediaSources, server: int) -> None:
         assert "within 1 seconds" in refusal(web, f"http://{HOST}:{server}/drip")
+
+    @pytest.mark.parametrize("handshake", [True, False])
+    def test_slow_and_encrypted(self, handshake: bool) -> None:
+        """The connection is cut whatever it is wrapped in, also while hands are shaken."""
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            stream, _ = listener.accept()
+            if handshake:
+                stream = without_certificates(ssl.PROTOCOL_TLS_SERVER).wrap_socket(stream, server_side=True)
+            with contextlib.suppress(OSError), stream:
+                stream.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" if handshake else HALF_A_HELLO)
+                for _ in range(250):
+                    stream.sendall(b"x")
+                    time.sleep(0.02)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        downloads = Downloads(
+            domains=(f"{HOST}:{port}",),
+            max_seconds=0.5,
+            resolve=lambda host, port: ["127.0.0.1"],
+            is_public=lambda address: True,
+            context=without_certificates(ssl.PROTOCOL_TLS_CLIENT),
+        )
+        start = time.monotonic()
+        found = refusal(MediaSources(downloads=downloads), f"https://{HOST}:{port}/a")
+        assert time.monotonic() - start < 4
+        assert "within 0.5 seconds" in found
+        thread.join()
+        listener.close()
 
     @pytest.mark.parametrize(
         "url",

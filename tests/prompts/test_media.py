@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+import urllib.parse
 import wave
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from facet.chat import ChatTemplate
 from facet.chat.media_parts import MediaPart, MediaParts
@@ -251,6 +252,20 @@ class TestParts:
         clip = base64.b64encode(b"\0\0\0\x18ftypisom").decode()
         assert read({"type": "file", "file": {"file_data": clip}}).kind == "video"
 
+    @pytest.mark.parametrize("width", [60, 61, 62, 63, 64, 76])
+    def test_files_in_lines(self, width: int) -> None:
+        """As `openssl base64` writes them; what kind of file it is shows in the first characters."""
+        data = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(4000)).decode()
+        lines = "\n".join(data[start : start + width] for start in range(0, len(data), width))
+        assert read({"type": "file", "file": {"file_data": lines}}).kind == "image"
+        assert read({"type": "file", "file": {"file_data": f"data:;base64,{lines}"}}).kind == "image"
+
+    def test_files_in_percent_encoding(self) -> None:
+        content = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 10
+        encoded = urllib.parse.quote(base64.b64encode(content), safe="")
+        for url in (f"data:image/png; base64,{encoded}", "data:image/png," + urllib.parse.quote(content)):
+            assert read({"type": "file", "file": {"file_data": url}}).kind == "image"
+
     def test_options(self) -> None:
         part = {"type": "image_url", "image_url": {"url": PNG, "detail": "high"}, "max_soft_tokens": 560}
         assert read(part).options == MediaOptions(detail="high", max_soft_tokens=560)
@@ -273,6 +288,7 @@ class TestParts:
             ({"type": "file", "file": {"file_data": base64.b64encode(b"%PDF-1.7").decode()}}, "is a PDF"),
             ({"type": "file", "file": {"file_data": base64.b64encode(b"hello").decode()}}, "unknown type"),
             ({"type": "file", "file": {"file_data": "é"}}, "base64"),
+            ({"type": "file", "file": {"file_data": ""}}, "file_data is empty"),
             ({"type": "input_file", "file_url": "http://a/b"}, "is a URL"),
             ({"type": "image_pil", "image_pil": object()}, "must be a string"),
         ],
@@ -411,6 +427,44 @@ class TestReading:
             reader.read(find_media(ask({"type": "image", "image": "nowhere"}), gemma4, takes_values=True)[0])
         with pytest.raises(RequestError, match="must be a string"):
             find_media(ask({"type": "image", "image": image}), gemma4)
+
+    def test_pillow_images_are_seen_as_their_files_are(
+        self, gemma4: AskedModel, reader: MediaReader, tmp_path: Path
+    ) -> None:
+        """Turned as their EXIF data say, and with the upper half of 16 bits."""
+        lying, exif = Image.effect_noise((61, 43), 50), Image.Exif()
+        exif[ExifTags.Base.Orientation] = 6
+        lying.save(tmp_path / "lying.jpg", exif=exif)
+        deep = np.arange(61 * 43, dtype=np.uint16).reshape(43, 61) * 25
+        Image.fromarray(deep).save(tmp_path / "deep.png")
+        for path in (tmp_path / "lying.jpg", tmp_path / "deep.png"):
+            with Image.open(path) as image:
+                given = [{"type": "image", "image": value} for value in (path, image)]
+                parts = find_media(ask(*given), gemma4, takes_values=True)
+                file, opened = (reader.read(part)[0] for part in parts)
+                assert opened.arrays == file.arrays
+                assert image.size == (61, 43)  # the caller's own stays as it was
+
+    def test_pillow_images_that_cannot_be_loaded(self, gemma4: AskedModel, reader: MediaReader) -> None:
+        cut = Image.open(io.BytesIO(good_files()["png"][:-40]))
+        with pytest.raises(RequestError, match=r"content\[0\]\.image is a Pillow image that cannot be loaded"):
+            reader.read(find_media(ask({"type": "image", "image": cut}), gemma4, takes_values=True)[0])
+
+    def test_sounds_of_a_program(self, gemma4: AskedModel, reader: MediaReader) -> None:
+        assert gemma4.media.sounds is not None
+        spec = replace(gemma4.media, sounds=replace(gemma4.media.sounds, max_samples=30 * 16_000))
+        hearing = replace(reader, spec=spec)
+
+        def heard(value: Any) -> int:
+            part = {"type": "audio", "audio": value}
+            return hearing.read(find_media(ask(part), gemma4, takes_values=True)[0])[0].num_tokens
+
+        second = np.zeros(16_000, np.float32)
+        assert heard(second) == heard((second, 16_000)) == heard((second, np.int64(16_000))) == 25
+        with pytest.raises(RequestError, match="audio is longer than the 30 seconds allowed"):
+            heard((second, 500))
+        with pytest.raises(RequestError, match=r"a tuple: of type ndarray, int16 \[16000\], of type int. Give a path"):
+            heard((second.astype(np.int16), 16_000))
 
     def test_videos_of_a_program(self, gemma4: AskedModel, reader: MediaReader, tmp_path: Path) -> None:
         """Frames in memory are prepared as those of the file that they were decoded from."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from facet.chat.media_parts import MediaPart
+from facet.errors import RequestError
 from facet.prepared_media import PreparedMedia
 from facet.prompts.media_reading import MediaReader
 from tests.media.hostile_pictures import cases, good_files
@@ -190,6 +191,64 @@ def test_a_slow_picture_keeps_nobody_waiting(scripted: Scripted, monkeypatch: py
         finally:
             released.set()
         assert [future.result().status_code for future in slow] == [200] * 6
+
+
+def test_what_nobody_waits_for_is_not_read(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One item of a request was refused, so that its others are of no use."""
+    released, asked_for = threading.Event(), []
+
+    def read(self: MediaReader, part: MediaPart) -> tuple[PreparedMedia, ...]:
+        asked_for.append(part.where)
+        if part.url == "http://pictures.example/none":
+            raise RequestError("There is none.", field="messages")
+        assert released.wait(60)
+        return (PreparedMedia(kind="image", content_key="k", num_tokens=3, arrays={}),)
+
+    monkeypatch.setattr(MediaReader, "read", read)
+    asked = make_gemma4()
+    model = {name: getattr(asked, name) for name in ("tokenizer", "template", "media")} | {"eos_token_ids": (1,)}
+    with scripted([40, 1], model=model) as (server, _):
+        try:
+            refused = ask(server, at("http://pictures.example/none"), *[picture()] * 30)
+        finally:
+            released.set()
+        assert refused.status_code == 400
+        assert ask(server, picture()).status_code == 200
+    assert len(asked_for) < 20
+
+
+def test_every_api_says_which_picture_is_broken(served: tuple[RunningServer, ScriptedEngine]) -> None:
+    """By the place that it has in the request, not in the conversation that is made of it."""
+    server, _ = served
+    good, bad = base64.b64encode(FILES["png"]).decode(), base64.b64encode(b"\x89PNG\r\n\x1a\nbad").decode()
+    bad_url = f"data:;base64,{bad}"
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": bad}}
+    linked = {"type": "image", "source": {"type": "url", "url": bad_url}}
+    text, said = {"type": "input_text", "text": "b"}, [{"role": "user", "content": "a"}]
+    calls: list[tuple[str, dict[str, Any], str]] = [
+        (CHAT, {"messages": [{"role": "user", "content": [at(bad_url)]}]}, "messages[0].content[0].image_url.url"),
+        ("/v1/messages", {"content": [image]}, "messages[1].content[0].source.data"),
+        ("/v1/messages", {"content": [linked]}, "messages[1].content[0].source.url"),
+        ("/v1/responses", {"content": [text, {"type": "input_image", "image_url": bad_url}]},
+         "input[1].content[1].image_url"),
+        ("/v1/responses", {"content": [text, {"type": "input_image", "file_id": "f"}]},
+         "input[1].content[1] has a file_id, but"),
+        ("/v1/responses", {"content": [{"type": "input_image"}]}, "input[1].content[0] has no image_url."),
+        ("/v1/responses", {"content": [{"type": "input_file", "file_data": bad}]}, "input[1].content[0].file_data"),
+        ("/api/chat", {"content": "b", "images": [good, bad]}, "messages[1].images[1]"),
+        ("/api/generate", {"prompt": "a", "images": [good, bad]}, "images[1]"),
+    ]  # fmt: skip
+    for path, body, where in calls:
+        if "content" in body:
+            turns = [*said, {"role": "user", **body}]
+            body = {"input": turns, "instructions": "c"} if path == "/v1/responses" else {"messages": turns}
+        if path == "/v1/messages":
+            body |= {"system": "c", "max_tokens": 4}
+        response = server.post(path, body)
+        assert response.status_code == 400, (path, response.text)
+        error = response.json()["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert message.startswith(f"{where} "), (path, message)
 
 
 def test_a_picture_through_every_api(served: tuple[RunningServer, ScriptedEngine]) -> None:

@@ -177,7 +177,11 @@ def test_the_model_is_described(scripted: Scripted) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "images of messages[0]"),
+        (
+            "chat",
+            {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]},
+            "messages[0].images cannot be read",
+        ),
         ("generate", {"prompt": "a", "images": ["aGk="]}, "text only"),
         ("chat", {"messages": [{"role": "tool", "content": "a"}]}, "no such call is waiting"),
         ("chat", {"messages": [{"role": "king"}]}, "messages[0].role"),

@@ -5,13 +5,14 @@ What a part holds is not fetched here, only found: `media.sources` does that.
 """
 
 import base64
-import binascii
+import re
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, cast, get_args
 
 from facet.errors import RequestError
+from facet.media.data_url import split_data_url
 from facet.media.options import Detail, MediaOptions, read_named_options
 from facet.media.signatures import PICTURE_FORMATS, SOUND_FILES, VIDEO_FILES, recognize
 from facet.media_span import MediaKind
@@ -34,6 +35,7 @@ _TYPES: Mapping[str, tuple[MediaKind | None, tuple[str, ...]]] = {
 MEDIA_TYPES = frozenset(_TYPES)
 _PLURAL: Mapping[MediaKind | None, str] = {"image": "images", "audio": "audio", "video": "video", None: "files"}
 _HEAD_CHARACTERS = 2048  # of base64: enough to tell what kind of file it is
+_NOT_BASE64 = re.compile("[^A-Za-z0-9+/]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,16 @@ class MediaPart:
         return replace(self, options=options)
 
 
+class PlacedPart(dict[str, Any]):
+    """A part in the form of chat completions that was sent in another one, with its place there, for error messages."""
+
+    def __init__(self, part: Mapping[str, Any], where: str, content: str = "") -> None:
+        """`content`: what the content is called there, with the dot before it."""
+        super().__init__(part)
+        self.where = where
+        self.content_where = where + content
+
+
 @dataclass(slots=True, kw_only=True)
 class MediaParts:
     """Collects the parts of one conversation, in their order."""
@@ -63,6 +75,7 @@ class MediaParts:
     def take(self, part: Mapping[Any, Any], where: str) -> MediaKind:
         """Adds a part; its kind is what the template is told."""
         kind, names = _TYPES[part["type"]]
+        where = part.where if isinstance(part, PlacedPart) else where
         if not self.kinds:
             _refuse(where, f"is of type {part['type']!r}, but this server reads text only, no {_PLURAL[kind]}")
         taken = self._read(part, kind, names, where)
@@ -103,6 +116,8 @@ class MediaParts:
             if inner is None:
                 _refuse(place, "has no url" if name.endswith("url") else "has no data")
             content, place, name = content[inner], f"{place}.{inner}", inner
+        if isinstance(part, PlacedPart):
+            place = part.content_where
         if not isinstance(content, str):
             if not self.takes_values or kind is None:
                 _refuse(place, f"must be a string, not {type(content).__name__}")
@@ -121,11 +136,9 @@ def _kind_of_file(content: str, is_data: bool, where: str) -> MediaKind:
     """The kind of a file by its first bytes: a client says only that it is a file."""
     if not is_data and not _is_data_url(content):
         _refuse(where, "is a URL. Send what it is as image_url, audio_url or video_url")
-    body = content if is_data else content.partition(",")[2]
-    try:
-        head = base64.b64decode(body[:_HEAD_CHARACTERS] + "===")
-    except (binascii.Error, ValueError):
-        _refuse(where, "is not valid base64")
+    head = _first_bytes(content, is_data)
+    if not head:
+        _refuse(where, "is not valid base64" if content.strip() else "is empty. Send the file's contents")
     found = recognize(head)
     if found in PICTURE_FORMATS:
         return "image"
@@ -134,6 +147,18 @@ def _kind_of_file(content: str, is_data: bool, where: str) -> MediaKind:
     if found in VIDEO_FILES:
         return "video"
     _refuse(where, f"is {found or 'of an unknown type'}. Files may be pictures, sound or video; send text as text")
+
+
+def _first_bytes(content: str, is_data: bool) -> bytes:
+    """Of base64 or a data URL, which may be broken further on. Empty: there are none."""
+    is_base64, body = (True, content) if is_data else split_data_url(content) or (False, "")
+    start = body[:_HEAD_CHARACTERS]
+    if not is_base64:
+        return urllib.parse.unquote_to_bytes(start)
+    if not is_data:
+        start = urllib.parse.unquote(start)
+    letters = _NOT_BASE64.sub("", start)  # line ends may stand anywhere
+    return base64.b64decode(letters[: len(letters) // 4 * 4])
 
 
 def _as_path(text: str) -> str | None:

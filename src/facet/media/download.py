@@ -89,7 +89,7 @@ class Downloads:
             target = self._checked(url, where)
             with self._connected(target, deadline, where) as connection, _ask(connection, target) as response:
                 if response.status not in _REDIRECTS:
-                    return _body(response, max_bytes, where)
+                    return _body(response, max_bytes, deadline, where)
                 location = response.headers.get("Location") or ""
             url = urllib.parse.urljoin(url, location)
             if target.scheme == "https" and not url.lower().startswith("https:"):
@@ -126,14 +126,17 @@ class Downloads:
         addresses = self.resolve(target.host, target.port)
         if not addresses or not all(map(self.is_public, addresses)):
             raise refused(f"{where} is on a private or special address, which is never asked. Use a public host.")
+        context = (self.context or ssl.create_default_context()) if target.scheme == "https" else None
         stream = _dial(addresses, target.port, deadline)
+        if context is not None:
+            # Wrapping leaves the plain socket empty, so the watchdog needs the new one, before it shakes hands.
+            stream = context.wrap_socket(stream, server_hostname=target.host, do_handshake_on_connect=False)
         watchdog = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, [stream])
         watchdog.start()
         connection = http.client.HTTPConnection(target.host, target.port)
         try:
-            if target.scheme == "https":
-                context = self.context or ssl.create_default_context()
-                stream = context.wrap_socket(stream, server_hostname=target.host)
+            if isinstance(stream, ssl.SSLSocket):
+                stream.do_handshake()
             connection.sock = stream
             yield connection
         finally:
@@ -158,7 +161,8 @@ def _dial(addresses: Sequence[str], port: int, deadline: float) -> socket.socket
 def _cut(stream: socket.socket) -> None:
     """Ends whatever waits for this connection. A timeout of the socket would begin anew with every byte."""
     with contextlib.suppress(OSError):
-        stream.shutdown(socket.SHUT_RDWR)
+        # Not the method of an SSLSocket, which would make a plain one of it under the thread that reads.
+        socket.socket.shutdown(stream, socket.SHUT_RDWR)
 
 
 def _ask(connection: http.client.HTTPConnection, target: _Target) -> http.client.HTTPResponse:
@@ -174,7 +178,7 @@ def _ask(connection: http.client.HTTPConnection, target: _Target) -> http.client
     return connection.getresponse()
 
 
-def _body(response: http.client.HTTPResponse, max_bytes: int, where: str) -> bytes:
+def _body(response: http.client.HTTPResponse, max_bytes: int, deadline: float, where: str) -> bytes:
     if response.status != 200:
         raise refused(f"{where} was answered with status {response.status}. Check the URL.")
     if response.headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
@@ -189,6 +193,6 @@ def _body(response: http.client.HTTPResponse, max_bytes: int, where: str) -> byt
         size += len(part)
         if size > max_bytes:
             raise too_large
-    if response.length:  # what was announced and did not come
+    if response.length and time.monotonic() < deadline:  # what was announced and did not come
         raise refused(f"{where} ended before it was complete. Try again.")
     return b"".join(parts)

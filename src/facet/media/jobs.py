@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 from facet.media.decoder import decode_frames, decode_sound
 from facet.media.decoder_containers import sound_container, video_container
@@ -12,7 +11,7 @@ from facet.media.options import MediaOptions
 from facet.media.pictures import prepare_picture
 from facet.media.sound import prepare_sound
 from facet.media.sound_wav import is_wav, read_wav
-from facet.media.sound_waveform import Waveform, check_sound
+from facet.media.sound_waveform import Waveform, check_sound, limits_of_sounds
 from facet.media.spec import PatchPictures, Sounds, SquarePictures, Videos
 from facet.media.video import frames_wanted, prepare_frame
 from facet.prepared_media import PreparedMedia, content_key
@@ -26,10 +25,7 @@ def prepare_picture_file(
 
 def prepare_sound_file(data: bytes, spec: Sounds, limits: MediaLimits, where: str) -> tuple[PreparedMedia, ...]:
     check_size(data, limits, where)
-    if spec.max_samples is not None:
-        heard = spec.max_samples / spec.sampling_rate
-        limits = replace(limits, max_sound_seconds=min(limits.max_sound_seconds, heard))
-    waveform = _open_sound(data, limits, where)
+    waveform = _open_sound(data, limits_of_sounds(spec, limits), where)
     return (prepare_sound(waveform, spec, content_key(data, "audio", spec), where),)
 
 

@@ -44,8 +44,7 @@ def _decoded(data: bytes, found: str, limits: MediaLimits, where: str) -> Image.
         with Image.open(io.BytesIO(data), formats=[found]) as image:
             _check_dimensions(image, limits, where)
             image.load()
-            _turn_upright(image)
-            return _as_rgb(image)
+            return upright_rgb(image)
     except RequestError:
         raise
     except Image.DecompressionBombError:
@@ -78,17 +77,14 @@ def _check_dimensions(image: Image.Image, limits: MediaLimits, where: str) -> No
         )
 
 
-def _turn_upright(image: Image.Image) -> None:
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """A loaded picture as models get it. It may be turned in place: large ones are not copied for nothing."""
     # Broken EXIF data fail in a dozen ways; the pixels are there all the same.
     with contextlib.suppress(Exception):
-        ImageOps.exif_transpose(image, in_place=True)  # in place: large pictures are not copied for nothing
-
-
-def _as_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):
+        ImageOps.exif_transpose(image, in_place=True)
+    if image.mode.startswith("I;16"):
         # 16 bits of grey. Pillow's conversion would clip them to white; the upper eight are the picture.
-        deep = np.asarray(image).astype(np.int64) >> 8
-        return Image.fromarray(deep.clip(0, 255).astype(np.uint8)).convert("RGB")
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

@@ -34,6 +34,8 @@ def log_mel(samples: NDArray[np.float32], mel: LogMel, sampling_rate: int) -> ND
 def _frames(samples: NDArray[np.float32], mel: LogMel) -> NDArray[np.float32]:
     """[frames, frame_length], overlapping."""
     count = num_mel_frames(len(samples), mel)
+    if not count:  # too few samples for a window, maybe
+        return np.empty((0, mel.frame_length), np.float32)
     padded = np.pad(samples, (mel.left_padding, -len(samples) % mel.right_multiple))
     return sliding_window_view(padded, mel.frame_length)[: count * mel.hop_length : mel.hop_length]
 

@@ -1,11 +1,12 @@
 """One channel of sound, and the checks on sound before it is decoded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from facet.media.limits import MediaLimits, refused
+from facet.media.spec import Sounds
 
 _SECONDS_TOO_MANY = 0.5  # that are no reason to refuse sound: encoders add a little silence
 
@@ -14,6 +15,13 @@ _SECONDS_TOO_MANY = 0.5  # that are no reason to refuse sound: encoders add a li
 class Waveform:
     rate: int  # samples a second
     samples: NDArray[np.float32]  # from -1 to 1
+
+
+def limits_of_sounds(spec: Sounds, limits: MediaLimits) -> MediaLimits:
+    """The same, and no longer than the model hears."""
+    if spec.max_samples is None:
+        return limits
+    return replace(limits, max_sound_seconds=min(limits.max_sound_seconds, spec.max_samples / spec.sampling_rate))
 
 
 def check_sound(rate: int, num_channels: int, seconds: float, limits: MediaLimits, where: str) -> None:

@@ -13,6 +13,7 @@ import urllib.parse
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from facet.media.data_url import split_data_url
 from facet.media.download import Downloads
 from facet.media.limits import MediaLimits, refused
 
@@ -52,10 +53,11 @@ class MediaSources:
             raise refused(f"{where} is not valid base64. Encode the file's bytes, nothing else.") from None
 
     def _read_data_url(self, url: str, where: str) -> bytes:
-        head, comma, body = url.partition(",")
-        if not comma:
+        parts = split_data_url(url)
+        if parts is None:
             raise refused(f"{where} is a data: URL without a comma. Write data:image/png;base64,...")
-        if head.lower().endswith(";base64"):
+        is_base64, body = parts
+        if is_base64:
             return self.read_base64(urllib.parse.unquote(body) if "%" in body else body, where)
         if len(body) > 3 * self.limits.max_bytes:
             raise refused(f"{where} is longer than {self.limits.max_bytes:,} bytes. Send a smaller file.")

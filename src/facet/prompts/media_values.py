@@ -4,10 +4,11 @@ That happens in the caller's process: there is no file to distrust.
 """
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from facet.chat.media_parts import MediaPart
-from facet.media.limits import refused
+from facet.media.limits import MediaLimits, refused
 from facet.media.spec import MediaSpec
 from facet.media_span import MediaKind
 from facet.prepared_media import PreparedMedia, content_key
@@ -50,15 +51,18 @@ def _prepare_picture(part: MediaPart, spec: MediaSpec) -> tuple[PreparedMedia, .
     assert spec.pictures is not None, "kinds that the model does not take were refused"
     if not _is_picture(part.value):
         raise _of_other_type(part)
-    image = _as_picture(part.value)
+    image = _as_picture(part.value, part.where)
     return prepare_picture(image, spec.pictures, part.options, repr(image.size).encode() + image.tobytes())
 
 
 def _prepare_sound(part: MediaPart, spec: MediaSpec) -> tuple[PreparedMedia, ...]:
     from facet.media.sound import prepare_sound
+    from facet.media.sound_waveform import check_sound, limits_of_sounds
 
     assert spec.sounds is not None, "kinds that the model does not take were refused"
     waveform = _as_waveform(part, spec.sounds.sampling_rate)
+    limits = limits_of_sounds(spec.sounds, MediaLimits())
+    check_sound(waveform.rate, 1, len(waveform.samples) / waveform.rate, limits, part.where)
     key = content_key(waveform.samples.tobytes(), "samples", waveform.rate, spec.sounds)
     return (prepare_sound(waveform, spec.sounds, key, part.where),)
 
@@ -88,10 +92,18 @@ def _is_pixels(value: Any, num_dimensions: int) -> bool:
     return is_bytes and len(shape) == num_dimensions and shape[-1] == 3 and 0 not in shape
 
 
-def _as_picture(value: Any) -> "Image.Image":
+def _as_picture(value: Any, where: str) -> "Image.Image":
+    """The pixels that a file of it would give. Pillow reads a file when its pixels are wanted."""
     from PIL import Image
 
-    return value.convert("RGB") if isinstance(value, Image.Image) else Image.fromarray(value)
+    from facet.media.opening import upright_rgb
+
+    if not isinstance(value, Image.Image):
+        return Image.fromarray(value)
+    try:
+        return upright_rgb(value.copy())
+    except (OSError, ValueError) as error:
+        raise refused(f"{where} is a Pillow image that cannot be loaded ({error}). Give one with its pixels.") from None
 
 
 def _as_waveform(part: MediaPart, usual_rate: int) -> "Waveform":
@@ -103,9 +115,9 @@ def _as_waveform(part: MediaPart, usual_rate: int) -> "Waveform":
     value: Any = part.value
     samples, rate = value if isinstance(value, tuple) and len(value) == 2 else (value, usual_rate)
     is_sound = str(getattr(samples, "dtype", "")).startswith("float") and len(getattr(samples, "shape", ())) == 1
-    if not is_sound or not isinstance(rate, int) or rate < 1:
+    if not is_sound or not isinstance(rate, Integral) or rate < 1:
         raise _of_other_type(part)
-    return Waveform(rate, np.asarray(samples, np.float32))
+    return Waveform(int(rate), np.asarray(samples, np.float32))
 
 
 def _as_frames(part: MediaPart, num_frames: int) -> "list[VideoFrame]":
@@ -127,13 +139,13 @@ def _as_frames(part: MediaPart, num_frames: int) -> "list[VideoFrame]":
     if len(numbers) != len(pictures):
         raise refused(f"{part.where} has {len(pictures)} frames, but {len(numbers)} frames_indices. Give one for each.")
     chosen = sample_frames(len(pictures), num_frames)
-    return [VideoFrame(float(numbers[index] / rate), _as_pixels(pictures[index])) for index in chosen]
+    return [VideoFrame(float(numbers[index] / rate), _as_pixels(pictures[index], part.where)) for index in chosen]
 
 
-def _as_pixels(value: Any) -> "np.ndarray[Any, Any]":
+def _as_pixels(value: Any, where: str) -> "np.ndarray[Any, Any]":
     import numpy as np
 
-    return np.ascontiguousarray(_as_picture(value))
+    return np.ascontiguousarray(_as_picture(value, where))
 
 
 def _of_other_type(part: MediaPart) -> Exception:
@@ -142,6 +154,8 @@ def _of_other_type(part: MediaPart) -> Exception:
 
 def _description(value: Any) -> str:
     """The type, and for an array or a Pillow image what may be wrong with it besides."""
+    if isinstance(value, tuple):
+        return "a tuple: " + ", ".join(map(_description, value[:4]))
     name = f"of type {type(value).__name__}"
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{name}, {value.dtype} {list(value.shape)}"

@@ -6,6 +6,8 @@ and called in one turn comes as separate items and becomes one message.
 
 from typing import Any
 
+from facet.chat.media_parts import PlacedPart
+
 
 class Conversation:
     def __init__(self, messages: list[dict[str, Any]] | None = None) -> None:
@@ -56,19 +58,22 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def image_at(url: str, detail: object = None) -> dict[str, Any]:
+# Parts that are no text. `where` is the place of a part in the request, `name` what its content is called in there.
+
+
+def image_at(url: str, where: str, name: str, detail: object = None) -> dict[str, Any]:
     """A picture at an address, which may be a data URL."""
-    return {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+    return PlacedPart({"type": "image_url", "image_url": {"url": url, "detail": detail}}, where, name)
 
 
-def image_of(base64: str) -> dict[str, Any]:
-    return {"type": "image", "image": {"data": base64}}
+def image_of(base64: str, where: str, name: str) -> dict[str, Any]:
+    return PlacedPart({"type": "image", "image": {"data": base64}}, where, name)
 
 
-def sound_of(base64: str) -> dict[str, Any]:
-    return {"type": "input_audio", "input_audio": {"data": base64}}
+def sound_of(base64: str, where: str, name: str) -> dict[str, Any]:
+    return PlacedPart({"type": "input_audio", "input_audio": {"data": base64}}, where, name)
 
 
-def file_of(data: str) -> dict[str, Any]:
+def file_of(data: str, where: str, name: str = "") -> dict[str, Any]:
     """A picture, a sound or a video, as its own bytes tell: base64 or a data URL."""
-    return {"type": "file", "file": {"file_data": data}}
+    return PlacedPart({"type": "file", "file": {"file_data": data}}, where, name)

@@ -25,7 +25,14 @@ class MediaDesk:
             return []
         start, loop = time.monotonic(), asyncio.get_running_loop()
         parts = await loop.run_in_executor(self._pool, partial(find_media, question, model))
-        read = await asyncio.gather(*(loop.run_in_executor(self._pool, self._reader.read, part) for part in parts))
+        reads = [loop.run_in_executor(self._pool, self._reader.read, part) for part in parts]
+        try:
+            read = await asyncio.gather(*reads)
+        except BaseException:
+            # The others would keep threads busy for an answer that has been given, maybe on hosts that are slow.
+            for other in reads:
+                other.cancel()
+            raise
         self._observe(time.monotonic() - start)
         return read
 

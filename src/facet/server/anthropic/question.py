@@ -89,7 +89,7 @@ def _add_turn(
             if isinstance(block, TextBlock):
                 parts.append(text_part(block.text))
             elif isinstance(block, ImageBlock) and role == "user" and reads_images:
-                parts.append(_image(block))
+                parts.append(_image(block, f"{where}.content[{index}]"))
             elif isinstance(block, ToolResultBlock) and role == "user":
                 result = _result(block, f"{where}.content[{index}]", reads_images=reads_images)
                 conversation.result(block.tool_use_id, result)
@@ -101,9 +101,11 @@ def _add_turn(
         conversation.say(role, parts)
 
 
-def _image(block: ImageBlock) -> dict[str, Any]:
+def _image(block: ImageBlock, where: str) -> dict[str, Any]:
     source = block.source
-    return image_at(source.url) if isinstance(source, UrlSource) else image_of(source.data)
+    if isinstance(source, UrlSource):
+        return image_at(source.url, where, ".source.url")
+    return image_of(source.data, where, ".source.data")
 
 
 def _add_reply(message: InputMessage, where: str, conversation: Conversation) -> None:
@@ -130,7 +132,7 @@ def _result(block: ToolResultBlock, where: str, *, reads_images: bool) -> str | 
             if isinstance(part, TextBlock):
                 texts.append(part.text)
             elif isinstance(part, ImageBlock) and reads_images:
-                images.append(_image(part))
+                images.append(_image(part, f"{where}.content[{index}]"))
             else:
                 _refuse(part, f"{where}.content[{index}]", "tool")
         content = "\n".join(texts)
@@ -143,7 +145,7 @@ def _refuse(block: object, where: str, role: str) -> None:
         case ImageBlock():
             fault = f"is an image, which this model cannot read in a message of the role {role}. Send text instead"
         case DocumentBlock():
-            fault = "is a document, but this server reads text only. Send its text"
+            fault = "is a document, which this server does not read. Send its text"
         case RedactedThinkingBlock():
             fault = "is a thought that only another server can read. Leave it out"
         case _:

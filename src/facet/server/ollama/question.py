@@ -30,10 +30,10 @@ def chat_question(fields: OllamaChatRequest, model: AskedModel) -> ChatQuestion:
             _add_reply(message, f"messages[{index}]", conversation, open_calls)
         elif message.role == "tool":
             call_id, name = _call_of(message, f"messages[{index}]", open_calls)
-            content = _content(message.content or "", message.images, f"messages[{index}]", model)
+            content = _content(message.content or "", message.images, f"messages[{index}].images", model)
             conversation.result(call_id, content, name)
         else:
-            content = _content(message.content or "", message.images, f"messages[{index}]", model)
+            content = _content(message.content or "", message.images, f"messages[{index}].images", model)
             conversation.say(message.role, content)
     return _question(fields, model, conversation, tools=fields.tools)
 
@@ -41,7 +41,7 @@ def chat_question(fields: OllamaChatRequest, model: AskedModel) -> ChatQuestion:
 def generate_question(fields: GenerateRequest, model: AskedModel) -> ChatQuestion | TextQuestion:
     refuse_unsupported(fields, UNSUPPORTED_FIELDS)
     refuse_unsupported(fields, UNSUPPORTED_IN_GENERATE)
-    content = _content(fields.prompt, fields.images, "the request", model)
+    content = _content(fields.prompt, fields.images, "images", model)
     if fields.raw:
         if fields.system or fields.think or fields.images:
             raise RequestError(
@@ -138,5 +138,5 @@ def _content(text: str, images: list[str] | None, where: str, model: AskedModel)
     if not images:
         return text
     if not model.media.kinds:
-        raise RequestError(f"images of {where} cannot be read: this model reads text only.", field="images")
-    return [*map(file_of, images), text_part(text)]
+        raise RequestError(f"{where} cannot be read: this model reads text only. Leave them out.", field="images")
+    return [*(file_of(image, f"{where}[{index}]") for index, image in enumerate(images)), text_part(text)]

@@ -131,21 +131,30 @@ def _content(content: str | Sequence[Content], where: str, kinds: Sequence[Media
     if isinstance(content, str):
         return content
     return [
-        _media_part(part, kinds) or text_part(_part_text(part, f"{where}[{index}]"))
+        _media_part(part, f"{where}[{index}]", kinds) or text_part(_part_text(part, f"{where}[{index}]"))
         for index, part in enumerate(content)
     ]
 
 
-def _media_part(part: Content, kinds: Sequence[MediaKind]) -> dict[str, Any] | None:
+def _media_part(part: Content, where: str, kinds: Sequence[MediaKind]) -> dict[str, Any] | None:
     """None: a text, or something that the model does not read."""
     match part:
         case InputImage(image_url=str(url)) if "image" in kinds:
-            return image_at(url, part.detail)
+            return image_at(url, where, ".image_url", part.detail)
         case InputAudio() if "audio" in kinds:
-            return sound_of(part.input_audio.data)
+            return sound_of(part.input_audio.data, where, ".input_audio.data")
         case InputFile(file_data=str(data)) if kinds:
-            return file_of(data)
+            return file_of(data, where, ".file_data")
+        case InputImage(image_url=None) if "image" in kinds:
+            raise _without_content(where, "image_url", part.file_id)
+        case InputFile() if kinds:
+            raise _without_content(where, "file_data", part.file_id)
     return None
+
+
+def _without_content(where: str, field: str, file_id: object) -> RequestError:
+    fault = f"has no {field}" if file_id is None else "has a file_id, but no files are kept here"
+    return RequestError(f"{where} {fault}. Send the file itself as {field}.", field="input")
 
 
 def _result(output: str | Sequence[Content], where: str, kinds: Sequence[MediaKind]) -> str | list[dict[str, Any]]:

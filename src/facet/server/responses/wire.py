@@ -27,6 +27,7 @@ class Refusal(msgspec.Struct, tag_field="type", tag="refusal", frozen=True):
 class InputImage(msgspec.Struct, tag_field="type", tag="input_image", frozen=True):
     image_url: str | None = None
     detail: str | None = None
+    file_id: Any = None
 
 
 class InputFile(msgspec.Struct, tag_field="type", tag="input_file", frozen=True):
