@@ -99,6 +99,10 @@ def test_no_file(flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> 
         ("enforce-eager: [true, false]", "enforce-eager has a list of 2, but"),
         ("model: [a, b]", "model has a list of 2, but --model takes one value."),
         ("max-modellen: [1, 2]", "facet serve has no --max-modellen."),
+        ("api-key: [good, null]", "api-key has a value that YAML does not read as text. Write it in quotes."),
+        ("api_key: 0123", "api_key has a value that YAML does not read as text."),
+        ("served-model-name: [a, null]", "served-model-name has an empty item"),
+        ("allowed-origins: [yes]", "allowed-origins has an empty item, or one that YAML reads as true or false."),
         (None, "cannot be read"),
     ],
 )

@@ -20,7 +20,7 @@ from facet.cli import main, make_parser
 from facet.cli.flags import config_from
 from facet.config import ServerConfig
 from facet.errors import ConfigError
-from facet.server.run import bind, is_loopback, listening, with_key_of_environment
+from facet.server.run import bind, greeting, is_loopback, listening, with_key_of_environment
 from tests.tiny_checkpoints import SHRUNK, write_config
 from tests.tiny_models import TinyModel
 from tests.tokens.gemma_like import write_tokenizer_folder
@@ -107,6 +107,17 @@ def test_flags_with_json_and_lists() -> None:
         (("m", "--gpu-memory-utilization", "90"), "--gpu-memory-utilization is 90.0, but must be in (0, 1]."),
         (("m", "--enable-sleep-mode", "-dp", "2"), "--enable-sleep-mode works with --data-parallel-size 1 only"),
         (("m", "--host", "203.0.113.1"), "Cannot listen on 203.0.113.1:8000"),
+        (("m", "--uds", ""), "--uds is empty"),
+        (("m", "--served-model-name", "a", ""), "--served-model-name has an empty name"),
+        (("m", "--max-logprobs", "-2"), "--max-logprobs is -2, but must be 0 or more; -1: no limit."),
+        (("m", "--request-timeout", "nan"), "--request-timeout is nan, but must be more than 0."),
+        (("m", "--shutdown-timeout", "inf"), "--shutdown-timeout is inf, but must be a number of seconds from 0."),
+        (("m", "--shutdown-timeout", "-1"), "--shutdown-timeout is -1"),
+        (("m", "--api-key", ""), "API key 1 is empty"),
+        (("m", "--api-key", "good", "a b\n"), "API key 2 has a blank, a line break or the like"),
+        (("m", "--ssl-keyfile", "key.pem"), "--ssl-keyfile needs the certificate, too. Add --ssl-certfile."),
+        (("m", "--ssl-certfile", "none.pem"), "--ssl-certfile none.pem cannot be used: No such file or directory."),
+        (("m", "--ssl-certfile", __file__, "-dp", "2"), "Name PEM files with a certificate and its private key."),
     ],
     ids=str,
 )
@@ -140,6 +151,39 @@ def test_what_can_be_refused_is_before_weights_are_loaded(
     (tmp_path / "tokenizer.json").unlink()
     assert main([*own]) == 2
     assert "has no tokenizer.json" in capsys.readouterr().err
+
+
+def test_an_unusable_key_of_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FACET_API_KEY", "of a file\n")
+    assert main(["serve", "m"]) == 2
+    message = capsys.readouterr().err
+    assert "API key 1 has a blank, a line break or the like" in message
+    assert "of a file" not in message, "it is a secret"
+
+
+def test_as_many_files_as_clients_need() -> None:
+    """In a process of its own: the limit could not be lowered again."""
+    code = """if True:
+        import resource
+        from facet.server.open_files import raise_limit_of_files
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))
+        raise_limit_of_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (512, 512)
+        raise_limit_of_files()
+        """
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(SOURCE)}, timeout=60)
+
+
+def test_the_address_in_the_greeting() -> None:
+    config = ServerConfig(model="m", host="::1", port=0)
+    try:
+        listener = bind(config)
+    except ConfigError:
+        pytest.skip("no IPv6 on this machine")
+    with contextlib.closing(listener):
+        assert greeting(config, ["m"], listener) == f"Serving m on http://[::1]:{listener.getsockname()[1]}"
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:

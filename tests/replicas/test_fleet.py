@@ -103,6 +103,30 @@ def test_what_a_replica_refuses_the_fleet_does(tmp_path: Path) -> None:
         asyncio.run(live())
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_while_replicas_load(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = config_for(tmp_path, host="127.0.0.1", port=0)
+    replicas = ReplicaSet()
+    fleet = Fleet(config, replicas, PLACEMENTS, tmp_path, target=run_stand_in)
+
+    async def load() -> None:
+        os.kill(os.getpid(), number)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(fleet, "start", load)
+    server = DrainingServer(uvicorn_config(config, make_proxy_app(config, replicas)))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background has it ignored
+    try:
+        with listening(config) as listener:
+            if number == signal.SIGINT:
+                with pytest.raises(KeyboardInterrupt):
+                    asyncio.run(serve_fleet(fleet, server, listener, config))
+            else:
+                assert asyncio.run(serve_fleet(fleet, server, listener, config)) == 128 + number
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_port_that_is_taken_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code = main(

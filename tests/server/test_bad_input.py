@@ -1,5 +1,6 @@
 """Every refusal has its shape, its status and its field, and the server goes on serving."""
 
+import gzip
 import json
 import random
 import socket
@@ -207,6 +208,15 @@ def test_too_large_a_body_is_refused_unread(server: RunningServer) -> None:
 def test_unknown_fields_are_ignored(server: RunningServer) -> None:
     body = {"messages": ASK, "store": False, "metadata": {"a": "b"}, "x_of_the_future": [1]}
     assert server.post(CHAT, body).status_code == 200
+
+
+def test_a_compressed_body_is_said_to_be_one(server: RunningServer) -> None:
+    body = json.dumps({"messages": ASK}).encode()
+    with server.client() as client:
+        headers = {"content-encoding": "gzip"}
+        error = refusal(client.post(CHAT, content=gzip.compress(body), headers=headers), 400)
+        assert error["message"].startswith("The body is compressed (Content-Encoding: gzip)")
+        assert client.post(CHAT, content=body, headers={"content-encoding": "Identity"}).status_code == 200
 
 
 def test_half_a_body(server: RunningServer) -> None:

@@ -65,6 +65,26 @@ def test_keys(scripted: Scripted) -> None:
         assert server.get("/health").status_code == server.get("/metrics").status_code == 200
 
 
+def test_a_key_with_letters_of_any_language(scripted: Scripted) -> None:
+    with scripted("one", api_key=("schlüssel-à",)) as (server, _):
+        right, wrong = ({"authorization": f"Bearer {key}".encode()} for key in ("schlüssel-à", "schlüssel-a"))
+        assert server.get("/v1/models", headers=right).status_code == 200
+        assert server.get("/v1/models", headers={"x-api-key": "schlüssel-à".encode()}).status_code == 200
+        assert server.get("/v1/models", headers=wrong).status_code == 401
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_ids_in_bodies_cannot_forge_lines_of_the_log(scripted: Scripted, path: str) -> None:
+    with scripted("one") as (server, _):
+        ask = {**ASK, "prompt": "one"}
+        for wanted in ("a\nb", "a" * 129, "é"):
+            refused = server.post(path, {**ask, "request_id": wanted})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "request_id"
+        assert server.post(path, {**ask, "request_id": "mine:1"}).json()["id"].endswith("-mine:1")
+        assert server.post(path, {**ask, "request_id": ""}).status_code == 200
+
+
 def test_request_ids(scripted: Scripted) -> None:
     with scripted("one") as (server, engine):
         answer = server.post(CHAT, ASK, headers={"x-request-id": "mine-1"})
@@ -74,6 +94,17 @@ def test_request_ids(scripted: Scripted) -> None:
         made_up = server.post(CHAT, ASK, headers={"x-request-id": "not usable"}).headers["x-request-id"]
         assert made_up not in ("", "not usable")
     assert len({request.request_id for request in engine.submitted}) == 3
+
+
+def test_errors_below_a_prefix_are_those_of_the_path(scripted: Scripted) -> None:
+    with scripted("one") as (server, _):
+        server.server.config.root_path = "/facet"  # as --root-path does; the proxy in front has taken it off
+        assert server.get("/v1/models").status_code == 200
+        error = server.get("/v1/messages").json()
+        assert error["type"] == "error", "Anthropic's form"
+        assert error["error"]["message"].startswith("/v1/messages does not support GET")
+        meant = server.post("/chat/completions", ASK).json()["error"]["message"]
+        assert meant.startswith("There is no /chat/completions on this server. Did you mean /v1/chat/completions?")
 
 
 def test_cors(scripted: Scripted) -> None:

@@ -62,9 +62,10 @@ async def find_model(client: BenchClient, config: BenchConfig) -> ServerInfo:
     wanted = config.served_model_name or config.model
     if wanted is None:
         if not cards:
+            said = message_of(response).rstrip(".")
             raise ServerUnavailableError(
-                f"{client.url}/v1/models answered {response.status} and names no model: {message_of(response)}. Check "
-                "the URL, or name the model with --model."
+                f"{client.url}/v1/models answered {response.status} and names no model: {said}. Check the URL, or name "
+                "the model with --model."
             )
         wanted = cards[0].id
     card = next((card for card in cards if card.id == wanted), None)

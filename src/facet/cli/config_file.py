@@ -8,6 +8,7 @@ from typing import Any
 from facet.errors import ConfigError
 
 CONFIG_FLAG = "--config"
+_SECRETS = ("--api-key", "--hf-token")
 
 
 def arguments_of(path: str, single: Collection[str]) -> list[str]:
@@ -40,6 +41,8 @@ def _arguments(name: str, value: Any, single: Collection[str]) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag.removeprefix('--')}"]
     is_part = "." in flag  # of a JSON object, where a list is a value
+    if flag.replace("_", "-") in _SECRETS and not _is_text(value):  # 0123 would be 83, and nobody would see it
+        raise ConfigError(f"{name} has a value that YAML does not read as text. Write it in quotes.")
     if isinstance(value, list) and not is_part:
         if flag.replace("_", "-") in single:
             if len(value) != 1:
@@ -47,7 +50,15 @@ def _arguments(name: str, value: Any, single: Collection[str]) -> list[str]:
                     f"{name} has a list of {len(value)}, but {flag} takes one value. Write one, without []."
                 )
             return _arguments(name, value[0], single)
+        if any(item is None or isinstance(item, bool) for item in value):
+            raise ConfigError(
+                f"{name} has an empty item, or one that YAML reads as true or false. Remove it, or write it in quotes."
+            )
         return [flag, *map(str, value)]
     if isinstance(value, dict | list):
         return [f"{flag}={json.dumps(value)}"]
     return [f"{flag}={value}"]
+
+
+def _is_text(value: Any) -> bool:
+    return all(isinstance(item, str) for item in (value if isinstance(value, list) else [value]))

@@ -36,8 +36,8 @@ _OUR_ERROR = re.compile(r"facet\.errors\.\w+: (.+)")
 
 def deploy(config: DeployConfig) -> int:
     """Start an application that outlives this process, update it, or remove it."""
-    check_accepted_flags(config)
     config = with_key_of_environment(config, os.environ)
+    check_accepted_flags(config)
     serve = start_serve()
     proxy_name = f"{config.name}-proxy"
     if config.delete:
@@ -58,8 +58,8 @@ def deploy(config: DeployConfig) -> int:
 
 def serve_on_ray(config: ServerConfig) -> int:
     """Serve until told to stop: replicas on the cluster, the proxy in this process."""
-    check_accepted_flags(config)
     config = with_key_of_environment(config, os.environ)
+    check_accepted_flags(config)
     name = f"facet-{secrets.token_hex(4)}"
     settings = {field.name: getattr(config, field.name) for field in fields(ServerConfig)}
     signal.signal(signal.SIGTERM, _leave)  # while loading; the server has its own way once it listens

@@ -27,8 +27,8 @@ from facet.server.run import (
 
 def serve_replicas(config: ServerConfig) -> int:
     """Serve until told to stop."""
-    check_accepted_flags(config)
     config = with_key_of_environment(config, os.environ)
+    check_accepted_flags(config)
     placements = place_replicas(config, visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")))
     replicas = ReplicaSet()
     settings = uvicorn_config(config, make_proxy_app(config, replicas))
@@ -54,7 +54,8 @@ async def serve_fleet(fleet: Fleet, server: DrainingServer, listener: socket.soc
         loop.add_signal_handler(signal.SIGHUP, fleet.restart)
         await server.serve(sockets=[listener])
     except asyncio.CancelledError:
-        if not loading.cancelled():
+        task = asyncio.current_task()
+        if not loading.cancelled() or (task is not None and task.cancelling()):  # by Ctrl-C, which the caller reports
             raise
         return 128 + signal.SIGTERM
     finally:

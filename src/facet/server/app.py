@@ -28,7 +28,7 @@ from facet.server.info_routes import InfoEndpoints
 from facet.server.live_route import LiveEndpoint
 from facet.server.media_desk import MediaDesk
 from facet.server.metrics import Metrics
-from facet.server.middleware import ApiKeyMiddleware, RequestIdMiddleware
+from facet.server.middleware import ApiKeyMiddleware, RequestIdMiddleware, path_of
 from facet.server.ollama.dialect import OLLAMA
 from facet.server.ollama.routes import OllamaEndpoints
 from facet.server.operations_routes import OperationsEndpoints
@@ -148,13 +148,12 @@ def dialect_of(path: str) -> Dialect:
     return OLLAMA if path.startswith("/api/") else OPENAI
 
 
-def _meant(request: Request) -> str:
+def _meant(request: Request, path: str) -> str:
     """A hint for clients whose base URL lacks /v1, or has it twice, and for what a flag adds."""
-    path = request.url.path
     if path in SLEEP_PATHS:
         return " Start it with --enable-sleep-mode."
     for other in (f"/v1{path}", path.removeprefix("/v1")):
-        scope = {**request.scope, "path": other}
+        scope = {**request.scope, "path": f"{request.scope.get('root_path', '')}{other}"}
         if other != path and any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes):
             end = "with" if len(other) > len(path) else "before"
             return f" Did you mean {other}? Then the client's base URL must end {end} /v1."
@@ -164,9 +163,9 @@ def _meant(request: Request) -> str:
 async def _not_found(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, with the same error format as everything else."""
     assert isinstance(error, HTTPException), "registered for these alone"
-    path, message = request.url.path, error.detail
+    path, message = path_of(request.scope), error.detail
     if error.status_code == 404:
-        message = f"There is no {path} on this server.{_meant(request)} /docs lists the paths."
+        message = f"There is no {path} on this server.{_meant(request, path)} /docs lists the paths."
     elif error.status_code == 405:
         message = f"{path} does not support {request.method}. /docs lists the paths."
     return dialect_of(path).error_response(HttpError(error.status_code, message), error.headers)

@@ -19,6 +19,11 @@ _PATH = re.compile(r" - at `(?:key in )?\$\.?(?P<path>[^`]*)`$")
 
 async def read_body(request: Request, *, max_bytes: int, timeout: float) -> bytearray:
     """Reads all of it. A body that is too large is refused as early as its announced length or its size shows it."""
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() not in ("", "identity"):
+        raise HttpError(
+            400, f"The body is compressed (Content-Encoding: {coding}), which is not supported. Send it uncompressed."
+        )
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
         raise _too_large(max_bytes)
@@ -48,7 +53,7 @@ class BodyDecoder:
         try:
             decoded = self._decoder.decode(body)
             if logger.isEnabledFor(logging.DEBUG) and (unknown := self._unknown_fields(body)):
-                logger.debug("Unknown fields were ignored: %s", ", ".join(unknown))
+                logger.debug("Unknown fields were ignored: %s", ", ".join(map(repr, unknown)))
             return decoded
         except msgspec.ValidationError as error:
             raise _explain(str(error)) from None

@@ -9,7 +9,7 @@ from facet.server.body import BodyDecoder
 from facet.server.chat_answers import ChatExchange
 from facet.server.dialect import renaming
 from facet.server.exchange import carry_out
-from facet.server.frontend import Frontend, request_id_of
+from facet.server.frontend import Frontend, response_id_of
 from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest, names_used, reasoning_settings
 from facet.server.protocol.legacy_functions import as_tool_choice, as_tool_messages, as_tools, refuse_mixture
 from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
@@ -30,7 +30,7 @@ class ChatEndpoint:
                 refuse_unsupported(fields, UNSUPPORTED_IN_CHAT)
                 question = self._question(fields)
                 frontend.check_tool_choice(question)
-                response_id = f"chatcmpl-{fields.request_id or request_id_of(request)}"
+                response_id = response_id_of("chatcmpl", fields.request_id, request)
                 prepared = await frontend.prepare(question, response_id)
         exchange = ChatExchange(
             response_id, fields, prepared, model, always_ends_with_usage=frontend.config.enable_force_include_usage

@@ -13,7 +13,7 @@ from facet.server.body import BodyDecoder
 from facet.server.completion_answers import CompletionExchange
 from facet.server.echo import NO_ECHO, Echo, echo_of_text, echo_of_tokens
 from facet.server.exchange import carry_out
-from facet.server.frontend import Frontend, check_count, request_id_of
+from facet.server.frontend import Frontend, check_count, response_id_of
 from facet.server.protocol.completions import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
 
@@ -38,7 +38,7 @@ class CompletionsEndpoint:
             n, num_answers = sampling.n, len(prompts) * sampling.n
             check_count(len(prompts), n, frontend.bridge.max_pending)
             frontend.bridge.check_room(num_answers)
-            response_id = f"cmpl-{fields.request_id or request_id_of(request)}"
+            response_id = response_id_of("cmpl", fields.request_id, request)
             request_ids = frontend.bridge.new_ids(response_id, num_answers)
             prepared = await frontend.in_thread(partial(self._prepare, fields, prompts, sampling, request_ids))
         requests = [request for one, _ in prepared for request in one.requests]

@@ -109,6 +109,16 @@ def request_id_of(request: Request) -> str:
     return given if _USABLE_ID.fullmatch(given) else secrets.token_hex(16)
 
 
+def response_id_of(prefix: str, wanted: str | None, request: Request) -> str:
+    """With the id that the body asks for, if any. It appears in the log, where a line break could forge lines."""
+    if wanted and not _USABLE_ID.fullmatch(wanted):
+        raise RequestError(
+            f"request_id has {len(wanted)} characters, but must have at most 128, of letters, digits and _.:/+=@-.",
+            field="request_id",
+        )
+    return f"{prefix}-{wanted or request_id_of(request)}"
+
+
 def guarded(endpoint: Endpoint, dialect: Dialect = OPENAI) -> Endpoint:
     """Turns whatever goes wrong in an endpoint into an error response of its API."""
 

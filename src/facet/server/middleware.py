@@ -30,10 +30,10 @@ class ApiKeyMiddleware:
         self._app = app
         self._dialect_of = dialect_of
         self._public_paths = _PUBLIC_PATHS.union(more_public_paths)
-        self._digests = [_digest(key) for key in keys]
+        self._digests = [_digest(key.encode("utf-8", "surrogateescape")) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] == "OPTIONS" or _path(scope) in self._public_paths:
+        if scope["type"] != "http" or scope["method"] == "OPTIONS" or path_of(scope) in self._public_paths:
             return await self._app(scope, receive, send)
         digest = _digest(_given_key(Request(scope)))
         # Always all of them: the time it takes must not reveal which key was nearly right.
@@ -44,7 +44,7 @@ class ApiKeyMiddleware:
         error = HttpError(
             401, "The API key is missing or wrong. Send it as Authorization: Bearer KEY, or as x-api-key: KEY."
         )
-        await self._dialect_of(_path(scope)).error_response(error)(scope, receive, send)
+        await self._dialect_of(path_of(scope)).error_response(error)(scope, receive, send)
 
 
 def key_digest_of(request: Request) -> bytes:
@@ -53,10 +53,11 @@ def key_digest_of(request: Request) -> bytes:
     return digest
 
 
-def _given_key(request: Request) -> str:
+def _given_key(request: Request) -> bytes:
     """OpenAI's clients send a bearer token, Anthropic's either that or a header of their own."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    key = token.strip(" ") if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+    return key.encode("latin-1")  # the bytes as they came: Starlette reads headers so
 
 
 class RequestIdMiddleware:
@@ -79,11 +80,11 @@ class RequestIdMiddleware:
         await self._app(scope, receive, send_with_id)
 
 
-def _path(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
     """Without the prefix that a proxy adds (--root-path)."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -4,9 +4,11 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import math
 import os
 import signal
 import socket
+import ssl
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from facet.prompts import read_prompt_files
 from facet.server.app import make_app
 from facet.server.draining import DrainingServer
 from facet.server.engine_process import EngineProcess
+from facet.server.open_files import raise_limit_of_files
 from facet.server.served_model import ServedModel, make_served_model
 from facet.server.traces import check_traces
 
@@ -48,8 +51,8 @@ def serve(
 
     `ranks`: processes of the engine that are there already.
     """
-    check_accepted_flags(config)
     config = with_key_of_environment(config, os.environ)
+    check_accepted_flags(config)
     signal.signal(signal.SIGTERM, _leave)  # while loading; the server has its own way once it listens
     with listening(config) as listener:  # before minutes are spent on loading a model that could not be reached
         engine, model, app = start_app(config, show_progress=show_progress, ranks=ranks)
@@ -66,6 +69,8 @@ def serve(
 @contextlib.contextmanager
 def listening(config: ServerConfig) -> Iterator[socket.socket]:
     """The socket to listen on."""
+    _check_tls(config)
+    raise_limit_of_files()
     with contextlib.closing(bind(config)) as listener:
         try:
             yield listener
@@ -120,7 +125,8 @@ def _leave(number: int, frame: object) -> None:
 def _address(config: ServerConfig, listener: socket.socket) -> str:
     if config.uds is not None:
         return f"unix:{config.uds}"
-    return f"{'https' if config.ssl_certfile else 'http'}://{config.host}:{listener.getsockname()[1]}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{'https' if config.ssl_certfile else 'http'}://{host}:{listener.getsockname()[1]}"
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -199,3 +205,46 @@ def check_accepted_flags(config: ServerConfig) -> None:
     for name in ("max_waiting_requests", "max_request_bytes", "num_tokenizer_threads"):
         if getattr(config, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(config, name)}, but must be 1 or more.")
+    if config.max_logprobs < -1:
+        raise ConfigError(f"--max-logprobs is {config.max_logprobs}, but must be 0 or more; -1: no limit.")
+    if not config.request_timeout > 0:
+        raise ConfigError(f"--request-timeout is {config.request_timeout:g}, but must be more than 0.")
+    if not 0 <= config.shutdown_timeout < math.inf:
+        raise ConfigError(f"--shutdown-timeout is {config.shutdown_timeout:g}, but must be a number of seconds from 0.")
+    if "" in (config.served_model_name or ()):
+        raise ConfigError("--served-model-name has an empty name. Remove it.")
+    if config.uds == "":
+        raise ConfigError("--uds is empty. Name a file, or leave it out to listen on --host and --port.")
+    _check_keys(config.api_key or ())
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    """An empty key would let everyone in who sends none; one with a line break at its end, nobody."""
+    for number, key in enumerate(keys, start=1):
+        if not key.strip():
+            raise ConfigError(
+                f"API key {number} is empty, so that no request would need one. Give a key, or leave out --api-key if "
+                "everyone may use the model."
+            )
+        if key != key.strip() or not key.isprintable():
+            raise ConfigError(
+                f"API key {number} has a blank, a line break or the like, which no client can send. Remove it; a file "
+                "with a secret often ends with a line break."
+            )
+
+
+def _check_tls(config: ServerConfig) -> None:
+    """Whether the files belong together. Asked where they are read: `facet deploy` runs on another machine."""
+    if config.ssl_certfile is None:
+        if config.ssl_keyfile is not None:
+            raise ConfigError("--ssl-keyfile needs the certificate, too. Add --ssl-certfile.")
+        return
+    files = f"--ssl-certfile {config.ssl_certfile}"
+    if config.ssl_keyfile is not None:
+        files += f" and --ssl-keyfile {config.ssl_keyfile}"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except OSError as error:  # those of TLS are such errors, too
+        raise ConfigError(
+            f"{files} cannot be used: {error.strerror or error}. Name PEM files with a certificate and its private key."
+        ) from None
