@@ -188,6 +188,47 @@ def test_an_engine_outlives_a_signal_to_the_group_but_not_its_front(config: Engi
         time.sleep(0.1)
 
 
+FRONT = """
+import sys, time
+from facet.config import EngineConfig
+from facet.engine.client import RemoteEngine
+from facet.request import Request
+from facet.sampling_params import SamplingParams
+
+def loading(engine):
+    print(engine.process_id, flush=True)
+    time.sleep(600)
+
+if __name__ == '__main__':
+    if sys.argv[1] == 'loads':
+        RemoteEngine._wait_until_ready = loading
+    engine = RemoteEngine(EngineConfig(max_num_seqs=1, **CONFIG))
+    for number in range(64):
+        params = SamplingParams(max_tokens=400, ignore_eos=True)
+        engine.submit(Request(request_id=str(number), prompt_token_ids=(3, 4), sampling=params))
+    engine.receive(timeout=60)
+    print(engine.process_id, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("when", ["loads", "answers"])
+def test_an_engine_whose_front_is_killed_ends(config: EngineConfig, tmp_path: Path, when: str) -> None:
+    """Before the model is there, and in the middle of more messages than wait for a front that is gone."""
+    script = tmp_path / "front.py"
+    script.write_text(FRONT.replace("CONFIG", repr({**SETTINGS, "model": config.model})))
+    front = subprocess.Popen([sys.executable, str(script), when], stdout=subprocess.PIPE, text=True)
+    assert front.stdout is not None
+    with front.stdout:
+        engine_id = int(front.stdout.readline())
+        front.kill()
+        front.wait()
+    deadline = time.monotonic() + 60
+    while is_running(engine_id):
+        assert time.monotonic() < deadline, "the engine outlived its front"
+        time.sleep(0.1)
+
+
 def is_running(process_id: int) -> bool:
     """Whether there is such a process and it is not merely waiting to be collected."""
     try:

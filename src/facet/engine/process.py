@@ -2,14 +2,15 @@
 
 All of them know how to reach each other (`addresses.py`). The front process sends messages to rank 0, which plans;
 every rank may send some back, the first of them `EngineInfo` or `Died`. While there is work the loop only checks for
-messages; without work it waits for one, or for the end of the front process. Other ranks wait for the steps that rank 0
-sends.
+messages; without work it waits for one. Other ranks wait for the steps that rank 0 sends. Whether the front process is
+still there all look every few seconds, also while nobody takes what they send.
 """
 
 import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from facet.sampling.grammar_library import do_without_transformers, import_xgram
 
 logger = logging.getLogger(__name__)
 
-# Without work: how long to wait for a message before looking whether the front process is still there.
+# How long until a process looks again whether the front process is still there.
 SECONDS_BETWEEN_LOOKS = 2
 
 _NO_MORE_STEPS = b""
@@ -56,11 +57,14 @@ def run_engine_process(
     show_progress: bool,
     store: Any = None,
     compiling: CompileProcess | None = None,
+    parent: int | None = None,
 ) -> None:
     """The process of one rank, from start to end.
 
-    `store`: where ranks meet; None: in the network's folder. `compiling`: see `begin_early`.
+    `store`: where ranks meet; None: in the network's folder. `compiling`: see `begin_early`. `parent`: the process that
+    began this one, whose end is the end of this one; None: that which is its parent now.
     """
+    parent = os.getppid() if parent is None else parent
     # Ctrl-C and a service manager's stop reach the whole group; the front process drains first and then sends Shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -72,7 +76,14 @@ def run_engine_process(
     encoder = msgspec.msgpack.Encoder()
 
     def send(messages: list[FromEngine]) -> None:
-        outbox.send(encoder.encode(messages))
+        message = encoder.encode(messages)
+        try:
+            outbox.send(message, zmq.NOBLOCK)
+        except zmq.Again:  # a thousand have not been taken: the front process is slow, or gone
+            while not outbox.poll(SECONDS_BETWEEN_LOOKS * 1000, zmq.POLLOUT):
+                if os.getppid() != parent:
+                    raise SystemExit(1) from None
+            outbox.send(message)
 
     progress = Bars() if show_progress and rank.plans else Silent()
     try:
@@ -94,10 +105,10 @@ def run_engine_process(
             clock.ends("ranks")
         start = partial(make_runner, config, progress, group, clock, compiling)
         if rank.plans:
-            _lead(config, group, _Wires(context, network, store), front.to_engine, start, clock, send)
+            _lead(config, group, _Wires(context, network, store, parent), front.to_engine, start, clock, send)
         else:
             assert group is not None, "who follows is not alone"
-            _follow(group, _Wires(context, network, store), start)
+            _follow(group, _Wires(context, network, store, parent), start)
     except UserError as error:
         send([Died(str(error), is_users_to_fix=True)])
     except EngineError as error:
@@ -120,6 +131,11 @@ class _Wires:
     context: "zmq.Context[Socket]"
     network: Network
     store: Any
+    parent: int
+
+    @property
+    def front_is_gone(self) -> bool:
+        return os.getppid() != self.parent
 
 
 def _lead(
@@ -157,7 +173,7 @@ def _lead(
         wires.network.connect(inbox, to_engine)
         send([service.info])
         try:
-            _loop(service, inbox, send)
+            _loop(service, inbox, send, lambda: wires.front_is_gone)
         finally:
             for socket in followers:
                 with suppress(zmq.Again):  # one that has ended takes no messages
@@ -167,25 +183,28 @@ def _lead(
 
 def _follow(group: RankGroup, wires: _Wires, start: _Start) -> None:
     runner = start().runner
-    front = os.getppid()
     with closing(wires.context.socket(zmq.PULL)) as steps:
         wires.network.connect(steps, wires.store.get(steps_of(group.rank.index)).decode())
 
         def receive() -> bytes | None:
             while not steps.poll(SECONDS_BETWEEN_LOOKS * 1000):
-                if os.getppid() != front:
-                    return None  # the front process is gone, and rank 0 will notice too
+                if wires.front_is_gone:
+                    return None  # and rank 0 will notice too
             return steps.recv() or None
 
         follow(runner, receive)
 
 
-def _loop(service: EngineService, inbox: Socket, send: _Send) -> None:
+def _loop(service: EngineService, inbox: Socket, send: _Send, front_is_gone: Callable[[], bool]) -> None:
     decoder = msgspec.msgpack.Decoder(ToEngine)
-    front = os.getppid()
+    next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
     while True:
-        if not service.has_work and not inbox.poll(SECONDS_BETWEEN_LOOKS * 1000) and os.getppid() != front:
-            return  # the front process is gone: end, and free the memory
+        if not service.has_work:
+            inbox.poll(SECONDS_BETWEEN_LOOKS * 1000)
+        if time.monotonic() >= next_look:
+            if front_is_gone():
+                return  # end, and free the memory
+            next_look = time.monotonic() + SECONDS_BETWEEN_LOOKS
         outgoing: list[FromEngine] = []
         for message in _messages(inbox, decoder):
             if isinstance(message, Shutdown):
