@@ -69,7 +69,7 @@ class EmptySteps:
         return messages
 
 
-def run_empty_engine(rank: Rank, device: str, network: Network, task: Connection, started: float) -> None:
+def run_empty_engine(rank: Rank, device: str, network: Network, task: Connection, started: float, parent: int) -> None:
     """In place of `facet.engine.rank_processes.run_rank`: the process of an engine."""
     config: EngineConfig
     front: FrontAddresses
@@ -81,7 +81,6 @@ def run_empty_engine(rank: Rank, device: str, network: Network, task: Connection
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ToEngine)
     service = EmptySteps(float(os.environ.get(STEP_SECONDS, "0")))
     outbox.send(encoder.encode([EngineInfo(262_144, (1,), 8192, config.model, ())]))
-    parent = os.getppid()
     while True:
         if not service.has_work and not inbox.poll(_SECONDS_BETWEEN_LOOKS * 1000) and os.getppid() != parent:
             return
