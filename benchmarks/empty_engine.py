@@ -69,8 +69,9 @@ class EmptySteps:
         return messages
 
 
-def run_empty_engine(rank: Rank, device: str, network: Network, task: Connection, started: float, parent: int) -> None:
+def run_empty_engine(rank: Rank, device: str, network: Network, task: Connection, started: float) -> None:
     """In place of `facet.engine.rank_processes.run_rank`: the process of an engine."""
+    parent = os.getppid()
     config: EngineConfig
     front: FrontAddresses
     config, front, _ = task.recv()

@@ -7,6 +7,7 @@ still there all look every few seconds, also while nobody takes what they send.
 """
 
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -57,14 +58,12 @@ def run_engine_process(
     show_progress: bool,
     store: Any = None,
     compiling: CompileProcess | None = None,
-    parent: int | None = None,
 ) -> None:
     """The process of one rank, from start to end.
 
-    `store`: where ranks meet; None: in the network's folder. `compiling`: see `begin_early`. `parent`: the process that
-    began this one, whose end is the end of this one; None: that which is its parent now.
+    `store`: where ranks meet; None: in the network's folder. `compiling`: see `begin_early`.
     """
-    parent = os.getppid() if parent is None else parent
+    front_is_gone = _watch_front()
     # Ctrl-C and a service manager's stop reach the whole group; the front process drains first and then sends Shutdown.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -81,7 +80,7 @@ def run_engine_process(
             outbox.send(message, zmq.NOBLOCK)
         except zmq.Again:  # a thousand have not been taken: the front process is slow, or gone
             while not outbox.poll(SECONDS_BETWEEN_LOOKS * 1000, zmq.POLLOUT):
-                if os.getppid() != parent:
+                if front_is_gone():
                     raise SystemExit(1) from None
             outbox.send(message)
 
@@ -105,10 +104,10 @@ def run_engine_process(
             clock.ends("ranks")
         start = partial(make_runner, config, progress, group, clock, compiling)
         if rank.plans:
-            _lead(config, group, _Wires(context, network, store, parent), front.to_engine, start, clock, send)
+            _lead(config, group, _Wires(context, network, store, front_is_gone), front.to_engine, start, clock, send)
         else:
             assert group is not None, "who follows is not alone"
-            _follow(group, _Wires(context, network, store, parent), start)
+            _follow(group, _Wires(context, network, store, front_is_gone), start)
     except UserError as error:
         send([Died(str(error), is_users_to_fix=True)])
     except EngineError as error:
@@ -131,11 +130,16 @@ class _Wires:
     context: "zmq.Context[Socket]"
     network: Network
     store: Any
-    parent: int
+    front_is_gone: Callable[[], bool]
 
-    @property
-    def front_is_gone(self) -> bool:
-        return os.getppid() != self.parent
+
+def _watch_front() -> Callable[[], bool]:
+    """Whether the process that began this one has ended, though that may have been long before it is asked."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        return lambda: not parent.is_alive()
+    first = os.getppid()  # Ray's
+    return lambda: os.getppid() != first
 
 
 def _lead(
@@ -173,7 +177,7 @@ def _lead(
         wires.network.connect(inbox, to_engine)
         send([service.info])
         try:
-            _loop(service, inbox, send, lambda: wires.front_is_gone)
+            _loop(service, inbox, send, wires.front_is_gone)
         finally:
             for socket in followers:
                 with suppress(zmq.Again):  # one that has ended takes no messages
@@ -188,7 +192,7 @@ def _follow(group: RankGroup, wires: _Wires, start: _Start) -> None:
 
         def receive() -> bytes | None:
             while not steps.poll(SECONDS_BETWEEN_LOOKS * 1000):
-                if wires.front_is_gone:
+                if wires.front_is_gone():
                     return None  # and rank 0 will notice too
             return steps.recv() or None
 

@@ -71,7 +71,7 @@ class LocalRanks:
             theirs, task = spawn.Pipe(duplex=False)
             process = spawn.Process(
                 target=run_rank,
-                args=(Rank(index=index, size=size), device, self.network, theirs, time.monotonic(), os.getpid()),
+                args=(Rank(index=index, size=size), device, self.network, theirs, time.monotonic()),
                 name=f"facet-{index}",
                 daemon=True,
             )
@@ -150,8 +150,8 @@ def begun_early(config: EngineConfig) -> Iterator[LocalRanks | None]:
         yield ranks
 
 
-def run_rank(rank: Rank, device: str, network: Network, task: Connection, started: float, parent: int) -> None:
-    """What a new process runs. `parent` began it."""
+def run_rank(rank: Rank, device: str, network: Network, task: Connection, started: float) -> None:
+    """What a new process runs."""
     from facet.runner.compile_process import begin_early
 
     clock = StartClock(started)
@@ -169,7 +169,7 @@ def run_rank(rank: Rank, device: str, network: Network, task: Connection, starte
     except EOFError:
         return  # the front process has found nothing to run, or is gone
     clock.ends("files")
-    run_engine_process(config, rank, network, front, clock, show_progress, compiling=compiling, parent=parent)
+    run_engine_process(config, rank, network, front, clock, show_progress, compiling=compiling)
 
 
 @contextlib.contextmanager
