@@ -190,14 +190,6 @@ def fixed_variants(layers: Layers, load: Load, chosen: Variant) -> dict[str, Var
         for slots, programs in product((2, 3) if load.window else (3,), (1, 2, 4, 8, 16, 64)):
             other = replace(ring, num_programs=programs, num_slots=slots)
             variants[f"ring of {slots}, by {programs}"] = replace(chosen, ring=other)
-        # As many parts as have room at a time, where whole rows would leave half of the last places empty.
-        num_units = len(load.context_lens) * load.num_kv_heads
-        room = torch.cuda.get_device_properties(0).multi_processor_count * (512 // layers.queries.shape[2])
-        for places, programs in product((room, 3 * room // 2), (2, 3)):
-            num_whole = (programs * num_units - places) // (programs - 1)
-            if 0 < num_whole < num_units:
-                other = replace(ring, num_programs=programs, num_whole=num_whole)
-                variants[f"ring, {num_whole} whole, others by {programs}"] = replace(chosen, ring=other)
         for keys in () if load.window else (512, 1024, 2048):
             variants[f"ring, {keys}+ each"] = replace(chosen, ring=replace(ring, least_keys=keys))
     return variants

@@ -26,17 +26,17 @@ from facet.kernels.linear.config import choose_chain
 from facet.kernels.linear.ring_config import MAX_WARP_ROWS, Ring, WarpgroupRing, ring_of, warpgroup_ring_of
 
 # All but heads.
-SHAPES = tuple(shape for shape in (*cases.E4B, *cases.LARGE, *cases.SPARSE, *cases.NANO) if shape.num_out < 65536)
+SHAPES = tuple(shape for shape in cases.SERVED if shape.num_out < 65536)
 HBM_BYTES_PER_MICROSECOND = 4.2e6
 # For all programs that a multiprocessor is to hold.
 MOST_BYTES = 220 << 10
 
 
 def rings_for(shape: cases.Shape, num_rows: int, is_tuned: bool) -> list[Ring | WarpgroupRing]:
-    """The ring of warps for few rows, the ring of warpgroups, and others of those."""
+    """The ring of warps for few rows, the ring of warpgroups if one would be chosen, and others of those."""
     warps = [ring_of(shape.num_out, shape.num_in)] if num_rows <= MAX_WARP_ROWS else []
     chosen = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
-    return list(dict.fromkeys((*warps, chosen, *_others(shape, num_rows, is_tuned))))
+    return list(dict.fromkeys((*warps, *([chosen] if chosen else ()), *_others(shape, num_rows, is_tuned))))
 
 
 def _others(shape: cases.Shape, num_rows: int, is_tuned: bool) -> Iterator[WarpgroupRing]:

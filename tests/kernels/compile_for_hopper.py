@@ -33,7 +33,7 @@ from facet.kernels.add_norm.triton import add_norm_kernel, sum_of_norms_kernel
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.gluon_names import TensorDescriptor, gl
 from facet.kernels.linear import cases
-from facet.kernels.linear.ring_config import WarpgroupRing, ring_of, warpgroup_ring_of
+from facet.kernels.linear.ring_config import ring_of, warpgroup_ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
@@ -308,10 +308,9 @@ def ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any
     return ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
-def warpgroup_ring_launch(
-    shape: cases.Shape, num_rows: int = 8, ring: WarpgroupRing | None = None
-) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    ring = ring or warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
+def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    ring = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
+    assert ring is not None
     num_parts = 2 if shape.operation == "geglu_linear" else 1
     num_out = shape.num_out // num_parts
     weight_shape, more_out = (num_parts, num_out, shape.num_in), ring.more_out
@@ -536,7 +535,7 @@ def decode_ring_launch(
     )
     numbers, floats, vectors = tensor(gl.int32), tensor(gl.float32), tensor()
     where = (numbers, numbers, numbers, numbers, vectors, floats, floats, numbers, 1.0)
-    strides = (64, 8 if has_window else 64, 100, 0, 1, 576, 16 * stride, num_heads)
+    strides = (64, 8 if has_window else 64, 576, 16 * stride, num_heads)
     if is_shared:
         return decode_shared_kernel, (vectors, vectors, floats, floats, *where, *strides), {**constants, "PAIRS": 64}
     constants["HAS_WINDOW"] = has_window
@@ -616,9 +615,10 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "warpgroup_ring_of_gated_input": warpgroup_ring_launch(cases.E4B[8]),
         "warpgroup_ring_of_16_rows": warpgroup_ring_launch(cases.E4B[6], 16),
         "warpgroup_ring_of_32_rows": warpgroup_ring_launch(cases.E4B[8], 32),
-        "warpgroup_ring_of_40_outputs": warpgroup_ring_launch(cases.E4B[1], ring=WarpgroupRing(40, 256, 8)),
-        "warpgroup_ring_of_80_gates": warpgroup_ring_launch(cases.E4B[0], 32, WarpgroupRing(160, 128, 4, num_rows=32)),
         "warpgroup_ring_of_64_rows": warpgroup_ring_launch(cases.E4B[3], 64),
+        "warpgroup_ring_of_64_rows_of_gate_up": warpgroup_ring_launch(cases.E4B[0], 64),
+        "warpgroup_ring_of_80_outputs": warpgroup_ring_launch(cases.MEDIUM[3]),
+        "warpgroup_ring_of_64_rows_of_3n_gate_up": warpgroup_ring_launch(cases.NANO[0], 64),
         "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
         "fp8_ring_that_rounds": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv, num_magnitudes=672),
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),

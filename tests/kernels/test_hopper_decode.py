@@ -98,18 +98,8 @@ def tunings(case: cases.Case) -> list[RingTuning]:
     share = SHARES.get(case.name, 64)
     most = -(-case.window // share) if case.window else 64
     return [
-        RingTuning(
-            share_keys=share, num_shares=most, num_programs=programs, num_slots=slots, least_keys=keys, num_whole=whole
-        )
-        for programs, slots, keys, whole in (
-            (1, 3, 0, 0),
-            (1, 2, 0, 0),
-            (2, 3, 0, 0),
-            (most, 3, 128, 0),
-            (most + 2, 3, 0, 0),
-            (2, 3, 0, 3),
-            (most, 2, 0, 5),
-        )
+        RingTuning(share_keys=share, num_shares=most, num_programs=programs, num_slots=slots, least_keys=keys)
+        for programs, slots, keys in ((1, 3, 0), (1, 2, 0), (2, 3, 0), (most, 3, 128), (most + 2, 3, 0))
     ]
 
 

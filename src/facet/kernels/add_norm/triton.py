@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
 from facet.kernels.rms_norm.triton import (
     RowTile,
     first_rows,
@@ -99,6 +99,9 @@ def add_norm_kernel(
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr, STAGES: tl.constexpr,
     DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    # At once: the product that follows has room beside the one before. Called after the wait, a step of E4B takes 3.40
+    # and not 3.35 milliseconds with one request, 4.17 and not 4.11 with 32.
+    let_next_start(IS_DEPENDENT)
     rows, columns, mask = first_rows(num_rows, WIDTH, ROWS, BLOCK, STAGES)
     update_factor, next_factor, stream_factor = None, None, None
     if WEIGHTS_AHEAD:
@@ -107,7 +110,7 @@ def add_norm_kernel(
             next_factor = load_weight(next_weight, columns, mask)
     if scale is not None:
         stream_factor = tl.load(scale).to(tl.float32)
-    start_after_previous(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     weights = (update_weight, next_weight)
     factors = (update_factor, next_factor, stream_factor)
     results = (new, normed, scales)
@@ -158,12 +161,13 @@ def sum_of_norms_kernel(
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WEIGHTS_AHEAD: tl.constexpr, STAGES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(IS_DEPENDENT)
     rows, columns, mask = first_rows(num_rows, WIDTH, ROWS, BLOCK, STAGES)
     a_factor, b_factor = None, None
     if WEIGHTS_AHEAD:
         a_factor = load_weight(a_weight, columns, mask)
         b_factor = load_weight(b_weight, columns, mask)
-    start_after_previous(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     weights, factors = (a_weight, b_weight), (a_factor, b_factor)
     if STAGES == 0:
         _sum_of_norms_of(a, b, weights, factors, total, rows, columns, mask, eps, WIDTH)

@@ -47,6 +47,23 @@ E4B = (
     Shape("E4B per-layer projection", 2560, 256),
     Shape("E4B lm_head", 262144, 2560),
 )
+# Layers of E2B that share keys have twice the inner width.
+SMALL = (
+    Shape("E2B gate_up", 12288, 1536, "geglu_linear"),
+    Shape("E2B gate_up wide", 24576, 1536, "geglu_linear"),
+    Shape("E2B down", 1536, 6144),
+    Shape("E2B down wide", 1536, 12288),
+    Shape("E2B qkv sliding", 2560, 1536),
+    Shape("E2B qkv global", 5120, 1536),
+)
+MEDIUM = (
+    Shape("12B gate_up", 30720, 3840, "geglu_linear"),
+    Shape("12B down", 3840, 15360),
+    Shape("12B qkv sliding", 8192, 3840),
+    Shape("12B qkv global", 8704, 3840),
+    Shape("12B o sliding", 3840, 4096),
+    Shape("12B o global", 3840, 8192),
+)
 LARGE = (
     Shape("31B gate_up", 43008, 5376, "geglu_linear"),
     Shape("31B down", 5376, 21504),
@@ -77,5 +94,6 @@ NANO = (
     Shape("3n LAuReL down", 64, 2048),
     Shape("3n LAuReL up", 2048, 64),
 )
+SERVED = (*SMALL, *E4B, *MEDIUM, *LARGE, *SPARSE, *NANO)
 # Nothing a multiple of anything; fewer inputs than a tile has; one output.
 ODD = (Shape("odd", 42, 100), Shape("narrow", 6, 8), Shape("one gate", 2, 33))

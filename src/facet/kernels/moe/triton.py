@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facet.kernels.dependent_launch import launch_options, let_next_start, start_after_previous, wait_for_previous
+from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
 from facet.kernels.linear.triton import add_products, load_weight_tile, tile_places
 from facet.kernels.moe.config import MAX_PAIR_ROWS, TileConfig, choose_tiles
 from facet.kernels.moe.triton_groups import ExpertMatrices, geglu, run_groups
@@ -125,7 +125,8 @@ def _route_kernel(
     EXPERTS_PAD: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    start_after_previous(IS_DEPENDENT)
+    let_next_start(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS_PAD)
     is_expert = experts < num_experts

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.dependent_launch import launch_options, let_next_start, start_after_previous, wait_for_previous
 from facet.kernels.geglu.triton import gelu_tanh
 from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.moe.config import TileConfig
@@ -239,7 +239,8 @@ def _combine_kernel(
     NUM_CHOSEN: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Sums a row's results in the order of its choices, in float32."""
-    start_after_previous(IS_DEPENDENT)
+    let_next_start(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = columns < hidden_size

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
 from facet.kernels.moe.groups import Groups, empty_groups
 
 # Most pairs of a block: 65,536 pairs have about one for each multiprocessor of a large GPU.
@@ -53,7 +53,8 @@ def _count(chosen, first, num_pairs, EXPERTS_PAD: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def count_kernel(chosen, counts, num_pairs, EXPERTS_PAD: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr):
-    start_after_previous(IS_DEPENDENT)
+    let_next_start(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     block = tl.program_id(0)
     count = _count(chosen, block * BLOCK, num_pairs, EXPERTS_PAD, BLOCK)
     tl.store(counts + block * EXPERTS_PAD + tl.arange(0, EXPERTS_PAD), count.to(tl.int16))
@@ -91,7 +92,8 @@ def place_kernel(
     IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Writes a block's pairs to their places: after those of earlier experts, earlier blocks, and earlier pairs."""
-    start_after_previous(IS_DEPENDENT)
+    let_next_start(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     block = tl.program_id(0)
     end = tl.minimum((block + 1) * BLOCK, num_pairs)
     local = tl.arange(0, CHUNK)

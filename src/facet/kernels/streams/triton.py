@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from facet.kernels.dependent_launch import launch_options, start_after_previous
+from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
 from facet.kernels.rms_norm.triton import rounded, tile_of_few_rows
 
 
@@ -107,6 +107,7 @@ def predict_kernel(
     streams, router_norm, router, prediction, next_norm, predicted, normed, stream_stride, row_stride, new_stride, eps,
     STREAMS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_column = columns < WIDTH
@@ -117,7 +118,7 @@ def predict_kernel(
     # [out, in, streams that were read]
     places = (numbers[:, None, None] * STREAMS + numbers[None, :, None]) * STREAMS + numbers[None, None, :]
     shares = tl.load(prediction + places).to(tl.float32)
-    start_after_previous(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     own = streams + row * row_stride + columns
     before = tl.load(own[None, :] + numbers[:, None] * stream_stride, mask=is_column[None, :], other=0.0).to(tl.float32)
     active = tl.load(own, mask=is_column, other=0.0).to(tl.float32)
@@ -140,6 +141,7 @@ def correct_kernel(
     predicted, active, router_norm, router, correction, output_scale, corrected, scaled, stream_stride, eps,
     STREAMS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_column = columns < WIDTH
@@ -148,7 +150,7 @@ def correct_kernel(
     routes = tl.load(router + numbers[:, None] * WIDTH + columns[None, :], mask=is_column[None, :], other=0.0)
     shares = tl.load(correction + numbers[:, None] * STREAMS + numbers[None, :]).to(tl.float32)
     scale = tl.load(output_scale + columns, mask=is_column, other=0.0).to(tl.float32)
-    start_after_previous(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     place = row * WIDTH + columns
     computed = tl.load(active + place, mask=is_column, other=0.0).to(tl.float32)
     signs = _signs(computed, router_weight, routes.to(tl.float32), eps, corrected, WIDTH)
@@ -169,11 +171,12 @@ def join_kernel(
     active, attended, attended_norm, h, detour, detour_norm, next_norm, joined, normed, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(IS_DEPENDENT)
     columns = tl.arange(0, BLOCK)
     is_column = columns < WIDTH
     attended_weight = tl.load(attended_norm + columns, mask=is_column, other=0.0)
     detour_weight = tl.load(detour_norm + columns, mask=is_column, other=0.0)
-    start_after_previous(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     place = tl.program_id(0).to(tl.int64) * WIDTH + columns
     stream = tl.load(active + place, mask=is_column, other=0.0).to(tl.float32)
     update = tl.load(attended + place, mask=is_column, other=0.0).to(tl.float32)
@@ -194,10 +197,11 @@ def inject_kernel(
     streams, update, norm, stream_stride, eps,
     STREAMS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    let_next_start(IS_DEPENDENT)
     columns = tl.arange(0, BLOCK)
     is_column = columns < WIDTH
     weight = tl.load(norm + columns, mask=is_column, other=0.0)
-    start_after_previous(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     place = tl.program_id(0).to(tl.int64) * WIDTH + columns
     added = tl.load(update + place, mask=is_column, other=0.0).to(tl.float32)
     added = _normalised(added, weight, eps, streams, WIDTH)

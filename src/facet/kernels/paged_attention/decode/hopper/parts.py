@@ -33,17 +33,6 @@ STORED = gl.constexpr(gl.BlockedLayout([8, 1], [16, 2], [1, 4], [0, 1]))
 
 
 @gluon.jit
-def own_part(num_units, num_whole, most_programs):
-    """(The row and key head that a program serves, which of its parts, and how many there are). The first of them have
-    one program each, and first: where all run at a time, those of the others share multiprocessors with them."""
-    behind = gl.maximum(gl.program_id(0) - num_whole, 0)
-    num_others = gl.maximum(num_units - num_whole, 1)
-    is_whole = gl.program_id(0) < num_whole
-    unit = gl.where(is_whole, gl.program_id(0), num_whole + behind % num_others)
-    return unit, gl.where(is_whole, 0, behind // num_others), gl.where(is_whole, 1, most_programs)
-
-
-@gluon.jit
 def copy_tile_of(
     tiles, slot, vectors, block_row, key, end, page_stride,
     TOKEN_STRIDE: gl.constexpr, TOKENS_PER_BLOCK: gl.constexpr,
@@ -206,7 +195,7 @@ def finish(
     """Store what a program has, if it has all shares; else what all of them left, if it is the last."""
     if own_shares >= num_shares:
         store_means(output, merged, weight_sum, row, kv_head, num_heads, GROUP)
-    elif arrives_last(arrivals, entry * (num_heads // GROUP) + kv_head, gl.cdiv(num_shares, own_shares)):
+    elif arrives_last(arrivals, entry * gl.num_programs(1) + kv_head, gl.cdiv(num_shares, own_shares)):
         add_left_shares(
             partial_totals, partial_levels, output, entry, row, kv_head, num_heads, num_shares,
             most_shares, GROUP, HEAD_DIM, AT_ONCE,

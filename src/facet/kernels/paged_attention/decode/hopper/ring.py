@@ -34,9 +34,6 @@ def attend_in_ring(
         levels = torch.empty(*per_share, 2, dtype=torch.float32, device=queries.device)
     where = (rows.block_table, rows.positions, rows.seats, plan.map_or_any, output, totals, levels, plan.arrivals)
     strides = (rows.block_table.stride(0), cache.keys.stride(0), num_heads)
-    num_units = plan.num_rows * num_kv_heads
-    num_whole = min(tuning.num_whole, num_units)
-    parts = (tuning.least_keys, tuning.num_shares, plan.num_rows, num_whole, tuning.num_programs)
     options = {
         "HAS_MAP": plan.row_map is not None,
         "SHARE": tuning.share_keys,
@@ -49,17 +46,17 @@ def attend_in_ring(
         "num_warps": 4,
         **launch_options(queries.device),
     }
-    grid = (num_whole + (num_units - num_whole) * tuning.num_programs,)
+    grid = (plan.num_rows, num_kv_heads, tuning.num_programs)
     if cache.is_shared:
         assert key_recipe is not None, "shared vectors need a recipe for their keys"
         weight, cos_sin = key_recipe.weight, key_recipe.cos_sin
         shared_kernel[grid](
-            queries, cache.keys, weight, cos_sin, *where, scale, *parts, *strides,
+            queries, cache.keys, weight, cos_sin, *where, scale, tuning.least_keys, tuning.num_shares, *strides,
             PAIRS=cos_sin.shape[-1], **options,
         )  # fmt: skip
     else:
         assert cache.values is not None
         separate_kernel[grid](
-            queries, cache.keys, cache.values, *where, scale, rows.window, *parts, *strides,
-            HAS_WINDOW=rows.window > 0, **options,
+            queries, cache.keys, cache.values, *where, scale, rows.window, tuning.least_keys, tuning.num_shares,
+            *strides, HAS_WINDOW=rows.window > 0, **options,
         )  # fmt: skip

@@ -29,7 +29,6 @@ from facet.kernels.paged_attention.decode.hopper.parts import (
     finish,
     leave_share,
     load_queries,
-    own_part,
     scores_of,
     size_of_shares,
     weigh,
@@ -64,7 +63,7 @@ def rotated_scores(tile, queries, cos, sin, key_weight):
 
 # Not specialized: one kernel serves all batch sizes.
 @gluon.jit(
-    do_not_specialize=["least_keys", "most_shares", "num_rows", "num_whole", "most_programs"],
+    do_not_specialize=["least_keys", "most_shares"],
     do_not_specialize_on_alignment=["block_table", "positions", "seats", "row_map", "arrivals"],
 )
 def shared_kernel(
@@ -83,9 +82,6 @@ def shared_kernel(
     scale,
     least_keys,  # a program has no fewer, if the row has them
     most_shares,  # of a row: what they leave behind has room for as many
-    num_rows,
-    num_whole,  # rows and key heads that have one program
-    most_programs,  # of each of the others
     table_stride,
     page_stride,
     num_heads,
@@ -101,17 +97,15 @@ def shared_kernel(
     IS_DEPENDENT: gl.constexpr,
 ):
     let_next_start(IS_DEPENDENT)
-    num_kv_heads = num_heads // GROUP
-    unit, part, num_programs = own_part(num_rows * num_kv_heads, num_whole, most_programs)
-    entry, kv_head = unit % num_rows, unit // num_rows
+    entry, kv_head = gl.program_id(0), gl.program_id(1)
     row = entry
     if HAS_MAP:
         row = gl.load(row_map + entry)
     end = gl.load(positions + row) + 1
     share = size_of_shares(end, most_shares, SHARE)
     num_shares = gl.cdiv(end, share)
-    own_shares = gl.maximum(gl.cdiv(num_shares, num_programs), least_keys // share)
-    number = part * own_shares
+    own_shares = gl.maximum(gl.cdiv(num_shares, gl.num_programs(2)), least_keys // share)
+    number = gl.program_id(2) * own_shares
     start = number * share
     stop = gl.minimum(start + own_shares * share, end)
     if start >= stop:

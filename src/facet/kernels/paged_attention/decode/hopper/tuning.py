@@ -36,7 +36,6 @@ class RingTuning:
     share_keys: int  # without a window, of the smallest ones
     num_shares: int  # most of a row
     num_programs: int  # of a row and key head, on which no bit depends
-    num_whole: int = 0  # rows and key heads that have one program, though others have more
     least_keys: int = 0  # of a program, if the row has as many
     num_slots: int = _SLOTS  # tiles of keys or values in shared memory
 
