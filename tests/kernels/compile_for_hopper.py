@@ -312,13 +312,16 @@ def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8) -> tuple[Any, t
     ring = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
     assert ring is not None
     num_parts = 2 if shape.operation == "geglu_linear" else 1
-    num_out = shape.num_out // num_parts
-    weight_shape, more_out = (num_parts, num_out, shape.num_in), ring.more_out
+    num_eights, more_out = shape.num_out // num_parts // 8, ring.more_out
+    weight_shape = (num_eights, num_parts, shape.num_in // 64, 8, 64)
+
+    def units(outputs: int) -> Any:
+        return tiles(weight_shape, [outputs // num_parts // 8, num_parts, ring.block_in // 64, 8, 64])
+
     arguments = (
         tiles((num_rows, shape.num_in), [ring.num_rows, ring.block_in]),
-        tiles(weight_shape, [num_parts, ring.wide_out // num_parts, ring.block_in]),
-        tiles(weight_shape, [num_parts, more_out // num_parts, ring.block_in]) if more_out else None,
-        tensor(), tensor(), 0, num_rows, num_out,
+        units(ring.wide_out), units(more_out) if more_out else None,
+        tensor(), tensor(), 0, num_rows, 8 * num_eights,
     )  # fmt: skip
     constants = dict(
         NUM_IN=shape.num_in,
@@ -614,11 +617,12 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "warpgroup_ring_of_gate_up": warpgroup_ring_launch(cases.E4B[0]),
         "warpgroup_ring_of_gated_input": warpgroup_ring_launch(cases.E4B[8]),
         "warpgroup_ring_of_16_rows": warpgroup_ring_launch(cases.E4B[6], 16),
-        "warpgroup_ring_of_32_rows": warpgroup_ring_launch(cases.E4B[8], 32),
+        "warpgroup_ring_of_32_rows": warpgroup_ring_launch(cases.E4B[1], 32),
         "warpgroup_ring_of_64_rows": warpgroup_ring_launch(cases.E4B[3], 64),
         "warpgroup_ring_of_64_rows_of_gate_up": warpgroup_ring_launch(cases.E4B[0], 64),
         "warpgroup_ring_of_80_outputs": warpgroup_ring_launch(cases.MEDIUM[3]),
-        "warpgroup_ring_of_64_rows_of_3n_gate_up": warpgroup_ring_launch(cases.NANO[0], 64),
+        "warpgroup_ring_of_two_programs": warpgroup_ring_launch(cases.NANO[0]),
+        "warpgroup_ring_of_64_rows_of_two_programs": warpgroup_ring_launch(cases.NANO[0], 64),
         "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
         "fp8_ring_that_rounds": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv, num_magnitudes=672),
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),

@@ -101,14 +101,15 @@ RINGS_OF_4_BITS = tuple(name for name in RINGS if name.startswith(("int4_ring", 
 # Programs that a multiprocessor has room for, registers, products of a tile.
 WARPGROUP_RINGS = {
     "warpgroup_ring_of_down": (1, 64, 16),
-    "warpgroup_ring_of_gate_up": (1, 112, 8),
+    "warpgroup_ring_of_gate_up": (1, 64, 16),
     "warpgroup_ring_of_gated_input": (1, 48, 16),
-    "warpgroup_ring_of_16_rows": (1, 64, 16),
-    "warpgroup_ring_of_32_rows": (1, 48, 16),
-    "warpgroup_ring_of_64_rows": (1, 96, 8),
-    "warpgroup_ring_of_64_rows_of_gate_up": (1, 112, 8),
-    "warpgroup_ring_of_80_outputs": (1, 80, 16),
-    "warpgroup_ring_of_64_rows_of_3n_gate_up": (2, 96, 8),
+    "warpgroup_ring_of_16_rows": (1, 48, 16),
+    "warpgroup_ring_of_32_rows": (1, 64, 16),
+    "warpgroup_ring_of_64_rows": (1, 80, 8),
+    "warpgroup_ring_of_64_rows_of_gate_up": (1, 224, 16),
+    "warpgroup_ring_of_80_outputs": (1, 64, 16),
+    "warpgroup_ring_of_two_programs": (2, 64, 16),
+    "warpgroup_ring_of_64_rows_of_two_programs": (2, 112, 16),
 }
 # What sixteen warps of 128 registers leave no room for, or of 64.
 MOST_LOCAL_BYTES = {

@@ -189,6 +189,7 @@ def test_shares(
     plan = plan_decode(rows, np.arange(num_rows, dtype=np.int32), longest_context=5, has_prompts=False)
     tuning = choose_ring_tuning(inputs.queries, inputs.cache, plan, is_invariant=True)
     assert (tuning.share_keys, tuning.num_shares, tuning.num_programs) == expected
+    assert tuning.num_slots == (2 if window else 3)
     usual = choose_ring_tuning(inputs.queries, inputs.cache, plan, is_invariant=False)
     assert usual.num_shares == min(tuning.num_shares, 2**25 // (4 * inputs.queries.numel()) if window is None else 64)
 

@@ -1,7 +1,5 @@
 """Launches the kernel that multiplies few rows by the products of a warpgroup."""
 
-from collections.abc import Sequence
-
 import torch
 import triton
 from torch import Tensor
@@ -14,9 +12,11 @@ from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 
 
 def can_run(x: Tensor, weight: Tensor) -> bool:
-    """Whether descriptors can tell where rows begin, which is where whole units of 16 bytes do."""
+    """Whether descriptors can tell where rows begin, which is where whole units of 16 bytes do; and whether there are
+    whole eights of outputs, of gates and ups each, and whole 64s of inputs."""
     is_aligned = weight.data_ptr() % 16 == 0 and weight.stride(0) % 8 == 0
-    return is_aligned and x.dtype == weight.dtype == torch.bfloat16 and weight.shape[1] % 8 == 0
+    is_whole = weight.shape[0] % 16 == 0 and weight.shape[1] % 64 == 0
+    return is_aligned and is_whole and x.dtype == weight.dtype == torch.bfloat16
 
 
 def linear(x: Tensor, weight: Tensor, ring: WarpgroupRing) -> Tensor:
@@ -38,14 +38,14 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
         x = x.clone(memory_format=torch.contiguous_format)
     if gated is not None and gated.stride(1) != 1:
         gated = gated.contiguous()
-    num_out, outputs, more_outputs = (size // num_parts for size in (weight.shape[0], ring.wide_out, ring.more_out))
+    num_out = weight.shape[0] // num_parts
     output = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
-    parts, strides = (num_parts, num_out, num_in), (num_out * weight.stride(0), weight.stride(0), 1)
-    num_programs = triton.cdiv(num_rows, ring.num_rows) * triton.cdiv(num_out, outputs + more_outputs)
+    num_programs = triton.cdiv(num_rows, ring.num_rows) * triton.cdiv(weight.shape[0], ring.num_out)
+    rows = (ring.num_rows, ring.block_in)
     warpgroup_ring_kernel[(num_programs,)](
-        _tiles(x, x.shape, x.stride(), (ring.num_rows, ring.block_in)),
-        _tiles(weight, parts, strides, (num_parts, outputs, ring.block_in)),
-        _tiles(weight, parts, strides, (num_parts, more_outputs, ring.block_in)) if more_outputs else None,
+        TensorDescriptor.from_tensor(x, list(rows), layout_of(rows)),
+        _units(weight, ring.wide_out, ring.block_in, num_parts),
+        _units(weight, ring.more_out, ring.block_in, num_parts) if ring.more_out else None,
         x if gated is None else gated,
         output,
         0 if gated is None else gated.stride(0),
@@ -60,9 +60,15 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
     return output
 
 
-def _tiles(tensor: Tensor, shape: Sequence[int], strides: Sequence[int], block: tuple[int, ...]) -> TensorDescriptor:
-    """As copies take them, with zeros beyond the tensor's end. The driver makes a map of it at every launch, so that
+def _units(weight: Tensor, outputs: int, block_in: int, num_parts: int) -> TensorDescriptor:
+    """As copies take them, with zeros beyond the weight's end. The driver makes a map of it at every launch, so that
     little would be saved if they were kept."""
+    (num_out, num_in), stride = weight.shape, weight.stride(0)
+    block = (outputs // num_parts // 8, num_parts, block_in // 64, 8, 64)
     return TensorDescriptor(
-        base=tensor, shape=list(shape), strides=list(strides), block_shape=list(block), layout=layout_of(block)
+        base=weight,
+        shape=[num_out // num_parts // 8, num_parts, num_in // 64, 8, 64],
+        strides=[8 * stride, num_out // num_parts * stride, 64, stride, 1],
+        block_shape=list(block),
+        layout=layout_of(block),
     )
