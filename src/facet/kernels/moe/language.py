@@ -1,6 +1,6 @@
-"""The names that the kernel in Gluon is made of; two of them are Triton's, which Gluon can call."""
+"""The names that kernels in Gluon are made of; some of them are Triton's, which Gluon can call."""
 
-from facet.kernels.dependent_launch import start_after_previous
+from facet.kernels.dependent_launch import let_next_start, start_after_previous, wait_for_previous
 from facet.kernels.geglu.triton import let_through
 from facet.kernels.gluon_names import (
     arrive_after_copies,
@@ -22,10 +22,12 @@ __all__ = [
     "fence_async_shared",
     "gl",
     "gluon",
+    "let_next_start",
     "let_through",
     "mbarrier",
     "start_after_previous",
     "thread_barrier",
+    "wait_for_previous",
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]

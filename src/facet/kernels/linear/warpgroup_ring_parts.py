@@ -1,0 +1,139 @@
+"""Sums of products of Hopper's warpgroups, whose tiles come through a ring in shared memory, in Gluon.
+
+    left    64, 128 or 256 outputs of the weight, of which those that a program owns are there (`units.py`)
+    right   8, 16, 32 or 64 rows of x
+
+Both come in tiles that a single thread asks for (TMA). The products of a tile are started all at once, behind those of
+the tile before, and while they run the next tile is waited for. A tile's place is taken again when its own are done and
+those behind it have been started. A sum is one chain over inputs, 16 at a time from first to last (`chain.py`).
+
+Eight gates and eight ups take turns, so that a thread has the sums of both.
+"""
+
+from facet.kernels.gluon_parts import barriers
+from facet.kernels.linear.language import (
+    copy_tile,
+    gl,
+    gluon,
+    let_through,
+    mbarrier,
+    thread_barrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from facet.kernels.linear.units import UNIT_INPUTS, UNIT_ROWS, allocate_units, num_read, rows_to_read, units_to_copy
+
+
+@gluon.constexpr_function
+def num_groups(weights):
+    """Eights of outputs that a program has, or of gates and of ups each."""
+    return sum(part.block_shape[0] for part in weights)
+
+
+@gluon.constexpr_function
+def num_own_out(weights):
+    """Outputs of a program, gates and ups together."""
+    return 8 * sum(part.block_shape[0] * part.block_shape[1] for part in weights)
+
+
+@gluon.jit
+def make_ring(x, weights, STAGES: gl.constexpr):
+    units = allocate_units(x.dtype, STAGES, num_own_out(weights), x.block_shape[1])
+    x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, x.block_shape[0], x.block_shape[1]], x.layout)
+    return x_tiles, units, barriers(STAGES, 1)
+
+
+@gluon.jit
+def _first_unit(weights, ring, tile):
+    x_tiles = ring[0]
+    return tile % x_tiles.shape[0] * (num_own_out(weights) // UNIT_ROWS * (x_tiles.shape[2] // UNIT_INPUTS))
+
+
+@gluon.jit
+def expect_tile(weights, ring, tile):
+    """Of the weight and of x, which may be asked for later."""
+    x_tiles, _, ready = ring
+    num_numbers: gl.constexpr = (num_own_out(weights) + x_tiles.shape[1]) * x_tiles.shape[2]
+    mbarrier.expect(ready.index(tile % x_tiles.shape[0]), num_numbers * 2)
+
+
+@gluon.jit
+def copy_weights(weights, ring, tile, group, matrix):
+    """From the eighth output times `group` on, of the matrix, or from its gates and its ups on."""
+    x_tiles, units, ready = ring
+    first = _first_unit(weights, ring, tile)
+    for index in gl.static_range(len(weights)):
+        part = weights[index]
+        where = [group, matrix * part.block_shape[1], tile * part.block_shape[2], 0, 0]
+        copy_tile(part, where, ready.index(tile % x_tiles.shape[0]), units_to_copy(units, first, part))
+        group += part.block_shape[0]
+        first += part.block_shape[0] * part.block_shape[1] * part.block_shape[2]
+
+
+@gluon.jit
+def copy_rows(x, ring, tile, first_row):
+    x_tiles, _, ready = ring
+    slot = tile % x_tiles.shape[0]
+    copy_tile(x, [first_row, tile * x_tiles.shape[2]], ready.index(slot), x_tiles.index(slot))
+
+
+@gluon.jit
+def _start(sums, weights, ring, tile):
+    """The products of a tile, behind those under way."""
+    x_tiles, units, ready = ring
+    slot = tile % x_tiles.shape[0]
+    mbarrier.wait(ready.index(slot), tile // x_tiles.shape[0] & 1)
+    rows = rows_to_read(units, _first_unit(weights, ring, tile), num_own_out(weights), x_tiles.shape[2])
+    return warpgroup_mma(rows, x_tiles.index(slot).permute((1, 0)), sums, is_async=True)
+
+
+@gluon.jit
+def sums_through_ring(x, weights, ring, first_row, group, matrix, NUM_TILES: gl.constexpr):
+    """[outputs, rows] in float32, when as many tiles have been asked for as there are, or have room."""
+    STAGES: gl.constexpr = ring[0].shape[0]
+    ROWS: gl.constexpr = x.block_shape[0]
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    sums = gl.zeros([num_read(num_own_out(weights)), ROWS], gl.float32, SUMS)
+    sums = warpgroup_mma_wait(1, deps=(_start(sums, weights, ring, 0),))
+    for tile in range(1, NUM_TILES):
+        sums = warpgroup_mma_wait(1, deps=(_start(sums, weights, ring, tile),))
+        # The place of the tile before, whose products are done.
+        next_tile = tile - 1 + STAGES
+        if next_tile < NUM_TILES:
+            expect_tile(weights, ring, next_tile)
+            thread_barrier()  # now they are in all warps
+            copy_weights(weights, ring, next_tile, group, matrix)
+            copy_rows(x, ring, next_tile, first_row)
+    return warpgroup_mma_wait(0, deps=(sums,))
+
+
+@gluon.constexpr_function
+def layout_of_results(weights, num_rows):
+    """Of [outputs, rows]: neighbours among the outputs are stored together."""
+    num_out = num_read(num_own_out(weights)) // weights[0].block_shape[1]
+    rows_at_once = 4 if num_rows >= 16 else 2
+    outputs = min(8, num_out // (32 // rows_at_once))
+    return gl.BlockedLayout([outputs, 1], [32 // rows_at_once, rows_at_once], [1, 4], [0, 1])
+
+
+@gluon.jit
+def results_of(sums, weights, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """The sums, or what gates let through. They change places before they are rounded: assemblers that see them rounded
+    right behind the last product make all products wait for each other."""
+    if weights[0].block_shape[1] == 2:
+        gate, up = _gates_and_ups(sums)
+        gate = gl.convert_layout(gate, LAYOUT).to(dtype)
+        result = let_through(gate, gl.convert_layout(up, LAYOUT).to(dtype))
+    else:
+        result = gl.convert_layout(sums, LAYOUT).to(dtype)
+    return result
+
+
+@gluon.jit
+def _gates_and_ups(values):
+    """[outputs, rows], of which eight gates and eight ups take turns -> two of [half of the outputs, rows]."""
+    NUM_OUT: gl.constexpr = values.shape[0] // 2
+    ROWS: gl.constexpr = values.shape[1]
+    apart = gl.permute(gl.reshape(values, [NUM_OUT // 8, 2, 8, ROWS]), (0, 2, 3, 1))
+    gate, up = gl.split(apart)
+    return gl.reshape(gate, [NUM_OUT, ROWS]), gl.reshape(up, [NUM_OUT, ROWS])

@@ -1,0 +1,105 @@
+"""Products of experts for few rows on Hopper GPUs, in Gluon: through rings, as of other weights
+(`linear/warpgroup_ring_parts.py`).
+
+A program multiplies all rows by some outputs of one expert, for that takes tensor cores no longer than the rows alone
+that chose it, and nobody has to sort them. It belongs to a pair of a row and one of its choices. Where an earlier pair
+has the same expert, it has nothing to do.
+
+    first     all rows, in gate and up -> [pairs, rows of a tile, width], of pairs that are the first of their experts
+    second    these, in down           -> results by pair, of rows that chose the expert
+"""
+
+from facet.kernels.linear.units import UNIT_ROWS, num_read
+from facet.kernels.linear.warpgroup_ring_parts import (
+    copy_rows,
+    copy_weights,
+    expect_tile,
+    layout_of_results,
+    make_ring,
+    num_groups,
+    num_own_out,
+    results_of,
+    sums_through_ring,
+)
+from facet.kernels.moe.language import gl, gluon, let_next_start, wait_for_previous
+
+# Of the ids of all pairs, and of the choices of rows.
+PAIRS = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
+CHOICES = gl.constexpr(gl.BlockedLayout([1, 1], [4, 8], [1, 4], [1, 0]))
+
+
+@gluon.jit
+def _is_repeated(chosen, pair, expert, num_pairs, MOST_PAIRS: gl.constexpr):
+    pairs = gl.arange(0, MOST_PAIRS, PAIRS)
+    others = gl.load(chosen + pairs, mask=pairs < num_pairs, other=-1).to(gl.int32)
+    return gl.max(gl.where((others == expert) & (pairs < pair), 1, 0), 0)
+
+
+@gluon.jit
+def _choice_of(
+    chosen, row, is_row, expert, NUM_CHOSEN: gl.constexpr, CHOSEN_PAD: gl.constexpr, LAYOUT: gl.constexpr
+):  # fmt: skip
+    """Which of its choices the expert is, for each row; -1 where it is none. `row` has the layout CHOICES."""
+    choice = gl.expand_dims(gl.arange(0, CHOSEN_PAD, gl.SliceLayout(1, CHOICES)), 1)
+    is_there = is_row & (choice < NUM_CHOSEN)
+    ids = gl.load(chosen + row * NUM_CHOSEN + choice, mask=is_there, other=-1).to(gl.int32)
+    found = gl.max(gl.where(ids == expert, choice, -1), 0)
+    return gl.expand_dims(gl.convert_layout(found, gl.SliceLayout(0, LAYOUT)), 0)
+
+
+# Not specialized: one kernel serves all numbers of rows of a kind.
+@gluon.jit(do_not_specialize=["num_rows"])
+def expert_ring_kernel(
+    x,  # tiles of the rows, or of what the first product left
+    weight,  # tiles of [eights of outputs, experts, 64s of inputs, 8, 64]; gates and ups are two of the second
+    more_weight,  # likewise, of a program's outputs behind those; or None
+    chosen,
+    result,
+    num_rows,
+    num_out,
+    NUM_IN: gl.constexpr,
+    NUM_CHOSEN: gl.constexpr,
+    CHOSEN_PAD: gl.constexpr,
+    STAGES: gl.constexpr,
+    IS_DEPENDENT: gl.constexpr,
+):
+    let_next_start(IS_DEPENDENT)
+    ROWS: gl.constexpr = x.block_shape[0]  # all that there are, and others
+    IS_FIRST: gl.constexpr = weight.block_shape[1] == 2
+    NUM_TILES: gl.constexpr = (NUM_IN + x.block_shape[1] - 1) // x.block_shape[1]
+    NUM_FIRST: gl.constexpr = STAGES if STAGES < NUM_TILES else NUM_TILES
+    weights = (weight,) if more_weight is None else (weight, more_weight)
+    num_programs = gl.cdiv(num_out, num_groups(weights) * UNIT_ROWS)  # of a pair
+    pair = gl.program_id(0) // num_programs
+    group = gl.program_id(0) % num_programs * num_groups(weights)
+    wait_for_previous(IS_DEPENDENT)
+    expert = gl.load(chosen + pair).to(gl.int32)
+    if _is_repeated(chosen, pair, expert, num_rows * NUM_CHOSEN, ROWS * CHOSEN_PAD):
+        return
+    first_row = 0 if IS_FIRST else pair * ROWS
+
+    ring = make_ring(x, weights, STAGES)
+    for tile in gl.static_range(NUM_FIRST):
+        expect_tile(weights, ring, tile)
+        copy_weights(weights, ring, tile, group, expert)
+        copy_rows(x, ring, tile, first_row)
+
+    RESULTS: gl.constexpr = layout_of_results(weights, ROWS)
+    NUM_READ: gl.constexpr = num_read(num_own_out(weights)) // weight.block_shape[1]
+    own_out = gl.expand_dims(gl.arange(0, NUM_READ, gl.SliceLayout(1, RESULTS)), 1)
+    row = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, RESULTS)), 0)
+    out = group * UNIT_ROWS + own_out
+    is_there = (own_out < num_groups(weights) * UNIT_ROWS) & (out < num_out)
+    if IS_FIRST:
+        place = pair * ROWS + row
+    else:
+        any_row = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, CHOICES)), 0)
+        choice = _choice_of(chosen, any_row, any_row < num_rows, expert, NUM_CHOSEN, CHOSEN_PAD, RESULTS)
+        is_there = is_there & (choice >= 0)
+        place = row * NUM_CHOSEN + choice
+    sums = sums_through_ring(x, weights, ring, first_row, group, expert, NUM_TILES)
+    gl.store(
+        result + place.to(gl.int64) * num_out + out,
+        results_of(sums, weights, result.dtype.element_ty, RESULTS),
+        mask=is_there,
+    )
