@@ -33,11 +33,12 @@ from facet.kernels.add_norm.triton import add_norm_kernel, sum_of_norms_kernel
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.gluon_names import TensorDescriptor, gl
 from facet.kernels.linear import cases
-from facet.kernels.linear.ring_config import ring_of, warpgroup_ring_of
+from facet.kernels.linear.ring_config import WarpgroupRing, ring_of, warpgroup_ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
 from facet.kernels.moe import triton_sorting as sorting
+from facet.kernels.moe.expert_ring_kernel import expert_ring_kernel
 from facet.kernels.paged_attention.decode.grouped import grouped_kernel
 from facet.kernels.paged_attention.decode.hopper.separate_kernel import separate_kernel as decode_separate_kernel
 from facet.kernels.paged_attention.decode.hopper.shared_kernel import shared_kernel as decode_shared_kernel
@@ -332,6 +333,24 @@ def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8) -> tuple[Any, t
     return warpgroup_ring_kernel, arguments, {**constants, "num_warps": 4}
 
 
+def expert_ring_launch(ring: WarpgroupRing, *, is_first: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of 26B-A4B."""
+    num_parts, num_out, num_in = (2, 704, 2816) if is_first else (1, 2816, 704)
+    num_rows, more_out = ring.num_rows, ring.more_out
+
+    def units(outputs: int) -> Any:
+        block = [outputs // num_parts // 8, num_parts, ring.block_in // 64, 8, 64]
+        return tiles((num_out // 8, 128 * num_parts, num_in // 64, 8, 64), block)
+
+    arguments = (
+        tiles((num_rows if is_first else 8 * num_rows * num_rows, num_in), [num_rows, ring.block_in]),
+        units(ring.wide_out), units(more_out) if more_out else None,
+        tensor(gl.int64), tensor(), num_rows, num_out,
+    )  # fmt: skip
+    constants = dict(NUM_IN=num_in, NUM_CHOSEN=8, CHOSEN_PAD=8, STAGES=ring.num_stages, IS_DEPENDENT=True)
+    return expert_ring_kernel, arguments, {**constants, "num_warps": 4}
+
+
 def eight_bit_ring_launch(
     shape: cases.Shape, dtype: Any, num_magnitudes: int = 0
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -623,6 +642,17 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "warpgroup_ring_of_80_outputs": warpgroup_ring_launch(cases.MEDIUM[3]),
         "warpgroup_ring_of_two_programs": warpgroup_ring_launch(cases.NANO[0]),
         "warpgroup_ring_of_64_rows_of_two_programs": warpgroup_ring_launch(cases.NANO[0], 64),
+        **{
+            f"expert_ring_of_{rows}_rows_of_{name}_{outputs}": expert_ring_launch(
+                WarpgroupRing(outputs, block_in, num_stages, rows), is_first=name == "gate_up"
+            )
+            for rows in (8, 32)
+            for name, rings in {
+                "gate_up": ((96, 128, 4), (64, 128, 5)),
+                "down": ((96, 64, 6), (64, 128, 5)),
+            }.items()
+            for outputs, block_in, num_stages in rings
+        },
         "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
         "fp8_ring_that_rounds": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv, num_magnitudes=672),
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),

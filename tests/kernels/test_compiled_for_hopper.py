@@ -111,6 +111,17 @@ WARPGROUP_RINGS = {
     "warpgroup_ring_of_two_programs": (2, 64, 16),
     "warpgroup_ring_of_64_rows_of_two_programs": (2, 112, 16),
 }
+# Likewise, of few rows of 26B-A4B's experts.
+EXPERT_RINGS = {
+    "expert_ring_of_8_rows_of_gate_up_96": (2, 48, 16),
+    "expert_ring_of_8_rows_of_gate_up_64": (2, 48, 8),
+    "expert_ring_of_8_rows_of_down_96": (2, 48, 8),
+    "expert_ring_of_8_rows_of_down_64": (2, 48, 8),
+    "expert_ring_of_32_rows_of_gate_up_96": (1, 80, 16),
+    "expert_ring_of_32_rows_of_gate_up_64": (1, 64, 8),
+    "expert_ring_of_32_rows_of_down_96": (2, 80, 8),
+    "expert_ring_of_32_rows_of_down_64": (1, 64, 8),
+}
 # What sixteen warps of 128 registers leave no room for, or of 64.
 MOST_LOCAL_BYTES = {
     "int4_ring_of_16_of_narrow_down": 16,
@@ -170,6 +181,7 @@ def compiled() -> dict[str, dict[str, Any]]:
         *RINGS,
         *RINGS_OF_GROUPS,
         *WARPGROUP_RINGS,
+        *EXPERT_RINGS,
         *FP8_IN_ORDER,
         *HEADS,
         *EMBEDDINGS,
@@ -291,6 +303,20 @@ def test_products_of_a_warpgroup_follow_each_other(name: str, compiled: dict[str
     assert found["reg"] <= most_registers
     assert found["products"] == 2 * num_products, "of the first tile, and of one in the loop"
     assert found["waits"] <= 3
+    assert found["single_stores"] == 0, "neighbours are stored together"
+
+
+@pytest.mark.parametrize("name", EXPERT_RINGS)
+def test_products_of_experts_follow_each_other(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """As those of other warpgroups. The few tiles of down may be unrolled, and each is waited for."""
+    found, (num_programs, most_registers, num_products) = compiled[name], EXPERT_RINGS[name]
+    assert "error" not in found, found["error"]
+    assert (found["stack"], found["local"]) == (0, 0)
+    assert num_programs * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
+    assert found["reg"] <= most_registers
+    num_tiles, others = divmod(found["products"], num_products)
+    assert (num_tiles >= 2, others) == (True, 0)
+    assert found["waits"] <= num_tiles + 1
     assert found["single_stores"] == 0, "neighbours are stored together"
 
 
