@@ -130,10 +130,10 @@ def _ring_jobs(rows: Sequence[int], is_tuned: bool, programs: Sequence[int]) -> 
 
 
 def compile_for(job: Job) -> None:
-    """Into Triton's cache on disk, with whatever memory holds in place of experts."""
-    empty = partial(torch.empty, device=DEVICE, dtype=torch.bfloat16)
-    layer = Layer(empty(NUM_EXPERTS, 2 * WIDTH, HIDDEN), empty(NUM_EXPERTS, HIDDEN, WIDTH))
-    x = empty(job.num_rows, HIDDEN)
+    """Into Triton's cache on disk."""
+    zeros = partial(torch.zeros, device=DEVICE, dtype=torch.bfloat16)
+    layer = Layer(zeros(NUM_EXPERTS, 2 * WIDTH, HIDDEN), zeros(NUM_EXPERTS, HIDDEN, WIDTH))
+    x = zeros(job.num_rows, HIDDEN)
     weights = torch.zeros(job.num_rows, NUM_CHOSEN, device=DEVICE)
     chosen = torch.arange(NUM_CHOSEN, device=DEVICE).expand(job.num_rows, -1).contiguous()
     if job.rings is None:
