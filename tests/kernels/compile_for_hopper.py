@@ -33,7 +33,8 @@ from facet.kernels.add_norm.triton import add_norm_kernel, sum_of_norms_kernel
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.gluon_names import TensorDescriptor, gl
 from facet.kernels.linear import cases
-from facet.kernels.linear.ring_config import WarpgroupRing, ring_of, warpgroup_ring_of
+from facet.kernels.linear.normed_ring_kernel import normed_ring_kernel
+from facet.kernels.linear.ring_config import WarpgroupRing, normed_ring_of, ring_of, warpgroup_ring_of
 from facet.kernels.linear.ring_kernel import ring_kernel
 from facet.kernels.linear.warpgroup_ring_kernel import warpgroup_ring_kernel
 from facet.kernels.moe import hopper_kernel as experts
@@ -351,6 +352,17 @@ def expert_ring_launch(ring: WarpgroupRing, *, is_first: bool) -> tuple[Any, tup
     return expert_ring_kernel, arguments, {**constants, "num_warps": 4}
 
 
+def normed_ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Of a layer's first and second norm, or of the stream where a per-layer gate takes it."""
+    _, (_, weight, more_weight, *_, num_out), constants = warpgroup_ring_launch(shape)
+    ring = normed_ring_of(shape.num_out, shape.num_in)
+    assert ring is not None
+    is_gated, factors = shape.operation == "gated_input_linear", tensor(gl.float32)
+    row = (tensor(), tensor(), factors, None if is_gated else factors, None if is_gated else tensor(), tensor())
+    arguments = (*row, weight, more_weight, tensor(), tensor(), 1e-6, num_out)
+    return normed_ring_kernel, arguments, {**constants, "STAGES": ring.num_stages}
+
+
 def eight_bit_ring_launch(
     shape: cases.Shape, dtype: Any, num_magnitudes: int = 0
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -653,6 +665,11 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
             }.items()
             for outputs, block_in, num_stages in rings
         },
+        "normed_ring_of_qkv": normed_ring_launch(cases.E4B[2]),
+        "normed_ring_of_gate_up": normed_ring_launch(cases.E4B[0]),
+        "normed_ring_of_gated_input": normed_ring_launch(cases.E4B[8]),
+        "normed_ring_of_80_outputs": normed_ring_launch(cases.MEDIUM[3]),
+        "normed_ring_of_narrow_qkv": normed_ring_launch(cases.SMALL[4]),
         "fp8_ring_of_down": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv),
         "fp8_ring_that_rounds": eight_bit_ring_launch(cases.LARGE[1], gl.float8e4nv, num_magnitudes=672),
         "fp8_ring_of_gate_up": eight_bit_ring_launch(cases.LARGE[0], gl.float8e4nv),

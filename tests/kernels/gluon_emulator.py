@@ -70,7 +70,8 @@ def _load(
     pointer: Pointer, mask: Any = None, other: float = 0.0, eviction_policy: str = "", cache_modifier: str = ""
 ) -> Any:
     if not isinstance(pointer.offset, Tensor):
-        return Int(pointer.numbers[pointer.offset].item())
+        number = pointer.numbers[pointer.offset]
+        return number.clone() if number.is_floating_point() else Int(number.item())
     offsets = pointer.offset
     if mask is None:
         return pointer.numbers[offsets]
@@ -192,6 +193,7 @@ def _language() -> ModuleType:
         multiple_of=lambda tensor, _count: tensor,
         permute=lambda tensor, order: tensor.permute(*order),
         reshape=lambda tensor, shape: tensor.reshape(*shape),
+        rsqrt=torch.rsqrt,
         split=lambda tensor: tensor.unbind(-1),
         num_programs=lambda axis: PROGRAM.sizes[axis],
         program_id=lambda axis: Int(PROGRAM.ids[axis]),

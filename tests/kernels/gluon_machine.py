@@ -198,6 +198,10 @@ class Barrier:
 class Barriers:
     members: list[Barrier]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.members), 1
+
     def index(self, index: int) -> "Barriers":
         return Barriers([self.members[index]])
 

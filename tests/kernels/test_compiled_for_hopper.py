@@ -112,6 +112,14 @@ WARPGROUP_RINGS = {
     "warpgroup_ring_of_64_rows_of_two_programs": (2, 112, 16),
 }
 # Likewise, of few rows of 26B-A4B's experts.
+# Of a row that they make themselves.
+NORMED_RINGS = {
+    "normed_ring_of_qkv": (1, 96, 16),
+    "normed_ring_of_gate_up": (1, 96, 16),
+    "normed_ring_of_gated_input": (1, 80, 16),
+    "normed_ring_of_80_outputs": (1, 128, 16),
+    "normed_ring_of_narrow_qkv": (1, 80, 16),
+}
 EXPERT_RINGS = {
     "expert_ring_of_8_rows_of_gate_up_96": (2, 48, 16),
     "expert_ring_of_8_rows_of_gate_up_64": (2, 48, 8),
@@ -181,6 +189,7 @@ def compiled() -> dict[str, dict[str, Any]]:
         *RINGS,
         *RINGS_OF_GROUPS,
         *WARPGROUP_RINGS,
+        *NORMED_RINGS,
         *EXPERT_RINGS,
         *FP8_IN_ORDER,
         *HEADS,
@@ -293,10 +302,11 @@ def test_a_ring_leaves_room_for_others(name: str, compiled: dict[str, dict[str, 
     assert found["products"] == 2 * num_products, "of a tile in the loop, and of the first or last; of two turns"
 
 
-@pytest.mark.parametrize("name", WARPGROUP_RINGS)
+@pytest.mark.parametrize("name", [*WARPGROUP_RINGS, *NORMED_RINGS])
 def test_products_of_a_warpgroup_follow_each_other(name: str, compiled: dict[str, dict[str, Any]]) -> None:
     """They are waited for a tile at a time, and at the end."""
-    found, (num_programs, most_registers, num_products) = compiled[name], WARPGROUP_RINGS[name]
+    rings = WARPGROUP_RINGS | NORMED_RINGS
+    found, (num_programs, most_registers, num_products) = compiled[name], rings[name]
     assert "error" not in found, found["error"]
     assert (found["stack"], found["local"]) == (0, 0)
     assert num_programs * (found["shared"] + 1024) <= MULTIPROCESSOR_BYTES
@@ -304,6 +314,17 @@ def test_products_of_a_warpgroup_follow_each_other(name: str, compiled: dict[str
     assert found["products"] == 2 * num_products, "of the first tile, and of one in the loop"
     assert found["waits"] <= 3
     assert found["single_stores"] == 0, "neighbours are stored together"
+
+
+@pytest.mark.parametrize("name", NORMED_RINGS)
+def test_a_row_is_added_up_as_by_norms(name: str, compiled: dict[str, dict[str, Any]]) -> None:
+    """A thread has eight columns of 256 that a warp has, in each of the parts."""
+    by_norms, parts = compiled["add_norm_of_2560"]["reduced"], compiled[name]["reduced"]
+    assert all("sizePerThread = [1, 8], threadsPerWarp = [1, 32], warpsPerCTA = [1, 16]" in each for each in by_norms)
+    own = "sizePerThread = [1, 1, 8], threadsPerWarp = [1, 32, 1], warpsPerCTA = [4, 1, 1]"
+    assert len(by_norms) == 2
+    assert len(parts) >= 2
+    assert all(own in each for each in parts)
 
 
 @pytest.mark.parametrize("name", EXPERT_RINGS)

@@ -219,13 +219,13 @@ def test_bits_are_those_of_a_chain(shape: cases.Shape, num_rows: int) -> None:
 
 
 FAULTS = {
-    "a product reads what has not landed": ("    mbarrier.wait(ready.index(slot), tile // x_tiles.shape[0] & 1)\n", ""),
+    "a product reads what has not landed": ("    mbarrier.wait(ready.index(slot), tile // ready.shape[0] & 1)\n", ""),
     "an operand changed under a product": (
-        "wait(1, deps=(_start(sums, weights, ring, tile),",
-        "wait(2, deps=(_start(sums, weights, ring, tile),",
+        "wait(1, deps=(_start(sums, x, weights, ring, tile),",
+        "wait(2, deps=(_start(sums, x, weights, ring, tile),",
     ),
     "other warps of the partition may still read": ("            thread_barrier()  # now", "            pass  # now"),
-    "nobody arrives": ("(num_own_out(weights) + x_tiles.shape[1])", "(num_own_out(weights) + 24)"),
+    "nobody arrives": ("num_own_out(weights) + rows_of_product(x)", "num_own_out(weights) + 24"),
     "a copy was never waited for": ("if next_tile < NUM_TILES:", "if next_tile < NUM_TILES + 1:"),
     "Tensor-likes are not close": ("copy_tile(x, [first_row, tile *", "copy_tile(x, [first_row, slot *"),
 }

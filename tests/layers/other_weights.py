@@ -79,8 +79,14 @@ class PlainWeight(Weight):
         return rms_norm(x, weight, eps)
 
     def add_norm(
-        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
-    ) -> tuple[Tensor, Inputs]:
+        self,
+        residual: Tensor,
+        update: Tensor,
+        update_weight: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        scale: Tensor | None,
+    ) -> tuple[Tensor, Inputs | None]:
         return add_norm(residual, update, update_weight, weight, eps, scale)
 
 
@@ -157,10 +163,16 @@ class Int8ProductsAfterNorms(Int8Products):
         return rounded(super().rms_norm(x, weight, eps))
 
     def add_norm(
-        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
-    ) -> tuple[Tensor, Inputs]:
+        self,
+        residual: Tensor,
+        update: Tensor,
+        update_weight: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        scale: Tensor | None,
+    ) -> tuple[Tensor, Inputs | None]:
         stream, normed = super().add_norm(residual, update, update_weight, weight, eps, scale)
-        return stream, rounded(normed)
+        return stream, None if normed is None else rounded(normed)
 
 
 class TwoRanks(PlainWeight):

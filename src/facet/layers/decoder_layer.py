@@ -53,8 +53,8 @@ class DecoderLayer(nn.Module):
         assert h is not None, "a norm was named"
         update, norm = self._feed_forward(x, h), self.post_mlp_norm
         if self.per_layer_gate is not None:
-            x, _ = norm.add(x, update)
-            update, norm = self.per_layer_gate.project(x, per_layer_input), self.per_layer_gate.norm
+            x, h = norm.add_before(self.per_layer_gate.gate, x, update)
+            update, norm = self.per_layer_gate.project(h, per_layer_input), self.per_layer_gate.norm
         # The scalar multiplies the whole stream, not the update alone.
         return norm.add(x, update, then=next_norm, scale=self.layer_scalar)
 

@@ -62,9 +62,15 @@ class EightBitsWeight(QuantizedWeight):
         return self.arithmetic.rounded_rms_norm(x, weight, eps, self._row_codes)
 
     def add_norm(
-        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
-    ) -> tuple[Tensor, Inputs]:
-        if self._row_codes is None:
+        self,
+        residual: Tensor,
+        update: Tensor,
+        update_weight: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        scale: Tensor | None,
+    ) -> tuple[Tensor, Inputs | None]:
+        if self._row_codes is None or weight is None:
             return super().add_norm(residual, update, update_weight, weight, eps, scale)
         return self.arithmetic.rounded_add_norm(residual, update, update_weight, weight, eps, scale, self._row_codes)
 

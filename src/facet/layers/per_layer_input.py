@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from facet.layers.linear import Embedding, Linear
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
+from facet.layers.weight import Inputs
 from facet.model_spec import ModelSpec, PerLayerInputSpec
 
 
@@ -47,7 +48,7 @@ class PerLayerGate(nn.Module):
         out: Tensor = self.norm(self.project(x, per_layer_input))
         return out
 
-    def project(self, x: Tensor, per_layer_input: Tensor | None) -> Tensor:
+    def project(self, x: Inputs, per_layer_input: Tensor | None) -> Tensor:
         """As `forward`, before the norm: who adds the result to the stream may do both at once."""
         assert per_layer_input is not None, "a layer with a gate has an input for it"
         out: Tensor = self.projection(self.gate.gated(x, per_layer_input))

@@ -72,8 +72,14 @@ class ProductWeight(Weight):
         return self.arithmetic.rms_norm(x, weight, eps)
 
     def add_norm(
-        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
-    ) -> tuple[Tensor, Inputs]:
+        self,
+        residual: Tensor,
+        update: Tensor,
+        update_weight: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        scale: Tensor | None,
+    ) -> tuple[Tensor, Inputs | None]:
         return self.arithmetic.add_norm(residual, update, update_weight, weight, eps, scale)
 
 

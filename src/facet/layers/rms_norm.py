@@ -35,10 +35,16 @@ class RMSNorm(nn.Module):
     def add(
         self, stream: Tensor, update: Tensor, *, then: "RMSNorm | None" = None, scale: Tensor | None = None
     ) -> Residual:
-        """(stream + norm(update)) * scale, and that through the norm `then`."""
+        """(stream + norm(update)) * scale, and that through the norm `then`. If one product alone takes that, it has to
+        be called before the stream is read: it may make both."""
         if then is None:
             return Residual(*self.arithmetic.add_norm(stream, update, self.weight, None, self.eps, scale))
         return Residual(*then._norms.add_norm(stream, update, self.weight, then.weight, self.eps, scale))
+
+    def add_before(self, product: Linear, stream: Tensor, update: Tensor) -> Residual:
+        """stream + norm(update), and that as the product takes it, which has to be called before the stream is read."""
+        new, taken = product.weight.add_norm(stream, update, self.weight, None, self.eps, None)
+        return Residual(new, new if taken is None else taken)
 
     @property
     def _norms(self) -> Arithmetic | Weight:

@@ -13,11 +13,14 @@ from torch import Tensor, nn
 
 from facet.kernels.arithmetic import Arithmetic
 from facet.kernels.embedding import embed
+from facet.kernels.linear import normed_rings
+from facet.kernels.linear.row_to_make import RowToMake
 from facet.kernels.per_layer_input import MixArguments, mix_looked_up_inputs
 from facet.kernels.quantized import QuantizedMatrix
 from facet.kernels.rounded_rows import RowCodes
 
-# What a product takes: a tensor [rows, inputs], or what the weight's own norms make of one, rounded rows for example.
+# What a product takes: a tensor [rows, inputs], or what the weight's own norms make of one: rows rounded to codes, for
+# example, or one that the product has yet to make.
 Inputs: TypeAlias = Any
 
 # What a checkpoint holds of a weight: numbers, or codes with their scales.
@@ -83,8 +86,18 @@ class Weight(nn.Module, ABC):
 
     @abstractmethod
     def add_norm(
-        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
-    ) -> tuple[Tensor, Inputs]: ...
+        self,
+        residual: Tensor,
+        update: Tensor,
+        update_weight: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        scale: Tensor | None,
+    ) -> tuple[Tensor, Inputs | None]:
+        """The new stream, and what this weight's next product takes. With no `weight` that is the stream: None.
+
+        Nobody reads the stream before that product, which may have to make it.
+        """
 
 
 class DenseWeight(Weight):
@@ -100,15 +113,22 @@ class DenseWeight(Weight):
         self.values.data[..., rows, :].copy_(values)
 
     def linear(self, x: Inputs, rows: slice | None = None) -> Tensor:
-        return self.arithmetic.linear(x, self.values if rows is None else self.values[rows])
+        values = self.values if rows is None else self.values[rows]
+        if isinstance(x, RowToMake):
+            return normed_rings.linear(x, values)
+        return self.arithmetic.linear(x, values)
 
     def geglu_linear(self, x: Inputs, codes: RowCodes | None = None) -> Tensor:
+        if isinstance(x, RowToMake):
+            return normed_rings.geglu_linear(x, self.values)
         return self.arithmetic.geglu_linear(x, self.values)
 
     def sparse_geglu_linear(self, x: Inputs, cutoff_deviations: float) -> Tensor:
         return self.arithmetic.sparse_geglu(self.linear(x), cutoff_deviations)
 
     def gated_input_linear(self, x: Inputs, per_layer_input: Tensor) -> Tensor:
+        if isinstance(x, RowToMake):
+            return normed_rings.gated_input_linear(x, self.values, per_layer_input)
         return self.arithmetic.gated_input_linear(x, self.values, per_layer_input)
 
     def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:
@@ -127,6 +147,15 @@ class DenseWeight(Weight):
         return self.arithmetic.rms_norm(x, weight, eps)
 
     def add_norm(
-        self, residual: Tensor, update: Tensor, update_weight: Tensor, weight: Tensor, eps: float, scale: Tensor | None
-    ) -> tuple[Tensor, Inputs]:
+        self,
+        residual: Tensor,
+        update: Tensor,
+        update_weight: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        scale: Tensor | None,
+    ) -> tuple[Tensor, Inputs | None]:
+        row = normed_rings.leave_to_product(self.values, residual, update, update_weight, weight, eps, scale)
+        if row is not None:
+            return row.stream, row
         return self.arithmetic.add_norm(residual, update, update_weight, weight, eps, scale)

@@ -64,6 +64,9 @@ _MOST_RING_OUTPUTS = 65536
 _MOST_STAGES, _LEAST_STAGES = 10, 4
 # Of shared memory, for all programs that a multiprocessor holds if they are spread evenly.
 _RING_BYTES, _WARPGROUP_RING_BYTES = 192 << 10, 220 << 10
+# Where a program makes the row itself: of rows so long, 1024 columns at a time, in each of which others have room, too.
+_SHORTEST_NORMED, _LONGEST_NORMED, _NORMED_BYTES = 1024, 4096, 16 << 10
+_NORMED_RING_BYTES = 224 << 10
 # Multiprocessors read through one path in pairs. As many programs as there are pairs are well, and as many as there are
 # multiprocessors, or twice as many, but not a few more: some pairs would have as much again to read as the others.
 _NUM_MULTIPROCESSORS, _NUM_PAIRS = 132, 66
@@ -137,6 +140,19 @@ def warpgroup_ring_of(num_rows: int, num_out: int, num_in: int) -> WarpgroupRing
     num_behind = ring.num_bytes - ring.num_stages * ring.tile_bytes
     num_stages = (_WARPGROUP_RING_BYTES // num_programs - num_behind) // ring.tile_bytes
     return replace(ring, num_stages=max(2, min(ring.num_stages, num_stages, -(-num_in // block_in))))
+
+
+def normed_ring_of(num_out: int, num_in: int) -> WarpgroupRing | None:
+    """Of one row that is made in place (`normed_ring_kernel.py`), of which all columns are kept. None where the row is
+    none of those that are added up by 8 or 16 warps, or leaves no room for what has to be on its way meanwhile."""
+    ring = warpgroup_ring_of(1, num_out, num_in)
+    if ring is None or not _SHORTEST_NORMED < num_in <= _LONGEST_NORMED:
+        return None
+    num_programs = min(2, -(-num_out // (ring.num_out * _NUM_MULTIPROCESSORS)))  # of a multiprocessor
+    room = _NORMED_RING_BYTES // num_programs - -(-num_in // 1024) * _NORMED_BYTES
+    tile_bytes, num_behind = 2 * ring.block_in * ring.num_out, ring.num_bytes - ring.num_stages * ring.tile_bytes
+    num_stages = min(ring.num_stages, (room - num_behind) // tile_bytes)
+    return replace(ring, num_stages=num_stages) if num_stages >= _LEAST_STAGES else None
 
 
 def _outputs_of(num_rows: int, num_out: int, num_in: int) -> int | None:

@@ -37,6 +37,21 @@ def rows_to_read(units, first, NUM_ROWS: gl.constexpr, BLOCK_IN: gl.constexpr):
     return units.index(first)._reinterpret(units.dtype, [num_read(NUM_ROWS), BLOCK_IN], LAYOUT)
 
 
+@gluon.jit
+def first_row_of_units(units, first, NUM_UNITS: gl.constexpr):
+    """[units, 1, inputs], to be written. A unit's first row is not swizzled."""
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, order=[2, 1, 0])
+    shape: gl.constexpr = [NUM_UNITS, UNIT_ROWS, UNIT_INPUTS]
+    return units.index(first)._reinterpret(units.dtype, shape, PLAIN).slice(0, 1, dim=1)
+
+
+@gluon.jit
+def row_to_read(units, tile, BLOCK_IN: gl.constexpr):
+    """[rows, inputs] of a tile, of which one is there: the first row of units that follow each other."""
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([UNIT_ROWS, BLOCK_IN], units.dtype)
+    return units.index(tile * (BLOCK_IN // UNIT_INPUTS))._reinterpret(units.dtype, [UNIT_ROWS, BLOCK_IN], LAYOUT)
+
+
 @gluon.constexpr_function
 def _rows_of_units(num_rows, num_in):
     """Where the bits of a place lead to, [row, input]: inside a unit, whose rows are swizzled, to other inputs of the

@@ -44,8 +44,8 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
     rows = (ring.num_rows, ring.block_in)
     warpgroup_ring_kernel[(num_programs,)](
         TensorDescriptor.from_tensor(x, list(rows), layout_of(rows)),
-        _units(weight, ring.wide_out, ring.block_in, num_parts),
-        _units(weight, ring.more_out, ring.block_in, num_parts) if ring.more_out else None,
+        units(weight, ring.wide_out, ring.block_in, num_parts),
+        units(weight, ring.more_out, ring.block_in, num_parts) if ring.more_out else None,
         x if gated is None else gated,
         output,
         0 if gated is None else gated.stride(0),
@@ -60,7 +60,7 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
     return output
 
 
-def _units(weight: Tensor, outputs: int, block_in: int, num_parts: int) -> TensorDescriptor:
+def units(weight: Tensor, outputs: int, block_in: int, num_parts: int) -> TensorDescriptor:
     """As copies take them, with zeros beyond the weight's end. The driver makes a map of it at every launch, so that
     little would be saved if they were kept."""
     (num_out, num_in), stride = weight.shape, weight.stride(0)

@@ -52,7 +52,7 @@ def warpgroup_ring_kernel(
 
     ring = make_ring(x, weights, STAGES)
     for tile in gl.static_range(NUM_FIRST):
-        expect_tile(weights, ring, tile)
+        expect_tile(x, weights, ring, tile)
         copy_weights(weights, ring, tile, group, 0)
     wait_for_previous(IS_DEPENDENT)
     for tile in gl.static_range(NUM_FIRST):

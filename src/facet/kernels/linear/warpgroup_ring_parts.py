@@ -1,7 +1,7 @@
 """Sums of products of Hopper's warpgroups, whose tiles come through a ring in shared memory, in Gluon.
 
     left    64, 128 or 256 outputs of the weight, of which those that a program owns are there (`units.py`)
-    right   8, 16, 32 or 64 rows of x
+    right   8, 16, 32 or 64 rows of x; or one row that lies in shared memory already, and what are no rows
 
 Both come in tiles that a single thread asks for (TMA). The products of a tile are started all at once, behind those of
 the tile before, and while they run the next tile is waited for. A tile's place is taken again when its own are done and
@@ -21,7 +21,15 @@ from facet.kernels.linear.language import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from facet.kernels.linear.units import UNIT_INPUTS, UNIT_ROWS, allocate_units, num_read, rows_to_read, units_to_copy
+from facet.kernels.linear.units import (
+    UNIT_INPUTS,
+    UNIT_ROWS,
+    allocate_units,
+    num_read,
+    row_to_read,
+    rows_to_read,
+    units_to_copy,
+)
 
 
 @gluon.constexpr_function
@@ -36,36 +44,53 @@ def num_own_out(weights):
     return 8 * sum(part.block_shape[0] * part.block_shape[1] for part in weights)
 
 
+@gluon.constexpr_function
+def block_inputs(weights):
+    """Of a tile."""
+    return 64 * weights[0].block_shape[2]
+
+
+@gluon.constexpr_function
+def rows_of_product(x):
+    return 8 if x is None else x.block_shape[0]
+
+
 @gluon.jit
 def make_ring(x, weights, STAGES: gl.constexpr):
-    units = allocate_units(x.dtype, STAGES, num_own_out(weights), x.block_shape[1])
+    """Here and below, x has tiles of the rows. It is None where a row takes the place of theirs in the ring."""
     x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, x.block_shape[0], x.block_shape[1]], x.layout)
+    return ring_beside(x_tiles, weights, STAGES)
+
+
+@gluon.jit
+def ring_beside(x_tiles, weights, STAGES: gl.constexpr):
+    units = allocate_units(weights[0].dtype, STAGES, num_own_out(weights), block_inputs(weights))
     return x_tiles, units, barriers(STAGES, 1)
 
 
 @gluon.jit
-def _first_unit(weights, ring, tile):
-    x_tiles = ring[0]
-    return tile % x_tiles.shape[0] * (num_own_out(weights) // UNIT_ROWS * (x_tiles.shape[2] // UNIT_INPUTS))
+def _first_unit(weights, slot):
+    return slot * (num_own_out(weights) // UNIT_ROWS * (block_inputs(weights) // UNIT_INPUTS))
 
 
 @gluon.jit
-def expect_tile(weights, ring, tile):
+def expect_tile(x, weights, ring, tile):
     """Of the weight and of x, which may be asked for later."""
-    x_tiles, _, ready = ring
-    num_numbers: gl.constexpr = (num_own_out(weights) + x_tiles.shape[1]) * x_tiles.shape[2]
-    mbarrier.expect(ready.index(tile % x_tiles.shape[0]), num_numbers * 2)
+    ready = ring[2]
+    num_rows: gl.constexpr = num_own_out(weights) if x is None else num_own_out(weights) + rows_of_product(x)
+    mbarrier.expect(ready.index(tile % ready.shape[0]), num_rows * block_inputs(weights) * 2)
 
 
 @gluon.jit
 def copy_weights(weights, ring, tile, group, matrix):
     """From the eighth output times `group` on, of the matrix, or from its gates and its ups on."""
-    x_tiles, units, ready = ring
-    first = _first_unit(weights, ring, tile)
+    _, units, ready = ring
+    slot = tile % ready.shape[0]
+    first = _first_unit(weights, slot)
     for index in gl.static_range(len(weights)):
         part = weights[index]
         where = [group, matrix * part.block_shape[1], tile * part.block_shape[2], 0, 0]
-        copy_tile(part, where, ready.index(tile % x_tiles.shape[0]), units_to_copy(units, first, part))
+        copy_tile(part, where, ready.index(slot), units_to_copy(units, first, part))
         group += part.block_shape[0]
         first += part.block_shape[0] * part.block_shape[1] * part.block_shape[2]
 
@@ -73,37 +98,39 @@ def copy_weights(weights, ring, tile, group, matrix):
 @gluon.jit
 def copy_rows(x, ring, tile, first_row):
     x_tiles, _, ready = ring
-    slot = tile % x_tiles.shape[0]
-    copy_tile(x, [first_row, tile * x_tiles.shape[2]], ready.index(slot), x_tiles.index(slot))
+    slot = tile % ready.shape[0]
+    copy_tile(x, [first_row, tile * x.block_shape[1]], ready.index(slot), x_tiles.index(slot))
 
 
 @gluon.jit
-def _start(sums, weights, ring, tile):
+def _start(sums, x, weights, ring, tile):
     """The products of a tile, behind those under way."""
     x_tiles, units, ready = ring
-    slot = tile % x_tiles.shape[0]
-    mbarrier.wait(ready.index(slot), tile // x_tiles.shape[0] & 1)
-    rows = rows_to_read(units, _first_unit(weights, ring, tile), num_own_out(weights), x_tiles.shape[2])
-    return warpgroup_mma(rows, x_tiles.index(slot).permute((1, 0)), sums, is_async=True)
+    slot = tile % ready.shape[0]
+    mbarrier.wait(ready.index(slot), tile // ready.shape[0] & 1)
+    left = rows_to_read(units, _first_unit(weights, slot), num_own_out(weights), block_inputs(weights))
+    right = row_to_read(x_tiles, tile, block_inputs(weights)) if x is None else x_tiles.index(slot)
+    return warpgroup_mma(left, right.permute((1, 0)), sums, is_async=True)
 
 
 @gluon.jit
 def sums_through_ring(x, weights, ring, first_row, group, matrix, NUM_TILES: gl.constexpr):
     """[outputs, rows] in float32, when as many tiles have been asked for as there are, or have room."""
-    STAGES: gl.constexpr = ring[0].shape[0]
-    ROWS: gl.constexpr = x.block_shape[0]
+    STAGES: gl.constexpr = ring[2].shape[0]
+    ROWS: gl.constexpr = rows_of_product(x)
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     sums = gl.zeros([num_read(num_own_out(weights)), ROWS], gl.float32, SUMS)
-    sums = warpgroup_mma_wait(1, deps=(_start(sums, weights, ring, 0),))
+    sums = warpgroup_mma_wait(1, deps=(_start(sums, x, weights, ring, 0),))
     for tile in range(1, NUM_TILES):
-        sums = warpgroup_mma_wait(1, deps=(_start(sums, weights, ring, tile),))
+        sums = warpgroup_mma_wait(1, deps=(_start(sums, x, weights, ring, tile),))
         # The place of the tile before, whose products are done.
         next_tile = tile - 1 + STAGES
         if next_tile < NUM_TILES:
-            expect_tile(weights, ring, next_tile)
+            expect_tile(x, weights, ring, next_tile)
             thread_barrier()  # now they are in all warps
             copy_weights(weights, ring, next_tile, group, matrix)
-            copy_rows(x, ring, next_tile, first_row)
+            if x is not None:
+                copy_rows(x, ring, next_tile, first_row)
     return warpgroup_mma_wait(0, deps=(sums,))
 
 

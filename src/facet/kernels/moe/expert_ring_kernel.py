@@ -80,7 +80,7 @@ def expert_ring_kernel(
 
     ring = make_ring(x, weights, STAGES)
     for tile in gl.static_range(NUM_FIRST):
-        expect_tile(weights, ring, tile)
+        expect_tile(x, weights, ring, tile)
         copy_weights(weights, ring, tile, group, expert)
         copy_rows(x, ring, tile, first_row)
 
