@@ -281,7 +281,9 @@ class ServerConfig(PromptConfig):
     max_request_bytes: int = setting(
         64 << 20, "maximum size of a request body in bytes; larger ones are refused with 413"
     )
-    request_timeout: float = setting(60.0, "seconds within which a request body must arrive")
+    request_timeout: float = setting(
+        60.0, "seconds within which the headers of a request must arrive, and then its body"
+    )
     shutdown_timeout: float = setting(120.0, "seconds that running requests may take to finish after SIGTERM")
     num_tokenizer_threads: int = setting(4, "number of threads that render templates and tokenize prompts")
 

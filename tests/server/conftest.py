@@ -105,7 +105,7 @@ def scripted(tokenizer: Tokenizer) -> Scripted:
         )
         names = config.served_model_name or (MODEL_NAME,)
         served = ServedModel(names=names, root=MODEL_NAME, vocab_size=480, asked=asked)
-        with running(make_app(config, speaker, served)) as server:
+        with running(make_app(config, speaker, served), config) as server:
             yield server, speaker
         assert speaker.is_closed
 

@@ -5,7 +5,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -14,11 +14,12 @@ from starlette.applications import Starlette
 
 from facet.config import ServerConfig
 from facet.server.draining import DrainingServer
-from facet.server.run import start_app
+from facet.server.run import start_app, uvicorn_config
 from tests.quick_starts import quick_starts
 
 # Seconds: enough for a machine with ten times as much to do.
 PATIENCE = 120
+NO_FLAGS = ServerConfig(model="")
 # Without it every client would read all certificates of the machine, which takes far longer than a request does.
 NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
@@ -49,9 +50,11 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running(app: Starlette) -> Iterator[RunningServer]:
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="on", ws="none")
-    server = DrainingServer(config)
+def running(app: Starlette, config: ServerConfig = NO_FLAGS) -> Iterator[RunningServer]:
+    no_tls: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None}  # tests name files that do not exist
+    settings = uvicorn_config(replace(config, uvicorn_log_level="error", **no_tls), app)
+    settings.port = 0
+    server = DrainingServer(settings)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     deadline = time.monotonic() + PATIENCE
@@ -72,7 +75,7 @@ def running(app: Starlette) -> Iterator[RunningServer]:
 def running_with_engine(config: ServerConfig) -> Iterator[RunningServer]:
     with quick_starts():
         _, _, app = start_app(config)
-    with running(app) as server:
+    with running(app, config) as server:
         yield server
 
 

@@ -44,6 +44,8 @@ class Dialect:
         headers = dict(headers or {})
         if fault.status == 503:
             headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+        if fault.status == 408:
+            headers["Connection"] = "close"  # what may still come belongs to this request, not to another
         if fault.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(_encode(self.error_body(fault)), fault.status, headers, "application/json")

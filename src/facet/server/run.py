@@ -29,6 +29,7 @@ from facet.server.app import make_app
 from facet.server.draining import DrainingServer
 from facet.server.engine_process import EngineProcess
 from facet.server.open_files import raise_limit_of_files
+from facet.server.request_deadline import RequestDeadlineProtocol
 from facet.server.served_model import ServedModel, make_served_model
 from facet.server.traces import check_traces
 
@@ -168,6 +169,7 @@ def _bind_file(path: str) -> socket.socket:
 def uvicorn_config(config: ServerConfig, app: object) -> uvicorn.Config:
     return uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=partial(RequestDeadlineProtocol, timeout=config.request_timeout),  # type: ignore[arg-type]
         log_level=config.uvicorn_log_level,
         access_log=config.uvicorn_log_level in ("info", "debug", "trace"),
         log_config=None,
