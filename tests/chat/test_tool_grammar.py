@@ -315,7 +315,7 @@ def test_a_pattern_may_match_anywhere(pattern: str, text: str) -> None:
         (lambda: json_schema_grammar([1]), "not an object", "response_format"),
         (lambda: json_schema_grammar({"items": {"not": {}}}), "with not", "response_format"),
         (lambda: json_schema_grammar({"allOf": [{}, {}]}), "allOf of several", "response_format"),
-        (lambda: json_schema_grammar({"properties": {"a": {"maxLength": 5000}}}), "above 256", "response_format"),
+        (lambda: json_schema_grammar({"properties": {"a": {"minLength": 5000}}}), "above 256", "response_format"),
         (lambda: json_schema_grammar({"oneOf": [{"type": "integer"}, {"minimum": 1}]}), "use anyOf", "response_format"),
         (lambda: json_schema_grammar({"pattern": "(?!a)"}), "looking ahead", "response_format"),
         (lambda: regex_grammar("a$b"), "Anchors", "structured_outputs"),

@@ -1,25 +1,22 @@
 """Holds requests while their grammars are compiled. They are not queued yet, and no queued request waits for them."""
 
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from facet.errors import RequestError
 from facet.request import Request
-from facet.sampling import GrammarCompiler, as_request_error
-
-if TYPE_CHECKING:
-    import xgrammar
+from facet.sampling import CompiledGrammar, GrammarCompiler, as_request_error
 
 
 class Compiled(NamedTuple):
     request: Request
-    grammar: "xgrammar.CompiledGrammar | RequestError"  # an error: why there is none
+    grammar: CompiledGrammar | RequestError  # an error: why there is none
 
 
 class CompilingRequests:
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._requests: dict[str, tuple[Request, Future[xgrammar.CompiledGrammar]]] = {}
+        self._requests: dict[str, tuple[Request, Future[CompiledGrammar]]] = {}
 
     def __len__(self) -> int:
         return len(self._requests)

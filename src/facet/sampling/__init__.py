@@ -2,6 +2,7 @@
 
 from facet.faults import Fault
 from facet.sampling.batch_seats import FurtherOn
+from facet.sampling.compiled_grammar import CompiledGrammar
 from facet.sampling.grammar import GrammarMask, grammar_mask
 from facet.sampling.grammar_compiler import GrammarCompiler, as_request_error
 from facet.sampling.grammars import Grammars
@@ -11,6 +12,7 @@ from facet.sampling.result import HostTokens, SampledRuns, SampledTokens, Tokens
 from facet.sampling.sampler import Sampler
 
 __all__ = [
+    "CompiledGrammar",
     "Fault",
     "FurtherOn",
     "GrammarCompiler",

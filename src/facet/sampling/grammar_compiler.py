@@ -1,7 +1,8 @@
 """Compiles grammars in threads of its own and keeps the most recent ones.
 
-Only this module, `json_grammar.py`, `grammar_walker.py` and `grammar_library.py` know the grammar library. It brings
-large libraries along, so it is loaded with the first grammar, or, where a server asks for it, once that server is up.
+Only this module, `json_grammar.py`, `compiled_grammar.py`, `bounded_matcher.py` and `grammar_library.py` know the
+grammar library. It brings large libraries along, so it is loaded with the first grammar, or, where a server asks for
+it, once that server is up.
 """
 
 import contextlib
@@ -10,20 +11,25 @@ import os
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from facet.errors import FacetError, RequestError
 from facet.grammar_spec import GrammarKind, GrammarSpec
+from facet.sampling.bounded_matcher import Bounds, without_bounds
+from facet.sampling.compiled_grammar import CompiledGrammar
 from facet.sampling.dead_rules import find_dead_rule
 from facet.sampling.grammar_library import import_xgrammar
 from facet.sampling.grammar_walker import GrammarWalker
 from facet.sampling.json_grammar import ANY_OBJECT, json_grammar
 from facet.sampling.structural_tag import structural_tag_source
 from facet.sampling.token_bytes import read_token_bytes
+from facet.sampling.token_lengths import TokenLengths
 
 if TYPE_CHECKING:
     import xgrammar
@@ -32,6 +38,12 @@ if TYPE_CHECKING:
 NUM_COMPILING_THREADS = 2
 MAX_CACHED_BYTES = 256 << 20
 MAX_CACHED_GRAMMARS = 1024
+
+# Where texts of bounded length begin and end, and what may not stand in them as it is. In calls, strings begin and end
+# with a token of their own; keys do not.
+_DELIMITERS: Mapping[GrammarKind, bytes] = MappingProxyType(
+    {"json_schema": b'"\\', "structural_tag": b'"\\', "tool_calls": b":{,", "tool_calls_or_json": b'":{,\\'}
+)
 
 Key = tuple[GrammarKind, tuple[str, ...], bool]
 
@@ -47,8 +59,9 @@ class GrammarCompiler:
         self._cache: OrderedDict[Key, _Entry] = OrderedDict()
         self._loading = threading.Lock()
         self._backend: xgrammar.GrammarCompiler | None = None
+        self._lengths: dict[bytes, TokenLengths] = {}
 
-    def start(self, spec: GrammarSpec) -> "Future[xgrammar.CompiledGrammar]":
+    def start(self, spec: GrammarSpec) -> "Future[CompiledGrammar]":
         """The compiled grammar, at once if it is in the cache. Fails with `RequestError`; see `as_request_error`."""
         if self._folder is None:
             raise RequestError(
@@ -81,9 +94,9 @@ class GrammarCompiler:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _compile(self, spec: GrammarSpec) -> "xgrammar.CompiledGrammar":
-        compiled = self._compile_source(spec)
-        if (dead := find_dead_rule(str(compiled.grammar))) is not None:
+    def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
+        compiled = self._compile_bounded(spec)
+        if (dead := find_dead_rule(str(compiled.whole.grammar))) is not None:
             rule = f", such as its rule {dead}" if spec.kind == "ebnf" else ""
             raise RequestError(f"part of it{rule} can never be completed, because it always needs itself.")
         walker = GrammarWalker(
@@ -98,23 +111,41 @@ class GrammarCompiler:
             raise RequestError("no token of the model can begin what it describes.")
         return compiled
 
-    def _compile_source(self, spec: GrammarSpec) -> "xgrammar.CompiledGrammar":
-        backend = self._load()
+    def _compile_bounded(self, spec: GrammarSpec) -> CompiledGrammar:
+        bounds: list[int] = []
+        whole = self._compile_source(spec, partial(without_bounds, found=bounds))
+        if not bounds:
+            return CompiledGrammar(whole)
+        lengths = self._lengths_of_tokens(_DELIMITERS[spec.kind])
+        return CompiledGrammar(whole, self._compile_source(spec, str), Bounds(lengths, min(bounds)))
+
+    def _compile_source(self, spec: GrammarSpec, change: Callable[[str], str]) -> "xgrammar.CompiledGrammar":
+        """`change` is applied to what has been written here of the grammar."""
+        backend, any_whitespace = self._load(), spec.any_whitespace
         if spec.kind in ("json_object", "json_schema"):
             schema = spec.sources[0] if spec.sources else ANY_OBJECT
-            return backend.compile_grammar(json_grammar(schema, any_whitespace=spec.any_whitespace))
+            return backend.compile_grammar(change(json_grammar(schema, any_whitespace=any_whitespace)))
         if spec.kind == "tool_calls_or_json":
-            return backend.compile_grammar(_calls_or_json(*spec.sources, any_whitespace=spec.any_whitespace))
+            return backend.compile_grammar(_calls_or_json(change, *spec.sources, any_whitespace=any_whitespace))
         if spec.kind == "structural_tag":
-            tag = structural_tag_source(spec.sources[0], any_whitespace=spec.any_whitespace)
+            tag = structural_tag_source(spec.sources[0], change, any_whitespace=any_whitespace)
             return backend.compile_structural_tag(tag)
+        if spec.kind == "tool_calls":
+            return backend.compile_lark(change(spec.sources[0]))
         if spec.kind == "regex":
             return backend.compile_regex(spec.sources[0])
         if spec.kind == "choice":
             return backend.compile_grammar("root ::= " + " | ".join(map(_literal, spec.sources)) + "\n")
-        if spec.kind == "tool_calls" or "::=" not in spec.sources[0]:
+        if "::=" not in spec.sources[0]:
             return backend.compile_lark(spec.sources[0])
         return backend.compile_grammar(spec.sources[0])
+
+    def _lengths_of_tokens(self, delimiters: bytes) -> TokenLengths:
+        with self._loading:
+            if delimiters not in self._lengths:
+                assert self._folder is not None
+                self._lengths[delimiters] = TokenLengths(read_token_bytes(self._folder, self._vocab_size), delimiters)
+            return self._lengths[delimiters]
 
     def _load(self) -> "xgrammar.GrammarCompiler":
         with self._loading:
@@ -143,7 +174,7 @@ class GrammarCompiler:
 
 
 class _Entry:
-    def __init__(self, compiling: "Future[xgrammar.CompiledGrammar]") -> None:
+    def __init__(self, compiling: "Future[CompiledGrammar]") -> None:
         self.compiling = compiling
         self._num_bytes: int | None = None
 
@@ -152,7 +183,7 @@ class _Entry:
         """Of the compiled grammar; nothing yet, or nothing ever, where there is none."""
         if self._num_bytes is None and self.compiling.done():
             failed = self.compiling.cancelled() or self.compiling.exception() is not None
-            self._num_bytes = 0 if failed else int(self.compiling.result().memory_size_bytes)
+            self._num_bytes = 0 if failed else self.compiling.result().num_bytes
         return self._num_bytes or 0
 
 
@@ -168,11 +199,13 @@ def _first_sentence(error: BaseException) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
 
 
-def _calls_or_json(calls: str, schema: str = ANY_OBJECT, *, any_whitespace: bool) -> "xgrammar.Grammar":
+def _calls_or_json(
+    change: Callable[[str], str], calls: str, schema: str = ANY_OBJECT, *, any_whitespace: bool
+) -> "xgrammar.Grammar":
     import xgrammar
 
-    answer = xgrammar.Grammar.from_ebnf(json_grammar(schema, any_whitespace=any_whitespace))
-    return xgrammar.Grammar.union(xgrammar.Grammar.from_lark(calls), answer)
+    answer = xgrammar.Grammar.from_ebnf(change(json_grammar(schema, any_whitespace=any_whitespace)))
+    return xgrammar.Grammar.union(xgrammar.Grammar.from_lark(change(calls)), answer)
 
 
 def _literal(text: str) -> str:

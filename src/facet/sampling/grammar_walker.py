@@ -20,7 +20,7 @@ from facet.grammar_spec import GrammarSpec
 from facet.sampling.bitmask import num_words, pack_token_ids
 
 if TYPE_CHECKING:
-    import xgrammar
+    from facet.sampling.compiled_grammar import CompiledGrammar, Matcher
 
 Mask = NDArray[np.int32]
 
@@ -41,7 +41,7 @@ class GrammarWalker:
     def __init__(
         self,
         spec: GrammarSpec,
-        compiled: "xgrammar.CompiledGrammar",
+        compiled: "CompiledGrammar",
         *,
         vocab_size: int,
         stop_token_ids: Sequence[int],
@@ -50,7 +50,7 @@ class GrammarWalker:
         self._compiled = compiled
         self._vocab_size = vocab_size
         self._stop_token_ids = sorted(set(stop_token_ids))
-        self._matcher: xgrammar.GrammarMatcher | None = None
+        self._matcher: Matcher | None = None
         if spec.thought is not None and spec.thought.is_open:
             self.stage = Stage.THOUGHT
         elif spec.trigger_token_id is not None:
@@ -122,16 +122,10 @@ class GrammarWalker:
             else:
                 self.stage = Stage.FREE if self._spec.may_trigger_again else Stage.SPENT
 
-    def _matcher_now(self) -> "xgrammar.GrammarMatcher":
+    def _matcher_now(self) -> "Matcher":
         if self._matcher is None:
-            import xgrammar
-
             is_triggered = self._spec.trigger_token_id is not None
-            self._matcher = xgrammar.GrammarMatcher(
-                self._compiled,
-                override_stop_tokens=self._stop_token_ids or None,
-                terminate_without_stop_token=is_triggered,
-            )
+            self._matcher = self._compiled.matcher(self._stop_token_ids, is_triggered=is_triggered)
         return self._matcher
 
     def _all_but(self, token_ids: Sequence[int]) -> Mask:

@@ -20,7 +20,7 @@ from facet.sampling.grammar_walker import GrammarWalker, Mask, Stage
 from facet.step import Admission, StepMasks, StepPlan, StepResult
 
 if TYPE_CHECKING:
-    import xgrammar
+    from facet.sampling.compiled_grammar import CompiledGrammar
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ class Grammars:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._compiled: dict[str, xgrammar.CompiledGrammar] = {}
+        self._compiled: dict[str, CompiledGrammar] = {}
         self._seats: dict[int, _Seat] = {}
         self._waits: dict[int, bool] = {}
         self._unwalked: list[tuple[_WalkState, tuple[int, ...]]] = []  # tokens of settled steps
 
-    def add(self, request: Request, compiled: "xgrammar.CompiledGrammar") -> None:
+    def add(self, request: Request, compiled: "CompiledGrammar") -> None:
         """Keep a request's grammar until the request ends, however often it is preempted."""
         self._compiled[request.request_id] = compiled
 

@@ -13,6 +13,8 @@ from facet.errors import CheckpointError
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Told by their spelling too: not every checkpoint marks all of its control tokens as special.
 _CONTROL_TOKEN = re.compile(r"<\|[^<>]*>|<[^<>]*\|>|<unused\d+>|\[multimodal\]")
+# What bytes of control tokens begin with: no UTF-8.
+CONTROL = b"\xff"
 _FIRST_OF_BOTH = "<["  # by far most tokens begin otherwise, and there are 262,144 of them
 
 
@@ -70,8 +72,8 @@ def _ask_library(path: Path) -> tuple[dict[str, int], set[int]]:
 
 
 def _of_control_token(token_id: int) -> bytes:
-    """Bytes that are no UTF-8: no text of a grammar matches them, and only the token's id can name it."""
-    return b"\xff" + str(token_id).encode()
+    """No text of a grammar matches it, and only the token's id can name it."""
+    return CONTROL + str(token_id).encode()
 
 
 def _of_text(token: str) -> bytes:
