@@ -1,17 +1,15 @@
 """Clients that stop in the middle of a request: their connections end in time, and those of others are left alone."""
 
-import contextlib
 import json
-import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
 from facet.server.request_deadline import RequestDeadlineProtocol
 from tests.server.conftest import Scripted
-from tests.server.running import PATIENCE, RunningServer, wait_until
+from tests.server.raw_client import Client, connected, refusal
+from tests.server.running import RunningServer, wait_until
 
 TIMEOUT = 0.5
 KEEP_ALIVE = 1.0
@@ -31,73 +29,17 @@ def server(scripted: Scripted) -> Iterator[RunningServer]:
         yield server
 
 
-@dataclass(frozen=True)
-class Client:
-    socket: socket.socket
-    began: float  # before it was connected, so that no delay makes a wait look shorter than it was
-
-    def send(self, data: bytes) -> None:
-        self.socket.sendall(data)
-
-    def read_until(self, end: bytes) -> bytes:
-        received = b""
-        while not received.endswith(end):
-            part = self.socket.recv(1 << 16)
-            assert part, f"the connection ended early, after {received!r}"
-            received += part
-        return received
-
-    def read_all(self, drip: bytes = b"") -> bytes:
-        """What comes until the server closes the connection. Meanwhile, `drip` is sent ten times a second."""
-        received, deadline = b"", time.monotonic() + PATIENCE
-        self.socket.settimeout(0.1 if drip else PATIENCE)
-        while time.monotonic() < deadline:
-            try:
-                part = self.socket.recv(1 << 16)
-                if not part:
-                    return received
-                received += part
-            except TimeoutError:
-                with contextlib.suppress(ConnectionError):  # it has just been closed; what came before can be read
-                    self.socket.sendall(drip)
-            except ConnectionError:  # a drip met a connection that had been closed
-                return received
-        raise AssertionError("the connection stayed open")
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-
-@contextlib.contextmanager
-def connected(server: RunningServer) -> Iterator[Client]:
-    began = time.monotonic()
-    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
-        yield Client(connection, began)
-
-
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[Client]:
     with connected(server) as client:
         yield client
 
 
-def refusal(response: bytes) -> dict[str, object]:
-    head, _, body = response.partition(b"\r\n\r\n")
-    status, *headers = head.lower().split(b"\r\n")
-    assert status == b"http/1.1 408 request timeout"
-    assert b"connection: close" in headers
-    assert b"content-type: application/json" in headers
-    assert b"content-length: %d" % len(body) in headers
-    error: dict[str, object] = json.loads(body)
-    return error
-
-
 @pytest.mark.parametrize("drip", [b"", b"a"])
 def test_half_headers_are_refused_in_time(client: Client, drip: bytes) -> None:
     client.send(HALF)
     message = f"The headers of the request did not arrive within {TIMEOUT} seconds."
-    assert refusal(client.read_all(drip)) == {
+    assert refusal(client.read_all(drip), 408) == {
         "error": {"message": message, "type": "RequestTimeoutError", "param": None, "code": 408}
     }
     assert client.seconds > 0.9 * TIMEOUT
@@ -105,7 +47,7 @@ def test_half_headers_are_refused_in_time(client: Client, drip: bytes) -> None:
 
 def test_the_refusal_has_the_form_of_its_api(client: Client) -> None:
     client.send(b"POST /v1/messages HTTP/1.1\r\n")
-    assert refusal(client.read_all())["type"] == "error"
+    assert refusal(client.read_all(), 408)["type"] == "error"
 
 
 @pytest.mark.parametrize("drip", [b"", b"\r\n"])
@@ -122,7 +64,7 @@ def test_time_counts_from_the_first_byte_of_a_request(server: RunningServer) -> 
             client.send(HALF)
             if received := client.read_all():
                 break  # or a busy machine has sent the first byte too late
-    refusal(received)
+    refusal(received, 408)
     assert client.seconds > 1.4 * TIMEOUT
 
 
@@ -145,13 +87,13 @@ def test_half_headers_of_the_next_request(client: Client) -> None:
     client.send(HEALTH)
     client.read_until(b"\r\n\r\n")
     client.send(HALF)
-    refusal(client.read_all(drip=b"a"))
+    refusal(client.read_all(drip=b"a"), 408)
 
 
 @pytest.mark.parametrize("drip", [b"", b" "])
 def test_a_body_that_does_not_arrive(client: Client, drip: bytes) -> None:
     client.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
-    error = refusal(client.read_all(drip))["error"]
+    error = refusal(client.read_all(drip), 408)["error"]
     assert isinstance(error, dict)
     assert error["message"].endswith(f"bytes of the body arrived within {TIMEOUT} seconds.")
 

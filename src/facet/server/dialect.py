@@ -88,6 +88,7 @@ _TYPES = {
     405: "MethodNotAllowedError",
     408: "RequestTimeoutError",
     413: "RequestTooLargeError",
+    431: "RequestTooLargeError",
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }

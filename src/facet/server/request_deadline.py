@@ -7,13 +7,11 @@ Only time spent waiting for the client counts: while a request is being answered
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
-
-from facet.server.app import dialect_of
 from facet.server.errors import HttpError
+from facet.server.request_protocol import RequestProtocol
 
 
-class RequestDeadlineProtocol(HttpToolsProtocol):
+class RequestDeadlineProtocol(RequestProtocol):
     """A connection. If only part of a request's headers arrived in time, the client is told so with status 408."""
 
     def __init__(self, *arguments: Any, timeout: float, **options: Any) -> None:
@@ -46,9 +44,6 @@ class RequestDeadlineProtocol(HttpToolsProtocol):
         self._has_part_of_headers = False
         super().on_headers_complete()
 
-    def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(self._timeout, self._give_up)
 
@@ -58,15 +53,8 @@ class RequestDeadlineProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _give_up(self) -> None:
-        if self.transport.is_closing():
-            return
         if self._has_part_of_headers:
-            self.transport.write(self._refusal())
-        self.transport.close()
-
-    def _refusal(self) -> bytes:
-        error = HttpError(408, f"The headers of the request did not arrive within {self._timeout:g} seconds.")
-        response = dialect_of(self.url.decode("latin-1")).error_response(error)
-        headers = [*self.server_state.default_headers, *response.raw_headers]
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        return b"".join((STATUS_LINE[error.status], *lines, b"\r\n", response.body))
+            message = f"The headers of the request did not arrive within {self._timeout:g} seconds."
+            self._refuse(HttpError(408, message))
+        else:
+            self.transport.close()

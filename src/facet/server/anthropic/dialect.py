@@ -9,6 +9,7 @@ _TYPES = {
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
+    431: "request_too_large",
     500: "api_error",
     503: "overloaded_error",
 }
