@@ -102,6 +102,8 @@ TREE = {
         (of(s={"type": "string"}), [f"{{s:{Q}it's {{}}, \"fine\"\n{Q}}}", f"{{s:{Q}{Q}}}"], ['{s:"x"}', f"{{s:{Q}x}}"]),
         (of(s={"type": "string"}), [], [f"{{s:{Q}a<|tool_call>{Q}}}", f"{{s:{Q}a<turn|>{Q}}}", f"{{s:{Q}\x00{Q}}}"]),
         (of(s={"type": "string", "maxLength": 2}), [f"{{s:{Q}é京{Q}}}"], [f"{{s:{Q}abc{Q}}}"]),
+        (of(s={"pattern": "^[a-c.]{2,17}$"}), [f"{{s:{Q}a.{Q}}}", f"{{s:{Q}{'c' * 17}{Q}}}"],
+         [f"{{s:{Q}a{Q}}}", f"{{s:{Q}{'c' * 18}{Q}}}", f"{{s:{Q}ad{Q}}}"]),
         (of(s={"type": "string", "minLength": 2}), [f"{{s:{Q}abc{Q}}}"], [f"{{s:{Q}a{Q}}}"]),
         (of(s={"type": "string", "maxLength": 0}), [f"{{s:{Q}{Q}}}"], [f"{{s:{Q}a{Q}}}"]),
         (of(s={"pattern": "b"}), [f"{{s:{Q}abc{Q}}}", f"{{s:{Q}b{Q}}}"], [f"{{s:{Q}ac{Q}}}"]),

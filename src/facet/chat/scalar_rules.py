@@ -1,5 +1,6 @@
 """Writes the strings and numbers of a JSON schema as regular expressions over their text."""
 
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -10,6 +11,9 @@ from facet.chat.schema_merge import Refuse, Schema
 MAX_LENGTH = 100_000  # of strings and arrays, where a bound is given at all
 MAX_MIN_LENGTH = 64  # each character that must be there costs the compiler a pass over the vocabulary
 MAX_MULTIPLES = 256
+# One character that is repeated is text of bounded length. Up to so many times, the compiler may well count.
+_REPEATED = re.compile(r"\^(\[(?:\\.|[^\]\\])+\]|\\[dws]|\.)\{(\d+),(\d+)\}\$", re.DOTALL)
+_FEW = 16
 
 _DIGIT, _HEX = "[0-9]", "[0-9a-f]"
 _DATE = (
@@ -47,6 +51,9 @@ def string_pattern(schema: Schema, field: str, refuse: Refuse) -> tuple[str, int
         return known, None
     if not isinstance(pattern, str):
         raise refuse(f"pattern {pattern!r}")
+    repeated = _REPEATED.fullmatch(pattern)
+    if repeated is not None and int(repeated[3]) > _FEW:
+        return whole_match(f"^{repeated[1]}{{{repeated[2]},}}$", field), min(int(repeated[3]), MAX_LENGTH)
     return whole_match(pattern, field), None
 
 

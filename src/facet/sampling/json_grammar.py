@@ -23,8 +23,7 @@ _CHARACTER_OF_STRING = r"[^\"\\\r\n]"
 _CHARACTER_RULE = re.compile(rf"^(\w+) ::= \(\({re.escape(_CHARACTER_OF_STRING)}\)\)$", re.MULTILINE)
 _PLAIN = r"[^\0-\x1f\"\\]"
 _ANY_CHARACTER = rf'basic_character ::= (({_PLAIN}) | ("\\" basic_escape))'
-# Written so that the library keeps sets of tokens for it; escapes are those of two characters.
-_ANY_STRING = rf'{_PLAIN}* ("\\" [\"\\/bfnrt] {_PLAIN}*)*'
+_ESCAPE_OF_TWO = r'"\\" [\"\\/bfnrt]'
 # As the library writes it itself, behind strings of any length.
 _BEHIND_STRING = r'(=("\"" [ \n\r\t]* [,}\]:]))'
 # Constants and classes of characters, and what is repeated at most so often.
@@ -33,8 +32,15 @@ _PARTS = re.compile(
 )
 # Of strings, where a bound is given at all. More than any answer has.
 _MOST_CHARACTERS = 100_000
+# Of what is repeated in patterns: up to so many times, the library may well compile each number.
+_FEW = 16
+# Patterns of one character that is repeated: with escapes, where they are rules, or as the text of a grammar has them.
+_CLASS = r"\[(?:[^\]\\]|\\.)*\]"
+_REPEATED_RULE = re.compile(r"^(\w+) ::= \(\((\w+)\{(\d+), (\d+)\}\)\)$", re.MULTILINE)
+_ESCAPED_RULE = re.compile(rf'^(\w+) ::= \(\(({_CLASS})\) \| \(("\\\\" {_CLASS})\)\)$', re.MULTILINE)
+_REPEATED_CLASS = re.compile(r"(\^\[(?:\\\\.|[^\]\\])*\])\{(\d+),(\d+)\}\$", re.DOTALL)
 _JSON_PATTERN = re.compile(
-    r'^(?P<rule>\w+ ::= Regex\(")(?P<pattern>(?:[^"\\]|\\.)*)", json_string=true\)', re.MULTILINE
+    r'^(?P<rule>\w+) ::= Regex\("(?P<pattern>(?:[^"\\]|\\.)*)", json_string=true\)', re.MULTILINE
 )
 # Where alternatives begin and end, in a pattern as the text of a grammar has it, with backslashes before some.
 _CHARACTER = r"\\\\(?:\\.|.)|\\."
@@ -56,9 +62,8 @@ def json_grammar(schema: str, *, any_whitespace: bool) -> str:
     text = str(grammar)
     # Inside values that a schema says nothing about, it writes ", " whatever the separators.
     text = text.replace('((", " basic_', '(("," basic_')
-    text = _with_cheap_bounds(text)
-    # It would drop what JSON escapes from the matches of a pattern, or escape nothing where nothing else is left.
-    text = _JSON_PATTERN.sub(lambda found: f'{found["rule"]}{_apart(found["pattern"])}")', text)
+    text = _with_cheap_patterns(_with_cheap_bounds(text))
+    text = _JSON_PATTERN.sub(_pattern, text)
     return _ESCAPE_RULE.sub(lambda _: _ESCAPE, text)
 
 
@@ -79,12 +84,43 @@ def _with_cheap_bounds(text: str) -> str:
             return found[0]
         least, most = int(found["least"]), int(found["most"])
         name = f"{found['repeated']}_{least}" if most < 0 else f"{found['repeated']}_{least}_{most}"
-        bound = "" if most < 0 else f"[max_chars={min(most, _MOST_CHARACTERS)}]"
-        first = f"{_PLAIN} " * least  # of which none is an escape
-        rules[name] = f"{name}{bound} ::= ({first}{_ANY_STRING}) {_BEHIND_STRING}"
+        body = _repeated(_PLAIN, _ESCAPE_OF_TWO, least)
+        rules[name] = f"{name} ::= {body}" if most < 0 else f"{_bounded(name, most)} ::= {body}"
         return name
 
     return "\n".join((_PARTS.sub(change, text).rstrip("\n"), *rules.values(), ""))
+
+
+def _with_cheap_patterns(text: str) -> str:
+    """The same for patterns of one character with escapes, such as ^.{1,100}$."""
+    characters = {name: (plain, escape) for name, plain, escape in _ESCAPED_RULE.findall(text)}
+
+    def change(found: re.Match[str]) -> str:
+        name, repeated, least, most = found[1], found[2], int(found[3]), int(found[4])
+        is_pattern = repeated in characters and most > _FEW and f'"\\"" {name} "\\""' in text
+        return f"{_bounded(name, most)} ::= {_repeated(*characters[repeated], least)}" if is_pattern else found[0]
+
+    return _REPEATED_RULE.sub(change, text)
+
+
+def _bounded(rule: str, most: int) -> str:
+    return f"{rule}[max_chars={min(most, _MOST_CHARACTERS)}]"
+
+
+def _repeated(plain: str, escape: str, least: int) -> str:
+    """So written, the library keeps sets of tokens for it. None of the characters that there must be is an escape."""
+    return f"({f'{plain} ' * least}{plain}* ({escape} {plain}*)*) {_BEHIND_STRING}"
+
+
+def _pattern(found: re.Match[str]) -> str:
+    """A rule for a pattern. The library would drop what JSON escapes from its matches, or escape nothing where nothing
+    else is left."""
+    pattern, rule = found["pattern"], found["rule"]
+    repeated = _REPEATED_CLASS.fullmatch(pattern)
+    if repeated is None or int(repeated[3]) <= _FEW:
+        return f'{rule} ::= Regex("{_apart(pattern)}")'
+    pattern = f"{repeated[1]}{{{repeated[2]},}}$"
+    return f'{_bounded(rule, int(repeated[3]))} ::= (Regex("{_apart(pattern)}")) {_BEHIND_STRING}'
 
 
 def _apart(pattern: str) -> str:
