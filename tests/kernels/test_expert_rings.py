@@ -14,7 +14,7 @@ from facet.kernels.moe import cases
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 
 pytest.importorskip("triton")
-from facet.kernels.moe import triton
+from facet.kernels.moe import rings, triton
 from facet.kernels.moe.config import invariant_tiles
 from facet.kernels.moe.triton_groups import combine
 from tests.kernels.gluon_copies import nothing
@@ -66,27 +66,36 @@ def by_pair(inputs: cases.ExpertInputs, chosen: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize("rings", RINGS, ids=lambda rings: f"{rings[0].num_out} and {rings[1].num_out}")
+@pytest.mark.parametrize("both", RINGS, ids=lambda both: f"{both[0].num_out} and {both[1].num_out}")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.num_rows} rows")
-def test_experts(case: cases.Case, rings: tuple[WarpgroupRing, WarpgroupRing]) -> None:
+def test_experts(case: cases.Case, both: tuple[WarpgroupRing, WarpgroupRing]) -> None:
     inputs, chosen = case.inputs(torch.bfloat16, DEVICE), choices(case)
     expert_rings = kernels()
     assert expert_rings.can_run(inputs.x, inputs.gate_up, inputs.down)
-    got = expert_rings.multiply_pairs(inputs.x, chosen, inputs.gate_up, inputs.down, rings)
+    got = expert_rings.multiply_pairs(inputs.x, chosen, inputs.gate_up, inputs.down, both)
     cases.BFLOAT16.check(got, by_pair(inputs, chosen))
 
 
 def test_what_other_rows_hold_does_not_matter() -> None:
     """Nor what experts hold that nobody chose: neither infinities nor numbers that are none."""
-    case, rings = CASES[1], RINGS[0]
+    case, both = CASES[1], RINGS[0]
     inputs, chosen = case.inputs(torch.bfloat16, DEVICE), torch.tensor([[0, 3, 1]] * case.num_rows, device=DEVICE)
     chosen[2] = torch.tensor([2, 0, 1])
-    expected = kernels().multiply_pairs(inputs.x, chosen, inputs.gate_up, inputs.down, rings)
+    expected = kernels().multiply_pairs(inputs.x, chosen, inputs.gate_up, inputs.down, both)
     inputs.gate_up[4], inputs.down[4] = torch.inf, torch.inf
     inputs.x[2] = 1e30
-    got = kernels().multiply_pairs(inputs.x, chosen, inputs.gate_up, inputs.down, rings)
+    got = kernels().multiply_pairs(inputs.x, chosen, inputs.gate_up, inputs.down, both)
     others = torch.arange(case.num_rows * case.num_chosen, device=DEVICE) // case.num_chosen != 2
     assert torch.equal(got[others], expected[others])
+
+
+def test_a_row_may_have_an_expert_twice() -> None:
+    """As where ranks share them: who has none of a row's choices computes something that counts for nothing."""
+    inputs, chosen = CASES[1].inputs(torch.bfloat16, DEVICE), choices(CASES[1])
+    chosen[3] = torch.tensor([2, 4, 2])
+    chosen[5] = torch.tensor([4, 4, 4])
+    got = kernels().multiply_pairs(inputs.x, chosen, inputs.gate_up, inputs.down, RINGS[1])
+    cases.BFLOAT16.check(got, by_pair(inputs, chosen))
 
 
 def test_what_descriptors_cannot_tell() -> None:
@@ -114,9 +123,26 @@ def test_bits_are_those_of_groups(num_rows: int) -> None:
     tiles = invariant_tiles(chosen.numel(), case.num_experts, 2)
     expected = triton.run_experts(inputs.x, weights, chosen, inputs.gate_up, inputs.down, tiles)
     tall = next(rows for rows in (8, 16, 32) if num_rows <= rows)
-    rings = (WarpgroupRing(96, 128, 4, num_rows=tall), WarpgroupRing(96, 64, 6, num_rows=tall))
-    got = kernels().multiply_pairs(inputs.x, chosen, inputs.gate_up, inputs.down, rings)
+    both = (WarpgroupRing(96, 128, 4, num_rows=tall), WarpgroupRing(96, 64, 6, num_rows=tall))
+    got = kernels().multiply_pairs(inputs.x, chosen, inputs.gate_up, inputs.down, both)
     assert torch.equal(combine(got, weights), expected)
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 9, 32])
+def test_rings_fit_into_a_multiprocessor(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two programs of either product of 26B-A4B."""
+    x = torch.empty(num_rows, 2816, dtype=torch.bfloat16)
+    gate_up, down = (torch.empty(1, *shape, dtype=torch.bfloat16) for shape in ((1408, 2816), (2816, 704)))
+    assert rings.rings_of(x, gate_up, down) is None, "they are not served yet"
+    monkeypatch.setattr(rings, "IS_SERVED", True)
+    monkeypatch.setattr(rings, "runs_on_hopper", lambda _: True)
+    chosen = rings.rings_of(x, gate_up, down)
+    assert chosen is not None
+    for ring in chosen:
+        assert num_rows <= ring.num_rows
+        assert ring.num_stages >= 3
+        assert 2 * (ring.num_bytes + 1024) <= 228 << 10
+    assert rings.rings_of(torch.empty(33, 2816), gate_up, down) is None
 
 
 @emulated_only
@@ -124,9 +150,9 @@ def test_bits_are_those_of_groups(num_rows: int) -> None:
     "change",
     [
         ("matrix * part.block_shape[1]", "matrix"),
-        ("place = row * NUM_CHOSEN + choice", "place = row * NUM_CHOSEN"),
+        ("(row * NUM_CHOSEN + choice).to", "(row * NUM_CHOSEN).to"),
         ("first_row = 0 if IS_FIRST else pair * ROWS", "first_row = 0"),
-        ("is_there = is_there & (choice >= 0)", "pass"),
+        ("is_there & (ids.to(gl.int32) == expert)", "is_there"),
     ],
 )
 def test_planted_faults_are_found(change: tuple[str, str]) -> None:

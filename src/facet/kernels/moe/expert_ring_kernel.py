@@ -9,6 +9,9 @@ has the same expert, it has nothing to do.
     second    these, in down           -> results by pair, of rows that chose the expert
 """
 
+# mypy: disable-error-code=assignment
+# ruff: noqa: RUF005  Triton adds tuples, and does not unpack them into others
+
 from facet.kernels.linear.units import UNIT_ROWS, num_read
 from facet.kernels.linear.warpgroup_ring_parts import (
     copy_rows,
@@ -23,9 +26,8 @@ from facet.kernels.linear.warpgroup_ring_parts import (
 )
 from facet.kernels.moe.language import gl, gluon, let_next_start, wait_for_previous
 
-# Of the ids of all pairs, and of the choices of rows.
+# Of the ids of all pairs.
 PAIRS = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
-CHOICES = gl.constexpr(gl.BlockedLayout([1, 1], [4, 8], [1, 4], [1, 0]))
 
 
 @gluon.jit
@@ -33,18 +35,6 @@ def _is_repeated(chosen, pair, expert, num_pairs, MOST_PAIRS: gl.constexpr):
     pairs = gl.arange(0, MOST_PAIRS, PAIRS)
     others = gl.load(chosen + pairs, mask=pairs < num_pairs, other=-1).to(gl.int32)
     return gl.max(gl.where((others == expert) & (pairs < pair), 1, 0), 0)
-
-
-@gluon.jit
-def _choice_of(
-    chosen, row, is_row, expert, NUM_CHOSEN: gl.constexpr, CHOSEN_PAD: gl.constexpr, LAYOUT: gl.constexpr
-):  # fmt: skip
-    """Which of its choices the expert is, for each row; -1 where it is none. `row` has the layout CHOICES."""
-    choice = gl.expand_dims(gl.arange(0, CHOSEN_PAD, gl.SliceLayout(1, CHOICES)), 1)
-    is_there = is_row & (choice < NUM_CHOSEN)
-    ids = gl.load(chosen + row * NUM_CHOSEN + choice, mask=is_there, other=-1).to(gl.int32)
-    found = gl.max(gl.where(ids == expert, choice, -1), 0)
-    return gl.expand_dims(gl.convert_layout(found, gl.SliceLayout(0, LAYOUT)), 0)
 
 
 # Not specialized: one kernel serves all numbers of rows of a kind.
@@ -90,16 +80,14 @@ def expert_ring_kernel(
     row = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, RESULTS)), 0)
     out = group * UNIT_ROWS + own_out
     is_there = (own_out < num_groups(weights) * UNIT_ROWS) & (out < num_out)
-    if IS_FIRST:
-        place = pair * ROWS + row
-    else:
-        any_row = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, CHOICES)), 0)
-        choice = _choice_of(chosen, any_row, any_row < num_rows, expert, NUM_CHOSEN, CHOSEN_PAD, RESULTS)
-        is_there = is_there & (choice >= 0)
-        place = row * NUM_CHOSEN + choice
+    chose = ()
+    for choice in gl.static_range(0 if IS_FIRST else NUM_CHOSEN):
+        ids = gl.load(chosen + row * NUM_CHOSEN + choice, mask=row < num_rows, other=-1)
+        chose = chose + (is_there & (ids.to(gl.int32) == expert),)
     sums = sums_through_ring(x, weights, ring, first_row, group, expert, NUM_TILES)
-    gl.store(
-        result + place.to(gl.int64) * num_out + out,
-        results_of(sums, weights, result.dtype.element_ty, RESULTS),
-        mask=is_there,
-    )
+    values = results_of(sums, weights, result.dtype.element_ty, RESULTS)
+    if IS_FIRST:
+        gl.store(result + (pair * ROWS + row).to(gl.int64) * num_out + out, values, mask=is_there)
+    for choice in gl.static_range(0 if IS_FIRST else NUM_CHOSEN):  # ranks may let a row have an expert twice
+        place = (row * NUM_CHOSEN + choice).to(gl.int64)
+        gl.store(result + place * num_out + out, values, mask=chose[choice])

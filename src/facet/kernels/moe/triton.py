@@ -1,7 +1,8 @@
 """Routing and experts in Triton. Same meaning as `reference.py`; the host never waits for the GPU.
 
 A pair is a row and one of its choices; pairs are numbered row by row. With few rows every pair reads its expert by
-itself, as here. With more, pairs of one expert share the reading of it: see triton_groups.
+itself, as here, or on Hopper GPUs through rings (`rings.py`). With more, pairs of one expert share the reading of it:
+see triton_groups.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from torch import Tensor
 from facet.kernels.dependent_launch import launch_options, let_next_start, wait_for_previous
 from facet.kernels.linear.triton import add_products, load_weight_tile, tile_places
 from facet.kernels.moe.config import MAX_PAIR_ROWS, TileConfig, choose_tiles
-from facet.kernels.moe.triton_groups import ExpertMatrices, geglu, run_groups
+from facet.kernels.moe.rings import rings_of
+from facet.kernels.moe.triton_groups import ExpertMatrices, combine, geglu, run_groups
 from facet.kernels.rounded_rows import RoundedRows
 
 
@@ -53,6 +55,11 @@ def run_experts(
     x, weights, chosen = x.contiguous(), weights.contiguous(), chosen.contiguous()
     if num_rows == 0:
         return torch.empty_like(x)
+    rings = rings_of(x, gate_up, down)
+    if rings is not None:
+        from facet.kernels.moe import expert_rings  # imports Gluon
+
+        return combine(expert_rings.multiply_pairs(x, chosen, gate_up, down, rings), weights)
     if tiles is None and num_rows <= MAX_PAIR_ROWS:
         return _run_pairs(x, weights, chosen, gate_up, down)
     tiles = tiles or choose_tiles(num_rows * num_chosen, gate_up.shape[0], x.element_size())
