@@ -1,0 +1,141 @@
+"""Times decode steps of several models on a GPU, with and without kernels that are not served yet.
+
+    python -m benchmarks.steps_gpu "Gemma 4 E4B:1,8,32" "Gemma 4 26B-A4B:1,8" [--with rows experts] [--output x.json]
+
+A model with its numbers of requests; each model in a process of its own, with random weights. A line says what a step
+takes, the median of four runs of 40 steps and the distance of the others, then the same with the kernels named behind
+`--with` and the tokens that all requests got so far, which have to be the same:
+
+- `rows`: products of one row make it themselves (`kernels/linear/normed_rings.py`).
+- `experts`: experts of up to 32 rows go through rings (`kernels/moe/rings.py`).
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from benchmarks.step_gpu import drain, submit
+from facet.config import EngineConfig
+from facet.engine.engine import Engine, make_engine
+from facet.kernels.linear import normed_rings
+from facet.kernels.moe import rings as expert_rings
+from tests.published_configs import text_only
+
+NUM_RUNS, NUM_STEPS = 4, 40
+MAX_MODEL_LEN = 2048
+UNSERVED = {"rows": normed_rings, "experts": expert_rings}
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Of some requests of one model, in milliseconds."""
+
+    num_requests: int
+    times: tuple[float, ...]
+    token_ids: tuple[tuple[int, ...], ...]  # of each request, as many as all of them got
+
+    def told(self) -> str:
+        middle = statistics.median(self.times)
+        return f"{middle:.3f} ms (-{middle - min(self.times):.3f}, +{max(self.times) - middle:.3f})"
+
+
+def time_steps(engine: Engine, num_requests: int, context: int) -> Steps:
+    num_output = MAX_MODEL_LEN - context
+    for index in range(num_requests):
+        submit(engine, f"request{index}", context, num_output, index)
+    got: dict[str, list[int]] = {f"request{index}": [] for index in range(num_requests)}
+
+    def step(times: int) -> None:
+        for _ in range(times):
+            for output in engine.step():
+                got[output.request_id] += output.token_ids
+
+    while engine.stats().scheduler.num_waiting or engine.runner.counters.num_sampled_rows == 0:
+        step(1)
+    step(12 + num_requests * context // 8192)
+    times = []
+    for _ in range(NUM_RUNS):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        step(NUM_STEPS)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) / NUM_STEPS * 1e3)
+    for name in got:
+        engine.cancel(name)
+    drain(engine)
+    shortest = min(map(len, got.values()))
+    return Steps(num_requests, tuple(times), tuple(tuple(token_ids[:shortest]) for token_ids in got.values()))
+
+
+def measure(model: str, counts: Sequence[int], context: int, invariant: bool, unserved: Sequence[str]) -> list[Steps]:
+    for name in unserved:
+        UNSERVED[name].IS_SERVED = True  # type: ignore[attr-defined]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(text_only(model)))
+        engine, _ = make_engine(
+            EngineConfig(
+                model=folder,
+                load_format="dummy",
+                dtype="bfloat16",
+                max_model_len=MAX_MODEL_LEN,
+                max_num_seqs=max(counts),
+                max_num_batched_tokens=8192,
+                enable_prefix_caching=False,
+                batch_invariant=invariant,
+            )
+        )
+        return [time_steps(engine, count, context) for count in counts]
+
+
+def _send(connection: Connection, *arguments: object) -> None:
+    connection.send(measure(*arguments))  # type: ignore[arg-type]
+
+
+def in_process(*arguments: object) -> list[Steps]:
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_send, args=(there, *arguments))
+    process.start()
+    there.close()
+    try:
+        steps: list[Steps] = here.recv()
+    finally:
+        process.join()
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="MODEL:COUNTS")
+    parser.add_argument("--with", dest="unserved", nargs="+", choices=tuple(UNSERVED), default=[])
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--no-batch-invariant", action="store_true")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    found = []
+    for each in options.models:
+        model, _, counts = each.rpartition(":")
+        arguments = (model, [int(count) for count in counts.split(",")], options.context)
+        served = in_process(*arguments, not options.no_batch_invariant, [])
+        others = in_process(*arguments, not options.no_batch_invariant, options.unserved) if options.unserved else []
+        for index, steps in enumerate(served):
+            line = f"{model}, {steps.num_requests}: {steps.told()}"
+            if others:
+                are_equal = "the same tokens" if others[index].token_ids == steps.token_ids else "OTHER TOKENS"
+                line += f"; with {' and '.join(options.unserved)} {others[index].told()}, {are_equal}"
+            print(line, flush=True)
+        found.append({"model": model, "served": list(map(asdict, served)), "others": list(map(asdict, others))})
+    if options.output:
+        options.output.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
