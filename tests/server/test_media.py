@@ -14,12 +14,12 @@ import pytest
 from facet.chat.media_parts import MediaPart
 from facet.errors import RequestError
 from facet.prepared_media import PreparedMedia
-from facet.prompts.media_reading import MediaReader
+from facet.prompts.media_reading import NUM_THREADS, MediaReader
 from tests.media.hostile_pictures import cases, good_files
 from tests.media.sounds import tones, wav
 from tests.prompts.media_models import make_gemma4
 from tests.server.conftest import Scripted
-from tests.server.running import RunningServer
+from tests.server.running import RunningServer, wait_until
 from tests.server.scripted_engine import ScriptedEngine
 from tests.server.test_metrics import metrics_of
 
@@ -191,6 +191,34 @@ def test_a_slow_picture_keeps_nobody_waiting(scripted: Scripted, monkeypatch: py
         finally:
             released.set()
         assert [future.result().status_code for future in slow] == [200] * 6
+
+
+def test_a_slow_host_keeps_nobody_else_waiting(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of its pictures requests ask for; and one request leaves threads for the pictures of others."""
+    released, asked_for = threading.Event(), []
+
+    def read(self: MediaReader, part: MediaPart) -> tuple[PreparedMedia, ...]:
+        asked_for.append(part.url)
+        if part.url is not None and "slow" in part.url:
+            assert released.wait(60)
+        return (PreparedMedia(kind="image", content_key="k", num_tokens=3, arrays={}),)
+
+    monkeypatch.setattr(MediaReader, "read", read)
+    asked = make_gemma4()
+    model = {name: getattr(asked, name) for name in ("tokenizer", "template", "media")} | {"eos_token_ids": (1,)}
+    slow, fast = at("https://slow.example/picture"), at("HTTPS://fast.example/picture")
+    with scripted([40, 1], model=model) as (server, _), ThreadPoolExecutor(6) as pool:
+        first = pool.submit(ask, server, "look", *[slow] * 12)
+        try:
+            wait_until(lambda: len(asked_for) == NUM_THREADS // 2)
+            assert ask(server, "look", fast).status_code == 200
+            others = [pool.submit(ask, server, "look", *[slow] * 12) for _ in range(3)]
+            wait_until(lambda: len(asked_for) == NUM_THREADS + 1)
+            assert ask(server, "look", picture()).status_code == 200
+            assert not first.done()
+        finally:
+            released.set()
+        assert [future.result().status_code for future in (first, *others)] == [200] * 4
 
 
 def test_what_nobody_waits_for_is_not_read(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,10 @@ class MediaPart:
     value: object = None  # from Python: a Pillow image, an array, a path, the bytes of a file
     options: MediaOptions = field(default_factory=MediaOptions)
 
+    @property
+    def is_on_the_web(self) -> bool:
+        return self.url is not None and self.url[:6].lower().startswith(("http:", "https:"))
+
     def with_options(self, options: MediaOptions) -> "MediaPart":
         return replace(self, options=options)
 

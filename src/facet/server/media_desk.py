@@ -1,4 +1,8 @@
-"""Reads the media of requests in threads of their own, so that a slow host keeps nobody else waiting."""
+"""Reads the media of requests in threads of their own, so that nobody waits for them who sent none.
+
+What is on the web has other threads than what requests carry, and no request has more than half of those: a slow host
+keeps nobody waiting but those who ask for its files, and leaves threads for the files of others.
+"""
 
 import asyncio
 import time
@@ -6,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from facet.chat.media_parts import MediaPart
 from facet.prepared_media import PreparedMedia
 from facet.prompts.asked_model import AskedModel
 from facet.prompts.media_reading import NUM_THREADS, MediaReader, asks_for_media, find_media
@@ -18,6 +23,7 @@ class MediaDesk:
         self._reader = reader
         self._observe = observe
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="facet-media")
+        self._downloads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="facet-download")
 
     async def read(self, question: TextQuestion | ChatQuestion, model: AskedModel) -> list[tuple[PreparedMedia, ...]]:
         """What a conversation holds besides text, prepared, in its order."""
@@ -25,7 +31,8 @@ class MediaDesk:
             return []
         start, loop = time.monotonic(), asyncio.get_running_loop()
         parts = await loop.run_in_executor(self._pool, partial(find_media, question, model))
-        reads = [loop.run_in_executor(self._pool, self._reader.read, part) for part in parts]
+        turns = asyncio.Semaphore(NUM_THREADS // 2)
+        reads = [asyncio.ensure_future(self._read(part, turns)) for part in parts]
         try:
             read = await asyncio.gather(*reads)
         except BaseException:
@@ -36,6 +43,14 @@ class MediaDesk:
         self._observe(time.monotonic() - start)
         return read
 
+    async def _read(self, part: MediaPart, turns: asyncio.Semaphore) -> tuple[PreparedMedia, ...]:
+        loop = asyncio.get_running_loop()
+        if not part.is_on_the_web:
+            return await loop.run_in_executor(self._pool, self._reader.read, part)
+        async with turns:
+            return await loop.run_in_executor(self._downloads, self._reader.read, part)
+
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._downloads):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._reader.close()
