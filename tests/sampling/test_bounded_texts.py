@@ -234,5 +234,6 @@ def test_lengths_of_tokens() -> None:
     assert lengths.counts.tolist() == [2, 1, 4, 1, 2, 1, 0, 0]
     assert lengths.needed.tolist() == [2, 1, 4, 2, 2, 2, 1, 0]
     assert lengths.behind.tolist() == [-1, -1, 2, -1, -1, -1, -1, -1]
+    assert lengths.entering(2) is lengths.entering(10**6)
     assert list(lengths.plain_of_each(np.array([0xFFFFFFFF], np.uint32))) == [(2, 0), (1, 1)]
     assert lengths.parts.tolist() == [0b1100000]

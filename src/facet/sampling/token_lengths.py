@@ -59,7 +59,7 @@ class TokenLengths:
         self.parts = self._packed(~self._is_whole)
         lengths = np.flatnonzero(np.bincount(self.counts[self._is_plain]))[::-1].tolist()
         self._plain = [(length, self._packed(self._is_plain & (self.counts == length))) for length in lengths]
-        self.above, self.entering = cache(self._above), cache(self._entering)
+        self.above, self._entering_above = cache(self._above), cache(self._entering)
 
     def plain_of_each(self, allowed: Bits) -> Iterator[tuple[int, int]]:
         """Each length that plain tokens among these have, from the longest on, and one of them."""
@@ -68,6 +68,10 @@ class TokenLengths:
             if found.any():
                 word = int(found.argmax())
                 yield length, 32 * word + int(found[word]).bit_length() - 1
+
+    def entering(self, bound: int) -> Doubtful:
+        """Tokens that may begin a text, with more characters than that."""
+        return self._entering_above(min(bound, int(self.behind.max(initial=0))))  # few bounds are kept
 
     def groups(self, tokens: Bits) -> Iterator[Ids]:
         """Those with equally many characters before, between and behind delimiters, which keep within a bound alike."""
@@ -82,7 +86,6 @@ class TokenLengths:
         return Doubtful(self._packed(is_above & ~has_delimiters), self._packed(is_above & has_delimiters))
 
     def _entering(self, bound: int) -> Doubtful:
-        """Tokens that may begin a text, with more characters than that."""
         is_entering = self.behind > bound
         return Doubtful(self._packed(is_entering & ~self._is_simple), self._packed(is_entering & self._is_simple))
 
