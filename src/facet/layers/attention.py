@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from facet.kernels.paged_attention import AttentionPlan, HeadShape, KeyRecipe, LayerCache
+from facet.kernels.paged_attention import AttentionPlan, HeadShape, HeadsToPrepare, KeyRecipe, LayerCache
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
@@ -39,6 +39,10 @@ class PlannedAttention:
     def __call__(self, queries: Tensor, reads: LayerReads, out: Tensor | None = None) -> Tensor:
         plan = self.plans[reads.kind]
         return plan.run(queries, reads.cache, scale=reads.scale, key_recipe=reads.key_recipe, out=out)
+
+    def unprepared(self, heads: HeadsToPrepare, reads: LayerReads) -> Tensor | None:
+        """None: heads have to be prepared, and their keys and values stored, before."""
+        return self.plans[reads.kind].run_unprepared(heads, reads.cache, scale=reads.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +80,20 @@ class Attention(nn.Module):
 
         `is_stored`: `store` was called for these rows.
         """
-        if self.layer.owns_kv and not is_stored:
-            queries = self._prepare(self.projections(x), step.heads, step, cache)
-        else:
-            queries = self._prepare(self.projections(x, _QUERIES), step.heads, step, None)
+        stores = self.layer.owns_kv and not is_stored
+        projected = self.projections(x) if stores else self.projections(x, _QUERIES)
         reads = LayerReads(
             kind=self.layer.attention,
             cache=cache,
             scale=self.layer.attention_scale,
             key_recipe=source.key_recipe(step),
         )
-        attended = step.attend(queries, reads)
+        attended = None
+        if isinstance(step.attend, PlannedAttention):
+            attended = step.attend.unprepared(self._heads_of(projected, step, stores=stores), reads)
+        if attended is None:
+            queries = self._prepare(projected, step.heads, step, cache if stores else None)
+            attended = step.attend(queries, reads)
         out: Tensor = self.output(attended.flatten(-2))
         return out
 
@@ -106,6 +113,16 @@ class Attention(nn.Module):
             cache=cache,
             write_blocks=step.write_blocks,
             write_slots=step.write_slots,
+            values_are_normed=self.layer.values_are_normed,
+        )
+
+    def _heads_of(self, projected: Tensor, step: KindStep, *, stores: bool) -> HeadsToPrepare:
+        return HeadsToPrepare(
+            projected=projected,
+            query_weight=self.query_norm.weight,
+            key_weight=self.key_norm.weight if stores else None,
+            eps=self.eps,
+            cos_sin=step.cos_sin,
             values_are_normed=self.layer.values_are_normed,
         )
 
