@@ -269,6 +269,8 @@ RESULT: dict[str, Any] = {"type": "tool_result", "tool_use_id": "a"}
         ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, "thinking.budget_tokens is 5000, but the context"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
+        ({"thread": {"type": "create"}}, "thread is not supported. Send the whole conversation"),
+        ({"compaction": {"type": "auto"}}, "compaction is not supported"),
         (
             {"tools": [TOOL], "output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}},
             "output_config.format has",

@@ -107,6 +107,25 @@ def test_anthropic(server: RunningServer) -> None:
         assert "12" in text
 
 
+def test_the_tool_runner_of_anthropic(server: RunningServer) -> None:
+    """It asks for a conversation that the server keeps, and sends all of it if there is no such thing."""
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather in a city."""
+        assert city == "Lisbon", city
+        return RESULT
+
+    settings: Any = {"model": "bundled", "max_tokens": 64, "tools": [get_weather]}
+    settings |= {"messages": [{"role": "user", "content": QUESTION}], "extra_body": {"temperature": 0}}
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0) as client:
+        (told,) = client.beta.messages.tool_runner(**settings).until_done().content
+        assert told.type == "text"
+        assert "12" in told.text
+        with pytest.raises(anthropic.BadRequestError, match="thread is not supported"):
+            client.beta.messages.thread(model="bundled", max_tokens=8).send({"role": "user", "content": QUESTION})
+
+
 def test_ollama(server: RunningServer) -> None:
     tools: Any = [
         {"type": "function", "function": {"name": "get_weather", "description": DESCRIPTION, "parameters": SCHEMA}}

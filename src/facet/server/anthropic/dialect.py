@@ -1,6 +1,6 @@
 """How the Messages API writes errors and streams."""
 
-from facet.server.anthropic.wire import ErrorDetail, ErrorEvent
+from facet.server.anthropic.wire import ErrorDetail, ErrorDetails, ErrorEvent
 from facet.server.dialect import Dialect, tagged_event
 from facet.server.errors import Fault
 
@@ -15,8 +15,13 @@ _TYPES = {
 }
 
 
+# By the field at fault. Anthropic's clients send the whole conversation if they read that there are no threads.
+_DETAILS = {"thread": ErrorDetails("thread_unsupported_request")}
+
+
 def _error(fault: Fault) -> ErrorEvent:
-    return ErrorEvent(ErrorDetail(_TYPES.get(fault.status, "invalid_request_error"), fault.message))
+    kind = _TYPES.get(fault.status, "invalid_request_error")
+    return ErrorEvent(ErrorDetail(kind, fault.message, _DETAILS.get(fault.param or "")))
 
 
 ANTHROPIC = Dialect(

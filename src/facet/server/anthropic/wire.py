@@ -113,8 +113,10 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     # Known but not supported.
     container: Any = None
+    compaction: Any = None
     context_management: Any = None
     mcp_servers: list[Any] | None = None
+    thread: Any = None
 
 
 class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
@@ -127,9 +129,11 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
 
 
 UNSUPPORTED_FIELDS = {
+    "compaction": "Shorten the conversation yourself.",
     "container": "Leave it out.",
     "context_management": "Shorten the conversation yourself.",
     "mcp_servers": "Offer their tools as tools.",
+    "thread": "Send the whole conversation as messages.",
 }
 
 
@@ -216,9 +220,16 @@ class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):
     pass
 
 
-class ErrorDetail(msgspec.Struct):
+class ErrorDetails(msgspec.Struct):
+    """Tells a client what to do about an error."""
+
+    error_code: str
+
+
+class ErrorDetail(msgspec.Struct, omit_defaults=True):
     type: str
     message: str
+    details: ErrorDetails | None = None
 
 
 class ErrorEvent(msgspec.Struct, tag_field="type", tag="error"):
