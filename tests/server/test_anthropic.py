@@ -226,8 +226,10 @@ def test_one_call_at_a_time_and_a_schema_for_the_answer(talking: tuple[RunningSe
     message = post(server, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).json()
     assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    post(server, output_config={"format": {"type": "json_schema", "schema": schema}, "effort": "low"})
-    assert engine.submitted[-1].grammar.field == "response_format"
+    output_format = {"type": "json_schema", "schema": schema}
+    for body in ({"output_config": {"format": output_format, "effort": "low"}}, {"output_format": output_format}):
+        post(server, **body)
+        assert engine.submitted[-1].grammar.field == "response_format"
 
 
 def test_tokens_are_counted_without_an_answer(scripted: Scripted) -> None:

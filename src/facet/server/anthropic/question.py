@@ -13,6 +13,7 @@ from facet.server.anthropic.wire import (
     ImageBlock,
     InputMessage,
     MessagesRequest,
+    OutputConfig,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -40,7 +41,7 @@ def make_question(fields: CountTokensRequest, model: AskedModel) -> ChatQuestion
                 field="thinking",
             )
         given["thinking_token_budget"] = thinking.budget_tokens
-    output_format = None if fields.output_config is None else fields.output_config.format
+    output_format = (fields.output_config or OutputConfig()).format or fields.output_format
     return ChatQuestion(
         messages=_messages(fields, reads_images="image" in model.media.kinds),
         sampling=model.sampling(given, max_tokens=None),

@@ -110,6 +110,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # the older name of output_config.format
 
     # Known but not supported.
     container: Any = None
