@@ -51,6 +51,7 @@ def test_template_gets_a_copy_without_nulls() -> None:
         ([{"type": "function"}], None, "tools", "tools[0].function must be an object"),
         ([{"type": "function", "function": {}}], None, "tools", "tools[0].function.name is None"),
         ([{"type": "function", "function": {"name": "a b"}}], None, "tools", "tools[0].function.name is 'a b'"),
+        ([{"type": "custom", "custom": {"name": "a b"}}], None, "tools", "tools[0].custom.name is 'a b'"),
         ([{"type": "function", "function": {"name": "f", "parameters": []}}], None, "tools", "must be a JSON schema"),
         ([{"type": "function", "function": {"name": "f", "description": 1}}], None, "tools", "description must be"),
         ([{"type": "function", "function": {"name": "f", "x": {1}}}], None, "tools", "cannot be written as JSON"),

@@ -266,6 +266,7 @@ RESULT: dict[str, Any] = {"type": "tool_result", "tool_use_id": "a"}
         ({"max_tokens": 0}, "max_tokens"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0] has the type 'web_search"),
         ({"tools": [{**TOOL, "input_examples": [{}]}]}, "tools[0].input_examples is not supported"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name is 'a b'"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "no"}}, "tool_choice names 'no'"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is missing"),
         ({"thinking": {"type": "enabled", "budget_tokens": 5000}}, "thinking.budget_tokens is 5000, but the context"),

@@ -63,6 +63,17 @@ def normalize_tools(tools: object, tool_choice: object = None) -> ToolUse:
     return ToolUse(declared, _choice(tool_choice, names), custom=custom)
 
 
+def check_function(function: Mapping[Any, Any], where: str) -> None:
+    """Checks what describes a tool. Other APIs than chat completions have it at another place in the request."""
+    name, parameters, description = function.get("name"), function.get("parameters"), function.get("description")
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        _refuse(f"{where}.name", f"is {name!r}. A name has up to 128 letters, digits, _ . : / or -.")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        _refuse(f"{where}.parameters", "must be a JSON schema: an object.")
+    if description is not None and not isinstance(description, str):
+        _refuse(f"{where}.description", "must be a string.")
+
+
 def template_variables(
     *,
     reasoning_effort: object = None,
@@ -100,6 +111,7 @@ def _tool(tool: object, where: str, custom: dict[str, str | None]) -> dict[str, 
         _refuse(where, 'must be an object such as {"type": "function", "function": {...}}.')
     if tool.get("type") == "custom":
         described, grammar = as_function(tool, where)
+        check_function(described["function"], f"{where}.custom" if "custom" in tool else where)
         as_declared = _tool(described, where, custom)
         custom[as_declared["function"]["name"]] = grammar
         return as_declared
@@ -108,13 +120,7 @@ def _tool(tool: object, where: str, custom: dict[str, str | None]) -> dict[str, 
     function = tool.get("function")
     if not isinstance(function, Mapping):
         _refuse(f"{where}.function", "must be an object with a name.")
-    name, parameters, description = function.get("name"), function.get("parameters"), function.get("description")
-    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-        _refuse(f"{where}.function.name", f"is {name!r}. A name has up to 128 letters, digits, _ . : / or -.")
-    if parameters is not None and not isinstance(parameters, Mapping):
-        _refuse(f"{where}.function.parameters", "must be a JSON schema: an object.")
-    if description is not None and not isinstance(description, str):
-        _refuse(f"{where}.function.description", "must be a string.")
+    check_function(function, f"{where}.function")
     try:  # a copy of our own, in which nothing but JSON is left
         copied: dict[str, Any] = json.loads(json.dumps({"type": "function", "function": dict(function)}))
     except (TypeError, ValueError, RecursionError) as error:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from facet.chat.tool_choice import check_function
 from facet.errors import RequestError
 from facet.prompts import AskedModel, ChatQuestion
 from facet.server.anthropic.wire import (
@@ -163,6 +164,7 @@ def _tool(tool: Tool, where: str) -> dict[str, Any]:
         if getattr(tool, name):
             raise RequestError(f"{where}.{name} is not supported. Leave it out.", field="tools")
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    check_function(function, where)
     return {"type": "function", "function": {**function, "strict": tool.strict}}
 
 

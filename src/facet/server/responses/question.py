@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from facet.chat.custom_tools import ARGUMENT
+from facet.chat.tool_choice import check_function
 from facet.errors import RequestError
 from facet.media_span import MediaKind
 from facet.prompts import AskedModel, ChatQuestion
@@ -53,7 +54,7 @@ def make_question(fields: ResponsesRequest, messages: list[dict[str, Any]], mode
         is_max_tokens_default="max_tokens" not in given,
         response_format=None if text_format is None else _response_format(text_format),
         tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or ())],
-        tool_choice=fields.tool_choice,
+        tool_choice=_tool_choice(fields.tool_choice),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         reasoning_effort=None if fields.reasoning is None else fields.reasoning.effort,
     )
@@ -186,12 +187,37 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(
             f"{where} has the type {kind!r}, which this server cannot run. Offer tools of your own.", field="tools"
         )
+    if "function" in tool and "name" not in tool:
+        raise RequestError(
+            f"{where} has its name in function, as in chat completions. Here name, description and parameters stand "
+            "beside type.",
+            field="tools",
+        )
+    check_function(tool, where)
     fields = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {name: tool[name] for name in fields if name in tool}}
+
+
+def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    """The form of chat completions, with the name one level deeper, is understood, too."""
+    if isinstance(choice, dict):
+        kind = choice.get("type")
+        is_named = kind in ("function", "custom") and ("name" in choice or kind in choice)
+        if not is_named and kind != "allowed_tools":
+            raise RequestError(
+                'tool_choice must look like {"type": "function", "name": "..."}.',
+                field="tool_choice",
+            )
+    return choice
 
 
 def _response_format(text_format: TextFormat) -> dict[str, Any]:
     if text_format.type != "json_schema":
         return {"type": text_format.type}
-    described = {} if text_format.schema is None else {"schema": text_format.schema}
-    return {"type": "json_schema", "json_schema": described}
+    if text_format.schema is None:
+        raise RequestError(
+            "text.format of type json_schema needs a schema, as in "
+            '{"type": "json_schema", "name": "...", "schema": {...}}.',
+            field="text.format",
+        )
+    return {"type": "json_schema", "json_schema": {"schema": text_format.schema}}
