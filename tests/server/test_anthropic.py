@@ -232,6 +232,14 @@ def test_one_call_at_a_time_and_a_schema_for_the_answer(talking: tuple[RunningSe
         assert engine.submitted[-1].grammar.field == "response_format"
 
 
+def test_null_stands_for_what_is_left_out(talking: tuple[RunningServer, Any]) -> None:
+    thought = {"type": "thinking", "thinking": "hm", "signature": None}
+    messages = [*ASK, {"role": "assistant", "content": [thought, {"type": "text", "text": "a"}]}, *ASK]
+    choice = {"type": "auto", "disable_parallel_tool_use": None}
+    message = post(talking[0], messages=messages, tools=[TOOL], tool_choice=choice, max_tokens=100).json()
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+
+
 def test_tokens_are_counted_without_an_answer(scripted: Scripted) -> None:
     with scripted("ok") as (server, engine), client_of(server) as client:
         counted = client.messages.count_tokens(model="tiny", messages=ASK, tools=[TOOL], system="Be brief.")  # type: ignore[list-item]

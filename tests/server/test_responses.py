@@ -161,6 +161,44 @@ def test_a_conversation_is_rendered_like_that_of_a_chat(talking: tuple[RunningSe
     assert ours == engine.submitted[-1].prompt_token_ids
 
 
+def test_null_stands_for_what_is_left_out(talking: tuple[RunningServer, Any]) -> None:
+    """As typed clients write items whose optional fields are not set."""
+    server, engine = talking
+    text = {"type": "output_text", "text": "b"}
+    nothing = dict.fromkeys(("type", "id", "status", "phase"))
+    lean = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [text]},
+        {"role": "user", "content": "c"},
+    ]
+    full = [
+        {**nothing, **lean[0]},
+        {**nothing, "type": "reasoning", "summary": None, "content": None, "encrypted_content": None},
+        {**nothing, "role": "assistant", "content": [{**text, "annotations": None, "logprobs": None}]},
+        {**nothing, **lean[2]},
+    ]
+    prompts = []
+    for items in (lean, full):
+        assert post(server, input=items).status_code == 200
+        prompts.append(engine.submitted[-1].prompt_token_ids)
+    assert prompts[0] == prompts[1]
+
+
+def test_a_call_that_was_cut_off_may_be_sent_back(scripted: Scripted, tokenizer: Tokenizer) -> None:
+    """It is left out, whether the client sends the output again or names the response."""
+    with scripted(CALL) as (server, engine):
+        question = {"role": "user", "content": "Weather?"}
+        cut = post(server, input=[question], tools=[TOOL], max_output_tokens=len(tokenizer.encode(CALL)) - 6).json()
+        assert (cut["output"][0]["type"], cut["output"][0]["status"]) == ("function_call", "incomplete")
+        go_on = {"role": "user", "content": "Go on."}
+        assert post(server, input=[question, *cut["output"], go_on], tools=[TOOL]).status_code == 200
+        assert "<|tool_call>" not in prompt_of(engine, tokenizer)
+        cut["output"][0]["status"] = "completed"
+        refused = post(server, input=[question, *cut["output"], go_on], instructions="Be brief.")
+    assert refused.status_code == 400
+    assert "input[1].arguments is not the JSON of an object" in refused.json()["error"]["message"]
+
+
 def test_results_are_paired_with_calls_by_id(talking: tuple[RunningServer, Any], tokenizer: Tokenizer) -> None:
     """Outputs come as they are ready: behind all calls in any order, or each behind its own."""
     server, engine = talking
@@ -190,7 +228,9 @@ def test_a_later_request_goes_on_from_an_earlier_one(talking: tuple[RunningServe
     post(server, tools=[TOOL], input=[{"role": "user", "content": "Weather in Paris?"}, *first["output"], result])
     assert engine.submitted[-1].prompt_token_ids == carried
     references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
-    post(server, tools=[TOOL], input=[{"role": "user", "content": "Weather in Paris?"}, *references, result])
+    del references[0]["type"]  # OpenAI's clients need not send it
+    repeated = [{"role": "user", "content": "Weather in Paris?"}, *references, result]
+    assert post(server, tools=[TOOL], input=repeated).status_code == 200
     assert engine.submitted[-1].prompt_token_ids == carried
     post(server, previous_response_id=second["id"], input="And now?")
     assert prompt_of(engine, tokenizer).count("I look.") == 2

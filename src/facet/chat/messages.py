@@ -135,7 +135,7 @@ def _arguments(arguments: object, where: str) -> dict[str, Any]:
         parsed = json.loads(arguments, parse_float=_FloatAsWritten, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        _refuse(where, f"is not valid JSON ({reason}). Send the arguments as the model gave them")
+        _refuse(where, f"is not valid JSON ({reason}). Send the whole call, or leave it and its result out")
     if not isinstance(parsed, dict):
         _refuse(where, f"must hold a JSON object, not {_kind(parsed)}")
     if "\\u" in arguments:

@@ -15,7 +15,7 @@ class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking", frozen=Tru
     """A thought. It is not signed: whoever sends it back may have changed it, and it is read as text."""
 
     thinking: str
-    signature: str = ""
+    signature: str | None = ""
 
 
 class ToolUseBlock(msgspec.Struct, tag_field="type", tag="tool_use", frozen=True):
@@ -79,7 +79,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 class ToolChoice(msgspec.Struct, frozen=True):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
 
 class Thinking(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """Translates a request of the Responses API into a question."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -90,7 +91,10 @@ def _refuse_settings(fields: ResponsesRequest) -> None:
 
 
 def _decode(item: dict[str, Any], where: str) -> InputItem:
-    decoded: InputItem = convert({"type": "message", **item}, InputItem, where)
+    """An item without a type is a message, or a reference if it has nothing but an id."""
+    if item.get("type") is None:
+        item = {**item, "type": "item_reference" if "id" in item and "role" not in item else "message"}
+    decoded: InputItem = convert(item, InputItem, where)
     return decoded
 
 
@@ -102,7 +106,7 @@ def _add(
         case InputMessage():
             conversation.reply(_text(item.content, f"{where}.content"))
         case FunctionCall():
-            conversation.call(item.call_id, item.name, item.arguments)
+            _add_call(item, where, conversation)
         case CustomToolCall():
             conversation.call(item.call_id, item.name, {ARGUMENT: item.input})
         case FunctionCallOutput() | CustomToolCallOutput():
@@ -120,8 +124,26 @@ def _add(
             _add(_decode(found, where), where, conversation, find_item, kinds)
 
 
+def _add_call(item: FunctionCall, where: str, conversation: Conversation) -> None:
+    """A call that was cut off is left out, as it is behind `previous_response_id`."""
+    if _is_object(item.arguments.strip() or "{}"):
+        conversation.call(item.call_id, item.name, item.arguments)
+    elif item.status != "incomplete":
+        raise RequestError(
+            f"{where}.arguments is not the JSON of an object. Send the whole call, or leave it and its output out.",
+            field="input",
+        )
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def _add_thought(item: ReasoningItem, where: str, conversation: Conversation) -> None:
-    text = "\n".join(part.text for part in item.content or item.summary)
+    text = "\n".join(part.text for part in item.content or item.summary or ())
     if not text and item.encrypted_content:
         raise RequestError(f"{where} is a thought that only another server can read. Leave it out.", field="input")
     if text:

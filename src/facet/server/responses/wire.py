@@ -16,8 +16,8 @@ class InputText(msgspec.Struct, tag_field="type", tag="input_text", frozen=True)
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text", frozen=True):
     text: str
-    annotations: list[Any] = []
-    logprobs: list[Any] = []
+    annotations: list[Any] | None = []
+    logprobs: list[Any] | None = []
 
 
 class Refusal(msgspec.Struct, tag_field="type", tag="refusal", frozen=True):
@@ -90,8 +90,8 @@ class CustomToolCallOutput(msgspec.Struct, tag_field="type", tag="custom_tool_ca
 class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning", frozen=True):
     """A thought. Nothing summarizes it: its text is its content."""
 
-    id: str = ""
-    summary: list[SummaryText] = []
+    id: str | None = None
+    summary: list[SummaryText] | None = []
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
     status: str | None = None
