@@ -14,6 +14,7 @@ from typing import Any
 URL, KEY, MODEL = os.environ["FACET_URL"], os.environ["FACET_KEY"], os.environ["FACET_MODEL"]
 QUESTION = "What is the weather in Lisbon?"
 DESCRIPTION = "The weather in a city."
+TOO_LONG = "too long " * 50_000
 RESULT = json.dumps({"weather": "rain", "degrees": 12})
 
 
@@ -66,6 +67,7 @@ def check_langchain_anthropic() -> None:
 
 
 def _check_langchain(model: Any) -> None:
+    from langchain_core.exceptions import ContextOverflowError
     from langchain_core.messages import HumanMessage, ToolMessage
     from langchain_core.tools import tool
 
@@ -78,6 +80,11 @@ def _check_langchain(model: Any) -> None:
     told = bound.invoke(messages).text
     assert "12" in told, told
     assert "".join(part.text for part in bound.stream(messages)) == told
+    try:
+        model.invoke(TOO_LONG)
+    except ContextOverflowError:
+        return
+    raise AssertionError("A prompt that is too long was not seen as such.")
 
 
 def check_pydantic_ai() -> None:
@@ -127,6 +134,11 @@ def check_litellm() -> None:
         assert "12" in told, (name, told)
         parts = litellm.completion(messages=messages, stream=True, **options)
         assert "".join(part.choices[0].delta.content or "" for part in parts) == told, name
+        try:
+            litellm.completion(**{**options, "messages": [{"role": "user", "content": TOO_LONG}]})
+        except litellm.ContextWindowExceededError:
+            continue
+        raise AssertionError(f"{name}: a prompt that is too long was not seen as such.")
 
 
 def check_instructor() -> None:

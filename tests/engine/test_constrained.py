@@ -442,7 +442,7 @@ def test_a_mistake_that_is_cheap_to_see_is_refused_at_once(world: World) -> None
     engine = world.engine()
     with pytest.raises(RequestError, match="no end-of-sequence token"):
         engine.submit(replace(request("a", choice_grammar(["yes"])), eos_token_ids=()))
-    with pytest.raises(RequestError, match="context is 512"):
+    with pytest.raises(RequestError, match="maximum context length is 512"):
         engine.submit(request("a", choice_grammar(["yes"]), max_tokens=600))
     with pytest.raises(RequestError, match="without a tokenizer"):
         make_engine(world.model).submit(request("a", choice_grammar(["yes"])))

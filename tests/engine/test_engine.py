@@ -122,7 +122,10 @@ def test_the_same_seed_gives_the_same_answer_in_any_company(model: Gemma) -> Non
         (request("x", 0), "prompt is empty"),
         (replace(request("x", 3), prompt_token_ids=(2, 512)), "token id 512"),
         (replace(request("x", 3), prompt_token_ids=(2, -1)), "token id -1"),
-        (request("x", 600), "prompt has 600 tokens and 8 more were asked for, but the context is 512"),
+        (
+            request("x", 600),
+            "too long: it has 600 tokens and 8 more were asked for, but this model's maximum context length is 512",
+        ),
         (request("x", 500, replace(GREEDY, max_tokens=13)), "500 tokens and 13 more"),
         (request("x", 3, replace(GREEDY, allowed_token_ids=(3, 700))), "token 700"),
         (request("x", 3, replace(GREEDY, logit_bias={512: 1.0})), "token 512"),

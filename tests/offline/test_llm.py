@@ -167,7 +167,7 @@ def test_one_bad_prompt_is_an_error_and_the_next_call_works(llm: LLM) -> None:
         llm.generate([[2, 3], []], GREEDY)
     with pytest.raises(RequestError, match="2 sampling settings for 1 prompts"):
         llm.generate("one", [GREEDY, GREEDY])
-    with pytest.raises(RequestError, match="context is 512"):
+    with pytest.raises(RequestError, match="maximum context length is 512"):
         llm.generate([[5] * 600], GREEDY)
     with pytest.raises(RequestError, match="'image'"):
         llm.generate({"image": "x"}, GREEDY)  # type: ignore[arg-type]

@@ -60,13 +60,13 @@ def test_the_error_of_one_thread_is_its_own(either: LLM) -> None:
 
     expected = tokens_of(either, "six")
     words, answer, *_ = in_threads([refused, lambda: tokens_of(either, "six"), refused, refused])
-    assert "context is 512" in words
+    assert "maximum context length is 512" in words
     assert answer == expected
 
 
 def test_refusals_that_come_late_are_not_another_calls(either: LLM) -> None:
     for _ in range(3):
-        with pytest.raises(RequestError, match="context is 512"):
+        with pytest.raises(RequestError, match="maximum context length is 512"):
             either.generate([[5] * 600] * 20, GREEDY)
         assert len(tokens_of(either, "one two")) == 8
 
@@ -155,7 +155,7 @@ def test_closing_gives_back_the_memory_of_weights(folder: Path) -> None:
 
 
 def test_a_with_closes_after_an_error(folder: Path) -> None:
-    with pytest.raises(RequestError, match="context is 512"), make_llm(folder) as llm:
+    with pytest.raises(RequestError, match="maximum context length is 512"), make_llm(folder) as llm:
         llm.generate([[5] * 600], GREEDY)
     with pytest.raises(UserError, match="closed"):
         llm.stats()

@@ -203,7 +203,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
 def test_what_exceeds_the_context_is_refused_with_the_numbers() -> None:
     engine = make_engine(LAYOUT, num_blocks=60, max_model_len=100)
     with pytest.raises(
-        RequestError, match=r"has 70 tokens and 31 more .* context is 100.* --max-model-len 101"
+        RequestError, match=r"has 70 tokens and 31 more .* context length is 100.* --max-model-len 101"
     ) as error:
         engine.submit(make_request("a", [1] * 70, max_tokens=31))
     assert error.value.field == "max_tokens"

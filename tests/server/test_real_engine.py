@@ -147,8 +147,11 @@ def test_a_second_question_finds_its_prompt_cached(server: RunningServer) -> Non
 @pytest.mark.parametrize(
     ("body", "numbers"),
     [
-        ({"prompt": [5] * 5000}, ("5000 tokens", "1 more", "context is")),
-        ({"prompt": "one", "max_tokens": 10**9}, ("1000000000 more", "context is")),
+        (
+            {"prompt": [5] * 5000},
+            ("prompt is too long", "5000 tokens", "1 more", "this model's maximum context length is"),
+        ),
+        ({"prompt": "one", "max_tokens": 10**9}, ("1000000000 more", "this model's maximum context length is")),
         ({"prompt": [1000]}, ("token id 1000", "0 to")),
         ({"prompt": "one", "structured_outputs": {"regex": "(["}}, ("structured_outputs",)),
         (
@@ -363,7 +366,7 @@ def test_the_official_client_on_the_real_engine(server: RunningServer, llm: LLM)
         )
         assert [choice.text for choice in completion.choices] == [expected]
         assert [model.id for model in client.models.list()] == ["tiny"]
-        with pytest.raises(openai.BadRequestError, match="context is"):
+        with pytest.raises(openai.BadRequestError, match="maximum context length is"):
             client.completions.create(model="tiny", prompt=[5] * 5000)
 
 

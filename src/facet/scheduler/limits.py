@@ -39,11 +39,13 @@ def check_request(request: Request, limits: Limits, layout: KVLayout, num_blocks
     if num_prompt == 0:
         raise RequestError("The prompt is empty. Give at least one token.", field="prompt")
     if num_prompt + (asked or 1) > limits.max_model_len:
+        is_too_long = num_prompt >= limits.max_model_len
+        # Clients know by the words "prompt is too long" and "maximum context length" that they have to send less.
         raise RequestError(
-            f"The prompt has {num_prompt} tokens and {asked or 1} more were asked for, but the context is "
-            f"{limits.max_model_len}. Shorten the prompt, lower max_tokens, or start the server with "
-            f"--max-model-len {num_prompt + (asked or 1)}.",
-            field="prompt" if num_prompt >= limits.max_model_len else "max_tokens",
+            f"The prompt {'is too long: it ' * is_too_long}has {num_prompt} tokens and {asked or 1} more were asked "
+            f"for, but this model's maximum context length is {limits.max_model_len}. Shorten the prompt, lower "
+            f"max_tokens, or start the server with --max-model-len {num_prompt + (asked or 1)}.",
+            field="prompt" if is_too_long else "max_tokens",
         )
     num_tokens = max_num_tokens(request, limits) - 1  # the last token that is sampled is never computed
     need = need_of(layout, num_blocks, num_tokens=num_tokens)

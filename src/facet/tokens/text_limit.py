@@ -33,9 +33,10 @@ class TextLimit:
             self._refuse(f"{num_items:,} messages, parts of messages and tools", field="messages")
 
     def _refuse(self, size: str, *, field: str) -> NoReturn:
-        contexts = f"{self.num_contexts} times the context of " if self.num_contexts > 1 else "the context of "
+        allowed = f"; at most {self.num_contexts} times that is allowed" if self.num_contexts > 1 else ""
+        # Clients know by the words "prompt is too long" and "maximum context length" that they have to send less.
         raise RequestError(
-            f"The prompt has {size} and therefore more than {self.max_tokens} tokens, but only {contexts}"
-            f"{self.max_model_len} is allowed. Shorten the prompt.",
+            f"The prompt is too long: it has {size} and therefore more than {self.max_tokens} tokens, but this model's "
+            f"maximum context length is {self.max_model_len}{allowed}. Shorten the prompt.",
             field=field,
         )
