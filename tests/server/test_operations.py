@@ -49,6 +49,8 @@ def test_tokenize_and_back(scripted: Scripted) -> None:
         chat = server.post("/tokenize", ASK).json()["tokens"]
         text = server.post("/detokenize", {"tokens": chat}).json()["prompt"]
         assert text == "<bos><|turn>user\none<turn|>\n<|turn>model\n"
+        nulls = dict.fromkeys(("add_generation_prompt", "split_special_tokens", "return_token_strs"))
+        assert server.post("/tokenize", {**ASK, **nulls}).json()["tokens"] == chat
 
 
 def test_keys(scripted: Scripted) -> None:
@@ -88,7 +90,7 @@ def test_ids_in_bodies_cannot_forge_lines_of_the_log(scripted: Scripted, path: s
 def test_request_ids(scripted: Scripted) -> None:
     with scripted("one") as (server, engine):
         answer = server.post(CHAT, ASK, headers={"x-request-id": "mine-1"})
-        assert answer.headers["x-request-id"] == "mine-1"
+        assert answer.headers["x-request-id"] == answer.headers["request-id"] == "mine-1"
         assert answer.json()["id"] == "chatcmpl-mine-1"
         server.post(CHAT, ASK, headers={"x-request-id": "mine-1"})
         made_up = server.post(CHAT, ASK, headers={"x-request-id": "not usable"}).headers["x-request-id"]

@@ -239,6 +239,22 @@ def test_a_later_request_goes_on_from_an_earlier_one(talking: tuple[RunningServe
     assert server.get(f"/v1/responses/{unstored['id']}").status_code == 404
 
 
+def test_tokens_are_counted_without_an_answer(talking: tuple[RunningServer, Any]) -> None:
+    """Those of a conversation that goes on, too."""
+    server, engine = talking
+    with client_of(server) as client:
+        earlier = client.responses.create(model="tiny", input="Weather?", tools=[TOOL])  # type: ignore[list-item]
+        settings: Any = {"model": "tiny", "input": "And now?", "tools": [TOOL], "previous_response_id": earlier.id}
+        num_submitted = len(engine.submitted)
+        counted = client.responses.input_tokens.count(**settings)
+        assert len(engine.submitted) == num_submitted
+        client.responses.create(**settings)
+    assert counted.input_tokens == len(engine.submitted[-1].prompt_token_ids)
+    assert counted.object == "response.input_tokens"
+    wrong = server.post("/v1/responses/input_tokens", {"input": "a", "previous_response_id": "resp_none"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "previous_response_id")
+
+
 def test_retrieve_and_delete(talking: tuple[RunningServer, Any]) -> None:
     with client_of(talking[0]) as client:
         made = client.responses.create(model="tiny", input="a")

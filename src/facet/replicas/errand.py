@@ -27,10 +27,9 @@ class Errand:
 def make_errand(request: Request, path: str, body: bytes | bytearray) -> Errand:
     """`path` is the one behind --root-path, which replicas know nothing of."""
     scope, owner = request.scope, key_digest_of(request)
-    _, _, response_id = path.partition(f"{RESPONSES_PATH}/")
-    key = make_route_key(
-        path, body, owner=owner, session=request.headers.get(SESSION_HEADER), pin=response_id.partition("/")[0]
-    )
+    name = path.removeprefix(f"{RESPONSES_PATH}/").partition("/")[0]
+    response_id = name if name.startswith("resp_") else None  # others ask about no stored response
+    key = make_route_key(path, body, owner=owner, session=request.headers.get(SESSION_HEADER), pin=response_id)
     method = "GET" if request.method == "HEAD" else request.method  # the HTTP library leaves out the body
     target = scope["raw_path"].removeprefix(scope.get("root_path", "").encode())
     if scope["query_string"]:

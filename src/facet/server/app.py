@@ -85,6 +85,7 @@ def _routes(frontend: Frontend) -> list[Route]:
         Route("/v1/messages", guarded(MessagesEndpoint(frontend), ANTHROPIC), methods=["POST"]),
         Route("/v1/messages/count_tokens", guarded(TokenCountEndpoint(frontend), ANTHROPIC), methods=["POST"]),
         Route("/v1/responses", guarded(responses.create, RESPONSES), methods=["POST"]),
+        Route("/v1/responses/input_tokens", guarded(responses.count, RESPONSES), methods=["POST"]),
         Route("/v1/responses/{response_id}", guarded(responses.retrieve, RESPONSES), methods=["GET"]),
         Route("/v1/responses/{response_id}", guarded(responses.delete, RESPONSES), methods=["DELETE"]),
         Route("/v1/responses/{response_id}/cancel", guarded(responses.cancel, RESPONSES), methods=["POST"]),

@@ -61,7 +61,7 @@ def _given_key(request: Request) -> bytes:
 
 
 class RequestIdMiddleware:
-    """Adds X-Request-Id to every response: the client's, or a new one."""
+    """Adds X-Request-Id to every response: the client's, or a new one. Anthropic's clients read it as Request-Id."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -73,7 +73,8 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = request_id
             await send(message)
 
         scope["facet_request_id"] = request_id

@@ -23,13 +23,14 @@ from facet.server.protocol.tokenizing import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from facet.server.responses.wire import ResponseObject, ResponsesRequest
+from facet.server.responses.wire import InputTokens, ResponseObject, ResponsesRequest
 from facet.version import __version__
 
 _POSTS: tuple[tuple[str, str, type[Any], type[Any]], ...] = (
     ("/v1/chat/completions", "Answer a conversation", ChatRequest, ChatResponse),
     ("/v1/completions", "Continue a prompt", CompletionRequest, CompletionResponse),
     ("/v1/responses", "Answer a conversation, of which parts may be stored here", ResponsesRequest, ResponseObject),
+    ("/v1/responses/input_tokens", "Count the tokens of such a conversation", ResponsesRequest, InputTokens),
     ("/v1/messages", "Answer a conversation, as Anthropic's API does", MessagesRequest, Message),
     ("/v1/messages/count_tokens", "Count the tokens of a conversation", CountTokensRequest, TokenCount),
     ("/api/chat", "Answer a conversation, as Ollama does", OllamaChatRequest, ChatLine),

@@ -57,7 +57,7 @@ class TokenizeEndpoint:
             self._frontend.model.asked,
             fields.messages,
             tools=fields.tools,
-            add_generation_prompt=fields.add_generation_prompt,
+            add_generation_prompt=fields.add_generation_prompt is not False,
             add_special_tokens=bool(fields.add_special_tokens),
             chat_template_kwargs=fields.chat_template_kwargs,
             chat_template=fields.chat_template,

@@ -44,7 +44,6 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     audio: dict[str, Any] | None = None
     modalities: list[str] | None = None
     web_search_options: dict[str, Any] | None = None
-    prediction: dict[str, Any] | None = None
 
 
 def names_used(fields: ChatRequest) -> dict[str, str]:
@@ -62,7 +61,6 @@ def names_used(fields: ChatRequest) -> dict[str, str]:
 UNSUPPORTED_IN_CHAT = {
     "audio": "Only text is generated.",
     "web_search_options": "Offer a tool that searches.",
-    "prediction": "Leave it out.",
 }
 
 

@@ -15,12 +15,12 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Any] | None = None
     tools: list[Any] | None = None
     add_special_tokens: bool | None = None
-    split_special_tokens: bool = False
-    add_generation_prompt: bool = True
+    split_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool = False
+    return_token_strs: bool | None = None
 
 
 class MediaTokenCount(msgspec.Struct):

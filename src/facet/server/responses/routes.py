@@ -1,4 +1,4 @@
-"""/v1/responses: create, retrieve, cancel and delete."""
+"""/v1/responses: create, retrieve, cancel and delete; and /v1/responses/input_tokens."""
 
 import secrets
 
@@ -18,7 +18,7 @@ from facet.server.responses.answers import ResponseExchange
 from facet.server.responses.background import BackgroundResponses
 from facet.server.responses.question import make_question, read_input
 from facet.server.responses.store import ResponseStore, Stored
-from facet.server.responses.wire import DeletedResponse, ResponseObject, ResponsesRequest
+from facet.server.responses.wire import DeletedResponse, InputTokens, ResponseObject, ResponsesRequest
 
 
 class ResponsesEndpoints:
@@ -34,13 +34,7 @@ class ResponsesEndpoints:
         async with frontend.reading(request, self._decoder) as fields:
             model.check_name(fields.model)
             _check_background(fields)
-            conversation = Conversation(self._earlier(fields, owner))
-            read_input(
-                fields,
-                conversation,
-                lambda item_id: self._store.find_item(item_id, owner),
-                model.asked.media.kinds,
-            )
+            conversation = self._conversation(fields, owner)
             question = make_question(fields, conversation.messages, model.asked)
             frontend.check_tool_choice(question)
             response_id = f"resp_{secrets.token_hex(24)}"
@@ -57,6 +51,16 @@ class ResponsesEndpoints:
             self._store.put(owner, begun, conversation.messages)
             return json_response(begun)
         return await carry_out(exchange, prepared.requests, frontend, request, n=1, stream=bool(fields.stream))
+
+    async def count(self, request: Request) -> Response:
+        """Counts the tokens of the prompt that such a request would make."""
+        frontend, model = self._frontend, self._frontend.model
+        fields: ResponsesRequest
+        async with frontend.reading(request, self._decoder) as fields:
+            model.check_name(fields.model)
+            conversation = self._conversation(fields, key_digest_of(request))
+            prepared = await frontend.prepare(make_question(fields, conversation.messages, model.asked), "count")
+        return json_response(InputTokens(len(prepared.prompt_token_ids)))
 
     async def retrieve(self, request: Request) -> Response:
         if request.query_params.get("stream", "false").lower() == "true":
@@ -86,6 +90,16 @@ class ResponsesEndpoints:
         if stored is None:
             raise HttpError(404, f"There is no response {response_id!r}, or no longer.", param="response_id")
         return stored
+
+    def _conversation(self, fields: ResponsesRequest, owner: bytes) -> Conversation:
+        conversation = Conversation(self._earlier(fields, owner))
+        read_input(
+            fields,
+            conversation,
+            lambda item_id: self._store.find_item(item_id, owner),
+            self._frontend.model.asked.media.kinds,
+        )
+        return conversation
 
     def _earlier(self, fields: ResponsesRequest, owner: bytes) -> list[dict[str, object]]:
         """The conversation that this request continues."""
