@@ -112,8 +112,7 @@ WARPGROUP_RINGS = {
     "warpgroup_ring_of_two_programs": (2, 64, 16),
     "warpgroup_ring_of_64_rows_of_two_programs": (2, 112, 16),
 }
-# Likewise, of few rows of 26B-A4B's experts.
-# Of a row that they make themselves.
+# Likewise, of a row that they make themselves.
 NORMED_RINGS = {
     "normed_ring_of_qkv": (1, 96, 16),
     "normed_ring_of_gate_up": (1, 96, 16),
@@ -121,6 +120,7 @@ NORMED_RINGS = {
     "normed_ring_of_80_outputs": (1, 128, 16),
     "normed_ring_of_narrow_qkv": (1, 80, 16),
 }
+# And of few rows of 26B-A4B's experts.
 EXPERT_RINGS = {
     "expert_ring_of_8_rows_of_gate_up_96": (2, 48, 16),
     "expert_ring_of_8_rows_of_gate_up_64": (2, 48, 8),
