@@ -7,26 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear.reference import geglu_linear, linear
 from facet.kernels.linear.ring_config import WarpgroupRing
 from facet.kernels.moe import cases
-from facet.kernels.per_layer_input.reference import gate_per_layer_input
 
 pytest.importorskip("triton")
 from facet.kernels.moe import rings, triton
 from facet.kernels.moe.config import invariant_tiles
 from facet.kernels.moe.triton_groups import combine
-from tests.kernels.gluon_copies import nothing
 from tests.kernels.gluon_emulator import emulated
-from tests.kernels.gluon_units import UNITS
+from tests.kernels.test_warpgroup_rings import DEVICE, NAMES, ON_HOPPER, emulated_only
 
-ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
-DEVICE = "cuda" if ON_HOPPER else "cpu"
 pytestmark = pytest.mark.skipif(torch.cuda.is_available() and not ON_HOPPER, reason="emulated where there is no GPU")
-emulated_only = pytest.mark.skipif(ON_HOPPER, reason="about the emulator")
 
-NAMES = {"let_next_start": nothing, "let_through": gate_per_layer_input, "wait_for_previous": nothing, **UNITS}
 # Outputs that are whole programs, more than that, fewer than one; inputs that are no whole tiles, or too few for rings.
 CASES = (
     cases.Case(num_rows=1, hidden=192, num_experts=6, num_chosen=2, width=64),

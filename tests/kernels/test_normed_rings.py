@@ -10,24 +10,17 @@ from torch import Tensor
 from facet.kernels.add_norm import cases as norm_cases
 from facet.kernels.add_norm import reference as norms
 from facet.kernels.geglu.reference import geglu
-from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear import cases, normed_rings, reference
 from facet.kernels.linear.ring_config import WarpgroupRing, normed_ring_of, warpgroup_ring_of
 from facet.kernels.linear.row_to_make import RowToMake
 from facet.kernels.per_layer_input.reference import gate_per_layer_input
 
 pytest.importorskip("triton")
-from tests.kernels.gluon_copies import nothing
 from tests.kernels.gluon_emulator import emulated
-from tests.kernels.gluon_units import UNITS
+from tests.kernels.test_warpgroup_rings import DEVICE, NAMES, ON_HOPPER, ROOM, emulated_only
 
-ROOM = "facet.kernels.linear"
-ON_HOPPER = torch.cuda.is_available() and runs_on_hopper(torch.device("cuda"))
-DEVICE = "cuda" if ON_HOPPER else "cpu"
 pytestmark = pytest.mark.skipif(torch.cuda.is_available() and not ON_HOPPER, reason="emulated where there is no GPU")
-emulated_only = pytest.mark.skipif(ON_HOPPER, reason="about the emulator")
 
-NAMES = {"let_next_start": nothing, "let_through": gate_per_layer_input, "wait_for_previous": nothing, **UNITS}
 # As wide as parts of a row, or not; of 8 warps, or 16; outputs that are whole programs, or not.
 SHAPES = (
     cases.Shape("two parts", 48, 2048),

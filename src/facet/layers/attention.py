@@ -81,40 +81,23 @@ class Attention(nn.Module):
         `is_stored`: `store` was called for these rows.
         """
         stores = self.layer.owns_kv and not is_stored
-        projected = self.projections(x) if stores else self.projections(x, _QUERIES)
+        made = self._heads_of(self.projections(x) if stores else self.projections(x, _QUERIES), step, stores=stores)
         reads = LayerReads(
             kind=self.layer.attention,
             cache=cache,
             scale=self.layer.attention_scale,
             key_recipe=source.key_recipe(step),
         )
-        attended = None
-        if isinstance(step.attend, PlannedAttention):
-            attended = step.attend.unprepared(self._heads_of(projected, step, stores=stores), reads)
+        attended = step.attend.unprepared(made, reads) if isinstance(step.attend, PlannedAttention) else None
         if attended is None:
-            queries = self._prepare(projected, step.heads, step, cache if stores else None)
-            attended = step.attend(queries, reads)
+            attended = step.attend(self._prepare(made, step.heads, step, cache if stores else None), reads)
         out: Tensor = self.output(attended.flatten(-2))
         return out
 
     def store(self, x: Inputs, step: KindStep, cache: LayerCache) -> None:
         """The keys and values of rows alone, without asking anything."""
-        projected = self.projections(x, _KEYS_AND_VALUES)
-        self._prepare(projected, replace(step.heads, num_heads=0), step, cache)
-
-    def _prepare(self, projected: Tensor, heads: HeadShape, step: KindStep, cache: LayerCache | None) -> Tensor:
-        return self.arithmetic.prepare_heads(
-            projected,
-            heads,
-            query_weight=self.query_norm.weight,
-            key_weight=self.key_norm.weight if self.layer.owns_kv else None,
-            eps=self.eps,
-            cos_sin=step.cos_sin,
-            cache=cache,
-            write_blocks=step.write_blocks,
-            write_slots=step.write_slots,
-            values_are_normed=self.layer.values_are_normed,
-        )
+        made = self._heads_of(self.projections(x, _KEYS_AND_VALUES), step, stores=True)
+        self._prepare(made, replace(step.heads, num_heads=0), step, cache)
 
     def _heads_of(self, projected: Tensor, step: KindStep, *, stores: bool) -> HeadsToPrepare:
         return HeadsToPrepare(
@@ -124,6 +107,21 @@ class Attention(nn.Module):
             eps=self.eps,
             cos_sin=step.cos_sin,
             values_are_normed=self.layer.values_are_normed,
+        )
+
+    def _prepare(self, made: HeadsToPrepare, heads: HeadShape, step: KindStep, cache: LayerCache | None) -> Tensor:
+        """`cache`: where keys and values go. None: only queries were made."""
+        return self.arithmetic.prepare_heads(
+            made.projected,
+            heads,
+            query_weight=made.query_weight,
+            key_weight=made.key_weight,
+            eps=made.eps,
+            cos_sin=made.cos_sin,
+            cache=cache,
+            write_blocks=step.write_blocks,
+            write_slots=step.write_slots,
+            values_are_normed=made.values_are_normed,
         )
 
     def key_recipe(self, step: KindStep) -> KeyRecipe | None:
