@@ -1,10 +1,10 @@
 """Times decode steps of several models on a GPU, with and without kernels that are not served yet.
 
-    python -m benchmarks.steps_gpu "Gemma 4 E4B:1,8,32" "Gemma 4 26B-A4B:1,8" [--with rows experts] [--output x.json]
+    python -m benchmarks.steps_gpu "Gemma 4 E4B:1,8,32" "Gemma 4 12B:1" [--with rows] [--with rows heads]
 
 A model with its numbers of requests; each model in a process of its own, with random weights. A line says what a step
 takes, the median of four runs of 40 steps and the distance of the others, then the same with the kernels named behind
-`--with` and the tokens that all requests got so far, which have to be the same:
+each `--with` and whether the tokens that all requests got are the same, as they have to be:
 
 - `rows`: products of one row make it themselves (`kernels/linear/normed_rings.py`).
 - `experts`: experts of up to 32 rows go through rings (`kernels/moe/rings.py`).
@@ -103,12 +103,15 @@ def _send(connection: Connection, *arguments: object) -> None:
 
 
 def in_process(*arguments: object) -> list[Steps]:
+    """Of a process that fails, and has said why, nothing."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_send, args=(there, *arguments))
     process.start()
     there.close()
     try:
         steps: list[Steps] = here.recv()
+    except EOFError:
+        steps = []
     finally:
         process.join()
     return steps
@@ -117,7 +120,7 @@ def in_process(*arguments: object) -> list[Steps]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL:COUNTS")
-    parser.add_argument("--with", dest="unserved", nargs="+", choices=tuple(UNSERVED), default=[])
+    parser.add_argument("--with", dest="unserved", nargs="+", action="append", choices=tuple(UNSERVED), default=[])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--no-batch-invariant", action="store_true")
     parser.add_argument("--output", type=Path)
@@ -126,15 +129,27 @@ def main() -> None:
     for each in options.models:
         model, _, counts = each.rpartition(":")
         arguments = (model, [int(count) for count in counts.split(",")], options.context)
-        served = in_process(*arguments, not options.no_batch_invariant, [])
-        others = in_process(*arguments, not options.no_batch_invariant, options.unserved) if options.unserved else []
+        served, *others = (
+            in_process(*arguments, not options.no_batch_invariant, names) for names in ([], *options.unserved)
+        )
         for index, steps in enumerate(served):
-            line = f"{model}, {steps.num_requests}: {steps.told()}"
-            if others:
-                are_equal = "the same tokens" if others[index].token_ids == steps.token_ids else "OTHER TOKENS"
-                line += f"; with {' and '.join(options.unserved)} {others[index].told()}, {are_equal}"
-            print(line, flush=True)
-        found.append({"model": model, "served": list(map(asdict, served)), "others": list(map(asdict, others))})
+            print(f"{model}, {steps.num_requests}: {steps.told()}", flush=True)
+            for names, other in zip(options.unserved, others, strict=True):
+                if not other:
+                    print(f"    with {' and '.join(names)}: failed", flush=True)
+                    continue
+                are_equal = "the same tokens" if other[index].token_ids == steps.token_ids else "OTHER TOKENS"
+                print(f"    with {' and '.join(names)}: {other[index].told()}, {are_equal}", flush=True)
+        found.append(
+            {
+                "model": model,
+                "served": list(map(asdict, served)),
+                "others": [
+                    {"with": names, "steps": list(map(asdict, other))}
+                    for names, other in zip(options.unserved, others, strict=True)
+                ],
+            }
+        )
     if options.output:
         options.output.write_text(json.dumps(found))
 
