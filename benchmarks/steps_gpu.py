@@ -8,7 +8,6 @@ each `--with` and whether the tokens that all requests got are the same, as they
 
 - `rows`: products of one row make it themselves (`kernels/linear/normed_rings.py`).
 - `experts`: experts of up to 32 rows go through rings (`kernels/moe/rings.py`).
-- `heads`: attention prepares heads itself (`kernels/paged_attention/decode/hopper/unprepared.py`).
 """
 
 import argparse
@@ -29,12 +28,11 @@ from facet.config import EngineConfig
 from facet.engine.engine import Engine, make_engine
 from facet.kernels.linear import normed_rings
 from facet.kernels.moe import rings as expert_rings
-from facet.kernels.paged_attention.decode.hopper import unprepared
 from tests.published_configs import text_only
 
 NUM_RUNS, NUM_STEPS = 4, 40
 MAX_MODEL_LEN = 2048
-UNSERVED = {"rows": normed_rings, "experts": expert_rings, "heads": unprepared}
+UNSERVED = {"rows": normed_rings, "experts": expert_rings}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,7 @@ from torch import Tensor
 from facet.config import ModelConfig
 from facet.forward_batch import AttentionRows
 from facet.kernels.arithmetic import BATCH_INVARIANT
-from facet.kernels.paged_attention import (
-    AttentionPlan,
-    HeadShape,
-    HeadsToPrepare,
-    KeyRecipe,
-    LayerCache,
-    plan_invariant_attention,
-)
+from facet.kernels.paged_attention import AttentionPlan, HeadShape, KeyRecipe, LayerCache, plan_invariant_attention
 from facet.model.gemma import Gemma
 from facet.model.loader import load_model
 from facet.request import Request
@@ -62,9 +55,6 @@ class ByRole:
         attended = self.plan.run(queries, cache, scale=scale, key_recipe=key_recipe, out=out)
         attended *= self.factors
         return attended
-
-    def run_unprepared(self, heads: HeadsToPrepare, cache: LayerCache, *, scale: float) -> None:
-        """Never: see `AttentionPlan`."""
 
 
 def plan_by_role(

@@ -32,7 +32,6 @@ from triton.runtime.jit import MockTensor, create_function_from_signature
 from facet.kernels.add_norm.triton import add_norm_kernel, sum_of_norms_kernel
 from facet.kernels.add_norm.triton_rounded import rounded_add_norm_kernel
 from facet.kernels.gluon_names import TensorDescriptor, gl
-from facet.kernels.head_inputs.triton import INVARIANT_VECTORS, prepare_heads_kernel
 from facet.kernels.linear import cases
 from facet.kernels.linear.normed_ring_kernel import normed_ring_kernel
 from facet.kernels.linear.ring_config import WarpgroupRing, normed_ring_of, ring_of, warpgroup_ring_of
@@ -552,13 +551,7 @@ def in_turn_launch(
 
 
 def decode_ring_launch(
-    group: int,
-    num_heads: int,
-    head_dim: int,
-    *,
-    has_window: bool = True,
-    is_shared: bool = False,
-    prepares: bool = False,
+    group: int, num_heads: int, head_dim: int, *, has_window: bool = True, is_shared: bool = False
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Rows that are decoded through a ring."""
     stride = num_heads // group * head_dim
@@ -579,34 +572,8 @@ def decode_ring_launch(
     strides = (64, 8 if has_window else 64, 576, 16 * stride, num_heads)
     if is_shared:
         return decode_shared_kernel, (vectors, vectors, floats, floats, *where, *strides), {**constants, "PAIRS": 64}
-    constants |= dict(HAS_WINDOW=has_window, PAIRS=head_dim // 2 if prepares else 0, NORMS_VALUES=prepares)
-    heads = (floats, floats, vectors, 1e-6, 3 * num_heads * head_dim) if prepares else (None, None, None, 0.0, 0)
-    arguments = (vectors, vectors, vectors, *where[:5], *heads, *where[5:], 512, *strides)
-    return decode_separate_kernel, arguments, constants
-
-
-def heads_launch(head_dim: int, *, num_heads: int = 8, num_kv_heads: int = 2) -> tuple[Any, tuple[Any, ...], Any]:
-    """Heads of tens of rows, that are prepared before attention."""
-    vectors, floats, places = tensor(), tensor(gl.float32), tensor(gl.int64)
-    width = (num_heads + num_kv_heads) * head_dim
-    page = (16 * num_kv_heads * head_dim, num_kv_heads * head_dim)
-    arguments = (*[vectors] * 3, vectors, floats, floats, vectors, places, places, floats, floats,
-                 1e-6, 32, 2 * width, *page, 0, 0, 0, width)  # fmt: skip
-    constants = dict(
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        NUM_PAIRS=head_dim // 2,
-        STORES_KEYS=True,
-        STORES_VALUES=True,
-        VALUES_ARE_NORMED=True,
-        HAS_SCALES=False,
-        LIMIT=0.0,
-        VECTORS=INVARIANT_VECTORS,
-        IS_DEPENDENT=True,
-    )
-    num_warps = min(4, max(1, INVARIANT_VECTORS * head_dim // 512))
-    return prepare_heads_kernel, arguments, {**constants, "num_warps": num_warps, "enable_fp_fusion": False}
+    constants["HAS_WINDOW"] = has_window
+    return decode_separate_kernel, (vectors, vectors, vectors, *where, 512, *strides), constants
 
 
 def experts_launch(*, is_first: bool) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -807,10 +774,6 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "drafts_e4b_global": drafts_launch(4, 8, 512, 0, 32),
         "drafts_31b_sliding": drafts_launch(2, 32, 256, 1024, 32),
         "decode_ring_e4b": decode_ring_launch(4, 8, 256),
-        **{f"heads_of_{head_dim}": heads_launch(head_dim) for head_dim in (128, 256, 512)},
-        "decode_ring_of_unprepared_128": decode_ring_launch(2, 32, 128, prepares=True),
-        "decode_ring_of_unprepared_256": decode_ring_launch(4, 8, 256, prepares=True),
-        "decode_ring_of_unprepared_512": decode_ring_launch(4, 8, 512, has_window=False, prepares=True),
         "decode_ring_e2b": decode_ring_launch(8, 8, 256),
         "decode_ring_31b": decode_ring_launch(2, 32, 256),
         "decode_ring_3_27b": decode_ring_launch(2, 32, 128),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from typing import Any
@@ -170,16 +169,8 @@ SHARES = (
     "decode_ring_31b",
     "decode_ring_3_27b",
     "decode_ring_3_27b_global",
-    "decode_ring_of_unprepared_128",
-    "decode_ring_of_unprepared_256",
 )
-WIDE_HEADS = (
-    "decode_ring_e4b_global",
-    "decode_ring_e2b_global",
-    "decode_ring_31b_global",
-    "decode_ring_of_unprepared_512",
-)
-PREPARED = ("heads_of_128", "heads_of_256", "heads_of_512")
+WIDE_HEADS = ("decode_ring_e4b_global", "decode_ring_e2b_global", "decode_ring_31b_global")
 EXPERTS = ("experts_gate_up", "experts_down")
 SORTING = ("count_pairs", "place_pairs", "place_512_pairs", "place_64_pairs")
 SUM = "sum_over_ranks"
@@ -210,7 +201,6 @@ def compiled() -> dict[str, dict[str, Any]]:
         *DRAFTS,
         *SHARES,
         *WIDE_HEADS,
-        *PREPARED,
         *EXPERTS,
         *SORTING,
         SUM,
@@ -456,19 +446,6 @@ def test_rings_of_wide_heads_fit_on_the_card(name: str, compiled: dict[str, dict
     assert "error" not in found, found["error"]
     assert found["stack"] == 0
     assert found["shared"] + 1024 <= MULTIPROCESSOR_BYTES
-
-
-@pytest.mark.parametrize("name", PREPARED)
-def test_attention_prepares_heads_with_the_sums_of_their_kernel(name: str, compiled: dict[str, dict[str, Any]]) -> None:
-    """A thread has the same dimensions of a half, and as many neighbours to add to."""
-    apart, ring = compiled[name], compiled[f"decode_ring_of_unprepared_{name.rpartition('_')[2]}"]
-    assert "error" not in apart, apart["error"]
-    sums = {re.sub(r"warpsPerCTA = .*", "", each) for each in apart["reduced"]}
-    assert len(sums) == 1
-    of_heads, of_scores = ring["reduced"][:-2], ring["reduced"][-2:]
-    assert len(of_heads) == 6, "of queries, keys and values"
-    assert all(re.sub(r"warpsPerCTA = .*", "", each) in sums for each in of_heads)
-    assert all("nvidia_mma" in each for each in of_scores)
 
 
 @pytest.mark.parametrize("name", EXPERTS)

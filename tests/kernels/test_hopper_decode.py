@@ -69,9 +69,8 @@ def ring() -> ModuleType:
         **COPYING,
         "arrives_last": _arrives_last,
         "mma_v2": lambda left, right, sums: sums + product(left, right),
-        "rounded_product": lambda a, b: a * b,
     }
-    modules = [f"{ROOM}.{name}" for name in ("newest", "parts", "separate_kernel", "shared_kernel", "ring")]
+    modules = [f"{ROOM}.{name}" for name in ("parts", "separate_kernel", "shared_kernel", "ring")]
     return emulated(modules, f"{ROOM}.language", own=own)
 
 

@@ -52,7 +52,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 PRODUCT, ADD_NORM = "_few_rows_kernel", "add_norm_kernel"
-ATTENTION = [PRODUCT, "prepare_heads_kernel", "attend", PRODUCT, ADD_NORM]
+ATTENTION = [PRODUCT, "_prepare_heads_kernel", "attend", PRODUCT, ADD_NORM]
 MLP = [PRODUCT, PRODUCT, ADD_NORM]
 PER_LAYER_INPUT = [PRODUCT, PRODUCT, ADD_NORM]
 EXPERTS = [
@@ -79,7 +79,7 @@ STREAMS = [
             "Gemma 4 E4B",
             600,
             [
-                *[CUBLAS, "prepare_heads_kernel", "attend", CUBLAS, ADD_NORM],
+                *[CUBLAS, "_prepare_heads_kernel", "attend", CUBLAS, ADD_NORM],
                 *[CUBLAS, "_geglu_kernel", CUBLAS, ADD_NORM],
                 *[CUBLAS, "_gate_kernel", CUBLAS, ADD_NORM],
             ],
@@ -88,7 +88,7 @@ STREAMS = [
             "Gemma 4 26B-A4B",
             600,
             [
-                *[CUBLAS, "prepare_heads_kernel", "attend", CUBLAS, ADD_NORM],
+                *[CUBLAS, "_prepare_heads_kernel", "attend", CUBLAS, ADD_NORM],
                 *[CUBLAS, "_geglu_kernel", CUBLAS],
                 *["rms_norm_kernel", CUBLAS, "_route_kernel"],
                 *["count_kernel", "place_kernel", "_grouped_kernel", "_grouped_kernel"],

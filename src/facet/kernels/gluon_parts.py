@@ -16,12 +16,6 @@ def stay_in_order():
 
 
 @gluon.jit
-def rounded_product(a, b):
-    """Never made part of a sum behind it, which would round both at once."""
-    return gl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [a, b], gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
 def barrier(count: gl.constexpr):
     """One that `count` arrivals complete."""
     one = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

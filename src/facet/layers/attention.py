@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from facet.kernels.paged_attention import AttentionPlan, HeadShape, HeadsToPrepare, KeyRecipe, LayerCache
+from facet.kernels.paged_attention import AttentionPlan, HeadShape, KeyRecipe, LayerCache
 from facet.layers.linear import Linear
 from facet.layers.placement import Placement
 from facet.layers.rms_norm import RMSNorm
@@ -39,10 +39,6 @@ class PlannedAttention:
     def __call__(self, queries: Tensor, reads: LayerReads, out: Tensor | None = None) -> Tensor:
         plan = self.plans[reads.kind]
         return plan.run(queries, reads.cache, scale=reads.scale, key_recipe=reads.key_recipe, out=out)
-
-    def unprepared(self, heads: HeadsToPrepare, reads: LayerReads) -> Tensor | None:
-        """None: heads have to be prepared, and their keys and values stored, before."""
-        return self.plans[reads.kind].run_unprepared(heads, reads.cache, scale=reads.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,48 +76,37 @@ class Attention(nn.Module):
 
         `is_stored`: `store` was called for these rows.
         """
-        stores = self.layer.owns_kv and not is_stored
-        made = self._heads_of(self.projections(x) if stores else self.projections(x, _QUERIES), step, stores=stores)
+        if self.layer.owns_kv and not is_stored:
+            queries = self._prepare(self.projections(x), step.heads, step, cache)
+        else:
+            queries = self._prepare(self.projections(x, _QUERIES), step.heads, step, None)
         reads = LayerReads(
             kind=self.layer.attention,
             cache=cache,
             scale=self.layer.attention_scale,
             key_recipe=source.key_recipe(step),
         )
-        attended = step.attend.unprepared(made, reads) if isinstance(step.attend, PlannedAttention) else None
-        if attended is None:
-            attended = step.attend(self._prepare(made, step.heads, step, cache if stores else None), reads)
+        attended = step.attend(queries, reads)
         out: Tensor = self.output(attended.flatten(-2))
         return out
 
     def store(self, x: Inputs, step: KindStep, cache: LayerCache) -> None:
         """The keys and values of rows alone, without asking anything."""
-        made = self._heads_of(self.projections(x, _KEYS_AND_VALUES), step, stores=True)
-        self._prepare(made, replace(step.heads, num_heads=0), step, cache)
+        projected = self.projections(x, _KEYS_AND_VALUES)
+        self._prepare(projected, replace(step.heads, num_heads=0), step, cache)
 
-    def _heads_of(self, projected: Tensor, step: KindStep, *, stores: bool) -> HeadsToPrepare:
-        return HeadsToPrepare(
-            projected=projected,
+    def _prepare(self, projected: Tensor, heads: HeadShape, step: KindStep, cache: LayerCache | None) -> Tensor:
+        return self.arithmetic.prepare_heads(
+            projected,
+            heads,
             query_weight=self.query_norm.weight,
-            key_weight=self.key_norm.weight if stores else None,
+            key_weight=self.key_norm.weight if self.layer.owns_kv else None,
             eps=self.eps,
             cos_sin=step.cos_sin,
-            values_are_normed=self.layer.values_are_normed,
-        )
-
-    def _prepare(self, made: HeadsToPrepare, heads: HeadShape, step: KindStep, cache: LayerCache | None) -> Tensor:
-        """`cache`: where keys and values go. None: only queries were made."""
-        return self.arithmetic.prepare_heads(
-            made.projected,
-            heads,
-            query_weight=made.query_weight,
-            key_weight=made.key_weight,
-            eps=made.eps,
-            cos_sin=made.cos_sin,
             cache=cache,
             write_blocks=step.write_blocks,
             write_slots=step.write_slots,
-            values_are_normed=made.values_are_normed,
+            values_are_normed=self.layer.values_are_normed,
         )
 
     def key_recipe(self, step: KindStep) -> KeyRecipe | None:

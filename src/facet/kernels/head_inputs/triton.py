@@ -96,7 +96,7 @@ def _rotated(low, high, cos_sin, rows, is_vector, NUM_PAIRS: tl.constexpr, HEAD_
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["write_blocks", "write_slots"])
-def prepare_heads_kernel(
+def _prepare_heads_kernel(
     projected,
     queries,
     keys,
@@ -216,7 +216,7 @@ def prepare_heads(
         vectors_per_program = 1 if few else max(1, _ELEMENTS_PER_PROGRAM // heads.head_dim)
     num_programs = triton.cdiv(num_rows * heads.num_heads, vectors_per_program)
     num_programs += num_sorts * triton.cdiv(num_rows * heads.num_kv_heads, vectors_per_program)
-    prepare_heads_kernel[(num_programs,)](
+    _prepare_heads_kernel[(num_programs,)](
         projected,
         queries,
         queries if cache is None else cache.keys,

@@ -9,13 +9,12 @@ from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention import reference
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.invariant_reference import plan_invariant_reference
-from facet.kernels.paged_attention.plan import AttentionPlan, HeadsToPrepare
+from facet.kernels.paged_attention.plan import AttentionPlan
 from facet.kernels.paged_attention.reference import write_keys_and_values
 
 __all__ = [
     "AttentionPlan",
     "HeadShape",
-    "HeadsToPrepare",
     "KeyRecipe",
     "LayerCache",
     "plan_attention",

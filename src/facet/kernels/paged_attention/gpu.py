@@ -16,13 +16,12 @@ from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 from facet.kernels.paged_attention.decode.fixed import choose_fixed_tuning, rows_of_partials
 from facet.kernels.paged_attention.decode.grouped import attend_groups, gains_by_groups
 from facet.kernels.paged_attention.decode.hopper.tuning import choose_ring_tuning, decodes_in_ring
-from facet.kernels.paged_attention.decode.hopper.unprepared import can_be_left
 from facet.kernels.paged_attention.decode.in_turn import attend_in_turn, can_take_turns
 from facet.kernels.paged_attention.decode.kernel import attend_rows
 from facet.kernels.paged_attention.decode.plan import PARTIALS_LIMIT, DecodePlan, plan_decode
 from facet.kernels.paged_attention.decode.readers import SEPARATE, SEPARATE_8BIT, SHARED, SHARED_8BIT, Reader
 from facet.kernels.paged_attention.decode.tuning import choose_decode_tuning
-from facet.kernels.paged_attention.plan import HeadsToPrepare, PagedRows
+from facet.kernels.paged_attention.plan import PagedRows
 from facet.kernels.paged_attention.prefill.hopper import ROWS_PER_WARPGROUP
 from facet.kernels.paged_attention.prefill.plan import LEAST_RUN, MOST_ROWS_OF_SHORT_RUNS, PrefillPlan, Run, plan_runs
 from facet.kernels.paged_attention.prefill.runs import PrefillKernel, attend_runs
@@ -73,22 +72,6 @@ class GpuPlan:
         for prefill in self.prefills:
             kernel = choose_prefill_kernel(queries, cache, key_recipe, prefill.rows)
             attend_runs(queries, output, cache, prefill, scale, key_recipe, kernel)
-        return output
-
-    def run_unprepared(self, heads: HeadsToPrepare, cache: LayerCache, *, scale: float) -> Tensor | None:
-        """See `AttentionPlan`."""
-        if self.prefills or not self.decodes:
-            return None
-        shape = self.decodes[0].rows.heads
-        width = shape.num_heads * shape.head_dim
-        queries = heads.projected[:, :width].view(-1, shape.num_heads, shape.head_dim)
-        if not can_be_left(heads, queries, cache, self.decodes, is_invariant=self.is_invariant):
-            return None
-        from facet.kernels.paged_attention.decode.hopper.ring import attend_in_ring  # imports Gluon
-
-        output = torch.empty(queries.shape, dtype=queries.dtype, device=queries.device)
-        ring = choose_ring_tuning(queries, cache, self.decodes[0], is_invariant=self.is_invariant)
-        attend_in_ring(queries, output, cache, self.decodes[0], scale, None, ring, heads)
         return output
 
 

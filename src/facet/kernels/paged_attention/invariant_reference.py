@@ -16,7 +16,6 @@ from torch import Tensor
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
-from facet.kernels.paged_attention.plan import HeadsToPrepare
 from facet.kernels.paged_attention.reference import Tile, keys_and_values
 
 # More rows make a prompt quicker, fewer a step of decoding, whose rows fill one place of a product each.
@@ -60,9 +59,6 @@ class InvariantReferencePlan:
             attended = _attend_placed(filled * scale, keys[0].float(), values[0].float(), tile.visible)
             output[tile.query_rows] = attended[places].to(output.dtype)
         return output
-
-    def run_unprepared(self, heads: HeadsToPrepare, cache: LayerCache, *, scale: float) -> None:
-        """Never: see `AttentionPlan`."""
 
 
 def plan_invariant_reference(

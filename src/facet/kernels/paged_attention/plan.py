@@ -9,18 +9,6 @@ from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadsToPrepare:
-    """What a projection left of the heads of each row, and what `head_inputs` makes queries, keys and values with."""
-
-    projected: Tensor  # [rows, queries (+ keys + values)]
-    query_weight: Tensor
-    key_weight: Tensor | None  # None: keys and values are stored already
-    eps: float
-    cos_sin: Tensor  # [rows, 2, pairs]
-    values_are_normed: bool
-
-
 class AttentionPlan(Protocol):
     """What all layers of a kind share in a step. It is made once per step and run once per layer."""
 
@@ -38,9 +26,6 @@ class AttentionPlan(Protocol):
         queries: [rows, heads, head_dim]; the result likewise, in `out` if given. The recipe makes keys where the cache
         holds one shared vector per token and head.
         """
-
-    def run_unprepared(self, heads: HeadsToPrepare, cache: LayerCache, *, scale: float) -> Tensor | None:
-        """Heads are prepared, keys and values stored, and attended to. None: nothing was done, `run` has to be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,6 @@ from torch.nn import functional
 
 from facet.forward_batch import AttentionRows
 from facet.kernels.paged_attention.cache import HeadShape, KeyRecipe, LayerCache
-from facet.kernels.paged_attention.plan import HeadsToPrepare
 from facet.kernels.paged_attention.quantization import cast, dequantize, quantize
 from facet.kernels.rotary import apply_rotary
 
@@ -59,9 +58,6 @@ class ReferencePlan:
             keys, values = keys_and_values(cache, tile, key_recipe, queries.dtype)
             output[tile.query_rows] = _attend(queries[tile.query_rows], keys, values, tile, scale)
         return output
-
-    def run_unprepared(self, heads: HeadsToPrepare, cache: LayerCache, *, scale: float) -> None:
-        """Never: see `AttentionPlan`."""
 
 
 def plan_reference(

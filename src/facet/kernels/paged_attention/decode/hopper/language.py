@@ -12,7 +12,6 @@ from facet.kernels.gluon_names import (
     thread_barrier,
     wait_for_copies,
 )
-from facet.kernels.gluon_parts import rounded_product
 
 __all__ = [
     "allocate_shared_memory",
@@ -23,7 +22,6 @@ __all__ = [
     "gluon",
     "let_next_start",
     "mma_v2",
-    "rounded_product",
     "thread_barrier",
     "wait_for_copies",
     "wait_for_previous",

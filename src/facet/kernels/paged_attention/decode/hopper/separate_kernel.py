@@ -11,9 +11,6 @@ other by the program if it has all of them, and else by the last to finish. With
 else they grow with the context.
 
 Keys and values take turns in a ring of tiles.
-
-Where all rows of a step are decoded, it may prepare their heads, too (`newest.py`). Then tiles are on their way before
-the projection is done. What they hold of the newest key and value is replaced when they are there.
 """
 
 from facet.kernels.paged_attention.decode.hopper.language import (
@@ -25,14 +22,6 @@ from facet.kernels.paged_attention.decode.hopper.language import (
     thread_barrier,
     wait_for_copies,
     wait_for_previous,
-)
-from facet.kernels.paged_attention.decode.hopper.newest import (
-    normed,
-    prepared_queries,
-    put_in_place,
-    rotated,
-    same_vector,
-    store_vector,
 )
 from facet.kernels.paged_attention.decode.hopper.parts import (
     HEADS,
@@ -72,7 +61,7 @@ def copy_item_of(
     do_not_specialize_on_alignment=["block_table", "positions", "seats", "row_map", "arrivals"],
 )
 def separate_kernel(
-    queries,  # or what the projection left, with all heads of a row
+    queries,
     keys,
     values,
     block_table,
@@ -80,11 +69,6 @@ def separate_kernel(
     seats,
     row_map,
     output,
-    query_weight,  # heads are prepared here; None: they have been
-    key_weight,  # keys and values are stored; None: they have been
-    angles,  # of the rows: [rows, 2, PAIRS]
-    eps,
-    row_stride,
     partial_totals,  # of shares, where a row has more than one program
     partial_levels,  # the greatest score, and the sum of weights
     arrivals,  # of programs, zero before and after
@@ -95,8 +79,6 @@ def separate_kernel(
     table_stride,
     page_stride,
     num_heads,
-    PAIRS: gl.constexpr,
-    NORMS_VALUES: gl.constexpr,
     HAS_MAP: gl.constexpr,
     HAS_WINDOW: gl.constexpr,
     SHARE: gl.constexpr,  # keys of a share, or the least: 64 or twice as many, and so on
@@ -133,39 +115,13 @@ def separate_kernel(
     own_values = values + kv_head * HEAD_DIM
     tiles = allocate_shared_memory(keys.dtype.element_ty, [SLOTS, TILE, HEAD_DIM], SHARED)
     query_tile = allocate_shared_memory(keys.dtype.element_ty, [HEADS, HEAD_DIM], SHARED)
-    if query_weight is None:
-        wait_for_previous(IS_DEPENDENT)
+    wait_for_previous(IS_DEPENDENT)
     for item in gl.static_range(SLOTS):
         copy_item_of(
             item, tiles, own_keys, own_values, block_row, start, stop, page_stride,
             TOKEN_STRIDE, TOKENS_PER_BLOCK,
         )  # fmt: skip
-    if query_weight is None:
-        query_tile.store(load_queries(queries, row, kv_head, num_heads, GROUP, HEAD_DIM))
-    else:
-        own_angles = angles + row * (2 * PAIRS)
-        wait_for_previous(IS_DEPENDENT)
-        low, high = prepared_queries(
-            queries, row, kv_head, row_stride, query_weight, own_angles, eps, HEADS, GROUP, HEAD_DIM, PAIRS
-        )
-        query_tile.slice(0, HEAD_DIM // 2, 1).store(low)
-        query_tile.slice(HEAD_DIM // 2, HEAD_DIM // 2, 1).store(high)
-        newest = gl.load(block_row + (end - 1) // TOKENS_PER_BLOCK).to(gl.int64) * page_stride
-        newest += (end - 1) % TOKENS_PER_BLOCK * TOKEN_STRIDE
-        if key_weight is None:
-            low_key, high_key = same_vector(own_keys + newest, HEAD_DIM)
-            low_value, high_value = same_vector(own_values + newest, HEAD_DIM)
-        else:
-            made = queries + row.to(gl.int64) * row_stride + (num_heads + kv_head) * HEAD_DIM
-            low_key, high_key = same_vector(made, HEAD_DIM)
-            low_key, high_key = normed(low_key, high_key, key_weight, eps, HEAD_DIM)
-            low_key, high_key = rotated(low_key, high_key, own_angles, HEAD_DIM, PAIRS)
-            low_value, high_value = same_vector(made + gl.num_programs(1) * HEAD_DIM, HEAD_DIM)
-            if NORMS_VALUES:
-                low_value, high_value = normed(low_value, high_value, None, eps, HEAD_DIM)
-            if stop == end:
-                store_vector(own_keys + newest, low_key, high_key, HEAD_DIM)
-                store_vector(own_values + newest, low_value, high_value, HEAD_DIM)
+    query_tile.store(load_queries(queries, row, kv_head, num_heads, GROUP, HEAD_DIM))
 
     total = gl.zeros([HEAD_DIM, HEADS], gl.float32, SUMS)
     greatest = gl.full([HEADS], float("-inf"), gl.float32, OF_HEADS)
@@ -176,11 +132,6 @@ def separate_kernel(
     for tile in range(0, num_tiles):
         wait_for_copies(SLOTS - 1)
         thread_barrier()
-        newest_row = end - 1 - start - tile * TILE
-        if query_weight is not None:  # noqa: SIM102  known when it is compiled
-            if newest_row < TILE:
-                put_in_place(tiles.index(2 * tile % SLOTS), newest_row, low_key, high_key, HEAD_DIM)
-                thread_barrier()
         scores = scores_of(tiles.index(2 * tile % SLOTS), query_tile)
         begins = (tile * TILE & (share - 1)) == 0
         weights, total, greatest, weight_sum = weigh(
@@ -194,10 +145,6 @@ def separate_kernel(
         weights = gl.convert_layout(weights.to(values.dtype.element_ty), RIGHT)
         wait_for_copies(SLOTS - 1)
         thread_barrier()
-        if query_weight is not None:  # noqa: SIM102  known when it is compiled
-            if newest_row < TILE:
-                put_in_place(tiles.index((2 * tile + 1) % SLOTS), newest_row, low_value, high_value, HEAD_DIM)
-                thread_barrier()
         total = mma_v2(tiles.index((2 * tile + 1) % SLOTS).permute((1, 0)).load(LEFT), weights, total)
         if ((tile + 1) * TILE & (share - 1)) == 0 or tile + 1 == num_tiles:
             if is_alone:
