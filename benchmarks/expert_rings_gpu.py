@@ -40,7 +40,7 @@ NUM_CHECKED = 2
 # Outputs of a program, inputs of a tile.
 GATE_UP = tuple((num_out, block_in) for num_out in (64, 96, 128, 192) for block_in in (64, 128, 256))
 DOWN = tuple((num_out, block_in) for num_out in (64, 96, 192) for block_in in (64, 128))
-USUAL_GATE_UP, USUAL_DOWN, USUAL_PROGRAMS = (96, 128), (96, 64), 2
+USUAL_GATE_UP, USUAL_DOWN = (96, 256), (96, 128)
 # Of a multiprocessor, and what each program takes besides its tiles: one part is reserved, the other has barriers.
 SHARED_BYTES, OTHER_BYTES = 228 << 10, 1024 + 512
 
@@ -79,8 +79,8 @@ def fitted_rings(
 
 
 def usual_rings(num_rows: int) -> Rings:
-    gate_up = fitted_ring(USUAL_GATE_UP, num_rows, HIDDEN, USUAL_PROGRAMS)
-    down = fitted_ring(USUAL_DOWN, num_rows, WIDTH, USUAL_PROGRAMS)
+    gate_up = fitted_ring(USUAL_GATE_UP, num_rows, HIDDEN, 1)
+    down = fitted_ring(USUAL_DOWN, num_rows, WIDTH, 2)
     assert gate_up is not None
     assert down is not None
     return Rings(gate_up, down)

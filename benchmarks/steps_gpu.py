@@ -1,13 +1,9 @@
-"""Times decode steps of several models on a GPU, with and without kernels that are not served yet.
+"""Times decode steps of several models on a GPU.
 
-    python -m benchmarks.steps_gpu "Gemma 4 E4B:1,8,32" "Gemma 4 12B:1" [--with rows] [--with rows heads]
+    python -m benchmarks.steps_gpu "Gemma 4 E4B:1,8,32" "Gemma 4 12B:1" [--output x.json]
 
 A model with its numbers of requests; each model in a process of its own, with random weights. A line says what a step
-takes, the median of four runs of 40 steps and the distance of the others, then the same with the kernels named behind
-each `--with` and whether the tokens that all requests got are the same, as they have to be:
-
-- `rows`: products of one row make it themselves (`kernels/linear/normed_rings.py`).
-- `experts`: experts of up to 32 rows go through rings (`kernels/moe/rings.py`).
+takes: the median of four runs of 40 steps and the distance of the others.
 """
 
 import argparse
@@ -26,13 +22,10 @@ import torch
 from benchmarks.step_gpu import drain, submit
 from facet.config import EngineConfig
 from facet.engine.engine import Engine, make_engine
-from facet.kernels.linear import normed_rings
-from facet.kernels.moe import rings as expert_rings
 from tests.published_configs import text_only
 
 NUM_RUNS, NUM_STEPS = 4, 40
 MAX_MODEL_LEN = 2048
-UNSERVED = {"rows": normed_rings, "experts": expert_rings}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +34,6 @@ class Steps:
 
     num_requests: int
     times: tuple[float, ...]
-    token_ids: tuple[tuple[int, ...], ...]  # of each request, as many as all of them got
 
     def told(self) -> str:
         middle = statistics.median(self.times)
@@ -52,12 +44,10 @@ def time_steps(engine: Engine, num_requests: int, context: int) -> Steps:
     num_output = MAX_MODEL_LEN - context
     for index in range(num_requests):
         submit(engine, f"request{index}", context, num_output, index)
-    got: dict[str, list[int]] = {f"request{index}": [] for index in range(num_requests)}
 
     def step(times: int) -> None:
         for _ in range(times):
-            for output in engine.step():
-                got[output.request_id] += output.token_ids
+            engine.step()
 
     while engine.stats().scheduler.num_waiting or engine.runner.counters.num_sampled_rows == 0:
         step(1)
@@ -69,16 +59,13 @@ def time_steps(engine: Engine, num_requests: int, context: int) -> Steps:
         step(NUM_STEPS)
         torch.cuda.synchronize()
         times.append((time.perf_counter() - start) / NUM_STEPS * 1e3)
-    for name in got:
-        engine.cancel(name)
+    for index in range(num_requests):
+        engine.cancel(f"request{index}")
     drain(engine)
-    shortest = min(map(len, got.values()))
-    return Steps(num_requests, tuple(times), tuple(tuple(token_ids[:shortest]) for token_ids in got.values()))
+    return Steps(num_requests, tuple(times))
 
 
-def measure(model: str, counts: Sequence[int], context: int, invariant: bool, unserved: Sequence[str]) -> list[Steps]:
-    for name in unserved:
-        UNSERVED[name].IS_SERVED = True  # type: ignore[attr-defined]
+def measure(model: str, counts: Sequence[int], context: int, invariant: bool) -> list[Steps]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(text_only(model)))
         engine, _ = make_engine(
@@ -101,15 +88,12 @@ def _send(connection: Connection, *arguments: object) -> None:
 
 
 def in_process(*arguments: object) -> list[Steps]:
-    """Of a process that fails, and has said why, nothing."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_send, args=(there, *arguments))
     process.start()
     there.close()
     try:
         steps: list[Steps] = here.recv()
-    except EOFError:
-        steps = []
     finally:
         process.join()
     return steps
@@ -118,7 +102,6 @@ def in_process(*arguments: object) -> list[Steps]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL:COUNTS")
-    parser.add_argument("--with", dest="unserved", nargs="+", action="append", choices=tuple(UNSERVED), default=[])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--no-batch-invariant", action="store_true")
     parser.add_argument("--output", type=Path)
@@ -127,27 +110,10 @@ def main() -> None:
     for each in options.models:
         model, _, counts = each.rpartition(":")
         arguments = (model, [int(count) for count in counts.split(",")], options.context)
-        served, *others = (
-            in_process(*arguments, not options.no_batch_invariant, names) for names in ([], *options.unserved)
-        )
-        for index, steps in enumerate(served):
+        of_model = in_process(*arguments, not options.no_batch_invariant)
+        for steps in of_model:
             print(f"{model}, {steps.num_requests}: {steps.told()}", flush=True)
-            for names, other in zip(options.unserved, others, strict=True):
-                if not other:
-                    print(f"    with {' and '.join(names)}: failed", flush=True)
-                    continue
-                are_equal = "the same tokens" if other[index].token_ids == steps.token_ids else "OTHER TOKENS"
-                print(f"    with {' and '.join(names)}: {other[index].told()}, {are_equal}", flush=True)
-        found.append(
-            {
-                "model": model,
-                "served": list(map(asdict, served)),
-                "others": [
-                    {"with": names, "steps": list(map(asdict, other))}
-                    for names, other in zip(options.unserved, others, strict=True)
-                ],
-            }
-        )
+        found.append({"model": model, "steps": list(map(asdict, of_model))})
     if options.output:
         options.output.write_text(json.dumps(found))
 

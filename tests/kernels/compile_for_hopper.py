@@ -654,17 +654,8 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         "warpgroup_ring_of_80_outputs": warpgroup_ring_launch(cases.MEDIUM[3]),
         "warpgroup_ring_of_two_programs": warpgroup_ring_launch(cases.NANO[0]),
         "warpgroup_ring_of_64_rows_of_two_programs": warpgroup_ring_launch(cases.NANO[0], 64),
-        **{
-            f"expert_ring_of_{rows}_rows_of_{name}_{outputs}": expert_ring_launch(
-                WarpgroupRing(outputs, block_in, num_stages, rows), is_first=name == "gate_up"
-            )
-            for rows in (8, 32)
-            for name, rings in {
-                "gate_up": ((96, 128, 4), (64, 128, 5)),
-                "down": ((96, 64, 6), (64, 128, 5)),
-            }.items()
-            for outputs, block_in, num_stages in rings
-        },
+        "expert_ring_of_gate_up": expert_ring_launch(WarpgroupRing(96, 256, 4), is_first=True),
+        "expert_ring_of_down": expert_ring_launch(WarpgroupRing(96, 128, 4), is_first=False),
         "normed_ring_of_qkv": normed_ring_launch(cases.E4B[2]),
         "normed_ring_of_gate_up": normed_ring_launch(cases.E4B[0]),
         "normed_ring_of_gated_input": normed_ring_launch(cases.E4B[8]),

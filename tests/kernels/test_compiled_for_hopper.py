@@ -121,14 +121,8 @@ NORMED_RINGS = {
 }
 # And of few rows of 26B-A4B's experts.
 EXPERT_RINGS = {
-    "expert_ring_of_8_rows_of_gate_up_96": (2, 48, 16),
-    "expert_ring_of_8_rows_of_gate_up_64": (2, 48, 8),
-    "expert_ring_of_8_rows_of_down_96": (2, 48, 8),
-    "expert_ring_of_8_rows_of_down_64": (2, 48, 8),
-    "expert_ring_of_32_rows_of_gate_up_96": (1, 80, 16),
-    "expert_ring_of_32_rows_of_gate_up_64": (1, 64, 8),
-    "expert_ring_of_32_rows_of_down_96": (2, 80, 8),
-    "expert_ring_of_32_rows_of_down_64": (1, 64, 8),
+    "expert_ring_of_gate_up": (1, 48, 32),
+    "expert_ring_of_down": (2, 48, 16),
 }
 # What sixteen warps of 128 registers leave no room for, or of 64.
 MOST_LOCAL_BYTES = {

@@ -117,25 +117,27 @@ def test_bits_are_those_of_groups(num_rows: int) -> None:
     expected = triton.run_experts(inputs.x, weights, chosen, inputs.gate_up, inputs.down, tiles)
     tall = next(rows for rows in (8, 16, 32) if num_rows <= rows)
     both = (WarpgroupRing(96, 128, 4, num_rows=tall), WarpgroupRing(96, 64, 6, num_rows=tall))
+    both = rings.rings_of(inputs.x, inputs.gate_up, inputs.down) or both
     got = kernels().multiply_pairs(inputs.x, chosen, inputs.gate_up, inputs.down, both)
     assert torch.equal(combine(got, weights), expected)
 
 
-@pytest.mark.parametrize("num_rows", [1, 8, 9, 32])
-def test_rings_fit_into_a_multiprocessor(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two programs of either product of 26B-A4B."""
-    x = torch.empty(num_rows, 2816, dtype=torch.bfloat16)
-    gate_up, down = (torch.empty(1, *shape, dtype=torch.bfloat16) for shape in ((1408, 2816), (2816, 704)))
-    assert rings.rings_of(x, gate_up, down) is None, "they are not served yet"
-    monkeypatch.setattr(rings, "IS_SERVED", True)
+def test_rings_fit_into_a_multiprocessor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program of gate_up of 26B-A4B, two of down."""
     monkeypatch.setattr(rings, "runs_on_hopper", lambda _: True)
-    chosen = rings.rings_of(x, gate_up, down)
+    gate_up, down = (torch.empty(1, *shape, dtype=torch.bfloat16) for shape in ((1408, 2816), (2816, 704)))
+
+    def rings_of(num_rows: int) -> tuple[WarpgroupRing, WarpgroupRing] | None:
+        return rings.rings_of(torch.empty(num_rows, 2816, dtype=torch.bfloat16), gate_up, down)
+
+    chosen = rings_of(8)
     assert chosen is not None
-    for ring in chosen:
-        assert num_rows <= ring.num_rows
-        assert ring.num_stages >= 3
-        assert 2 * (ring.num_bytes + 1024) <= 228 << 10
-    assert rings.rings_of(torch.empty(33, 2816), gate_up, down) is None
+    assert chosen == rings_of(1)
+    assert rings_of(9) is None
+    for ring, num_programs in zip(chosen, (1, 2), strict=True):
+        assert ring.num_rows == 8
+        assert ring.num_stages == 4
+        assert num_programs * (ring.num_bytes + 1024) <= 228 << 10
 
 
 @emulated_only

@@ -133,8 +133,7 @@ def test_where_they_are_chosen() -> None:
     assert normed_ring_of(262144, 2560) is None
 
 
-def test_on_a_processor_norms_make_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normed_rings, "IS_SERVED", True)
+def test_on_a_processor_norms_make_their_rows() -> None:
     row, weight = row_of(2560), torch.zeros(3072, 2560, dtype=torch.bfloat16)
     left = normed_rings.leave_to_product(
         weight, row.residual.cpu(), row.update, row.update_weight, row.next_weight, row.eps, None
@@ -170,15 +169,12 @@ def _check(products: ModuleType, row: RowToMake, weight: Tensor) -> None:
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize("has_scale", [True, False])
 @pytest.mark.parametrize("shape", cases.SERVED, ids=lambda shape: shape.name)
-def test_bits_are_those_of_a_norm_and_a_product(
-    shape: cases.Shape, has_scale: bool, has_norm: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bits_are_those_of_a_norm_and_a_product(shape: cases.Shape, has_scale: bool, has_norm: bool) -> None:
     from facet.kernels.add_norm import invariant_add_norm
     from facet.kernels.linear import warpgroup_ring
 
     weight = weight_of(shape)
     given = torch.randn(1, shape.num_out, device=DEVICE).bfloat16()
-    monkeypatch.setattr(normed_rings, "IS_SERVED", True)
     for seed in range(3):
         like = row_of(shape.num_in, has_norm=has_norm, has_scale=has_scale, seed=seed)
         arguments = (like.residual, like.update, like.update_weight, like.next_weight, like.eps, like.scale)

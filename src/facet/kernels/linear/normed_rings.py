@@ -8,9 +8,6 @@ from facet.kernels.hopper import runs_on_hopper
 from facet.kernels.linear.ring_config import WarpgroupRing, normed_ring_of
 from facet.kernels.linear.row_to_make import RowToMake
 
-# Not before it has been run on a card: so far kernels make all rows.
-IS_SERVED = False
-
 
 def leave_to_product(
     product: Tensor,
@@ -22,7 +19,7 @@ def leave_to_product(
     scale: Tensor | None,
 ) -> RowToMake | None:
     """The arguments of `add_norm`, and the weight of the product that takes the result. None: `add_norm` makes it."""
-    if not IS_SERVED or residual.shape[0] != 1:  # at once: every norm of a prompt asks
+    if residual.shape[0] != 1:  # at once: every norm of a prompt asks
         return None
     if not runs_on_hopper(residual.device) or normed_ring_of(*product.shape) is None:
         return None
