@@ -310,7 +310,9 @@ def ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any
     return ring_kernel, arguments, {**constants, "num_warps": ring.num_warps}
 
 
-def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def warpgroup_ring_launch(
+    shape: cases.Shape, num_rows: int = 8, *, is_ahead: bool = False
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     ring = warpgroup_ring_of(num_rows, shape.num_out, shape.num_in)
     assert ring is not None
     num_parts = 2 if shape.operation == "geglu_linear" else 1
@@ -323,7 +325,7 @@ def warpgroup_ring_launch(shape: cases.Shape, num_rows: int = 8) -> tuple[Any, t
     arguments = (
         tiles((num_rows, shape.num_in), [ring.num_rows, ring.block_in]),
         units(ring.wide_out), units(more_out) if more_out else None,
-        tensor(), tensor(), 0, num_rows, 8 * num_eights,
+        tensor(), tensor(), 0, num_rows, 8 * num_eights, tensor() if is_ahead else None, 2560, 20480, 512,
     )  # fmt: skip
     constants = dict(
         NUM_IN=shape.num_in,
@@ -354,12 +356,12 @@ def expert_ring_launch(ring: WarpgroupRing, *, is_first: bool) -> tuple[Any, tup
 
 def normed_ring_launch(shape: cases.Shape) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Of a layer's first and second norm, or of the stream where a per-layer gate takes it."""
-    _, (_, weight, more_weight, *_, num_out), constants = warpgroup_ring_launch(shape)
+    _, (_, weight, more_weight, _, _, _, _, num_out, *ahead), constants = warpgroup_ring_launch(shape, is_ahead=True)
     ring = normed_ring_of(shape.num_out, shape.num_in)
     assert ring is not None
     is_gated, factors = shape.operation == "gated_input_linear", tensor(gl.float32)
     row = (tensor(), tensor(), factors, None if is_gated else factors, None if is_gated else tensor(), tensor())
-    arguments = (*row, weight, more_weight, tensor(), tensor(), 1e-6, num_out)
+    arguments = (*row, weight, more_weight, tensor(), tensor(), 1e-6, num_out, *ahead)
     return normed_ring_kernel, arguments, {**constants, "STAGES": ring.num_stages}
 
 
@@ -644,7 +646,7 @@ def launches() -> dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]]:
         **{f"int4_{rows}": int4_launch(rows, choose_tuning(2688, 42, rows)) for rows in ROW_KINDS},
         "ring_of_down": ring_launch(cases.E4B[1]),
         "ring_of_gate_up": ring_launch(cases.E4B[0]),
-        "warpgroup_ring_of_down": warpgroup_ring_launch(cases.E4B[1]),
+        "warpgroup_ring_of_down": warpgroup_ring_launch(cases.E4B[1], is_ahead=True),
         "warpgroup_ring_of_gate_up": warpgroup_ring_launch(cases.E4B[0]),
         "warpgroup_ring_of_gated_input": warpgroup_ring_launch(cases.E4B[8]),
         "warpgroup_ring_of_16_rows": warpgroup_ring_launch(cases.E4B[6], 16),
@@ -844,6 +846,7 @@ def usage(kernel: Any, code: str) -> dict[str, Any]:
         "single_stores": code.count("STG.E.U16"),
         "barriers": kernel.asm["ptx"].count("bar.sync"),
         "waits": code.count("WARPGROUP.DEPBAR"),
+        "asks": code.count("UBLKPF"),
         "arithmetic": [len(re.findall(rf"\b{name}\b", code)) for name in ("FADD", "FMUL", "FFMA", "MUFU", "SHFL")],
         "reduced": reduced_layouts(kernel.asm["ttgir"]),
         "products": kernel.asm["ptx"].count("mma.sync") + kernel.asm["ptx"].count("wgmma.mma_async"),

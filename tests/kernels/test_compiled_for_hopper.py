@@ -308,6 +308,8 @@ def test_products_of_a_warpgroup_follow_each_other(name: str, compiled: dict[str
     assert found["products"] == 2 * num_products, "of the first tile, and of one in the loop"
     assert found["waits"] <= 3
     assert found["single_stores"] == 0, "neighbours are stored together"
+    asks = name in NORMED_RINGS or name == "warpgroup_ring_of_down"
+    assert found["asks"] == asks, "for what is read next, in one place"
 
 
 @pytest.mark.parametrize("name", NORMED_RINGS)

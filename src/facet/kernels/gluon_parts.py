@@ -16,6 +16,25 @@ def stay_in_order():
 
 
 @gluon.jit
+def bring_into_cache(place, num_bytes, is_there):
+    """So many bytes from where each thread says, a multiple of 16 both, into the second-level cache. Nobody waits."""
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred there;
+            setp.ne.b32 there, $3, 0;
+            @there cp.async.bulk.prefetch.L2.global [$1], $2; // $0
+        }
+        """,
+        "=r,l,r,r",
+        [place.to(gl.int64), num_bytes, is_there.to(gl.int32)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def barrier(count: gl.constexpr):
     """One that `count` arrivals complete."""
     one = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
