@@ -1,18 +1,12 @@
-"""Draws pictures: shapes in colours, several of them, numbers and words. What was drawn is known, so it can be asked.
+"""Draws pictures: shapes in colours, several of them, numbers and words. What was drawn is known, so can be asked."""
 
-python -m tools.bundled_model.seeing.scenes FOLDER        draws some, with their questions and answers
-"""
-
-import argparse
 import math
-import random
 import string
 from dataclasses import dataclass
-from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from tools.bundled_model.dialogues.words import Lexicon, Source
+from tools.bundled_model.dialogues.words import Source
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (214, 40, 40),
@@ -176,24 +170,3 @@ def _word(source: Source) -> Scene:
     text = source.pick((word.upper(), word.lower()))
     canvas.write(text, canvas.colour())
     return Scene("word", canvas.image, text=text)
-
-
-def main() -> None:
-    from tools.bundled_model.seeing.questions import ask_about
-
-    parser = argparse.ArgumentParser(description="Draw some pictures, and print a question about each.")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--num", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    source = Source(random.Random(arguments.seed), Lexicon.of(held_out=True))
-    for index in range(arguments.num):
-        scene = draw_scene(source)
-        scene.image.save(arguments.folder / f"{index:03}-{scene.kind}.png")
-        exchange = ask_about(scene, source)
-        print(f"{index:03} {scene.kind:8} {exchange.question}  {exchange.answer}")
-
-
-if __name__ == "__main__":
-    main()
