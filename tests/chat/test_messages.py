@@ -189,6 +189,8 @@ def test_replayed_call_reads_as_the_model_wrote_it() -> None:
     messages = normalize_messages([USER, calls(call('{"a": 1.50, "b": 1e3, "c": -0.0, "d": 12345678901234567890}'))])
     assert "call:f{a:1.50,b:1e3,c:-0.0,d:12345678901234567890}" in template.render(messages).text
     assert json.loads(json.dumps(messages))[1]["tool_calls"][0]["function"]["arguments"]["a"] == 1.5
+    long = "1" * 5000  # digits: more than Python converts
+    assert f"call:f{{n:-{long}}}" in template.render(normalize_messages([USER, calls(call(f'{{"n": -{long}}}'))])).text
 
 
 CITIES = {"a": "Lisbon", "b": "Paris", "c": "Rome"}

@@ -18,6 +18,7 @@ from tests.server.scripted_engine import ScriptedEngine
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 OTHER_TOOL = {"type": "function", "function": {"name": "other"}}
 BAD_SCHEMA = {"type": "json_schema", "json_schema": {"schema": 5}}
+LONG_NUMBER = '{"type": "integer", "maximum": ' + "1" * 5000 + "}"
 TAGGED = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ASK = [{"role": "user", "content": "one"}]
@@ -71,6 +72,9 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         (CHAT, {"messages": ASK, "tools": [WEATHER_TOOL], "response_format": TAGGED}, "response_format", "tool_cho"),
         (CHAT, {"messages": ASK, "structured_outputs": {}}, "structured_outputs", "one of json"),
         (CHAT, {"messages": ASK, "structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not 2"),
+        (CHAT, {"messages": ASK, "structured_outputs": {"json": "[" * 50_000}}, "structured_outputs", "too deeply"),
+        (CHAT, {"messages": ASK, "structured_outputs": {"json": LONG_NUMBER}}, "structured_outputs", "4300 digits"),
+        (CHAT, {"messages": ASK, "structured_outputs": {"structural_tag": "[" * 50_000}}, "structured_outputs", "deep"),
         (CHAT, {"messages": ASK, "reasoning_effort": "extreme"}, "reasoning_effort", "'extreme'"),
         (CHAT, {"messages": ASK, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "'messages'"),
         (CHAT, {"messages": ASK, "audio": {"voice": "x"}}, "audio", "not supported"),

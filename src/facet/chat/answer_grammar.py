@@ -51,7 +51,9 @@ def prepared_schema(schema: Any, field: str) -> Any:
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
-        except json.JSONDecodeError as error:
+        except RecursionError:
+            raise RequestError(f"{field} has a schema that is nested too deeply.", field=field) from None
+        except ValueError as error:
             raise RequestError(f"{field} has a schema that is not JSON: {error}.", field=field) from None
     if not isinstance(schema, Mapping):
         raise RequestError(f"{field} has a schema that is {schema!r} and not an object.", field=field)

@@ -12,10 +12,9 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from json import JSONDecodeError, JSONDecoder
-from typing import Any
 
 from facet.chat.call_arguments import ArgumentsReader
+from facet.chat.json_text import DECODER, is_json_object
 from facet.chat.quoted_text import as_text
 
 _NAME = r"[\"'`]?(?P<name>\w[\w.:/-]*?)[\"'`]?\s*[:=]?\s*"
@@ -196,35 +195,28 @@ def _named_call(json_text: str) -> tuple[str, str] | None:
     name = json.loads(name_json)
     if arguments.startswith('"'):  # JSON inside a string
         arguments = json.loads(arguments)
-        if not isinstance(_loaded(arguments), dict):
+        if not is_json_object(arguments):
             return None
     elif arguments == "null":
         arguments = "{}"
     return (name, arguments) if arguments.lstrip().startswith("{") and name.isprintable() and name else None
 
 
-def _loaded(json_text: str) -> Any:
-    try:
-        return json.loads(json_text)
-    except JSONDecodeError:
-        return None
-
-
 def _members(json_text: str) -> Iterator[tuple[str, str]]:
     """The members of a JSON object, each value as it is written. The text is compact: no white space between."""
     if not json_text.startswith("{"):
         return
-    position, decoder = 1, JSONDecoder()
+    position = 1
     while json_text[position] != "}":
-        key, position = decoder.raw_decode(json_text, position)
-        _, end = decoder.raw_decode(json_text, position + 1)
+        key, position = DECODER.raw_decode(json_text, position)
+        _, end = DECODER.raw_decode(json_text, position + 1)
         yield key, json_text[position + 1 : end]
         position = end + (json_text[end] == ",")
 
 
 def _elements(json_text: str) -> Iterator[str]:
-    position, decoder = 1, JSONDecoder()
+    position = 1
     while json_text[position] != "]":
-        _, end = decoder.raw_decode(json_text, position)
+        _, end = DECODER.raw_decode(json_text, position)
         yield json_text[position:end]
         position = end + (json_text[end] == ",")

@@ -17,6 +17,7 @@ from facet.chat.result_order import in_order_of_calls
 from facet.errors import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_MOST_DIGITS = 4300  # of an integer that Python converts
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 # Takes a part that is no text, and where it is; returns the type under which a template knows it.
@@ -132,7 +133,7 @@ def _arguments(arguments: object, where: str) -> dict[str, Any]:
     if not isinstance(arguments, str):
         _refuse(where, f"must be a string that holds a JSON object, not {_kind(arguments)}")
     try:
-        parsed = json.loads(arguments, parse_float=_FloatAsWritten, parse_constant=_refuse_constant)
+        parsed = json.loads(arguments, parse_float=_FloatAsWritten, parse_int=_integer, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         _refuse(where, f"is not valid JSON ({reason}). Send the whole call, or leave it and its result out")
@@ -174,7 +175,7 @@ def _part(part: object, where: str, take_media: TakeMedia) -> dict[str, Any]:
 
 
 class _FloatAsWritten(float):
-    """A float a template writes as the model had written it, so that a replayed call is the same tokens again."""
+    """A number a template writes as the model had written it, so that a replayed call is the same tokens again."""
 
     def __new__(cls, text: str) -> "_FloatAsWritten":
         number = super().__new__(cls, text)
@@ -185,6 +186,10 @@ class _FloatAsWritten(float):
 
     def __str__(self) -> str:
         return self._text
+
+
+def _integer(text: str) -> int | _FloatAsWritten:
+    return int(text) if len(text) <= _MOST_DIGITS else _FloatAsWritten(text)
 
 
 def _refuse_constant(constant: str) -> NoReturn:

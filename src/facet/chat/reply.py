@@ -1,10 +1,10 @@
 """Builds the whole reply, in OpenAI's shape, from its deltas."""
 
-import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from facet.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallStart
+from facet.chat.json_text import is_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ReplyBuilder:
     @property
     def has_whole_call(self) -> bool:
         """Whether there is a call to carry out: one whose arguments are JSON, and not the beginning of it."""
-        return any(_is_json("".join(parts)) for _, _, parts in self._calls)
+        return any(is_json("".join(parts)) for _, _, parts in self._calls)
 
     def add(self, delta: Delta) -> None:
         if isinstance(delta, ContentDelta):
@@ -77,13 +77,3 @@ class ReplyBuilder:
         return Reply(
             content=None if not content and (calls or reasoning) else content, reasoning=reasoning, tool_calls=calls
         )
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except json.JSONDecodeError:
-        return False
-    except RecursionError:  # Python's reader gives up on arguments nested a thousand deep
-        return True
-    return True

@@ -29,6 +29,8 @@ def structural_tag_grammar(
     if isinstance(tag, str):
         try:
             tag = json.loads(tag)
+        except RecursionError:
+            raise RequestError(f"{field} has a structural tag that is nested too deeply.", field=field) from None
         except ValueError as error:
             raise RequestError(f"{field} has a structural tag that is not JSON: {error}.", field=field) from None
     if not isinstance(tag, Mapping):

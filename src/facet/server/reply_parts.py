@@ -1,11 +1,11 @@
 """Groups the deltas of a reply into its parts in the order in which they were written: thoughts, texts and calls."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from facet.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallStart
+from facet.chat.json_text import is_json
 
 
 @dataclass(eq=False, slots=True)
@@ -25,11 +25,7 @@ class ReplyPart:
     @property
     def is_whole_call(self) -> bool:
         """Whether it is a call whose arguments are JSON, and not the beginning of it."""
-        try:
-            json.loads(self.text)
-        except (json.JSONDecodeError, RecursionError):
-            return False
-        return self.kind == "call"
+        return self.kind == "call" and is_json(self.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Translates a request of the Responses API into a question."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from facet.chat.custom_tools import ARGUMENT
+from facet.chat.json_text import is_json_object
 from facet.chat.tool_choice import check_function
 from facet.errors import RequestError
 from facet.media_span import MediaKind
@@ -126,20 +126,13 @@ def _add(
 
 def _add_call(item: FunctionCall, where: str, conversation: Conversation) -> None:
     """A call that was cut off is left out, as it is behind `previous_response_id`."""
-    if _is_object(item.arguments.strip() or "{}"):
+    if is_json_object(item.arguments.strip() or "{}"):
         conversation.call(item.call_id, item.name, item.arguments)
     elif item.status != "incomplete":
         raise RequestError(
             f"{where}.arguments is not the JSON of an object. Send the whole call, or leave it and its output out.",
             field="input",
         )
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _add_thought(item: ReasoningItem, where: str, conversation: Conversation) -> None:
