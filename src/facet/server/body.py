@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -41,6 +41,12 @@ async def read_body(request: Request, *, max_bytes: int, timeout: float) -> byte
     return body
 
 
+class Decoder(Protocol):
+    """Makes what an endpoint works with of a body, or refuses it."""
+
+    def decode(self, body: bytearray) -> object: ...
+
+
 class BodyDecoder:
     """Decodes bytes into one wire type. Unknown fields are ignored, as in vLLM; --verbose names them."""
 
@@ -66,10 +72,13 @@ class BodyDecoder:
         return sorted(set(msgspec.json.decode(body, type=dict[str, msgspec.Raw])) - self._known)
 
 
-def convert(value: object, wire_type: Any, where: str) -> Any:
-    """A value that was decoded already, as a type of its own; errors name its place in the body."""
+def convert(value: object, wire_type: Any, where: str = "", *, strict: bool = True) -> Any:
+    """A value that was decoded already, as a type of its own; errors name its place in the body.
+
+    `strict` False: numbers and truth values may be texts.
+    """
     try:
-        return msgspec.convert(value, wire_type)
+        return msgspec.convert(value, wire_type, strict=strict)
     except msgspec.ValidationError as error:
         raise _explain(str(error), where) from None
 
