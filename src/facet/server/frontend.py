@@ -18,7 +18,7 @@ from starlette.responses import Response
 from facet.config import ServerConfig
 from facet.errors import RequestError
 from facet.prompts import ChatQuestion, PreparedQuestion, TextQuestion, prepare
-from facet.server.body import BodyDecoder, read_body
+from facet.server.body import Decoder, read_body
 from facet.server.dialect import OPENAI, Dialect
 from facet.server.engine_bridge import EngineBridge
 from facet.server.media_desk import MediaDesk
@@ -51,7 +51,7 @@ class Frontend:
     large_bodies: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 1))
 
     @contextlib.asynccontextmanager
-    async def reading(self, request: Request, decoder: BodyDecoder) -> AsyncIterator[Any]:
+    async def reading(self, request: Request, decoder: Decoder) -> AsyncIterator[Any]:
         """The decoded body, inside which its requests are to be prepared.
 
         Large bodies take turns: each may need several times its size until it is prepared or refused.
