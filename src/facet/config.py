@@ -164,7 +164,15 @@ class EngineConfig(ModelConfig):
         'JSON object: {"method": "suffix"} guesses from what the request\'s own tokens went on with before, {"method": '
         '"ngram", "num_speculative_tokens": 4} does so as vLLM does, {"model": "...-assistant"} asks a drafter made '
         'for the model, and with "method": "suffix" besides, both guess; default: a drafter that lies beside a local '
-        'model, on a CPU in float32 or batch-invariant with suffix, and otherwise off, as {"method": "none"} is',
+        'model, on a CPU in float32 or batch-invariant with suffix, and otherwise off, as {"method": "none"} is; '
+        "--spec-method, --spec-model and --spec-tokens write one field each",
+        also=("-sc",),
+    )
+    scheduling_policy: str = setting(
+        "priority",
+        "order in which requests run: priority: by the priority that requests give themselves, then by arrival; fcfs: "
+        "by arrival alone, so that no client can overtake others",
+        choices=("priority", "fcfs"),
     )
     async_scheduling: bool = setting(True, "plan and launch the next step while the current one is still running")
     enforce_eager: bool = setting(False, "on a GPU, launch every kernel instead of replaying captured CUDA graphs")
@@ -271,6 +279,9 @@ class ServerConfig(PromptConfig):
     max_logprobs: int = setting(
         20, "maximum number of log-probabilities per token that a request may ask for; -1: no limit"
     )
+    return_tokens_as_token_ids: bool = setting(
+        False, "log-probabilities name tokens as token_id:17 unless a request says otherwise"
+    )
     enable_force_include_usage: bool = setting(
         False, "end every stream with the token usage, even if the request does not ask for it"
     )
@@ -291,6 +302,7 @@ class ServerConfig(PromptConfig):
     allowed_methods: tuple[str, ...] = setting(("*",), "CORS: allowed methods")
     allowed_headers: tuple[str, ...] = setting(("*",), "CORS: allowed headers")
     allow_credentials: bool = setting(False, "CORS: allow credentials such as cookies")
+    disable_fastapi_docs: bool = setting(False, "do not serve /docs and /openapi.json")
     root_path: str | None = setting(None, "path prefix under which a proxy exposes this server")
     ssl_keyfile: str | None = setting(None, "file with the private key for HTTPS")
     ssl_certfile: str | None = setting(None, "file with the certificate for HTTPS")

@@ -125,6 +125,30 @@ RECIPES: list[tuple[str, dict[str, Any]]] = [
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
     ),
     (f"{A4B} --kv-sharing-fast-prefill --performance-mode balanced --scheduling-policy priority --max-logprobs 20", {}),
+    (
+        f"{E4B} --spec-method ngram --spec_tokens 3 --scheduling-policy fcfs --return-tokens-as-token-ids "
+        "--disable-fastapi-docs",
+        {
+            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+            "scheduling_policy": "fcfs",
+            "return_tokens_as_token_ids": True,
+            "disable_fastapi_docs": True,
+        },
+    ),
+    (
+        f"{E4B} --spec-model=d --enable-tokenizer-info-endpoint --logprobs-mode raw_logprobs --max-cpu-loras 2 "
+        "--disable-access-log-for-endpoints /health,/ping --no-enable-log-deltas --log-error-stack --fingerprint-mode "
+        "hash --h11-max-incomplete-event-size 65536 --h11-max-header-count 64 --enable-offline-docs "
+        "--renderer-num-workers 4 --interleave-mm-strings --mm-shm-cache-max-object-size-mb 64 --exclude-tools-when-tool-choice-none",
+        {"speculative_config": {"model": "d"}},
+    ),
+    (
+        f"{E4B} --kv-cache-metrics --kv-cache-metrics-sample 0.1 --enable-mfu-metrics --no-cudagraph-metrics "
+        "-ac.backend FLASH_ATTN --kernel-config '{}' --numa-bind --numa-bind-nodes 0 1 --ignore-patterns a b "
+        "--safetensors-prefetch-num-threads 4 --safetensors-prefetch-block-size 16M --distributed-timeout-seconds 60 "
+        "--all2all-backend mori --enable-eplb --eplb-config.window_size 100",
+        {},
+    ),
 ]
 
 
@@ -156,12 +180,18 @@ def test_a_recipe(line: str, expected: dict[str, Any], served: list[ServerConfig
 
 def test_what_has_no_effect_says_so_in_a_line(served: list[ServerConfig], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert main(["serve", "m", "--block-size", "16", "-O3", "--no-use-v2-block-manager"]) == 0
+        assert (
+            main(
+                ["serve", "m", "--block-size", "16", "-O3", "--no-use-v2-block-manager", "--numa-bind-nodes", "0", "1"]
+            )
+            == 0
+        )
     assert [record.getMessage() for record in caplog.records] == [
         "--block-size 16 has no effect: the size of a page follows from the model.",
         "--optimization-level 3 has no effect: kernels are written by hand and steps captured as graphs, so there is "
         "nothing to compile.",
         "--no-use-v2-block-manager has no effect: there is one cache.",
+        "--numa-bind-nodes 0 1 has no effect: the system places processes; start the server with numactl to bind it.",
     ]
 
 
@@ -173,6 +203,10 @@ def test_what_has_no_effect_says_so_in_a_line(served: list[ServerConfig], caplog
             "--no-enable-chunked-prefill",
             "--no-enable-chunked-prefill is not possible: every prompt is computed in chunks",
         ),
+        ("--logprobs-mode processed_logits", "those of the model's own logits"),
+        ("--no-enable-tokenizer-info-endpoint", "/tokenizer_info always answers"),
+        ("--no-exclude-tools-when-tool-choice-none", "the prompt never has tool definitions"),
+        ("--scheduling-policy lifo", "choose from"),
         ("--enable-lora", "merge them into the weights"),
         ("--cpu-offload-gb 10", "--quantization makes them smaller"),
         ("--kv-transfer-config '{}'", "keys and values stay in the engine"),

@@ -91,6 +91,7 @@ def make_engine(
     max_num_encoded_rows: int = 0,
     max_step_seconds: float | None = None,
     max_num_rows_ahead: int = 0,
+    heeds_priority: bool = True,
 ) -> FakeEngine:
     manager = KVCacheManager(
         layout,
@@ -109,6 +110,7 @@ def make_engine(
         max_num_encoded_rows=max_num_encoded_rows,
         max_step_seconds=max_step_seconds,
         max_num_rows_ahead=max_num_rows_ahead,
+        heeds_priority=heeds_priority,
     )
     runner = FakeRunner(
         layout,

@@ -66,12 +66,13 @@ def test_a_long_prompt_is_computed_beside_decoding_requests() -> None:
     assert len(engine.output_token_ids["short"]) == 8
 
 
-def test_lower_priority_numbers_and_earlier_arrivals_go_first() -> None:
-    engine = make_engine(LAYOUT, num_blocks=100, max_num_seqs=1)
+@pytest.mark.parametrize(("heeds_priority", "expected"), [(True, ["d", "c", "b", "a"]), (False, ["a", "c", "b", "d"])])
+def test_lower_priority_numbers_and_earlier_arrivals_go_first(heeds_priority: bool, expected: list[str]) -> None:
+    engine = make_engine(LAYOUT, num_blocks=100, max_num_seqs=1, heeds_priority=heeds_priority)
     for name, priority, arrival in (("a", 1, 0.0), ("b", 0, 2.0), ("c", 0, 1.0), ("d", -1, 3.0)):
         engine.submit(make_request(name, [1, 2, 3], max_tokens=2, priority=priority, arrival_time=arrival))
     engine.run()
-    assert list(engine.finish_reasons) == ["d", "c", "b", "a"]
+    assert list(engine.finish_reasons) == expected
 
 
 def test_the_head_of_the_line_is_not_overtaken_for_memory() -> None:

@@ -104,7 +104,13 @@ def scripted(tokenizer: Tokenizer) -> Scripted:
             }
         )
         names = config.served_model_name or (MODEL_NAME,)
-        served = ServedModel(names=names, root=MODEL_NAME, vocab_size=480, asked=asked)
+        served = ServedModel(
+            names=names,
+            root=MODEL_NAME,
+            vocab_size=480,
+            asked=asked,
+            names_tokens_by_id=config.return_tokens_as_token_ids,
+        )
         with running(make_app(config, speaker, served), config) as server:
             yield server, speaker
         assert speaker.is_closed

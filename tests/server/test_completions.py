@@ -115,6 +115,16 @@ def test_stop_tokens_are_named(scripted: Scripted) -> None:
     assert (answer["stop_reason"], answer["finish_reason"], answer["token_ids"]) == (283, "stop", [281, 282, 283])
 
 
+def test_a_server_may_name_tokens_by_their_ids(scripted: Scripted) -> None:
+    chat = {"messages": [{"role": "user", "content": "one"}], "logprobs": True}
+    with scripted([281, END], return_tokens_as_token_ids=True) as (server, _):
+        assert ask(server, logprobs=0)["choices"][0]["logprobs"]["tokens"] == ["token_id:281", f"token_id:{END}"]
+        asked_otherwise = ask(server, logprobs=0, return_tokens_as_token_ids=False)
+        (content, _) = server.post("/v1/chat/completions", chat).json()["choices"][0]["logprobs"]["content"]
+    assert "token_id:281" not in asked_otherwise["choices"][0]["logprobs"]["tokens"]
+    assert content["token"] == "token_id:281"
+
+
 def test_log_probabilities(scripted: Scripted, tokenizer: Tokenizer) -> None:
     with scripted(TEXT) as (server, _):
         whole = ask(server, logprobs=2)["choices"][0]["logprobs"]

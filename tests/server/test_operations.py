@@ -40,6 +40,14 @@ def test_models_version_and_documents(scripted: Scripted) -> None:
         assert "openapi.json" in server.get("/docs").text
 
 
+def test_without_documents(scripted: Scripted) -> None:
+    with scripted("one", disable_fastapi_docs=True) as (server, _):
+        for path in ("/docs", "/openapi.json"):
+            refused = server.get(path)
+            assert refused.status_code == 404
+            assert refused.json()["error"]["message"] == f"There is no {path} on this server."
+
+
 def test_tokenize_and_back(scripted: Scripted) -> None:
     with scripted("one") as (server, _):
         answer = server.post("/tokenize", {"prompt": "one café", "return_token_strs": True}).json()

@@ -91,9 +91,8 @@ def add_idle_flags(parser: argparse.ArgumentParser) -> None:
         flag = name.replace("_", "-")
         if f"--{flag}" not in parser._option_string_actions:
             flags = (f"--{flag}", f"--no-{flag}") if setting.is_switch else (f"--{flag}", *setting.also)
-            parser.add_argument(
-                *flags, dest=name, nargs=0 if setting.is_switch else None, action=_Idle, help=argparse.SUPPRESS
-            )
+            nargs = 0 if setting.is_switch else "+" if setting.takes_several else None
+            parser.add_argument(*flags, dest=name, nargs=nargs, action=_Idle, help=argparse.SUPPRESS)
 
 
 def add_common_flags(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,12 @@ from facet.errors import ConfigError
 EXIT_USER_ERROR = 2
 _MOST_IN_USAGE = 20  # flags that the first line of help names; of more, it would be a page
 _FLAG = re.compile(r"--|-[A-Za-z]+\.")  # -O.mode, but no -0.5
+# vLLM's short ways to write one key of an object.
+_ONE_KEY = {
+    "--spec-method": "--speculative-config.method",
+    "--spec-model": "--speculative-config.model",
+    "--spec-tokens": "--speculative-config.num_speculative_tokens",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -99,6 +105,7 @@ def spelled_out(arguments: Sequence[str]) -> list[str]:
             result.append(argument)
             continue
         name, equals, value = argument.partition("=")
+        name = _ONE_KEY.get(name.replace("_", "-"), name)
         name, dot, keys = name.partition(".")
         name = name.replace("_", "-") if name.startswith("--") else name
         if not dot:

@@ -104,6 +104,7 @@ class Engine:
                 max_num_rows_ahead=max(settings.graph_sizes, default=0) if settings.overlapped else 0,
                 max_num_encoded_rows=settings.max_num_encoded_rows,
                 num_encoder_rows=0 if settings.encoder is None else settings.encoder.num_rows,
+                heeds_priority=settings.heeds_priority,
                 max_step_seconds=settings.max_step_seconds,
             ),
         )

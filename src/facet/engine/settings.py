@@ -79,6 +79,7 @@ class EngineSettings:
     fast_prefill: bool
     overlapped: bool
     poison_freed_blocks: bool
+    heeds_priority: bool = True  # of requests
     weight_lines: tuple[str, ...] = ()  # how weights are quantized, and what of the checkpoint is not used
     widened: str | None = None  # said of what is stored in bfloat16 and computed in float32
     arithmetic: str = ""  # whether answers are batch-invariant, for people; empty: on a CPU they are not
@@ -183,6 +184,7 @@ def resolve(
         # A CPU computes a step while it is launched: to settle it later would only deliver its tokens later.
         overlapped=config.async_scheduling and on_gpu,
         poison_freed_blocks=config.debug_poison_freed_blocks,
+        heeds_priority=config.scheduling_policy == "priority",
         weight_lines=weight_lines,
         widened=_widened_line(config, model),
         arithmetic=BATCH_INVARIANT_LINE if shape.is_batch_invariant else NOT_BATCH_INVARIANT_LINE,

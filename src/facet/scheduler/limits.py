@@ -18,6 +18,7 @@ class Limits:
     max_num_rows_ahead: int = 0  # of a step that is launched ahead of the tokens and drafts before it; 0: none is
     max_num_encoded_rows: int = 0  # that towers make in one step, unless a single item has more
     num_encoder_rows: int = 0  # of media, that the runner keeps
+    heeds_priority: bool = True  # of requests; else they run in the order in which they arrive
     max_step_seconds: float | None = None  # that a step with prompts may take while others generate; None: any time
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ class RequestState:
     request: Request
     max_num_tokens: int  # prompt and output together
     chain: PrefixChain | None  # of the prompt; None: prefixes are not cached
+    priority: int = 0  # of the request, unless the server lets none overtake
     output_token_ids: list[int] = field(default_factory=list)
     seat: int | None = None  # None: waiting
     num_pending: int = 0  # while waiting: tokens that were sampled before a preemption and are not yet known
@@ -39,7 +40,7 @@ class RequestState:
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
-        self.order_key = (self.request.priority, self.request.arrival_time, self.number)
+        self.order_key = (self.priority, self.request.arrival_time, self.number)
         eos_token_ids = () if sampling.ignore_eos else self.request.eos_token_ids
         self.stop_token_ids = frozenset((*eos_token_ids, *sampling.stop_token_ids))
         self.num_tokens_before_stop = sampling.min_tokens

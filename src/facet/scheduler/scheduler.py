@@ -68,6 +68,7 @@ class Scheduler:
                 request=request,
                 max_num_tokens=max_num_tokens(request, self.limits),
                 chain=chain,
+                priority=request.priority if self.limits.heeds_priority else 0,
             )
         )
 

@@ -41,6 +41,8 @@ from facet.server.stats_log import log_stats
 from facet.server.token_routes import DetokenizeEndpoint, ModelsEndpoint, TokenizeEndpoint
 from facet.server.traces import Traces
 
+_DOCS = "/docs"
+
 
 def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> Starlette:
     """An app that owns `engine` from its start-up to its shutdown."""
@@ -106,9 +108,15 @@ def _routes(frontend: Frontend) -> list[Route]:
         Route("/load", guarded(operations.load), methods=["GET"]),
         Route("/metrics", guarded(operations.metrics), methods=["GET"]),
         Route("/reset_prefix_cache", guarded(operations.reset_prefix_cache), methods=["POST"]),
-        Route("/openapi.json", guarded(operations.openapi), methods=["GET"]),
-        Route("/docs", guarded(operations.docs), methods=["GET"]),
+        *(_documents(operations) if not frontend.config.disable_fastapi_docs else []),
         *(_sleep_routes(frontend) if frontend.config.enable_sleep_mode else []),
+    ]
+
+
+def _documents(operations: OperationsEndpoints) -> list[Route]:
+    return [
+        Route("/openapi.json", guarded(operations.openapi), methods=["GET"]),
+        Route(_DOCS, guarded(operations.docs), methods=["GET"]),
     ]
 
 
@@ -165,8 +173,10 @@ async def _not_found(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, with the same error format as everything else."""
     assert isinstance(error, HTTPException), "registered for these alone"
     path, message = path_of(request.scope), error.detail
+    has_docs = any(route.path == _DOCS for route in request.app.routes)
+    hint = f" {_DOCS} lists the paths." if has_docs else ""
     if error.status_code == 404:
-        message = f"There is no {path} on this server.{_meant(request, path)} /docs lists the paths."
+        message = f"There is no {path} on this server.{_meant(request, path)}{hint}"
     elif error.status_code == 405:
-        message = f"{path} does not support {request.method}. /docs lists the paths."
+        message = f"{path} does not support {request.method}.{hint}"
     return dialect_of(path).error_response(HttpError(error.status_code, message), error.headers)

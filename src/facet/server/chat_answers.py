@@ -62,7 +62,7 @@ class ChatExchange:
         self._ends_with_usage = fields.wants_usage_at_end or always_ends_with_usage
         tokenizer, reply_format = model.asked.require_tokenizer(), prepared.reply_format
         assert reply_format is not None, "a chat is answered with a reply"
-        self._shapes = LogprobShapes(tokenizer, as_token_ids=bool(fields.return_tokens_as_token_ids))
+        self._shapes = model.logprob_shapes(fields.return_tokens_as_token_ids)
         keeps_thoughts = fields.include_reasoning is not False
         self._echoed = last_reply(fields.messages) if fields.echo else ""
         self.answers: Sequence[ChatAnswer] = [

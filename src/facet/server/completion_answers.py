@@ -39,14 +39,14 @@ class CompletionForm:
     shapes: LogprobShapes
 
     @classmethod
-    def of(cls, fields: CompletionRequest, tokenizer: Tokenizer | None) -> "CompletionForm":
+    def of(cls, fields: CompletionRequest, model: ServedModel) -> "CompletionForm":
         return cls(
             num_others=len(fields.logprob_token_ids) if fields.logprob_token_ids else fields.logprobs,
             echo=bool(fields.echo),
             echo_only=fields.is_echo_only,
-            return_token_ids=bool(fields.return_token_ids) or tokenizer is None,
+            return_token_ids=bool(fields.return_token_ids) or model.asked.tokenizer is None,
             return_prompt_logprobs=fields.prompt_logprobs is not None,
-            shapes=LogprobShapes(tokenizer, as_token_ids=bool(fields.return_tokens_as_token_ids)),
+            shapes=model.logprob_shapes(fields.return_tokens_as_token_ids),
         )
 
 
@@ -73,7 +73,7 @@ class CompletionExchange:
         self._always_has_usage = fields.wants_usage_always
         self._ends_with_usage = fields.wants_usage_at_end or always_ends_with_usage
         tokenizer = model.asked.tokenizer
-        form = CompletionForm.of(fields, tokenizer)
+        form = CompletionForm.of(fields, model)
         self.answers: Sequence[CompletionAnswer] = [
             CompletionAnswer(index, request, echo, form, tokenizer)
             for index, (request, echo) in enumerate(zip(requests, echoes, strict=True))

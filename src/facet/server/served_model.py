@@ -9,6 +9,7 @@ from facet.engine.messages import EngineInfo
 from facet.errors import RequestError
 from facet.prompts import AskedModel, PromptFiles, make_asked_model
 from facet.server.errors import HttpError
+from facet.server.logprobs import LogprobShapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class ServedModel:
     vocab_size: int
     asked: AskedModel
     max_logprobs: int = 20
+    names_tokens_by_id: bool = False  # in log-probabilities, where a request does not say
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -43,6 +45,11 @@ class ServedModel:
                 field=field,
             )
 
+    def logprob_shapes(self, as_token_ids: bool | None) -> LogprobShapes:
+        """How a request gets log-probabilities that says so much about the names of tokens."""
+        named_by_id = self.names_tokens_by_id if as_token_ids is None else as_token_ids
+        return LogprobShapes(self.asked.tokenizer, as_token_ids=named_by_id)
+
     def check_num_named(self, token_ids: Sequence[int] | None) -> None:
         if token_ids is not None and 0 <= self.max_logprobs < len(token_ids):
             raise RequestError(
@@ -66,4 +73,5 @@ def make_served_model(config: ServerConfig, files: PromptFiles, info: EngineInfo
             media_kinds=info.media_kinds,
         ),
         max_logprobs=config.max_logprobs,
+        names_tokens_by_id=config.return_tokens_as_token_ids,
     )
