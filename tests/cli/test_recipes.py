@@ -139,7 +139,8 @@ RECIPES: list[tuple[str, dict[str, Any]]] = [
         f"{E4B} --spec-model=d --enable-tokenizer-info-endpoint --logprobs-mode raw_logprobs --max-cpu-loras 2 "
         "--disable-access-log-for-endpoints /health,/ping --no-enable-log-deltas --log-error-stack --fingerprint-mode "
         "hash --h11-max-incomplete-event-size 65536 --h11-max-header-count 64 --enable-offline-docs "
-        "--renderer-num-workers 4 --interleave-mm-strings --mm-shm-cache-max-object-size-mb 64 --exclude-tools-when-tool-choice-none",
+        "--renderer-num-workers 4 --interleave-mm-strings --mm-shm-cache-max-object-size-mb 64 "
+        "--exclude-tools-when-tool-choice-none",
         {"speculative_config": {"model": "d"}},
     ),
     (
