@@ -11,7 +11,7 @@ from typing import Any
 from facet.chat.formats import find_thought
 from facet.chat.media_parts import MediaParts
 from facet.chat.messages import normalize_messages
-from facet.chat.tool_choice import normalize_tools, template_variables
+from facet.chat.tool_choice import ToolUse, normalize_tools, template_variables
 from facet.errors import RequestError
 from facet.grammar_spec import GrammarSpec
 from facet.media_span import MediaKind
@@ -27,6 +27,9 @@ from facet.sampling_params import MODEL_CONTEXT, SamplingParams
 from facet.thoughts import ThoughtTokens
 from facet.tokens.bad_words import bad_words_token_ids
 from facet.tokens.prompt_text import PromptText
+
+# What may be counted though it fits into no prompt: texts of several contexts, to be cut by whoever asks.
+TOKENIZED_CONTEXTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,51 +82,38 @@ def prepare(
     )
 
 
-def tokenize_messages(
-    model: AskedModel,
-    messages: object,
-    *,
-    tools: object,
-    add_generation_prompt: bool,
-    add_special_tokens: bool,
-    chat_template_kwargs: object,
-    chat_template: str | None = None,
-    media: Sequence[tuple[PreparedMedia, ...]] = (),
-    num_contexts: int = 1,
+def tokenize_chat(
+    question: ChatQuestion, model: AskedModel, media: Sequence[tuple[PreparedMedia, ...]] = ()
 ) -> ExpandedPrompt:
-    """The tokens of a conversation, for callers that ask for nothing else; refused beyond so many contexts."""
-    variables = template_variables(
-        chat_template_kwargs=chat_template_kwargs, default_chat_template_kwargs=model.template_variables
-    )
-    limit = model.text_limit(num_contexts=num_contexts)
-    limit.check_count(_num_items(messages, tools))
-    parts = model.media_parts()
-    prompt = model.template_for(chat_template).render(
-        normalize_messages(messages, parts.take),
-        tools=normalize_tools(tools).for_template,
-        add_generation_prompt=add_generation_prompt,
-        variables=variables,
-        limit=limit,
-    )
-    limit.check(prompt.text)
-    items = _items(parts, media)
-    return expand(prompt, items, model.media, model.require_tokenizer(), adds_special_tokens=add_special_tokens)
+    """The prompt of a conversation that is only to be counted or looked at, so it need not fit into the context."""
+    return _render(question, model, media, num_contexts=TOKENIZED_CONTEXTS).prompt
 
 
-def _prepare_chat(
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """The prompt of a conversation, as text and as tokens."""
+
+    text: str
+    prompt: ExpandedPrompt
+    tools: ToolUse
+    may_think: bool
+
+
+def _render(
     question: ChatQuestion,
     model: AskedModel,
-    request_ids: Sequence[str],
     media: Sequence[tuple[PreparedMedia, ...]],
-) -> PreparedQuestion:
-    template, tokenizer = model.template_for(question.chat_template), model.require_tokenizer()
-    limit = None if _is_cut(question) else model.text_limit()
+    *,
+    num_contexts: int = 1,
+) -> _Rendered:
+    template = model.template_for(question.chat_template)
+    limit = None if _is_cut(question) else model.text_limit(num_contexts=num_contexts)
     if limit is not None:
         limit.check_count(_num_items(question.messages, question.tools))
     parts = model.media_parts()
     messages = normalize_messages(question.messages, parts.take)
     items = _items(parts, media)
-    use = normalize_tools(question.tools, question.tool_choice)
+    tools = normalize_tools(question.tools, question.tool_choice)
     variables = template_variables(
         reasoning_effort=question.reasoning_effort,
         chat_template_kwargs=question.chat_template_kwargs,
@@ -134,7 +124,7 @@ def _prepare_chat(
     seam = mark_end(messages) if question.continue_final_message else None
     prompt = template.render(
         messages,
-        tools=use.for_template,
+        tools=tools.for_template,
         documents=question.documents,
         add_generation_prompt=question.add_generation_prompt and seam is None,
         variables=variables,
@@ -142,27 +132,37 @@ def _prepare_chat(
     )
     if seam is not None:
         prompt = cut_at(seam, prompt)
-    expanded = _expand(prompt, items, model, question)
-    thought = _thought(question, expanded.token_ids, model)
+    expanded = _expand(prompt, items, model, question, num_contexts=num_contexts)
+    return _Rendered(prompt.text, expanded, tools, variables["enable_thinking"])
+
+
+def _prepare_chat(
+    question: ChatQuestion,
+    model: AskedModel,
+    request_ids: Sequence[str],
+    media: Sequence[tuple[PreparedMedia, ...]],
+) -> PreparedQuestion:
+    rendered = _render(question, model, media)
+    thought = _thought(question, rendered.prompt.token_ids, model)
     starts_in_thought = thought is not None and thought.is_open
     grammar = chat_grammar(
         question,
-        use,
-        tokenizer,
-        may_think=variables["enable_thinking"],
+        rendered.tools,
+        model.require_tokenizer(),
+        may_think=rendered.may_think,
         starts_in_thought=starts_in_thought,
         any_whitespace=model.any_whitespace,
     )
     return PreparedQuestion(
-        prompt_text=prompt.text,
-        requests=_make_requests(question, expanded, grammar, thought, model, request_ids),
+        prompt_text=rendered.text,
+        requests=_make_requests(question, rendered.prompt, grammar, thought, model, request_ids),
         reply_format=ReplyFormat(
-            offers_tools=use.choice.mode != "none",
+            offers_tools=rendered.tools.choice.mode != "none",
             starts_in_thought=starts_in_thought,
             ends_after_one_call=not question.parallel_tool_calls,
-            custom_tools=frozenset(use.custom),
+            custom_tools=frozenset(rendered.tools.custom),
         ),
-        media=expanded.media,
+        media=rendered.prompt.media,
     )
 
 
@@ -183,7 +183,7 @@ def _is_cut(question: Question) -> bool:
 
 
 def _encode(
-    prompt: PromptText | Sequence[int], model: AskedModel, question: TextQuestion | ChatQuestion
+    prompt: PromptText | Sequence[int], model: AskedModel, question: TextQuestion | ChatQuestion, *, num_contexts: int
 ) -> tuple[int, ...]:
     """Token ids of the prompt, cut from the left where the question asks for that."""
     sampling = question.sampling
@@ -193,7 +193,7 @@ def _encode(
     if not isinstance(prompt, PromptText):
         return tuple(prompt if limit is None else prompt[-limit:])
     if limit is None:
-        model.text_limit().check(prompt.text)
+        model.text_limit(num_contexts=num_contexts).check(prompt.text)
     return tuple(
         model.require_tokenizer().encode_prompt(
             prompt, add_special_tokens=question.add_special_tokens, max_tokens=limit
@@ -206,10 +206,12 @@ def _expand(
     items: Sequence[Item],
     model: AskedModel,
     question: TextQuestion | ChatQuestion,
+    *,
+    num_contexts: int = 1,
 ) -> ExpandedPrompt:
-    """Token ids of a prompt, with media in their places."""
+    """Token ids of a prompt, with media in their places; refused where its text surely fills more contexts."""
     if not items:
-        return ExpandedPrompt(token_ids=_encode(prompt, model, question))
+        return ExpandedPrompt(token_ids=_encode(prompt, model, question, num_contexts=num_contexts))
     if not isinstance(prompt, PromptText):
         raise RequestError(
             "multi_modal_data needs a prompt with placeholders in words. Give text instead of token ids.",
@@ -220,7 +222,7 @@ def _expand(
             "truncate_prompt_tokens is given, but a prompt with pictures, sound or video is not cut. Leave it out.",
             field="truncate_prompt_tokens",
         )
-    model.text_limit().check(prompt.text)
+    model.text_limit(num_contexts=num_contexts).check(prompt.text)
     tokenizer = model.require_tokenizer()
     return expand(
         prompt,

@@ -10,7 +10,7 @@ from facet.server.chat_answers import ChatExchange
 from facet.server.dialect import renaming
 from facet.server.exchange import carry_out
 from facet.server.frontend import Frontend, response_id_of
-from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest, names_used, reasoning_settings
+from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest, check_end, names_used, reasoning_settings
 from facet.server.protocol.legacy_functions import as_tool_choice, as_tool_messages, as_tools, refuse_mixture
 from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
 
@@ -48,12 +48,9 @@ class ChatEndpoint:
             if getattr(fields, name) is not None and not fields.logprobs:
                 raise RequestError(f"{name} needs logprobs. Set logprobs to true.", field=name)
         model.check_logprobs(fields.prompt_logprobs, "prompt_logprobs")
-        if fields.continue_final_message and fields.add_generation_prompt:
-            raise RequestError(
-                "continue_final_message goes on with the last message and add_generation_prompt begins a new one. Set "
-                "one of them.",
-                field="continue_final_message",
-            )
+        check_end(
+            continue_final_message=fields.continue_final_message, add_generation_prompt=fields.add_generation_prompt
+        )
         given, reasoning = sampling_settings(fields), reasoning_settings(fields)
         if reasoning.max_tokens is not None:
             given["thinking_token_budget"] = reasoning.max_tokens

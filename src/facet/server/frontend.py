@@ -18,6 +18,7 @@ from starlette.responses import Response
 from facet.config import ServerConfig
 from facet.errors import RequestError
 from facet.prompts import ChatQuestion, PreparedQuestion, TextQuestion, prepare
+from facet.prompts.preparing import tokenize_chat
 from facet.server.body import Decoder, read_body
 from facet.server.dialect import OPENAI, Dialect
 from facet.server.engine_bridge import EngineBridge
@@ -84,6 +85,11 @@ class Frontend:
         request_ids = self.bridge.new_ids(response_id, n)
         media = await self.media.read(question, self.model.asked)
         return await self.in_thread(partial(prepare, question, self.model.asked, request_ids, media))
+
+    async def count_tokens(self, question: ChatQuestion) -> int:
+        """Of a prompt that nobody answers: it may be too long for that, and the server may be busy."""
+        media = await self.media.read(question, self.model.asked)
+        return len((await self.in_thread(partial(tokenize_chat, question, self.model.asked, media))).token_ids)
 
 
 def check_count(num_prompts: int, n: int, limit: int) -> None:

@@ -39,9 +39,17 @@ class MediaDesk:
             # The others would keep threads busy for an answer that has been given, maybe on hosts that are slow.
             for other in reads:
                 other.cancel()
+            await asyncio.gather(*reads, return_exceptions=True)  # none begins once the answer has been given
             raise
         self._observe(time.monotonic() - start)
         return read
+
+    async def read_sound(self, data: bytes, where: str) -> tuple[PreparedMedia, ...]:
+        """A file of sound, prepared, in pieces that the model hears."""
+        start, loop = time.monotonic(), asyncio.get_running_loop()
+        pieces = await loop.run_in_executor(self._pool, self._reader.read_pieces, data, where)
+        self._observe(time.monotonic() - start)
+        return pieces
 
     async def _read(self, part: MediaPart, turns: asyncio.Semaphore) -> tuple[PreparedMedia, ...]:
         loop = asyncio.get_running_loop()

@@ -8,11 +8,12 @@ from starlette.responses import Response
 
 from facet.errors import RequestError
 from facet.prepared_media import PreparedMedia
-from facet.prompts.preparing import tokenize_messages
+from facet.prompts.preparing import TOKENIZED_CONTEXTS, tokenize_chat
 from facet.prompts.questions import ChatQuestion
 from facet.sampling_params import SamplingParams
 from facet.server.body import BodyDecoder
 from facet.server.frontend import Frontend, json_response
+from facet.server.protocol.chat import check_end
 from facet.server.protocol.tokenizing import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -23,9 +24,6 @@ from facet.server.protocol.tokenizing import (
     TokenizeResponse,
 )
 from facet.tokens.prompt_text import PromptText
-
-# What may be counted though it fits in no prompt: texts of several contexts, to be cut by whoever asks.
-TOKENIZED_CONTEXTS = 8
 
 
 class TokenizeEndpoint:
@@ -39,12 +37,17 @@ class TokenizeEndpoint:
             self._frontend.model.check_name(fields.model)
             if (fields.prompt is None) == (fields.messages is None):
                 raise RequestError("Send either prompt or messages.", field="prompt")
-            media = await self._frontend.media.read(_question(fields), self._frontend.model.asked)
-            return json_response(await self._frontend.in_thread(partial(self._tokenize, fields, media)))
+            if fields.prompt is not None:
+                return json_response(await self._frontend.in_thread(partial(self._tokenize_prompt, fields)))
+            question, asked = _question(fields), self._frontend.model.asked
+            media = await self._frontend.media.read(question, asked)
+            prompt = await self._frontend.in_thread(partial(tokenize_chat, question, asked, media))
+            return json_response(self._response(fields, prompt.token_ids, media))
 
-    def _tokenize(self, fields: TokenizeRequest, media: Sequence[tuple[PreparedMedia, ...]]) -> TokenizeResponse:
+    def _response(
+        self, fields: TokenizeRequest, ids: Sequence[int], media: Sequence[tuple[PreparedMedia, ...]] = ()
+    ) -> TokenizeResponse:
         model = self._frontend.model
-        ids = self._message_tokens(fields, media) if fields.prompt is None else self._prompt_tokens(fields)
         strings = None
         if fields.return_token_strs:
             tokenizer = model.asked.require_tokenizer()
@@ -52,31 +55,28 @@ class TokenizeEndpoint:
         counts = [MediaTokenCount(item[0].kind, sum(each.num_tokens for each in item)) for item in media]
         return TokenizeResponse(len(ids), model.max_model_len, list(ids), strings, counts)
 
-    def _message_tokens(self, fields: TokenizeRequest, media: Sequence[tuple[PreparedMedia, ...]]) -> Sequence[int]:
-        return tokenize_messages(
-            self._frontend.model.asked,
-            fields.messages,
-            tools=fields.tools,
-            add_generation_prompt=fields.add_generation_prompt is not False,
-            add_special_tokens=bool(fields.add_special_tokens),
-            chat_template_kwargs=fields.chat_template_kwargs,
-            chat_template=fields.chat_template,
-            media=media,
-            num_contexts=TOKENIZED_CONTEXTS,
-        ).token_ids
-
-    def _prompt_tokens(self, fields: TokenizeRequest) -> Sequence[int]:
+    def _tokenize_prompt(self, fields: TokenizeRequest) -> TokenizeResponse:
         asked, text = self._frontend.model.asked, fields.prompt or ""
         tokenizer = asked.require_tokenizer()
         asked.text_limit(num_contexts=TOKENIZED_CONTEXTS).check(text)
         prompt = PromptText.from_outside(text) if fields.split_special_tokens else PromptText(text)
-        return tokenizer.encode_prompt(prompt, add_special_tokens=fields.add_special_tokens is not False)
+        ids = tokenizer.encode_prompt(prompt, add_special_tokens=fields.add_special_tokens is not False)
+        return self._response(fields, ids)
 
 
 def _question(fields: TokenizeRequest) -> ChatQuestion:
-    """As far as media are concerned."""
+    """Of messages, as chat completions would ask it."""
+    check_end(continue_final_message=fields.continue_final_message, add_generation_prompt=fields.add_generation_prompt)
     return ChatQuestion(
-        messages=fields.messages, sampling=SamplingParams(), mm_processor_kwargs=fields.mm_processor_kwargs
+        messages=fields.messages,
+        sampling=SamplingParams(),
+        tools=fields.tools,
+        chat_template=fields.chat_template,
+        chat_template_kwargs=fields.chat_template_kwargs,
+        mm_processor_kwargs=fields.mm_processor_kwargs,
+        add_generation_prompt=fields.add_generation_prompt is not False,
+        continue_final_message=bool(fields.continue_final_message),
+        add_special_tokens=bool(fields.add_special_tokens),
     )
 
 

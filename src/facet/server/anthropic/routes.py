@@ -44,5 +44,4 @@ class TokenCountEndpoint:
         fields: CountTokensRequest
         async with frontend.reading(request, self._decoder) as fields:
             model.check_name(fields.model)
-            prepared = await frontend.prepare(make_question(fields, model.asked), "count")
-        return json_response(TokenCount(len(prepared.prompt_token_ids)))
+            return json_response(TokenCount(await frontend.count_tokens(make_question(fields, model.asked))))

@@ -58,6 +58,15 @@ def names_used(fields: ChatRequest) -> dict[str, str]:
     return names
 
 
+def check_end(*, continue_final_message: bool | None, add_generation_prompt: bool | None) -> None:
+    if continue_final_message and add_generation_prompt:
+        raise RequestError(
+            "continue_final_message goes on with the last message and add_generation_prompt begins a new one. Set one "
+            "of them.",
+            field="continue_final_message",
+        )
+
+
 UNSUPPORTED_IN_CHAT = {
     "audio": "Only text is generated.",
     "web_search_options": "Offer a tool that searches.",

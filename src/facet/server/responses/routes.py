@@ -59,8 +59,8 @@ class ResponsesEndpoints:
         async with frontend.reading(request, self._decoder) as fields:
             model.check_name(fields.model)
             conversation = self._conversation(fields, key_digest_of(request))
-            prepared = await frontend.prepare(make_question(fields, conversation.messages, model.asked), "count")
-        return json_response(InputTokens(len(prepared.prompt_token_ids)))
+            question = make_question(fields, conversation.messages, model.asked)
+            return json_response(InputTokens(await frontend.count_tokens(question)))
 
     async def retrieve(self, request: Request) -> Response:
         if request.query_params.get("stream", "false").lower() == "true":
