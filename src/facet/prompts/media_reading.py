@@ -27,6 +27,8 @@ from facet.prompts.questions import ChatQuestion, TextQuestion
 
 # That read parts at the same time. Most of them wait, for a host on the web or for a process that decodes.
 NUM_THREADS = 8
+# The longest clip that Gemma models were made for; some take longer ones, but hear them less well.
+CLIP_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,13 @@ class MediaReader:
                 return run("prepare_sound_file", self.spec.sounds)
             case "video":
                 return run("prepare_video_file", self.spec.videos, part.options)
+
+    def read_pieces(self, data: bytes, where: str) -> tuple[PreparedMedia, ...]:
+        """A file of sound, however long, in pieces that the model hears; blocks."""
+        spec, limits = self.spec.sounds, self.sources.limits
+        assert spec is not None, "asked of models that hear"
+        seconds = CLIP_SECONDS if spec.max_samples is None else min(CLIP_SECONDS, spec.max_samples / spec.sampling_rate)
+        return self.workers.run(f"{JOBS}.prepare_sound_pieces", data, spec, seconds, limits, where, where=where)
 
     def close(self) -> None:
         self.workers.close()

@@ -40,6 +40,7 @@ from facet.server.sleep_mode import SLEEP_PATHS, SleepEndpoints
 from facet.server.stats_log import log_stats
 from facet.server.token_routes import DetokenizeEndpoint, ModelsEndpoint, TokenizeEndpoint
 from facet.server.traces import Traces
+from facet.server.transcriptions.routes import TranscriptionEndpoint
 
 _DOCS = "/docs"
 
@@ -91,6 +92,8 @@ def _routes(frontend: Frontend) -> list[Route]:
         Route("/v1/responses/{response_id}", guarded(responses.retrieve, RESPONSES), methods=["GET"]),
         Route("/v1/responses/{response_id}", guarded(responses.delete, RESPONSES), methods=["DELETE"]),
         Route("/v1/responses/{response_id}/cancel", guarded(responses.cancel, RESPONSES), methods=["POST"]),
+        Route("/v1/audio/transcriptions", guarded(TranscriptionEndpoint(frontend, "transcribe")), methods=["POST"]),
+        Route("/v1/audio/translations", guarded(TranscriptionEndpoint(frontend, "translate")), methods=["POST"]),
         Route("/api/chat", guarded(ollama.chat, OLLAMA), methods=["POST"]),
         Route("/api/generate", guarded(ollama.generate, OLLAMA), methods=["POST"]),
         Route("/api/tags", guarded(ollama.tags, OLLAMA), methods=["GET"]),

@@ -24,6 +24,7 @@ from facet.server.protocol.tokenizing import (
     TokenizeResponse,
 )
 from facet.server.responses.wire import InputTokens, ResponseObject, ResponsesRequest
+from facet.server.transcriptions.wire import Transcription, TranscriptionRequest
 from facet.version import __version__
 
 _POSTS: tuple[tuple[str, str, type[Any], type[Any]], ...] = (
@@ -38,6 +39,10 @@ _POSTS: tuple[tuple[str, str, type[Any], type[Any]], ...] = (
     ("/api/show", "Describe a model, as Ollama does", ShowRequest, ModelDescription),
     ("/tokenize", "Text or messages to token ids", TokenizeRequest, TokenizeResponse),
     ("/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeResponse),
+)
+_FORMS: tuple[tuple[str, str, type[Any], type[Any]], ...] = (
+    ("/v1/audio/transcriptions", "Write down what is said in a sound", TranscriptionRequest, Transcription),
+    ("/v1/audio/translations", "Translate what is said in a sound", TranscriptionRequest, Transcription),
 )
 _GETS = (
     ("/api/tags", "The models of this server, as Ollama lists them"),
@@ -75,7 +80,7 @@ fetch("openapi.json").then(r => r.json()).then(api => {
     const item = document.createElement("details"), title = document.createElement("summary");
     title.textContent = method.toUpperCase() + " " + path + " : " + about.summary;
     item.append(title);
-    const body = about.requestBody && resolve(about.requestBody.content["application/json"].schema);
+    const body = about.requestBody && resolve(Object.values(about.requestBody.content)[0].schema);
     if (body) { const text = document.createElement("pre"); text.textContent = JSON.stringify(body.properties, null, 1);
       item.append(text); }
     document.getElementById("paths").append(item);
@@ -86,26 +91,26 @@ fetch("openapi.json").then(r => r.json()).then(api => {
 
 def openapi_document(*, sleeps: bool = False) -> dict[str, Any]:
     """`sleeps`: with the paths of sleep mode."""
-    types = [wire for _, _, request, response in _POSTS for wire in (request, response)] + [ModelList, ErrorBody]
+    types = [wire for _, _, request, response in (*_POSTS, *_FORMS) for wire in (request, response)]
+    types = list(dict.fromkeys((*types, ModelList, ErrorBody)))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
     failure = {"description": "What was wrong", "content": {"application/json": {"schema": by_type[ErrorBody]}}}
-    paths: dict[str, Any] = {
-        path: {
-            "post": {
-                "summary": summary,
-                "requestBody": {"required": True, "content": {"application/json": {"schema": by_type[request]}}},
-                "responses": {
-                    "200": {
-                        "description": "The response",
-                        "content": {"application/json": {"schema": by_type[response]}},
-                    },
-                    "default": failure,
-                },
+    paths: dict[str, Any] = {}
+    for body_type, posts in (("application/json", _POSTS), ("multipart/form-data", _FORMS)):
+        for path, summary, request, response in posts:
+            content = {"application/json": {"schema": by_type[response]}}
+            paths[path] = {
+                "post": {
+                    "summary": summary,
+                    "requestBody": {"required": True, "content": {body_type: {"schema": by_type[request]}}},
+                    "responses": {"200": {"description": "The response", "content": content}, "default": failure},
+                }
             }
-        }
-        for path, summary, request, response in _POSTS
-    }
+    for form in {form for _, _, form, _ in _FORMS}:
+        schema = components[form.__name__]
+        schema["properties"] = {"file": {"type": "string", "format": "binary"}, **schema["properties"]}
+        schema["required"] = ["file"]
     paths["/v1/models"] = {
         "get": {
             "summary": "The models of this server",
