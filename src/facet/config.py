@@ -211,7 +211,9 @@ class PromptConfig(EngineConfig):
         "auto", "where sampling defaults come from; auto: the model; vllm: neutral values; or a folder"
     )
     override_generation_config: Mapping[str, Any] | None = setting(
-        None, 'sampling defaults that override those, a JSON object such as {"temperature": 0.6}'
+        None,
+        'sampling defaults that override those, a JSON object such as {"temperature": 0.6}; max_new_tokens also limits '
+        "every answer of a server, whatever its request says, and max_tokens is a default only",
     )
     default_thinking_token_budget: int | None = setting(
         None,

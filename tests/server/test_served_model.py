@@ -49,9 +49,46 @@ def test_where_defaults_come_from(folder: Path, tmp_path_factory: pytest.TempPat
     other = tmp_path_factory.mktemp("other")
     (other / "generation_config.json").write_text('{"top_p": 0.5}')
     assert served(folder, generation_config=str(other)).asked.sampling_defaults == {"top_p": 0.5}
-    model = served(folder, override_generation_config={"temperature": 0.1, "max_new_tokens": 9})
+    model = served(folder, override_generation_config={"temperature": 0.1, "max_tokens": 9, "pad_token_id": 0})
     assert model.asked.sampling_defaults == {"temperature": 0.1, "top_k": 64}
-    assert model.asked.max_tokens_default == 9
+    assert (model.asked.max_tokens_default, model.asked.max_tokens_limit) == (9, None)
+
+
+def test_greedy_in_the_words_of_hugging_face(folder: Path) -> None:
+    assert served(folder, override_generation_config={"do_sample": False}).asked.sampling_defaults["temperature"] == 0
+    (folder / "generation_config.json").write_text('{"do_sample": false}')
+    assert served(folder).asked.sampling_defaults == {"temperature": 0}
+    assert served(folder, override_generation_config={"do_sample": True}).asked.sampling_defaults == {}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "given", "expected"),
+    [
+        ({"max_new_tokens": 9}, {}, (9, 0)),
+        ({"max_new_tokens": 9}, {"max_tokens": 5, "min_tokens": 5}, (5, 5)),
+        ({"max_new_tokens": 9}, {"max_tokens": 500, "min_tokens": 20}, (9, 9)),
+        ({"max_new_tokens": 9}, {"max_tokens": None}, (9, 0)),
+        ({"max_new_tokens": 9, "max_tokens": 4}, {}, (4, 0)),
+        ({"max_tokens": 4}, {"max_tokens": 500}, (500, 0)),
+        ({"max_new_tokens": None}, {}, (16, 0)),
+    ],
+    ids=str,
+)
+def test_answers_have_a_limit(
+    folder: Path, overrides: dict[str, Any], given: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    params = served(folder, override_generation_config=overrides).asked.sampling(given, max_tokens=16)
+    assert (params.max_tokens, params.min_tokens) == expected
+
+
+def test_a_limit_of_a_folder(folder: Path) -> None:
+    """Of one that was named; the model's own recommends."""
+    (folder / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    assert served(folder).asked.max_tokens_limit is None
+    assert served(folder, generation_config=str(folder)).asked.max_tokens_limit == 7
+    overrides = {"max_new_tokens": 8}
+    model = served(folder, generation_config=str(folder), override_generation_config=overrides)
+    assert model.asked.max_tokens_limit == 8
 
 
 def test_templates_from_a_flag(folder: Path) -> None:
@@ -94,6 +131,9 @@ def test_no_tokenizer(folder: Path) -> None:
         ({"generation_config": "nowhere"}, "--generation-config nowhere"),
         ({"override_generation_config": {"temprature": 1}}, "'temprature'"),
         ({"override_generation_config": {"temperature": -1}}, "temperature is -1"),
+        ({"override_generation_config": {"max_new_tokens": 0}}, "max_new_tokens is 0"),
+        ({"override_generation_config": {"do_sample": 1}}, "do_sample 1, but it must be true or false"),
+        ({"override_generation_config": {"eos_token_id": 1}}, "names 'eos_token_id'"),
         ({"chat_template": "nowhere.jinja"}, "--chat-template nowhere.jinja"),
         ({"structured_outputs_config": {"backend": "pen"}}, "backend 'pen' is unknown"),
     ],

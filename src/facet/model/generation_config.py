@@ -17,6 +17,7 @@ class GenerationConfig:
 
     eos_token_ids: tuple[int, ...] = ()
     sampling: tuple[tuple[str, float], ...] = ()
+    max_new_tokens: int | None = None
 
     def sampling_defaults(self) -> dict[str, Any]:
         return {name: int(value) if name == "top_k" else value for name, value in self.sampling}
@@ -39,4 +40,5 @@ def read_generation_config(folder: Path) -> GenerationConfig:
     return GenerationConfig(
         eos_token_ids=fields.token_ids("eos_token_id"),
         sampling=settings if samples else (("temperature", 0.0),),
+        max_new_tokens=fields.optional_integer("max_new_tokens", least=1),
     )

@@ -1,7 +1,7 @@
 """Describes the model as callers see it: its tokenizer, chat template, defaults and limits. Frozen."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class AskedModel:
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     any_whitespace: bool = False  # in JSON that follows a schema, unless a question says otherwise
     max_tokens_default: int | None = None  # for questions that name no max_tokens
+    max_tokens_limit: int | None = None  # of every answer, whatever its question says
     media: MediaSpec = field(default_factory=MediaSpec)  # what it reads besides text
     media_options: MediaOptions = field(default_factory=MediaOptions)  # where a question says nothing
     max_media: Mapping[MediaKind, int] = field(default_factory=dict)  # of a kind in one prompt; no limit if not named
@@ -39,7 +40,11 @@ class AskedModel:
     def sampling(self, given: Mapping[str, Any], *, max_tokens: int | None) -> SamplingParams:
         """The given settings over the model's defaults; `max_tokens` applies if neither has one."""
         default = max_tokens if self.max_tokens_default is None else self.max_tokens_default
-        return SamplingParams(**{**self.sampling_defaults, "max_tokens": default, **given})
+        params = SamplingParams(**{**self.sampling_defaults, "max_tokens": default, **given})
+        limit = self.max_tokens_limit
+        if limit is None or (params.max_tokens is not None and params.max_tokens <= limit):
+            return params
+        return replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
 
     def media_parts(self, *, takes_values: bool = True) -> MediaParts:
         """To be filled with the media of one conversation."""
@@ -119,14 +124,15 @@ def make_asked_model(
         raise ConfigError(f"The generation defaults cannot be used: {error}") from None
     return AskedModel(
         max_model_len=max_model_len,
-        eos_token_ids=files.eos_token_ids or eos_token_ids,
+        eos_token_ids=files.defaults.eos_token_ids or eos_token_ids,
         tokenizer=files.tokenizer,
         template=files.template,
         template_variables=config.default_chat_template_kwargs or {},
         trusts_request_templates=config.trust_request_chat_template,
-        sampling_defaults=files.sampling_defaults,
+        sampling_defaults=files.defaults.sampling,
         any_whitespace=files.any_whitespace,
-        max_tokens_default=files.max_tokens_default,
+        max_tokens_default=files.defaults.max_tokens,
+        max_tokens_limit=files.defaults.max_tokens_limit,
         media=media,
         media_options=_media_options(config, media),
         max_media=files.max_media,

@@ -13,13 +13,11 @@ from facet.config import PromptConfig
 from facet.errors import ConfigError, RequestError
 from facet.media.options import read_processor_kwargs
 from facet.media_span import MediaKind
-from facet.model.generation_config import GenerationConfig, read_generation_config
 from facet.model.hub import access_of, folder_of, local_folder
-from facet.sampling_params import SamplingParams
+from facet.prompts.generation_defaults import GenerationDefaults, read_generation_defaults, read_overrides
 from facet.tokens import Tokenizer
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens*", "*.jinja")
-_OVERRIDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _BACKENDS = ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")  # one does the work of all
 
 
@@ -30,9 +28,7 @@ class PromptFiles:
     folder: Path  # of the model
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
-    eos_token_ids: tuple[int, ...]
-    sampling_defaults: Mapping[str, Any]
-    max_tokens_default: int | None
+    defaults: GenerationDefaults
     any_whitespace: bool
     max_media: Mapping[MediaKind, int]
 
@@ -41,28 +37,17 @@ def read_prompt_files(config: PromptConfig) -> PromptFiles:
     """Finds the model, downloading it where it must, and reads its files. Refuses settings that cannot be used."""
     max_media = _max_media(config.limit_mm_per_prompt or {})
     any_whitespace = _any_whitespace(config)
-    sampling_overrides, max_tokens = _overrides(config)
+    overrides = read_overrides(config)
     _check_processor_kwargs(config)
     folder = folder_of(config)
-    generation = _generation_config(config, folder)
-    defaults = {**generation.sampling_defaults(), **sampling_overrides}
-    if not config.loop_guard:
-        defaults["loop_guard"] = False
-    if config.default_thinking_token_budget is not None:
-        defaults["thinking_token_budget"] = config.default_thinking_token_budget
-    try:
-        SamplingParams(**defaults, max_tokens=max_tokens)
-    except RequestError as error:
-        raise ConfigError(f"The generation defaults cannot be used: {error}") from None
+    defaults = read_generation_defaults(config, overrides, folder)
     tokenizer_folder = _tokenizer_folder(config, folder)
     tokenizer = None if config.skip_tokenizer_init else Tokenizer.from_folder(tokenizer_folder)
     return PromptFiles(
         folder=folder,
         tokenizer=tokenizer,
         template=None if tokenizer is None else _template(config, (tokenizer_folder, folder), tokenizer),
-        eos_token_ids=generation.eos_token_ids,
-        sampling_defaults=defaults,
-        max_tokens_default=max_tokens,
+        defaults=defaults,
         any_whitespace=any_whitespace,
         max_media=max_media,
     )
@@ -78,17 +63,6 @@ def _tokenizer_folder(config: PromptConfig, folder: Path) -> Path:
         access=access_of(config),
         needs_model=False,
     )
-
-
-def _overrides(config: PromptConfig) -> tuple[dict[str, Any], int | None]:
-    """Sampling defaults given by the user, and the largest number of tokens apart from them."""
-    overrides = dict(config.override_generation_config or {})
-    max_tokens = overrides.pop("max_new_tokens", overrides.pop("max_tokens", None))
-    if unknown := sorted(set(overrides) - set(_OVERRIDABLE)):
-        raise ConfigError(
-            f"--override-generation-config names {unknown[0]!r}. Known: {', '.join((*_OVERRIDABLE, 'max_new_tokens'))}."
-        )
-    return overrides, max_tokens
 
 
 def _any_whitespace(config: PromptConfig) -> bool:
@@ -123,18 +97,6 @@ def _max_media(given: Mapping[str, Any]) -> dict[MediaKind, int]:
             )
         limits[cast(MediaKind, kind)] = count
     return limits
-
-
-def _generation_config(config: PromptConfig, folder: Path) -> GenerationConfig:
-    if config.generation_config == "auto":
-        return read_generation_config(folder)
-    if config.generation_config == "vllm":
-        # Neutral sampling; which tokens end an answer is a fact about the model all the same.
-        return GenerationConfig(eos_token_ids=read_generation_config(folder).eos_token_ids)
-    path = Path(config.generation_config)
-    if not path.is_dir():
-        raise ConfigError(f"--generation-config {config.generation_config} is neither auto, vllm nor a folder.")
-    return read_generation_config(path)
 
 
 def _template(config: PromptConfig, folders: tuple[Path, Path], tokenizer: Tokenizer) -> ChatTemplate | None:
