@@ -20,7 +20,7 @@ from facet.bundled_model import find_bundled_model
 from facet.chat import ChatTemplate
 from facet.tokens import Tokenizer
 from tests.chat.random_conversations import FIELDS, make_conversation
-from tests.tokens.gemma_like import GEMMA3_TOKENS, GEMMA4_TOKENS, TEXT_TOKENS, build_gemma_like
+from tests.tokens.gemma_like import FUNCTION_TOKENS, GEMMA3_TOKENS, GEMMA4_TOKENS, TEXT_TOKENS, build_gemma_like
 
 NUM_CASES = int(os.environ.get("FACET_INJECTION_CASES", "40"))  # for each vocabulary
 IS_WHOLE_RUN = "FACET_INJECTION_CASES" in os.environ
@@ -67,18 +67,19 @@ def make_model(tokenizer: Tokenizer, source: str, *, has_tools: bool) -> Model:
     return Model(tokenizer, template, plain_template, has_tools)
 
 
-@pytest.fixture(scope="module", params=["gemma 3", "gemma 4", "bundled", "cutting"])
+@pytest.fixture(scope="module", params=["gemma 3", "gemma 4", "function gemma", "bundled", "cutting"])
 def model(request: pytest.FixtureRequest) -> Model:
     if request.param == "bundled":
         folder = find_bundled_model()
         source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
         return make_model(Tokenizer.from_folder(folder), source, has_tools=True)
-    names = GEMMA3_TOKENS if request.param == "gemma 3" else GEMMA4_TOKENS
-    tokenizer = Tokenizer(build_gemma_like(control_tokens=names, text_tokens=TEXT_TOKENS))
+    names = GEMMA3_TOKENS if request.param in ("gemma 3", "function gemma") else GEMMA4_TOKENS
+    unmarked = FUNCTION_TOKENS if request.param == "function gemma" else ()
+    tokenizer = Tokenizer(build_gemma_like(control_tokens=names, text_tokens=(*TEXT_TOKENS, *unmarked)))
     if request.param == "cutting":
         return make_model(tokenizer, CUTTING, has_tools=True)
     path = HERE / f"{request.param.replace(' ', '')}_like.jinja"
-    return make_model(tokenizer, path.read_text(encoding="utf-8"), has_tools=request.param == "gemma 4")
+    return make_model(tokenizer, path.read_text(encoding="utf-8"), has_tools=request.param != "gemma 3")
 
 
 def hostile_texts(rng: random.Random, markers: list[str]) -> Iterator[str]:

@@ -31,6 +31,11 @@ GEMMA3_TOKENS = (
     *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"),
     *("<start_of_image>", "<end_of_image>", "<image_soft_token>", "<start_of_audio>", "<audio_soft_token>"),
 )
+# FunctionGemma's beside those, which its tokenizer.json does not call special.
+FUNCTION_TOKENS = (
+    *("<start_function_declaration>", "<end_function_declaration>", "<start_function_call>", "<end_function_call>"),
+    *("<start_function_response>", "<end_function_response>", "<escape>"),
+)
 # Added tokens that are ordinary text in Gemma's vocabularies.
 TEXT_TOKENS = ("\n\n", "\n\n\n", "<table>", "</table>", "<h1>", "<unused7>", "[@BOS@]")
 BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
@@ -62,9 +67,14 @@ def build_gemma_like(
 
 
 def write_tokenizer_folder(
-    folder: Path, *, adds_bos: bool = False, control_tokens: Sequence[str] = CONTROL_TOKENS
+    folder: Path,
+    *,
+    adds_bos: bool = False,
+    control_tokens: Sequence[str] = CONTROL_TOKENS,
+    text_tokens: Sequence[str] = (),
 ) -> Path:
-    build_gemma_like(adds_bos=adds_bos, control_tokens=control_tokens).save(str(folder / "tokenizer.json"))
+    tokenizer = build_gemma_like(adds_bos=adds_bos, control_tokens=control_tokens, text_tokens=text_tokens)
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "bos_token": "<bos>",
         "eos_token": {"__type": "AddedToken", "content": "<eos>", "special": True},

@@ -18,10 +18,11 @@ def gemma3() -> Tokenizer:
 
 def test_special_tokens_and_markers_are_control_tokens_and_text_is_not() -> None:
     backend = build_gemma_like(control_tokens=("<bos>", "<eos>", "<unk>", "<pad>"), text_tokens=TEXT_TOKENS)
-    backend.add_tokens([AddedToken(text, normalized=False) for text in ("<|new>", "<new|>", "<mask>", "\n\n\n\n")])
+    written = ("<|new>", "<new|>", "<start_function_call>", "<end_function_response>", "<escape>")
+    backend.add_tokens([AddedToken(text, normalized=False) for text in (*written, "<mask>", "\n\n\n\n")])
     tokenizer = Tokenizer(backend, {"bos_token": "<bos>", "mask_token": "<mask>"})
     control = tokenizer.control_tokens.id_of
-    assert set(control) == {"<bos>", "<eos>", "<unk>", "<pad>", "<|new>", "<new|>", "<mask>"}
+    assert set(control) == {"<bos>", "<eos>", "<unk>", "<pad>", *written, "<mask>"}
     assert all(tokenizer.token_to_id(text) == token_id for text, token_id in control.items())
 
 

@@ -1,23 +1,50 @@
-"""Looks up the control tokens of Gemma 4's replies in a tokenizer, by their text.
+"""Looks up the control tokens of a model's replies in its tokenizer, by their text.
 
-Gemma 3 and 3n have none of them: their replies are plain text. gemma_reply.py explains
-what the tokens mean.
+Gemma 4 has tokens for calls and for thoughts, FunctionGemma for calls alone; gemma_reply.py explains what they mean.
+Gemma 3 and 3n have neither: what they write is plain text (json_reply.py).
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from facet.thoughts import ThoughtTokens
 from facet.tokens import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MarkerTexts:
+    """How one family of models writes its markers. The parts of a call are the same in all of them."""
+
+    call: tuple[str, str]  # what opens it, and what closes it
+    string_delimiter: str
+    response: tuple[str, str]
+    turn: tuple[str, str]
+    channel: tuple[str, str] | None  # None: these models mark no thoughts
+
+
+GEMMA4: Final = MarkerTexts(
+    call=("<|tool_call>", "<tool_call|>"),
+    string_delimiter='<|"|>',
+    response=("<|tool_response>", "<tool_response|>"),
+    turn=("<|turn>", "<turn|>"),
+    channel=("<|channel>", "<channel|>"),
+)
+FUNCTION_GEMMA: Final = MarkerTexts(
+    call=("<start_function_call>", "<end_function_call>"),
+    string_delimiter="<escape>",
+    response=("<start_function_response>", "<end_function_response>"),
+    turn=("<start_of_turn>", "<end_of_turn>"),
+    channel=None,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyMarkers:
     """Token ids. `None`: this vocabulary has no such token."""
 
-    opens_channel: int
-    closes_channel: int
+    opens_channel: int | None
+    closes_channel: int | None
     opens_call: int
     closes_call: int
     string_delimiter: int  # opens and closes a string inside a call
@@ -34,27 +61,31 @@ class ReplyMarkers:
 
     @classmethod
     def find(cls, tokenizer: Tokenizer) -> Self | None:
-        """The markers of this vocabulary; None if it lacks one that Gemma 4's format cannot do without."""
-        opens_channel, closes_channel = tokenizer.token_to_id("<|channel>"), tokenizer.token_to_id("<channel|>")
-        opens_call, closes_call = tokenizer.token_to_id("<|tool_call>"), tokenizer.token_to_id("<tool_call|>")
-        string_delimiter = tokenizer.token_to_id('<|"|>')
-        if (
-            opens_channel is None
-            or closes_channel is None
-            or opens_call is None
-            or closes_call is None
-            or string_delimiter is None
-        ):
+        """The markers of this vocabulary; None if it lacks one that every known format needs."""
+        found = (cls._written_as(texts, tokenizer) for texts in (GEMMA4, FUNCTION_GEMMA))
+        return next((markers for markers in found if markers is not None), None)
+
+    @classmethod
+    def _written_as(cls, texts: MarkerTexts, tokenizer: Tokenizer) -> Self | None:
+        opens_call, closes_call = map(tokenizer.token_to_id, texts.call)
+        string_delimiter = tokenizer.token_to_id(texts.string_delimiter)
+        opens_channel = closes_channel = None
+        if texts.channel is not None:
+            opens_channel, closes_channel = map(tokenizer.token_to_id, texts.channel)
+            if opens_channel is None or closes_channel is None:
+                return None
+        if opens_call is None or closes_call is None or string_delimiter is None:
             return None
-        turn_ends = (tokenizer.token_to_id("<turn|>"), tokenizer.token_to_id("<|turn>"), tokenizer.eos_id)
+        opens_response, closes_response = map(tokenizer.token_to_id, texts.response)
+        turn_ends = (*map(tokenizer.token_to_id, texts.turn), tokenizer.eos_id)
         return cls(
             opens_channel=opens_channel,
             closes_channel=closes_channel,
             opens_call=opens_call,
             closes_call=closes_call,
             string_delimiter=string_delimiter,
-            opens_response=tokenizer.token_to_id("<|tool_response>"),
-            closes_response=tokenizer.token_to_id("<tool_response|>"),
+            opens_response=opens_response,
+            closes_response=closes_response,
             ends_turn=frozenset(token_id for token_id in turn_ends if token_id is not None),
         )
 
@@ -64,7 +95,7 @@ def find_thought(
 ) -> ThoughtTokens | None:
     """How the thoughts of an answer to this prompt are marked. None: this model has none."""
     markers = ReplyMarkers.find(tokenizer)
-    if markers is None:
+    if markers is None or markers.opens_channel is None or markers.closes_channel is None:
         return None
     return ThoughtTokens(
         open_id=markers.opens_channel,

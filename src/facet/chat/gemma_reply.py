@@ -1,6 +1,7 @@
-"""Parses the token ids of a Gemma 4 reply into thoughts, tool calls and content.
+"""Parses the token ids of a reply of Gemma 4 or FunctionGemma into thoughts, tool calls and content.
 
     <|channel>thought\\n...\\n<channel|>Let me see.<|tool_call>call:NAME{...}<tool_call|><|tool_response>
+    <start_function_call>call:NAME{...}<end_function_call><start_function_response>
 
 A state machine over token ids. A marker is a token, so text that looks like a marker is text. Where the format leaves
 something open, these rules apply:
@@ -68,7 +69,8 @@ class GemmaReplyParser:
         self._thought, self._thought_output = ThoughtText(), OutputText(tokenizer, sampling)
         self._call = CallReader()
         self._held_ids: list[int] = []  # of a call in a thought, or of a reply's first words
-        self._state: Callable[[int], None] = self._in_opening
+        marks_thoughts = markers.closes_channel is not None
+        self._state: Callable[[int], None] = self._in_opening if marks_thoughts else self._in_content
         if starts_in_thought:
             self._open_channel(is_thought=True)
 

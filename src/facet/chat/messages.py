@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from facet.chat.custom_tools import ARGUMENT
 from facet.chat.media_parts import MEDIA_TYPES, MediaParts
+from facet.chat.result_names import name_results
 from facet.chat.result_order import in_order_of_calls
 from facet.errors import RequestError
 
@@ -36,6 +37,7 @@ def normalize_messages(messages: object, take_media: TakeMedia | None = None) ->
     normalized = [_message(message, f"messages[{i}]", take_media) for i, message in in_order_of_calls(messages)]
     if not normalized:
         raise RequestError("messages is empty. Send at least one message.", field="messages")
+    name_results(normalized)
     return normalized
 
 

@@ -1,6 +1,7 @@
-"""Makes the grammar of tool calls, in the syntax in which Gemma 4 writes them.
+"""Makes the grammar of tool calls, in the syntax in which Gemma 4 and FunctionGemma write them.
 
     <|tool_call>call:NAME{key:value,...}<tool_call|>
+    <start_function_call>call:NAME{key:value,...}<end_function_call>
 
 The markers are tokens, and so are the delimiters of strings: the grammar names them by id, so no text can imitate one.
 gemma_reply.py parses the calls.
@@ -72,7 +73,9 @@ def thought_tokens(
     markers: ReplyMarkers | None, *, thinking: bool, starts_in_thought: bool = False
 ) -> ThoughtTokens | None:
     """For a `GrammarSpec`: the tokens of a thought that may come before the answer. None: none may."""
-    if markers is None or not (thinking or starts_in_thought):
+    if markers is None or markers.opens_channel is None or markers.closes_channel is None:
+        return None
+    if not (thinking or starts_in_thought):
         return None
     return ThoughtTokens(open_id=markers.opens_channel, close_id=markers.closes_channel, is_open=starts_in_thought)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from facet.chat.formats import ReplyMarkers
+from facet.chat.formats import find_thought
 from facet.chat.media_parts import MediaParts
 from facet.chat.request_template import RequestTemplate
 from facet.chat.template import ChatTemplate
@@ -118,7 +118,7 @@ def make_asked_model(
     budget = config.default_thinking_token_budget
     try:
         if budget is not None:
-            has_thoughts = files.tokenizer is not None and ReplyMarkers.find(files.tokenizer) is not None
+            has_thoughts = files.tokenizer is not None and find_thought(files.tokenizer, ()) is not None
             check_thinking_token_budget(budget, has_thoughts=has_thoughts, max_model_len=max_model_len)
     except RequestError as error:
         raise ConfigError(f"The generation defaults cannot be used: {error}") from None

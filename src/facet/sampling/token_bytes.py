@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 
 from facet.errors import CheckpointError
+from facet.marker_spelling import FUNCTION_MARKER
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Told by their spelling too: not every checkpoint marks all of its control tokens as special.
-_CONTROL_TOKEN = re.compile(r"<\|[^<>]*>|<[^<>]*\|>|<unused\d+>|\[multimodal\]")
+_CONTROL_TOKEN = re.compile(rf"<\|[^<>]*>|<[^<>]*\|>|{FUNCTION_MARKER}|<unused\d+>|\[multimodal\]")
 # What bytes of control tokens begin with: no UTF-8.
 CONTROL = b"\xff"
 _FIRST_OF_BOTH = "<["  # by far most tokens begin otherwise, and there are 262,144 of them

@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 import tokenizers
 
+from facet.marker_spelling import FUNCTION_MARKER
 from facet.tokens.encoding import encode_texts
 
-# How Gemma 4 writes its markers, whatever a tokenizer.json calls special.
-_MARKER = re.compile(r"<\|\S*>|<\S*\|>")
+# How Gemma 4 and FunctionGemma write their markers, whatever a tokenizer.json calls special.
+_MARKER = re.compile(rf"<\|\S*>|<\S*\|>|{FUNCTION_MARKER}")
 
 
 class ControlTokens:

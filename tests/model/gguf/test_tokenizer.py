@@ -62,13 +62,13 @@ def test_the_bundled_tokenizer(knows_markers: bool) -> None:
 @pytest.mark.parametrize(("type", "is_added"), [(1, False), (4, True)])
 def test_what_only_looks_like_a_marker_is_text(type: int, is_added: bool) -> None:
     """Merges end in it, and the file does not say that it was added."""
-    tokens = ["<unk>", "<", "|", "a", ">", "<|", "<|a", "<|a>", "<|b>"]
-    types = [2, 1, 1, 1, 1, 1, 1, type, 1]
+    tokens = ["<unk>", "<", "|", "a", ">", "<|", "<|a", "<|a>", "<|b>", "<escape>"]
+    types = [2, 1, 1, 1, 1, 1, 1, type, 1, 1]
     fields = {"model": "gemma4", "tokens": tokens, "merges": ["< |", "<| a", "<|a >"], "token_type": types}
     made = make_tokenizer({f"tokenizer.ggml.{name}": value for name, value in fields.items()}, "a file")
     assert isinstance(made, dict)
     special = [token["content"] for token in made["added_tokens"] if token["special"]]
-    assert special == ["<unk>", *["<|a>"] * is_added, "<|b>"]
+    assert special == ["<unk>", *["<|a>"] * is_added, "<|b>", "<escape>"]
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from facet.errors import CheckpointError
+from facet.marker_spelling import FUNCTION_MARKER
 from facet.model.config_fields import ConfigFields, shown
 
 _MODELS = ("llama", "gemma4", "gpt2")  # of tokenizers, whose tokens and merges mean the same in files of Gemma
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-_MARKER = re.compile(r"<\|\S+>|<\S+\|>")  # Gemma 4's; files call some of them ordinary so that they are shown
+# Gemma 4's and FunctionGemma's; files call some of them ordinary so that they are shown.
+_MARKER = re.compile(rf"<\|\S+>|<\S+\|>|{FUNCTION_MARKER}")
 _SPACE = "▁"
 _ROLES = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token", "unknown": "unk_token"}
 _USUAL_UNKNOWN = "<unk>"

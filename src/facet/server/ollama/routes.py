@@ -5,7 +5,7 @@ import hashlib
 from starlette.requests import Request
 from starlette.responses import Response
 
-from facet.chat.formats import ReplyMarkers
+from facet.chat.formats import ReplyMarkers, find_thought
 from facet.server.body import BodyDecoder
 from facet.server.exchange import carry_out
 from facet.server.frontend import Frontend, json_response, request_id_of
@@ -76,8 +76,10 @@ class OllamaEndpoints:
             self._check_name(fields.model or fields.name)
         asked = self._frontend.model.asked
         capabilities = ["completion"]
-        if asked.template is not None and ReplyMarkers.find(asked.require_tokenizer()) is not None:
-            capabilities += ["tools", "thinking"]
+        if asked.template is not None:
+            tokenizer = asked.require_tokenizer()
+            capabilities += ["tools"] * (ReplyMarkers.find(tokenizer) is not None)
+            capabilities += ["thinking"] * (find_thought(tokenizer, ()) is not None)
         if "image" in asked.media.kinds:
             capabilities.append("vision")
         info: dict[str, str | int] = {"general.architecture": "gemma", "gemma.context_length": asked.max_model_len}
