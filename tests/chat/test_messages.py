@@ -25,7 +25,16 @@ def calls(*tool_calls: Any) -> dict[str, Any]:
 
 
 # name: (message, what the template is given)
-ACCEPTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+ACCEPTED = {
+    "result of nothing": (
+        {"role": "tool", "content": None, "name": "f"},
+        {"role": "tool", "content": "", "name": "f"},
+    ),
+    "part that says no type": (
+        {"role": "user", "content": [{"text": "x"}]},
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+    ),
+    "reply that was a thought": ({"role": "assistant", "content": None}, {"role": "assistant", "content": ""}),
     "text": (USER, USER),
     "system": ({"role": "system", "content": "s"}, {"role": "system", "content": "s"}),
     "developer": ({"role": "developer", "content": ""}, {"role": "developer", "content": ""}),
@@ -104,7 +113,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "messages[0].content must be a string or a list of parts",
     ),
     "content is an object": ([{"role": "tool", "content": {}, "tool_call_id": "c"}], "messages[0].content must be"),
-    "empty reply": ([{"role": "assistant", "content": None, "tool_calls": []}], "messages[0] has neither content nor"),
     "image": (
         [
             {
@@ -118,7 +126,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "audio": ([{"role": "user", "content": [{"type": "input_audio"}]}], "text only, no audio"),
     "video": ([{"role": "user", "content": [{"type": "video_url"}]}], "text only, no video"),
     "unknown part": ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0] has the type 'smell'"),
-    "part without type": ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0] has no type"),
+    "part without type": ([{"role": "user", "content": [{"words": "x"}]}], "messages[0].content[0] has no type"),
     "part whose type is a list": (
         [{"role": "user", "content": [{"type": []}]}],
         "messages[0].content[0] has the type []",

@@ -80,7 +80,7 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         (CHAT, {"messages": ASK, "audio": {"voice": "x"}}, "audio", "not supported"),
         (CHAT, {"messages": ASK, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "0 to 20"),
         (CHAT, {"messages": ASK, "top_logprobs": 2}, "top_logprobs", "Set logprobs to true"),
-        (CHAT, {"messages": ASK, "logprobs": False, "top_logprobs": 0}, "top_logprobs", "Set logprobs to true"),
+        (CHAT, {"messages": ASK, "logprob_token_ids": [1]}, "logprob_token_ids", "Set logprobs to true"),
         (CHAT, {"messages": ASK, "logprobs": 3}, "logprobs", "expected bool"),
         (CHAT, {"messages": ASK, "continue_final_message": True}, "continue_final_message", "not a text"),
         (
@@ -97,7 +97,7 @@ def refusal(response: httpx.Response, status: int) -> dict[str, Any]:
         (COMPLETIONS, {"prompt": "x", "suffix": "y"}, "suffix", "suffix is not supported"),
         (COMPLETIONS, {"prompt": "x", "best_of": 3}, "best_of", "best_of is not supported"),
         (COMPLETIONS, {"prompt": "x", "use_beam_search": True}, "use_beam_search", "not supported"),
-        (COMPLETIONS, {"prompt": "x", "guided_json": {}, "guided_regex": "a"}, "guided_regex", "structured_outputs"),
+        (COMPLETIONS, {"prompt": "x", "guided_json": {"a": 1}, "guided_regex": "a"}, "guided_regex", "one of them"),
         (COMPLETIONS, {"prompt": "x", "max_tokens": "many"}, "max_tokens", "expected int | null, got str"),
         (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, "max_tokens", "1 or more"),
         (COMPLETIONS, {"prompt": "x", "max_tokens": -5}, "max_tokens", "1 or more"),

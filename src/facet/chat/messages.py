@@ -56,6 +56,8 @@ def _message(message: object, where: str, take_media: TakeMedia) -> dict[str, An
         normalized |= _assistant_fields(message, where, take_media)
     else:
         content = message.get("content")
+        if content is None and role == "tool":
+            content = ""  # of a tool that returned nothing
         if content is None:
             _refuse(where, "has no content. Give it a text, or leave the message out")
         normalized["content"] = _content(content, f"{where}.content", take_media)
@@ -84,9 +86,7 @@ def _assistant_fields(message: Mapping[Any, Any], where: str, take_media: TakeMe
     content = message.get("content")
     if content is None:
         content = _optional_string(message, "refusal", where)
-    if content is None and not fields:
-        _refuse(where, "has neither content nor tool_calls. Leave the message out")
-    # Templates ask whether content is a string: None is a value few of them expect.
+    # None, as of a reply that was nothing but a thought. Templates ask whether content is a string.
     fields["content"] = "" if content is None else _content(content, f"{where}.content", take_media)
     return fields
 
@@ -164,6 +164,9 @@ def _part(part: object, where: str, take_media: TakeMedia) -> dict[str, Any]:
     if not isinstance(part, Mapping):
         _refuse(where, f'must be an object such as {{"type": "text", "text": "..."}}, not {_kind(part)}')
     kind = part.get("type")
+    if kind is None:  # what it holds says as much
+        kind = next((name for name in ("text", *sorted(MEDIA_TYPES)) if name in part), None)
+        part = {**part, "type": kind}
     if isinstance(kind, str) and kind in MEDIA_TYPES:
         return {"type": take_media(part, where)}
     if not isinstance(kind, str) or kind not in _TEXT_PARTS:

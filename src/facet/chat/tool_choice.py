@@ -15,7 +15,7 @@ from facet.errors import RequestError
 _TOOL_NAME = re.compile(r"[\w.:/-]{1,128}")
 _MODES = ("none", "auto", "required")
 # Whether each effort thinks at all. Gemma has one way of thinking, so the rest are alike.
-_THINKS = {"none": False, "minimal": False, "low": True, "medium": True, "high": True, "xhigh": True}
+_THINKS = {"none": False, "minimal": False, "low": True, "medium": True, "high": True, "xhigh": True, "max": True}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from facet.server.exchange import carry_out
 from facet.server.frontend import Frontend, response_id_of
 from facet.server.protocol.chat import UNSUPPORTED_IN_CHAT, ChatRequest, check_end, names_used, reasoning_settings
 from facet.server.protocol.legacy_functions import as_tool_choice, as_tool_messages, as_tools, refuse_mixture
-from facet.server.protocol.sampling_fields import refuse_unsupported, sampling_settings
+from facet.server.protocol.sampling_fields import media_settings, refuse_unsupported, sampling_settings
 
 
 class ChatEndpoint:
@@ -45,7 +45,7 @@ class ChatEndpoint:
         model.check_logprobs(fields.top_logprobs, "top_logprobs")
         model.check_num_named(fields.logprob_token_ids)
         for name in ("top_logprobs", "logprob_token_ids"):
-            if getattr(fields, name) is not None and not fields.logprobs:
+            if getattr(fields, name) and not fields.logprobs:
                 raise RequestError(f"{name} needs logprobs. Set logprobs to true.", field=name)
         model.check_logprobs(fields.prompt_logprobs, "prompt_logprobs")
         check_end(
@@ -73,7 +73,7 @@ class ChatEndpoint:
             chat_template=fields.chat_template,
             chat_template_kwargs=fields.chat_template_kwargs,
             documents=fields.documents,
-            mm_processor_kwargs=fields.mm_processor_kwargs,
+            mm_processor_kwargs=media_settings(fields.mm_processor_kwargs, fields.media_io_kwargs),
             add_generation_prompt=fields.add_generation_prompt is not False,
             continue_final_message=bool(fields.continue_final_message),
             add_special_tokens=bool(fields.add_special_tokens),

@@ -25,12 +25,13 @@ from facet.server.anthropic.wire import (
     UrlSource,
 )
 from facet.server.conversation import Conversation, image_at, image_of, text_part
-from facet.server.protocol.sampling_fields import refuse_unsupported
+from facet.server.protocol.sampling_fields import answer_settings, media_settings, refuse_unsupported
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def make_question(fields: CountTokensRequest, model: AskedModel) -> ChatQuestion:
+    refuse_unsupported(fields)
     refuse_unsupported(fields, UNSUPPORTED_FIELDS)
     given = _sampling(fields) if isinstance(fields, MessagesRequest) else {}
     thinking, choice = fields.thinking, fields.tool_choice
@@ -53,15 +54,21 @@ def make_question(fields: CountTokensRequest, model: AskedModel) -> ChatQuestion
         tools=[_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or ())],
         tool_choice=None if choice is None else _tool_choice(choice, has_tools=bool(fields.tools)),
         parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
-        chat_template_kwargs=None if thinking is None else {"enable_thinking": thinking.type != "disabled"},
+        chat_template_kwargs=fields.chat_template_kwargs
+        if thinking is None
+        else {**(fields.chat_template_kwargs or {}), "enable_thinking": thinking.type != "disabled"},
+        mm_processor_kwargs=media_settings(fields.mm_processor_kwargs, fields.media_io_kwargs),
+        priority=fields.priority or 0,
+        cache_salt=fields.cache_salt,
         continue_final_message=bool(fields.messages) and fields.messages[-1].role == "assistant",
     )
 
 
 def _sampling(fields: MessagesRequest) -> dict[str, Any]:
-    given = {name: getattr(fields, name) for name in ("max_tokens", "temperature", "top_k", "top_p")}
-    given["stop"] = fields.stop_sequences
-    return {name: value for name, value in given.items() if value is not None}
+    given = answer_settings(fields)
+    if fields.stop_sequences is not None:
+        given["stop"] = fields.stop_sequences
+    return given
 
 
 def _messages(fields: CountTokensRequest, *, reads_images: bool) -> list[dict[str, Any]]:

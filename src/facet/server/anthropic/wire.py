@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from facet.server.protocol.sampling_fields import Int
+from facet.server.protocol.sampling_fields import ChatSettings, Int
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text", frozen=True):
@@ -100,8 +100,8 @@ class OutputConfig(msgspec.Struct, frozen=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
-class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a prompt is made of."""
+class CountTokensRequest(ChatSettings, frozen=True, kw_only=True):
+    """What a prompt is made of. Settings of an answer are taken and mean nothing."""
 
     messages: list[InputMessage]
     model: str | None = None
@@ -124,9 +124,6 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
     max_tokens: Int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_k: Int | None = None
-    top_p: float | None = None
 
 
 UNSUPPORTED_FIELDS = {

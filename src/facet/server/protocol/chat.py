@@ -36,6 +36,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
     echo: bool | None = None
     functions: list[Any] | None = None
     function_call: str | dict[str, Any] | None = None

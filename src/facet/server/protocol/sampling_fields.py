@@ -1,4 +1,4 @@
-"""The fields that chat completions and completions share, and which of them are settings of `SamplingParams`.
+"""The fields that the APIs share, and which of them are settings of `SamplingParams`.
 
 None means "not sent": the model's defaults then apply. Names are vLLM's, which include OpenAI's.
 """
@@ -44,6 +44,11 @@ _PLAIN_FIELDS = (
 )
 
 
+# Of structured outputs: older ones, which clients with typed structures send empty, and llama.cpp's.
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+_OTHER_NAMES = {**_GUIDED, "grammar": "grammar", "json_schema": "json"}
+
+
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -59,6 +64,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
     json_object: bool | None = None
     structural_tag: str | dict[str, Any] | None = None
     any_whitespace: bool | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True):
@@ -69,15 +77,9 @@ class RepetitionDetection(msgspec.Struct, frozen=True):
     min_count: Int = 0
 
 
-class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of both endpoints for sampling and for the form of the answer."""
+class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be asked of an answer in every API; the APIs have names of their own for some of it beside these."""
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-
-    n: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = None
@@ -89,30 +91,24 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[Int] | None = None
     min_tokens: Int | None = None
-    max_tokens: Int | None = None
     ignore_eos: bool | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int] | None = None
     include_stop_str_in_output: bool | None = None
     seed: Int | None = None
-    prompt_logprobs: Int | None = None
-    logprob_token_ids: list[Int] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Int | None = None
     thinking_token_budget: Int | None = None
     loop_guard: bool | None = None
     repetition_detection: RepetitionDetection | None = None
-
-    add_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
     priority: Int | None = None
-    request_id: str | None = None
     cache_salt: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    response_format: dict[str, Any] | None = None
-    # llama.cpp's names for two of the structured outputs.
+    # Older names, and llama.cpp's, for some of the structured outputs.
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | str | None = None
 
@@ -123,10 +119,35 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
     prompt_embeds: Any = None
     vllm_xargs: dict[str, Any] | None = None
     kv_transfer_params: dict[str, Any] | None = None
-    guided_json: Any = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
+
+
+class ChatSettings(AnswerSettings, frozen=True, kw_only=True):
+    """And of one in a conversation."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+
+
+class SamplingFields(AnswerSettings, frozen=True, kw_only=True):
+    """The fields that chat completions and completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    request_id: str | None = None
+
+    n: Int | None = None
+    max_tokens: Int | None = None
+    prompt_logprobs: Int | None = None
+    logprob_token_ids: list[Int] | None = None
+    truncate_prompt_tokens: Int | None = None
+    truncation_side: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: dict[str, Any] | None = None
 
     @property
     def wants_usage_at_end(self) -> bool:
@@ -143,10 +164,6 @@ _INSTEAD = {
     "prompt_embeds": "Send prompt as text or token ids.",
     "vllm_xargs": "Leave it out.",
     "kv_transfer_params": "Leave it out.",
-    "guided_json": "Use structured_outputs.json.",
-    "guided_regex": "Use structured_outputs.regex.",
-    "guided_choice": "Use structured_outputs.choice.",
-    "guided_grammar": "Use structured_outputs.grammar.",
 }
 
 
@@ -164,9 +181,20 @@ def sampling_settings(fields: SamplingFields) -> dict[str, Any]:
     """The settings of `SamplingParams` that were sent; the model's defaults decide about the rest."""
     if fields.stream_options is not None and not fields.stream:
         raise RequestError("stream_options needs stream to be true.", field="stream_options")
-    if fields.stream and fields.prompt_logprobs is not None:
+    if fields.stream and fields.prompt_logprobs:
         raise RequestError("prompt_logprobs cannot be streamed. Set stream to false.", field="prompt_logprobs")
-    given = {name: value for name in _PLAIN_FIELDS if (value := getattr(fields, name)) is not None}
+    if fields.truncation_side not in (None, "left"):
+        raise RequestError(
+            f"truncation_side is {fields.truncation_side!r}, but a prompt is only ever cut on the left, where it is "
+            "oldest. Leave it out.",
+            field="truncation_side",
+        )
+    return answer_settings(fields)
+
+
+def answer_settings(fields: AnswerSettings) -> dict[str, Any]:
+    """Those that every API has."""
+    given = {name: value for name in _PLAIN_FIELDS if (value := getattr(fields, name, None)) is not None}
     if fields.logit_bias:
         given["logit_bias"] = dict(_biases(fields.logit_bias.items()))
     if (wanted := _structured_outputs(fields)) is not None:
@@ -176,14 +204,33 @@ def sampling_settings(fields: SamplingFields) -> dict[str, Any]:
     return given
 
 
-def _structured_outputs(fields: SamplingFields) -> StructuredOutputsParams | None:
-    """The constraint, under vLLM's or llama.cpp's name."""
-    given = [name for name in ("structured_outputs", "grammar", "json_schema") if getattr(fields, name) is not None]
+def media_settings(
+    mm_processor_kwargs: dict[str, Any] | None, media_io_kwargs: dict[str, dict[str, Any]] | None
+) -> dict[str, Any] | None:
+    """How media are prepared: the former, and the frames that the latter asks for."""
+    frames: dict[str, Any] = {}
+    for kind, options in (media_io_kwargs or {}).items():
+        for name, value in options.items():
+            if (kind, name) != ("video", "num_frames"):
+                raise RequestError(
+                    f"media_io_kwargs names {name!r} of {kind!r}. Known: num_frames of video.", field="media_io_kwargs"
+                )
+            frames[name] = value
+    return frames or None if mm_processor_kwargs is None else frames | mm_processor_kwargs
+
+
+def _structured_outputs(fields: AnswerSettings) -> StructuredOutputsParams | None:
+    """The constraint, under any of its names."""
+    names = ("structured_outputs", *_OTHER_NAMES)
+    given = [name for name in names if (value := getattr(fields, name)) is not None and (value or name not in _GUIDED)]
     if len(given) > 1:
         raise RequestError(f"{' and '.join(given)} all constrain the answer. Send one of them.", field=given[-1])
     if fields.structured_outputs is not None:
         return StructuredOutputsParams(**msgspec.structs.asdict(fields.structured_outputs))
-    return StructuredOutputsParams(grammar=fields.grammar, json=fields.json_schema) if given else None
+    if not given:
+        return None
+    constraint: dict[str, Any] = {_OTHER_NAMES[given[0]]: getattr(fields, given[0])}
+    return StructuredOutputsParams(**constraint)
 
 
 def _biases(items: Iterable[tuple[str, float]]) -> Iterable[tuple[int, float]]:

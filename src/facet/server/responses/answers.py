@@ -125,7 +125,13 @@ class ResponseExchange:
         assert prepared.reply_format is not None, "a conversation is answered with a reply"
         (request,) = prepared.requests
         self._sampling = request.sampling
-        self._answer = ResponseAnswer(ReplyReader(request, model.asked.require_tokenizer(), prepared.reply_format))
+        reader = ReplyReader(
+            request,
+            model.asked.require_tokenizer(),
+            prepared.reply_format,
+            keeps_thoughts=fields.include_reasoning is not False,
+        )
+        self._answer = ResponseAnswer(reader)
         self.answers = [self._answer]
         self._custom_inputs: dict[int, InputReader] = {}  # of calls of custom tools, by the index of their item
 

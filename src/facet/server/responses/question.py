@@ -11,7 +11,7 @@ from facet.media_span import MediaKind
 from facet.prompts import AskedModel, ChatQuestion
 from facet.server.body import convert
 from facet.server.conversation import Conversation, file_of, image_at, sound_of, text_part
-from facet.server.protocol.sampling_fields import refuse_unsupported
+from facet.server.protocol.sampling_fields import answer_settings, media_settings, refuse_unsupported
 from facet.server.responses.wire import (
     UNSUPPORTED_FIELDS,
     Content,
@@ -37,15 +37,14 @@ FindItem = Callable[[str], dict[str, Any] | None]
 
 def make_question(fields: ResponsesRequest, messages: list[dict[str, Any]], model: AskedModel) -> ChatQuestion:
     """`messages` are those of the conversation; the instructions come before them."""
+    refuse_unsupported(fields)
     refuse_unsupported(fields, UNSUPPORTED_FIELDS)
     _refuse_settings(fields)
-    given: dict[str, Any] = {
-        "max_tokens": fields.max_output_tokens,
-        "temperature": fields.temperature,
-        "top_p": fields.top_p,
-        "thinking_token_budget": None if fields.reasoning is None else fields.reasoning.max_tokens,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    given = answer_settings(fields)
+    if fields.max_output_tokens is not None:
+        given["max_tokens"] = fields.max_output_tokens
+    if fields.reasoning is not None and fields.reasoning.max_tokens is not None:
+        given["thinking_token_budget"] = fields.reasoning.max_tokens
     if fields.instructions is not None:
         messages = [{"role": "system", "content": fields.instructions}, *messages]
     text_format = None if fields.text is None else fields.text.format
@@ -58,6 +57,10 @@ def make_question(fields: ResponsesRequest, messages: list[dict[str, Any]], mode
         tool_choice=_tool_choice(fields.tool_choice),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         reasoning_effort=None if fields.reasoning is None else fields.reasoning.effort,
+        chat_template_kwargs=fields.chat_template_kwargs,
+        mm_processor_kwargs=media_settings(fields.mm_processor_kwargs, fields.media_io_kwargs),
+        priority=fields.priority or 0,
+        cache_salt=fields.cache_salt,
     )
 
 

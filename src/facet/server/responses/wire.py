@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from facet.server.protocol.sampling_fields import Int
+from facet.server.protocol.sampling_fields import ChatSettings, Int
 from facet.server.protocol.shared import PromptDetails
 
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -143,7 +143,7 @@ class TextSettings(msgspec.Struct, frozen=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ResponsesRequest(ChatSettings, frozen=True, kw_only=True):
     """Items of the input are decoded one by one: messages among them need not say that they are messages."""
 
     input: str | list[dict[str, Any]]
@@ -157,14 +157,13 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     store: bool | None = None
     background: bool | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     text: TextSettings | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
     include: list[str] | None = None
+    include_reasoning: bool | None = None
 
     # Known but not supported.
     conversation: Any = None
