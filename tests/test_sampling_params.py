@@ -1,7 +1,8 @@
 """What a request may ask for, and what it hears when it may not."""
 
+import copy
 import math
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import msgspec
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from facet.errors import RequestError
+from facet.neutral_params import RequestOutputKind
 from facet.sampling_params import SamplingParams, check_against_vocabulary
+from facet.structured_outputs import StructuredOutputsParams
 
 
 def make(settings: dict[str, Any]) -> SamplingParams:
@@ -52,6 +55,54 @@ def test_a_message_carries_them_unchanged() -> None:
     received = msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
     assert received == params
     assert hash(received) == hash(params)
+
+
+def test_a_clone_is_the_same_and_a_change_makes_another() -> None:
+    params = SamplingParams(temperature=0.5, stop=["a"], structured_outputs=StructuredOutputsParams(regex="a"))
+    assert params.clone() == copy.deepcopy(params) == params
+    with pytest.raises(FrozenInstanceError):
+        params.temperature = 0.0  # type: ignore[misc]
+    assert replace(params, temperature=0.0).stop == ("a",)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"extra_args": None, "flat_logprobs": False, "skip_reading_prefix_cache": None},
+        {"extra_args": {}, "skip_reading_prefix_cache": False},
+        *({"output_kind": kind} for kind in RequestOutputKind),
+    ],
+    ids=str,
+)
+def test_settings_of_vllm_that_ask_for_nothing(settings: dict[str, Any]) -> None:
+    assert make(settings) == make({})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"extra_args": {"a": 1}}, "extra_args is {'a': 1}, which is not supported. There are no plug-ins that would"),
+        ({"flat_logprobs": True}, "flat_logprobs is True, which is not supported. Log-probabilities are a list with"),
+        ({"output_kind": "delta"}, "output_kind is 'delta', which is not supported. It must be a RequestOutputKind."),
+        (
+            {"skip_reading_prefix_cache": True},
+            "skip_reading_prefix_cache is True, which is not supported. Give the pro",
+        ),
+    ],
+)
+def test_settings_of_vllm_that_ask_for_something(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        make(settings)
+    assert str(caught.value).startswith(words)
+    assert caught.value.field == next(iter(settings))
+
+
+def test_true_is_one_log_probability() -> None:
+    params = make({"logprobs": True, "prompt_logprobs": True})
+    assert (params.logprobs, params.prompt_logprobs) == (1, 1)
+    assert type(params.logprobs) is int
+    with pytest.raises(RequestError, match="logprobs must be an integer, not False"):
+        make({"logprobs": False})
 
 
 def test_one_stop_string_is_not_a_list_of_letters() -> None:

@@ -18,13 +18,14 @@ from facet.errors import (
     UserError,
 )
 from facet.large_imports import large_imports
+from facet.neutral_params import RequestOutputKind
 from facet.repetition import RepetitionDetectionParams
 from facet.sampling_params import SamplingParams
 from facet.structured_outputs import StructuredOutputsParams
 from facet.version import __version__
 
 if TYPE_CHECKING:
-    from facet.offline import LLM, CompletionOutput, Logprob, Reply, RequestOutput
+    from facet.offline import LLM, CompletionOutput, Logprob, Reply, RequestOutput, TextPrompt, TokensPrompt
 
 __all__ = [
     "LLM",
@@ -41,14 +42,17 @@ __all__ = [
     "Reply",
     "RequestError",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "UnsupportedModelError",
     "UserError",
     "__version__",
 ]
 
-_OFFLINE = {"LLM", "CompletionOutput", "Logprob", "Reply", "RequestOutput"}
+_OFFLINE = {"LLM", "CompletionOutput", "Logprob", "Reply", "RequestOutput", "TextPrompt", "TokensPrompt"}
 
 
 def __getattr__(name: str) -> Any:

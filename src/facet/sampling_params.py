@@ -8,10 +8,11 @@ their token ids are added with `dataclasses.replace` where the tokenizer is know
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from facet.errors import RequestError
 from facet.field_values import as_biases, as_float, as_int, as_strings, as_token_ids
+from facet.neutral_params import require_neutral
 from facet.repetition import LOOP_GUARD, LoopRule, RepetitionDetectionParams
 from facet.structured_outputs import StructuredOutputsParams
 
@@ -27,7 +28,10 @@ _SEED_RANGE = (-(2**63), 2**63 - 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """The settings of one request. Lists and mappings may be given; tuples are stored, so a value can be hashed."""
+    """The settings of one request. Lists and mappings may be given; tuples are stored, so a value can be hashed.
+
+    To change one, make another: `dataclasses.replace(params, temperature=0)`.
+    """
 
     n: int = 1  # outputs per prompt
     temperature: float = 1.0  # 0: greedy
@@ -48,7 +52,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     seed: int | None = None  # None or -1: a fresh one for every request
-    logprobs: int | None = None  # the k best and the sampled token; -1: the whole vocabulary; None: none
+    logprobs: int | None = None  # the k best and the sampled token; True: 1; -1: the whole vocabulary; None: none
     logprob_token_ids: Sequence[int] | None = None  # with the sampled token, these instead of the k best
     prompt_logprobs: int | None = None  # as `logprobs`, for every prompt token but the first
     skip_special_tokens: bool = True
@@ -59,6 +63,11 @@ class SamplingParams:
     loop_guard: bool = True  # end an output that repeats itself without end; not with ignore_eos
     repetition_detection: RepetitionDetectionParams | None = None  # a rule in place of the loop guard's
     structured_outputs: StructuredOutputsParams | None = None  # the engine is sent the grammar made of it instead
+    # vLLM's, which may be given where they ask for nothing; stored as these values (neutral_params.py).
+    extra_args: Any = None
+    flat_logprobs: Any = None
+    output_kind: Any = None
+    skip_reading_prefix_cache: Any = None
 
     def __post_init__(self) -> None:
         _normalize_numbers(self)
@@ -95,6 +104,10 @@ class SamplingParams:
         every tensor-parallel rank draw the same token.
         """
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
+
+    def clone(self) -> Self:
+        """These settings: nothing can change them, so no copy is needed."""
+        return self
 
     def for_output(self, index: int) -> "SamplingParams":
         """The settings of the index-th of `n` outputs: one output, and a seed of its own if one was given.
@@ -163,7 +176,12 @@ def _normalize_numbers(params: SamplingParams) -> None:
         "thinking_token_budget",
     ):
         value = getattr(params, field)
+        if value is True and field in ("logprobs", "prompt_logprobs"):
+            value = 1  # as in vLLM
         _store(params, field, None if value is None else as_int(value, field))
+    for field in ("extra_args", "flat_logprobs", "output_kind", "skip_reading_prefix_cache"):
+        require_neutral(getattr(params, field), field)
+        _store(params, field, None)
     for field in (
         "ignore_eos",
         "include_stop_str_in_output",

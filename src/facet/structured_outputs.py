@@ -24,11 +24,23 @@ class StructuredOutputsParams:
     # Whether JSON may have blanks and line breaks anywhere; None: as the engine is set up. Alone, it is about the JSON
     # that `response_format` asks for.
     any_whitespace: bool | None = None
+    # vLLM's. True is stored as `any_whitespace=False`; False leaves it to the engine, as None does.
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("json_object", "any_whitespace"):
+        for name in ("json_object", "any_whitespace", "disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(value := getattr(self, name), bool | None):
                 raise RequestError(f"structured_outputs.{name} must be true or false, not {value!r}.", field=_FIELD)
+        self._settle_whitespace()
+        if self.disable_additional_properties:
+            raise RequestError(
+                "structured_outputs.disable_additional_properties is not supported. Write additionalProperties: false "
+                "into the schema.",
+                field=_FIELD,
+            )
+        object.__setattr__(self, "disable_additional_properties", None)
         given = self._constraints()
         if len(given) > 1 or (not given and self.any_whitespace is None):
             named = f": {', '.join(given)}" if given else ""
@@ -47,6 +59,22 @@ class StructuredOutputsParams:
     def is_constraint(self) -> bool:
         """Whether there is more than `any_whitespace`."""
         return bool(self._constraints())
+
+    def _settle_whitespace(self) -> None:
+        if self.whitespace_pattern is not None:
+            raise RequestError(
+                "structured_outputs.whitespace_pattern is not supported. Leave it out: JSON then has no white space "
+                "between its tokens, or any with any_whitespace.",
+                field=_FIELD,
+            )
+        if self.disable_any_whitespace:
+            if self.any_whitespace:
+                raise RequestError(
+                    "structured_outputs has any_whitespace and disable_any_whitespace. Leave one of them out.",
+                    field=_FIELD,
+                )
+            object.__setattr__(self, "any_whitespace", False)
+        object.__setattr__(self, "disable_any_whitespace", None)
 
     def _constraints(self) -> list[str]:
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]

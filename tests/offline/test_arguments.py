@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from facet import LLM, ConfigError, RequestError, SamplingParams
+from facet import LLM, ConfigError, RequestError, SamplingParams, TextPrompt, TokensPrompt
 from tests.offline.conftest import GREEDY
 
 IDS = [5, 6, 7]
@@ -79,6 +79,9 @@ def test_every_prompt_is_answered(llm: LLM, prompts: Any, token_ids: list[list[i
         ({"prompt": 5}, r"prompts\.prompt is 5, but must be a text"),
         ({5: "one", "b": "two"}, r"may hold 'prompt' or 'prompt_token_ids', not \['5', 'b'\]"),
         ({"prompt": "one", "multi_modal_data": 5}, "multi_modal_data is 5, but must be a mapping"),
+        ({"prompt": "one", "cache_salt": 5}, "cache_salt is 5, but must be a text"),
+        ({"prompt": "one", "multi_modal_uuids": 5}, "multi_modal_uuids is 5, but must be a mapping"),
+        ({"prompt_embeds": [[0.5]]}, r"may hold 'prompt' or 'prompt_token_ids', not \['prompt_embeds'\]"),
         ({"prompt": "one", "mm_processor_kwargs": {5: 5}}, "mm_processor_kwargs is {5: 5}, but must be a mapping"),
     ],
 )
@@ -100,6 +103,11 @@ def test_what_is_no_prompt(silent: LLM, prompts: Any, words: str) -> None:
         ({"sampling_params": [GREEDY, None]}, "sampling_params holds None, but must be"),
         ({"sampling_params": "xy"}, "sampling_params is 'xy', but must be"),
         ({"split_special_tokens": "no"}, "split_special_tokens is 'no', but must be True or False"),
+        ({"lora_request": 5}, "lora_request is 5, but adapters are not supported. Merge them into the weights"),
+        ({"lora_request": [None, 5]}, r"lora_request is \[None, 5\], but adapters"),
+        ({"tokenization_kwargs": {"truncation": True}}, "tokenization_kwargs holds 'truncation', but may hold add_spe"),
+        ({"tokenization_kwargs": 5}, "tokenization_kwargs is 5, but must be a mapping"),
+        ({"mm_processor_kwargs": 5}, "mm_processor_kwargs is 5, but must be a mapping"),
     ],
 )
 def test_what_generate_refuses(silent: LLM, arguments: dict[str, Any], words: str) -> None:
@@ -157,10 +165,38 @@ def test_what_is_no_conversation(silent: LLM, messages: Any, words: str) -> None
         ({"tool_choice": 5}, "tool_choice"),
         ({"chat_template_kwargs": 5}, "chat_template_kwargs"),
         ({"reasoning_effort": 5}, "reasoning_effort"),
+        ({"lora_request": 5}, "lora_request is 5, but adapters are not supported"),
+        ({"chat_template": "a.jinja"}, "chat_template is 'a.jinja', but must be the text of a template"),
+        ({"chat_template_content_format": "x"}, "chat_template_content_format is 'x', but must be one of auto, string"),
+        ({"tokenization_kwargs": {"max_length": 5}}, "tokenization_kwargs holds 'max_length'"),
     ],
 )
 def test_what_chat_refuses(silent: LLM, arguments: dict[str, Any], words: str) -> None:
     check_refusal(lambda: silent.chat([ASK], **arguments), words)
+
+
+def test_arguments_in_the_order_and_with_the_defaults_of_vllm(llm: LLM) -> None:
+    (expected,) = llm.chat([ASK], GREEDY)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    for given in (None, [None]):
+        (same,) = llm.chat([ASK], GREEDY, False, given, None, "openai", True, False, None, None, None, None)  # type: ignore[arg-type]
+        assert (same.prompt, same.outputs) == (expected.prompt, expected.outputs)
+    assert llm.chat([ASK], GREEDY, chat_template=template)[0].prompt == "user: one two"
+    (result,) = llm.generate("one", GREEDY, use_tqdm=print, lora_request=None)
+    assert (result.metrics, result.lora_request, result.outputs[0].lora_request) == (None, None, None)
+
+
+def test_prompts_as_vllms_programs_write_them(llm: LLM) -> None:
+    token_ids = [*range(40, 90)]
+    salted: Any = {"prompt_token_ids": token_ids, "prompt": "a", "cache_salt": "b"}
+    plain = TokensPrompt(prompt_token_ids=token_ids)
+    assert llm.reset_prefix_cache()
+    cached = [llm.generate(prompt, GREEDY)[0].num_cached_tokens for prompt in (plain, salted, plain, salted)]
+    assert cached == [0, 0, 49, 49]  # salts are kept apart
+    assert llm.reset_prefix_cache()
+    assert llm.generate(plain, GREEDY)[0].num_cached_tokens == 0
+    beside: Any = {"multi_modal_data": None, "multi_modal_uuids": None, "mm_processor_kwargs": None}
+    assert llm.generate(TextPrompt(prompt="one") | beside, GREEDY)[0].prompt == "one"
 
 
 @pytest.mark.parametrize("level", [0, 3, 1.0, True, "1", None, 10**40])

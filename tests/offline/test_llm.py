@@ -30,12 +30,12 @@ def test_what_an_output_holds(llm: LLM) -> None:
     (output,) = result.outputs
     assert result.finished
     assert (output.finish_reason, len(output.token_ids)) == ("length", 5)
-    assert output.text == llm.get_tokenizer().decode(output.token_ids)
+    assert output.text == llm.get_tokenizer().decode(output.token_ids, skip_special_tokens=True)
     assert output.logprobs is not None
     assert [next(iter(position)) for position in output.logprobs] == output.token_ids
     best = output.logprobs[0][output.token_ids[0]]
     assert best.rank == 1
-    assert best.decoded_token == llm.get_tokenizer().decode(output.token_ids[:1], skip_special_tokens=False)
+    assert best.decoded_token == llm.get_tokenizer().decode(output.token_ids[0])
     assert output.cumulative_logprob == pytest.approx(
         sum(position[token].logprob for token, position in zip(output.token_ids, output.logprobs, strict=True))
     )

@@ -1,12 +1,16 @@
 """Settings given to `LLM` have the types of their fields; others are refused by name before anything is loaded."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from facet import LLM, ConfigError
+from facet.config import ServerConfig
+from facet.idle_settings import IDLE_SETTINGS
 from facet.offline.setting_types import checked
 from facet.offline.settings import read_settings
 
@@ -44,6 +48,12 @@ HUGE = 10**5000  # of more digits than Python writes
         ({"kv_cache_dtype_skip_layers": "sliding"}, "kv_cache_dtype_skip_layers is 'sliding', but must be a list of"),
         ({"load_format": "dumy"}, "load_format is 'dumy', but must be one of auto, dummy, "),
         ({"hf_token": b"secret"}, "hf_token is of type bytes, but must be a text."),
+        ({"dtype": torch.float64}, "dtype is 'float64', but must be one of auto, bfloat16, "),
+        ({"pooler_config": {"a": 1}}, "pooler_config={'a': 1} is not possible: Facet generates text and nothing else."),
+        ({"data_parallel_size": 2}, "data_parallel_size=2 is not possible: an LLM is one replica; facet serve -dp "),
+        ({"spec_model": "a"}, "spec_model='a' is not possible: drafts are set with speculative_config."),
+        ({"logprobs_mode": "raw_logits"}, "logprobs_mode='raw_logits' is not possible: "),
+        ({"max_modellen": None}, "LLM has no setting 'max_modellen'. Did you mean 'max_model_len'?"),
     ],
 )
 def test_settings_of_another_type(settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +84,24 @@ def test_settings_of_other_libraries_types(name: str, value: object, expected: o
     assert (found, type(found)) == (expected, type(expected))
 
 
-def test_none_is_the_default() -> None:
-    names = ("seed", "enable_prefix_caching", "max_num_seqs", "max_model_len", "kv_cache_dtype_skip_layers")
-    assert read_settings("a", dict.fromkeys(names)) == read_settings("a", {})
+def test_none_is_the_default(caplog: pytest.LogCaptureFixture) -> None:
+    names = {field.name for field in fields(ServerConfig)} - {"model"} | IDLE_SETTINGS.keys() | {"pooler_config"}
+    with caplog.at_level("INFO", "facet"):
+        assert read_settings("a", dict.fromkeys(names)) == read_settings("a", {})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ({"dtype": torch.bfloat16}, {"dtype": "bfloat16"}),
+        ({"dtype": torch.half}, {"dtype": "float16"}),
+        ({"hf_token": True}, {}),
+        ({"allowed_local_media_path": ""}, {}),
+        ({"max_model_len": -1}, {"max_model_len": "auto"}),
+        ({"max_logprobs": 100, "logprobs_mode": "raw_logprobs"}, {}),
+        ({"data_parallel_size": 1, "offload_params": set(), "offload_group_size": 0, "served_model_name": "a"}, {}),
+    ],
+)
+def test_settings_as_vllms_programs_write_them(given: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert read_settings("a", given) == read_settings("a", ours)

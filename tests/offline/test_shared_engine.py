@@ -52,6 +52,16 @@ def test_threads_share_one(either: LLM) -> None:
     assert stats.num_blocks > 0
 
 
+def test_cached_prefixes_are_forgotten(either: LLM) -> None:
+    def num_cached() -> int:
+        return either.generate([[*range(60, 99)]], GREEDY)[0].num_cached_tokens
+
+    num_cached()
+    assert num_cached() == 38
+    assert either.reset_prefix_cache()
+    assert num_cached() == 0
+
+
 def test_the_error_of_one_thread_is_its_own(either: LLM) -> None:
     def refused() -> str:
         with pytest.raises(RequestError) as caught:

@@ -17,6 +17,7 @@ from facet.chat.template import ChatTemplate
 from facet.chat.tool_choice import normalize_tools, template_variables
 from facet.offline import LLM
 from facet.sampling_params import SamplingParams
+from facet.tokens import Tokenizer
 from tools.bundled_model import scoring
 from tools.bundled_model.evaluation_cases import Case, Group, long_prompts, make_cases
 from tools.bundled_model.scoring import Reply
@@ -57,7 +58,7 @@ class Examiner:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self._llm = LLM(str(folder), show_progress=False, **settings)
-        self._tokenizer = self._llm.get_tokenizer()
+        self._tokenizer = Tokenizer.from_folder(folder)
         template = ChatTemplate.from_folder(folder, self._tokenizer)
         assert template is not None, f"{folder} has no chat template"
         self._template = template

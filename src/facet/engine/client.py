@@ -19,6 +19,7 @@ from facet.engine.messages import (
     Died,
     EngineInfo,
     FromEngine,
+    ResetPrefixCache,
     Shutdown,
     Sleep,
     Stats,
@@ -46,6 +47,9 @@ class EngineClient(Protocol):
         """The next messages; nothing if none come within `timeout` seconds. Raises EngineDeadError once it is dead."""
 
     def stats(self) -> Stats: ...
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes, without waiting: before whatever is submitted next."""
 
     def sleep(self, level: int) -> None:
         """Ask without waiting; a `SleepState` comes from `receive`."""
@@ -141,6 +145,9 @@ class RemoteEngine:
                     others.append(message)
         self._kept = others
         return found
+
+    def reset_prefix_cache(self) -> None:
+        self._send(ResetPrefixCache())
 
     def sleep(self, level: int) -> None:
         self._send(Sleep(level))

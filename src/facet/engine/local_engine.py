@@ -11,7 +11,7 @@ import torch
 
 from facet.config import EngineConfig
 from facet.engine.engine import make_engine
-from facet.engine.messages import Cancel, FromEngine, Sleep, Stats, Submit, ToEngine, WakeUp
+from facet.engine.messages import Cancel, FromEngine, ResetPrefixCache, Sleep, Stats, Submit, ToEngine, WakeUp
 from facet.engine.service import EngineService, make_info
 from facet.progress import Progress
 from facet.request import Request
@@ -42,6 +42,9 @@ class LocalEngine:
 
     def stats(self) -> Stats:
         return self._service.stats()
+
+    def reset_prefix_cache(self) -> None:
+        self._handle(ResetPrefixCache())
 
     def sleep(self, level: int) -> None:
         self._handle(Sleep(level))

@@ -3,5 +3,6 @@
 from facet.chat.reply import Reply
 from facet.offline.llm import LLM
 from facet.offline.outputs import CompletionOutput, Logprob, RequestOutput
+from facet.offline.prompts import TextPrompt, TokensPrompt
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "Reply", "RequestOutput"]
+__all__ = ["LLM", "CompletionOutput", "Logprob", "Reply", "RequestOutput", "TextPrompt", "TokensPrompt"]

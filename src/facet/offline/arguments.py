@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from facet.errors import RequestError
-from facet.offline.given_values import as_list, is_named, shown
+from facet.offline.given_values import as_list, is_named, require_bool, require_mapping, shown
 from facet.sampling_params import SamplingParams
+
+_TOKENIZATION = "tokenization_kwargs"
+_CONTENT_FORMATS = ("auto", "string", "openai")
 
 
 def one_each(given: object, count: int) -> list[SamplingParams] | None:
@@ -63,6 +66,43 @@ def as_documents(given: object) -> list[Mapping[str, Any]] | None:
             f'documents is {shown(given)}, but must be a list of mappings such as {{"text": "..."}}.', field="documents"
         )
     return documents
+
+
+def refuse_adapters(lora_request: object) -> None:
+    """None, or several of it, asks for none."""
+    several = as_list(lora_request)
+    if all(one is None for one in ([lora_request] if several is None else several)):
+        return
+    raise RequestError(
+        f"lora_request is {shown(lora_request)}, but adapters are not supported. Merge them into the weights, and "
+        "leave it out.",
+        field="lora_request",
+    )
+
+
+def adds_special_tokens(tokenization_kwargs: Mapping[str, Any] | None) -> bool | None:
+    """None: it does not say."""
+    require_mapping(tokenization_kwargs, _TOKENIZATION, '{"add_special_tokens": False}')
+    given = dict(tokenization_kwargs or {})
+    adds: bool | None = given.pop("add_special_tokens", None)
+    if given:
+        raise RequestError(
+            f"{_TOKENIZATION} holds {shown(next(iter(given)))}, but may hold add_special_tokens alone. Prompts are cut "
+            "with SamplingParams(truncate_prompt_tokens=...).",
+            field=_TOKENIZATION,
+        )
+    if adds is not None:
+        require_bool(adds, "add_special_tokens")
+    return adds
+
+
+def check_content_format(given: object) -> None:
+    """It changes nothing: contents are given to a template as it expects them."""
+    if given not in _CONTENT_FORMATS:
+        raise RequestError(
+            f"chat_template_content_format is {shown(given)}, but must be one of {', '.join(_CONTENT_FORMATS)}.",
+            field="chat_template_content_format",
+        )
 
 
 def _not_settings(what: str) -> RequestError:

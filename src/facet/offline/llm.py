@@ -1,7 +1,7 @@
 """The class `LLM`, which loads a model and runs it from Python."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -12,24 +12,36 @@ from facet.engine.client import RemoteEngine
 from facet.engine.local_engine import LocalEngine
 from facet.engine.messages import Stats
 from facet.errors import ConfigError
-from facet.offline.arguments import as_conversations, as_documents, as_priorities, one_each
+from facet.offline.arguments import (
+    adds_special_tokens,
+    as_conversations,
+    as_documents,
+    as_priorities,
+    check_content_format,
+    one_each,
+    refuse_adapters,
+)
+from facet.offline.call_template import with_template
 from facet.offline.collector import Collector
 from facet.offline.given_values import require_bool, require_mapping, shown
+from facet.offline.model_tokenizer import ModelTokenizer
 from facet.offline.outputs import RequestOutput
-from facet.offline.prompts import Prompt, find_prompts, media_fields, text_or_ids
+from facet.offline.prompts import Prompt, brings_special_tokens, fields_beside, find_prompts, text_or_ids
 from facet.offline.setting_types import require_switch
 from facet.offline.settings import read_settings
 from facet.offline.shared_engine import SharedEngine
 from facet.prepared_media import PreparedMedia
 from facet.progress import Bars, Progress, Silent
-from facet.prompts import ChatQuestion, TextQuestion, make_asked_model, prepare, read_prompt_files
+from facet.prompts import AskedModel, ChatQuestion, TextQuestion, make_asked_model, prepare, read_prompt_files
 from facet.prompts.media_reading import NUM_THREADS, find_media, make_media_reader
 from facet.request import Request
 from facet.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
-from facet.tokens import Tokenizer
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Conversation = Sequence[Mapping[str, Any]]
+Progressing = (
+    bool | Callable[..., Any]
+)  # vLLM's programs may bring a bar of their own; here it only says that one is shown
 
 
 class LLM:
@@ -91,23 +103,29 @@ class LLM:
         """The settings that the model's authors recommend; used if a call gives none."""
         return self._asked.sampling({}, max_tokens=DEFAULT_MAX_TOKENS)
 
-    def get_tokenizer(self) -> Tokenizer:
-        return self._asked.require_tokenizer()
+    def get_tokenizer(self) -> ModelTokenizer:
+        return ModelTokenizer(self._asked)
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: Progressing = True,
+        lora_request: None = None,
         priority: Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         split_special_tokens: bool = False,
     ) -> list[RequestOutput]:
         """Continue each prompt: text, a list of token ids, or {"prompt_token_ids": [...]}. Outputs in their order.
 
         {"prompt": "...", "multi_modal_data": {"image": picture}} is a text with a placeholder for each item. Special
-        tokens written in a text are recognised, unless `split_special_tokens` makes it plain text only.
+        tokens written in a text are recognised, unless `split_special_tokens` makes it plain text only. One that begins
+        with <bos> gets no other.
         """
+        refuse_adapters(lora_request)
+        adds = adds_special_tokens(tokenization_kwargs)
         given = find_prompts(prompts)
         items = [text_or_ids(prompt, where) for where, prompt in given.items()]
         params = one_each(sampling_params, len(items)) or [self.get_default_sampling_params()] * len(items)
@@ -117,38 +135,48 @@ class LLM:
                 prompt=item,
                 sampling=sampling,
                 is_max_tokens_default=sampling_params is None,
+                add_special_tokens=adds is not False
+                and (split_special_tokens or not brings_special_tokens(item, self._asked.tokenizer)),
                 split_special_tokens=split_special_tokens,
                 priority=of_prompt,
-                **media_fields(prompt),
+                **fields_beside(prompt, mm_processor_kwargs),
             )
             for prompt, item, sampling, of_prompt in zip(
                 given.values(), items, params, as_priorities(priority, len(items)), strict=True
             )
         ]
-        return self._answer(questions, use_tqdm=use_tqdm)
+        return self._answer(questions, self._asked, use_tqdm=use_tqdm)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
-        *,
+        use_tqdm: Progressing = True,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        *,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool = True,
         response_format: Mapping[str, Any] | None = None,
         reasoning_effort: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
-        mm_processor_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, as `/v1/chat/completions` does: the arguments are its fields.
 
         Each output has the parsed `reply` beside its `text`. Without sampling settings a reply may be as long as the
-        context allows.
+        context allows. `chat_template` is the text of a template, in place of the model's.
         """
+        refuse_adapters(lora_request)
+        check_content_format(chat_template_content_format)
+        asked = with_template(self._asked, chat_template)
+        adds = adds_special_tokens(tokenization_kwargs) or False
         conversations = as_conversations(messages)
         for field, value in {
             "parallel_tool_calls": parallel_tool_calls,
@@ -174,14 +202,20 @@ class LLM:
                 mm_processor_kwargs=mm_processor_kwargs,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
+                add_special_tokens=adds,
             )
             for conversation, sampling in zip(conversations, params, strict=True)
         ]
-        return self._answer(questions, use_tqdm=use_tqdm)
+        return self._answer(questions, asked, use_tqdm=use_tqdm)
 
     def stats(self) -> Stats:
         """The engine's counters."""
         return self._engine.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes, so that the next prompts are computed from their first token on. Always true."""
+        self._engine.reset_prefix_cache()
+        return True
 
     def sleep(self, level: int = 1) -> None:
         """Give the memory of weights and cache back until `wake_up`; needs `enable_sleep_mode=True`.
@@ -202,14 +236,16 @@ class LLM:
         self._engine.close()
         self._media.close()
 
-    def _answer(self, questions: Sequence[TextQuestion | ChatQuestion], *, use_tqdm: bool) -> list[RequestOutput]:
+    def _answer(
+        self, questions: Sequence[TextQuestion | ChatQuestion], asked: AskedModel, *, use_tqdm: Progressing
+    ) -> list[RequestOutput]:
         self._engine.require_open()
         collector = Collector(self._asked.tokenizer)
         outputs: list[RequestOutput] = []
         requests: list[Request] = []
         for question, media in zip(questions, self._read_media(questions), strict=True):
             ids = [str(next(self._ids)) for _ in range(question.sampling.n)]
-            prepared = prepare(question, self._asked, ids, media)
+            prepared = prepare(question, asked, ids, media)
             outputs.append(collector.expect(prepared))
             requests += prepared.requests
         self._engine.answer(requests, collector, self._progress if use_tqdm else Silent())

@@ -36,6 +36,7 @@ class CompletionOutput:
     error: str | None = None  # why, where finish_reason is "error": this answer failed, its neighbours did not
     # The stop string, the stop token if it is not an end of sequence, or "repetition".
     stop_reason: int | str | None = None
+    lora_request: None = None  # under vLLM's name: there are no adapters
 
     @property
     def finished(self) -> bool:
@@ -52,6 +53,9 @@ class RequestOutput:
     prompt_logprobs: list[Position | None] | None  # None for the first token, which nothing predicts
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
+    # Under vLLM's names, with what its `LLM` puts there by default.
+    metrics: None = None
+    lora_request: None = None
 
     @property
     def finished(self) -> bool:

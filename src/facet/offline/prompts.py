@@ -7,23 +7,30 @@ from typing import Any, NotRequired, TypedDict
 
 from facet.errors import RequestError
 from facet.offline.given_values import as_list, require_mapping, shown
+from facet.tokens import Tokenizer
 
 
 class TokensPrompt(TypedDict):
     """A prompt that is already encoded."""
 
     prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]  # its text, which is not read
+    cache_salt: NotRequired[str | None]  # cached prefixes are shared only with prompts that have the same
 
 
 class TextPrompt(TypedDict):
     prompt: str
     # By kind, for the placeholders in the prompt: a path, a Pillow image, an array, or a list of them; sound and video
     # as arrays may have their rate beside them.
-    multi_modal_data: NotRequired[Mapping[str, object]]
-    mm_processor_kwargs: NotRequired[Mapping[str, Any]]
+    multi_modal_data: NotRequired[Mapping[str, object] | None]
+    mm_processor_kwargs: NotRequired[Mapping[str, Any] | None]
+    multi_modal_uuids: NotRequired[Mapping[str, object] | None]  # vLLM's; unused: media are cached by content
+    cache_salt: NotRequired[str | None]
 
 
 _MEDIA_FIELDS = {"multi_modal_data": '{"image": picture}', "mm_processor_kwargs": '{"max_soft_tokens": 280}'}
+_UUIDS, _SALT = "multi_modal_uuids", "cache_salt"
+_KNOWN = {"prompt", "prompt_token_ids", _UUIDS, _SALT, *_MEDIA_FIELDS}
 
 Prompt = str | Sequence[int] | TokensPrompt | TextPrompt
 
@@ -51,18 +58,34 @@ def text_or_ids(prompt: object, where: str) -> str | list[int]:
     return _plain_ids(token_ids, where)
 
 
-def media_fields(prompt: object) -> dict[str, Any]:
-    """What stands beside a prompt's text, as fields of a question."""
-    if not isinstance(prompt, Mapping):
-        return {}
-    fields = {name: prompt[name] for name in _MEDIA_FIELDS if name in prompt}
-    for name, value in fields.items():
-        require_mapping(value, name, _MEDIA_FIELDS[name])
+def fields_beside(prompt: object, mm_processor_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What stands beside a prompt, as fields of a question. `mm_processor_kwargs` are those for all prompts."""
+    require_mapping(mm_processor_kwargs, "mm_processor_kwargs", _MEDIA_FIELDS["mm_processor_kwargs"])
+    fields: dict[str, Any] = {}
+    if isinstance(prompt, Mapping):
+        fields = {name: prompt[name] for name in _MEDIA_FIELDS if prompt.get(name) is not None}
+        for name, value in fields.items():
+            require_mapping(value, name, _MEDIA_FIELDS[name])
+        require_mapping(prompt.get(_UUIDS), _UUIDS, '{"image": ["a"]}')
+        salt = prompt.get(_SALT)
+        if salt is not None and not isinstance(salt, str):
+            raise RequestError(f"{_SALT} is {shown(salt)}, but must be a text.", field=_SALT)
+        fields[_SALT] = salt
+    if mm_processor_kwargs is not None:
+        fields["mm_processor_kwargs"] = {**mm_processor_kwargs, **fields.get("mm_processor_kwargs", {})}
     return fields
 
 
+def brings_special_tokens(prompt: str | Sequence[int], tokenizer: Tokenizer | None) -> bool:
+    """Whether a text begins with the tokens that would be put before it: templates write <bos> themselves."""
+    if tokenizer is None or not isinstance(prompt, str):
+        return False
+    added = "".join(tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.added_before)
+    return bool(added) and prompt.startswith(added)
+
+
 def _of_mapping(prompt: Mapping[Any, Any], where: str) -> str | list[int]:
-    if unknown := sorted(str(name) for name in set(prompt) - {"prompt", "prompt_token_ids", *_MEDIA_FIELDS}):
+    if unknown := sorted(str(name) for name in set(prompt) - _KNOWN):
         raise RequestError(f"A prompt may hold 'prompt' or 'prompt_token_ids', not {unknown}.", field=unknown[0])
     text, given = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if given is not None:

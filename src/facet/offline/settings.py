@@ -6,32 +6,74 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+import torch
+
 from facet.config import PromptConfig, ServerConfig
 from facet.errors import ConfigError
 from facet.idle_settings import IDLE_SETTINGS, note_of
+from facet.offline.given_values import shown
 from facet.offline.setting_types import checked
 
 logger = logging.getLogger(__name__)
 
 _KNOWN = {field.name for field in fields(PromptConfig)}
 _OF_SERVERS = {field.name for field in fields(ServerConfig)} - _KNOWN
-_QUIET = "disable_log_stats"  # of servers too, but many programs give it to an LLM
+# Of servers too, but programs written for vLLM give them to an `LLM`; here they mean nothing.
+_QUIET = ("disable_log_stats", "max_logprobs", "served_model_name")
+# Arguments of vLLM's `LLM` that are no flags here: the values that ask for nothing, and why there are no others.
+_NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "data_parallel_size": ((1,), "an LLM is one replica; facet serve -dp runs several"),
+    "enable_mm_embeds": ((False,), "media are given as they are, not as embeddings"),
+    "enable_prompt_embeds": ((False,), "prompts are text or token ids"),
+    "enable_return_routed_experts": ((False,), "which experts were chosen is not kept"),
+    "offload_group_size": ((0,), "weights are not offloaded; quantization makes them smaller"),
+    "offload_num_in_group": ((1,), "weights are not offloaded; quantization makes them smaller"),
+    "offload_params": ((set(), []), "weights are not offloaded; quantization makes them smaller"),
+    "offload_prefetch_step": ((1,), "weights are not offloaded; quantization makes them smaller"),
+    "pooler_config": ((), "Facet generates text and nothing else"),
+    "profiler_config": ((), "there is no profiler in it"),
+    "quantization_config": ((), "quantization names the method, and a checkpoint the rest"),
+    "return_sampling_mask": ((False,), "which tokens could have been sampled is not kept"),
+    "spec_method": ((), "drafts are set with speculative_config"),
+    "spec_model": ((), "drafts are set with speculative_config"),
+    "spec_tokens": ((), "drafts are set with speculative_config"),
+}
+_TAKEN = {*_KNOWN, *_QUIET, *_NEUTRAL, *IDLE_SETTINGS}
 
 
 def read_settings(model: object, settings: Mapping[str, Any]) -> PromptConfig:
-    """The config of a model with these settings. vLLM's that set nothing here are named in the log."""
+    """The config of a model with these settings. vLLM's that set nothing here are named in the log.
+
+    None is the default, as it is for flags that are left out, and for vLLM.
+    """
     given = {}
     for name, value in {"model": model, **settings}.items():
-        if name in _KNOWN:
-            given[name] = value
-        elif name in IDLE_SETTINGS:
-            logger.info("%s", note_of(name, value, is_flag=False))
-        elif name != _QUIET:
+        if name not in _TAKEN and not (value is None and name in _OF_SERVERS):
             raise ConfigError(_unknown(name))
-    if given.get("max_model_len") == -1:
-        given["max_model_len"] = "auto"  # vLLM writes either
-    # None is the default, as it is for flags that are left out, and for vLLM.
-    return PromptConfig(**{name: checked(name, value) for name, value in given.items() if value is not None})
+        if value is None or name in _QUIET:
+            continue
+        if name in _KNOWN:
+            if (plain := _as_ours(name, value)) is not None:
+                given[name] = checked(name, plain)
+        elif name in _NEUTRAL:
+            values, reason = _NEUTRAL[name]
+            if value not in values:
+                raise ConfigError(f"{name}={shown(value)} is not possible: {reason}.")
+        else:
+            logger.info("%s", note_of(name, value, is_flag=False))
+    return PromptConfig(**given)
+
+
+def _as_ours(name: str, value: Any) -> Any:
+    """What vLLM's programs write in another way."""
+    match name, value:
+        case "max_model_len", -1:
+            return "auto"
+        case "dtype", torch.dtype():
+            return str(value).removeprefix("torch.")
+        case ("hf_token", True) | ("allowed_local_media_path", ""):
+            return None  # the token of `hf auth login`; no folder, where a path of nothing would be the current one
+    return value
 
 
 def _unknown(name: str) -> str:

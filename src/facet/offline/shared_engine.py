@@ -31,6 +31,9 @@ class SharedEngine:
     def stats(self) -> Stats:
         return self._call(lambda engine: engine.stats())
 
+    def reset_prefix_cache(self) -> None:
+        self._call(lambda engine: engine.reset_prefix_cache())
+
     def sleep(self, level: int) -> None:
         def ask_and_wait(engine: EngineClient) -> None:
             engine.sleep(level)

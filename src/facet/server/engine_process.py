@@ -5,7 +5,7 @@ from typing import Protocol
 import zmq
 
 from facet.engine.client import EngineClient, RemoteEngine
-from facet.engine.messages import AskLiveView, AskStats, LoadGrammars, ResetPrefixCache, ToEngine
+from facet.engine.messages import AskLiveView, AskStats, LoadGrammars, ToEngine
 from facet.errors import EngineError
 
 
@@ -17,8 +17,6 @@ class ServedEngine(EngineClient, Protocol):
 
     def ask_live_view(self, max_cells: int) -> None:
         """Likewise; a `LiveView` comes."""
-
-    def reset_prefix_cache(self) -> None: ...
 
     def load_grammars(self) -> None: ...
 
@@ -34,9 +32,6 @@ class EngineProcess(RemoteEngine):
 
     def ask_live_view(self, max_cells: int) -> None:
         self._send(AskLiveView(max_cells))
-
-    def reset_prefix_cache(self) -> None:
-        self._send(ResetPrefixCache())
 
     def load_grammars(self) -> None:
         self._send(LoadGrammars())
