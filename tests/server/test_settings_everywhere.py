@@ -126,3 +126,27 @@ def test_what_is_not_there_is_refused_by_name(
         refused = server.post(path, {**APIS[path], **fields})
         assert refused.status_code == 400, path
         assert name in refused.text
+
+
+LOOSE = {"temperature": "0.5", "top_k": 7.0, "seed": "4", "ignore_eos": "true", "stream": "false", "stop": "3"}
+
+
+def test_numbers_and_truth_values_may_be_texts(both: tuple[RunningServer, ScriptedEngine]) -> None:
+    server, engine = both
+    for path, question in APIS.items():
+        response = server.post(path, {**question, **LOOSE})
+        assert response.headers["content-type"] == "application/json"
+        assert response.status_code == 200, path
+        sampling = engine.submitted[-1].sampling
+        assert (sampling.temperature, sampling.top_k, sampling.seed, sampling.ignore_eos) == (0.5, 7, 4, True)
+        assert tuple(sampling.stop) == ("3",)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": "hot"}, {"temperature": "nan"}, {"logit_bias": {"5": "inf"}}, {"top_k": 1.5}], ids=str
+)
+def test_other_texts_may_not(both: tuple[RunningServer, ScriptedEngine], fields: dict[str, Any]) -> None:
+    for path, question in APIS.items():
+        refused = both[0].post(path, {**question, **fields})
+        assert refused.status_code == 400, path
+        assert next(iter(fields)) in refused.text

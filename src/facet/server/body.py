@@ -48,16 +48,19 @@ class Decoder(Protocol):
 
 
 class BodyDecoder:
-    """Decodes bytes into one wire type. Unknown fields are ignored, as in vLLM; --verbose names them."""
+    """Decodes bytes into one wire type. Unknown fields are ignored, as in vLLM; --verbose names them.
+
+    Forms and small scripts send numbers and truth values as texts, and whole numbers as 8.0. They mean what they say.
+    """
 
     def __init__(self, wire_type: type[Wire]) -> None:
-        self._decoder: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(wire_type)
-        self._wire_type = wire_type
+        self._strict: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(wire_type)
+        self._lenient: msgspec.json.Decoder[msgspec.Struct] = msgspec.json.Decoder(wire_type, strict=False)
         self._known = frozenset(wire_type.__struct_encode_fields__)
 
     def decode(self, body: bytes | bytearray) -> msgspec.Struct:
         try:
-            decoded = self._decoder.decode(body)
+            decoded = self._decode(body)
             if logger.isEnabledFor(logging.DEBUG) and (unknown := self._unknown_fields(body)):
                 logger.debug("Unknown fields were ignored: %s", ", ".join(map(repr, unknown)))
             return decoded
@@ -67,6 +70,16 @@ class BodyDecoder:
             raise HttpError(400, f"The body is not valid JSON: {error}.") from None
         except RecursionError:
             raise HttpError(400, "The body is nested too deeply to be read.") from None
+
+    def _decode(self, body: bytes | bytearray) -> msgspec.Struct:
+        try:
+            return self._strict.decode(body)
+        except msgspec.ValidationError:
+            try:
+                return self._lenient.decode(body)
+            except msgspec.ValidationError:
+                pass
+            raise  # with the types as they are documented
 
     def _unknown_fields(self, body: bytes | bytearray) -> list[str]:
         return sorted(set(msgspec.json.decode(body, type=dict[str, msgspec.Raw])) - self._known)
