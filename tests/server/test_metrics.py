@@ -49,6 +49,49 @@ def test_metrics(scripted: Scripted) -> None:
         assert f"vllm:{name}{LABELS}" in values
 
 
+def test_where_prompts_came_from(scripted: Scripted) -> None:
+    with scripted("one") as (server, _):
+        usage = server.post(CHAT, ASK).json()["usage"]
+        values = metrics_of(server)
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    computed, found = (LABELS.replace("}", f',source="{name}"}}') for name in ("local_compute", "local_cache_hit"))
+    assert cached > 0
+    assert values[f"vllm:prompt_tokens_cached_total{LABELS}"] == cached
+    assert values[f"vllm:prompt_tokens_by_source_total{found}"] == cached
+    assert values[f"vllm:prompt_tokens_by_source_total{computed}"] == usage["prompt_tokens"] - cached
+    assert values[f"vllm:request_prefill_kv_computed_tokens_sum{LABELS}"] == usage["prompt_tokens"] - cached
+
+
+def test_failures_are_seen(scripted: Scripted) -> None:
+    """By the kind of their status, and by route: a path that leads nowhere makes no label of its own."""
+
+    def count(method: str, status: str, handler: str) -> float:
+        return values.get(f'http_requests_total{{handler="{handler}",method="{method}",status="{status}"}}', 0)
+
+    with scripted("one two", engine={"fail_after": 1}, api_key=("key",)) as (server, engine):
+        key = {"authorization": "Bearer key"}
+        assert server.post(CHAT, ASK, headers=key).status_code == 500
+        assert server.post(CHAT, {**ASK, "n": 2, "stream": True}, headers=key).status_code == 200
+        engine.fail_after = None
+        assert server.post(CHAT, ASK, headers=key).status_code == 200
+        assert server.post(CHAT, {**ASK, "temperature": -1}, headers=key).status_code == 400
+        assert server.post(CHAT, ASK).status_code == 401
+        for path in ("/v1/models/tiny", "/v1/models/else", "/made/up", "/health"):
+            server.get(path, headers=key)
+        assert server.get(CHAT, headers=key).status_code == 405
+        values = metrics_of(server)
+    assert [count("POST", status, CHAT) for status in ("2xx", "4xx", "5xx")] == [2, 2, 1]
+    assert count("GET", "4xx", CHAT) == 1
+    assert [count("GET", status, "/v1/models/{name:path}") for status in ("2xx", "4xx")] == [1, 1]
+    assert count("GET", "4xx", "none") == 1
+    assert sum(value for name, value in values.items() if name.startswith("http_requests_total")) == 9
+    assert values[f'http_request_duration_seconds_count{{handler="{CHAT}",method="POST"}}'] == 5
+    ends = {
+        reason: f'{LABELS[:12]}finished_reason="{reason}",model_name="tiny"}}' for reason in ("error", "abort", "stop")
+    }
+    assert [values[f"vllm:request_success_total{labels}"] for labels in ends.values()] == [2, 1, 1]
+
+
 def test_steps_by_their_size(scripted: Scripted) -> None:
     """As cumulative buckets: of 7 steps 3 have one token, 5 no more than 8, and one is larger than all bounds."""
     with scripted("one") as (server, _):
@@ -93,10 +136,10 @@ def test_the_dashboard_reads_what_is_exported(scripted: Scripted) -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     expressions += [variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
-    read = {name for text in expressions for name in re.findall(r"\b(?:(?:vllm|facet):|process_)\w+", text)}
+    read = {name for text in expressions for name in re.findall(r"\b(?:(?:vllm|facet):|process_|http_)\w+", text)}
     ours = {"num_steps_total", "computed_tokens_total", "kv_cache_cached_perc", "kv_cache_blocks", "version_info"}
     assert {f"facet:{name}" for name in ours} <= exported
     assert not {f"vllm:{name}" for name in ours} & exported
     assert len(read) > 25
     assert read <= exported, sorted(read - exported)
-    assert all(re.search(r"vllm:|facet:|process_", text) for text in expressions)
+    assert all(re.search(r"vllm:|facet:|process_|http_", text) for text in expressions)

@@ -28,7 +28,7 @@ from facet.server.info_routes import InfoEndpoints
 from facet.server.live_route import LiveEndpoint
 from facet.server.media_desk import MediaDesk
 from facet.server.metrics import Metrics
-from facet.server.middleware import ApiKeyMiddleware, RequestIdMiddleware, path_of
+from facet.server.middleware import ApiKeyMiddleware, HttpMetricsMiddleware, RequestIdMiddleware, path_of
 from facet.server.ollama.dialect import OLLAMA
 from facet.server.ollama.routes import OllamaEndpoints
 from facet.server.operations_routes import OperationsEndpoints
@@ -71,7 +71,7 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
 
     return Starlette(
         routes=_routes(frontend),
-        middleware=middleware_of(config),
+        middleware=[Middleware(HttpMetricsMiddleware, metrics=metrics.http), *middleware_of(config)],
         exception_handlers={HTTPException: _not_found},
         lifespan=lifespan,
     )

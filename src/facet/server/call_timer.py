@@ -59,7 +59,7 @@ class CallTimer:
             metrics.between_tokens.observe(now - times.last)
             times.last = now
 
-    def on_end(self, index: int, reason: str, num_tokens: int, *, is_loop: bool) -> None:
+    def on_end(self, index: int, reason: str, num_tokens: int, *, num_cached_tokens: int, is_loop: bool) -> None:
         now, metrics, times = time.monotonic(), self._observers.metrics, self._times.get(index)
         num_prompt_tokens = len(self._requests[index].prompt_token_ids)
         metrics.count_end(reason)
@@ -67,6 +67,7 @@ class CallTimer:
             metrics.loops.inc()
         metrics.whole.observe(now - self.start)
         metrics.prompt_length.observe(num_prompt_tokens)
+        metrics.computed_length.observe(num_prompt_tokens - num_cached_tokens)
         metrics.answer_length.observe(num_tokens)
         self._note_length(index // self._n, num_tokens)
         if times is not None:
@@ -82,8 +83,13 @@ class CallTimer:
         if self._observers.traces is not None:
             self._trace(self._observers.traces, index, reason, num_tokens, now)
 
+    def on_failure(self, reason: str, num_others: int) -> None:
+        """The engine ended an answer for this reason, and with it as many others of the call that had not ended."""
+        self._observers.metrics.count_end(reason)
+        self.on_gone(num_others)
+
     def on_gone(self, num_open: int) -> None:
-        """The client left before this many answers had ended."""
+        """Nobody wants the rest of this many answers."""
         for _ in range(num_open):
             self._observers.metrics.count_end("abort")
 

@@ -59,6 +59,7 @@ class Counters:
 
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_cached_prompt_tokens: int = 0  # of the prompt tokens, those that were cached
 
 
 @dataclass(eq=False, slots=True)
@@ -281,7 +282,10 @@ class EngineBridge:
             if message.token_ids:
                 self.counters.num_generation_tokens += len(message.token_ids)
                 # Counted with the first tokens: until then the prompt was not computed.
-                self.counters.num_prompt_tokens += call.num_prompt_tokens.pop(message.request_id, 0)
+                num_prompt_tokens = call.num_prompt_tokens.pop(message.request_id, None)
+                if num_prompt_tokens is not None:
+                    self.counters.num_prompt_tokens += num_prompt_tokens
+                    self.counters.num_cached_prompt_tokens += message.num_cached_tokens
             if message.finish_reason is not None:
                 del self._calls[message.request_id]
         else:

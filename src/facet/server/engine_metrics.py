@@ -33,6 +33,9 @@ class EngineMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         counters, stats = self._bridge.counters, self._bridge.last_stats
         yield self._counter("vllm:prompt_tokens", "Prompt tokens processed.", counters.num_prompt_tokens)
+        num_cached = counters.num_cached_prompt_tokens
+        yield self._counter("vllm:prompt_tokens_cached", "Prompt tokens found in the cache.", num_cached)
+        yield self._prompt_tokens_by_source(counters.num_prompt_tokens - num_cached, num_cached)
         yield self._counter("vllm:generation_tokens", "Tokens generated.", counters.num_generation_tokens)
         yield self._cache_config(self._bridge.info.cache)
         yield InfoMetricFamily("facet:version", "The server's version.", value={"version": __version__})
@@ -66,6 +69,16 @@ class EngineMetrics(Collector):
             short, long = "Steps with less of a prompt, to keep to --max-step-ms.", "Steps beyond --max-step-ms."
             yield self._counter("facet:short_steps", short, stats.num_short_steps)
             yield self._counter("facet:long_steps", long, stats.num_long_steps)
+
+    def _prompt_tokens_by_source(self, num_computed: int, num_cached: int) -> Metric:
+        family = CounterMetricFamily(
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens, by where their keys and values came from.",
+            labels=[*self._names, "source"],
+        )
+        family.add_metric([*self._values, "local_compute"], num_computed)
+        family.add_metric([*self._values, "local_cache_hit"], num_cached)
+        return family
 
     def _sleep_state(self) -> Metric:
         """As vLLM says it: 1 for the state that it is in."""

@@ -187,6 +187,7 @@ def _take(
         if answer.tokens.finish_reason is not None:
             continue  # it ended by its text, and this was on its way
         if new.finish_reason in ("error", "abort"):
+            timer.on_failure(new.finish_reason, sum(one.tokens.finish_reason is None for one in answers) - 1)
             raise _why(new, answer.tokens)
         if new.token_ids:
             timer.on_tokens(index, now, new.queue_seconds)
@@ -195,4 +196,10 @@ def _take(
         if tokens.finish_reason is not None:
             if new.finish_reason is None:
                 call.cancel(index)
-            timer.on_end(index, tokens.finish_reason, len(tokens.token_ids), is_loop=tokens.is_loop)
+            timer.on_end(
+                index,
+                tokens.finish_reason,
+                len(tokens.token_ids),
+                num_cached_tokens=tokens.num_cached_tokens,
+                is_loop=tokens.is_loop,
+            )

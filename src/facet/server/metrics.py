@@ -1,7 +1,7 @@
 """Prometheus metrics under vLLM's names, so that its dashboards work; names of Facet's own begin with `facet:`.
 
 What the engine counts is read on request (engine_metrics.py); what only the front process sees (latencies, ends) is
-recorded as it happens (call_timer.py). The registry is this app's own.
+recorded as it happens (call_timer.py, http_metrics.py). The registry is this app's own.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from facet.config import EngineConfig
 from facet.server.engine_bridge import EngineBridge
 from facet.server.engine_metrics import EngineMetrics
+from facet.server.http_metrics import HttpMetrics
 
 _LABELS = ("model_name", "engine")
 _ENGINE = "0"
@@ -31,6 +32,7 @@ class Metrics:
         self._labels = {"model_name": model_name, "engine": _ENGINE}
         self._registry.register(EngineMetrics(bridge, config, self._labels))
         ProcessCollector(registry=self._registry)
+        self.http = HttpMetrics(self._registry)
         self.first_token = self._histogram("time_to_first_token_seconds", "until the first token", _FIRST_TOKEN_BUCKETS)
         self.between_tokens = self._histogram("inter_token_latency_seconds", "between tokens", _TOKEN_BUCKETS)
         self.per_token = self._histogram(
@@ -45,6 +47,9 @@ class Metrics:
             "facet:media_preparation_seconds", "fetching and preparing a request's media", _FIRST_TOKEN_BUCKETS
         )
         self.prompt_length = self._histogram("request_prompt_tokens", "tokens of prompts", _LENGTH_BUCKETS)
+        self.computed_length = self._histogram(
+            "request_prefill_kv_computed_tokens", "tokens of prompts that were not cached", _LENGTH_BUCKETS
+        )
         self.answer_length = self._histogram("request_generation_tokens", "tokens of answers", _LENGTH_BUCKETS)
         self.longest_answer = self._histogram(
             "request_max_num_generation_tokens", "tokens of the longest of a request's n answers", _LENGTH_BUCKETS
@@ -57,7 +62,7 @@ class Metrics:
             (*_LABELS, "finished_reason"),
             registry=self._registry,
         )
-        for reason in ("stop", "length", "abort"):
+        for reason in ("stop", "length", "abort", "error"):
             self._ends.labels(**self._labels, finished_reason=reason)
         loops = Counter(
             "facet:loop_guard_stops",

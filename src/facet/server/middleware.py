@@ -1,19 +1,26 @@
-"""Middleware of every endpoint: checks the API key before anything is read, and adds the request id to responses."""
+"""Middleware of every endpoint: checks the API key before anything is read, adds the request id to responses, and
+counts them."""
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from facet.server.dialect import Dialect
 from facet.server.errors import HttpError
 from facet.server.frontend import request_id_of
+from facet.server.http_metrics import HttpMetrics
 
 # Paths for operators and their tools need no key. Everything else does, even paths that do not exist.
 _PUBLIC_PATHS = frozenset({"/health", "/ping", "/version", "/load", "/metrics", "/docs", "/openapi.json"})
+_NO_ROUTE = "none"
+_NEVER_ANSWERED = 500  # what the HTTP library then sends
 
 
 class ApiKeyMiddleware:
@@ -81,10 +88,47 @@ class RequestIdMiddleware:
         await self._app(scope, receive, send_with_id)
 
 
+class HttpMetricsMiddleware:
+    """The outermost one: what others refuse counts, too."""
+
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._routes: Mapping[object, str] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        path, status, start = path_of(scope), _NEVER_ANSWERED, time.monotonic()
+
+        async def send_and_see(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_see)
+        finally:
+            self._routes = self._routes or _routes_of(scope["app"])
+            # Where nothing was asked for an endpoint, as without a key, the path may still be that of a route.
+            handler = self._routes.get(scope.get("endpoint", path), _NO_ROUTE)
+            self._metrics.observe(scope["method"], handler, status, time.monotonic() - start)
+
+
 def path_of(scope: Scope) -> str:
     """Without the prefix that a proxy adds (--root-path)."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
+
+
+def _routes_of(app: Starlette) -> Mapping[object, str]:
+    """Paths of routes, by their endpoints and by themselves."""
+    found: dict[object, str] = {}
+    for route in app.routes:
+        assert isinstance(route, Route), "the app declares no others"
+        found[route.endpoint] = found[route.path] = route.path
+    return found
 
 
 def _digest(key: bytes) -> bytes:
