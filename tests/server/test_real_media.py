@@ -29,6 +29,7 @@ from facet.media.spec_file import read_media_spec
 from facet.model.loader import load_model
 from facet.prepared_media import PreparedMedia
 from facet.request import Request
+from facet.server.transcriptions.instructions import transcribe
 from facet.tokens import Tokenizer
 from tests.engine.harness import make_engine, run
 from tests.media.hostile_pictures import good_files
@@ -182,6 +183,22 @@ def test_both_apis_say_what_the_engine_says(
     )
     assert output.prompt_token_ids == list(request.prompt_token_ids)
     assert output.outputs[0].token_ids == expected
+
+
+def test_a_transcription_is_what_the_engine_says(folder: Path, server: RunningServer, tmp_path: Path) -> None:
+    part = make_case("audio", read_media_spec(folder), tmp_path).over_http
+    sound, limit = base64.b64decode(part["input_audio"]["data"]), 8
+    text = {"type": "text", "text": transcribe("English")}
+    asked = {"messages": [{"role": "user", "content": [text, part]}], "temperature": 0, "max_tokens": limit}
+    expected = server.post(CHAT, asked).json()
+    form = {"language": "en", "max_completion_tokens": str(limit)}
+    with server.client() as client:
+        response = client.post("/v1/audio/transcriptions", files={"file": ("it.wav", sound)}, data=form)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    assert answer["text"] == (expected["choices"][0]["message"]["content"] or "").strip()
+    assert answer["usage"]["output_tokens"] == expected["usage"]["completion_tokens"]
+    assert answer["usage"]["input_tokens"] == expected["usage"]["prompt_tokens"]
 
 
 def test_without_towers_media_are_refused_by_name(folder: Path, tmp_path: Path) -> None:

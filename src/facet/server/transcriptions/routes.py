@@ -12,7 +12,6 @@ from starlette.responses import PlainTextResponse, Response
 
 from facet.chat.media_parts import PlacedPart
 from facet.errors import RequestError
-from facet.media.limits import MediaLimits
 from facet.prepared_media import PreparedMedia
 from facet.prompts import ChatQuestion, PreparedQuestion, prepare
 from facet.prompts.asked_model import AskedModel
@@ -30,7 +29,6 @@ Task = Literal["transcribe", "translate"]
 
 # For a piece: several times what can be said in that time, so that only an answer without end is cut.
 _MAX_TOKENS = 2048
-_MAX_BYTES = MediaLimits().max_bytes
 # What is called otherwise in the conversation that a sound becomes.
 _NAMES = {"messages": "file", "max_tokens": "max_completion_tokens"}
 _SAMPLING = (
@@ -112,12 +110,6 @@ class TranscriptionEndpoint:
         )
 
     async def _read(self, sound: bytes) -> Sequence[PreparedMedia]:
-        if len(sound) > _MAX_BYTES:
-            raise HttpError(
-                413,
-                f"file has {len(sound):,} bytes, but at most {_MAX_BYTES:,} are allowed. Send a part of it.",
-                param="file",
-            )
         bridge = self._frontend.bridge
         bridge.check_room(1)
         pieces = await self._frontend.media.read_sound(sound, "file")

@@ -3,11 +3,14 @@
 import msgspec
 
 from facet.errors import RequestError
+from facet.media.limits import MediaLimits
 from facet.server.body import convert
 from facet.server.errors import HttpError
 from facet.server.protocol.sampling_fields import Int, refuse_unsupported
 from facet.server.transcriptions.form import Form, read_form
 
+_MAX_BYTES = MediaLimits().max_bytes  # of the file
+_MAX_OTHER_BYTES = 1 << 20  # of all else in a form
 FORMATS = ("json", "text", "verbose_json")
 _UNSUPPORTED = {
     "timestamp_granularities": "Gemma models give no times. Leave it out.",
@@ -102,6 +105,8 @@ class SoundFormDecoder:
         self._content_type = content_type
 
     def decode(self, body: bytearray) -> SoundForm:
+        if len(body) > _MAX_BYTES + _MAX_OTHER_BYTES:
+            raise _too_large(len(body))  # without a look into it
         form = read_form(body, self._content_type)
         fields: TranscriptionRequest = convert(_values(form), TranscriptionRequest, strict=False)
         refuse_unsupported(fields, _UNSUPPORTED)
@@ -152,4 +157,13 @@ def _sound(form: Form) -> bytes:
     sounds = form.files.get("file", [])
     if len(sounds) != 1:
         raise HttpError(400, f"The form has {len(sounds)} files named file, but must have one.", param="file")
+    if len(sounds[0]) > _MAX_BYTES:
+        raise _too_large(len(sounds[0]))
     return sounds[0]
+
+
+def _too_large(num_bytes: int) -> HttpError:
+    message = (
+        f"file has {num_bytes:,} bytes, but at most {_MAX_BYTES:,} are allowed. Compress it, or send a part of it."
+    )
+    return HttpError(413, message, param="file")
