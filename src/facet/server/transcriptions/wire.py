@@ -1,5 +1,7 @@
 """Wire types of /v1/audio/transcriptions and /v1/audio/translations, and how a form becomes one."""
 
+import logging
+
 import msgspec
 
 from facet.errors import RequestError
@@ -8,6 +10,8 @@ from facet.server.body import convert
 from facet.server.errors import HttpError
 from facet.server.protocol.sampling_fields import Int, refuse_unsupported
 from facet.server.transcriptions.form import Form, read_form
+
+logger = logging.getLogger(__name__)
 
 _MAX_BYTES = MediaLimits().max_bytes  # of the file
 _MAX_OTHER_BYTES = 1 << 20  # of all else in a form
@@ -99,7 +103,7 @@ class SoundForm(msgspec.Struct, frozen=True):
 
 
 class SoundFormDecoder:
-    """Unknown fields are ignored, as in other requests, and so are empty ones, which forms have for what is not set."""
+    """Empty fields are as good as none: forms have them for what is not set. Unknown ones are ignored, as in JSON."""
 
     def __init__(self, content_type: str) -> None:
         self._content_type = content_type
@@ -129,6 +133,8 @@ def _values(form: Form) -> dict[str, str | list[str]]:
     texts: dict[str, list[str]] = {}
     for name, values in form.fields.items():
         texts.setdefault(name.partition("[")[0], []).extend(filter(None, values))
+    if logger.isEnabledFor(logging.DEBUG) and (unknown := sorted(texts.keys() - _KNOWN)):
+        logger.debug("Unknown fields were ignored: %s", ", ".join(map(repr, unknown)))
     found: dict[str, str | list[str]] = {}
     for name in TranscriptionRequest.__struct_encode_fields__:
         values = texts.get(name, [])
@@ -146,6 +152,7 @@ def _values(form: Form) -> dict[str, str | list[str]]:
 
 
 _NOTHING = TranscriptionRequest()
+_KNOWN = frozenset((*TranscriptionRequest.__struct_encode_fields__, "file"))
 
 
 def _sound(form: Form) -> bytes:
