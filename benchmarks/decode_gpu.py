@@ -7,7 +7,7 @@ after layer, each with its own memory, so that nothing is in the cache that woul
 load: the tuning that is built in, the best variant, and all of them. `--full` tries more tile shapes, and takes longer.
 `latency` is the attention of few rows, where latency counts and not bytes. `quantized` is attention over
 keys and values of one byte, and its time against that of bfloat16. `fixed` is attention whose shares follow from each
-row's own context, against a tuning that may choose them by the number of rows; and, within a window, through a ring.
+row's own context, against a tuning that may choose them by the number of rows; and through rings.
 """
 
 import argparse

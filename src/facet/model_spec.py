@@ -120,9 +120,7 @@ class ModelSpec:
     tied_embeddings: bool
     max_positions: int
     bidirectional_image_layers: tuple[AttentionKind, ...]  # kinds in which an image sees all of itself
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    pad_token_id: int
     media_token_ids: tuple[int, ...] = ()  # placeholders and boundaries of media; only a prompt has them
     checkpoint_dtype: str | None  # what config.json says the weights are; None: it does not say
 

@@ -135,7 +135,7 @@ def test_where_they_are_chosen() -> None:
 
 def test_on_a_processor_norms_make_their_rows() -> None:
     row, weight = row_of(2560), torch.zeros(3072, 2560, dtype=torch.bfloat16)
-    left = normed_rings.leave_to_product(
+    left = normed_rings.row_left_to_product(
         weight, row.residual.cpu(), row.update, row.update_weight, row.next_weight, row.eps, None
     )
     assert left is None
@@ -178,7 +178,7 @@ def test_bits_are_those_of_a_norm_and_a_product(shape: cases.Shape, has_scale: b
     for seed in range(3):
         like = row_of(shape.num_in, has_norm=has_norm, has_scale=has_scale, seed=seed)
         arguments = (like.residual, like.update, like.update_weight, like.next_weight, like.eps, like.scale)
-        row = normed_rings.leave_to_product(weight, *arguments)
+        row = normed_rings.row_left_to_product(weight, *arguments)
         if row is None:
             assert normed_ring_of(shape.num_out, shape.num_in) is None
             pytest.skip("others are faster")

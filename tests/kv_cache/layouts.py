@@ -82,8 +82,6 @@ def _spec(
         tied_embeddings=True,
         max_positions=131072,
         bidirectional_image_layers=(),
-        bos_token_id=None,
         eos_token_ids=(),
-        pad_token_id=0,
         checkpoint_dtype=None,
     )

@@ -25,7 +25,7 @@ class LateRows:
         self.to_make: list[RowToMake] = []
         self.num_made = 0
 
-    def leave_to_product(self, _product: Tensor, residual: Tensor, *arguments: Any) -> RowToMake | None:
+    def row_left_to_product(self, _product: Tensor, residual: Tensor, *arguments: Any) -> RowToMake | None:
         if len(residual) != 1:
             return None
         names = ("update", "update_weight", "next_weight", "eps", "scale")
@@ -74,7 +74,7 @@ def test_streams_are_read_when_they_are_made(
     model = load(write_checkpoint(tmp_path, SHRUNK[name], random_tensors(SHRUNK[name]))).model
     expected = row_by_row(model, skip_upper=skip_upper)
     late = LateRows()
-    for function in ("leave_to_product", "linear", "geglu_linear", "gated_input_linear"):
+    for function in ("row_left_to_product", "linear", "geglu_linear", "gated_input_linear"):
         monkeypatch.setattr(normed_rings, function, getattr(late, function))
     got = row_by_row(model, skip_upper=skip_upper)
     assert torch.equal(got, expected)

@@ -195,10 +195,9 @@ def test_a_billion_layers_are_refused_before_they_are_listed(num_layers: int) ->
     assert "num_hidden_layers" in refusal({"model_type": "gemma4_text", "num_hidden_layers": num_layers})
 
 
-@pytest.mark.parametrize("field", ["eos_token_id", "bos_token_id", "pad_token_id"])
 @pytest.mark.parametrize("value", [-1, "1", [1, None], [[1]], 1.5, True])
-def test_absurd_token_ids(field: str, value: Any) -> None:
-    assert field in refusal({**changed("Gemma 3 4B"), field: value})
+def test_absurd_token_ids(value: Any) -> None:
+    assert "eos_token_id" in refusal({**changed("Gemma 3 4B"), "eos_token_id": value})
 
 
 @pytest.mark.parametrize("value", [[], "gemma", 3, True])

@@ -52,7 +52,7 @@ _LEAST_MEMORY = 2**20  # of a GPU; a smaller number lacks its unit
 # What CUDA, its kernels and the gaps between tensors took beside the weights that a plan counts: 0.72 to 0.99 GiB on an
 # H200. Smaller GPUs have fewer processors to keep memory for; nothing has been measured there.
 _OTHERS, _OTHERS_SHARE = 1 << 30, 1 / 24
-# Of such a slice.
+# Of a slice of a matrix whose codes are brought to the type of activations before it is multiplied.
 _WIDENED_BYTES = 64 << 20
 # cuBLAS's, and what is too small to be counted.
 _WORKSPACE_BYTES = 16 << 20

@@ -68,7 +68,7 @@ NO_KERNELS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What the engine runs with. Nothing here is None, and nothing changes it later."""
+    """What the engine runs with: every question is answered, and nothing changes it later."""
 
     layout: KVLayout
     num_blocks: int
@@ -82,7 +82,7 @@ class EngineSettings:
     heeds_priority: bool = True  # of requests
     weight_lines: tuple[str, ...] = ()  # how weights are quantized, and what of the checkpoint is not used
     widened: str | None = None  # said of what is stored in bfloat16 and computed in float32
-    arithmetic: str = ""  # whether answers are batch-invariant, for people; empty: on a CPU they are not
+    arithmetic_line: str = ""  # whether answers are batch-invariant, for people
     keeps_answers: bool = True  # the prefix cache has generated tokens, too
     graph_sizes: tuple[int, ...] = ()  # empty: no graphs
     piece_sizes: tuple[int, ...] = ()  # of steps with longer runs; empty: their lower layers are not captured
@@ -113,7 +113,7 @@ class EngineSettings:
             *(() if self.encoder is None else (self.encoder.line(),)),
             *([] if self.widened is None else [self.widened]),
             *([] if self.num_threads is None else [_threads_line(self.num_threads)]),
-            self.arithmetic,
+            self.arithmetic_line,
         ]
 
 
@@ -187,7 +187,7 @@ def resolve(
         heeds_priority=config.scheduling_policy == "priority",
         weight_lines=weight_lines,
         widened=_widened_line(config, model),
-        arithmetic=BATCH_INVARIANT_LINE if shape.is_batch_invariant else NOT_BATCH_INVARIANT_LINE,
+        arithmetic_line=BATCH_INVARIANT_LINE if shape.is_batch_invariant else NOT_BATCH_INVARIANT_LINE,
         keeps_answers=not model.placement.attends_by_role,
         graph_sizes=shape.graph_sizes,
         piece_sizes=shape.piece_sizes,

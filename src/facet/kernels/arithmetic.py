@@ -2,7 +2,8 @@
 bits.
 
 The choice is made once, when a model is loaded, and passed down as a value. Operations that are not listed here have a
-single implementation, in which rows never affect each other.
+single implementation, in which rows never affect each other. Nor are rows that a product makes itself
+(`linear/normed_rings.py`): they have the bits of norms of either kind.
 """
 
 import math

@@ -33,7 +33,7 @@ HOPPER = (9, 0)
 
 @cache  # asked at every launch, and a device stays what it is
 def launch_options(device: torch.device) -> Mapping[str, bool]:
-    """Keyword arguments for a launch on `device` of a kernel that passes IS_DEPENDENT to `start_after_previous`."""
+    """Keyword arguments for a launch on `device` of a kernel with the constant IS_DEPENDENT."""
     # ROCm devices are called cuda as well, and have version numbers of their own.
     is_nvidia = device.type == "cuda" and torch.version.cuda is not None
     if not is_nvidia or triton.knobs.runtime.interpret or torch.cuda.get_device_capability(device) < HOPPER:

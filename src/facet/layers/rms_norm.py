@@ -30,7 +30,7 @@ class RMSNorm(nn.Module):
         self._before = () if before is None else (before,)
 
     def forward(self, x: Tensor) -> Inputs:
-        return self._norms.rms_norm(x, self.weight, self.eps)
+        return self._computed_by.rms_norm(x, self.weight, self.eps)
 
     def add(
         self, stream: Tensor, update: Tensor, *, then: "RMSNorm | None" = None, scale: Tensor | None = None
@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
         be called before the stream is read: it may make both."""
         if then is None:
             return Residual(*self.arithmetic.add_norm(stream, update, self.weight, None, self.eps, scale))
-        return Residual(*then._norms.add_norm(stream, update, self.weight, then.weight, self.eps, scale))
+        return Residual(*then._computed_by.add_norm(stream, update, self.weight, then.weight, self.eps, scale))
 
     def add_before(self, product: Linear, stream: Tensor, update: Tensor) -> Residual:
         """stream + norm(update), and that as the product takes it, which has to be called before the stream is read."""
@@ -47,6 +47,6 @@ class RMSNorm(nn.Module):
         return Residual(new, new if taken is None else taken)
 
     @property
-    def _norms(self) -> Arithmetic | Weight:
+    def _computed_by(self) -> Arithmetic | Weight:
         """Who computes this norm: the weight that takes the result may round it on the way."""
         return self._before[0].weight if self._before else self.arithmetic

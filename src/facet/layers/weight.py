@@ -97,7 +97,7 @@ class Weight(nn.Module, ABC):
         eps: float,
         scale: Tensor | None,
     ) -> tuple[Tensor, Inputs | None]:
-        """The new stream, and what this weight's next product takes. With no `weight` that is the stream: None.
+        """The new stream, and what this weight's next product takes. None: the stream as it is.
 
         Nobody reads the stream before that product, which may have to make it.
         """
@@ -162,7 +162,7 @@ class DenseWeight(Weight):
         eps: float,
         scale: Tensor | None,
     ) -> tuple[Tensor, Inputs | None]:
-        row = normed_rings.leave_to_product(self.values, residual, update, update_weight, weight, eps, scale)
+        row = normed_rings.row_left_to_product(self.values, residual, update, update_weight, weight, eps, scale)
         if row is not None:
             return row.stream, row
         return self.arithmetic.add_norm(residual, update, update_weight, weight, eps, scale)

@@ -100,9 +100,7 @@ def read_model_spec(config: Mapping[str, Any]) -> ModelSpec:
         tied_embeddings=text.boolean("tie_word_embeddings", top.boolean("tie_word_embeddings", True)),
         max_positions=text.integer("max_position_embeddings", defaults.max_positions, most=MOST_POSITIONS),
         bidirectional_image_layers=image_layers,
-        bos_token_id=_first(text.token_ids("bos_token_id") or top.token_ids("bos_token_id"), 2),
         eos_token_ids=top.token_ids("eos_token_id") or text.token_ids("eos_token_id") or (1,),
-        pad_token_id=_first(text.token_ids("pad_token_id") or top.token_ids("pad_token_id"), 0),
         media_token_ids=_media_token_ids(top, vocab_size),
         checkpoint_dtype=_read_dtype(top, text),
     )
@@ -177,7 +175,3 @@ def _media_token_ids(top: ConfigFields, vocab_size: int) -> tuple[int, ...]:
             first = tower.integer("vocab_offset", 0)
             found |= set(range(first, first + tower.integer("vocab_size", 128)))
     return tuple(sorted(token_id for token_id in found if token_id < vocab_size))
-
-
-def _first(ids: tuple[int, ...], default: int) -> int:
-    return ids[0] if ids else default

@@ -9,8 +9,8 @@ from facet.kernels.linear.ring_config import WarpgroupRing, normed_ring_of
 from facet.kernels.linear.row_to_make import RowToMake
 
 
-def leave_to_product(
-    product: Tensor,
+def row_left_to_product(
+    weight: Tensor,
     residual: Tensor,
     update: Tensor,
     update_weight: Tensor,
@@ -18,15 +18,15 @@ def leave_to_product(
     eps: float,
     scale: Tensor | None,
 ) -> RowToMake | None:
-    """The arguments of `add_norm`, and the weight of the product that takes the result. None: `add_norm` makes it."""
+    """The row that the product with `weight` is to make of the arguments of `add_norm`. None: `add_norm` makes it."""
     if residual.shape[0] != 1:  # at once: every norm of a prompt asks
         return None
-    if not runs_on_hopper(residual.device) or normed_ring_of(*product.shape) is None:
+    if not runs_on_hopper(residual.device) or normed_ring_of(*weight.shape) is None:
         return None
     from facet.kernels.linear import warpgroup_ring  # here and below: imports Gluon
 
     is_whole = residual.is_contiguous() and update.is_contiguous()
-    if not is_whole or not warpgroup_ring.can_run(residual, product):
+    if not is_whole or not warpgroup_ring.can_run(residual, weight):
         return None
     return RowToMake(
         residual=residual,

@@ -1,8 +1,8 @@
 """Routing and experts in Triton. Same meaning as `reference.py`; the host never waits for the GPU.
 
 A pair is a row and one of its choices; pairs are numbered row by row. With few rows every pair reads its expert by
-itself, as here, or on Hopper GPUs through rings (`rings.py`). With more, pairs of one expert share the reading of it:
-see triton_groups.
+itself, as here. On Hopper GPUs few rows go through rings, which read every chosen expert once (`rings.py`). With more
+rows, pairs of one expert share the reading of it, too: see triton_groups.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,10 @@ def run_experts(
     down: Tensor,
     tiles: tuple[TileConfig, TileConfig] | None = None,
 ) -> Tensor:
-    """`tiles`: for the two grouped products; None: chosen by the shapes, as is whether they are grouped at all."""
+    """`tiles`: for the two grouped products; None: chosen by the shapes, as is whether they are grouped at all.
+
+    Rings serve where they can, whatever the tiles: their bits are those of grouped products.
+    """
     assert gate_up.is_contiguous(), "experts lie one after another"
     assert down.is_contiguous(), "experts lie one after another"
     num_rows, num_chosen = chosen.shape

@@ -1,6 +1,7 @@
 """Attention of a step on a GPU: plans which rows are decoded and which are prefilled, and chooses the kernels.
 
-This is the only place that looks at what a layer's cache holds to choose a kernel; README.md shows the outcome.
+Decode kernels are asked in turn whether they take a layer's rows, and `decode/kernel.py` gets what none of them takes;
+README.md shows the outcome.
 """
 
 from collections.abc import Sequence

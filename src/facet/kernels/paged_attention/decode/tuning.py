@@ -19,7 +19,8 @@ MOST_MERGED_BY_LAST = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTuning:
-    """What only speed depends on."""
+    """How decoded rows are divided among programs. Where shares are fixed (`fixed.py`), the first three also decide the
+    order of sums; the rest is about speed alone."""
 
     keys_per_tile: int
     least_keys: int  # of a share: below it, putting shares together costs more than it saves

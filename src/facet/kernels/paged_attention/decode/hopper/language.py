@@ -1,4 +1,4 @@
-"""The names that the kernel in Gluon is made of; some of them are Triton's, which Gluon can call."""
+"""The names that the kernels in Gluon are made of; some of them are Triton's, which Gluon can call."""
 
 from facet.kernels.arrivals import arrives_last
 from facet.kernels.dependent_launch import let_next_start, wait_for_previous
