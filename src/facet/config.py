@@ -297,6 +297,7 @@ class ServerConfig(PromptConfig):
     request_timeout: float = setting(
         60.0, "seconds within which the headers of a request must arrive, and then its body"
     )
+    timeout_keep_alive: int = setting(5, "seconds after which a connection is closed that has no request")
     shutdown_timeout: float = setting(120.0, "seconds that running requests may take to finish after SIGTERM")
     num_tokenizer_threads: int = setting(4, "number of threads that render templates and tokenize prompts")
 
@@ -308,6 +309,12 @@ class ServerConfig(PromptConfig):
     root_path: str | None = setting(None, "path prefix under which a proxy exposes this server")
     ssl_keyfile: str | None = setting(None, "file with the private key for HTTPS")
     ssl_certfile: str | None = setting(None, "file with the certificate for HTTPS")
+    ssl_ca_certs: str | None = setting(None, "file with the authorities whose certificates clients may have")
+    ssl_cert_reqs: int = setting(
+        0, "certificates of clients: 0: not asked for; 1: checked where a client has one; 2: every client needs one"
+    )
+    ssl_ciphers: str | None = setting(None, "ciphers for TLS 1.2, as OpenSSL writes them; default: OpenSSL's")
+    enable_ssl_refresh: bool = setting(False, "read the files of HTTPS again when they change")
     uvicorn_log_level: str = setting(
         "warning", "log level of the HTTP library", choices=("critical", "error", "warning", "info", "debug", "trace")
     )

@@ -13,6 +13,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from facet.config import ServerConfig
+from facet.server.certificates import without_tls
 from facet.server.draining import DrainingServer
 from facet.server.run import start_app, uvicorn_config
 from tests.quick_starts import quick_starts
@@ -51,8 +52,8 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running(app: Starlette, config: ServerConfig = NO_FLAGS) -> Iterator[RunningServer]:
-    no_tls: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None}  # tests name files that do not exist
-    settings = uvicorn_config(replace(config, uvicorn_log_level="error", **no_tls), app)
+    # Without TLS: tests name files that do not exist.
+    settings = uvicorn_config(replace(without_tls(config), uvicorn_log_level="error"), app)
     settings.port = 0
     server = DrainingServer(settings)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -19,6 +19,7 @@ from facet.config import ServerConfig
 from facet.engine.ray_cluster import connect
 from facet.engine.ray_ranks import bundle_of, check_resources, ranks_device
 from facet.errors import ConfigError
+from facet.server.certificates import keeper_of
 from facet.server.draining import DrainingServer
 from facet.server.run import (
     check_accepted_flags,
@@ -71,7 +72,9 @@ def serve_on_ray(config: ServerConfig) -> int:
             names = config.served_model_name or (config.model,)
             words = f"{greeting(config, names, listener)} with {config.data_parallel_size} replicas on Ray"
             warn_of_strangers(config)
-            server = DrainingServer(uvicorn, on_listening=partial(logger.info, "%s", words))
+            server = DrainingServer(
+                uvicorn, on_listening=partial(logger.info, "%s", words), keep_fresh=keeper_of(config)
+            )
             with asyncio.Runner(loop_factory=uvicorn.get_loop_factory()) as runner:
                 runner.run(server.serve(sockets=[listener]))
         finally:

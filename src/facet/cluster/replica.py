@@ -12,6 +12,7 @@ from facet.config import ServerConfig
 from facet.engine.ray_cluster import NodeFacts, check_alike, facts_of
 from facet.errors import EngineError
 from facet.replicas.connection import SECRET_HEADER, ReplicaAddress
+from facet.server.certificates import without_tls
 from facet.server.draining import DrainingServer
 from facet.server.run import bind, start_app, uvicorn_config, with_key_of_environment
 
@@ -91,13 +92,11 @@ class Replica:
         host = ray.util.get_node_ip_address()
         check_alike(expected, [facts_of(config.model, host)])
         own = replace(
-            with_key_of_environment(config, os.environ),
+            without_tls(with_key_of_environment(config, os.environ)),
             host=host,
             port=0,
             uds=None,
             root_path=None,
-            ssl_keyfile=None,
-            ssl_certfile=None,
             data_parallel_size=1,
         )
         self._name: str = serve.get_replica_context().replica_id.unique_id

@@ -16,6 +16,7 @@ from facet.replicas.connection import ReplicaAddress
 from facet.replicas.placement import Placement
 from facet.replicas.replica_process import ReplicaFailedError, ReplicaProcess
 from facet.replicas.replica_set import ReplicaSet
+from facet.server.certificates import without_tls
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Fleet:
         """Returns when it can answer. Those that share GPUs load one after the other: each measures what is free."""
         async with post.loading:
             socket = str(self._folder / post.name)
-            config = replace(self._config, uds=socket, root_path=None, ssl_keyfile=None, ssl_certfile=None,
+            config = replace(without_tls(self._config), uds=socket, root_path=None,
                              data_parallel_size=1, gpu_memory_utilization=self._utilization(post))  # fmt: skip
             environment = {"CUDA_VISIBLE_DEVICES": ",".join(post.placement.gpus)} if post.placement.gpus else {}
             post.process = ReplicaProcess(post.name, config, environment, is_first=is_first, target=self._target)

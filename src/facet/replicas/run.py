@@ -13,6 +13,7 @@ from facet.replicas.fleet import Fleet
 from facet.replicas.placement import place_replicas, visible_gpus
 from facet.replicas.proxy_app import make_proxy_app
 from facet.replicas.replica_set import ReplicaSet
+from facet.server.certificates import keeper_of
 from facet.server.draining import DrainingServer
 from facet.server.run import (
     check_accepted_flags,
@@ -40,7 +41,11 @@ def serve_replicas(config: ServerConfig) -> int:
         fleet = Fleet(config, replicas, placements, Path(folder))
         names = config.served_model_name or (config.model,)
         greet = partial(logger.info, "%s", f"{greeting(config, names, listener)} with {len(placements)} replicas")
-        return runner.run(serve_fleet(fleet, DrainingServer(settings, on_listening=greet), listener, config))
+        return runner.run(
+            serve_fleet(
+                fleet, DrainingServer(settings, on_listening=greet, keep_fresh=keeper_of(config)), listener, config
+            )
+        )
 
 
 async def serve_fleet(fleet: Fleet, server: DrainingServer, listener: socket.socket, config: ServerConfig) -> int:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
+from facet.server.certificates import Keeper
+
 logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_LOOKS = 0.1
@@ -31,10 +33,14 @@ class DrainingServer(uvicorn.Server):
         config: uvicorn.Config,
         is_dead: Callable[[], bool] = lambda: False,
         on_listening: Callable[[], None] = lambda: None,
+        keep_fresh: Keeper | None = None,
     ) -> None:
+        """`keep_fresh` runs beside the server, where that speaks TLS."""
         super().__init__(config)
         self._is_dead = is_dead
         self._on_listening = on_listening
+        self._keep_fresh = keep_fresh
+        self._keeping: asyncio.Task[None] | None = None
 
     async def on_tick(self, counter: int) -> bool:
         return await super().on_tick(counter) or self._is_dead()
@@ -43,8 +49,12 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started:  # and not before, because clients that wait for this connect at once
             self._on_listening()
+            if self._keep_fresh is not None and self.config.ssl is not None:
+                self._keeping = asyncio.create_task(self._keep_fresh(self.config.ssl))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._keeping is not None:
+            self._keeping.cancel()
         draining = asyncio.create_task(super().shutdown(sockets=sockets))
         if await self._finishes_in_time(draining):
             return await draining

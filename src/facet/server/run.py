@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import socket
-import ssl
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +25,7 @@ from facet.errors import ConfigError
 from facet.kv_dtypes import parse_kv_cache_dtype
 from facet.prompts import read_prompt_files
 from facet.server.app import make_app
+from facet.server.certificates import check_certificates, keeper_of
 from facet.server.draining import DrainingServer
 from facet.server.engine_process import EngineProcess
 from facet.server.open_files import raise_limit_of_files
@@ -62,7 +62,7 @@ def serve(
         logger.debug("%s", start_line(engine.info.start_times))
         warn_of_strangers(config)
         greet = partial(on_listening, greeting(config, model.names, listener))
-        server = DrainingServer(uvicorn_config(config, app), lambda: engine.is_dead, greet)
+        server = DrainingServer(uvicorn_config(config, app), lambda: engine.is_dead, greet, keeper_of(config))
         server.run(sockets=[listener])
     return 0 if server.started and not engine.is_dead else 1
 
@@ -70,7 +70,7 @@ def serve(
 @contextlib.contextmanager
 def listening(config: ServerConfig) -> Iterator[socket.socket]:
     """The socket to listen on."""
-    _check_tls(config)
+    check_certificates(config)
     raise_limit_of_files()
     with contextlib.closing(bind(config)) as listener:
         try:
@@ -176,6 +176,10 @@ def uvicorn_config(config: ServerConfig, app: object) -> uvicorn.Config:
         root_path=config.root_path or "",
         ssl_keyfile=config.ssl_keyfile,
         ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=config.ssl_cert_reqs,
+        ssl_ciphers=config.ssl_ciphers,
+        timeout_keep_alive=config.timeout_keep_alive,
         timeout_graceful_shutdown=max(1, round(config.shutdown_timeout)),
         server_header=False,
         lifespan="on",
@@ -211,6 +215,8 @@ def check_accepted_flags(config: ServerConfig) -> None:
         raise ConfigError(f"--max-logprobs is {config.max_logprobs}, but must be 0 or more; -1: no limit.")
     if not config.request_timeout > 0:
         raise ConfigError(f"--request-timeout is {config.request_timeout:g}, but must be more than 0.")
+    if config.timeout_keep_alive < 1:
+        raise ConfigError(f"--timeout-keep-alive is {config.timeout_keep_alive}, but must be 1 or more.")
     if not 0 <= config.shutdown_timeout < math.inf:
         raise ConfigError(f"--shutdown-timeout is {config.shutdown_timeout:g}, but must be a number of seconds from 0.")
     if "" in (config.served_model_name or ()):
@@ -233,20 +239,3 @@ def _check_keys(keys: Sequence[str]) -> None:
                 f"API key {number} has a blank, a line break or the like, which no client can send. Remove it; a file "
                 "with a secret often ends with a line break."
             )
-
-
-def _check_tls(config: ServerConfig) -> None:
-    """Whether the files belong together. Asked where they are read: `facet deploy` runs on another machine."""
-    if config.ssl_certfile is None:
-        if config.ssl_keyfile is not None:
-            raise ConfigError("--ssl-keyfile needs the certificate, too. Add --ssl-certfile.")
-        return
-    files = f"--ssl-certfile {config.ssl_certfile}"
-    if config.ssl_keyfile is not None:
-        files += f" and --ssl-keyfile {config.ssl_keyfile}"
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
-    except OSError as error:  # those of TLS are such errors, too
-        raise ConfigError(
-            f"{files} cannot be used: {error.strerror or error}. Name PEM files with a certificate and its private key."
-        ) from None
