@@ -62,7 +62,7 @@ class PreparedMedia:
     num_tokens: int  # soft tokens: rows that the tower makes of it
     arrays: Mapping[str, MediaArray]
     attends_both_ways: bool = False
-    timestamp: float | None = None  # in seconds: of a video's frame; of a piece of a sound, where it ends
+    timestamp: float | None = None  # in seconds: of a video's frame; of a clip of a sound, where it ends
 
     def span(self, first: int) -> MediaSpan:
         """Where it stands in a prompt, if its first soft token has position `first`."""

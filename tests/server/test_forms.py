@@ -38,7 +38,7 @@ def test_what_is_written_is_read(content: bytes, text: str, padding: bytes, prea
     assert found == Form({"prompt": [text]}, {"file": [content]})
 
 
-PIECES = [
+SCRAPS = [
     b"--xyz",
     b"--xyz--",
     b"\r\n",
@@ -52,7 +52,7 @@ PIECES = [
 
 
 @given(
-    st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=5))).map(b"".join),
+    st.lists(st.one_of(st.sampled_from(SCRAPS), st.binary(max_size=5))).map(b"".join),
     st.one_of(st.just(FORM_TYPE), st.text()),
 )
 @settings(max_examples=300)

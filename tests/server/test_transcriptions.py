@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from facet.request import Request
+from facet.server.transcriptions.clips import JoinedWords, MarkedWords, PlainWords
 from facet.server.transcriptions.form import MAX_FIELD_BYTES
-from facet.server.transcriptions.pieces import JoinedWords, MarkedWords, PlainWords
 from tests.late_imports import LateImport
 from tests.media.sounds import tones, wav
 from tests.prompts.media_models import make_gemma4
@@ -53,7 +53,7 @@ def prompt_of(request: Request) -> str:
 
 
 def says(request: Request) -> list[int]:
-    """What was said in a piece."""
+    """What was said in a clip."""
     (span,) = request.media
     # By the length in soft tokens: LONG becomes 28.25, 27 and 8.75 seconds, 25 tokens each.
     words = next(
@@ -262,7 +262,7 @@ def test_models_that_do_not_hear(scripted: Scripted) -> None:
         assert not engine.submitted
 
 
-def test_more_pieces_than_requests_are_taken(scripted: Scripted) -> None:
+def test_more_clips_than_requests_are_taken(scripted: Scripted) -> None:
     with scripted(says, model=MODEL, max_num_seqs=1, max_waiting_requests=1) as (server, engine):
         response = post(server, LONG)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "file")
@@ -272,7 +272,7 @@ def test_more_pieces_than_requests_are_taken(scripted: Scripted) -> None:
 
 
 def test_nobody_listens(served: tuple[RunningServer, ScriptedEngine]) -> None:
-    """A client that leaves ends the work on every piece."""
+    """A client that leaves ends the work on every clip."""
     server, engine = served
     engine.cancelled.clear()
     engine.gate.clear()
@@ -284,7 +284,7 @@ def test_nobody_listens(served: tuple[RunningServer, ScriptedEngine]) -> None:
         engine.gate.set()
 
 
-def test_words_of_pieces_come_in_order(scripted: Scripted) -> None:
+def test_words_of_clips_come_in_order(scripted: Scripted) -> None:
     """However soon the later ones are known."""
 
     first = TOKENIZER.encode("one two ", add_special_tokens=False)
@@ -326,7 +326,7 @@ def test_seams() -> None:
     for left, right, seam in (("one", "two", " "), ("今日", "は", ""), ("안녕", "하세요", " "), ("", "two", "")):
         joined = JoinedWords()
         joined.add(left)
-        joined.end_piece()
+        joined.end_clip()
         assert joined.add("") == ""
         assert joined.add(right) == seam + right
 

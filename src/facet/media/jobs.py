@@ -11,7 +11,7 @@ from facet.media.opening import check_size, open_picture
 from facet.media.options import MediaOptions
 from facet.media.pictures import prepare_picture
 from facet.media.sound import prepare_sound
-from facet.media.sound_pieces import cut
+from facet.media.sound_clips import cut
 from facet.media.sound_wav import is_wav, read_wav
 from facet.media.sound_waveform import Waveform, check_sound, limits_of_sounds
 from facet.media.spec import PatchPictures, Sounds, SquarePictures, Videos
@@ -31,18 +31,18 @@ def prepare_sound_file(data: bytes, spec: Sounds, limits: MediaLimits, where: st
     return (prepare_sound(waveform, spec, content_key(data, "audio", spec), where),)
 
 
-def prepare_sound_pieces(
+def prepare_sound_clips(
     data: bytes, spec: Sounds, max_seconds: float, limits: MediaLimits, where: str
 ) -> Iterator[PreparedMedia]:
-    """One value for each piece of at most `max_seconds`; sound that is no longer is what it is in a conversation."""
+    """One value for each clip of at most `max_seconds`; sound that is no longer is what it is in a conversation."""
     check_size(data, limits, where)
     waveform = _open_sound(data, limits, where)
-    content = hashlib.sha256(data).digest()  # once, since every piece's key is made of it
+    content = hashlib.sha256(data).digest()  # once, since every clip's key is made of it
     end = 0.0
-    for piece, next_end in cut(waveform, max_seconds):
-        is_whole = len(piece.samples) == len(waveform.samples)
+    for clip, next_end in cut(waveform, max_seconds):
+        is_whole = len(clip.samples) == len(waveform.samples)
         key = content_key(data, "audio", spec) if is_whole else content_key(content, "audio", spec, end, next_end)
-        yield replace(prepare_sound(piece, spec, key, where), timestamp=next_end)
+        yield replace(prepare_sound(clip, spec, key, where), timestamp=next_end)
         end = next_end
 
 

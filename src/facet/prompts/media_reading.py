@@ -56,12 +56,12 @@ class MediaReader:
             case "video":
                 return run("prepare_video_file", self.spec.videos, part.options)
 
-    def read_pieces(self, data: bytes, where: str) -> tuple[PreparedMedia, ...]:
-        """A file of sound, however long, in pieces that the model hears; blocks."""
+    def read_clips(self, data: bytes, where: str) -> tuple[PreparedMedia, ...]:
+        """A file of sound, however long, in clips that the model hears; blocks."""
         spec, limits = self.spec.sounds, self.sources.limits
         assert spec is not None, "asked of models that hear"
         seconds = CLIP_SECONDS if spec.max_samples is None else min(CLIP_SECONDS, spec.max_samples / spec.sampling_rate)
-        return self.workers.run(f"{JOBS}.prepare_sound_pieces", data, spec, seconds, limits, where, where=where)
+        return self.workers.run(f"{JOBS}.prepare_sound_clips", data, spec, seconds, limits, where, where=where)
 
     def close(self) -> None:
         self.workers.close()

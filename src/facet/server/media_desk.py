@@ -45,11 +45,11 @@ class MediaDesk:
         return read
 
     async def read_sound(self, data: bytes, where: str) -> tuple[PreparedMedia, ...]:
-        """A file of sound, prepared, in pieces that the model hears."""
+        """A file of sound, prepared, in clips that the model hears."""
         start, loop = time.monotonic(), asyncio.get_running_loop()
-        pieces = await loop.run_in_executor(self._pool, self._reader.read_pieces, data, where)
+        clips = await loop.run_in_executor(self._pool, self._reader.read_clips, data, where)
         self._observe(time.monotonic() - start)
-        return pieces
+        return clips
 
     async def _read(self, part: MediaPart, turns: asyncio.Semaphore) -> tuple[PreparedMedia, ...]:
         loop = asyncio.get_running_loop()

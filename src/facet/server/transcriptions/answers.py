@@ -10,7 +10,7 @@ from facet.prompts import PreparedQuestion, ReplyReader
 from facet.server.dialect import OPENAI
 from facet.server.errors import Fault
 from facet.server.served_model import ServedModel
-from facet.server.transcriptions.pieces import JoinedWords, MarkedWords, PieceAnswer, PlainWords
+from facet.server.transcriptions.clips import ClipAnswer, JoinedWords, MarkedWords, PlainWords
 from facet.server.transcriptions.wire import (
     DurationUsage,
     InputDetails,
@@ -23,15 +23,15 @@ from facet.server.transcriptions.wire import (
 
 
 class TranscriptionExchange:
-    """The answers about all pieces of one sound, each to its own request.
+    """The answers about all clips of one sound, each to its own request.
 
-    They come side by side. What is said of a piece waits until everything before it was said.
+    They come side by side. What is said of a clip waits until everything before it was said.
     """
 
     def __init__(
         self,
         response_id: str,
-        pieces: Sequence[tuple[PreparedQuestion, float]],
+        clips: Sequence[tuple[PreparedQuestion, float]],
         model: ServedModel,
         *,
         task: str,
@@ -39,18 +39,18 @@ class TranscriptionExchange:
         mark: str | None,
         is_verbose: bool,
     ) -> None:
-        """`pieces`, and where each ends, in seconds. `mark`: what the words stand behind, if not all are wanted."""
+        """`clips`, and where each ends, in seconds. `mark`: what the words stand behind, if not all are wanted."""
         self.dialect = OPENAI
         self.response_id = response_id
         self._task, self._language, self._is_verbose = task, language, is_verbose
         tokenizer = model.asked.require_tokenizer()
-        self._prepared = [prepared for prepared, _ in pieces]
+        self._prepared = [prepared for prepared, _ in clips]
         answers = []
-        for prepared, end in pieces:
+        for prepared, end in clips:
             assert prepared.reply_format is not None, "a chat is answered with a reply"
             reader = ReplyReader(prepared.requests[0], tokenizer, prepared.reply_format, keeps_thoughts=False)
-            answers.append(PieceAnswer(reader, PlainWords() if mark is None else MarkedWords(mark), end))
-        self.answers: Sequence[PieceAnswer] = answers
+            answers.append(ClipAnswer(reader, PlainWords() if mark is None else MarkedWords(mark), end))
+        self.answers: Sequence[ClipAnswer] = answers
         self._joined = JoinedWords()
         self._num_ended = 0
 
@@ -71,7 +71,7 @@ class TranscriptionExchange:
     def opening(self) -> list[msgspec.Struct]:
         return []
 
-    def chunks(self, answer: PieceAnswer, new: NewTokens) -> list[msgspec.Struct]:
+    def chunks(self, answer: ClipAnswer, new: NewTokens) -> list[msgspec.Struct]:
         answer.feed(new)
         words = self._new_words()
         return [TextDelta(words)] if words else []
@@ -83,13 +83,13 @@ class TranscriptionExchange:
         return [self.dialect.error_body(fault)]
 
     def _new_words(self) -> str:
-        """What can be said now: of the first piece that has not ended, and of those before it."""
+        """What can be said now: of the first clip that has not ended, and of those before it."""
         words = ""
         for answer in self.answers[self._num_ended :]:
             words += self._joined.add(answer.take())
             if answer.tokens.finish_reason is None:
                 break
-            self._joined.end_piece()
+            self._joined.end_clip()
             self._num_ended += 1
         return words
 

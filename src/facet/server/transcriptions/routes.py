@@ -1,6 +1,6 @@
 """/v1/audio/transcriptions and /v1/audio/translations: the words of a sound, as they were said or translated.
 
-A sound becomes conversations of one question, one for each piece of it, which are answered like any other.
+A sound becomes conversations of one question, one for each clip of it, which are answered like any other.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from facet.server.transcriptions.wire import SoundForm, SoundFormDecoder, Transc
 
 Task = Literal["transcribe", "translate"]
 
-# For a piece: several times what can be said in that time, so that only an answer without end is cut.
+# For a clip: several times what can be said in that time, so that only an answer without end is cut.
 _MAX_TOKENS = 2048
 # What is called otherwise in the conversation that a sound becomes.
 _NAMES = {"messages": "file", "max_tokens": "max_completion_tokens"}
@@ -53,11 +53,11 @@ class TranscriptionEndpoint:
                 source, target = self._languages(fields)
                 question = self._question(fields, source, target)
                 response_id = response_id_of("trsc", None, request)
-                pieces = await self._read(form.sound)
-                prepared = await self._prepare(question, pieces, response_id)
+                clips = await self._read(form.sound)
+                prepared = await self._prepare(question, clips, response_id)
         exchange = TranscriptionExchange(
             response_id,
-            [(one, piece.timestamp or 0.0) for one, piece in zip(prepared, pieces, strict=True)],
+            [(one, clip.timestamp or 0.0) for one, clip in zip(prepared, clips, strict=True)],
             model,
             task=self._task,
             language=target or source,
@@ -112,30 +112,29 @@ class TranscriptionEndpoint:
     async def _read(self, sound: bytes) -> Sequence[PreparedMedia]:
         bridge = self._frontend.bridge
         bridge.check_room(1)
-        pieces = await self._frontend.media.read_sound(sound, "file")
-        if len(pieces) > bridge.max_pending:
+        clips = await self._frontend.media.read_sound(sound, "file")
+        if len(clips) > bridge.max_pending:
             raise HttpError(
                 400,
-                f"file is as long as {len(pieces)} requests of at most {CLIP_SECONDS:g} seconds, but this server takes "
+                f"file is as long as {len(clips)} requests of at most {CLIP_SECONDS:g} seconds, but this server takes "
                 f"at most {bridge.max_pending} at a time. Send a part of it.",
                 param="file",
             )
-        bridge.check_room(len(pieces))
-        return pieces
+        bridge.check_room(len(clips))
+        return clips
 
     async def _prepare(
-        self, question: ChatQuestion, pieces: Sequence[PreparedMedia], response_id: str
+        self, question: ChatQuestion, clips: Sequence[PreparedMedia], response_id: str
     ) -> list[PreparedQuestion]:
         frontend = self._frontend
-        request_ids = frontend.bridge.new_ids(response_id, len(pieces))
-        return await frontend.in_thread(partial(_prepare_all, question, frontend.model.asked, request_ids, pieces))
+        request_ids = frontend.bridge.new_ids(response_id, len(clips))
+        return await frontend.in_thread(partial(_prepare_all, question, frontend.model.asked, request_ids, clips))
 
 
 def _prepare_all(
-    question: ChatQuestion, model: AskedModel, request_ids: Sequence[str], pieces: Sequence[PreparedMedia]
+    question: ChatQuestion, model: AskedModel, request_ids: Sequence[str], clips: Sequence[PreparedMedia]
 ) -> list[PreparedQuestion]:
-    """The same question about each piece. In a thread."""
+    """The same question about each clip. In a thread."""
     return [
-        prepare(question, model, [request_id], [(piece,)])
-        for request_id, piece in zip(request_ids, pieces, strict=True)
+        prepare(question, model, [request_id], [(clip,)]) for request_id, clip in zip(request_ids, clips, strict=True)
     ]

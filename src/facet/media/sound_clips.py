@@ -1,4 +1,4 @@
-"""Cuts sound that is longer than a model hears at once into pieces, in pauses where there are any."""
+"""Cuts sound that is longer than a model hears at once into clips, in pauses where there are any."""
 
 from collections.abc import Iterator
 
@@ -6,13 +6,13 @@ import numpy as np
 
 from facet.media.sound_waveform import Waveform
 
-_SEARCHED_SECONDS = 5.0  # the last of a piece, where it may end; at least as much is left for the next one
+_SEARCHED_SECONDS = 5.0  # the last of a clip, where it may end; at least as much is left for the next one
 _PAUSE_SECONDS = 0.2
 _HOP_SECONDS = 0.02
 
 
 def cut(waveform: Waveform, max_seconds: float) -> Iterator[tuple[Waveform, float]]:
-    """Pieces of at most `max_seconds`, which together are the whole, and where each ends, in seconds."""
+    """Clips of at most `max_seconds`, which together are the whole, and where each ends, in seconds."""
     rate, samples = waveform.rate, waveform.samples
     longest, searched = int(max_seconds * rate), int(min(_SEARCHED_SECONDS, max_seconds / 4) * rate)
     start = 0

@@ -1,4 +1,4 @@
-"""Reads the answers about the pieces of a sound: the words alone, in order, joined."""
+"""Reads the answers about the clips of a sound: the words alone, in order, joined."""
 
 import re
 import unicodedata
@@ -58,11 +58,11 @@ class MarkedWords:
         return "" if self._before is None else self._words.push(self._before)
 
 
-class PieceAnswer:
-    """The answer about one piece, fed with tokens."""
+class ClipAnswer:
+    """The answer about one clip, fed with tokens."""
 
     def __init__(self, reader: ReplyReader, words: WordReader, end: float) -> None:
-        """`end`: of the piece, in seconds from the beginning of the sound."""
+        """`end`: of the clip, in seconds from the beginning of the sound."""
         self.tokens = reader.tokens
         self.end = end
         self._reader, self._words = reader, words
@@ -83,21 +83,21 @@ class PieceAnswer:
 
 
 class JoinedWords:
-    """The words of all pieces, in their order."""
+    """The words of all clips, in their order."""
 
     def __init__(self) -> None:
         self.text = ""
         self._is_seam = False
 
     def add(self, words: str) -> str:
-        """The words with what separates them from those of another piece."""
+        """The words with what separates them from those of another clip."""
         if words and self._is_seam:
             words = _space_between(self.text, words) + words
             self._is_seam = False
         self.text += words
         return words
 
-    def end_piece(self) -> None:
+    def end_clip(self) -> None:
         self._is_seam = True
 
 
