@@ -41,20 +41,25 @@ INT8_GROUPS = {
 WIDE_OF_GROUPS = {
     **{
         f"{codes}_wide_{rows}": (num_programs, most_bytes)
-        for codes in ("q8_0", "q6_k", "q5_k")
+        for codes in ("q8_0", "q5_k")
         for rows, num_programs, most_bytes in ((16, 2, 0), (32, 2, 0), (64, 1, 0), (128, 1, 184))
     },
     **{f"{codes}_wide_narrow_down": (2, 0) for codes in ("q8_0", "q5_k")},
+    "q6_k_wide_32": (2, 0),
+    "q6_k_wide_128": (1, 184),
 }
-# As these, of 4-bit codes.
+# As these, of 4-bit codes: all shapes of the first and the last kind, which differ most, and others where they are
+# closest to what there is room for.
 WIDE_OF_4_BITS = {
-    **{
-        f"{codes}_wide_{rows}": (num_programs, most_bytes)
-        for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")
-        for rows, num_programs, most_bytes in ((16, 4, 0), (32, 2, 0), (64, 1, 0))
-    },
-    **{f"{codes}_wide_narrow_down": (2, 0) for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")},
-    **{f"{codes}_wide_narrow_o": (4, 0) for codes in ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")},
+    f"{codes}_wide_{shape}": (num_programs, 0)
+    for shape, num_programs, kinds in (
+        ("16", 4, ("int4", "q4_k")),
+        ("32", 2, ("int4", "fp4", "q4_k")),
+        ("64", 1, ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")),
+        ("narrow_down", 2, ("int4", "fp4", "q4_k")),
+        ("narrow_o", 4, ("int4", "int4_zeros", "q4_k")),
+    )
+    for codes in kinds
 }
 WIDE = WIDE_OF_GROUPS | WIDE_OF_4_BITS
 DEQUANTIZE = ("q8_0_dequantize", "q6_k_dequantize", "q5_k_dequantize")
@@ -84,7 +89,8 @@ RINGS = {
     "int4_ring_of_16_of_narrow_down": (1, 32, 128),
     "int4_ring_of_16_of_gated_input": (6, 16, 144),
 }
-# The same of 8-bit codes in groups, whose minimums take products of their own.
+# The same of 8-bit codes in groups, whose minimums take products of their own. Q6_K differs from Q8_0 by its coarse
+# scales, and from Q5_K by having no minimums: its tall rings have the fewest registers to spare.
 RINGS_OF_GROUPS = {
     f"{codes}_ring_of_{matrix}": (num_programs, num_products, most_registers)
     for matrix, num_programs, of_codes, of_minimums, most_registers in (
@@ -96,6 +102,7 @@ RINGS_OF_GROUPS = {
         ("16_of_narrow_down", 2, 8, 8, 64),
     )
     for codes, num_products in (("q8_0", of_codes), ("q6_k", of_codes), ("q5_k", of_codes + of_minimums))
+    if codes != "q6_k" or matrix in ("down", "16_of_down", "16_of_narrow_down")
 }
 RINGS_OF_4_BITS = tuple(name for name in RINGS if name.startswith(("int4_ring", "q4_k_ring")))
 # Programs that a multiprocessor has room for, registers, products of a tile.
