@@ -1,15 +1,16 @@
 """Chooses the parser that turns the tokens of a reply into content, thoughts and tool calls.
 
-`make_reply_parser` decides by the model's vocabulary. Gemma 4 has a format with control tokens (gemma_reply.py).
-Gemma 3 and 3n have none: their replies are all content.
+`make_reply_parser` decides by the model's vocabulary. Gemma 4 and FunctionGemma have formats with control tokens
+(gemma_reply.py). Gemma 3 and 3n have none: they write calls as JSON (json_reply.py), and all else is content.
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from facet.chat.deltas import ContentDelta, Delta, ReplyParser
 from facet.chat.formats import ReplyMarkers
 from facet.chat.gemma_reply import GemmaReplyParser
+from facet.chat.json_reply import JsonReplyParser
 from facet.sampling_params import SamplingParams
 from facet.tokens import Tokenizer
 from facet.tokens.output_text import OutputText
@@ -25,15 +26,22 @@ def make_reply_parser(
     sampling: SamplingParams,
     *,
     tools_enabled: bool,
+    tool_names: Collection[str] = (),
+    calls_come_first: bool = False,
     starts_in_thought: bool = False,
     new_call_id: Callable[[], str] = random_call_id,
 ) -> ReplyParser:
     """A parser for one reply.
 
-    `tools_enabled` says whether calls are separated; if not, their text is content. `starts_in_thought` is for a prompt
-    that ends inside a thought (`formats.find_thought`).
+    `tools_enabled` says whether calls are separated; if not, their text is content. Where calls have no tokens, those
+    of `tool_names` are, and with `calls_come_first` only at the beginning. `starts_in_thought` is for a prompt that
+    ends inside a thought (`formats.find_thought`).
     """
     markers = ReplyMarkers.find(tokenizer)
+    if markers is None and tools_enabled and tool_names:
+        return JsonReplyParser(
+            tokenizer, sampling, tool_names=tool_names, calls_come_first=calls_come_first, new_call_id=new_call_id
+        )
     if markers is None:
         return PlainReplyParser(tokenizer, sampling)
     return GemmaReplyParser(

@@ -71,6 +71,7 @@ class RequestTemplate:
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tools_as_json: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
@@ -79,6 +80,7 @@ class RequestTemplate:
         conversation = {
             "messages": messages,
             "tools": tools,
+            "tools_as_json": tools_as_json,
             "documents": documents,
             "add_generation_prompt": add_generation_prompt,
             "variables": variables,

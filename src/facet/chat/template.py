@@ -26,6 +26,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from facet.chat.json_tools import with_tools_as_json
 from facet.chat.messages import ROLES
 from facet.chat.outside_text import from_outside, unshifted, without_shifted
 from facet.chat.template_values import shortened, strings
@@ -75,10 +76,12 @@ class ChatTemplate:
         environment = _equip(ImmutableSandboxedEnvironment(**_OPTIONS))
         environment.filters["tojson"] = _to_json
         self._templates = {name: _compile(environment, text, origin) for name, text in sources.items()}
+        parsed = {name: environment.parse(text) for name, text in sources.items()}
+        self.shows_tools = _TOOL_TEMPLATE in sources or any(map(_uses_tools, parsed.values()))
         self._starts = frozenset(text[0] for text in control_texts or ())
         self._writes_whole_markers = {
-            name: control_texts is not None and _writes_whole_markers(environment.parse(text), control_texts)
-            for name, text in sources.items()
+            name: control_texts is not None and _writes_whole_markers(template, control_texts)
+            for name, template in parsed.items()
         }
 
     @classmethod
@@ -115,6 +118,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tools_as_json: bool = False,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
@@ -124,8 +128,17 @@ class ChatTemplate:
 
         `add_generation_prompt` ends it with the opening of the model's reply. `variables` reach the template
         as they are, for instance {"enable_thinking": True}. A conversation that exceeds the `limit`
-        is refused before all of it is rendered.
+        is refused before all of it is rendered. With `tools_as_json`, for models that have no tokens for calls, tools
+        that the template does not show are written into the messages.
         """
+        if tools_as_json and not self.shows_tools:
+            messages, tools = with_tools_as_json(messages, tools or ()), None
+        elif tools and not self.shows_tools:
+            raise RequestError(
+                f"{self._called} does not show tools to the model. Leave them out, or give the model a template that "
+                "does (--chat-template).",
+                field="tools",
+            )
         arguments = {
             "messages": messages,
             "tools": tools,
@@ -198,6 +211,10 @@ def _from_outside(values: Mapping[str, Any]) -> dict[str, Any]:
             # One of a few words of our own. Some templates make a marker of it.
             shown["role"] = sent["role"]
     return outside
+
+
+def _uses_tools(template: nodes.Template) -> bool:
+    return any(name.name == "tools" and name.ctx == "load" for name in template.find_all(nodes.Name))
 
 
 def _writes_whole_markers(template: nodes.Template, control_texts: Collection[str]) -> bool:

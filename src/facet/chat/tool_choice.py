@@ -43,6 +43,13 @@ class ToolUse:
         return tuple(tool for tool in self.tools if tool["function"]["name"] in self.allowed)
 
     @property
+    def is_strict(self) -> bool:
+        """Whether it was promised that no call breaks its schema, or is one of a tool that is not allowed."""
+        if self.choice.mode in ("required", "named") or self.allowed is not None:
+            return True
+        return any(tool["function"].get("strict") for tool in self.tools)
+
+    @property
     def for_template(self) -> list[dict[str, Any]] | None:
         """What the template declares to the model. A model that must not call is not told of tools."""
         return list(self.tools) if self.tools and self.choice.mode != "none" else None

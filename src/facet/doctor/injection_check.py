@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from facet.chat import ChatTemplate, normalize_messages, normalize_tools, template_variables
+from facet.chat.formats import ReplyMarkers
 from facet.doctor.findings import Finding, skipped
 from facet.doctor.patient import Patient
 from facet.errors import RequestError
@@ -68,6 +69,7 @@ def _control_ids(tokenizer: Tokenizer, template: ChatTemplate, text: str, *, has
     prompt = template.render(
         normalize_messages(messages),
         tools=normalize_tools(tools).for_template,
+        tools_as_json=ReplyMarkers.find(tokenizer) is None,
         documents=[{text: text}],
         variables=template_variables(chat_template_kwargs={"remark": text}),
     )

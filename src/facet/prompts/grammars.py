@@ -12,6 +12,7 @@ from facet.chat.answer_grammar import (
     regex_grammar,
 )
 from facet.chat.formats import ReplyMarkers
+from facet.chat.json_call_grammar import json_call_grammar
 from facet.chat.structural_tags import structural_tag_grammar
 from facet.chat.tool_choice import ToolUse
 from facet.chat.tool_grammar import call_or_answer_grammar, thought_tokens, tool_call_grammar
@@ -80,9 +81,7 @@ def chat_grammar(
             field=bound.field,
         )
     if markers is None:
-        if is_auto and use.allowed is None:
-            return None
-        raise RequestError("This model has no format of its own for tool calls. Use auto.", field="tool_choice")
+        return json_call_grammar(use, parallel=question.parallel_tool_calls, any_whitespace=any_whitespace)
     try:
         return tool_call_grammar(
             use,
@@ -92,7 +91,7 @@ def chat_grammar(
             starts_in_thought=starts_in_thought,
         )
     except RequestError as error:
-        if not is_auto or use.allowed is not None or any(tool["function"].get("strict") for tool in use.tools):
+        if use.is_strict:
             raise
         # Nothing was promised: calls are parsed as the model writes them, without a grammar.
         logger.warning("Tool calls are not constrained to their schemas: %s", error)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from facet.chat.formats import find_thought
+from facet.chat.formats import ReplyMarkers, find_thought
 from facet.chat.media_parts import MediaParts
 from facet.chat.messages import normalize_messages
 from facet.chat.tool_choice import ToolUse, normalize_tools, template_variables
@@ -125,6 +125,7 @@ def _render(
     prompt = template.render(
         messages,
         tools=tools.for_template,
+        tools_as_json=ReplyMarkers.find(model.require_tokenizer()) is None,
         documents=question.documents,
         add_generation_prompt=question.add_generation_prompt and seam is None,
         variables=variables,
@@ -161,6 +162,8 @@ def _prepare_chat(
             starts_in_thought=starts_in_thought,
             ends_after_one_call=not question.parallel_tool_calls,
             custom_tools=frozenset(rendered.tools.custom),
+            tool_names=frozenset(tool["function"]["name"] for tool in rendered.tools.callable_tools),
+            calls_come_first=rendered.tools.is_strict,
         ),
         media=rendered.prompt.media,
     )

@@ -29,6 +29,8 @@ class ReplyFormat:
     starts_in_thought: bool  # the prompt leaves a thought open
     ends_after_one_call: bool  # parallel_tool_calls is false
     custom_tools: frozenset[str] = frozenset()  # names of tools that take text
+    tool_names: frozenset[str] = frozenset()  # of those that may be called
+    calls_come_first: bool = False  # where calls have no tokens of their own: none follows a text
 
 
 @dataclass(slots=True)
@@ -161,6 +163,8 @@ class ReplyReader:
             tokenizer,
             request.sampling,
             tools_enabled=reply_format.offers_tools,
+            tool_names=reply_format.tool_names,
+            calls_come_first=reply_format.calls_come_first,
             starts_in_thought=reply_format.starts_in_thought,
         )
         self._builder = ReplyBuilder()
