@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import ollama
 import pytest
 
@@ -156,7 +157,7 @@ def test_options_reach_the_engine(talking: tuple[RunningServer, Any], tokenizer:
 
 def test_the_model_is_described(scripted: Scripted) -> None:
     with (
-        scripted("one", api_key=("secret",), served_model_name=("a", "b")) as (server, _),
+        scripted("one", api_key=("secret",), served_model_name=("a", "b")) as (server, engine),
         ollama.Client(host=server.url, verify=NO_CERTIFICATES, headers={"authorization": "Bearer secret"}) as client,
     ):
         assert [model.model for model in client.list().models] == ["a", "b"]
@@ -164,9 +165,19 @@ def test_the_model_is_described(scripted: Scripted) -> None:
         assert shown.capabilities == ["completion", "tools", "thinking"]
         assert shown.modelinfo is not None
         assert shown.modelinfo["gemma.context_length"] == 4096
+        engine.info = msgspec.structs.replace(engine.info, num_weight_bytes=5000, num_gpu_bytes=12_000)
+        listed, running = client.list().models, client.ps().models
+        assert [(model.size, model.digest) for model in listed] == [(5000, model.digest) for model in running]
+        assert [(model.name, model.model) for model in running] == [("a", "a"), ("b", "b")]
+        for model in running:
+            assert (model.size, model.size_vram, model.context_length) == (5000 + 10 * 1024, 12_000, 4096)
+            assert model.details is not None
+            assert model.details.format == "safetensors"
+            assert model.expires_at is not None
+            assert model.expires_at.year > 2200
         key = {"x-api-key": "secret"}
         assert "version" in server.get("/api/version", headers=key).json()
-        for path in ("/api/tags", "/api/version"):
+        for path in ("/api/tags", "/api/ps", "/api/version"):
             refused = server.get(path)
             assert (refused.status_code, list(refused.json())) == (401, ["error"])
         for path in ("/api/pull", "/api/delete", "/api/create", "/api/push", "/api/copy"):

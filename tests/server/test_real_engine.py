@@ -288,6 +288,15 @@ def read_stream(response: httpx.Response) -> tuple[list[int], str, str, list[Any
     return ids, content, reasoning, calls
 
 
+def test_how_much_memory_the_model_takes(server: RunningServer, model_folder: Path) -> None:
+    (listed,), (running,) = (server.get(path).json()["models"] for path in ("/api/tags", "/api/ps"))
+    in_files = sum(path.stat().st_size for path in model_folder.glob("*.safetensors"))
+    assert in_files / 2 < listed["size"] < in_files * 4  # they may be computed in a wider type than they are stored in
+    cache = server.get("/server_info").json()["kv_cache"]
+    assert running["size"] == listed["size"] + cache["num_blocks"] * cache["block_bytes"]
+    assert running["size_vram"] == 0
+
+
 def test_a_killed_engine_is_news_for_everybody(model_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = ServerConfig(model=str(model_folder), served_model_name=("tiny",), disable_log_stats=True, **SETTINGS)
     engine, _, app = start_app(config)

@@ -60,6 +60,7 @@ def test_a_server_sleeps_and_wakes_up(scripted: Scripted) -> None:
             assert (levels, engine.sleeps) == ([2, 2], [1, 2]), "more deeply, and not less"
             assert (is_asleep(), state()) == (True, "discard_all")
             assert client.get("/health").status_code == 200
+            assert client.get("/api/ps").json() == {"models": []}
             refused = client.post(COMPLETIONS, json=ASK)
             assert refused.status_code == 503
             assert refused.json()["error"]["message"].startswith("The model is asleep, or about to be. POST /wake_up")

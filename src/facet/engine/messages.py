@@ -64,6 +64,10 @@ class CacheInfo(msgspec.Struct, frozen=True, array_like=True):
     block_bytes: int = 0
     tokens_per_block: tuple[tuple[str, int], ...] = ()  # by kind of layer
 
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
 
 class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The first message of an engine that is ready."""
@@ -76,6 +80,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True, array_like=True):
     media_kinds: tuple[MediaKind, ...] = ()  # what the model has towers for
     cache: CacheInfo = CacheInfo()
     start_times: tuple[tuple[str, float], ...] = ()  # seconds of each part of the start
+    num_weight_bytes: int = 0  # of the first rank, as is the next
+    num_gpu_bytes: int = 0  # weights and cache on its GPU; 0: on a CPU
 
 
 class NewTokens(msgspec.Struct, frozen=True, tag=True, omit_defaults=True, array_like=True):

@@ -106,7 +106,13 @@ class EngineService:
 
 
 def make_info(engine: Engine, folder: str, start_times: StartTimes = ()) -> EngineInfo:
-    spec, settings = engine.runner.model.spec, engine.settings
+    model, settings = engine.runner.model, engine.settings
+    spec, tensors = model.spec, (*model.parameters(), *model.buffers())
+    cache = CacheInfo(
+        num_blocks=settings.num_blocks,
+        block_bytes=settings.layout.total_page_bytes,
+        tokens_per_block=tuple((group.kind, group.tokens_per_block) for group in settings.layout.groups),
+    )
     return EngineInfo(
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
@@ -115,9 +121,8 @@ def make_info(engine: Engine, folder: str, start_times: StartTimes = ()) -> Engi
         lines=tuple(settings.lines()),
         start_times=start_times,
         media_kinds=tuple(engine.runner.media.towers),
-        cache=CacheInfo(
-            num_blocks=settings.num_blocks,
-            block_bytes=settings.layout.total_page_bytes,
-            tokens_per_block=tuple((group.kind, group.tokens_per_block) for group in settings.layout.groups),
-        ),
+        cache=cache,
+        num_weight_bytes=sum(tensor.nbytes for tensor in tensors),
+        num_gpu_bytes=sum(tensor.nbytes for tensor in tensors if tensor.is_cuda)
+        + (cache.num_bytes if model.placement.device.type == "cuda" else 0),
     )

@@ -25,6 +25,7 @@ from facet.server.engine_process import ServedEngine
 from facet.server.errors import HttpError
 from facet.server.frontend import Frontend, guarded
 from facet.server.info_routes import InfoEndpoints
+from facet.server.invocations_route import InvocationsEndpoint
 from facet.server.live_route import LiveEndpoint
 from facet.server.media_desk import MediaDesk
 from facet.server.metrics import Metrics
@@ -79,12 +80,14 @@ def make_app(config: ServerConfig, engine: ServedEngine, model: ServedModel) -> 
 
 def _routes(frontend: Frontend) -> list[Route]:
     operations, models, info = OperationsEndpoints(frontend), ModelsEndpoint(frontend), InfoEndpoints(frontend)
+    chat, completions = ChatEndpoint(frontend), CompletionsEndpoint(frontend)
     responses, ollama = ResponsesEndpoints(frontend), OllamaEndpoints(frontend)
     return [
         *page_routes(),
         Route("/engine/live", guarded(LiveEndpoint(frontend)), methods=["GET"]),
-        Route("/v1/chat/completions", guarded(ChatEndpoint(frontend)), methods=["POST"]),
-        Route("/v1/completions", guarded(CompletionsEndpoint(frontend)), methods=["POST"]),
+        Route("/v1/chat/completions", guarded(chat), methods=["POST"]),
+        Route("/v1/completions", guarded(completions), methods=["POST"]),
+        Route("/invocations", guarded(InvocationsEndpoint(frontend, chat, completions)), methods=["POST"]),
         Route("/v1/messages", guarded(MessagesEndpoint(frontend), ANTHROPIC), methods=["POST"]),
         Route("/v1/messages/count_tokens", guarded(TokenCountEndpoint(frontend), ANTHROPIC), methods=["POST"]),
         Route("/v1/responses", guarded(responses.create, RESPONSES), methods=["POST"]),
@@ -97,6 +100,7 @@ def _routes(frontend: Frontend) -> list[Route]:
         Route("/api/chat", guarded(ollama.chat, OLLAMA), methods=["POST"]),
         Route("/api/generate", guarded(ollama.generate, OLLAMA), methods=["POST"]),
         Route("/api/tags", guarded(ollama.tags, OLLAMA), methods=["GET"]),
+        Route("/api/ps", guarded(ollama.running, OLLAMA), methods=["GET"]),
         Route("/api/show", guarded(ollama.show, OLLAMA), methods=["POST"]),
         Route("/api/version", guarded(ollama.version, OLLAMA), methods=["GET"]),
         Route("/v1/models", guarded(models), methods=["GET"]),

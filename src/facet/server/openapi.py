@@ -46,6 +46,7 @@ _FORMS: tuple[tuple[str, str, type[Any], type[Any]], ...] = (
 )
 _GETS = (
     ("/api/tags", "The models of this server, as Ollama lists them"),
+    ("/api/ps", "The models that run, as Ollama lists them"),
     ("/api/version", "The server's version"),
     ("/health", "200 while the engine is running, 503 once it is dead"),
     ("/ping", "The same as /health"),
@@ -57,7 +58,10 @@ _GETS = (
     ("/engine/live", "The engine at this moment, with a picture of its cache"),
     ("/", "A page to chat with the model, with a view of the engine"),
 )
-_PLAIN_POSTS = (("/reset_prefix_cache", "Forget cached prefixes"),)
+_PLAIN_POSTS = (
+    ("/reset_prefix_cache", "Forget cached prefixes"),
+    ("/invocations", "A request of /v1/chat/completions or /v1/completions, as SageMaker sends it"),
+)
 _OF_SLEEP = (
     (
         "post",

@@ -1,4 +1,4 @@
-"""/api/chat, /api/generate, /api/tags, /api/show and /api/version."""
+"""/api/chat, /api/generate, /api/tags, /api/ps, /api/show and /api/version."""
 
 import hashlib
 
@@ -16,12 +16,17 @@ from facet.server.ollama.wire import (
     GenerateRequest,
     ModelDescription,
     OllamaChatRequest,
+    RunningList,
+    RunningModel,
     ShowRequest,
     Tag,
     TagList,
     Version,
 )
 from facet.version import __version__
+
+# A model is served as long as its server runs. Clients show a time as far away as this as "forever".
+_NEVER = "2300-01-01T00:00:00Z"
 
 
 class OllamaEndpoints:
@@ -61,11 +66,34 @@ class OllamaEndpoints:
         return await carry_out(exchange, prepared.requests, frontend, request, n=1, stream=stream)
 
     async def tags(self, request: Request) -> Response:
+        size = self._frontend.bridge.info.num_weight_bytes
         return json_response(
             TagList(
                 [
-                    Tag(name, name, self._started_at, hashlib.sha256(name.encode()).hexdigest(), self._details)
+                    Tag(name, name, self._started_at, _digest(name), self._details, size)
                     for name in self._frontend.model.names
+                ]
+            )
+        )
+
+    async def running(self, request: Request) -> Response:
+        """The same models, unless they sleep."""
+        model, bridge = self._frontend.model, self._frontend.bridge
+        info, names = bridge.info, () if bridge.sleep_level else model.names
+        return json_response(
+            RunningList(
+                [
+                    RunningModel(
+                        name=name,
+                        model=name,
+                        size=info.num_weight_bytes + info.cache.num_bytes,
+                        digest=_digest(name),
+                        details=self._details,
+                        expires_at=_NEVER,
+                        size_vram=info.num_gpu_bytes,
+                        context_length=model.max_model_len,
+                    )
+                    for name in names
                 ]
             )
         )
@@ -95,3 +123,7 @@ class OllamaEndpoints:
     def _loaded(self, *, is_chat: bool) -> Response:
         """The answer to a request without a prompt, which asks that the model be loaded."""
         return json_response(make_line(self._frontend.model.name, Said(), is_chat=is_chat, done_reason="load"))
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Wire types of /api/chat, /api/generate, /api/tags, /api/show and /api/version."""
+"""Wire types of /api/chat, /api/generate, /api/tags, /api/ps, /api/show and /api/version."""
 
 from typing import Any, Literal
 
@@ -142,11 +142,26 @@ class Tag(msgspec.Struct):
     modified_at: str
     digest: str  # of the name: files are not hashed
     details: Details
-    size: int = 0
+    size: int  # bytes of the weights
 
 
 class TagList(msgspec.Struct):
     models: list[Tag]
+
+
+class RunningModel(msgspec.Struct):
+    name: str
+    model: str
+    size: int  # bytes of weights and cache
+    digest: str
+    details: Details
+    expires_at: str
+    size_vram: int  # how many of those are on a GPU
+    context_length: int
+
+
+class RunningList(msgspec.Struct):
+    models: list[RunningModel]
 
 
 class ModelDescription(msgspec.Struct):
