@@ -17,6 +17,7 @@ from PIL import ExifTags, Image
 
 from facet.chat import ChatTemplate
 from facet.chat.media_parts import MediaPart, MediaParts
+from facet.config import PromptConfig
 from facet.errors import RequestError
 from facet.media.decoder import decode_frames
 from facet.media.decoder_containers import video_container
@@ -28,7 +29,7 @@ from facet.media.workers import MediaWorkers
 from facet.media_span import MediaKind
 from facet.prepared_media import PreparedMedia
 from facet.prompts import AskedModel, ChatQuestion, PreparedQuestion, TextQuestion, prepare
-from facet.prompts.media_reading import MediaReader, find_media
+from facet.prompts.media_reading import MediaReader, find_media, make_media_reader
 from facet.sampling_params import SamplingParams
 from tests.media.hostile_pictures import good_files
 from tests.media.sounds import encoded_video
@@ -535,3 +536,14 @@ class TestReading:
             with pytest.raises(RequestError, match=words) as caught:
                 find_media(ask({**PICTURE, **options}), model)
             assert caught.value.field == "messages"
+
+
+def test_an_empty_path_opens_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's default, which programs that list every setting pass on."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").write_bytes(b"a")
+    config = PromptConfig(model="tiny", allowed_local_media_path="")
+    reader = make_media_reader(config, MediaSpec())
+    with pytest.raises(RequestError, match="--allowed-local-media-path"):
+        reader.sources.read_url(f"file://{tmp_path}/a.png", "here")
+    reader.close()

@@ -71,8 +71,8 @@ def _as_ours(name: str, value: Any) -> Any:
             return "auto"
         case "dtype", torch.dtype():
             return str(value).removeprefix("torch.")
-        case ("hf_token", True) | ("allowed_local_media_path", ""):
-            return None  # the token of `hf auth login`; no folder, where a path of nothing would be the current one
+        case "hf_token", True:
+            return None  # the token of `hf auth login`
     return value
 
 

@@ -81,12 +81,11 @@ class MediaReader:
 
 
 def make_media_reader(config: PromptConfig, spec: MediaSpec) -> MediaReader:
-    folder = config.allowed_local_media_path
-    if folder is not None and not Path(folder).is_dir():
+    # Empty means none, as in vLLM, and not the folder that the server was started in.
+    folder = Path(config.allowed_local_media_path) if config.allowed_local_media_path else None
+    if folder is not None and not folder.is_dir():
         raise ConfigError(f"--allowed-local-media-path {folder} is no folder.")
-    sources = MediaSources(
-        downloads=Downloads(domains=config.allowed_media_domains), folder=None if folder is None else Path(folder)
-    )
+    sources = MediaSources(downloads=Downloads(domains=config.allowed_media_domains), folder=folder)
     return MediaReader(spec=spec, sources=sources, workers=MediaWorkers(max_seconds=sources.limits.max_seconds))
 
 
