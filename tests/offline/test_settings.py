@@ -97,7 +97,6 @@ def test_none_is_the_default(caplog: pytest.LogCaptureFixture) -> None:
         ({"dtype": torch.bfloat16}, {"dtype": "bfloat16"}),
         ({"dtype": torch.half}, {"dtype": "float16"}),
         ({"hf_token": True}, {}),
-        ({"allowed_local_media_path": ""}, {}),
         ({"max_model_len": -1}, {"max_model_len": "auto"}),
         ({"max_logprobs": 100, "logprobs_mode": "raw_logprobs"}, {}),
         ({"data_parallel_size": 1, "offload_params": set(), "offload_group_size": 0, "served_model_name": "a"}, {}),
