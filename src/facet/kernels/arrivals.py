@@ -15,7 +15,7 @@ _MOST_PLACES = 4096
 
 
 def counters_on(device: torch.device, num_places: int) -> Tensor:
-    """For `arrives_last`, zero between launches, which follow each other on one stream."""
+    """Counters for `arrives_last`, zero between launches, which follow each other on one stream."""
     assert num_places <= _MOST_PLACES, "there is a counter for each place"
     return _counters_on(device)
 

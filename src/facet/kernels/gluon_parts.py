@@ -17,7 +17,8 @@ def stay_in_order():
 
 @gluon.jit
 def bring_into_cache(place, num_bytes, is_there):
-    """So many bytes from where each thread says, a multiple of 16 both, into the second-level cache. Nobody waits."""
+    """Copies some bytes from a place of each thread into the second-level cache; nobody waits. The place and
+    `num_bytes` are multiples of 16."""
     gl.inline_asm_elementwise(
         """
         {
@@ -52,7 +53,8 @@ def barriers(number: gl.constexpr, count: gl.constexpr):
 
 @cache
 def layout_of(block: tuple[int, ...], dtype: Any = gl.bfloat16) -> Any:
-    """Of a tile in shared memory. Kept: to find it takes the host 11 µs, and the rest of a descriptor 3."""
+    """The layout of a tile in shared memory. It is cached: finding it takes the host 11 µs, the rest of a descriptor
+    3."""
     return gl.NVMMASharedLayout.get_default_for(list(block), dtype)
 
 

@@ -50,7 +50,7 @@ class RowCodes(NamedTuple):
 
     @property
     def constants(self) -> Mapping[str, float]:
-        """As kernels take them."""
+        """The divisor and the bounds, as kernels take them."""
         return {"DIVISOR": self.divisor, "LEAST": self.least, "GREATEST": self.greatest}
 
     def empty(self, x: Tensor) -> RoundedRows:

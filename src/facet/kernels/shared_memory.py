@@ -13,7 +13,8 @@ HOPPER_BYTES = 232_448
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Elsewhere than on a GPU, where kernels are interpreted, as many as on a Hopper."""
+    """The bytes of shared memory that a program may take. Where kernels are interpreted, without a GPU, those of a
+    Hopper."""
     if device.type != "cuda":
         return HOPPER_BYTES
     from triton.runtime import driver  # what it compares with when a kernel is launched
@@ -28,5 +29,5 @@ def has_room(device: torch.device) -> bool:
 
 
 def fitting_stages(num_stages: int, tile_bytes: int, device: torch.device) -> int:
-    """So many tiles, or as many as there is room for."""
+    """`num_stages`, or as many tiles as there is room for."""
     return max(1, min(num_stages, shared_bytes(device) // tile_bytes))

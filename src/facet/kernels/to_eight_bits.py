@@ -16,7 +16,8 @@ def greater_magnitudes(greatest, x):
 
 @triton.jit
 def largest_magnitude(x, axis: tl.constexpr):
-    """Of float32 numbers. A NaN counts as the largest, so that the scale of its row is one too."""
+    """The largest magnitude of float32 numbers. A NaN counts as the largest, so that the scale of its row is one
+    too."""
     bits = tl.abs(x).to(tl.int32, bitcast=True)  # of positive numbers, in the order of the numbers
     return tl.max(bits, axis=axis).to(tl.float32, bitcast=True)
 

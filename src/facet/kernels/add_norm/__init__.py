@@ -44,7 +44,7 @@ def invariant_add_norm(
     eps: float,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `add_norm`."""
+    """Like `add_norm`, but a row's bits never depend on the number of rows."""
     if residual.is_cuda:
         from facet.kernels.add_norm import triton
         from facet.kernels.rms_norm.triton import tile_of_any_rows
@@ -63,7 +63,7 @@ def rounded_add_norm(
     scale: Tensor | None,
     codes: RowCodes,
 ) -> tuple[Tensor, RoundedRows]:
-    """As `add_norm`, on a GPU, and the second result is rounded to eight bits."""
+    """Like `add_norm`, on a GPU, with the second result rounded to eight bits."""
     from facet.kernels.add_norm import triton, triton_rounded
     from facet.kernels.rms_norm.triton import FEW_ROWS
 
@@ -81,7 +81,7 @@ def invariant_rounded_add_norm(
     scale: Tensor | None,
     codes: RowCodes,
 ) -> tuple[Tensor, RoundedRows]:
-    """As `rounded_add_norm`."""
+    """Like `rounded_add_norm`, but a row's bits never depend on the number of rows."""
     from facet.kernels.add_norm import triton
     from facet.kernels.rms_norm.triton import tile_of_any_rows
 
@@ -99,7 +99,7 @@ def sum_of_norms(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: 
 
 
 def invariant_sum_of_norms(a: Tensor, a_weight: Tensor, b: Tensor, b_weight: Tensor, eps: float) -> Tensor:
-    """As `sum_of_norms`."""
+    """Like `sum_of_norms`, but a row's bits never depend on the number of rows."""
     if a.is_cuda:
         from facet.kernels.add_norm import triton
         from facet.kernels.rms_norm.triton import tile_of_any_rows

@@ -48,7 +48,7 @@ def rounded_add_norm(
     codes: RowCodes,
     tile: RowTile | None = None,
 ) -> tuple[Tensor, RoundedRows]:
-    """As `add_norm`, and the second result is rounded to eight bits."""
+    """Like `add_norm`, with the second result rounded to eight bits."""
     rows = codes.empty(residual)
     new = _run(residual, update, update_weight, next_weight, eps, scale, tile, rows.codes, rows.scales, codes.constants)
     return new, rows
@@ -133,7 +133,7 @@ def _add_norm_of(
     residual, update, weights, factors, results, rows, columns, mask, is_row, eps,
     WIDTH: tl.constexpr, DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr,
 ):  # fmt: skip
-    """Of the rows of a tile. Factors are weights that were loaded, or None."""
+    """Adds and normalises the rows of a tile. Factors are weights that were loaded, or None."""
     update_weight, next_weight = weights
     update_factor, next_factor, stream_factor = factors
     new, normed, scales = results
@@ -179,7 +179,7 @@ def sum_of_norms_kernel(
 
 @triton.jit
 def _sum_of_norms_of(a, b, weights, factors, total, rows, columns, mask, eps, WIDTH: tl.constexpr):
-    """As `_add_norm_of`."""
+    """Adds the norms of the rows of a tile. Factors are weights that were loaded, or None."""
     a_weight, b_weight = weights
     a_factor, b_factor = factors
     places = rows.to(tl.int64) * WIDTH + columns

@@ -20,7 +20,7 @@ def geglu(gate_up: Tensor) -> Tensor:
 
 
 def sparse_geglu(gate_up: Tensor, cutoff_deviations: float) -> Tensor:
-    """As `geglu`, after cutting each row of the gate at mean + cutoff_deviations * (population) deviation."""
+    """Like `geglu`, after cutting each row of the gate at mean + cutoff_deviations * (population) deviation."""
     if gate_up.is_cuda:
         from facet.kernels.geglu import triton_sparse
 

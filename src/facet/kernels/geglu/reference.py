@@ -12,7 +12,7 @@ def geglu(gate_up: Tensor) -> Tensor:
 
 
 def sparse_geglu(gate_up: Tensor, cutoff_deviations: float) -> Tensor:
-    """As `geglu`, after cutting each row of the gate at mean + cutoff_deviations * (population) deviation.
+    """Like `geglu`, after cutting each row of the gate at mean + cutoff_deviations * (population) deviation.
 
     What lies below the cut becomes zero; what lies above is lowered by it.
     """

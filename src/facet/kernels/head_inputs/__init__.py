@@ -31,7 +31,8 @@ def prepare_heads(projected: Tensor, heads: HeadShape, **arguments: Unpack[Argum
 
 
 def invariant_prepare_heads(projected: Tensor, heads: HeadShape, **arguments: Unpack[Arguments]) -> Tensor:
-    """As `prepare_heads`. A row's bits do not depend on how many rows there are; those of the reference never do."""
+    """Like `prepare_heads`, but a row's bits do not depend on how many rows there are; those of the reference never
+    do."""
     if projected.is_cuda:
         from facet.kernels.head_inputs import triton
 

@@ -84,7 +84,7 @@ def _run(
 
 
 def least_library_rows(weight: Tensor) -> int | None:
-    """From how many rows on the library serves. None: at no number that was tried, or not known yet.
+    """The number of rows from which on the library serves. None: none of those that were tried, or not known yet.
 
     Nothing can be tried while a graph is captured. The kernels here then serve, with the same bits.
     """

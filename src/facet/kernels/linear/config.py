@@ -35,7 +35,7 @@ class Config:
     num_rows: int = NUM_DOT_ROWS  # of a tensor core tile, some of them padding
 
     def tile_bytes(self, element_size: int) -> int:
-        """Of the weight and of x, where they pass through shared memory."""
+        """The bytes of a tile of the weight and of x, where they pass through shared memory."""
         return (self.block_out + self.num_rows) * self.block_in * element_size
 
 
@@ -151,8 +151,8 @@ def _choose_dot(num_out: int, num_in: int) -> Config | None:
 
 
 def _choose_tall(num_rows: int, num_out: int, num_in: int) -> Config | None:
-    """For 17 to 64 rows: very many outputs, of which cuBLAS makes too many tiles, very few inputs, or an activation
-    behind the product, which cuBLAS leaves to another kernel."""
+    """Serves 17 to 64 rows with very many outputs, of which cuBLAS makes too many tiles, with very few inputs, or with
+    an activation behind the product, which cuBLAS leaves to another kernel."""
     if num_in <= 512:
         # E4B per-layer projection: 2.3, cuBLAS 2.9 to 3.3; beyond 32 rows 2.5, cuBLAS 3.3.
         return _TALL if num_rows <= 32 else _dot(64, 128, num_warps=4, num_stages=4, num_rows=64)

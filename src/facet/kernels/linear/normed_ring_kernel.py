@@ -39,7 +39,7 @@ COLUMNS = gl.constexpr(gl.BlockedLayout([8], [32], [4], [0]))
 
 @gluon.jit
 def _load(pointer, part: gl.constexpr, WIDTH: gl.constexpr):
-    """In float32; zeros behind the end."""
+    """A part of a row in float32; zeros behind the row's end."""
     columns = part * PART + gl.arange(0, PART, COLUMNS)
     return gl.load(pointer + columns, mask=columns < WIDTH, other=0.0).to(gl.float32)
 
@@ -53,7 +53,8 @@ def _by_warp(values):
 
 @gluon.jit
 def _inverse_rms(parts, eps, WIDTH: gl.constexpr):
-    """Of warps 0 to 3, 4 to 7 and so on: first the upper half of the warps is added to the lower, and so on."""
+    """1 / rms of a row. Each part has the columns of four warps: warps 0 to 3, 4 to 7 and so on. First the upper half
+    of the warps is added to the lower, and so on."""
     squares = _by_warp(parts[0])
     if len(parts) > 2:
         squares += _by_warp(parts[2])

@@ -17,7 +17,7 @@ class Ring:
 
     @property
     def tile_bytes(self) -> int:
-        """Of the weight and of x."""
+        """The bytes of a tile of the weight and of x."""
         return 2 * self.block_in * (16 * self.num_warps + self.num_rows)
 
 
@@ -32,23 +32,23 @@ class WarpgroupRing:
 
     @property
     def wide_out(self) -> int:
-        """The larger power of two."""
+        """The larger of the two powers of two in `num_out`."""
         return 1 << (self.num_out.bit_length() - 1)
 
     @property
     def more_out(self) -> int:
-        """The smaller one, or 0."""
+        """The smaller of the two, or 0."""
         return self.num_out - self.wide_out
 
     @property
     def tile_bytes(self) -> int:
-        """Of the weight and of x."""
+        """The bytes of a tile of the weight and of x."""
         return 2 * self.block_in * (self.num_out + self.num_rows)
 
     @property
     def num_bytes(self) -> int:
-        """Of shared memory, but for barriers. Behind the last outputs there is room for others, which products read,
-        64, 128 or 256 at a time (`units.py`)."""
+        """The bytes of shared memory, but for barriers. Behind the last outputs there is room for others, because
+        products read 64, 128 or 256 at a time (`units.py`)."""
         num_read = 64 if self.num_out <= 64 else 128 if self.num_out <= 128 else 256
         return self.num_stages * self.tile_bytes + 2 * self.block_in * (num_read - self.num_out)
 
@@ -80,10 +80,10 @@ _WIDEST = 192
 
 
 def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRing | None:
-    """In one chain of sums.
+    """The ring for products whose sums are one chain. None: rings do not serve.
 
-    Of up to 8 rows where inputs are few, through rings of warps: E4B per-layer projection takes 1.2 and 1.3 for 1 and
-    8, by `choose_chain` 2.5. More rows are padded to no fewer than tiles have.
+    Up to 8 rows with few inputs go through rings of warps: E4B per-layer projection takes 1.2 and 1.3 for 1 and 8, by
+    `choose_chain` 2.5. More rows are padded to no fewer than tiles have.
     """
     if not 0 < num_rows <= _MOST_NARROW_ROWS:
         return None  # at once: every product of a prompt asks
@@ -95,17 +95,19 @@ def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRin
 
 
 def choose_usual_ring(num_rows: int, num_out: int, num_in: int) -> Ring | WarpgroupRing | None:
-    """Where sums need not be one chain: instead of tensor core tiles, of cuBLAS, and of sums in float32 of one row.
+    """The ring for products whose sums need not be one chain: it takes the place of tensor core tiles, of cuBLAS, and
+    of sums of one row in float32. None: those serve.
 
     Some of the last are faster alone; but a step of one request of E4B took 3.43 ms with them and 3.24 with rings
-    throughout. Not where cuBLAS splits long sums: 8 and 32 rows of 31B's down take 57.0 and 58.5, in rings 59.0, 61.1.
+    throughout. Rings do not serve where cuBLAS splits long sums: 8 and 32 rows of 31B's down take 57.0 and 58.5, in
+    rings 59.0, 61.1.
     """
     is_for_all = num_in <= _VERY_MANY_INPUTS or _FEW_OUTPUTS < num_out <= 32 * _NUM_MULTIPROCESSORS
     return choose_ring(num_rows, num_out, num_in) if is_for_all else None
 
 
 def ring_of(num_out: int, num_in: int) -> Ring:
-    """As deep as shared memory allows, up to a bound; where outputs are many, few wide tiles."""
+    """A ring as deep as shared memory allows, up to a bound; where outputs are many, few wide tiles."""
     num_programs = -(-num_out // (16 * _NUM_MULTIPROCESSORS))  # of a multiprocessor
     deep, wide = Ring(MAX_WARP_ROWS, 128, _MOST_STAGES), Ring(MAX_WARP_ROWS, 256, 3)
     num_stages = min(_MOST_STAGES, _RING_BYTES // (num_programs * deep.tile_bytes))
@@ -114,7 +116,7 @@ def ring_of(num_out: int, num_in: int) -> Ring:
 
 
 def warpgroup_ring_of(num_rows: int, num_out: int, num_in: int) -> WarpgroupRing | None:
-    """None where others are faster. As deep as shared memory allows, up to a bound.
+    """A ring as deep as shared memory allows, up to a bound. None: other kernels are faster.
 
     8 rows, by warps and by warpgroups: E4B down 17.6 and 13.8; qkv 6.2 and 5.2, of a global layer 8.6 and 7.6; q 5.5
     and 3.1; o 4.9 and 3.7, of a global layer 8.2 and 6.4; gate_up 26.6 and 25.2; per-layer gate 4.8 and 2.7. 12B down
@@ -143,8 +145,9 @@ def warpgroup_ring_of(num_rows: int, num_out: int, num_in: int) -> WarpgroupRing
 
 
 def normed_ring_of(num_out: int, num_in: int) -> WarpgroupRing | None:
-    """Of one row that is made in place (`normed_ring_kernel.py`), of which all columns are kept. None where the row is
-    none of those that are added up by 8 or 16 warps, or leaves no room for what has to be on its way meanwhile."""
+    """The ring for one row that is made in place (`normed_ring_kernel.py`), all of whose columns are kept. None: the
+    row is none of those that are added up by 8 or 16 warps, or leaves no room for what has to be on its way
+    meanwhile."""
     ring = warpgroup_ring_of(1, num_out, num_in)
     if ring is None or not _SHORTEST_NORMED < num_in <= _LONGEST_NORMED:
         return None
@@ -156,7 +159,7 @@ def normed_ring_of(num_out: int, num_in: int) -> WarpgroupRing | None:
 
 
 def _outputs_of(num_rows: int, num_out: int, num_in: int) -> int | None:
-    """Of a program."""
+    """How many outputs a program has. None: rings of warpgroups do not serve."""
     if num_out <= _NARROW:
         return 16 if num_in > _NARROW or num_rows > MAX_WARP_ROWS else None
     if num_in <= _NARROW:
@@ -176,8 +179,9 @@ def _outputs_of(num_rows: int, num_out: int, num_in: int) -> int | None:
 
 
 def _inputs_of(num_rows: int, outputs: int, num_out: int, num_in: int) -> int:
-    """Of a tile. E2B down with 8 rows takes 6.6 with 512 and 7.2 with 256; 64 rows of q of E4B's global layers 6.9 with
-    128 and 8.0 with 256, of o 8.0 and 8.3, of q in sliding ones, whose inputs are fewer, 5.5 with either."""
+    """How many inputs a tile has. E2B down with 8 rows takes 6.6 with 512 and 7.2 with 256; 64 rows of q of E4B's
+    global layers 6.9 with 128 and 8.0 with 256, of o 8.0 and 8.3, of q in sliding ones, whose inputs are fewer, 5.5
+    with either."""
     if outputs >= _WIDE:
         return 64
     if outputs > 64:
@@ -189,6 +193,7 @@ def _inputs_of(num_rows: int, outputs: int, num_out: int, num_in: int) -> int:
 
 
 def _least_outputs(least: int, unit: int) -> int:
-    """That a tile can have: a power of two, or the sum of two. Units of 16 have as many gates as ups."""
+    """The fewest outputs, from `least` on, that a tile can have: a power of two, or the sum of two. Units of 16 have as
+    many gates as ups."""
     powers = [unit << bit for bit in range(6)]
     return min(size for size in (*powers, *(a + b for a in powers for b in powers if a > b)) if size >= least)

@@ -28,5 +28,5 @@ def telling_rows(weight: Tensor, num_rows: int) -> Tensor:
 
 
 def rows_that_tell(weight: Tensor, at_least: int) -> int:
-    """So many rows, more where few outputs cancel."""
+    """How many rows to multiply: `at_least` so many, more where few outputs cancel."""
     return at_least * -(-_MOST_CANCELLED // _num_cancelled(weight))

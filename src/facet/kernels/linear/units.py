@@ -12,13 +12,13 @@ UNIT_ROWS, UNIT_INPUTS = gl.constexpr(8), gl.constexpr(64)
 
 @gluon.constexpr_function
 def num_read(num_rows):
-    """Of which `num_rows` are there."""
+    """How many rows a product reads, of which `num_rows` are there."""
     return 64 if num_rows <= 64 else 128 if num_rows <= 128 else 256
 
 
 @gluon.jit
 def allocate_units(dtype: gl.constexpr, NUM_TILES: gl.constexpr, NUM_ROWS: gl.constexpr, BLOCK_IN: gl.constexpr):
-    """For so many tiles, and with what is read behind the last."""
+    """Shared memory for so many tiles, and for what products read behind the last."""
     NUM_UNITS: gl.constexpr = ((NUM_TILES - 1) * NUM_ROWS + num_read(NUM_ROWS)) // UNIT_ROWS * (BLOCK_IN // UNIT_INPUTS)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([UNIT_ROWS, UNIT_INPUTS], dtype)
     return gl.allocate_shared_memory(dtype, [NUM_UNITS, UNIT_ROWS, UNIT_INPUTS], LAYOUT)
@@ -26,20 +26,20 @@ def allocate_units(dtype: gl.constexpr, NUM_TILES: gl.constexpr, NUM_ROWS: gl.co
 
 @gluon.jit
 def units_to_copy(units, first, part):
-    """For a tile of the descriptor `part`."""
+    """The units that a copy of one tile of the descriptor `part` fills."""
     return units.index(first)._reinterpret(units.dtype, part.block_shape, part.layout)
 
 
 @gluon.jit
 def rows_to_read(units, first, NUM_ROWS: gl.constexpr, BLOCK_IN: gl.constexpr):
-    """[rows, inputs], of which `NUM_ROWS` are there."""
+    """The rows that a product reads, [rows, inputs], of which `NUM_ROWS` are there."""
     LAYOUT: gl.constexpr = _rows_of_units(num_read(NUM_ROWS), BLOCK_IN)
     return units.index(first)._reinterpret(units.dtype, [num_read(NUM_ROWS), BLOCK_IN], LAYOUT)
 
 
 @gluon.jit
 def first_row_of_units(units, first, NUM_UNITS: gl.constexpr):
-    """[units, 1, inputs], to be written. A unit's first row is not swizzled."""
+    """The first rows of units, [units, 1, inputs], to be written. A unit's first row is not swizzled."""
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 1, order=[2, 1, 0])
     shape: gl.constexpr = [NUM_UNITS, UNIT_ROWS, UNIT_INPUTS]
     return units.index(first)._reinterpret(units.dtype, shape, PLAIN).slice(0, 1, dim=1)
@@ -54,8 +54,8 @@ def row_to_read(units, tile, BLOCK_IN: gl.constexpr):
 
 @gluon.constexpr_function
 def _rows_of_units(num_rows, num_in):
-    """Where the bits of a place lead to, [row, input]: inside a unit, whose rows are swizzled, to other inputs of the
-    rows, and to other rows."""
+    """The [row, input] that each bit of a place in memory leads to: inside a unit, whose rows are swizzled, to other
+    inputs of the rows, and to other rows."""
     unit = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16], [0, 32], [1, 8], [2, 16], [4, 32]]
     inputs = [[0, 64 << bit] for bit in range((num_in // 64).bit_length() - 1)]
     rows = [[8 << bit, 0] for bit in range((num_rows // 8).bit_length() - 1)]

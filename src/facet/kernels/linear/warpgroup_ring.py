@@ -63,8 +63,8 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
 
 
 def units(weight: Tensor, outputs: int, block_in: int, num_parts: int) -> TensorDescriptor:
-    """As copies take them, with zeros beyond the weight's end. The driver makes a map of it at every launch, so that
-    little would be saved if they were kept."""
+    """The weight as copies take it, with zeros beyond its end. The driver makes a map of a descriptor at every launch,
+    so that little would be saved by keeping it."""
     (num_out, num_in), stride = weight.shape, weight.stride(0)
     block = (outputs // num_parts // 8, num_parts, block_in // 64, 8, 64)
     return TensorDescriptor(

@@ -47,7 +47,7 @@ def num_own_out(weights):
 
 @gluon.constexpr_function
 def block_inputs(weights):
-    """Of a tile."""
+    """How many inputs a tile has."""
     return 64 * weights[0].block_shape[2]
 
 
@@ -76,7 +76,7 @@ def _first_unit(weights, slot):
 
 @gluon.jit
 def expect_tile(x, weights, ring, tile):
-    """Of the weight and of x, which may be asked for later."""
+    """Announces the bytes of a tile of the weight and of x; their copies may be started later."""
     ready = ring[2]
     num_rows: gl.constexpr = num_own_out(weights) if x is None else num_own_out(weights) + rows_of_product(x)
     mbarrier.expect(ready.index(tile % ready.shape[0]), num_rows * block_inputs(weights) * 2)
@@ -84,7 +84,8 @@ def expect_tile(x, weights, ring, tile):
 
 @gluon.jit
 def copy_weights(weights, ring, tile, group, matrix):
-    """From the eighth output times `group` on, of the matrix, or from its gates and its ups on."""
+    """Starts the copy of a tile's outputs: those of the matrix from the eighth output times `group` on, or its gates
+    and its ups from there on."""
     _, units, ready = ring
     slot = tile % ready.shape[0]
     first = _first_unit(weights, slot)
@@ -116,7 +117,7 @@ def _start(sums, x, weights, ring, tile):
 
 @gluon.jit
 def ask_ahead(ahead):
-    """For what is read next (`read_ahead.py`), all programs together: threads of one take turns at it."""
+    """Asks for what is read next (`read_ahead.py`). All programs do so together, and the threads of each take turns."""
     later, stride, num_rows, num_bytes = ahead
     THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     own = gl.program_id(0) + gl.arange(0, 128, THREADS) * gl.num_programs(0)
@@ -152,7 +153,7 @@ def sums_through_ring(x, weights, ring, first_row, group, matrix, NUM_TILES: gl.
 
 @gluon.constexpr_function
 def layout_of_results(weights, num_rows):
-    """Of [outputs, rows]: neighbours among the outputs are stored together."""
+    """The layout of results, [outputs, rows]: neighbours among the outputs are stored together."""
     num_out = num_read(num_own_out(weights)) // weights[0].block_shape[1]
     rows_at_once = 4 if num_rows >= 16 else 2
     outputs = min(8, num_out // (32 // rows_at_once))

@@ -12,7 +12,7 @@ LARGE_VOCAB_SIZES = (262144, 262208)
 
 
 def logits(vocab_size: int, device: str = "cpu", seed: int = 0) -> Tensor:
-    """As a softcap of 30 leaves them; one row's best token has nearly everything, one row is flat."""
+    """Logits as a softcap of 30 leaves them; one row's best token has nearly everything, one row is flat."""
     generator = torch.Generator(device).manual_seed(seed)
     rows = 5 * torch.randn(5, vocab_size, generator=generator, device=device)
     rows[1, vocab_size // 2] = 30.0

@@ -28,7 +28,8 @@ def softcap(logits: Tensor, cap: float | None, out: Tensor | None = None) -> Ten
 
 @triton.jit
 def _tanh(x, BORDER: tl.constexpr = 0.0625):
-    """From an exponential whose exponent is never positive; near zero, where that loses digits, from a series.
+    """Computes tanh from an exponential whose exponent is never positive; near zero, where that loses digits, from a
+    series.
 
     At the border the series' first missing term is 1e-8 of the result.
     """

@@ -12,7 +12,7 @@ __all__ = ["invariant_mean_square", "mean_square"]
 
 
 def invariant_mean_square(x: Tensor) -> Tensor:
-    """As `mean_square`. A row's bits do not depend on how many rows there are."""
+    """Like `mean_square`, but a row's bits do not depend on how many rows there are."""
     if x.is_cuda:
         # Imported here: machines without a GPU need no Triton.
         from facet.kernels.mean_square import triton

@@ -19,14 +19,14 @@ class TileConfig:
     may_halve: bool = False  # tiles that would be filled half or less are half as tall, or half as wide
 
     def tile_bytes(self, element_size: int) -> int:
-        """Of the pairs and of the weight."""
+        """The bytes of a tile of the pairs and of the weight."""
         return (self.block_rows + self.block_out) * self.block_in * element_size
 
 
 def choose_tiles(
     num_pairs: int, num_experts: int, element_size: int, tall_from: int = 64
 ) -> tuple[TileConfig, TileConfig]:
-    """For the product with gate and up, and for the one with down. Tiles about as tall as an expert has pairs.
+    """The tiles of the product with gate and up, and of the one with down: about as tall as an expert has pairs.
 
     `tall_from`: how many pairs of an expert are many, of numbers of two bytes.
     """
@@ -49,7 +49,7 @@ def choose_tiles(
 
 
 def _choose_tiles_of_codes(pairs_per_expert: float) -> tuple[TileConfig, TileConfig]:
-    """As of two bytes, with twice the inputs; not yet timed one by one."""
+    """The tiles for numbers of one byte: as for two bytes, with twice the inputs; not yet timed one by one."""
     if pairs_per_expert <= 16:
         gate_up = TileConfig(block_rows=16, block_out=64, block_in=256, num_warps=4, num_stages=4)
         return gate_up, TileConfig(block_rows=16, block_out=64, block_in=128, num_warps=4, num_stages=5)

@@ -60,7 +60,8 @@ def _multiply(
 
 
 def _units(matrices: Tensor, outputs: int, block_in: int, num_parts: int) -> TensorDescriptor:
-    """Of matrices one behind the other, gates and ups apart, with zeros beyond the end of each."""
+    """Matrices that lie one behind the other as copies take them, gates and ups apart, with zeros beyond the end of
+    each."""
     num_matrices, num_out, num_in = matrices.shape
     block = (outputs // 8, num_parts, block_in // 64, 8, 64)
     return TensorDescriptor(

@@ -18,7 +18,7 @@ class Groups(NamedTuple):
 
     @property
     def num_groups(self) -> int:
-        """With those that are not there."""
+        """The number of groups in the table, with those that are not there."""
         return self.table.shape[0]
 
 

@@ -57,7 +57,7 @@ LAUNCH = {"num_warps": 4, "maxnreg": 168}
 
 @gluon.jit
 def _place_of_rows(source, order, first_place, end, NUM_IN: gl.constexpr, NUM_CHOSEN: gl.constexpr):
-    """Where 64 inputs of the rows of 64 pairs lie; beyond the group's last pair, those of that pair again."""
+    """The places of 64 inputs of the rows of 64 pairs; beyond the group's last pair, those of that pair again."""
     places = gl.minimum(first_place + gl.arange(0, 64, gl.SliceLayout(1, BY_64)), end - 1)
     rows = gl.load(order + places) // NUM_CHOSEN
     inputs = gl.arange(0, 64, gl.SliceLayout(0, BY_64))

@@ -17,13 +17,13 @@ PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 @gluon.constexpr_function
 def num_tiles(num_out):
-    """Of a weight with so many rows."""
+    """How many tiles a weight with `num_out` rows has."""
     return (num_out + 255) // 256
 
 
 @gluon.constexpr_function
 def num_wide(num_out):
-    """Those of them with more than 128 rows: all, or all but the last."""
+    """How many of its tiles have more than 128 rows: all, or all but the last."""
     return (num_out + 127) // 256
 
 

@@ -31,7 +31,7 @@ def run_experts(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: Tensor, dow
 
 
 def group_pairs(chosen: Tensor, num_experts: int, group_size: int) -> Groups:
-    """Of choices [rows, choices]. Groups have `group_size` pairs, the last of an expert what is left."""
+    """The groups of choices [rows, choices]. Each has `group_size` pairs, the last of an expert what is left."""
     groups = empty_groups(chosen, num_experts, group_size)
     groups.order.copy_(chosen.flatten().argsort(stable=True))
     groups.table.zero_()

@@ -14,7 +14,7 @@ _BYTES, _OTHER_BYTES = 228 << 10, 1536
 
 
 def rings_of(x: Tensor, gate_up: Tensor, down: Tensor) -> tuple[WarpgroupRing, WarpgroupRing] | None:
-    """For both products. None: others serve.
+    """The rings for both products. None: other kernels serve.
 
     One layer of 26B-A4B with 1, 2, 4 and 8 rows takes 28.9, 50.8, 87.8 and 148.1 us, in groups 38.0, 57.4, 94.0 and
     151.5; with 16 and 32 at best 233.0 and 315.3, and 235.0 and 308.3.
@@ -29,7 +29,7 @@ def rings_of(x: Tensor, gate_up: Tensor, down: Tensor) -> tuple[WarpgroupRing, W
 
 
 def _fitted(num_out: int, block_in: int, num_programs: int, num_in: int) -> WarpgroupRing:
-    """As deep as so many programs of a multiprocessor have room for, but for no more tiles than there are."""
+    """A ring as deep as so many programs of a multiprocessor have room for, but for no more tiles than there are."""
     ring = WarpgroupRing(num_out, block_in, 0, _MOST_ROWS)
     num_stages = (_BYTES // num_programs - _OTHER_BYTES - ring.num_bytes) // ring.tile_bytes
     return replace(ring, num_stages=min(num_stages, -(-num_in // block_in)))

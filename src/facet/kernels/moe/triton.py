@@ -78,7 +78,7 @@ def run_rounded_experts(
     round_hidden: Callable[[Tensor], RoundedRows],
     tiles: tuple[TileConfig, TileConfig] | None = None,
 ) -> Tensor:
-    """Of codes of eight bits on both sides, always grouped."""
+    """Runs experts with codes of eight bits on both sides, always grouped."""
     num_rows, num_chosen = chosen.shape
     if num_rows == 0:
         return torch.empty(x.codes.shape, dtype=x.dtype, device=x.codes.device)

@@ -87,7 +87,7 @@ def multiply_in_triton(
     config: TileConfig,
     first_expert: int = 0,
 ) -> None:
-    """As `multiply_groups`, on any GPU."""
+    """Like `multiply_groups`, on any GPU."""
     num_experts, num_out, num_in = matrices.values.shape
     codes, scales = (source.codes, source.scales) if isinstance(source, RoundedRows) else (source, None)
     _grouped_kernel[(triton.cdiv(num_out, config.block_out), groups.num_groups)](

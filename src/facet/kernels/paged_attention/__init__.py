@@ -39,7 +39,7 @@ def plan_attention(
 def plan_invariant_attention(
     rows: AttentionRows, block_table: Tensor, heads: HeadShape, *, window: int | None, tokens_per_block: int
 ) -> AttentionPlan:
-    """As `plan_attention`, where a row's bits must not depend on the other rows of the step."""
+    """Like `plan_attention`, where a row's bits must not depend on the other rows of the step."""
     if not block_table.is_cuda:
         return plan_invariant_reference(rows, block_table, heads, window=window, tokens_per_block=tokens_per_block)
     from facet.kernels.paged_attention.gpu import plan_invariant_on_gpu

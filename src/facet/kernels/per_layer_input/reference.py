@@ -40,7 +40,7 @@ def mix_looked_up_inputs(
     context_scale: float,
     eps: float,
 ) -> Tensor:
-    """As `mix_per_layer_inputs`, where `token` is table[token_ids] * token_scale, from `first_column` on.
+    """Like `mix_per_layer_inputs`, where `token` is table[token_ids] * token_scale, from `first_column` on.
 
     `table` is [vocab, columns], and the columns of the layers in `context` lie side by side. Ids past its end, which
     stand for things that are no text, take row 0.

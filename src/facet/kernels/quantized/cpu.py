@@ -42,13 +42,14 @@ def linear(x: Tensor, matrix: QuantizedMatrix, product: Product, *, in_one_chain
 
 
 def few_rows_linear(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
-    """By the codes as they are. The kernel takes scales of the type of x only: they are applied to its sums."""
+    """Multiplies by the codes as they are. The kernel takes scales of the type of x only, so they are applied to its
+    sums."""
     sums = torch._weight_int8pack_mm(x.contiguous(), matrix.codes, x.new_ones(matrix.num_rows))
     return sums.float().mul_(matrix.scales.float().t()).to(x.dtype)
 
 
 def int8_linear(x: Tensor, matrix: QuantizedMatrix) -> Tensor:
-    """As the reference, but sums of integers, which are exact: the scales are applied to them at the end."""
+    """Like the reference, but with sums of integers, which are exact: the scales are applied to them at the end."""
     inputs = to_int8(x)
     sums = torch._int_mm(inputs.codes, matrix.codes.t())
     if matrix.zeros is not None:
@@ -77,7 +78,7 @@ def multiplies_int8() -> bool:
 
 @cache
 def has_bfloat16_products() -> bool:
-    """That are faster than those of float32."""
+    """Whether the processor has products of bfloat16 that are faster than those of float32."""
     if platform.machine() in ("x86_64", "AMD64"):  # where AVX-512 alone has such products, too, by way of float32
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

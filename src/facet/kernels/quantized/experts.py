@@ -55,8 +55,8 @@ def run_by_values(
     values_of: Callable[[Any, torch.dtype], Tensor],
     rounded: Callable[[Tensor, Any], Tensor] = lambda rows, _matrix: rows,
 ) -> Tensor:
-    """By values of x's type, some experts at a time. Matrices are of any kind that has `experts(slice)`, of which
-    `values_of` makes [experts, outputs, inputs]; `rounded`: rows, as products take them."""
+    """Runs experts by values of x's type, some experts at a time. Matrices are of any kind that has `experts(slice)`,
+    of which `values_of` makes [experts, outputs, inputs]; `rounded` makes rows what products take."""
     from facet.kernels.moe.config import choose_tiles
     from facet.kernels.moe.triton_groups import ExpertMatrices, combine, multiply_groups
     from facet.kernels.moe.triton_sorting import group_pairs

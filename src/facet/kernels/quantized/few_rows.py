@@ -36,7 +36,7 @@ def serves(num_rows: int, num_out: int) -> bool:
 
 
 def is_one_chain(device: torch.device) -> bool:
-    """Whether sums are."""
+    """Whether sums are one chain (`linear/chain.py`)."""
     return torch.cuda.get_device_capability(device)[0] == _HOPPER
 
 

@@ -132,7 +132,7 @@ class QuantizedMatrix:
         return torch.empty_like(values).scatter_(-1, order, values)
 
     def scales_of_groups(self) -> tuple[Tensor, Tensor | None]:
-        """In float32, fine and coarse in one; minimums too, where there are any."""
+        """The scales of groups in float32, fine and coarse in one; minimums too, where there are any."""
         minimums = None if self.minimums is None else _product(self.minimums, self.coarse_minimums)
         return _product(self.scales, self.coarse_scales), minimums
 

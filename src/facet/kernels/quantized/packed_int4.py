@@ -197,7 +197,7 @@ def _keeps_scales(format: MatrixFormat) -> bool:
 
 
 def _num_parts(format: MatrixFormat) -> int:
-    """Of a scale: eight binary digits each. Those of shifts are four more than a scale's."""
+    """How many numbers of eight binary digits make a scale. A shift has four digits more than its scale."""
     has_one = format.scales.dtype == "bfloat16" and not (format.has_zeros or _keeps_scales(format))
     return 1 if has_one else 2
 
@@ -210,7 +210,8 @@ def _block() -> int:
 
 @cache
 def _block_outputs() -> int | None:
-    """Of the order that PyTorch's kernel has here. None: there is no fast one, or one in an order that is not known."""
+    """How many outputs a block has in the order of PyTorch's kernel here. None: there is no fast one, or its order is
+    not known."""
     block = _OUTPUTS.get(torch.backends.cpu.get_cpu_capability())
     if block is None:
         return None

@@ -10,7 +10,7 @@ _DEVIATIONS = {"int4": 4.6, "uint4": 4.6, "fp4": 2.9, "int8": 74.0, "fp8": 0.9}
 
 
 def fill_random(matrix: QuantizedMatrix, generator: torch.Generator) -> None:
-    """With values whose deviation is about one over the root of the number of inputs."""
+    """Fills a matrix with values whose deviation is about one over the root of the number of inputs."""
     device = matrix.codes.device
     octets = matrix.codes.view(torch.uint8)
     if matrix.format.codes == "fp8":

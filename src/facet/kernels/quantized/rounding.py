@@ -27,7 +27,7 @@ def row_codes(format: MatrixFormat) -> RowCodes:
 
 
 def to_int8(x: Tensor, scale: Tensor | None = None) -> Int8Rows:
-    """By `scale`, or by one for each row, from its largest magnitude. Halves go to the even code."""
+    """Rounds rows by `scale`, or each row by its own, from its largest magnitude. Halves go to the even code."""
     scales = x.abs().amax(-1, keepdim=True).float() / LARGEST_INT8 if scale is None else scale.expand(*x.shape[:-1], 1)
     return Int8Rows((x.float() / _divisors(scales)).round_().clamp_(-128, 127).to(torch.int8), scales)
 

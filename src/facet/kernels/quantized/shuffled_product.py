@@ -61,7 +61,7 @@ def operands(x: Tensor, matrix: Shuffled, per_layer_input: Tensor | None) -> Ope
 def multiply_values(
     x: Tensor, matrix: Matrix, per_layer_input: Tensor | None, dequantize: Callable[[Matrix, torch.dtype], Tensor]
 ) -> Tensor:
-    """As kernels multiply, by values that are made of codes first, slice by slice."""
+    """Multiplies as kernels do, but by values that are made of codes first, slice by slice."""
 
     def product(part: Matrix) -> Tensor:
         products = functional.linear(x, dequantize(part, x.dtype))

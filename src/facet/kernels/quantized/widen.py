@@ -53,7 +53,7 @@ def tensors_of(matrix: QuantizedMatrix) -> tuple[Tensor | None, ...]:
 
 
 def strides_of(matrix: QuantizedMatrix) -> tuple[int, int, int]:
-    """From row to row of codes, of scales and of coarse scales."""
+    """The strides from row to row of codes, of scales and of coarse scales."""
     coarse = matrix.coarse_scales
     return matrix.codes.stride(0), matrix.scales.stride(0), 0 if coarse is None else coarse.stride(0)
 
@@ -88,14 +88,14 @@ def _as_bits(numbers: Tensor | None) -> Tensor | None:
 
 @triton.jit
 def value_of_e4m3(bits):
-    """In float32. Its exponent is the last four bits of one that is 2^120 times too small."""
+    """The float32 value of an e4m3 number. Its exponent is the last four bits of one that is 2^120 times too small."""
     small = ((bits & 128) << 24 | (bits & 127) << 20).to(tl.float32, bitcast=True)
     return tl.where((bits & 127) == 127, float("nan"), small * 1.329227995784916e36)
 
 
 @triton.jit
 def value_of_code(code, KIND: tl.constexpr):
-    """In float32, before scales."""
+    """The float32 value of a code, before scales."""
     if KIND == E2M1:
         value = value_of_e2m1(code)
     elif KIND == INTEGER:
@@ -127,7 +127,7 @@ def scale_of(fine, coarse, row, group, fine_stride, coarse_stride, is_live, PER_
 
 @triton.jit
 def value_of_e2m1(code):
-    """In float32. Its exponent is the last two bits of one that is 2^126 times too small."""
+    """The float32 value of an e2m1 number. Its exponent is the last two bits of one that is 2^126 times too small."""
     return ((code & 8) << 28 | (code & 7) << 22).to(tl.float32, bitcast=True) * 8.507059173023462e37
 
 

@@ -27,7 +27,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def invariant_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """As `rms_norm`. A row's bits do not depend on how many rows there are; those of the reference never do."""
+    """Like `rms_norm`, but a row's bits do not depend on how many rows there are; those of the reference never do."""
     if x.is_cuda:
         from facet.kernels.rms_norm import triton
 
@@ -50,7 +50,7 @@ def router_norms(
 def invariant_router_norms(
     x: Tensor, scale: Tensor, factor: float, weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor | None]:
-    """As `router_norms`. A row's bits do not depend on how many rows there are."""
+    """Like `router_norms`, but a row's bits do not depend on how many rows there are."""
     if x.is_cuda:
         from facet.kernels.rms_norm import triton
 
@@ -59,14 +59,14 @@ def invariant_router_norms(
 
 
 def rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, codes: RowCodes) -> RoundedRows:
-    """As `rms_norm`, on a GPU, and rounded to eight bits."""
+    """Like `rms_norm`, on a GPU, with a result rounded to eight bits."""
     from facet.kernels.rms_norm import triton
 
     return triton.rounded_rms_norm(x, weight, eps, codes)
 
 
 def invariant_rounded_rms_norm(x: Tensor, weight: Tensor, eps: float, codes: RowCodes) -> RoundedRows:
-    """As `rounded_rms_norm`. A row's bits do not depend on how many rows there are."""
+    """Like `rounded_rms_norm`, but a row's bits do not depend on how many rows there are."""
     from facet.kernels.rms_norm import triton
 
     return triton.rounded_rms_norm(x, weight, eps, codes, triton.tile_of_any_rows(x))

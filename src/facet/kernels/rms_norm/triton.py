@@ -59,10 +59,10 @@ class RowTile(NamedTuple):
 
 
 def tile_of_few_rows(width: int) -> RowTile:
-    """As many threads as have something to do, and every load at once, for the shortest single program.
+    """A tile for the shortest single program: as many threads as have something to do, and every load at once.
 
     The order of a sum over a row follows from the number of warps. Where a row's bits must not depend on the number of
-    rows, many are worked on as few are.
+    rows, many rows are worked on as few are.
     """
     assert width <= LONGEST_ROW, f"rows of {width} elements, and a program holds at most {LONGEST_ROW}"
     block = max(16, triton.next_power_of_2(width))
@@ -186,7 +186,8 @@ def load_weight(weight, columns, mask):
 
 @triton.jit
 def place_in_runs(rows, rows_per_run, run_stride, row_stride):
-    """Where rows of a tensor such as `rows_in_runs` returns begin. 32 bits divide faster than 64, and count rows."""
+    """The places where rows begin in a tensor such as `rows_in_runs` returns. Rows are counted in 32 bits, which are
+    divided faster than 64."""
     return (rows // rows_per_run).to(tl.int64) * run_stride + (rows % rows_per_run).to(tl.int64) * row_stride
 
 
@@ -201,7 +202,7 @@ def load_part(x, columns, is_whole: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def store_part(out, columns, value, is_whole: tl.constexpr, WIDTH: tl.constexpr):
-    """As `load_part`."""
+    """Stores some columns of a row that a program holds in several parts; the last may not be whole."""
     if is_whole:
         tl.store(out + columns, value)
     else:
@@ -268,7 +269,7 @@ def _rms_norm_of(
     x, strides, weights, factors, results, rows, columns, mask, is_row, eps,
     WIDTH: tl.constexpr, DIVISOR: tl.constexpr, LEAST: tl.constexpr, GREATEST: tl.constexpr,
 ):  # fmt: skip
-    """Of the rows of a tile. The first two factors are weights that were loaded, or None."""
+    """Normalises the rows of a tile. The first two factors are weights that were loaded, or None."""
     rows_per_run, run_stride, row_stride = strides
     weight, scale = weights
     own_factor, scale_factor, factor = factors

@@ -4,9 +4,10 @@ from torch import Tensor
 
 
 def sum_over_ranks(parts: Tensor) -> Tensor:
-    """Of [ranks, *shape]: one after the other in float32, rounded once at the end.
+    """The sum of [ranks, *shape] over the ranks, one after the other in float32, rounded once at the end.
 
-    Of two parts this is what any other way of adding gives: float32 has enough digits that rounding twice does no harm.
+    With two parts this is what any other way of adding gives: float32 has enough digits that rounding twice does no
+    harm.
     """
     total, *others = parts.float().unbind()
     for other in others:

@@ -34,7 +34,7 @@ _PLACES_BYTES = 2 * MOST_BYTES  # two places for each program; the signals lie b
 
 
 def buffer_bytes(num_ranks: int) -> int:
-    """Of the buffer of each rank, which has to be filled with zeros before the first sum of any."""
+    """The bytes of the buffer of each rank, which has to be filled with zeros before the first sum of any."""
     return _PLACES_BYTES + 4 * MOST_PROGRAMS * num_ranks
 
 
@@ -49,7 +49,7 @@ class SharedBuffers:
 
 
 def sum_over_ranks(x: Tensor, buffers: SharedBuffers, *, most_polls: int = NO_END) -> Tensor:
-    """In place; every rank has to call it, with a tensor of the same size and type.
+    """Sums in place; every rank has to call it, with a tensor of the same size and type.
 
     Whoever does not hear of all others within `most_polls` looks goes on without them: the result is then no sum.
     """
@@ -64,7 +64,7 @@ def sum_over_ranks(x: Tensor, buffers: SharedBuffers, *, most_polls: int = NO_EN
 
 
 def compile_for(x: Tensor, buffers: SharedBuffers) -> None:
-    """Without a launch, so without the other ranks."""
+    """Compiles the kernel without a launch, so without the other ranks."""
     constants = {**sum_launch(buffers.rank, value_bytes=x.itemsize), **launch_options(x.device)}
     sum_kernel.warmup(x, buffers.addresses, buffers.turns, x.numel(), NO_END, grid=(1,), **constants)
 
@@ -130,5 +130,5 @@ def sum_kernel(
 
 @triton.jit
 def _part_of(rank, addresses, x):
-    """Where a rank's buffer begins, as one of values like those of `x`. Buffers are aligned, so that loads are wide."""
+    """A pointer to a rank's buffer, as one to values like those of `x`. Buffers are aligned, so that loads are wide."""
     return tl.multiple_of(tl.load(addresses + rank).to(tl.pointer_type(x.dtype.element_ty)), 16)

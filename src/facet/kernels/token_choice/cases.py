@@ -55,7 +55,7 @@ def noise_keys(num_rows: int, device: str, seed: int = 0) -> Tensor:
 
 
 def peaked_logits(num_rows: int, vocab_size: int, device: str, seed: int = 0) -> Tensor:
-    """As a language model's: a few likely tokens over a wide floor."""
+    """Logits like a language model's: a few likely tokens over a wide floor."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(num_rows, vocab_size, generator=generator) * 2
     num_likely = min(300, vocab_size)

@@ -240,7 +240,7 @@ def _masses_above(logits, vocab_size, first, second, third, best, temperature, m
 
 @triton.jit
 def _num_kept(above, mass, target):
-    """Of tokens with equal logits and this mass each, how many begin below the target; the first always does."""
+    """How many of some tokens with equal logits, and this mass each, begin below the target; the first always does."""
     share = (target - above.to(tl.float64)) / tl.maximum(mass, 1).to(tl.float64)
     return tl.maximum(tl.ceil(share), 1.0).to(tl.int32)
 

@@ -78,8 +78,8 @@ def first_best(scores, ids):
 
 @triton.jit
 def select_largest(keys, k):
-    """Which of the keys are the k largest, the earlier first among equals: bit by bit, the largest threshold that k
-    keys reach, then as many of its equals as are needed."""
+    """Tells which of the keys are the k largest, the earlier first among equals: bit by bit, the largest threshold that
+    k keys reach, then as many of its equals as are needed."""
     ordinals = keys.to(tl.uint32, bitcast=True) ^ 0x80000000
     threshold = tl.full([], 0, tl.uint32)
     bit = tl.full([], 0x80000000, tl.uint32)

@@ -44,7 +44,7 @@ def _leave_share(
     totals, greatest, weight_sum, partial_results, partial_levels, entry, heads, is_member, num_heads, num_splits,
     share, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """For whoever puts the shares of the row together."""
+    """Stores a share for the program that puts the shares of the row together."""
     places = (entry.to(tl.int64) * num_heads + heads) * num_splits + share
     _store_means(totals, weight_sum, partial_results, places, is_member, HEAD_DIM)
     tl.store(partial_levels + places, greatest + tl.log(weight_sum), mask=is_member)
@@ -55,7 +55,7 @@ def _merge_if_last(
     partial_results, partial_levels, arrivals, output, entry, row, kv_head, num_heads, num_splits, num_shares,
     num_arriving, GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, HEAD_DIM: tl.constexpr, MERGED_SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Of so many programs that have shares of the row, the last one puts them together."""
+    """Puts the shares of the row together, in the last of the `num_arriving` programs that have them."""
     is_last = arrives_last(arrivals, entry * (num_heads // GROUP) + kv_head, num_arriving)
     if is_last:
         merge_group(

@@ -34,7 +34,7 @@ class DecodePlan:
 
     @property
     def map_or_any(self) -> Tensor:
-        """For kernels, which read it only where there is a map."""
+        """The row map, or any other tensor where there is none: kernels do not read that one."""
         return self.rows.positions if self.row_map is None else self.row_map
 
 

@@ -106,7 +106,7 @@ def choose_tile(reader: Reader, queries: Tensor, cache: LayerCache) -> tuple[int
 
 
 def _key_bytes(queries: Tensor, cache: LayerCache) -> int:
-    """Of a token's keys and values in one head, as a product takes them."""
+    """The bytes of a token's keys and values in one head, as a product takes them."""
     # Products of float32 numbers are made of widened tiles, whatever was stored.
     element_size = cache.keys.element_size() if queries.element_size() == 2 else queries.element_size()
     return int(queries.shape[2]) * element_size * (1 if cache.is_shared else 2)

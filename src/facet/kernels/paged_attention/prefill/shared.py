@@ -25,7 +25,7 @@ from facet.kernels.paged_attention.prefill.visible import LEAST, LOG2_E, load_ti
 
 @triton.jit
 def _still_dims(HEAD_DIM: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """Where still dimensions FIRST, FIRST + 1, ... are in a head: those behind the rotating ones of either half."""
+    """The places in a head of still dimensions FIRST, FIRST + 1, ...: those behind the rotating ones of either half."""
     order = FIRST + tl.arange(0, COUNT)
     dims = order + HEAD_DIM // 8 + tl.where(order < HEAD_DIM // 8 * 3, 0, HEAD_DIM // 8)
     return tl.max_contiguous(tl.multiple_of(dims, 8), 8)
@@ -33,7 +33,7 @@ def _still_dims(HEAD_DIM: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr
 
 @triton.jit
 def _rotating_dims(HEAD_DIM: tl.constexpr):
-    """Where the rotating dimensions are in a head: the first of either half."""
+    """The places in a head of the rotating dimensions: the first of either half."""
     order = tl.arange(0, HEAD_DIM // 4)
     dims = order + tl.where(order < HEAD_DIM // 8, 0, HEAD_DIM // 8 * 3)
     return tl.max_contiguous(tl.multiple_of(dims, 8), 8)

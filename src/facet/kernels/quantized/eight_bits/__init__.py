@@ -131,7 +131,8 @@ def geglu_linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> Tens
 
 
 def rounded_geglu_linear(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig, codes: RowCodes) -> Rows:
-    """As `geglu_linear`, for a product that rounds its inputs: rounded, where one kernel does both, or measured."""
+    """Like `geglu_linear`, for a product that rounds its inputs: the result is rounded, where one kernel does both, or
+    measured."""
     x = _inputs(x, matrix)
     config = _choose(x, matrix, choose)
     if config is None:
@@ -191,7 +192,7 @@ def _run_experts(
 def invariant_run_experts(
     x: Tensor | RoundedRows, weights: Tensor, chosen: Tensor, gate_up: QuantizedMatrix, down: QuantizedMatrix
 ) -> Tensor:
-    """As `run_experts`. A row's bits do not depend on which others chose the same experts."""
+    """Like `run_experts`, but a row's bits do not depend on which others chose the same experts."""
     if _sums_of(gate_up.format) == _sums_of(down.format) == "exact":
         return run_experts(x, weights, chosen, gate_up, down)
     tiles = invariant_tiles(chosen.numel(), len(gate_up.codes), gate_up.codes.element_size())
@@ -226,7 +227,7 @@ class _Kernels(Protocol):
 
 
 def _kernels_of(config: Config, x: Tensor | RoundedRows, matrix: QuantizedMatrix) -> tuple[_Kernels, Config | Ring]:
-    """And what they take: a ring, if there is one and it can run, or the configuration."""
+    """The kernels and what they take: a ring, if there is one and it can run, or the configuration."""
     if config.ring is not None and isinstance(x, RoundedRows) and runs_on_hopper(x.codes.device):
         from facet.kernels.quantized.eight_bits import ring  # imports Gluon
 
@@ -249,7 +250,7 @@ class _RoundingRing(NamedTuple):
 
 
 def _ring_that_rounds(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) -> _RoundingRing | None:
-    """Where a single row is rounded by the kernel that multiplies it."""
+    """The ring for a single row that is rounded by the kernel that multiplies it. None: the row is rounded before."""
     if isinstance(x, RoundedRows) or matrix.format.rounding is None or not RING_ROUNDS or len(tensor_of(x)) != 1:
         return None
     config = choose(1, matrix.num_rows, matrix.num_inputs, _sums_of(matrix.format))
@@ -262,7 +263,7 @@ def _ring_that_rounds(x: Rows, matrix: QuantizedMatrix, choose: ChooseConfig) ->
 
 
 def _scaled_mm(x: RoundedRows, matrix: QuantizedMatrix) -> Tensor:
-    """By PyTorch's product of fp8 rows, each with its scale."""
+    """PyTorch's product of fp8 rows, each with its scale."""
     return torch._scaled_mm(
         x.codes, matrix.codes.t(), scale_a=x.scales, scale_b=matrix.scales.float().t(), out_dtype=x.dtype
     )

@@ -18,13 +18,14 @@ class Ring:
 
     @property
     def num_bytes(self) -> int:
-        """Of shared memory."""
+        """The bytes of shared memory."""
         return (64 + 8) * self.block_in * self.num_stages
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Of few rows that are not rounded: each of `num_warps` warps owns so many tiles of 16 rows of the matrix."""
+    """How few rows that are not rounded are multiplied: each of `num_warps` warps owns so many tiles of 16 rows of the
+    matrix."""
 
     tiles: int
     num_warps: int
@@ -48,7 +49,7 @@ class Config:
     by_warpgroups: bool = False  # the same, for many rows of fp8 codes (`many_rows_kernel.py`): `block_in` and `shares`
 
     def tile_bytes(self, input_size: int) -> int:
-        """Of the codes and of x, whose numbers have so many bytes."""
+        """The bytes of a tile of the codes and of x, whose numbers have `input_size` bytes each."""
         return (self.block_out + self.rows * input_size) * self.block_in
 
 
@@ -106,7 +107,8 @@ def choose_config(num_rows: int, num_out: int, num_in: int, sums: Sums, is_plain
 
 
 def _choose_config(num_rows: int, num_out: int, num_in: int, sums: Sums) -> Config | None:
-    """On tensor cores, codes through shared memory."""
+    """How tensor cores multiply, with codes that pass through shared memory. None, for fp8 alone: PyTorch's own
+    product."""
     if num_rows <= MOST_ROWS_AT_ONCE:
         # 31B, one row and 64: gate_up 55.5 and 62.9, in bfloat16 108.6 and 115.5, bytes alone 53.8. In three shares
         # down takes 30.4 (32.6 in two, bytes 26.9) and o 13.3 (14.7 in one, bytes 10.2).
@@ -122,8 +124,9 @@ def _choose_config(num_rows: int, num_out: int, num_in: int, sums: Sums) -> Conf
 
 
 def choose_in_one_order(num_rows: int, num_out: int, num_in: int, sums: Sums, is_plain: bool = False) -> Config | None:
-    """A row's sums have the same bits, however many rows there are: exact sums in any order, those of widened codes in
-    one chain (`linear/chain.py`), however large the tiles, and those of fp8 in the matrix's shares and tiles."""
+    """A choice with which a row's sums have the same bits, however many rows there are: exact sums in any order, those
+    of widened codes in one chain (`linear/chain.py`), however large the tiles, and those of fp8 in the matrix's shares
+    and tiles."""
     if sums == "exact":
         return choose_config(num_rows, num_out, num_in, sums, is_plain)
     if sums == "fp8":
@@ -155,7 +158,8 @@ def choose_ring(num_rows: int, num_out: int, num_in: int) -> Ring | None:
 
 
 def ring_of(num_out: int, num_in: int) -> Ring:
-    """As deep as shared memory allows, up to a bound and to the tiles there are; wide tiles where four of them fit."""
+    """A ring as deep as shared memory allows, up to a bound and to the tiles there are; wide tiles where four of them
+    fit."""
     shares = _shares_of(num_out, num_in)
     num_bytes = _RING_BYTES // min(6, _ring_programs(num_out, num_in))
     block_in = 256 if num_in % 256 == 0 and num_bytes >= Ring(256, 4).num_bytes else 128
@@ -165,12 +169,12 @@ def ring_of(num_out: int, num_in: int) -> Ring:
 
 
 def _ring_programs(num_out: int, num_in: int) -> int:
-    """Of a multiprocessor."""
+    """How many programs of a ring a multiprocessor has."""
     return -(-(-(-num_out // 64) * _shares_of(num_out, num_in)) // _NUM_MULTIPROCESSORS)
 
 
 def _block_in_of(num_out: int, num_in: int) -> int:
-    """Of a tile of few rows, as `ring_of` has it where rings are chosen."""
+    """How many inputs a tile of few rows has, as `ring_of` has it where rings are chosen."""
     num_tiles = -(-num_out // 64)
     return 128 if num_in % 256 != 0 or _PROGRAMS < num_tiles <= _NARROW_PROGRAMS else 256
 

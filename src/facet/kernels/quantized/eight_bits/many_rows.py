@@ -37,7 +37,7 @@ def geglu_linear(x: RoundedRows, matrix: QuantizedMatrix, config: Config) -> Ten
 
 
 def measured_geglu_linear(x: RoundedRows, matrix: QuantizedMatrix, config: Config) -> MeasuredRows:
-    """As `geglu_linear`: whoever rounds the rows looks at all of their numbers."""
+    """Like `geglu_linear`; its numbers are the magnitudes, too: whoever rounds the rows looks at all of them."""
     rows = geglu_linear(x, matrix, config)
     return MeasuredRows(rows, rows)
 
@@ -80,5 +80,5 @@ def _run(
 
 
 def _tiles(codes: Tensor) -> TensorDescriptor:
-    """As copies take them."""
+    """The codes as copies take them."""
     return TensorDescriptor.from_tensor(codes, list(_BLOCK), layout_of(_BLOCK, gl.float8e4nv))

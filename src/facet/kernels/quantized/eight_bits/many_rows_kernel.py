@@ -47,7 +47,7 @@ LAUNCH = {"num_warps": 4, "maxnreg": 168}
 
 @gluon.constexpr_function
 def lines_of(width):
-    """As results are stored: 16 bytes a thread, threads of a row side by side."""
+    """The layout in which results are stored: 16 bytes a thread, threads of a row side by side."""
     return gl.BlockedLayout([1, 8], [256 // width, width // 8], [4, 1], [1, 0])
 
 
@@ -59,7 +59,7 @@ def num_steps(num_in, block_in):
 
 @gluon.jit
 def _tile_of(turn, num_row_groups, num_out_groups):
-    """By its number among those of 128 rows of x, and among those of the matrix."""
+    """(Number of a tile's 128 rows of x, number of its part of the matrix)."""
     first = turn // (BAND * num_out_groups) * BAND
     within = turn - first * num_out_groups
     num_rows = gl.minimum(num_row_groups - first, BAND)
@@ -106,7 +106,7 @@ def _add_stage(
 def _sum_of_block(
     x_codes, codes, ready, free, number, BLOCK_IN: gl.constexpr, STAGES: gl.constexpr, HALF: gl.constexpr
 ):
-    """Of BLOCK_IN inputs, from zero."""
+    """The sums of BLOCK_IN inputs, from zero."""
     product = gl.zeros([64, 128], gl.float32, SUMS)
     for part in gl.static_range(BLOCK_IN // 128):
         product = _add_stage(product, x_codes, codes, ready, number + part, STAGES, HALF, part == 0)

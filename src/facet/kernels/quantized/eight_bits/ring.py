@@ -35,7 +35,7 @@ def geglu_linear(x: RoundedRows, matrix: QuantizedMatrix, ring: Ring) -> Tensor:
 
 
 def measured_geglu_linear(x: RoundedRows, matrix: QuantizedMatrix, ring: Ring) -> MeasuredRows:
-    """As `geglu_linear`, and the largest magnitude of every program's columns, for whoever rounds the rows."""
+    """Like `geglu_linear`, with the largest magnitude of every program's columns, for whoever rounds the rows."""
     sizes = (x.codes.shape[0], triton.cdiv(matrix.num_rows // 2, _BLOCK_OUT // 2))
     magnitudes = torch.empty(sizes, dtype=torch.float32, device=matrix.codes.device)
     return MeasuredRows(_run(x, matrix, None, ring, is_gated=True, magnitudes=magnitudes), magnitudes)

@@ -30,7 +30,7 @@ def geglu_linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, config: Confi
 
 
 def measured_geglu_linear(x: Tensor | RoundedRows, matrix: QuantizedMatrix, config: Config) -> MeasuredRows:
-    """As `geglu_linear`, and the largest magnitude of every program's columns, for whoever rounds the rows."""
+    """Like `geglu_linear`, with the largest magnitude of every program's columns, for whoever rounds the rows."""
     num_rows, num_parts = tensor_of(x).shape[0], triton.cdiv(matrix.num_rows // 2, config.block_out // 2)
     magnitudes = torch.empty(num_rows, num_parts, dtype=torch.float32, device=matrix.codes.device)
     return MeasuredRows(_run(x, matrix, None, GEGLU, config, magnitudes), magnitudes)

@@ -93,7 +93,7 @@ def four_of(words, CODES: tl.constexpr):
 
 @triton.jit
 def one_of(words, PLACE: tl.constexpr, DTYPE: tl.constexpr):
-    """Of each word, the number at a place, in float32."""
+    """The number at a place in each word, in float32."""
     bits = words >> (PLACE * DTYPE.primitive_bitwidth)
     if DTYPE.primitive_bitwidth == 16:
         return bits.to(tl.int16).to(DTYPE, bitcast=True).to(tl.float32)

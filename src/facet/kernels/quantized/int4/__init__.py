@@ -129,7 +129,7 @@ def run_experts(
 def run_mixed_experts(
     x: Tensor, weights: Tensor, chosen: Tensor, gate_up: ShuffledInt4, down: QuantizedMatrix, *, in_one_chain: bool
 ) -> Tensor:
-    """As `run_experts`, with a second matrix that the kernel for any format multiplies by."""
+    """Like `run_experts`, with a second matrix that the kernel for any format multiplies by."""
     from facet.kernels.quantized.int4 import experts
 
     assert gate_up.is_gated, "gates and ups have to be interleaved"

@@ -31,7 +31,7 @@ def unpacking(pairs: Sequence[str], word: str, offset: str) -> str:
 
 
 def raising(pairs: Sequence[str], word: str) -> str:
-    """As `unpacking`, of numbers 128 + u, which spares what takes 128 away."""
+    """Like `unpacking`, but makes numbers 128 + u, which spares the instructions that take 128 away."""
     lines = []
     for place, pair in enumerate(pairs):
         if place > 0:
@@ -152,8 +152,8 @@ def _scale_of(half: int, *, is_bfloat16: bool) -> str:
 
 
 def _dequantizing(half: int, *, is_bfloat16: bool) -> str:
-    """Of two elements each, which make one register: $5, $7 and $9 are $4, $6 and $8 again. A code times the rest of a
-    scale is exact, so that values are rounded once."""
+    """Instructions that make values of codes. Two elements share a register: $5, $7 and $9 are $4, $6 and $8 again. A
+    code times the rest of a scale is exact, so that values are rounded once."""
     lines = [unpacking(_PAIRS, "$4", "$8"), _scale_of(half, is_bfloat16=is_bfloat16)]
     for pair, result in zip(_PAIRS, _RESULTS, strict=True):
         if is_bfloat16:
@@ -220,14 +220,15 @@ def dequantize_codes(word, scales, offset, HALF: gl.constexpr, DTYPE: gl.constex
 
 @gluon.jit
 def dequantize_less_minimums(word, scale, offset):
-    """As `dequantize_codes`: codes plus 128, times a float32 scale, plus an offset."""
+    """Like `dequantize_codes`: codes plus 128, times a float32 scale, plus an offset."""
     inputs = [_twice(word), _twice(scale), _twice(offset)]
     return _values(_DEQUANTIZE_LESS_MINIMUMS, "=&r,=&r,=&r,=&r,r,r,f,f,f,f", inputs)
 
 
 @gluon.jit
 def dequantize_fp4(word, scale):
-    """As `dequantize_codes`, of codes e2m1. `scale`: bits of one, e4m3. Exact, and 2^7 times too small."""
+    """Like `dequantize_codes`, for codes e2m1. `scale`: the bits of an e4m3 number. The values are exact, and 2^7 times
+    too small."""
     return _values(_DEQUANTIZE_FP4, "=&r,=&r,=&r,=&r,r,r,r,r", [_twice(word), _twice(scale * 0x00100010)])
 
 

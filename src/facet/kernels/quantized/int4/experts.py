@@ -27,7 +27,7 @@ def run_few(
     down: ShuffledInt4,
     tunings: tuple[Tuning, Tuning] | None = None,
 ) -> Tensor:
-    """By the codes as they are, for any number of rows. `tunings`: of both products; None: chosen."""
+    """Runs experts by the codes as they are, for any number of rows. `tunings`: of both products; None: chosen here."""
     num_experts = gate_up.codes.shape[0]
     # With few rows every pair reads its expert by itself, which saves sorting.
     is_sorted = chosen.shape[0] > MAX_PAIR_ROWS
@@ -85,15 +85,15 @@ def _multiply(
 
 
 def run_many(x: Tensor, weights: Tensor, chosen: Tensor, gate_up: ShuffledInt4, down: ShuffledInt4) -> Tensor:
-    """By values of x's type, some experts at a time."""
+    """Runs experts by values of x's type, some experts at a time."""
     return run_by_values(x, weights, chosen, gate_up, down, dequantize)
 
 
 def run_mixed(
     x: Tensor, weights: Tensor, chosen: Tensor, gate_up: ShuffledInt4, down: QuantizedMatrix, *, in_one_chain: bool
 ) -> Tensor:
-    """Where the second matrix is of another format. `in_one_chain`: whether its sums must be; the same bits, then, for
-    any number of rows."""
+    """Runs experts whose second matrix is of another format. `in_one_chain`: whether its sums must be one chain; the
+    same bits, then, for any number of rows."""
     num_experts = gate_up.codes.shape[0]
     are_many = chosen.numel() > MAX_FEW_PAIRS * num_experts and not in_one_chain
     if are_many or (in_one_chain and not any_format.is_one_chain(x.device)):

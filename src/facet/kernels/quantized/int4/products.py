@@ -8,7 +8,7 @@ from facet.kernels.quantized.shuffled.products import multiplying
 
 @gluon.jit
 def add_values(sums, upper, lower, x):
-    """As `add_products`, of values that have their scales already."""
+    """Like `add_products`, for values that have their scales already."""
     return gl.inline_asm_elementwise(
         """
         {
@@ -56,9 +56,10 @@ _ADD_TWO_ROW_TILES = gl.constexpr(
 
 @gluon.jit
 def add_products_of_two(sums, upper, lower, offset, first_x, second_x, upper_scale, lower_scale):
-    """As `add_products`, of two tiles of 8 rows, whose sums follow one another, and of codes that are still words.
+    """Like `add_products`, for two tiles of 8 rows, whose sums follow one another, and for codes that are still words.
 
-    All in one again: what is made of a tile's codes is used twice, and gone before the next tile's is made.
+    All of it is one sequence of instructions again: what is made of a tile's codes is used twice, and gone before the
+    next tile's is made.
     """
     return gl.inline_asm_elementwise(
         _ADD_TWO_ROW_TILES,
@@ -78,7 +79,8 @@ def add_products_of_two(sums, upper, lower, offset, first_x, second_x, upper_sca
 
 @gluon.jit
 def unpack_coarse(word):
-    """Of a word of a float16 scale and a minimum: the scale and -2^23 times it, minus the minimum and 2^23 times it."""
+    """Unpacks a word of a float16 scale and a minimum: the scale and -2^23 times it, minus the minimum and 2^23 times
+    it."""
     return gl.inline_asm_elementwise(
         """
         {
@@ -136,7 +138,7 @@ _ADD_LESS_MINIMUMS = gl.constexpr(
 
 @gluon.jit
 def add_products_less_minimums(sums, upper, lower, scales, x, x_sums, upper_coarse, lower_coarse):
-    """As `add_products`, of codes that are still words and of outputs with minimums: a word of `scales` has a byte for
+    """Like `add_products`, for codes that are still words and outputs with minimums: a word of `scales` has a byte for
     the scale and one for the minimum of the upper output, then of the lower.
 
     Products are of codes plus 128. So 128 times the scale is taken away with the minimum, times the sums of inputs

@@ -32,7 +32,8 @@ from facet.kernels.quantized.shuffled.tiles import axis, store_sums, sums_of_war
 
 @gluon.constexpr_function
 def scale_copies(num_warps, tiles, groups):
-    """Of [warps, tiles, g, chunks]: as many bytes at once as leave work for all threads of a warp."""
+    """The layout of copies of scales, [warps, tiles, g, chunks]: as many bytes at once as leave work for all threads of
+    a warp."""
     if groups < 4 or tiles == 1:
         return gl.BlockedLayout([1, 1, 1, 1], [1, 1, 8, 4], [num_warps, 1, 1, 1], [3, 2, 1, 0])
     words = min(4, tiles)

@@ -53,7 +53,7 @@ class ShuffledInt4:
 
     @property
     def num_tiles(self) -> int:
-        """Of one matrix."""
+        """The tiles of one matrix."""
         return self.codes.shape[-3]
 
     @property
@@ -62,7 +62,7 @@ class ShuffledInt4:
 
     @property
     def num_rows(self) -> int:
-        """Of one matrix."""
+        """The rows of one matrix."""
         return self.num_tiles * TILE_OUT
 
     @property
@@ -71,7 +71,7 @@ class ShuffledInt4:
 
     @property
     def scale_type(self) -> str:
-        """As Gluon names it. float8e4nv: codes are e2m1; uint8: minimums lie beside the scales."""
+        """The type of scales as Gluon names it. float8e4nv: codes are e2m1; uint8: minimums lie beside the scales."""
         return "float8e4nv" if self.format.codes == "fp4" else self.format.scales.dtype
 
     def words(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,7 +119,7 @@ def can_shuffle(format: MatrixFormat, num_rows: int) -> bool:
 
 
 def shuffled_bytes(format: MatrixFormat, shape: Sequence[int]) -> int:
-    """Of the tensors that `shuffle` makes of a matrix [..., outputs, inputs]."""
+    """The bytes of the tensors that `shuffle` makes of a matrix [..., outputs, inputs]."""
     *stack, num_rows, num_inputs = shape
     num_blocks = -(-num_inputs // BLOCK_IN)
     num_scales = num_blocks * (

@@ -166,7 +166,7 @@ def places_of_tiles(
     SCALE_DTYPE: gl.constexpr, GROUPS: gl.constexpr,
     TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Where a program's tiles begin, as `load_block` takes it."""
+    """The places where a program's tiles begin, as `load_block` takes them."""
     NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
     VECTORS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
     SCALES: gl.constexpr = gl.BlockedLayout([1, 1, 1, GROUPS], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
@@ -192,7 +192,7 @@ def coarse_places(
     first_tile, num_tiles, num_blocks,
     TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Where the coarse scales of the first two blocks lie: two words for each thread."""
+    """The places of the coarse scales of the first two blocks: two words for each thread."""
     NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
     PAIRS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 2], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
     thread = axis(32 * NUM_WARPS, 0, PAIRS)

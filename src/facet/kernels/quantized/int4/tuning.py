@@ -79,7 +79,7 @@ def choose_tuning(num_tiles: int, num_blocks: int, num_rows: int, *, has_minimum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """As `Tuning`, where codes and scales of a few turns lie in shared memory. A turn is one block for every warp, of
+    """Like `Tuning`, where codes and scales of a few turns lie in shared memory. A turn is one block for every warp, of
     each of its tiles."""
 
     tiles: int
@@ -96,7 +96,7 @@ class Ring:
 
     @property
     def num_bytes(self) -> int:
-        """Of shared memory, at most."""
+        """The bytes of shared memory, at most."""
         return self.num_stages * self.bytes_of_turn + _BYTES_BESIDE_TURNS
 
     @property
@@ -175,7 +175,7 @@ def ring_of(num_tiles: int, num_blocks: int, num_rows: int = 1, *, has_minimums:
 
 
 def most_ring_rows(num_tiles: int, num_blocks: int) -> int:
-    """Up to so many rows go through rings on a Hopper GPU, where they have to have the bits of the kernel for few rows.
+    """The most rows that go through rings on a Hopper GPU, where they have to have the bits of the kernel for few rows.
 
     Microseconds on an H200, in rings and in the kernel for few rows (benchmarks/int4_gpu.py --rings). A layer, in rings
     as deep as memory allows for: of 31B 89.6 and 101.7 with one row, 100.7 and 112.2 with 8, of E4B 34.9 and 49.4, 40.1
@@ -187,9 +187,10 @@ def most_ring_rows(num_tiles: int, num_blocks: int) -> int:
 
 
 def _ring_of_16(num_tiles: int, num_blocks: int, num_out_warps: int, num_in_warps: int) -> Ring:
-    """Of 9 to 16 rows. They are read once for a program, from the second-level cache: the more of its tiles, the fewer
-    bytes. In MB, codes with scales and x, with these tiles and with one for a warp: 31B gate_up 130 and 58 (231), down
-    65 and 58 (231), qkv 50 and 44 (88), o 25 and 22 (88); E4B gate_up 29 and 26 (52), down 15 and 26 (52)."""
+    """The ring for 9 to 16 rows. They are read once for a program, from the second-level cache: the more of its tiles,
+    the fewer bytes. In MB, codes with scales and x, with these tiles and with one for a warp: 31B gate_up 130 and 58
+    (231), down 65 and 58 (231), qkv 50 and 44 (88), o 25 and 22 (88); E4B gate_up 29 and 26 (52), down 15 and 26
+    (52)."""
     num_warps = num_out_warps * num_in_warps
     tiles = 1
     while (
@@ -214,7 +215,7 @@ def _ring_of_16(num_tiles: int, num_blocks: int, num_out_warps: int, num_in_warp
 
 
 def most_stages(ring: Ring, num_programs: int) -> int:
-    """That so many programs of a multiprocessor have room for."""
+    """The most stages that so many programs of a multiprocessor have room for."""
     return (_SHARED_BYTES // num_programs - _BYTES_OF_PROGRAM - _BYTES_BESIDE_TURNS) // ring.bytes_of_turn
 
 

@@ -85,7 +85,7 @@ def load_block(targets, stage, NUMBER: gl.constexpr, FORMAT: gl.constexpr, TILES
 def values_of(
     held, _targets, _stage, NUMBER: gl.constexpr, FORMAT: gl.constexpr, TILES: gl.constexpr, LEFT: gl.constexpr
 ):  # fmt: skip
-    """Of two of a block's chunks, as the left operand of a product."""
+    """The values of two of a block's chunks, as the left operand of a product."""
     first = values_of_chunk(held, NUMBER % 2 * 2, FORMAT)
     second = values_of_chunk(held, NUMBER % 2 * 2 + 1, FORMAT)
     return left_operand(first, second, TILES, LEFT)

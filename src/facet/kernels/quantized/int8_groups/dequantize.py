@@ -94,7 +94,7 @@ def values_at(
     HAS_MINIMUMS: tl.constexpr,  # else bytes are of groups of 16 inputs
     IS_NARROW: tl.constexpr,
 ):
-    """In float32."""
+    """The values of codes in float32."""
     is_block = block < num_blocks
     first = (tile * num_blocks + block).to(tl.int64) * 256
     code_place = first + chunk * 128 + (member * 4 + quarter) * 4 + half * 2 + number

@@ -35,8 +35,8 @@ _ADD_LESS_MINIMUMS = gl.constexpr(
 
 @gluon.jit
 def add_sixteens(sums, upper, lower, x, scales):
-    """As `add_products`, of inputs whose first 16 have other scales than the last: of the upper output, of the lower
-    one, then the others."""
+    """Like `add_products`, for inputs whose first 16 have other scales than the last: first the scales of the upper
+    output and of the lower one for the former, then those for the latter."""
     return gl.inline_asm_elementwise(
         _ADD_SIXTEENS,
         "=&f,=&f,=&f,=&f,f,f,f,f,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f",
@@ -53,8 +53,8 @@ def add_sixteens(sums, upper, lower, x, scales):
 
 @gluon.jit
 def add_less_minimums(sums, upper, lower, x, scales, totals):
-    """As `add_products`, and the totals of `sum_inputs` times what follows the two scales: minimums with the other
-    sign."""
+    """Like `add_products`, but also adds the totals of `sum_inputs` times what follows the two scales: minimums with
+    the other sign."""
     return gl.inline_asm_elementwise(
         _ADD_LESS_MINIMUMS,
         "=&f,=&f,=&f,=&f,f,f,f,f,r,r,r,r,r,r,r,r,r,r,r,r,f,f,f,f,f,f",

@@ -82,12 +82,12 @@ class ShuffledInt8:
 
     @property
     def num_words(self) -> int:
-        """Of scales of a block, for two outputs."""
+        """The words of scales that a block has for two outputs."""
         return 1 if (self.format.scales.group or 0) >= BLOCK_IN else 2
 
     @property
     def blocks_of_scale(self) -> int:
-        """That share words of scales."""
+        """The number of blocks that share words of scales."""
         return max(1, (self.format.scales.group or 0) // BLOCK_IN)
 
     def rows(self, rows: slice) -> "ShuffledInt8":
@@ -101,7 +101,7 @@ class ShuffledInt8:
         return replace(self, codes=tensors["codes"], scales=tensors["scales"])
 
     def tensors(self) -> dict[str, Tensor]:
-        """By names that tensors of the matrix have."""
+        """The tensors, by their names in the matrix."""
         return {"codes": self.codes, "scales": self.scales}
 
 
@@ -120,7 +120,7 @@ def can_shuffle(format: MatrixFormat, shape: Sequence[int]) -> bool:
 
 
 def shuffled_bytes(format: MatrixFormat, shape: Sequence[int]) -> int:
-    """Of the tensors that `shuffle` makes of a matrix [outputs, inputs]."""
+    """The bytes of the tensors that `shuffle` makes of a matrix [outputs, inputs]."""
     num_rows, num_inputs = shape
     num_levels = 2 if format.has_minimums else 1
     per_row = -(-num_inputs // BLOCK_IN) * BLOCK_IN
@@ -131,7 +131,7 @@ def shuffled_bytes(format: MatrixFormat, shape: Sequence[int]) -> int:
 
 
 def _num_groups(format: MatrixFormat, num_inputs: int) -> int:
-    """Of whole blocks, and whole words of scales."""
+    """The groups of a row, in whole blocks and whole words of scales."""
     assert format.scales.group is not None
     width = max(format.scales.group, BLOCK_IN)
     return -(-num_inputs // width) * (width // format.scales.group)

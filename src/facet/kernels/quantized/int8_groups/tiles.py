@@ -24,7 +24,7 @@ SIGNED_MIDDLE = gl.constexpr(128)  # what is added to scales of int8
 
 @gluon.jit
 def offset_of_scales(block, GROUPS: gl.constexpr, BLOCKS_OF_SCALE: gl.constexpr, LEVELS: gl.constexpr):
-    """Where the words of a block begin, in those of its tile."""
+    """Where the scales of a block begin among the words of its tile."""
     if LEVELS > 0:
         # By bits: the compiler does not know that blocks are not negative.
         offset = (block >> 2) * (64 + 8 * LEVELS) + (block & 3) * 16
@@ -35,13 +35,13 @@ def offset_of_scales(block, GROUPS: gl.constexpr, BLOCKS_OF_SCALE: gl.constexpr,
 
 @gluon.jit
 def offset_of_coarse(block, LEVELS: gl.constexpr):
-    """Where its coarse ones begin."""
+    """Where the coarse scales of a block begin among the words of its tile."""
     return (block >> 2) * (64 + 8 * LEVELS) + 64
 
 
 @gluon.jit
 def words_of_tile(num_blocks, GROUPS: gl.constexpr, BLOCKS_OF_SCALE: gl.constexpr, LEVELS: gl.constexpr):
-    """Of scales, coarse ones included."""
+    """The words of scales that a tile has, coarse ones included."""
     return (num_blocks >> 2) * (64 + 8 * LEVELS) if LEVELS > 0 else gl.cdiv(num_blocks, BLOCKS_OF_SCALE) * (8 * GROUPS)
 
 
@@ -50,8 +50,8 @@ def places_of_words(
     words, first_tile, num_tiles, num_words,
     WIDTH: gl.constexpr, TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Where the words of a program's tiles begin, for each thread `WIDTH` of them, and which of the warps that divide
-    inputs it belongs to."""
+    """The places where the words of a program's tiles begin, `WIDTH` of them for each thread, and which of the warps
+    that divide inputs the thread belongs to."""
     NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1, 1, WIDTH], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
     thread = axis(32 * NUM_WARPS, 0, LAYOUT)
@@ -66,7 +66,7 @@ def places_of_tiles(
     GROUPS: gl.constexpr, BLOCKS_OF_SCALE: gl.constexpr, LEVELS: gl.constexpr,
     TILES: gl.constexpr, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr,
 ):  # fmt: skip
-    """Where a program's tiles begin, as `load_block` takes it."""
+    """The places where a program's tiles begin, as `load_block` takes them."""
     NUM_WARPS: gl.constexpr = NUM_OUT_WARPS * NUM_IN_WARPS
     VECTORS: gl.constexpr = gl.BlockedLayout([1, 1, 1, 4], [32, 1, 1, 1], [NUM_WARPS, 1, 1, 1], [3, 2, 1, 0])
     thread = axis(32 * NUM_WARPS, 0, VECTORS)

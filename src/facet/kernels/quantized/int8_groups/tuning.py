@@ -68,7 +68,8 @@ def ring_of(num_tiles: int, num_blocks: int, num_levels: int, num_rows: int) -> 
 
 
 def _spread_evenly(ring: Ring, num_tiles: int, num_blocks: int) -> Ring:
-    """With as many stages as leave no room for more programs than are needed; if their registers do."""
+    """The ring with as many stages as leave no room for more programs than are needed, if their registers leave it.
+    Otherwise, and where there cannot be so many stages, the ring as it is."""
     needed = -(-num_tiles // (ring.tiles * ring.num_out_warps * _NUM_MULTIPROCESSORS))
     num_stages = int4.most_stages(ring, needed + 1) + 1
     has_registers = (needed + 1) * ring.num_warps <= _MOST_WARPS
@@ -77,8 +78,9 @@ def _spread_evenly(ring: Ring, num_tiles: int, num_blocks: int) -> Ring:
 
 
 def most_rows_before_wide(num_tiles: int, num_blocks: int) -> int:
-    """On a Hopper GPU. 16 rows of 31B's gate_up take 65.5 us in a ring and 69.7 in the wide kernel with Q8_0, 77.8 and
-    74.7 with Q5_K; of down, where many warps divide inputs, 55.5 and 42.6 with Q6_K."""
+    """The most rows that go through rings on a Hopper GPU, before the wide kernel serves. 16 rows of 31B's gate_up take
+    65.5 us in a ring and 69.7 in the wide kernel with Q8_0, 77.8 and 74.7 with Q5_K; of down, where many warps divide
+    inputs, 55.5 and 42.6 with Q6_K."""
     return int4.most_ring_rows(num_tiles, num_blocks)
 
 
@@ -129,7 +131,7 @@ def _constants_of_format(matrix: ShuffledInt8) -> dict[str, int]:
 
 
 def num_turns_of(num_blocks: int) -> int:
-    """Of the wide kernel, for all inputs of a tile: it has two blocks in a turn."""
+    """The turns that the wide kernel takes for all inputs of a tile: it has two blocks in a turn."""
     return -(-num_blocks // 2)
 
 

@@ -88,7 +88,7 @@ def values_of_chunk(
 
 @gluon.jit
 def load_nothing(targets, stage, NUMBER: gl.constexpr, FORMAT: gl.constexpr, TILES: gl.constexpr):
-    """Both blocks of a turn together would take too many registers."""
+    """Loads nothing ahead: both blocks of a turn together would take too many registers."""
     return stage
 
 

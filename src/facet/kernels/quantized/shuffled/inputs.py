@@ -23,7 +23,7 @@ def _loading(num_chunks: int, *, is_filled: bool, in_sixteens: bool = False) -> 
 
 
 def _registers(num_chunks: int) -> str:
-    """Of words, the place, what is live, and words from before."""
+    """The constraints of the instructions' registers: words, the place, what is live, and words from before."""
     num_words = 4 * num_chunks
     return ",".join(["=&r"] * num_words + ["l"] + ["r"] * num_chunks + [str(i) for i in range(num_words)])
 
@@ -69,7 +69,7 @@ def load_two_chunks(before, pointer, is_live, IS_FILLED: gl.constexpr, IN_SIXTEE
 
 @gluon.jit
 def load_four_chunks(before, pointer, is_live, IS_FILLED: gl.constexpr):
-    """As `load_two_chunks`, of four."""
+    """Like `load_two_chunks`, for four."""
     ASM: gl.constexpr = _loading_four(IS_FILLED)
     words = gl.inline_asm_elementwise(
         ASM,

@@ -75,7 +75,7 @@ def _waiting(num_outstanding):
 
 @gluon.jit
 def wait_for_warp(NUM_OUTSTANDING: gl.constexpr):
-    """Until all but so many groups of copies have come, of every thread of the warp."""
+    """Waits until all but so many groups of copies have come, of every thread of the warp."""
     ASM: gl.constexpr = _waiting(NUM_OUTSTANDING)
     gl.inline_asm_elementwise(ASM, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 

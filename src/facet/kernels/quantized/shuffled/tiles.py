@@ -11,7 +11,7 @@ from facet.kernels.quantized.shuffled.language import gl, gluon
 
 @gluon.jit
 def axis(LENGTH: gl.constexpr, DIM: gl.constexpr, LAYOUT: gl.constexpr):
-    """0, 1, ... along a dimension of tensors with four."""
+    """0, 1, ... along a dimension of tensors that have four."""
     if DIM == 0:
         numbers = gl.arange(0, LENGTH, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT))))
         return gl.expand_dims(gl.expand_dims(gl.expand_dims(numbers, 1), 2), 3)
@@ -28,7 +28,7 @@ def axis(LENGTH: gl.constexpr, DIM: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def axis_of_three(LENGTH: gl.constexpr, DIM: gl.constexpr, LAYOUT: gl.constexpr):
-    """As `axis`, of tensors with three."""
+    """0, 1, ... along a dimension of tensors that have three."""
     if DIM == 0:
         numbers = gl.arange(0, LENGTH, gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
         return gl.expand_dims(gl.expand_dims(numbers, 1), 2)
@@ -69,7 +69,7 @@ def opened(gate, up):
 
 @gluon.jit
 def sum_warps(sums, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Of the warps that share outputs: [threads of NUM_OUT_WARPS, tiles, row tiles]."""
+    """Adds the sums of the warps that share outputs: [threads of NUM_OUT_WARPS, tiles, row tiles]."""
     if NUM_IN_WARPS > 1:
         sums = gl.sum(gl.reshape(sums, [NUM_IN_WARPS, 32 * NUM_OUT_WARPS, sums.shape[1], sums.shape[2]]), 0)
         sums = gl.convert_layout(sums, LAYOUT, assert_trivial=True)
@@ -101,7 +101,7 @@ def places_of_sums(
 
 @gluon.jit
 def rounded(sums, tile, member, factors, num_tiles):
-    """In bfloat16, times what a whole row of the matrix shares; None: nothing."""
+    """Sums in bfloat16, times the factors that whole rows of the matrix share. `factors` None: there are none."""
     sum_0, sum_1, sum_2, sum_3 = sums
     if factors is not None:
         place = gl.minimum(tile, num_tiles - 1) * 16 + member
@@ -132,7 +132,7 @@ def store_at(
     sums, factors, tile_o, member, row_o, gated, output, gated_stride, num_rows, num_tiles,
     IS_GATED: gl.constexpr, HAS_GATED_INPUT: gl.constexpr,
 ):  # fmt: skip
-    """As above, with a thread's place in its tile, and its first row."""
+    """Like `store_sums`, with a thread's place in its tile, and its first row."""
     sum_0, sum_1, sum_2, sum_3 = rounded(sums, tile_o, member, factors, num_tiles)
     is_first = (row_o < num_rows) & (tile_o < num_tiles)
     is_second = (row_o + 1 < num_rows) & (tile_o < num_tiles)

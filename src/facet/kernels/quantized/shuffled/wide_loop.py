@@ -174,7 +174,7 @@ def multiply(sums, values, x, NUMBER: gl.constexpr):
 
 @gluon.jit
 def next_turn(group, turn, num_turns):
-    """Of all turns of a tile group, then of the next."""
+    """(Tile group, turn) of the turn that follows: all turns of a tile group, then those of the next."""
     is_last = turn + 1 == num_turns
     return gl.where(is_last, group + 1, group), gl.where(is_last, 0, turn + 1)
 

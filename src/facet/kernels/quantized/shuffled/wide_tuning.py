@@ -30,7 +30,7 @@ class WideTuning:
 
 
 def is_wide(num_tiles: int, num_multiprocessors: int) -> bool:
-    """With 16 tiles for each multiprocessor."""
+    """Whether there are 16 tiles for each multiprocessor."""
     return num_tiles >= 16 * num_multiprocessors
 
 

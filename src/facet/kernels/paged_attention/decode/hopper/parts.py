@@ -75,8 +75,9 @@ def scores_of(tile, queries):
 
 @gluon.jit
 def size_of_shares(num_keys, most, LEAST: gl.constexpr):
-    """Where nothing bounds a context: 16 shares, as what they leave behind is read again by one program; where those
-    would have more than 8 tiles, up to `most`, or one long context would leave processors idle."""
+    """How many keys a share has where nothing bounds a context. There are 16 shares, since what they leave behind is
+    read again by one program; where those would have more than 8 tiles, up to `most`, or one long context would leave
+    processors idle."""
     share = num_keys * 0 + LEAST
     for _doubling in gl.static_range(3):
         share = gl.where(num_keys > 16 * share, 2 * share, share)
@@ -119,7 +120,7 @@ def leave_share(
     partial_totals, partial_levels, total, greatest, weight_sum, entry, kv_head, number, num_heads, most_shares,
     GROUP: gl.constexpr,
 ):  # fmt: skip
-    """For the last program of a row and key head to add."""
+    """Stores a share for the last program of a row and key head to add."""
     NUM_DIMS: gl.constexpr = total.shape[0]
     member = gl.arange(0, HEADS, gl.SliceLayout(0, LEFT_BEHIND))
     is_member = member < GROUP

@@ -108,5 +108,5 @@ def _fitting(queries: Tensor, cache: LayerCache, plan: DecodePlan) -> int:
 
 
 def _key_bytes(queries: Tensor, cache: LayerCache) -> int:
-    """Of a token's keys and values in one head."""
+    """The bytes of a token's keys and values in one head."""
     return int(queries.shape[2]) * queries.element_size() * (1 if cache.is_shared else 2)

@@ -159,7 +159,8 @@ def _load_values(half, value_tiles, place, tile, FIRST: gl.constexpr):
 def _load(
     queries, keys, first, second, num_tiles, query_tiles, key_tiles, value_tiles, first_row, first_query, first_place
 ):
-    """In the order in which they are needed: keys of a tile before values of the one before."""
+    """Loads queries, keys and values in the order in which they are needed: keys of a tile before values of the tile
+    before it."""
     query_tile, queries_ready = queries
     mbarrier.expect(queries_ready, 64 * 512 * 2)
     copy_tile(query_tiles, [first_row, first_query, 0], queries_ready, query_tile)

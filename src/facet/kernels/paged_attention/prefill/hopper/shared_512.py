@@ -56,7 +56,8 @@ LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 
 @gluon.constexpr_function
 def _first_dim(stretch):
-    """Where 64 dimensions of scratch are in a head: those that rotate, the first of either half, are the last here."""
+    """Where 64 dimensions of scratch begin in a head. Those that rotate, the first of either half, come last in
+    scratch."""
     if stretch >= 6:
         return (stretch - 6) * 256
     return 64 + stretch * 64 + (64 if stretch >= 3 else 0)
