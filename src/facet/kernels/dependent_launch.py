@@ -57,6 +57,6 @@ def let_next_start(IS_DEPENDENT: tl.constexpr):
 
 @triton.jit
 def start_after_previous(IS_DEPENDENT: tl.constexpr):
-    """Both, for kernels too short to gain from having them apart."""
+    """Does both, for kernels too short to gain from having `wait_for_previous` and `let_next_start` apart."""
     wait_for_previous(IS_DEPENDENT)
     let_next_start(IS_DEPENDENT)

@@ -37,7 +37,7 @@ def bring_into_cache(place, num_bytes, is_there):
 
 @gluon.jit
 def barrier(count: gl.constexpr):
-    """One that `count` arrivals complete."""
+    """A barrier that `count` arrivals complete."""
     one = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(one, count=count)
     return one

@@ -19,5 +19,5 @@ def runs_on_hopper(device: torch.device) -> bool:
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Elsewhere than on a GPU, where kernels are emulated, few: so that each has several tiles."""
+    """The multiprocessors of a GPU. Where kernels are emulated, without one, so few that each has several tiles."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def gelu(x: Tensor) -> Tensor:
-    """The tanh form, in float32 inside."""
+    """The tanh form of GELU, in float32 inside."""
     wide = x.float()
     # No fused multiply-adds: each operation is one of PyTorch's, rounded by itself.
     angle = (wide + wide * wide * wide * 0.044715) * (2 / torch.pi) ** 0.5

@@ -48,7 +48,7 @@ def _store_in_pages(
     low, high, target, places, scales, scale_places, is_vector,
     HAS_SCALES: tl.constexpr, LIMIT: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Quantized, where the pages are of another type than the activations."""
+    """Stores vectors, quantized where the pages are of another type than the activations."""
     dtype: tl.constexpr = target.dtype.element_ty
     if dtype != low.dtype:
         wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
@@ -79,7 +79,7 @@ def _normed(low, high, low_weight, high_weight, eps, HAS_WEIGHT: tl.constexpr, H
 
 @triton.jit
 def _product(a, b):
-    """Rounded as a product of two tensors of this dtype is."""
+    """a * b, rounded as a product of two tensors of their dtype is."""
     return (a.to(tl.float32) * b.to(tl.float32)).to(a.dtype).to(tl.float32)
 
 

@@ -62,7 +62,7 @@ class _Chosen(NamedTuple):
 
 
 def _choose(x: Tensor, weight: Tensor) -> _Chosen | None:
-    """None: PyTorch's product."""
+    """The kernels that serve, and their configuration. None: PyTorch's product serves."""
     # The tiles are cut for 2-byte weights. Float32 is for checking models, not for serving them.
     if not x.is_cuda or x.element_size() != 2:
         return None

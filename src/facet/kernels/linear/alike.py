@@ -66,7 +66,7 @@ def _try_sizes(weight: Tensor) -> tuple[int, ...]:
 
 
 def _product(rows: Tensor, weight: Tensor, size: int) -> Tensor:
-    """`size` rows; those that are missing are zeros."""
+    """The product of a block of `size` rows; those that are missing are zeros."""
     num_rows, num_inputs = rows.shape
     a_line = _LINE // rows.element_size()
     block = rows.new_empty(size, -(-num_inputs // a_line) * a_line)
@@ -78,6 +78,7 @@ def _product(rows: Tensor, weight: Tensor, size: int) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _cut(num_rows: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The largest blocks that can be filled, then the smallest that holds the rest."""
+    """The sizes of the blocks that rows are cut into: the largest that can be filled, then the smallest that holds the
+    rest."""
     whole, rest = divmod(num_rows, sizes[-1])
     return (*(whole * (sizes[-1],)), *((min(size for size in sizes if size >= rest),) if rest else ()))

@@ -97,7 +97,8 @@ def least_library_rows(weight: Tensor) -> int | None:
 
 
 def forget_trials() -> None:
-    """What was found so far is found again: kernels were not launched, and what they left was not theirs."""
+    """Forgets what trials have found, so that it is found again: kernels were not launched, and what they left was not
+    theirs."""
     _least_rows.clear()
 
 
@@ -137,7 +138,8 @@ def _is_slow(x: Tensor, weight: Tensor) -> bool:
 
 
 def _milliseconds(call: Callable[[], Tensor], device: torch.device) -> float:
-    """The weight comes from memory, as it does while a model runs: tiles that are too few then take longest."""
+    """How long a call takes when the weight comes from memory, as it does while a model runs: tiles that are too few
+    then take longest."""
     call()  # may compile
     others = torch.empty(_MOST_TRIED_BYTES, dtype=torch.int8, device=device)
     times = []

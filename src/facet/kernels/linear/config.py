@@ -84,7 +84,8 @@ _FLOAT32_CHAINS = _dot(32, 32, num_warps=4, num_stages=2)
 
 
 def choose_config(num_rows: int, num_out: int, num_in: int) -> Config | None:
-    """None: cuBLAS, which is better or about as good, or the shape is unlike those that were timed.
+    """The configuration for a shape. None: cuBLAS, which is better or about as good, or the shape is unlike those that
+    were timed.
 
     Within one configuration a row's result does not depend, bit for bit, on how many share the call. A shape has one
     for 1 row, one for 2, one for 3 to 8, one for 9 to 16, one for 17 to 32 and one for 33 to 64, some of them the same;
@@ -107,7 +108,8 @@ def choose_config(num_rows: int, num_out: int, num_in: int) -> Config | None:
 
 
 def _choose_vector(num_out: int, num_in: int) -> Config:
-    """Programs should number a few hundred at least, and each have several loads on their way at once."""
+    """A configuration in float32 arithmetic. Programs should number a few hundred at least, and each have several loads
+    on their way at once."""
     if num_in <= 512:
         # E4B per-layer projection: 1 row 2.1, cuBLAS 3.2 (0.67); 2 rows 2.2 (0.70).
         return _vector(4, 1)
@@ -125,7 +127,8 @@ def _choose_vector(num_out: int, num_in: int) -> Config:
 
 
 def _choose_dot(num_out: int, num_in: int) -> Config | None:
-    """Timed at 4, 8 and 16 rows. 2 and 3 are padded to the same tile and read the same weight.
+    """A configuration for tensor cores, timed at 4, 8 and 16 rows. 2 and 3 are padded to the same tile and read the
+    same weight.
 
     2 rows come here where outputs are many: there the float32 kernel is slower than cuBLAS or no faster than this one.
     """

@@ -58,7 +58,8 @@ def rows_of_product(x):
 
 @gluon.jit
 def make_ring(x, weights, STAGES: gl.constexpr):
-    """Here and below, x has tiles of the rows. It is None where a row takes the place of theirs in the ring."""
+    """A ring for tiles of x and of the weight. Here and below, x has tiles of the rows. It is None where a row takes
+    the place of theirs in the ring."""
     x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, x.block_shape[0], x.block_shape[1]], x.layout)
     return ring_beside(x_tiles, weights, STAGES)
 
@@ -106,7 +107,7 @@ def copy_rows(x, ring, tile, first_row):
 
 @gluon.jit
 def _start(sums, x, weights, ring, tile):
-    """The products of a tile, behind those under way."""
+    """Starts the products of a tile, behind those under way."""
     x_tiles, units, ready = ring
     slot = tile % ready.shape[0]
     mbarrier.wait(ready.index(slot), tile // ready.shape[0] & 1)

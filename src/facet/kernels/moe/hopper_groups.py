@@ -33,7 +33,7 @@ def multiply_groups(
     num_chosen: int | None,
     first_expert: int = 0,
 ) -> None:
-    """Groups of GROUP_SIZE pairs."""
+    """Like `triton_groups.multiply_groups`, for groups of GROUP_SIZE pairs."""
     num_experts, num_out, num_in = matrices.shape
     is_first = num_chosen is not None
     assert can_multiply(source, matrices, GROUP_SIZE, is_first=is_first), "other types and shapes are for triton_groups"

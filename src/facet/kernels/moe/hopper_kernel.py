@@ -170,7 +170,7 @@ def _sums(
 
 @gluon.jit
 def _halves(numbers, WIDTH: gl.constexpr):
-    """Columns of the first half and of the second."""
+    """The columns of the first half, and those of the second."""
     return gl.split(gl.permute(gl.reshape(numbers, [64, 2, WIDTH]), [0, 2, 1]))
 
 

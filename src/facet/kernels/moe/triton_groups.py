@@ -128,7 +128,7 @@ def combine(by_pair: Tensor, weights: Tensor) -> Tensor:
 
 @triton.jit
 def geglu(gate, up, dtype: tl.constexpr):
-    """Rounded where the reference rounds."""
+    """gelu_tanh(gate) * up, rounded where the reference rounds."""
     opened = gelu_tanh(gate.to(dtype).to(tl.float32)).to(dtype)
     return (opened.to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
 

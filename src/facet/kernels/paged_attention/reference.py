@@ -168,7 +168,7 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, tile: Tile, scale: fl
 def keys_and_values(
     cache: LayerCache, tile: Tile, key_recipe: KeyRecipe | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Those of a tile, [sequences, keys, kv_heads, head_dim] each."""
+    """The keys and values of a tile, [sequences, keys, kv_heads, head_dim] each."""
     index = torch.add(tile.key_slots, tile.key_blocks, alpha=_rows_per_page(cache.keys))
     keys = _gather(cache.keys, cache.key_scales, tile, index, dtype)
     if cache.values is not None:

@@ -30,7 +30,8 @@ def serves(format: MatrixFormat) -> bool:
 def run(
     x: Tensor, weights: Tensor, chosen: Tensor, gate_up: QuantizedMatrix, down: QuantizedMatrix, *, in_one_chain: bool
 ) -> Tensor:
-    """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))). `in_one_chain`: whether sums must be."""
+    """Sum over a row's chosen experts of weight * down(geglu(gate_up(x))). `in_one_chain`: whether sums must be one
+    chain (`linear/chain.py`)."""
     if x.shape[0] == 0:
         return torch.empty_like(x)
     x, weights, chosen = x.contiguous(), weights.contiguous(), chosen.contiguous()

@@ -21,12 +21,14 @@ _AMPERE = (8, 0)
 
 
 def serves(device: torch.device, dtype: torch.dtype) -> bool:
-    """Float32 is for checking models, not for serving them: there the definition is computed."""
+    """Whether these kernels serve. Float32 is for checking models, not for serving them: there the definition is
+    computed."""
     return device.type == "cuda" and dtype.itemsize == 2 and torch.cuda.get_device_capability(device) >= _AMPERE
 
 
 def linear(x: Tensor, matrix: QuantizedMatrix, product: Product, *, in_one_chain: bool) -> Tensor:
-    """round(x) [rows, inputs] @ values^T, in x's type. `in_one_chain`: whether sums must be (`linear/chain.py`)."""
+    """round(x) [rows, inputs] @ values^T, in x's type. `in_one_chain`: whether sums must be one chain
+    (`linear/chain.py`)."""
     from facet.kernels.quantized import few_rows  # no Triton without a GPU
     from facet.kernels.quantized.widen import widen
 

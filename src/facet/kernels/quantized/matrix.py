@@ -74,7 +74,7 @@ class QuantizedMatrix:
         return self.codes.shape[-1] * 8 // self.format.code_bits
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that there are, by name."""
+        """The tensors that there are, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "format"}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
@@ -104,7 +104,7 @@ class QuantizedMatrix:
         return self._with({name: t.flatten(0, 1) for name, t in self.tensors().items() if name not in _OF_THE_MATRIX})
 
     def experts(self, experts: slice) -> "QuantizedMatrix":
-        """The matrices of some: a view."""
+        """The matrices of some experts: a view."""
         return self._with({name: tensor[experts] for name, tensor in self.tensors().items()})
 
     def _with(self, tensors: dict[str, Tensor]) -> "QuantizedMatrix":
@@ -178,12 +178,12 @@ def decode(codes: Tensor, kind: CodeKind) -> Tensor:
 
 
 def stack(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
-    """Those of experts, from one of each."""
+    """A stack of the matrices of experts, from one of each."""
     return _joined(matrices, lambda tensors, name: torch.stack(tensors))
 
 
 def join_rows(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
-    """One below the other. What belongs to a whole matrix must be the same in all."""
+    """Matrices as one, one below the other. What belongs to a whole matrix must be the same in all."""
     first = matrices[0]
     for name in _OF_THE_MATRIX:
         own = getattr(first, name)

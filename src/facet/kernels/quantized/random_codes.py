@@ -39,7 +39,7 @@ def fill_random(matrix: QuantizedMatrix, generator: torch.Generator) -> None:
 
 
 def _fill_scales(tensor: Tensor, scale: float, generator: torch.Generator, *, has_coarse: bool) -> None:
-    """Near `scale`, as a product where there are two levels."""
+    """Fills scales with numbers near `scale`; where there are two levels, their product is."""
     draws = torch.rand(tensor.shape, generator=generator, device=tensor.device) + 0.5
     if tensor.dtype == torch.float8_e8m0fnu:
         tensor.copy_(torch.exp2((draws * scale).log2().round()))

@@ -68,7 +68,7 @@ def _round_fp8(x: Tensor, scales: Tensor) -> Tensor:
 
 
 def _round_groups(x: Tensor) -> Tensor:
-    """Each group of columns by a scale of its own; the last may be shorter."""
+    """Rounds each group of columns by a scale of its own; the last may be shorter."""
     num_columns = x.shape[-1]
     filled = functional.pad(x, (0, -num_columns % ROUNDING_GROUP)).view(*x.shape[:-1], -1, ROUNDING_GROUP)
     rounded = _round_fp8(filled, filled.abs().amax(-1, keepdim=True) / LARGEST_FP8)

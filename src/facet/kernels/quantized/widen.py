@@ -28,7 +28,7 @@ _TILE = (16, 256)
 
 
 def widen(matrix: QuantizedMatrix, dtype: torch.dtype) -> Tensor:
-    """[outputs, inputs]."""
+    """The values of a matrix, [outputs, inputs]."""
     num_rows, num_inputs = matrix.num_rows, matrix.num_inputs
     values = torch.empty(num_rows, num_inputs, dtype=dtype, device=matrix.codes.device)
     block_out, block_in = _TILE
@@ -82,7 +82,7 @@ def _converts_fp8(device: torch.device) -> bool:
 
 
 def _as_bits(numbers: Tensor | None) -> Tensor | None:
-    """Those that are written in another way than numbers are."""
+    """Eight-bit floats of scales and codes as their bits; other numbers as they are."""
     return numbers if numbers is None or numbers.dtype not in _SCALES else numbers.view(torch.uint8)
 
 

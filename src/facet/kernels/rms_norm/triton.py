@@ -72,9 +72,8 @@ def tile_of_few_rows(width: int) -> RowTile:
 
 
 def row_tile(width: int, num_rows: int) -> RowTile:
-    """Many long rows: programs share a multiprocessor and hide each other's waits, so registers are what counts. A
-    weight held through two sums would halve how many programs fit.
-    """
+    """The tile for so many rows. Where many are long, programs share a multiprocessor and hide each other's waits, so
+    registers are what counts. A weight held through two sums would halve how many programs fit."""
     tile = tile_of_few_rows(width)
     if num_rows <= FEW_ROWS or tile.block <= ELEMENTS_OF_SHORT_ROWS:
         return tile
@@ -105,7 +104,7 @@ def _sums_alike(device: torch.device) -> bool:
 
 
 class _Scaled(NamedTuple):
-    """A second result: the norm without weight, times these two."""
+    """A second result: the norm without weight, times `scale` and `factor`."""
 
     scale: Tensor | None
     factor: float

@@ -53,7 +53,7 @@ class Kernels(Protocol):
 
 
 def choose_kernels(x: Tensor) -> Kernels | None:
-    """Those for streams on x's device. None: the layer's own operations are all there is."""
+    """The kernels for streams on x's device. None: the layer's own operations are all there is."""
     if not x.is_cuda:
         return None
     # Imported here: machines without a GPU need no Triton.

@@ -65,18 +65,18 @@ def peaked_logits(num_rows: int, vocab_size: int, device: str, seed: int = 0) ->
 
 
 def flat_logits(num_rows: int, vocab_size: int, device: str, seed: int = 0) -> Tensor:
-    """Nuclei of half the vocabulary."""
+    """Logits whose nuclei are half the vocabulary."""
     return torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
 def tied_logits(num_rows: int, vocab_size: int, device: str, seed: int = 0) -> Tensor:
-    """Few distinct values: every cut goes through equals, and races are decided by noise alone."""
+    """Logits with few distinct values: every cut goes through equals, and races are decided by noise alone."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-3, 4, (num_rows, vocab_size), generator=generator).float().mul_(1.5).to(device)
 
 
 def masked_logits(num_rows: int, vocab_size: int, device: str, seed: int = 0) -> Tensor:
-    """All but a few tokens forbidden, fewer than most top_k; the very last token allowed."""
+    """Logits with all but a few tokens forbidden, fewer than most top_k; the very last token is allowed."""
     logits = flat_logits(num_rows, vocab_size, "cpu", seed)
     generator = torch.Generator().manual_seed(seed + 1)
     logits[torch.rand(num_rows, vocab_size, generator=generator) < 1 - 20 / vocab_size] = -torch.inf

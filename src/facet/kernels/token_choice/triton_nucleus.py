@@ -43,7 +43,7 @@ def _pivot_key(pivot, best, temperature):
 
 @triton.jit
 def _weights(keys, best, temperature, min_p):
-    """Relative to the row's best token; 0 for what min_p or a mask excludes."""
+    """Weights relative to the row's best token; 0 for what min_p or a mask excludes."""
     logits = logits_of(tl.maximum(keys, MINUS_INFINITY_KEY))
     weights = tl.exp((logits - anchor_of(best)) / temperature)
     return tl.where(weights < min_p, 0.0, weights)

@@ -36,7 +36,7 @@ def keys_of(logits, is_live):
 
 @triton.jit
 def logits_of(keys):
-    """The way back, for keys of numbers."""
+    """The logits of keys: the way back, for keys of numbers."""
     return (keys ^ ((keys >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 

@@ -28,7 +28,7 @@ from facet.kernels.paged_attention.tiles import common_arguments
 
 @triton.jit
 def _store_means(totals, weight_sum, target, vectors, is_member, HEAD_DIM: tl.constexpr):
-    """Whole vectors, segment by segment."""
+    """Stores whole vectors, segment by segment."""
     places = vectors * HEAD_DIM
     factor = (1.0 / weight_sum)[:, None]
     first_dim = 0

@@ -16,7 +16,7 @@ from facet.kernels.paged_attention.tiles import LEAST_TILE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """One of them. `gpu.choose_reader` says which reads what."""
+    """A function that reads a cache, and what it needs. `gpu.choose_reader` says which reads what."""
 
     attend: Any  # a function of Triton's language
     widens_to_half: bool = False  # stored bytes become float16 in registers

@@ -38,7 +38,7 @@ def _still_queries(
     queries, places, is_row, key_weight,
     FIRST: tl.constexpr, SIZE: tl.constexpr, NUM_PAIRS: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    """Times the key weight, and zero where dimensions rotate: those are met apart.
+    """Queries times the key weight, and zero where dimensions rotate: those are met apart.
 
     The number of pairs is even, so both numbers of a word rotate or neither does.
     """

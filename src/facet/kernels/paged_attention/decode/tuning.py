@@ -47,7 +47,8 @@ class DecodeTuning:
 
 
 def choose_decode_tuning(reader: Reader, queries: Tensor, cache: LayerCache, plan: DecodePlan) -> DecodeTuning:
-    """Depends on shapes alone: a captured graph keeps its choice. Times are of an H200, bfloat16, per layer.
+    """A tuning that depends on shapes alone: a captured graph keeps its choice. Times are of an H200, bfloat16, per
+    layer.
 
     Beside a prompt, microseconds count for little, and every kernel that such steps may need is compiled at the start:
     there, what saves few of them is not done.

@@ -50,7 +50,7 @@ def separate_tuning(head_dim: int, element_size: int, shared_bytes: int) -> Pref
 
 
 def shared_tuning(element_size: int, shared_bytes: int) -> PrefillTuning:
-    """The same, for shared vectors."""
+    """Like `separate_tuning`, for shared vectors."""
     if element_size == 4:
         return _FLOAT32
     if shared_bytes < _SHARED_BYTES:

@@ -107,7 +107,8 @@ def _round_whole_rows(
 
 
 def _block_of(width: int, most: int) -> int:
-    """A power of two that divides the width, if a large one does: masked loads take half as long again."""
+    """How many columns a program holds: a power of two that divides the width, if a large one does, since masked loads
+    take half as long again."""
     whole = min(most, width & -width)
     return whole if whole >= _LEAST_BLOCK else min(most, triton.next_power_of_2(width))
 

@@ -81,7 +81,8 @@ def multiply(
 
 
 def choose_kernels(x: Tensor, matrix: ShuffledInt4, most_few_rows: float) -> Kernels | None:
-    """Those that multiply these rows by codes. None: there are so many that values are made of the codes first."""
+    """The kernels that multiply these rows by codes. None: there are so many that values are made of the codes
+    first."""
     # Imported here: machines without a GPU need no Triton.
     from facet.kernels.quantized.int4 import few_rows, wide
 

@@ -90,7 +90,7 @@ def make_ring(HALF: gl.constexpr, NUM_WARPS: gl.constexpr, TILES: gl.constexpr):
 
 @gluon.jit
 def load_inputs(inputs, turn, num_turns, num_in, NUM_IN_WARPS: gl.constexpr, HAS_TAIL: gl.constexpr):
-    """Those of a turn, chunk by chunk; after the last turn, its own again."""
+    """The inputs of a turn, chunk by chunk; after the last turn, its own again."""
     first = gl.minimum(turn, num_turns - 1) * (NUM_IN_WARPS * BLOCK_IN)
     return (
         load_chunk(inputs, first, 0, num_in, HAS_TAIL),
@@ -110,7 +110,7 @@ def load_chunk(inputs, first, CHUNK_NUMBER: gl.constexpr, num_in, HAS_TAIL: gl.c
 
 @gluon.jit
 def load_both(inputs, turn, num_turns, num_in, NUM_IN_WARPS: gl.constexpr, HAS_TAIL: gl.constexpr):
-    """Inputs of a turn, chunk by chunk: of the first eight rows, then of the others."""
+    """The inputs of a turn, chunk by chunk: of the first eight rows, then of the others."""
     return (
         load_inputs(inputs[0], turn, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL),
         load_inputs(inputs[1], turn, num_turns, num_in, NUM_IN_WARPS, HAS_TAIL),

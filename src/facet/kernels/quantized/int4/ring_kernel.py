@@ -42,7 +42,8 @@ def copy_turn(copied, offset, turn, FORMAT: gl.constexpr):
 
 @gluon.jit
 def load_inputs(before, inputs, turn, num_turns, FORMAT: gl.constexpr):
-    """Those of a turn, chunk by chunk; after the last turn, and of rows that are not there, some that were before."""
+    """The inputs of a turn, chunk by chunk; after the last turn, and of rows that are not there, some that were
+    before."""
     NUM_IN_WARPS: gl.constexpr = FORMAT[2]
     HAS_TAIL: gl.constexpr = FORMAT[3]
     x_places, is_row, place, num_in = inputs

@@ -98,7 +98,7 @@ class ShuffledInt4:
         return replace(self, **chosen)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that there are, under their names in the matrix."""
+        """The tensors that there are, by their names in the matrix."""
         named = {name: getattr(self, name) for name in _TENSORS}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 

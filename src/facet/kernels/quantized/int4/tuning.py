@@ -40,7 +40,7 @@ class Tuning:
     num_in_warps: int  # the only one that changes the order of sums
 
     def constants(self, matrix: ShuffledInt4, rows: int) -> dict[str, int]:
-        """How kernels are told, for programs of so many rows."""
+        """The constants of kernels, for programs of so many rows."""
         return {
             "TILES": self.tiles,
             "ROW_TILES": rows // 8,
@@ -104,7 +104,7 @@ class Ring:
         return self.num_warps * self.tiles * bytes_of_block(has_minimums=self.has_minimums)
 
     def constants(self, matrix: ShuffledInt4) -> dict[str, int]:
-        """How the kernel is told."""
+        """The constants of the kernel."""
         return {
             "TILES": self.tiles,
             "NUM_OUT_WARPS": self.num_out_warps,

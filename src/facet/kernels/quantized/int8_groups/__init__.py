@@ -76,7 +76,8 @@ def look_up(ids: Tensor, matrix: ShuffledInt8) -> Tensor:
 
 
 def choose_kernels(x: Tensor, matrix: ShuffledInt8, most_few_rows: float) -> Kernels | None:
-    """Those that multiply these rows by codes. None: there are so many that values are made of the codes first."""
+    """The kernels that multiply these rows by codes. None: there are so many that values are made of the codes
+    first."""
     if x.dtype != torch.bfloat16:
         return None
     # Imported here and below: machines without a GPU need no Triton.

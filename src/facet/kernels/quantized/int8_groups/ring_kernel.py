@@ -52,7 +52,8 @@ def copy_turn(copied, offset, turn, FORMAT: gl.constexpr):
 
 @gluon.jit
 def load_inputs(before, inputs, turn, num_turns, FORMAT: gl.constexpr):
-    """Those of a turn, chunk by chunk; after the last turn, and of rows that are not there, some that were before."""
+    """The inputs of a turn, chunk by chunk; after the last turn, and of rows that are not there, some that were
+    before."""
     IN_SIXTEENS: gl.constexpr = FORMAT[3] == 1
     NUM_IN_WARPS: gl.constexpr = FORMAT[5]
     HAS_TAIL: gl.constexpr = FORMAT[6]

@@ -88,7 +88,7 @@ def places_of_tiles(
 
 @gluon.jit
 def block_of(turn, warp, num_blocks, NUM_IN_WARPS: gl.constexpr, IS_RAGGED: gl.constexpr):
-    """The one that a warp multiplies in a turn; after the last, the last again."""
+    """The block that a warp multiplies in a turn; after the last, the last again."""
     if IS_RAGGED:
         block = gl.minimum(turn * NUM_IN_WARPS + warp, num_blocks - 1)
     else:

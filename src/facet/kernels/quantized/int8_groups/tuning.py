@@ -85,7 +85,7 @@ def most_rows_before_wide(num_tiles: int, num_blocks: int) -> int:
 
 
 def constants_of(matrix: ShuffledInt8, tuning: Tuning, rows: int) -> dict[str, int]:
-    """How kernels are told, for programs of so many rows."""
+    """The constants of kernels, for programs of so many rows."""
     return {
         **_constants(matrix, tuning),
         "ROW_TILES": rows // 8,

@@ -64,7 +64,7 @@ def copy_own_coarse(place, coarse, is_there):
 
 @gluon.jit
 def commit_own_copies():
-    """Those that a thread has started since the last time are a group."""
+    """Makes a group of the copies that a thread has started since the last time."""
     gl.inline_asm_elementwise("cp.async.commit_group; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
@@ -82,7 +82,7 @@ def wait_for_warp(NUM_OUTSTANDING: gl.constexpr):
 
 @gluon.jit
 def load_own_words(place):
-    """Four words, apart."""
+    """Loads four words, apart."""
     return gl.inline_asm_elementwise(
         "ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];",
         "=r,=r,=r,=r,r",
@@ -95,7 +95,7 @@ def load_own_words(place):
 
 @gluon.jit
 def load_own_pair(place):
-    """Two words."""
+    """Loads two words."""
     return gl.inline_asm_elementwise(
         "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r", [place], dtype=(gl.int32, gl.int32), is_pure=False, pack=1
     )
@@ -103,7 +103,7 @@ def load_own_pair(place):
 
 @gluon.jit
 def store_sums_at(place, sums):
-    """Four numbers of each thread, for others to load behind a barrier."""
+    """Stores four numbers of each thread, for others to load behind a barrier."""
     gl.inline_asm_elementwise(
         "st.shared.v4.f32 [$1], {$2, $3, $4, $5}; // $0",
         "=r,r,f,f,f,f",

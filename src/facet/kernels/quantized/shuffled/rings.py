@@ -25,8 +25,8 @@ BLOCK_BYTES = gl.constexpr(1152)  # 1024 of codes, then scales
 
 @gluon.jit
 def make_rings(NUM_BYTES: gl.constexpr, NUM_WARPS: gl.constexpr):
-    """The address of so many bytes, for what PTX addresses. To the row behind them something is stored, or there would
-    be no memory."""
+    """The address of so many bytes of shared memory, for what PTX addresses. Something is stored to the row behind
+    them, or the compiler would leave them out."""
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     ROW: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])
     reserved = allocate_shared_memory(gl.int32, [NUM_BYTES // 128 + 1, 32], PLAIN)

@@ -78,7 +78,8 @@ def sum_warps(sums, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr, LAY
 
 @gluon.jit
 def sums_of_warps(sums, NUM_OUT_WARPS: gl.constexpr, NUM_IN_WARPS: gl.constexpr, LAYOUT: gl.constexpr):
-    """Each of a thread's four. One after the other: joined, with fewer barriers, a layer of E4B takes 5 us more."""
+    """Adds each of a thread's four sums over warps, one after the other: joined, with fewer barriers, a layer of E4B
+    takes 5 us more."""
     return (
         sum_warps(sums[0], NUM_OUT_WARPS, NUM_IN_WARPS, LAYOUT),
         sum_warps(sums[1], NUM_OUT_WARPS, NUM_IN_WARPS, LAYOUT),

@@ -19,7 +19,7 @@ class WideTuning:
     turn_in: int = 128  # inputs of a turn; of 4-bit codes there may be 256
 
     def constants(self) -> dict[str, int]:
-        """How kernels are told. Registers leave room for 16 warps."""
+        """The constants of kernels. Registers leave room for 16 warps."""
         return {
             "ROWS": self.rows,
             "TILES": self.tiles,

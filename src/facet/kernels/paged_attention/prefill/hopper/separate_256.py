@@ -76,7 +76,7 @@ def _start_scores(queries, keys, number):
 
 @gluon.jit
 def _finish_scores(started, keys, number, LATER: gl.constexpr):
-    """LATER products that were started behind them may go on."""
+    """Waits for scores and hands their keys back. LATER products that were started behind them may go on."""
     _, _, free = keys
     scores = warpgroup_mma_wait(LATER, deps=(started,))
     thread_barrier()

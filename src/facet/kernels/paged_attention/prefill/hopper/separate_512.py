@@ -79,7 +79,7 @@ def _score_and_sum(
     queries, keys, second, weights, totals, output, num_tiles, num_tokens, first_own, num_heads, scale,
     GROUP: gl.constexpr,
 ):  # fmt: skip
-    """All scores, and the second half of the sums."""
+    """Makes all scores, and the second half of the sums."""
     query_tile, queries_ready = queries
     values, values_ready, values_free = second
     weight_tiles, _, _, _ = weights
@@ -118,7 +118,7 @@ def _score_and_sum(
 
 @gluon.jit
 def _sum(queries, first, weights, totals, output, num_tiles, num_tokens, num_heads, GROUP: gl.constexpr):
-    """The first half of the sums."""
+    """Makes the first half of the sums."""
     query_tile, _ = queries
     total_weights, totals_ready = totals
     sums = sum_values(first, weights, num_tiles, 1)

@@ -83,7 +83,7 @@ def _put_queries(target, queries, key_weight, num_tokens, num_heads, FIRST: gl.c
 
 @gluon.jit
 def _start_scores(queries, first, second, rotated, tile):
-    """Tiles are taken in the order in which they come in."""
+    """Starts the products of a tile's scores. Its parts are taken in the order in which they come in."""
     first_queries, second_queries, _ = queries
     first_values, first_ready, _ = first
     second_values, second_ready, _ = second
@@ -103,7 +103,8 @@ def _start_scores(queries, first, second, rotated, tile):
 
 @gluon.jit
 def _finish_scores(started, rotated, LATER: gl.constexpr):
-    """LATER products that were started behind them may go on. The rotated keys are not needed any more."""
+    """Waits for scores. LATER products that were started behind them may go on. The rotated keys are not needed any
+    more."""
     _, _, rotated_free = rotated
     scores = warpgroup_mma_wait(LATER, deps=(started,))
     thread_barrier()
@@ -116,7 +117,7 @@ def _score_and_sum(
     queries, first, second, rotated, weights, totals, source, output, key_weight, num_tiles, num_tokens, first_own,
     num_heads, scale, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """All scores, and the second half of the sums."""
+    """Makes all scores, and the second half of the sums."""
     _, second_queries, queries_ready = queries
     values, _, values_free = second
     weight_tiles, _, _, _ = weights
@@ -158,7 +159,7 @@ def _score_and_sum(
 def _sum(
     queries, first, weights, totals, source, output, key_weight, num_tiles, num_tokens, num_heads, GROUP: gl.constexpr
 ):
-    """The first half of the sums."""
+    """Makes the first half of the sums."""
     first_queries, _, queries_ready = queries
     total_weights, totals_ready = totals
     _put_queries(first_queries, source, key_weight, num_tokens, num_heads, 0, GROUP)
