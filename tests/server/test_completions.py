@@ -65,6 +65,25 @@ def test_prompts_of_every_shape(scripted: Scripted, tokenizer: Tokenizer) -> Non
     assert len({request.request_id for request in engine.submitted}) == 7
 
 
+def test_no_second_bos(scripted: Scripted) -> None:
+    """Templates write <bos> themselves, and their output is sent as it is."""
+    bos_first = Tokenizer(build_gemma_like(adds_bos=True))
+    one = bos_first.encode("one", add_special_tokens=False)
+    with scripted(TEXT, model={"tokenizer": bos_first}) as (server, engine):
+        for path in ("/v1/completions", "/tokenize"):
+            for fields, expected in (
+                ({"prompt": "one"}, [2, *one]),
+                ({"prompt": "<bos>one"}, [2, *one]),
+                ({"prompt": "<bos>one", "add_special_tokens": True}, [2, 2, *one]),
+                ({"prompt": "one", "add_special_tokens": False}, one),
+            ):
+                answer = server.post(path, fields).json()
+                found = answer["tokens"] if path == "/tokenize" else engine.submitted[-1].prompt_token_ids
+                assert list(found) == expected, (path, fields)
+        ask(server, prompt="<bos>one", split_special_tokens=True)
+        assert engine.submitted[-1].prompt_token_ids[:2] != (2, 2)
+
+
 def test_several_answers_are_several_requests_with_their_own_seeds(scripted: Scripted) -> None:
     with scripted(TEXT) as (server, engine):
         answer = ask(server, n=3, seed=5, prompt=["one", "two"], temperature=1)

@@ -26,7 +26,7 @@ from facet.offline.collector import Collector
 from facet.offline.given_values import require_bool, require_mapping, shown
 from facet.offline.model_tokenizer import ModelTokenizer
 from facet.offline.outputs import RequestOutput
-from facet.offline.prompts import Prompt, brings_special_tokens, fields_beside, find_prompts, text_or_ids
+from facet.offline.prompts import Prompt, fields_beside, find_prompts, text_or_ids
 from facet.offline.setting_types import require_switch
 from facet.offline.settings import read_settings
 from facet.offline.shared_engine import SharedEngine
@@ -135,8 +135,9 @@ class LLM:
                 prompt=item,
                 sampling=sampling,
                 is_max_tokens_default=sampling_params is None,
-                add_special_tokens=adds is not False
-                and (split_special_tokens or not brings_special_tokens(item, self._asked.tokenizer)),
+                add_special_tokens=self._asked.adds_special_tokens(
+                    item, wanted=adds, split_special_tokens=split_special_tokens
+                ),
                 split_special_tokens=split_special_tokens,
                 priority=of_prompt,
                 **fields_beside(prompt, mm_processor_kwargs),

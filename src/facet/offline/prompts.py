@@ -7,7 +7,6 @@ from typing import Any, NotRequired, TypedDict
 
 from facet.errors import RequestError
 from facet.offline.given_values import as_list, require_mapping, shown
-from facet.tokens import Tokenizer
 
 
 class TokensPrompt(TypedDict):
@@ -74,14 +73,6 @@ def fields_beside(prompt: object, mm_processor_kwargs: Mapping[str, Any] | None)
     if mm_processor_kwargs is not None:
         fields["mm_processor_kwargs"] = {**mm_processor_kwargs, **fields.get("mm_processor_kwargs", {})}
     return fields
-
-
-def brings_special_tokens(prompt: str | Sequence[int], tokenizer: Tokenizer | None) -> bool:
-    """Whether a text begins with the tokens that would be put before it: templates write <bos> themselves."""
-    if tokenizer is None or not isinstance(prompt, str):
-        return False
-    added = "".join(tokenizer.id_to_token(token_id) or "" for token_id in tokenizer.added_before)
-    return bool(added) and prompt.startswith(added)
 
 
 def _of_mapping(prompt: Mapping[Any, Any], where: str) -> str | list[int]:

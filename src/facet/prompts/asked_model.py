@@ -1,6 +1,6 @@
 """Describes the model as callers see it: its tokenizer, chat template, defaults and limits. Frozen."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,14 @@ class AskedModel:
                 field="prompt",
             )
         return self.tokenizer
+
+    def adds_special_tokens(
+        self, prompt: str | Sequence[int], *, wanted: bool | None, split_special_tokens: bool
+    ) -> bool:
+        """Whether <bos> is put before a prompt where nobody says so: not twice, since templates write it themselves."""
+        if wanted is not None or split_special_tokens or self.tokenizer is None or not isinstance(prompt, str):
+            return wanted is not False
+        return not self.tokenizer.brings_special_tokens(prompt)
 
     def text_limit(self, *, num_contexts: int = 1) -> TextLimit:
         """What a prompt's text is held against before it is encoded."""

@@ -79,7 +79,9 @@ class CompletionsEndpoint:
                 response_format=fields.response_format,
                 priority=fields.priority or 0,
                 cache_salt=fields.cache_salt,
-                add_special_tokens=fields.add_special_tokens is not False,
+                add_special_tokens=model.adds_special_tokens(
+                    prompt, wanted=fields.add_special_tokens, split_special_tokens=bool(fields.split_special_tokens)
+                ),
                 split_special_tokens=bool(fields.split_special_tokens),
                 has_prompt_logprobs_in_every_answer=bool(fields.echo),
             )

@@ -59,8 +59,10 @@ class TokenizeEndpoint:
         asked, text = self._frontend.model.asked, fields.prompt or ""
         tokenizer = asked.require_tokenizer()
         asked.text_limit(num_contexts=TOKENIZED_CONTEXTS).check(text)
-        prompt = PromptText.from_outside(text) if fields.split_special_tokens else PromptText(text)
-        ids = tokenizer.encode_prompt(prompt, add_special_tokens=fields.add_special_tokens is not False)
+        splits = bool(fields.split_special_tokens)
+        adds = asked.adds_special_tokens(text, wanted=fields.add_special_tokens, split_special_tokens=splits)
+        prompt = PromptText.from_outside(text) if splits else PromptText(text)
+        ids = tokenizer.encode_prompt(prompt, add_special_tokens=adds)
         return self._response(fields, ids)
 
 

@@ -89,6 +89,11 @@ class Tokenizer:
         """
         return self.encode_prompt(PromptText(text), add_special_tokens=add_special_tokens)
 
+    def brings_special_tokens(self, text: str) -> bool:
+        """Whether a text begins with the tokens that `encode` would add before it."""
+        added = "".join(self.id_to_token(token_id) or "" for token_id in self.added_before)
+        return bool(added) and text.startswith(added)
+
     def encode_prompt(
         self, prompt: PromptText, *, add_special_tokens: bool = False, max_tokens: int | None = None
     ) -> list[int]:
