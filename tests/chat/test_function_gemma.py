@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from facet.chat import ChatTemplate
-from facet.chat.formats import FUNCTION_GEMMA, GEMMA4, ReplyMarkers, find_thought
+from facet.chat.formats import FUNCTION_GEMMA, GEMMA4, ReplyMarkers, answer_ends, find_thought
 from facet.chat.messages import normalize_messages
 from facet.chat.tool_choice import normalize_tools
 from facet.chat.tool_grammar import thought_tokens, tool_call_grammar
+from facet.config import PromptConfig
+from facet.prompts.asked_model import make_asked_model
+from facet.prompts.generation_defaults import GenerationDefaults
+from facet.prompts.prompt_files import PromptFiles
 from facet.sampling import GrammarCompiler
 from facet.sampling.grammar_walker import GrammarWalker
 from facet.tokens import Tokenizer
@@ -77,6 +81,24 @@ def test_it_marks_no_thoughts(tokenizer: Tokenizer) -> None:
     parser = make_parser(tokenizer)
     (first, *_) = encode_reply(tokenizer, "thought")
     assert parser.push(first), "nothing is held back: no thought can have begun"
+
+
+def test_a_response_ends_an_answer(tokenizer: Tokenizer) -> None:
+    """Its makers call this an additional stop sequence."""
+    opens_response = tokenizer.token_to_id("<start_function_response>")
+    assert answer_ends(tokenizer, (1, 106)) == (1, 106, opens_response)
+    assert answer_ends(tokenizer, (1, 106, opens_response or 0)) == (1, 106, opens_response)
+    assert answer_ends(Tokenizer(build_gemma_like(control_tokens=GEMMA3_TOKENS)), (1, 106)) == (1, 106)
+    files = PromptFiles(
+        folder=HERE,
+        tokenizer=tokenizer,
+        template=None,
+        defaults=GenerationDefaults(eos_token_ids=(1,), sampling={}, max_tokens=None, max_tokens_limit=None),
+        any_whitespace=False,
+        max_media={},
+    )
+    model = make_asked_model(PromptConfig(), files, max_model_len=64, eos_token_ids=())
+    assert model.eos_token_ids == (1, opens_response)
 
 
 def test_calls_are_constrained(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def rendered(model: ServedModel) -> str:
 def test_as_the_checkpoint_has_it(folder: Path) -> None:
     model = served(folder)
     assert (model.names, model.name, model.root) == ((str(folder),), str(folder), str(folder))
-    assert model.asked.eos_token_ids == (1, 16)
+    assert model.asked.eos_token_ids == (1, 16, 9)  # and what opens the response of a tool
     assert model.asked.sampling_defaults == {"temperature": 0.7, "top_k": 64}
     assert rendered(model) == "its own x"
     assert served(folder, served_model_name=("a", "b")).names == ("a", "b")
@@ -45,7 +45,7 @@ def test_as_the_checkpoint_has_it(folder: Path) -> None:
 
 def test_where_defaults_come_from(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert served(folder, generation_config="vllm").asked.sampling_defaults == {}
-    assert served(folder, generation_config="vllm").asked.eos_token_ids == (1, 16)
+    assert served(folder, generation_config="vllm").asked.eos_token_ids == (1, 16, 9)
     other = tmp_path_factory.mktemp("other")
     (other / "generation_config.json").write_text('{"top_p": 0.5}')
     assert served(folder, generation_config=str(other)).asked.sampling_defaults == {"top_p": 0.5}

@@ -90,6 +90,19 @@ class ReplyMarkers:
         )
 
 
+def answer_ends(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+    """The tokens that end an answer: those given, and the one that opens a tool's response.
+
+    A model writes it behind its calls, and what would follow is for the client to say. Not every generation_config.json
+    counts it among the ends; without it a model goes on with a response of its own invention.
+    """
+    markers = ReplyMarkers.find(tokenizer)
+    opens_response = None if markers is None else markers.opens_response
+    if opens_response is None or opens_response in eos_token_ids or not eos_token_ids:
+        return tuple(eos_token_ids)
+    return *eos_token_ids, opens_response
+
+
 def find_thought(
     tokenizer: Tokenizer, prompt_token_ids: Sequence[int], eos_token_ids: Collection[int] = ()
 ) -> ThoughtTokens | None:

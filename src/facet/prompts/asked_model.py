@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from facet.chat.formats import find_thought
+from facet.chat.formats import answer_ends, find_thought
 from facet.chat.media_parts import MediaParts
 from facet.chat.request_template import RequestTemplate
 from facet.chat.template import ChatTemplate
@@ -130,9 +130,10 @@ def make_asked_model(
             check_thinking_token_budget(budget, has_thoughts=has_thoughts, max_model_len=max_model_len)
     except RequestError as error:
         raise ConfigError(f"The generation defaults cannot be used: {error}") from None
+    ends = files.defaults.eos_token_ids or eos_token_ids
     return AskedModel(
         max_model_len=max_model_len,
-        eos_token_ids=files.defaults.eos_token_ids or eos_token_ids,
+        eos_token_ids=ends if files.tokenizer is None else answer_ends(files.tokenizer, ends),
         tokenizer=files.tokenizer,
         template=files.template,
         template_variables=config.default_chat_template_kwargs or {},
