@@ -16,15 +16,17 @@ Config = TypeVar("Config", bound=ModelConfig)
 
 
 def is_batch_invariant(asked: bool | None, device: torch.device, formats: Formats) -> bool:
-    """`formats`: of the quantized matrices. On a CPU it costs too much to be the default."""
+    """Whether answers are batch-invariant where `asked` leaves it open: on a GPU, if it costs little. On a CPU it costs
+    too much to be the default. `formats`: of the quantized matrices."""
     if asked is not None:
         return asked
     return device.type == "cuda" and all(costs_little(name, format) for name, format in formats.items())
 
 
 def costs_little(name: str, format: MatrixFormat) -> bool:
-    """With a quantized matrix, on a GPU. Sums of integers are exact in any order; outputs of a head are enough to
-    occupy a GPU without cutting sums into parts. What others cost is in docs/batch-invariant.md."""
+    """Whether batch-invariance costs little with a quantized matrix, on a GPU. Sums of integers are exact in any order;
+    outputs of a head are enough to occupy a GPU without cutting sums into parts. What others cost is in
+    docs/batch-invariant.md."""
     if not format.has_row_scales or format.code_bits != 8:
         return False
     return format.rounding == "int8_token" or (format.rounding is None and name in HEADS)

@@ -47,9 +47,10 @@ NO_FORMATS: Mapping[str, MatrixFormat] = {}
 def match_tensors(
     spec: ModelSpec, stored: Mapping[str, StoredTensor], scheme: Scheme | None = None
 ) -> dict[TensorTarget, Source]:
-    """For every tensor the decoder needs, what it is read from. Missing, unexpected or mis-shaped: an error.
+    """What every tensor that the decoder needs is read from. One that is missing, unexpected or mis-shaped is an error.
 
-    `scheme`: how the checkpoint is quantized."""
+    `scheme`: how the checkpoint is quantized.
+    """
     prefix = next((p for p in _DECODER_PREFIXES if any(name.startswith(f"{p}embed_tokens.") for name in stored)), None)
     if prefix is None:
         raise CheckpointError(
@@ -77,7 +78,7 @@ def match_tensors(
 def match_tower(
     targets: Iterable[TensorTarget], stored: Mapping[str, StoredTensor], scheme: Scheme | None = None
 ) -> dict[TensorTarget, Source]:
-    """As `match_tensors`, for what a checkpoint has beside the decoder. Tensors of other towers are left alone."""
+    """Like `match_tensors`, for what a checkpoint has beside the decoder. Tensors of other towers are left alone."""
     inside = {_name_beside(name): tensor for name, tensor in stored.items()}
     by_name = {target.name: target for target in targets}
     found: dict[str, Source] = {}
@@ -169,7 +170,7 @@ def load_weights(
 
 
 def formats_of(matched: Mapping[TensorTarget, Source]) -> dict[str, MatrixFormat]:
-    """Of the matrices that are quantized."""
+    """The formats of the matrices that are quantized, by name."""
     found = {target.name: format_of(source) for target, source in matched.items()}
     return {name: format for name, format in found.items() if format is not None}
 
@@ -193,12 +194,12 @@ def _name_inside(name: str, prefix: str) -> str:
 
 
 def _name_beside(name: str) -> str:
-    """Without what only some files put before or into the names of towers."""
+    """The name of a tower's tensor without what only some files put before or into it."""
     return name.removeprefix("model.").replace("vision_tower.vision_model.", "vision_tower.")
 
 
 def as_placed(values: Tensor, target: TensorTarget) -> Tensor:
-    """As the module keeps what a file holds."""
+    """The values of a file as the module keeps them."""
     if target.layout == "transposed":
         return values.T
     return values.flatten(1) if target.layout == "kernel" else values

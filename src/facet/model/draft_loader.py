@@ -57,7 +57,7 @@ def load_draft_model(name: str, target: Gemma, config: ModelConfig, progress: Pr
 
 
 def _read_weights(model: DraftModel, folder: Path, scheme: Scheme | None, rank: Rank, progress: Progress) -> None:
-    """Quantized matrices become unquantized ones: a drafter is a small part of a model."""
+    """Fills a drafter. Quantized matrices become unquantized ones: a drafter is a small part of a model."""
     spec, stored = model.spec, read_headers(find_weight_files(folder))
     beside = {target: _require(stored, target, scheme) for target in _targets_beside(spec)}
     used = {tensor.name for source in beside.values() for tensor in tensors_of(source)}

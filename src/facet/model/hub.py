@@ -110,7 +110,7 @@ def _refuse_towers(model: str, towers: str | None) -> None:
 
 
 def _beside(path: Path) -> list[Path]:
-    """Files of towers in the same folder."""
+    """The files of towers in the same folder."""
     return [path.parent / name for name in tower_files(os.listdir(path.parent))]
 
 
@@ -145,7 +145,7 @@ def _download_file(model: str, revision: str | None, wanted: str | None, access:
 
 
 def _towers_to_download(names: Sequence[str], towers: str | None, where: str) -> list[str]:
-    """One file of a repository, or none."""
+    """The file of towers to download from a repository, or none."""
     found = tower_files(names)
     if towers is None or towers == "auto":
         return [] if towers is None else found[:1]

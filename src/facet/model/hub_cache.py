@@ -27,7 +27,7 @@ class CachedModel:
 
 
 def cached_models(access: HubAccess = AS_USUAL) -> list[CachedModel]:
-    """By name."""
+    """The models in the cache, by name."""
     found = [_describe(repo) for repo in _scan(access).repos if repo.repo_type == "model" and repo.revisions]
     return sorted(found, key=lambda model: model.name.lower())
 

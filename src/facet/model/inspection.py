@@ -22,7 +22,8 @@ class Inspection:
 
 
 def inspect_checkpoint(config: ModelConfig, spec: ModelSpec, folder: Path, *, must_have_files: bool) -> Inspection:
-    """Of what `read_spec` has read. Raises where files are broken, incomplete, or do not fit the config."""
+    """What checkpoint and config say of the model that `read_spec` has read. Raises where files are broken, incomplete,
+    or do not fit the config."""
     scheme = read_scheme(read_config_file(folder / "config.json", config.hf_overrides), folder)
     formats: Formats = expected_formats(spec, scheme)
     notes, scheme_name = ((), None) if scheme is None else (scheme.notes, scheme.name)

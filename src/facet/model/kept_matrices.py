@@ -33,12 +33,12 @@ class KeptMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """Until it is prepared; of a quantized one."""
+        """The bytes of a quantized matrix until it is prepared."""
         assert self.format is not None, "it is quantized"
         return self.format.num_bytes(self.shape)
 
     def prepared_bytes(self, dtype: torch.dtype, device_type: str) -> int:
-        """On a device that has all kernels, beside activations of this type; of a quantized one."""
+        """The bytes of a quantized matrix on a device that has all kernels, beside activations of this type."""
         if self.format is None or self.is_of_any_kind or not self.is_multiplied:
             return self.num_bytes
         kind: type[QuantizedWeight] = kind_with_kernels(self.format, self.shape, dtype=dtype, device_type=device_type)
@@ -47,7 +47,7 @@ class KeptMatrix:
 
 
 def kept_matrices(spec: ModelSpec, formats: Mapping[str, MatrixFormat]) -> dict[str, list[KeptMatrix]]:
-    """Of every `Linear`, by its name."""
+    """The matrices of every `Linear`, by its name."""
     by_place: dict[str, list[TensorTarget]] = {}
     for target in tensor_targets(spec):
         if len(target.shape) > 1:
@@ -86,7 +86,8 @@ def _can_be_before_another(format: MatrixFormat | None, shape: Sequence[int]) ->
 def _stacked(
     targets: Sequence[TensorTarget], formats: Mapping[str, MatrixFormat]
 ) -> list[tuple[MatrixFormat | None, tuple[int, ...]]]:
-    """Of a product whose parts these are: one matrix where their rows can be stacked, else one for each part."""
+    """(Format, shape) of the matrices of a product with these parts: one where their rows can be stacked, else one for
+    each part."""
     *stack, _, num_inputs = targets[0].shape
     found = [formats.get(target.name) for target in targets]
     first = found[0]

@@ -115,7 +115,8 @@ def _read_head_shapes(
 
 
 def _read_kv_sharing(text: ConfigFields, defaults: FamilyDefaults, kinds: list[AttentionKind]) -> list[int | None]:
-    """For each layer, whose keys and values it reads: the last unshared layer of its kind, or its own (None)."""
+    """For each layer, the layer whose keys and values it reads: the last unshared layer of its kind, or its own
+    (None)."""
     num_shared = text.integer("num_kv_shared_layers", defaults.num_kv_shared_layers, least=0)
     first = len(kinds) - num_shared
     if first < 1:

@@ -156,7 +156,7 @@ def load_model(
 
 
 def cuts_of(spec: ModelSpec, share: ModelSpec, rank: Rank) -> dict[str, Cut]:
-    """Of the tensors of which a rank holds only a part."""
+    """The cuts of the tensors of which a rank holds only a part, by name."""
     targets = zip(tensor_targets(spec), tensor_targets(share), strict=True)
     cuts = {whole.name: cut_of(whole, part, rank) for whole, part in targets}
     return {name: cut for name, cut in cuts.items() if cut is not None}
@@ -177,7 +177,8 @@ def build_model(
     formats: Formats = MappingProxyType({}),
     tables_on_host: bool = False,
 ) -> Gemma:
-    """With uninitialised weights, those of `formats` quantized. `share`: what this rank holds; None: everything."""
+    """A model with uninitialised weights, those of `formats` quantized. `share`: what this rank holds; None:
+    everything."""
     share = share or spec
     dtype, device = placement.dtype, placement.device
     check_dtype(dtype, device)
@@ -221,7 +222,7 @@ def memory_needed(
 
 
 def table_bytes(spec: ModelSpec, context_length: int, dtype: torch.dtype) -> int:
-    """Of the cosines and sines of every position, for each kind of layer."""
+    """The bytes of the cosines and sines of every position, for each kind of layer."""
     layers = {layer.attention: layer for layer in spec.layers}.values()
     num_pairs = sum(layer.rotary.num_rotated_pairs(layer.head_dim) for layer in layers)
     return context_length * 2 * num_pairs * dtype.itemsize

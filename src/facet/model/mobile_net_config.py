@@ -85,6 +85,6 @@ def _inverted(channels: int, expansion: int, *, start_kernel_size: int = 0) -> I
 
 
 def _rounded(count: float) -> int:
-    """To a multiple of eight, which may be a tenth too small and no more."""
+    """Rounds to a multiple of eight, which may be a tenth too small and no more."""
     rounded = max(8, int(count + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * count else rounded

@@ -36,7 +36,7 @@ class _Read(Protocol):
 
 
 class _Unfilled(ProductWeight):
-    """Reads what it stands for elsewhere."""
+    """A weight for comparison, which reads elsewhere what it stands for."""
 
     has_kernels = False
 
@@ -105,7 +105,7 @@ class OriginalWeights:
 
 @contextmanager
 def original_weights(model: Gemma, folder: Path | None) -> Iterator[OriginalWeights]:
-    """Of a model whose checkpoint is in `folder`; None: its weights were drawn."""
+    """The original weights of a model whose checkpoint is in `folder`; None: its weights were drawn."""
     sources: dict[str, list[tuple[TensorTarget, Source]]] = {}
     if folder is not None:
         scheme = read_scheme(read_config_file(folder / "config.json"), folder)

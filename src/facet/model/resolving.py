@@ -87,7 +87,7 @@ def _gpu_of(rank: Rank, asked: str) -> torch.device:
 
 
 def resolve_context_length(asked: ContextLength, spec: ModelSpec) -> int:
-    """Before it is known what fits: `auto` may become less."""
+    """The context length before it is known what fits: `auto` may become less."""
     if asked is None or asked == "auto":
         return spec.max_positions
     if not 1 <= asked <= spec.max_positions:

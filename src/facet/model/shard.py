@@ -53,7 +53,7 @@ def shard_of(spec: ModelSpec, size: int, formats: Mapping[str, MatrixFormat] = _
 
 
 def cut_of(whole: TensorTarget, share: TensorTarget, rank: Rank) -> Cut | None:
-    """Which part of a tensor belongs to a rank, from its shape and that of the rank's share. None: all of it."""
+    """The part of a tensor that belongs to a rank, from its shape and that of the rank's share. None: all of it."""
     if whole.shape == share.shape:
         return None
     (axis,) = (axis for axis in range(len(whole.shape)) if whole.shape[axis] != share.shape[axis])
@@ -67,7 +67,7 @@ def cut_of(whole: TensorTarget, share: TensorTarget, rank: Rank) -> Cut | None:
 
 
 def division_line(spec: ModelSpec, share: ModelSpec, size: int, *, has_towers: bool = False) -> str:
-    """For people: what ranks divide and what each of them has whole; empty where one has everything."""
+    """A line for people: what ranks divide and what each of them has whole; empty where one has everything."""
     if size == 1:
         return ""
     divided = ["heads", "MLPs", "embeddings and the KV cache"]

@@ -17,7 +17,7 @@ _LEAST_CLIPPING = 1e9  # activations stay far below, and are not bounded here
 
 
 def read_sound_spec(config: Mapping[str, Any], model: ModelSpec) -> SoundSpec | None:
-    """None: the model takes no sound. `model` is the decoder."""
+    """What the model's tower for sound is. None: it takes no sound. `model` is the decoder."""
     top = ConfigFields(config)
     if "audio_config" not in top or "text_config" not in top:
         return None

@@ -68,7 +68,7 @@ class FoundTowers:
     notes: tuple[str, ...] = ()  # what a user is told
 
     def on_meta(self, dtype: torch.dtype) -> dict[MediaKind, nn.Module]:
-        """By the kinds of media that go through them, without memory: to be counted, and not to be changed."""
+        """Towers without memory, by the kinds of media that go through them: to be counted, and not to be changed."""
         return {
             kind: tower
             for found in self.towers
@@ -77,7 +77,7 @@ class FoundTowers:
         }
 
     def load(self, placement: Placement, progress: Progress, *, seed: int = 0) -> dict[MediaKind, nn.Module]:
-        """By the kinds of media that go through them."""
+        """Towers with their weights, by the kinds of media that go through them."""
         loaded: dict[MediaKind, nn.Module] = {}
         for found in self.towers:
             tower = build_tower(found.spec, placement)
@@ -95,10 +95,12 @@ def find_towers(
     stored: Mapping[str, StoredTensor] | None,
     scheme: Scheme | None = None,
 ) -> FoundTowers:
-    """Of a config and all tensors of its checkpoint. None: there are none, weights are to be made up.
+    """The towers of a config and of all tensors of its checkpoint. `stored` None: there are no tensors, weights are to
+    be made up.
 
     `scheme`: how the checkpoint is quantized. Matrices of towers that are, too, become unquantized ones: towers are a
-    small part of a model."""
+    small part of a model.
+    """
     towers: list[FoundTower] = []
     notes: list[str] = []
     parts = ConfigFields(config)
@@ -154,14 +156,14 @@ def _tower_on_meta(spec: TowerSpec, dtype: torch.dtype) -> nn.Module:
 
 
 def build_tower(spec: TowerSpec, placement: Placement) -> nn.Module:
-    """With uninitialised weights."""
+    """A tower with uninitialised weights."""
     if isinstance(spec, VisionSpec):
         return build_vision_tower(spec, placement)
     return build_sound_tower(spec, placement)
 
 
 def build_vision_tower(spec: VisionSpec, placement: Placement) -> nn.Module:
-    """With uninitialised weights."""
+    """A tower with uninitialised weights."""
     if isinstance(spec, PatchTowerSpec):
         return PatchTower(spec, placement)
     if isinstance(spec, PatchEmbedderSpec):
@@ -172,7 +174,7 @@ def build_vision_tower(spec: VisionSpec, placement: Placement) -> nn.Module:
 
 
 def build_sound_tower(spec: SoundSpec, placement: Placement) -> nn.Module:
-    """With uninitialised weights."""
+    """A tower with uninitialised weights."""
     if isinstance(spec, ConformerTowerSpec):
         return ConformerTower(spec, placement)
     if isinstance(spec, UsmTowerSpec):

@@ -15,7 +15,8 @@ from facet.vision_spec import PatchEmbedderSpec, PatchTowerSpec, SquareTowerSpec
 
 
 def read_vision_spec(config: Mapping[str, Any], output_size: int) -> VisionSpec | None:
-    """None: the model takes no pictures. `output_size` is the width of the decoder's stream."""
+    """What the model's tower for pictures is. None: it takes no pictures. `output_size` is the width of the decoder's
+    stream."""
     top = ConfigFields(config)
     model_type = top.text("model_type", "")
     if "vision_config" not in top or "text_config" not in top:

@@ -53,7 +53,8 @@ class FormatSource(Protocol):
     """A scheme of a checkpoint, or a flag."""
 
     def format_of(self, names: Sequence[str], shape: Sequence[int]) -> MatrixFormat | None:
-        """Of a matrix [outputs, inputs] of a module that may have any of these names. None: not quantized."""
+        """The format of a matrix [outputs, inputs] of a module that may have any of these names. None: not
+        quantized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class OneFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightBytes:
-    """Where they go."""
+    """Where the bytes of a model's weights go."""
 
     by_format: Mapping[MatrixFormat, int]
     num_quantized: int  # values
@@ -87,12 +88,12 @@ class WeightBytes:
 
     @property
     def main_format(self) -> MatrixFormat | None:
-        """That of most bytes."""
+        """The format that takes the most bytes."""
         return max(self.by_format, key=lambda format: self.by_format[format]) if self.by_format else None
 
     @property
     def line(self) -> str:
-        """For people; empty where nothing is quantized."""
+        """A line for people; empty where nothing is quantized."""
         if not self.by_format:
             return ""
         formats = "; ".join(
@@ -105,7 +106,7 @@ class WeightBytes:
 
 
 def expected_formats(spec: ModelSpec, source: FormatSource | None) -> dict[str, MatrixFormat]:
-    """Of the matrices that a config or a flag says are quantized."""
+    """The formats of the matrices that a config or a flag says are quantized."""
     formats: dict[str, MatrixFormat] = {}
     for target in tensor_targets(spec):
         if source is None or len(target.shape) < 2:
@@ -157,8 +158,8 @@ def weight_bytes(
     tables_on_host: bool = False,
     prepared_on: str | None = None,
 ) -> WeightBytes:
-    """Of all tensors; `dtype` is that of unquantized values, but for norms. `prepared_on`: a type of device, where its
-    kernels want quantized matrices in an order of their own, as they are in it."""
+    """The bytes of all tensors; `dtype` is that of unquantized values, but for norms. `prepared_on`: a type of device;
+    where its kernels want quantized matrices in an order of their own, they are counted in it."""
     by_format: dict[MatrixFormat, int] = {}
     num_quantized = unquantized = on_host = fill = 0
     for target in tensor_targets(spec):
@@ -239,7 +240,7 @@ def _has_part(name: str, parts: Sequence[str]) -> bool:
 
 
 def _possible_names(name: str) -> list[str]:
-    """Of a module in checkpoints. Experts are named one by one in some."""
+    """The names that a module may have in checkpoints. Experts are named one by one in some."""
     module = name.removesuffix(".weight")
     return [prefix + each for prefix in _PREFIXES for each in (module, *_names_of_experts(module))]
 

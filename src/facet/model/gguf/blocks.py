@@ -19,7 +19,7 @@ def read_blocks(type: BlockType, rows: Tensor) -> QuantizedMatrix:
 
 
 def _half(octets: Tensor) -> Tensor:
-    """Two bytes as a float16."""
+    """Float16 numbers, of two bytes each."""
     return octets.contiguous().view(torch.float16)
 
 
@@ -33,12 +33,12 @@ def _signed(codes: Tensor, zero: int) -> Tensor:
 
 
 def _halves(octets: Tensor) -> Tensor:
-    """Of 16 bytes, the lower halves and then the upper ones."""
+    """The lower halves of 16 bytes, and then the upper ones."""
     return torch.cat((octets & 15, octets >> 4), dim=-1)
 
 
 def _fifth_bits(octets: Tensor) -> Tensor:
-    """Of 4 bytes, the 32 bits in their order, each where a fifth bit belongs."""
+    """The 32 bits of 4 bytes in their order, each where a fifth bit belongs."""
     return ((octets[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(-2) << 4
 
 
@@ -70,7 +70,7 @@ def _q8_0(blocks: Tensor) -> dict[str, Tensor]:
 
 
 def _k_scales(blocks: Tensor) -> dict[str, Tensor]:
-    """Of Q4_K and Q5_K: scales and minimums of eight groups of 32, six bits each, interleaved in twelve bytes."""
+    """The scales and minimums of Q4_K and Q5_K: eight groups of 32, six bits each, interleaved in twelve bytes."""
     first, second, third = (blocks[..., start : start + 4] for start in (4, 8, 12))
     return {
         "scales": torch.cat((first & 63, (third & 15) | (first >> 6 << 4)), dim=-1),

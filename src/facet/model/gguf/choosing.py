@@ -12,14 +12,14 @@ _LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")
 
 
 def model_files(names: Iterable[str]) -> list[str]:
-    """Those that hold a language model or the first part of one: no vision, no later parts."""
+    """The files that hold a language model or the first part of one: no vision, no later parts."""
     return sorted(
         name for name in names if name.endswith(".gguf") and not _holds_towers(name) and not _LATER_PART.fullmatch(name)
     )
 
 
 def tower_files(names: Iterable[str]) -> list[str]:
-    """Those that hold towers for pictures and sound, the ones to be preferred first."""
+    """The files that hold towers for pictures and sound, the ones to be preferred first."""
 
     def rank(name: str) -> tuple[int, str]:
         words = re.split(r"[^a-z0-9_]+", name.rpartition("/")[2].lower())

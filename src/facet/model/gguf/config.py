@@ -184,7 +184,7 @@ def _per_layer_inputs(architecture: str, metadata: ConfigFields, files: Sequence
 
 
 def _rotated_fraction(files: Sequence[Gguf]) -> float | None:
-    """Of the pairs of a global layer's heads: those whose angles are not divided by a huge number."""
+    """The share of the pairs of a global layer's heads that rotate: their angles are not divided by a huge number."""
     for file in files:
         info = file.tensors.get(ROTATED_PAIRS)
         if info is not None and info.type.name == "F32":
@@ -194,7 +194,8 @@ def _rotated_fraction(files: Sequence[Gguf]) -> float | None:
 
 
 def _layer_types(pattern: Any, num_layers: int) -> list[str] | None:
-    """From a truth value for every layer, or from the number of layers of which the last one is global."""
+    """The kinds of layers, from a truth value for every layer, or from the number of layers of which the last one is
+    global."""
     if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
         pattern = [(index + 1) % pattern != 0 for index in range(num_layers)]
     if not isinstance(pattern, list):
@@ -218,7 +219,7 @@ def _token_fields(metadata: Mapping[str, Any], architecture: str) -> dict[str, A
 
 
 def _quantized_types(files: Sequence[Gguf]) -> dict[str, str]:
-    """By the names of modules."""
+    """The GGUF types of quantized tensors, by the names of modules."""
     return {
         named.name.removesuffix("_weight").removesuffix(".weight"): named.info.type.name
         for file in files
@@ -229,8 +230,8 @@ def _quantized_types(files: Sequence[Gguf]) -> dict[str, str]:
 
 
 def _dtype(files: Sequence[Gguf]) -> str:
-    """Of activations. Where matrices are float16 or quantized, norms are float32 all the same, and Gemma's activations
-    leave the range of float16."""
+    """The type of activations. Where matrices are float16 or quantized, norms are float32 all the same, and Gemma's
+    activations leave the range of float16."""
     table = _find_type(files, "token_embd.weight")
     return "float32" if table == "F32" else "bfloat16"
 

@@ -86,7 +86,7 @@ def _first_fitting(files: list[Gguf], candidates: Sequence[Path]) -> Gguf | None
 
 
 def _contents(files: list[Gguf], towers: Gguf | None) -> dict[str, str]:
-    """Small files, by name."""
+    """The contents of the folder's small files, by name."""
     first = files[0]
     family = architecture_of(first)
     objects: dict[str, Any] = {}
@@ -128,7 +128,8 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _fingerprint(files: Sequence[Path], kind: str) -> str:
-    """Changes with the files, with what makes folders of them, and with `kind`: how their towers were chosen."""
+    """A name that changes with the files, with what makes folders of them, and with `kind`: how their towers were
+    chosen."""
     stats = [file.stat() for file in files]
     facts = [str(_REVISION), kind, *map(str, files), *(f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats)]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

@@ -16,7 +16,7 @@ IN_FLOAT32: tuple[Layout, ...] = ("before softplus", "less one")  # other number
 
 
 def checkpoint_shape(layout: Layout, stored: tuple[int, ...]) -> tuple[int, ...]:
-    """As a checkpoint has it; what cannot be so stays as it is, and will be found misshapen."""
+    """The shape as a checkpoint has it. What cannot have such a shape stays as it is, and will be found misshapen."""
     if layout == "scalar" and math.prod(stored) == 1:
         return ()
     if layout == "vector":

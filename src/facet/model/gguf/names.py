@@ -81,7 +81,8 @@ class NamedTensor:
 
 
 def named_tensors(info: TensorInfo) -> Iterator[NamedTensor]:
-    """One, or those of a stack. A name that no Gemma has stays as it is, and will be found unexpected."""
+    """The tensors of a checkpoint that a tensor of a file holds: one, or those of a stack. A name that no Gemma has
+    stays as it is, and will be found unexpected."""
     if info.name == ROTATED_PAIRS:
         return
     if info.name == "output.weight":

@@ -125,7 +125,8 @@ def merges_from_scores(
 
 
 def _pair(merge: str, vocabulary: Mapping[str, int], where: str) -> tuple[str, str]:
-    """Two tokens with a space between. Spaces inside of tokens are written as they are, or 256 places further on."""
+    """The two tokens of a merge, written with a space between. Spaces inside of tokens are written as they are, or 256
+    places further on."""
     for space in re.finditer(" ", merge):
         pair = merge[: space.start()], merge[space.end() :]
         for left, right in (pair, tuple(part.replace(_MOVED_SPACE, " ") for part in pair)):

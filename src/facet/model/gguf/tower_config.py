@@ -116,7 +116,7 @@ def processor_config(towers: Gguf) -> dict[str, Any]:
 
 
 def _projectors(towers: Gguf) -> dict[str, str]:
-    """By kind: vision, audio. Those that Facet knows."""
+    """The projectors that Facet knows, by kind: vision, audio."""
     said = {kind: projector_of(towers, kind) for kind in ("vision", "audio")}
     found = {kind: name for kind, name in said.items() if isinstance(name, str) and name in PROJECTORS}
     if found.get("audio") == "gemma3na" and "a.conv1d.0.norm.weight" not in towers.tensors:

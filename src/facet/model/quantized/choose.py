@@ -44,7 +44,7 @@ def quantization_of(config: Mapping[str, Any]) -> ConfigFields | None:
 
 
 def read_scheme(config: Mapping[str, Any], folder: Path | None = None) -> Scheme | None:
-    """None: the weights are not quantized."""
+    """The scheme of a checkpoint. None: the weights are not quantized."""
     fields = quantization_of(config)
     if fields is None:
         path = None if folder is None else folder / MODELOPT_FILE

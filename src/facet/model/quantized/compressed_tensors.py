@@ -53,7 +53,7 @@ FP4_INPUTS = "The checkpoint asks for activations in four bits; they stay as the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """One of config_groups."""
+    """One of the groups in config_groups."""
 
     targets: tuple[str, ...]
     kind: CodeKind  # int4, int8, fp8 or fp4

@@ -33,10 +33,11 @@ class Scheme(Protocol):
     notes: tuple[str, ...]  # what the checkpoint asks for and does not get
 
     def format_of(self, names: Sequence[str], shape: Sequence[int]) -> MatrixFormat | None:
-        """Of a module that may have any of these names, from the config alone. None: not quantized."""
+        """The format of a module that may have any of these names, from the config alone. None: not quantized."""
 
     def describe(self, module: str, parts: Mapping[str, StoredTensor], shape: Sequence[int]) -> MatrixFormat:
-        """Of the matrix [outputs, inputs] that these tensors hold. Raises where they do not fit it or the config."""
+        """The format of the matrix [outputs, inputs] that these tensors hold. Raises where they do not fit it or the
+        config."""
 
     def read(self, module: str, tensors: Mapping[str, Tensor], format: MatrixFormat) -> QuantizedMatrix:
         """What `describe` has described."""
@@ -85,7 +86,7 @@ def check_group(module: str, num_inputs: int, group: int | None) -> None:
 
 
 def check_scales(module: str, scales: Tensor) -> Tensor:
-    """Finite and not negative, or an error."""
+    """Scales that are finite and not negative, or an error."""
     wide = scales.float()
     if not bool((wide.isfinite() & (wide >= 0)).all()):
         raise CheckpointError(f"{module} has scales that are negative or no numbers: the weights are damaged.")
