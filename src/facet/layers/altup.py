@@ -104,7 +104,7 @@ class AltUpLayer(nn.Module):
         self.attention.store(self._predict(residual.stream)[1], step, cache)
 
     def _predict(self, streams: Tensor) -> tuple[Tensor, Tensor]:
-        """And the active one through the norm before attention."""
+        """The predicted streams, and the active one through the norm before attention."""
         kernels, weights = choose_kernels(streams), self._weights_of(self.prediction)
         if kernels is not None and weights is not None:
             return kernels.predict(streams, *weights, self.input_norm.weight, self.input_norm.eps)
@@ -121,7 +121,8 @@ class AltUpLayer(nn.Module):
         return self.post_mlp_norm.add(x, self.mlp(self.pre_mlp_norm(x) if normed is None else normed)).stream
 
     def _join(self, active: Tensor, attended: Tensor, h: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Both paths, and through the norm before the MLP, unless the product that takes it has it rounded."""
+        """The sum of both paths, and that through the norm before the MLP, unless the product that takes it has it
+        rounded."""
         kernels, norm, laurel = choose_kernels(active), self.post_attention_norm, self.laurel
         if kernels is None:
             return (norm.add(active, attended).stream + laurel(h)) * 2.0**-0.5, None
@@ -131,7 +132,7 @@ class AltUpLayer(nn.Module):
         )
 
     def _correct(self, predicted: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
-        """And the active one as the per-layer input's gate takes it."""
+        """The corrected streams, and the active one as the per-layer input's gate takes it."""
         kernels, weights = choose_kernels(active), self._weights_of(self.correction)
         if kernels is not None and weights is not None:
             return kernels.correct(predicted, active, *weights, self.output_scale, self.stream_router.norm.eps)
@@ -147,7 +148,7 @@ class AltUpLayer(nn.Module):
             kernels.inject(streams, update, norm.weight, norm.eps)
 
     def _weights_of(self, coefficients: Linear) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Of the router and of what makes coefficients of it. None: some are quantized."""
+        """The weights of the router and of what makes coefficients of its results. None: some are quantized."""
         router, last = self.stream_router.router.weight, coefficients.weight
         if not isinstance(router, DenseWeight) or not isinstance(last, DenseWeight):
             return None

@@ -54,7 +54,7 @@ class KindStep:
 
 
 class Attention(nn.Module):
-    """Queries always; keys and values only where the layer owns them."""
+    """The attention of a layer. It makes queries always, keys and values only where the layer owns them."""
 
     def __init__(self, layer: LayerSpec, hidden_size: int, eps: float, placement: Placement) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ _THROUGH_NCCL = "Sums over ranks go through NCCL"
 
 
 class DirectSums:
-    """Of tensors of at most so many bytes."""
+    """Sums over ranks of tensors of at most so many bytes."""
 
     def __init__(self, buffers: "SharedBuffers", most_bytes: int) -> None:
         from facet.kernels.sum_over_ranks import triton
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 
 def find_direct_sums(group: RankGroup, device: torch.device, store: Any) -> Found:
-    """For ranks of one machine, whose GPUs have their numbers. `group` sums without them."""
+    """The direct sums of the ranks of one machine, whose GPUs have their numbers. `group` sums without them."""
 
     def do_all(here: bool) -> bool:
         return bool(group.least(int(here), device))
@@ -75,7 +75,7 @@ def find_direct_sums(group: RankGroup, device: torch.device, store: Any) -> Foun
 
 
 def share_buffers(rank: Rank, device: torch.device, store: Any) -> "SharedBuffers":
-    """Each rank's buffer, seen by all. Raises where torch or the machine cannot do that."""
+    """The buffers of all ranks, as this one sees them. Raises where torch or the machine cannot do that."""
     from facet.kernels.sum_over_ranks.triton import MOST_PROGRAMS, SharedBuffers, buffer_bytes
 
     torchs: Any = torch._C._distributed_c10d
@@ -103,7 +103,8 @@ def share_buffers(rank: Rank, device: torch.device, store: Any) -> "SharedBuffer
 
 
 def is_right(group: RankGroup, buffers: "SharedBuffers", device: torch.device) -> bool:
-    """Whether sums are what the reference makes of the parts, several times in a row. Nobody waits forever."""
+    """Whether the sums of all ranks are those that the reference makes of the parts, several times in a row. Nobody
+    waits forever."""
     from facet.kernels.sum_over_ranks import triton
 
     generator = torch.Generator(device).manual_seed(group.rank.index)
@@ -124,7 +125,7 @@ def is_right(group: RankGroup, buffers: "SharedBuffers", device: torch.device) -
 
 
 def _timed(group: RankGroup, buffers: "SharedBuffers", device: torch.device) -> Found:
-    """Up to the size at which another way is faster."""
+    """Direct sums up to the size at which another way is faster."""
     sums = DirectSums(buffers, _TIMED_BYTES[-1])
     most_bytes, told = 0, ""
     for num_bytes in _TIMED_BYTES:
@@ -145,7 +146,7 @@ def _timed(group: RankGroup, buffers: "SharedBuffers", device: torch.device) -> 
 def _microseconds(
     sum_in_place: Callable[[Tensor], Tensor], num_bytes: int, group: RankGroup, device: torch.device
 ) -> float:
-    """Of one call among many in a graph, as a decode step makes them."""
+    """The time of one call among many in a graph, as a decode step makes them."""
     values = torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=device)
     sum_in_place(values)
     torch.cuda.synchronize(device)

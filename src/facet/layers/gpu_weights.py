@@ -102,7 +102,7 @@ class ShuffledWeight(QuantizedWeight):
     @property
     @abstractmethod
     def _most_few_rows(self) -> float:
-        """That are multiplied by codes as they are."""
+        """The most rows that are multiplied by codes as they are."""
 
     @property
     def matrix(self) -> QuantizedMatrix:
@@ -179,7 +179,7 @@ class Int4Weight(ShuffledWeight):
         return int4.expert_linear(x, self._shuffled, expert, self.arithmetic.linear)
 
     def runs_experts_with(self, down: Weight) -> bool:
-        """Those of other formats, too."""
+        """Whether the kernels take `down`: it may be of other formats, too."""
         return type(down) is type(self) or (type(down) is QuantizedWeight and down.has_kernels)
 
     def run_experts(self, x: Inputs, weights: Tensor, chosen: Tensor, down: Weight) -> Tensor:

@@ -55,7 +55,8 @@ class Linear(nn.Module):
         return self.weight.geglu_linear(x, None if before is None else before.weight.row_codes)
 
     def sparse_geglu(self, x: Inputs, cutoff_deviations: float, group: RankGroup | None = None) -> Tensor:
-        """As `geglu`, where only the largest gates of each row let anything through. `group`: who has other gates."""
+        """Like `geglu`, but only the largest gates of each row let anything through. `group`: the ranks that have other
+        gates."""
         if group is None:
             return self.weight.sparse_geglu_linear(x, cutoff_deviations)
         gate, up = self.weight.linear(x).chunk(2, dim=-1)
@@ -81,7 +82,7 @@ class Linear(nn.Module):
         self.weight.read_before(later.weight)
 
     def prepare(self) -> None:
-        """Once everything is filled, before the first product."""
+        """Brings the weight to the order of its kernels, once everything is filled and before the first product."""
         self.weight.prepare(is_gated=self._is_gated)
 
     def _summed(self, product: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ class Embedding(Linear):
         self.scale = torch.tensor(scale, dtype=placement.dtype).item()
 
     def prepare(self) -> None:
-        """Rows stay where they can be looked up."""
+        """Prepares the table of a head; other rows stay where they can be looked up."""
         if self._is_head:
             self.weight.prepare_table()
 

@@ -19,12 +19,12 @@ LOOPBACK = "127.0.0.1"
 
 
 def file_store(folder: Path, rank: Rank) -> Any:
-    """For ranks on one machine. `folder` is one that all of them see and nobody else can write to."""
+    """The store of ranks on one machine. `folder` is one that all of them see and nobody else can write to."""
     return dist.FileStore(str(folder / "ranks"), rank.size)  # type: ignore[attr-defined]
 
 
 def network_store(host: str, port: int, rank: Rank, secret: str, listener: socket.socket | None) -> Any:
-    """For ranks on several machines. Rank 0 keeps it, and brings a socket that listens there.
+    """The store of ranks on several machines. Rank 0 keeps it, and brings a socket that listens there.
 
     The store takes keys and values from anybody, so ours are under a name that nobody else knows.
     """

@@ -49,7 +49,7 @@ class PerLayerGate(nn.Module):
         return out
 
     def project(self, x: Inputs, per_layer_input: Tensor | None) -> Tensor:
-        """As `forward`, before the norm: who adds the result to the stream may do both at once."""
+        """Like `forward`, but before the norm: whoever adds the result to the stream may do both at once."""
         assert per_layer_input is not None, "a layer with a gate has an input for it"
         out: Tensor = self.projection(self.gate.gated(x, per_layer_input))
         return out

@@ -26,7 +26,8 @@ class Placement:
 
     @property
     def attends_by_role(self) -> bool:
-        """Tokens of prompts and of answers have kernels of their own, and so would differ in the other's place."""
+        """Whether tokens of prompts and of answers have kernels of their own, and so would differ in the other's
+        place."""
         return self.device.type in self.arithmetic.attends_by_role_on
 
     def weight(self, *shape: int) -> Weight:
@@ -37,7 +38,7 @@ class Placement:
         return self._parameter(self.dtype, *shape)
 
     def norm_weight(self, width: int) -> nn.Parameter:
-        """In float32: norms multiply by their weight before they round."""
+        """The weight of a norm, in float32: norms multiply by it before they round."""
         return self._parameter(torch.float32, width)
 
     def _parameter(self, dtype: torch.dtype, *shape: int) -> nn.Parameter:

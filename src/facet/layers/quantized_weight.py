@@ -103,7 +103,7 @@ class QuantizedWeight(ProductWeight):
 
     @classmethod
     def prepared_bytes(cls, format: MatrixFormat, shape: Sequence[int]) -> int:
-        """Of the tensors that such a weight has behind `prepare`."""
+        """The bytes of the tensors that such a weight has after `prepare`."""
         return format.num_bytes(shape)
 
     @classmethod
@@ -172,7 +172,7 @@ class PartsWeight(ProductWeight):
         part.fill(values, inner)
 
     def prepare(self, *, is_gated: bool) -> None:
-        """Each by itself: an activation has the results of all parts before it."""
+        """Prepares each weight by itself: an activation has the results of all parts before it."""
         for part in self.parts:
             assert isinstance(part, Weight)
             part.prepare(is_gated=False)

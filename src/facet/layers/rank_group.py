@@ -26,7 +26,7 @@ class ShortWay(Protocol):
     def takes(self, tensor: Tensor) -> bool: ...
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """In place."""
+        """Sums a tensor over all ranks, in place."""
 
 
 class RankGroup:
@@ -49,7 +49,7 @@ class RankGroup:
         self._short_way = short_way
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Over all ranks, in place where it can be."""
+        """Sums a tensor over all ranks, in place where it can be."""
         tensor = tensor.contiguous()
         if self._short_way is not None and self._short_way.takes(tensor):
             return self._short_way.sum(tensor)

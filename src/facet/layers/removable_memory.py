@@ -24,7 +24,7 @@ class RemovableMemory(Protocol):
         """Gives the memory back. What was in it is lost."""
 
     def bring_back(self) -> None:
-        """Uninitialised. Does nothing where it was not removed."""
+        """Brings the memory back, uninitialised. Does nothing where it was not removed."""
 
 
 def removable_memory(num_bytes: int, device: torch.device) -> RemovableMemory:
@@ -43,7 +43,7 @@ class HostMemory:
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
     def bring_back(self) -> None:
-        """Pages come as they are touched."""
+        """Brings the memory back; its pages come as they are touched."""
 
 
 class GpuMemory:

@@ -15,7 +15,7 @@ from facet.matrix_format import MatrixFormat
 def make_quantized_weight(
     format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device, arithmetic: Arithmetic
 ) -> QuantizedWeight:
-    """Uninitialised, of the kind that multiplies fastest there."""
+    """An uninitialised weight of the kind that multiplies fastest on the device."""
     kind = choose_kind(format, shape, dtype=dtype, device=device)
     return kind(QuantizedMatrix.empty(format, shape, device), dtype=dtype, arithmetic=arithmetic)
 
@@ -23,7 +23,7 @@ def make_quantized_weight(
 def choose_kind(
     format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device
 ) -> type[QuantizedWeight]:
-    """For a device that is here."""
+    """The kind for a device that is here."""
     kind = kind_with_kernels(format, shape, dtype=dtype, device_type=device.type)
     return kind if kind.runs_on(device, format) else QuantizedWeight
 
@@ -36,8 +36,8 @@ def prepared_on(device: torch.device) -> str | None:
 def kind_with_kernels(
     format: MatrixFormat, shape: Sequence[int], *, dtype: torch.dtype, device_type: str
 ) -> type[QuantizedWeight]:
-    """For a device that has the kernels: a processor with AVX2; an Ampere GPU or a later one, for codes times codes of
-    FP8 a Hopper one."""
+    """The kind for a device that has the kernels: a processor with AVX2; an Ampere GPU or a later one, for codes times
+    codes of FP8 a Hopper one."""
     if device_type == "cpu":
         is_packed = dtype == torch.bfloat16 and packed_int4.can_pack(format, shape)
         return PackedInt4Weight if is_packed else QuantizedWeight

@@ -47,7 +47,7 @@ class ClipTower(nn.Module, ABC):
 
     @abstractmethod
     def num_rows(self, num_frames: int) -> int:
-        """Of a clip: the host knows it without asking the device."""
+        """How many rows a clip of so many frames has: the host knows it without asking the device."""
 
     @abstractmethod
     def rows(self, features: Tensor, lengths: Tensor) -> Tensor:

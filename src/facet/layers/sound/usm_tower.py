@@ -60,7 +60,7 @@ class HalvingLayer(nn.Module):
         return functional.relu(self._norm(mixed.float())).to(x.dtype), lengths
 
     def _norm(self, x: Tensor) -> Tensor:
-        """By the mean and deviation of all values of [clips, channels, frames, bins] up to a frame."""
+        """Normalises by the mean and deviation of all values of [clips, channels, frames, bins] up to a frame."""
         num_values = x.shape[1] * x.shape[3]
         counts = num_values * torch.arange(1, x.shape[2] + 1, device=x.device)
         centered = x - (x.sum(dim=(1, 3)).cumsum(dim=1) / counts)[:, None, :, None]

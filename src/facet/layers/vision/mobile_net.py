@@ -55,7 +55,7 @@ class MobileNet(nn.Module):
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:
-        """Of `forward_padded`: pictures of the usual side have this size."""
+        """The sizes of `forward_padded`: pictures of the usual side have this size."""
         return (1,)
 
     @property
@@ -213,7 +213,7 @@ def _block(spec: EdgeBlockSpec | InvertedBlockSpec | AttentionBlockSpec, eps: fl
 
 
 def _products(linear: Linear, maps: Tensor) -> Tensor:
-    """Of every row of the maps."""
+    """The products of every row of the maps."""
     rows: Tensor = linear(maps.reshape(-1, maps.shape[-1]))
     return rows.view(*maps.shape[:-1], -1)
 

@@ -195,7 +195,7 @@ class PatchMLP(nn.Module):
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """Unscaled. `mask`: which patches are seen."""
+    """Attention without a scale. `mask`: which patches are seen."""
     queries, keys, values = (each.transpose(0, 1).unsqueeze(0) for each in (queries, keys, values))
     return functional.scaled_dot_product_attention(queries, keys, values, mask, scale=1.0)[0].transpose(0, 1)
 

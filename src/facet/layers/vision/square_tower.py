@@ -38,7 +38,7 @@ class SquareTower(nn.Module):
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:
-        """Of `forward_padded`: all pictures have one size."""
+        """The sizes of `forward_padded`: all pictures have one size."""
         return (1,)
 
     @property
