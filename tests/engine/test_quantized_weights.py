@@ -9,7 +9,8 @@ import torch
 
 from facet.config import EngineConfig, ModelConfig
 from facet.engine.engine import make_engine as make_whole_engine
-from facet.engine.settings import NO_KERNELS, resolve
+from facet.engine.settings import resolve
+from facet.engine.start_lines import NO_KERNELS
 from facet.kernels.arithmetic import BATCH_INVARIANT
 from facet.layers.placement import Placement
 from facet.model.gemma import Gemma

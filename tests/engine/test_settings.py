@@ -12,14 +12,11 @@ from facet.config import EngineConfig
 from facet.engine.capacity import Capacity
 from facet.engine.engine import make_engine
 from facet.engine.settings import (
-    BATCH_INVARIANT_LINE,
-    NO_FP8_PRODUCTS,
-    NOT_BATCH_INVARIANT_LINE,
     EngineSettings,
     resolve,
     resolve_kv_dtypes,
-    widened_lines,
 )
+from facet.engine.start_lines import BATCH_INVARIANT_LINE, NO_FP8_PRODUCTS, NOT_BATCH_INVARIANT_LINE, fp8_lines
 from facet.errors import ConfigError
 from facet.kernels.arithmetic import USUAL
 from facet.kernels.quantized import packed_int4
@@ -72,13 +69,34 @@ def test_a_line_tells_what_older_gpus_do_with_fp8(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
     weight = QuantizedWeight(Case(format=FORMATS[name]).matrix(), dtype=torch.bfloat16, arithmetic=USUAL)
-    assert widened_lines([weight], torch.device("cuda")) == (NO_FP8_PRODUCTS,) * is_told
-    assert widened_lines([weight], torch.device("cpu")) == ()
+    assert fp8_lines([weight], torch.device("cuda")) == (NO_FP8_PRODUCTS,) * is_told
+    assert fp8_lines([weight], torch.device("cpu")) == ()
 
 
 def test_a_step_takes_some_time(tmp_path: Path) -> None:
     assert settings_of(tmp_path).max_step_seconds is None
     assert settings_of(tmp_path, max_step_ms=40.0).max_step_seconds == 0.04
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("priority", ["late", "first"]), ("fcfs", ["first", "late"])])
+def test_who_runs_first(policy: str, expected: list[str], tmp_path: Path) -> None:
+    engine, _ = make_engine(config_of(tmp_path, scheduling_policy=policy, max_num_seqs=1))
+    for arrival, (name, priority) in enumerate((("first", 0), ("late", -5))):
+        sampling = SamplingParams(max_tokens=1)
+        engine.submit(
+            Request(
+                request_id=name,
+                prompt_token_ids=(2, 3),
+                sampling=sampling,
+                eos_token_ids=(1,),
+                priority=priority,
+                arrival_time=float(arrival),
+            )
+        )
+    ended: list[str] = []
+    while engine.has_work:
+        ended += [event.request_id for event in engine.step() if event.finish_reason is not None]
+    assert ended == expected
 
 
 @pytest.mark.parametrize(

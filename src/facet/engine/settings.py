@@ -1,6 +1,6 @@
 """Resolves an `EngineConfig` into settings with a definite value for every question, for one model on one device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,19 +9,16 @@ from torch import nn
 from facet.config import EngineConfig
 from facet.drafts.config import ModelDrafts, most_drafts, read_draft_config
 from facet.engine.capacity import Capacity, capacity_of
-from facet.engine.cpu_threads import BYTES_PER_THREAD, are_threads_given, choose_num_threads, usable_cores
+from facet.engine.cpu_threads import are_threads_given, choose_num_threads, usable_cores
+from facet.engine.start_lines import NO_KERNELS, arithmetic_line, fp8_lines, threads_line, widened_line
 from facet.errors import ConfigError
-from facet.kernels.quantized import eight_bits
 from facet.kv_cache.accountant import blocks_for, longest_request
 from facet.kv_dtypes import check_hardware, choose_kv_dtypes
 from facet.kv_layout import KVLayout, make_kv_layout
-from facet.layers.cpu_weights import PackedInt4Weight
 from facet.layers.moe import Experts
-from facet.layers.quantized_weight import ProductWeight, QuantizedWeight
-from facet.layers.weight_kinds import choose_kind
+from facet.layers.quantized_weight import ProductWeight
 from facet.media_span import MediaKind
 from facet.model.gemma import Gemma
-from facet.model.resolving import dtype_of_config, resolve_dtype
 from facet.model.shard import division_line
 from facet.model_spec import ModelSpec
 from facet.runner.compile_ahead import CompileAhead
@@ -43,27 +40,6 @@ from facet.runner.runner import NO_TOWERS
 GPU_BATCHED_TOKENS, CPU_BATCHED_TOKENS = 8192, 2048  # where --max-num-batched-tokens does not say
 # Steps with drafts are captured for so many rows at least: beyond, few drafts are worth their time.
 MOST_ROWS_WITH_DRAFTS = 384
-
-WIDENED = (
-    "This processor has no bfloat16 products: weights are held in float32. --dtype bfloat16 takes half the memory, but "
-    "is many times slower."
-)
-WIDENED_BESIDE_4_BITS = (
-    "This processor has no bfloat16 products: weights that are not quantized are held in float32. But bfloat16 rows "
-    "are multiplied by 4-bit codes as they are: --dtype bfloat16 answers several times faster."
-)
-
-BATCH_INVARIANT_LINE = "Batch-invariant: answers do not depend on other requests. --no-batch-invariant turns it off."
-NOT_BATCH_INVARIANT_LINE = (
-    "Not batch-invariant: other requests can change an answer's last bits. --batch-invariant turns it on."
-)
-NO_FP8_PRODUCTS = (
-    "This GPU is older than those that multiply FP8 codes as they are: their values are multiplied in the type of "
-    "activations. They save memory, but prompts are no faster. --quantization int8 is multiplied as codes here."
-)
-NO_KERNELS = (
-    "Some quantized weights have no GPU kernels: they save memory, but steps are slow and not captured as graphs."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +88,7 @@ class EngineSettings:
             *self.capacity.lines(),
             *(() if self.encoder is None else (self.encoder.line(),)),
             *([] if self.widened is None else [self.widened]),
-            *([] if self.num_threads is None else [_threads_line(self.num_threads)]),
+            *([] if self.num_threads is None else [threads_line(self.num_threads)]),
             self.arithmetic_line,
         ]
 
@@ -136,7 +112,7 @@ def resolve(
         # Their products are plain PyTorch, some of which a graph cannot hold.
         config = replace(config, enforce_eager=True)
         weight_lines += (NO_KERNELS,)
-    weight_lines += widened_lines(weights, model.placement.device)
+    weight_lines += fp8_lines(weights, model.placement.device)
     shape = shape_steps(
         config,
         model.share,
@@ -186,8 +162,8 @@ def resolve(
         poison_freed_blocks=config.debug_poison_freed_blocks,
         heeds_priority=config.scheduling_policy == "priority",
         weight_lines=weight_lines,
-        widened=_widened_line(config, model),
-        arithmetic_line=BATCH_INVARIANT_LINE if shape.is_batch_invariant else NOT_BATCH_INVARIANT_LINE,
+        widened=widened_line(config, model),
+        arithmetic_line=arithmetic_line(is_batch_invariant=shape.is_batch_invariant),
         keeps_answers=not model.placement.attends_by_role,
         graph_sizes=shape.graph_sizes,
         piece_sizes=shape.piece_sizes,
@@ -201,13 +177,6 @@ def resolve(
         gpu_memory=gpu_memory,
         division=division_line(model.spec, model.share, num_ranks, has_towers=bool(towers)),
     )
-
-
-def widened_lines(weights: Iterable[nn.Module], device: torch.device) -> tuple[str, ...]:
-    """What to say of FP8 on this device."""
-    formats = {weight.format for weight in weights if isinstance(weight, QuantizedWeight)}
-    is_too_old = any(format.codes == "fp8" and not eight_bits.runs_on(device, format) for format in formats)
-    return (NO_FP8_PRODUCTS,) if device.type == "cuda" and is_too_old else ()
 
 
 def _weight_bytes(model: Gemma) -> int:
@@ -225,27 +194,6 @@ def _one_request_bytes(shape: StepShape) -> int:
         max_num_batched_tokens=shape.max_num_batched_tokens,
     )
     return num_blocks * shape.layout.total_page_bytes
-
-
-def _threads_line(num_threads: int) -> str:
-    threads = "1 thread" if num_threads == 1 else f"{num_threads} threads"
-    rule = f"one for every {BYTES_PER_THREAD >> 20} MiB of weights, as far as cores go"
-    return f"Computing with {threads}: {rule}. OMP_NUM_THREADS changes it."
-
-
-def _widened_line(config: EngineConfig, model: Gemma) -> str | None:
-    """Where the processor has no bfloat16 products."""
-    dtype, device = model.placement.dtype, model.placement.device
-    stored = dtype_of_config(model.spec)
-    if config.dtype != "auto" or dtype == stored or resolve_dtype("auto", stored, device) != dtype:
-        return None
-    quantized = [module.matrix for module in model.modules() if isinstance(module, QuantizedWeight)]
-    are_packed = (
-        choose_kind(each.format, (*each.codes.shape[:-1], each.num_inputs), dtype=stored, device=device)
-        is PackedInt4Weight
-        for each in quantized
-    )
-    return WIDENED_BESIDE_4_BITS if any(are_packed) else WIDENED
 
 
 def shape_steps(
