@@ -21,7 +21,7 @@ def steps_of(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPair:
-    """Both ends of a connection use it."""
+    """A pair of keys, which both ends of a connection use."""
 
     public: bytes
     secret: bytes
@@ -58,7 +58,7 @@ class Network:
 
 
 def in_folder(folder: Path) -> Network:
-    """On one machine, where other ports are those of the loopback interface."""
+    """A network on one machine, where other ports are those of the loopback interface."""
     return Network(host="127.0.0.1", folder=folder)
 
 

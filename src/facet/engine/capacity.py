@@ -123,7 +123,7 @@ def require_room(layout: KVLayout, num_blocks: int, max_model_len: int) -> None:
 
 
 def _size(num_bytes: int) -> str:
-    """In a unit in which it is not zero."""
+    """A number of bytes in words, in a unit in which it is not zero."""
     if num_bytes == 0:
         return "Nothing"
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:.1f} KiB"

@@ -103,12 +103,12 @@ class RemoteEngine:
 
     @property
     def process_id(self) -> int | None:
-        """Of rank 0, where it is on this machine."""
+        """The id of rank 0's process, where it is on this machine."""
         return next(iter(self.process_ids), None)
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of all ranks on this machine."""
+        """The ids of the processes of all ranks on this machine."""
         return self._ranks.process_ids
 
     def submit(self, request: Request) -> None:

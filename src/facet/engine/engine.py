@@ -227,7 +227,8 @@ class Engine:
         return _StartedStep(plan, self.runner.sample(launched, masks), start)
 
     def _plan(self) -> Schedule | None:
-        """None: the step in flight is settled first, because drafts follow its tokens and are to be seen.
+        """What the next step does. None: the step in flight is settled first, because drafts follow its tokens and are
+        to be seen.
 
         Nobody goes on meanwhile. Requests that did would take turns with the others from then on, in steps of half as
         many rows that take as long.
@@ -324,7 +325,7 @@ class Engine:
         self._compiling.load(in_background=in_background)
 
     def check_integrity(self) -> None:
-        """For tests: checks that scheduler and cache agree."""
+        """Checks that scheduler and cache agree; for tests."""
         self._scheduler.check_integrity()
 
 

@@ -34,7 +34,7 @@ def _on_gpu(folder: str, total: int) -> str:
 
 
 def _on_cpu(folder: str, free: int) -> str:
-    """Only the weights are counted: a cache on a CPU takes what they leave."""
+    """How a model fits on the CPU. Only the weights are counted: a cache on a CPU takes what they leave."""
     plan = make_plan(PlanConfig(model=folder, kv_cache_memory_bytes=_LEAST_CACHE, max_model_len="auto"))
     needed = plan.weights.total + _LEAST_CACHE
     if needed > free:

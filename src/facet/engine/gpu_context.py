@@ -17,8 +17,8 @@ _DRIVER = "libcuda.so.1"
 
 
 def begin_context(device: str, rank: Rank) -> threading.Thread | None:
-    """Of the GPU that the process of a rank will compute on. None: it will compute on none, as far as can be known
-    without torch."""
+    """Begins the context of the GPU that the process of a rank will compute on. None: it will compute on none, as far
+    as can be known without torch."""
     if device == "cpu" or not _computes_on_gpus():
         return None
     # As torch has it, which comes later: kernels of libraries are loaded when they are needed.
@@ -29,7 +29,7 @@ def begin_context(device: str, rank: Rank) -> threading.Thread | None:
 
 
 def _index_of(device: str, rank: Rank) -> int:
-    """Of `cuda:1`, 1; else each rank has its own."""
+    """The index of a rank's GPU: 1 for `cuda:1`; without a number, each rank has its own."""
     number = device.rpartition(":")[2]
     return int(number) if number.isdecimal() else rank.index
 

@@ -154,7 +154,7 @@ def _load_again(config: EngineConfig, draft_config: DraftConfig | None) -> Seque
 
 
 def settings_of_kernels(config: EngineConfig) -> list[tuple[str, object]]:
-    """Those that may decide which kernels are needed: not those that only a server has, for example."""
+    """The settings that may decide which kernels are needed: not those that only a server has, for example."""
     names = (field.name for field in fields(EngineConfig))
     return [(name, getattr(config, name)) for name in names if name not in _NEED_NO_KERNELS]
 

@@ -80,7 +80,7 @@ class MemoryPlan:
 
     @property
     def capacity(self) -> Capacity:
-        """Of the KV dtype asked for."""
+        """The capacity with the KV dtype asked for."""
         found = self.capacities[self.asked]
         assert isinstance(found, Capacity), "a plan whose own dtype does not fit is refused"
         return found
@@ -199,7 +199,7 @@ def make_plan(config: PlanConfig) -> MemoryPlan:
 
 
 def drafter_bytes(config: PlanConfig, target: ModelSpec, value_bytes: int) -> int:
-    """Of a drafter's weights on each GPU; 0: there is none, or it has no weights."""
+    """The bytes of a drafter's weights on each GPU; 0: there is none, or it has no weights."""
     drafts = read_draft_config(config.speculative_config)
     if not isinstance(drafts, ModelDrafts):
         return 0

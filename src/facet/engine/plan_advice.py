@@ -46,7 +46,7 @@ def settings_that_fit(config: PlanConfig) -> list[str]:
 
 
 def _needed(config: PlanConfig, together: dict[str, Any]) -> dict[str, Any]:
-    """Those without which it does not fit."""
+    """The flags of `together` without which it does not fit."""
     for name in list(together):
         fewer = {other: value for other, value in together.items() if other != name}
         if _flags_if_it_fits(config, fewer):

@@ -38,7 +38,7 @@ class RankProcesses(Protocol):
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """On this machine, by rank."""
+        """The ids of the processes on this machine, by rank."""
 
     def who_ended(self, *, is_told: bool) -> str | None:
         """The rank that ended first, in words. `is_told`: another one told why it ends, which may be because of that
@@ -114,7 +114,7 @@ class LocalRanks:
         return f"The {who} {how_it_ended(codes[first] or 0)}."
 
     def _exit_codes(self) -> list[int | None]:
-        """None: it runs. A sentinel tells of an end a moment before there is a code."""
+        """The exit code of each process. None: it runs. A sentinel tells of an end a moment before there is a code."""
         for process in self._processes:
             if wait([process.sentinel], 0):
                 process.join()
@@ -174,7 +174,8 @@ def run_rank(rank: Rank, device: str, network: Network, task: Connection, starte
 
 @contextlib.contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """For a process that is being started: Ctrl-C reaches it too, before it can say that its parent sees to that."""
+    """Ignores interrupts while a process is started: Ctrl-C reaches it too, before it can say that its parent sees to
+    that."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's to arrange
         return

@@ -186,7 +186,7 @@ def _weight_bytes(model: Gemma) -> int:
 
 
 def _one_request_bytes(shape: StepShape) -> int:
-    """Of the pages that a request of the whole context needs."""
+    """The bytes of the pages that a request of the whole context needs."""
     num_blocks = blocks_for(
         shape.layout,
         num_sequences=1,
@@ -237,7 +237,7 @@ def context_that_fits(config: EngineConfig, shape: StepShape, num_bytes: int) ->
 
 
 def usable_bytes(config: EngineConfig, total: int) -> int:
-    """Of a GPU's memory, what weights, activations and cache may take."""
+    """The bytes of a GPU's memory that weights, activations and cache may take."""
     return int(total * config.gpu_memory_utilization)
 
 

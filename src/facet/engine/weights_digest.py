@@ -8,7 +8,7 @@ _SAMPLE = 1 << 20  # bytes
 
 
 def digest_of(folder: Path) -> str:
-    """Of the names and sizes of a model's files, and of the first and last MiB of each.
+    """A digest of the names and sizes of a model's files, and of the first and last MiB of each.
 
     The first holds the names and shapes of tensors. Another training of the same model changes the last, too.
     """

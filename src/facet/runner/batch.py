@@ -29,7 +29,7 @@ class Chunks:
 
     @classmethod
     def made_up(cls, *, num_computed: Counts, num_scheduled: Counts, num_logit_rows: Counts, seats: Counts) -> "Chunks":
-        """Of no request. Single rows are of answers, all others of prompts."""
+        """Chunks that belong to no request. Single rows are of answers, all others of prompts."""
         return cls(
             num_computed=num_computed,
             num_scheduled=num_scheduled,
@@ -50,7 +50,7 @@ def make_batch(
     soft: StepMedia | None = None,
     has_drafts: bool = False,
 ) -> ForwardBatch:
-    """One pass over all the chunks. With `skip_upper`, only rows that want logits go past their last keys.
+    """The batch of one pass over all the chunks. With `skip_upper`, only rows that want logits go past their last keys.
 
     `media` has, by seat, the spans of its prompt that attend both ways; `soft` are the embeddings of rows of media.
     `has_drafts`: this or another batch has rows of drafts.
@@ -102,7 +102,7 @@ def make_batch(
 
 
 def _soft_logit_rows(soft: StepMedia, logit_rows: Counts, device: torch.device) -> SoftRows | None:
-    """Those that want logits, and where they are among all that do."""
+    """The rows of media that want logits, and where they are among all that do."""
     places = np.flatnonzero(np.isin(logit_rows, soft.places))
     if not len(places):
         return None
@@ -133,7 +133,8 @@ def _stretches(chosen: NDArray[np.bool_]) -> tuple[range, ...]:
 
 
 def _last_visible(chunks: Chunks, positions: Counts, media: Mapping[int, Sequence[MediaSpan]]) -> Counts | None:
-    """Of rows in spans that attend both ways, the last position that they see; -1 of others. None: all are others."""
+    """The last position that each row in a span that attends both ways sees; -1 for other rows. None: all are
+    others."""
     found, start = None, 0
     for seat, first, count in zip(
         chunks.seats.tolist(), chunks.num_computed.tolist(), chunks.num_scheduled.tolist(), strict=True

@@ -48,7 +48,8 @@ class CompileAhead:
                 self._fail(error)
 
     def wait_for_hash(self) -> None:
-        """Before the first launch, which would make it once more."""
+        """Waits for the hash by which Triton looks for kernels: to be called before the first launch, which would make
+        it once more."""
         self._hashing.join()
 
     def end(self) -> None:
@@ -112,7 +113,7 @@ class CompileAhead:
             self._fail(error)
 
     def _wait(self) -> None:
-        """Not for a process that has nothing to do and may still be importing."""
+        """Waits for the process, but not if it has nothing to do and may still be importing."""
         try:
             if self._process is not None and self._is_any_submitted:
                 self._process.wait()

@@ -45,7 +45,7 @@ class KernelJob(NamedTuple):
 
 
 class CompileProcess:
-    """Its imports take seconds, which the caller need not wait for."""
+    """A process that compiles kernels. Its imports take seconds, which the caller need not wait for."""
 
     def __init__(self) -> None:
         # It compiles, whatever this process does.
@@ -60,7 +60,7 @@ class CompileProcess:
         write_frame(self._jobs, _pickled(job))
 
     def wait(self) -> None:
-        """Until all that was submitted is done. Raises `OSError` if the process has ended."""
+        """Waits until all that was submitted is done. Raises `OSError` if the process has ended."""
         write_frame(self._jobs, b"")
         if not self._answers.read(1):
             raise BrokenPipeError("the process that compiles kernels has ended")
@@ -84,7 +84,7 @@ def begin_early(device: str) -> CompileProcess | None:
 
 
 def _cache_folder() -> Path:
-    """Where Triton keeps kernels."""
+    """The folder where Triton keeps kernels."""
     given = os.environ.get("TRITON_CACHE_DIR")
     return Path(given) if given else Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
 
@@ -130,7 +130,8 @@ def compile_kernel(job: KernelJob) -> None:
 
 
 def _build_launcher(source: Any, metadata: Any) -> None:
-    """Up to 3.6, Triton runs a C compiler at the first launch of every signature, a quarter of a second each."""
+    """Builds what launches a kernel: up to 3.6, Triton runs a C compiler at the first launch of every signature, a
+    quarter of a second each."""
     from triton.backends.nvidia import driver
 
     if hasattr(driver, "make_launcher"):
@@ -138,7 +139,7 @@ def _build_launcher(source: Any, metadata: Any) -> None:
 
 
 def _build_driver() -> None:
-    """So it does for what all launches need."""
+    """Builds what all launches need, for which Triton runs a C compiler, too."""
     from triton.backends.nvidia import driver
 
     with contextlib.suppress(Exception):  # said where something is launched

@@ -62,7 +62,7 @@ class DraftsInFlight:
         return cls(copy, arrived)
 
     def wait(self) -> tuple[tuple[int, ...], ...]:
-        """Of each seat, once they are there."""
+        """Waits for the drafts of each seat, and returns them."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return tuple(map(tuple, self.token_ids.tolist()))
@@ -170,5 +170,5 @@ class DraftAhead:
 
 
 def draft_sizes(graph_sizes: Sequence[int], max_num_seqs: int) -> tuple[int, ...]:
-    """Of the sizes that steps are captured for, those that as many sequences as may run can have."""
+    """The sizes among those captured for steps that as many sequences as may run can have."""
     return tuple(size for size in sorted(graph_sizes) if size <= max_num_seqs)

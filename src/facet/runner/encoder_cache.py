@@ -39,7 +39,7 @@ class EncoderCache:
         return self._memory[chosen]
 
     def add(self, content_key: str, rows: Tensor) -> None:
-        """Of all of a content. They are copied."""
+        """Copies the rows of a content, all of them, into the cache."""
         assert content_key not in self._places, "content is encoded once"
         assert len(rows) <= len(self._free), "there is room for what a plan encodes"
         places, self._free = np.split(self._free, [len(rows)])

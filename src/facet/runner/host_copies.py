@@ -21,7 +21,7 @@ class HostCopies:
         self._buffer_bytes = buffer_bytes
 
     def to_host(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-        """Each source, which the device has, to its target."""
+        """Copies each source, which the device has, to its target."""
         filled: tuple[_Buffer, Tensor] | None = None
         for number, (source, target) in enumerate(self._pieces(sources, targets)):
             buffer = self._buffers[number % 2]
@@ -34,7 +34,7 @@ class HostCopies:
             _empty(*filled)
 
     def to_device(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-        """Each source, which the host has, to its target."""
+        """Copies each source, which the host has, to its target."""
         for number, (source, target) in enumerate(self._pieces(sources, targets)):
             buffer = self._buffers[number % 2]
             buffer.wait()  # until the device has what was in it
@@ -65,7 +65,7 @@ class _Buffer:
             self._event.record()
 
     def wait(self) -> None:
-        """Until the device has done what was launched before the mark."""
+        """Waits until the device has done what was launched before the mark."""
         if self._event is not None:
             self._event.synchronize()
 

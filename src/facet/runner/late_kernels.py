@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def report_late_kernels() -> None:
-    """From now on, in this process."""
+    """Reports late kernels from now on, in this process."""
     # Imported here: machines without a GPU need not have it.
     from triton import knobs
 

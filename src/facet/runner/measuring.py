@@ -21,7 +21,7 @@ NUM_TIMES = 4  # that work is timed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMemory:
-    """Of a GPU that holds a model's weights, in bytes."""
+    """The memory of a GPU that holds a model's weights, in bytes."""
 
     total: int
     free: int
@@ -39,7 +39,8 @@ def free_gpu_bytes(device: torch.device) -> int:
 
 
 def cpu_cache_bytes(weight_bytes: int, *, at_least: int) -> int:
-    """As much for the cache as the weights take, within bounds: a machine that serves from its CPU does other work.
+    """The bytes for a cache on a CPU: as much as the weights take, within bounds, since a machine that serves from its
+    CPU does other work.
 
     It is `at_least` enough for one request, and never more than a share of the free memory.
     """

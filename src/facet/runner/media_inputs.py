@@ -61,7 +61,8 @@ class MediaInputs:
         self._seated: dict[int, _Seated] = {}
 
     def capture_graphs(self, recorder: Recorder, progress: Progress) -> None:
-        """Of the towers that can be captured; left out, they are computed kernel by kernel."""
+        """Captures the towers that can be captured. The others are computed kernel by kernel, and so are all that are
+        left out."""
         captured: dict[Any, TowerGraphs] = {}
         for tower, graphs in graphs_of(self.towers).items():
             try:
@@ -86,7 +87,7 @@ class MediaInputs:
         self._seated.pop(seat, None)
 
     def rows_of(self, plan: StepPlan) -> StepMedia | None:
-        """None: no row of this step is media."""
+        """The rows of media in this step. None: there are none."""
         for key in plan.media.forgotten:
             self.cache.forget(key)
         if not self._seated:
@@ -142,7 +143,7 @@ class MediaInputs:
         return zip(contents, torch.split(self._group.sum(rows), counts), strict=True)
 
     def _rows(self, contents: Sequence[PreparedMedia]) -> Iterator[tuple[PreparedMedia, Tensor]]:
-        """Of contents of one kind; those of each hold until the next are asked for.
+        """The rows of contents of one kind; those of each hold until the next are asked for.
 
         Captured passes take one content each, which costs the device little and spares the host every launch. What is
         too large for them goes through the tower together, unless company may change no bit: libraries convolve and
@@ -164,7 +165,7 @@ class MediaInputs:
 
 
 def _rows_of(content: PreparedMedia, made: Tensor) -> Tensor:
-    """Without those behind them that are there for the size alone."""
+    """The rows of a content, without those behind them that are there for the size alone."""
     assert len(made) >= content.num_tokens, f"{content.num_tokens} rows were expected, not {len(made)}"
     return made[: content.num_tokens]
 

@@ -43,7 +43,7 @@ class TowerShape:
 
 
 def tower_shape(towers: Mapping[MediaKind, nn.Module]) -> TowerShape | None:
-    """None: there are none."""
+    """What towers need memory for. None: there are no towers."""
     if not towers:
         return None
     specs: list[Any] = [tower.spec for tower in towers.values()]
@@ -90,7 +90,7 @@ class StepShape:
 
     @property
     def encoder(self) -> EncoderCapacity | None:
-        """Of media, twice what a step computes or encodes, whichever is more."""
+        """The room for media: twice what a step computes or encodes, whichever is more. None: there are no towers."""
         if self.towers is None:
             return None
         num_rows = 2 * max(self.max_num_batched_tokens, LARGEST_ITEM_ROWS)

@@ -94,7 +94,7 @@ class PieceBuffers:
         )
 
     def attention_rows(self, size: int) -> AttentionRows:
-        """Which rows belong together is not known here: attention is planned elsewhere."""
+        """The rows of attention. Which of them belong together is not known here: attention is planned elsewhere."""
         return AttentionRows(
             positions=self.positions[:size],
             seats=self.seats[:size],
@@ -146,7 +146,7 @@ class LowerPieces:
                 advance(1)
 
     def lower(self, token_ids: Tensor, rows: AttentionRows, soft: SoftRows | None = None) -> Tensor:
-        """As `Gemma.lower`; the result holds until the next call."""
+        """Like `Gemma.lower`; the result holds until the next call."""
         count = len(token_ids)
         size = next(size for size in self._sizes if size >= count)
         self._buffers.fill(size, token_ids, rows)

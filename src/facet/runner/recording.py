@@ -123,7 +123,7 @@ class RunOnce:
 
 
 class NoRecorder:
-    """For machines without a GPU: replaying is computing the same, from the same buffers, again."""
+    """A recorder for machines without a GPU: replaying is computing the same, from the same buffers, again."""
 
     def record(self, run: Callable[[], None]) -> Replayable:
         return Again(run)

@@ -172,7 +172,7 @@ class Runner:
 
     @torch.inference_mode()
     def capture_graphs(self, progress: Progress) -> int:
-        """Before the first step. The bytes of a GPU that graphs then hold."""
+        """Captures graphs before the first step. Returns the bytes of a GPU that they then hold."""
         free = free_gpu_bytes(self._device)
         with recording(self._device) as recorder:
             self._capture(recorder, progress)
@@ -258,7 +258,7 @@ class Runner:
         return self.model.lower(batch.token_ids, batch.rows, self.arena, self._num_lower_layers, embedded=embedded)
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan, unseen: UnseenDrafts | None = None) -> ComputedRows:
-        """Every entry computes one token, and drafts behind it."""
+        """Computes a step in which every entry computes one token, and drafts behind it."""
         given_seats, token_ids = self._seats.given_single_tokens(plan)
         if len(given_seats):
             device_seats, device_ids = arrays_on_device((given_seats, token_ids), self._device)

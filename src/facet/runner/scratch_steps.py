@@ -49,7 +49,7 @@ class ScratchSteps:
 
     @property
     def all(self) -> tuple[WarmUpStep, ...]:
-        """That may need a kernel of their own."""
+        """All steps that may need a kernel of their own."""
         alone = warm_up.ALONE if self._graphs is None else ()
         has_spans = self._has_towers and self._model.spec.bidirectional_image_layers
         is_long = self._most_rows >= sum(warm_up.LONG_PROMPT.query_lens)
@@ -96,7 +96,7 @@ class ScratchSteps:
         return seconds
 
     def _compute(self, step: WarmUpStep, num_logit_rows: int) -> None:
-        """Of zeros, in contexts as long as may be."""
+        """Computes a step of zeros, in contexts as long as may be."""
         lens = np.minimum(np.array(step.query_lens, np.int32), self._longest_context)
         num_computed = np.minimum(step.num_computed, self._longest_context - lens)
         chunks = Chunks.made_up(

@@ -24,7 +24,8 @@ _MovedWeights = Sequence[tuple[Tensor, RemovableMemory]]
 
 
 def move_weights(modules: _Modules, *, tables_on_host: _Modules = ()) -> _MovedWeights:
-    """Before anything keeps their addresses. `tables_on_host` are parts that stay where they are."""
+    """Moves weights to memory that can be removed, before anything keeps their addresses. `tables_on_host` are parts
+    that stay where they are."""
     stay = {id(tensor) for tensor in _tensors(tables_on_host)}
     movable = (tensor for tensor in _tensors(modules) if tensor.nbytes >= LEAST_BYTES and id(tensor) not in stay)
     return [(tensor, _move(tensor)) for tensor in movable]
@@ -43,7 +44,7 @@ class Sleeper:
         self._kept: list[HostMemory] = []  # of these, while they sleep
 
     def sleep(self, level: int) -> None:
-        """Or on at level 2: weights that wait in the host's memory are dropped, too."""
+        """Sleeps, or sleeps on at level 2: weights that wait in the host's memory are dropped, too."""
         assert level in (1, 2), "there are two levels"
         assert self.level < level, "it sleeps already"
         if self.level == 1:

@@ -127,7 +127,7 @@ class StepSampling:
             self._num_prompt_logprobs[admission.seat] = request.sampling.prompt_logprobs
 
     def unseen_drafts(self, plan: StepPlan) -> UnseenDrafts:
-        """Of a step that is ahead."""
+        """The drafts of a step that is ahead."""
         assert self._tail is not None, "nobody has drafted"
         return self._tail_reader.unseen(plan, self._tail)
 
@@ -166,7 +166,7 @@ class StepSampling:
         return copy
 
     def sample_nothing(self, params: SamplingParams) -> None:
-        """For kernels to be compiled."""
+        """Samples nothing real, so that kernels are compiled."""
         self._sampler.add_request(0, params, (0,))
         self._sampler.sample(self._no_logits(), (0,))
         self._sampler.remove_request(0)
@@ -192,7 +192,7 @@ class StepSampling:
     def _choose_along_drafts(
         self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None, unseen: UnseenDrafts | None
     ) -> "_Chosen":
-        """As `_choose`, with a row for every draft: the host learns later how many of an entry's tokens hold."""
+        """Like `_choose`, with a row for every draft: the host learns later how many of an entry's tokens hold."""
         places = self._places(plan)
         logits, grammar = self._logits(computed, places.rows), self._mask(masks, places)
         drafts, further_on = (plan.draft_token_ids, None) if unseen is None else (unseen.token_ids, unseen.further_on)
@@ -224,7 +224,7 @@ class StepSampling:
         return None if masks is None else grammar_mask(masks, self.last_token_ids, places.seats_of_rows)
 
     def _recount(self, plan: StepPlan) -> None:
-        """Where a request goes on says how many of its drafts were right."""
+        """Tells the sampler where requests go on, which says how many of their drafts were right."""
         ends = plan.num_computed + plan.num_scheduled - plan.num_drafts
         for seat, end, samples in zip(plan.seats.tolist(), ends.tolist(), plan.samples.tolist(), strict=True):
             if samples and seat in self._uncounted:
@@ -232,7 +232,7 @@ class StepSampling:
                 self._sampler.recount(seat, end - int(self._seats.num_prompt[seat]))
 
     def _prompt_logprobs(self, plan: StepPlan, hidden: Tensor) -> tuple[tuple[int, tuple[LogprobTensors, ...]], ...]:
-        """For entries whose every row has logits: how likely the model held the prompt token that follows each."""
+        """How likely the model held the prompt token that follows each row, for entries whose every row has logits."""
         if not self._num_prompt_logprobs:
             return ()
         wanted = []

@@ -90,5 +90,5 @@ class TowerGraphs:
 
 
 def graphs_of(towers: Mapping[MediaKind, nn.Module]) -> dict[PaddingTower, TowerGraphs]:
-    """Of the towers that can be captured."""
+    """The graphs of the towers that can be captured."""
     return {tower: TowerGraphs(tower) for tower in towers.values() if isinstance(tower, PaddingTower)}
