@@ -111,7 +111,8 @@ class Fit:
 
 
 def sequences_that_fit(layout: KVLayout, num_blocks: int, *, num_tokens: int, max_num_batched_tokens: int) -> Fit:
-    """Every sequence needs its blocks; the tokens of a step are in flight once, however many sequences share it."""
+    """How many sequences fit. Each needs its blocks; the tokens of a step are in flight once, however many sequences
+    share it."""
     steady = peak_blocks(layout, num_tokens=num_tokens, num_in_flight=1)
     in_flight = min(num_tokens, max_num_batched_tokens)
     extra = sum(peak_blocks(layout, num_tokens=num_tokens, num_in_flight=in_flight)) - sum(steady)

@@ -66,7 +66,7 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Blocks) -> None:
-        """One more table reads these blocks, each named once."""
+        """Counts one more table that reads these blocks, each named once."""
         assert self._is_held(blocks).all(), "only a block that is held can be shared"
         unused = self.table_refs[blocks] == 0
         self.num_cached -= int(np.count_nonzero(unused & ~self.is_fenced[blocks]))
@@ -137,7 +137,7 @@ class BlockPool:
         return freed
 
     def check_integrity(self) -> None:
-        """Every block is in exactly one state, and the counts agree."""
+        """Checks that every block is in exactly one state, and that the counts agree."""
         ready = self._ready[: self._num_ready]
         held = (self.table_refs > 0) | (self.checkpoint_refs > 0) | self.is_fenced
         held[SCRATCH_BLOCK] = True

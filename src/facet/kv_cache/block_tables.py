@@ -68,7 +68,7 @@ class BlockTables:
         return end
 
     def num_lacking(self, seats: Seats, num_tokens: Counts) -> Counts:
-        """Of each seat, the blocks that so many tokens lack."""
+        """How many blocks each seat lacks for so many tokens."""
         num_lacking: Counts = np.maximum(self.end_needed(num_tokens) - self.end[:, seats], 0).sum(0)
         return num_lacking
 

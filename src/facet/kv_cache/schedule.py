@@ -66,5 +66,6 @@ class Schedule:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to compute: do not commit it, and look again when a step has been settled or a request came."""
+        """Whether there is nothing to compute: do not commit it, and look again when a step has been settled or a
+        request came."""
         return len(self.entries.seats) == 0

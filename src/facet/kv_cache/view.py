@@ -116,7 +116,7 @@ class WhatIf:
         return self.num_new_blocks(seat, num_computed, num_scheduled) <= self.num_available
 
     def will_fit(self, seat: int, num_computed: int, num_scheduled: int) -> bool:
-        """At the latest when the steps in flight have retired."""
+        """Whether the tokens will fit, at the latest when the steps in flight have retired."""
         needed = self.num_new_blocks(seat, num_computed, num_scheduled)
         return needed <= self.num_available + self._num_promised
 

@@ -24,7 +24,7 @@ class SpanRows(NamedTuple):
 
     @property
     def contents(self) -> dict[str, int]:
-        """By content key, the number of rows of every span that is touched, in order."""
+        """The number of rows of every span that is touched, by content key, in order."""
         end = self.start + self.num_tokens
         return {span.content_key: span.length for span in self.spans if self.start < span.end and span.first < end}
 
@@ -88,7 +88,7 @@ class StepEncoding:
             self._needed[key] = num_rows
 
     def work(self, computed: Iterable[SpanRows]) -> EncoderWork:
-        """Of the step as it was decided in the end, which may compute less than was taken."""
+        """The encoder's work in the step as it was decided in the end, which may compute less than was taken."""
         used = {key: num_rows for rows in computed for key, num_rows in rows.contents.items()}
         if not used:
             return NO_ENCODER_WORK

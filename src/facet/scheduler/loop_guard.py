@@ -42,7 +42,7 @@ class LoopGuard:
         self.cycle = 0  # of the loop that was seen
 
     def sees_loop(self, outputs: Sequence[int]) -> bool:
-        """To be asked after every token from the length `due` on."""
+        """Whether the outputs loop; to be asked after every token from the length `due` on."""
         num_outputs = len(outputs)
         for cycle, count in tuple(self._num_matches.items()):
             if outputs[-1] == outputs[-1 - cycle]:

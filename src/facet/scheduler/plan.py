@@ -130,7 +130,7 @@ def share_budget(wanted: Counts, budget: int) -> tuple[Counts, int]:
 def share_budget_one_by_one(
     wanted: Counts, budget: int, seats: Counts, running: RunningSeats, encoding: StepEncoding, time: TimeLeft
 ) -> tuple[Counts, int]:
-    """As `share_budget`, where time is limited or some prompts have media: chunks end where time does, before media
+    """Like `share_budget`, where time is limited or some prompts have media: chunks end where time does, before media
     that towers cannot encode yet, and never inside those that attend both ways.
 
     A span that does not fit into what is left waits for a step in which it is further in front; the whole budget has
@@ -163,7 +163,7 @@ def make_do(
     cache: CacheView,
     uncuttable: Mapping[int, Sequence[MediaSpan]],
 ) -> tuple[Counts, int]:
-    """When memory is short: in order of the queue, each request gets as many of its tokens as fit.
+    """Shares out memory when it is short: in order of the queue, each request gets as many of its tokens as fit.
 
     Who cannot even compute one token, or all of a span that must not be cut, makes the last in line give way, and so on
     until it can, or until it is the last itself and sits this step out. So a request is only ever preempted for one
@@ -195,7 +195,7 @@ def make_do(
 
 
 def _span_rows(running: RunningSeats, entries: Entries, turns: list[Turn]) -> Iterator[SpanRows]:
-    """Of the requests that compute something, those that have media."""
+    """The rows of the requests that compute something and have media."""
     encoded = {turn.entrant.seat: turn.encoded for turn in turns if turn.encoded} | running.encoded
     if encoded:
         columns = (entries.seats.tolist(), entries.num_computed.tolist(), entries.num_scheduled.tolist())

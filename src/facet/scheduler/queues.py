@@ -178,7 +178,8 @@ class Queues:
         ]
 
     def heard(self, plan: StepPlan, result: StepResult) -> StepResult:
-        """Without tokens of requests that ended while the step was in flight, which it has computed for nothing."""
+        """The result without tokens of requests that ended while the step was in flight, which it has computed for
+        nothing."""
         numbers = plan.request_numbers[plan.samples].tolist()
         if all(number in self._by_number for number in numbers):
             return result
@@ -186,8 +187,8 @@ class Queues:
         return replace(result, token_ids=tuple([own if number in self._by_number else () for number, own in token_ids]))
 
     def most_in_place(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of the plan's requests with drafts those that still run: their seats, and how many computed tokens can hold,
-        drafts of a later step included."""
+        """The seats of the plan's requests with drafts that still run, and the most of their computed tokens that can
+        prove right, drafts of a later step included."""
         has_drafts = plan.num_drafts > 0
         seats = plan.seats[has_drafts]
         seats = seats[self._seats.request_number[seats] == plan.request_numbers[has_drafts]].astype(np.int64)
@@ -199,14 +200,14 @@ class Queues:
         return len(self._seats.seats_that_wait) == len(self._running) > 0
 
     def set_waits_for_host(self, waits: Mapping[int, bool]) -> None:
-        """By request number, whether from now on a sampled token must be known before the next may be computed."""
+        """Says by request number whether from now on a sampled token must be known before the next may be computed."""
         for number, must_wait in waits.items():
             state = self._by_number.get(number)
             if state is not None and state.seat is not None:
                 self._seats.set_waits_for_host(state.seat, must_wait)
 
     def cancel(self, request_id: str) -> Ended | None:
-        """None: no such request, or it has ended already."""
+        """Ends a request. None: there is no such request, or it has ended already."""
         state = self._by_id.get(request_id)
         return None if state is None else self._end(state, "abort")
 

@@ -20,7 +20,7 @@ Counts = NDArray[np.int64]
 
 
 class SeatCounts(NamedTuple):
-    """Of some seats, parallel arrays."""
+    """The counts of some seats, parallel arrays."""
 
     request_number: Counts
     num_tokens: Counts
@@ -94,13 +94,14 @@ class RunningSeats:
         return SeatCounts(*self._counts[:, seats])
 
     def accept_drafts(self, seats: Sequence[int], num_drafts: Sequence[int]) -> None:
-        """Of each seat so many drafts turned out right: they are tokens, known, and computed already."""
+        """Records for each seat how many drafts turned out right: they are tokens, known, and computed already."""
         if seats:
             for counts in (self.num_tokens, self.num_known, self.num_computed):
                 counts[seats] += num_drafts
 
     def forget_computed_media(self) -> None:
-        """Behind its last span, a prompt is like any other."""
+        """Forgets the media of prompts that are computed up to the end of their last span: from there on, they are like
+        any other."""
         for media in (self.uncuttable, self.encoded):
             for seat in [seat for seat, spans in media.items() if spans[-1].end <= self.num_computed[seat]]:
                 del media[seat]

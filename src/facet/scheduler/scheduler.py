@@ -85,7 +85,8 @@ class Scheduler:
         return self.queues.draftable(self.limits.max_num_drafts)
 
     def plan(self, drafts: Drafts = NO_DRAFTS) -> Schedule:
-        """Not while a step with drafts is in flight: how its requests go on is not known."""
+        """What the next step does. Not to be asked while a step with drafts is in flight: how its requests go on is not
+        known."""
         assert not drafts or self.limits.max_num_drafts > 0, "drafts were not allowed for"
         cost = NO_COST if self.limits.max_step_seconds is None else self._cost_learner.cost()
         return plan_step(self.queues.view(), self.kv_cache.view(), self._encoder, self.limits, drafts, cost)

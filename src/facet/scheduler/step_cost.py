@@ -26,7 +26,7 @@ _FARTHEST, _ROWS_AT_FIRST = 2, 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """In seconds."""
+    """The cost of a step, in seconds."""
 
     row: float = 0.0
     pair: float = 0.0
