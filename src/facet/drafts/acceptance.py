@@ -27,7 +27,7 @@ class Acceptance:
         self._requests: dict[int, _Classes] = {}  # by request number
 
     def chances(self, request_number: int | None, guess: Guess) -> list[float]:
-        """Of each token of a guess, how likely it and all before it are right. They never rise.
+        """How likely each token of a guess is right, and all before it. The chances never rise.
 
         `request_number` None: for any request.
         """
@@ -44,7 +44,8 @@ class Acceptance:
         return chances
 
     def learn(self, request_number: int, match_length: int, num_drafts: int, num_right: int) -> None:
-        """Of a guess behind such a match so many tokens were tried, and so many were right before one was not."""
+        """Learns that so many tokens of a guess behind such a match were tried, and how many were right before one was
+        not."""
         own = self._requests.get(request_number)
         if own is None:
             own = self._requests[request_number] = _Classes(_MEMORY_OF_A_REQUEST, len(self._at_first))
@@ -67,7 +68,7 @@ class Acceptance:
         return min(match_length.bit_length(), len(self._at_first)) - 1
 
     def _classes(self, match_length: int, num_tokens: int) -> Iterator[tuple[int, int]]:
-        """Of tokens behind matches, each longer by one: the classes, and how many tokens belong to each."""
+        """The classes of tokens behind matches, each longer by one, and how many tokens belong to each."""
         while num_tokens:
             index, count = self._class_of(match_length), num_tokens
             if index + 1 < len(self._at_first):
@@ -86,7 +87,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(plan: StepPlan, result: StepResult) -> list[Outcome]:
-    """Of each request that had drafts in a settled step, and got tokens."""
+    """The outcome of each request that had drafts in a settled step, and got tokens."""
     if not plan.has_drafts:
         return []
     entries = zip(

@@ -47,7 +47,7 @@ class CombinedDrafter:
         return drafts
 
     def num_unseen(self, requests: Sequence[Draftable]) -> Mapping[int, int]:
-        """None: the text may have better ones, once the tokens are known."""
+        """No drafts stay unseen: the text may have better ones, once the tokens are known."""
         return {}
 
     def is_worth_waiting(self, requests: Sequence[Draftable]) -> bool:

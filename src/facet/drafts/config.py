@@ -54,7 +54,8 @@ DraftConfig = SuffixDrafts | NgramDrafts | ModelDrafts
 
 
 def read_draft_config(given: Mapping[str, Any] | None) -> DraftConfig | None:
-    """None: no drafts. Fields that are not known, or not of this method, are refused by name."""
+    """How drafts are made. None: there are none. Fields that are not known, or not of this method, are refused by
+    name."""
     if given is None or given == NONE:
         return None
     method = given.get("method")
@@ -72,7 +73,7 @@ def read_draft_config(given: Mapping[str, Any] | None) -> DraftConfig | None:
 
 
 def most_drafts(config: DraftConfig) -> int:
-    """Of one request in one step."""
+    """The most drafts of one request in one step."""
     if isinstance(config, ModelDrafts) and config.from_text is not None:
         return max(config.num_drafts, config.from_text.num_drafts)
     return config.num_drafts

@@ -30,7 +30,8 @@ class ModelDrafter:
         return length
 
     def rest(self) -> int:
-        """Instead of `num_ahead`: nothing is guessed behind the next step, because others know better."""
+        """To be asked instead of `num_ahead` when nothing is to be guessed behind the next step, because others know
+        better."""
         self._expect(0)
         return 0
 
@@ -38,7 +39,7 @@ class ModelDrafter:
         return self._times.choose(self.offers(requests), len(requests))
 
     def offers(self, requests: Sequence[Draftable]) -> dict[int, Offer]:
-        """By request number."""
+        """Offers, by request number."""
         if len(self._acceptance) > len(requests):
             self._acceptance.keep_only([request.request_number for request in requests])
         rooms = {

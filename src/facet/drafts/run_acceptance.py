@@ -19,7 +19,7 @@ _MEMORY_UNTRIED = 0.999  # for every step without drafts
 
 
 class _Counts:
-    """Of each place: drafts tried and right, the recent ones above all."""
+    """Drafts tried and right at each place, the recent ones above all."""
 
     __slots__ = ("right", "tried")
 
@@ -34,7 +34,7 @@ class _Counts:
         ]
 
     def count(self, num_drafts: int, num_right: int, memory: float) -> None:
-        """So many drafts were tried, and so many were right before one was not."""
+        """Counts how many drafts were tried, and how many were right before one was not."""
         tried, right = self.tried, self.right
         for place in range(num_right):
             tried[place] = memory * tried[place] + 1.0
@@ -56,7 +56,7 @@ class RunAcceptance:
         return len(self._of_request)
 
     def chances(self) -> tuple[float, ...]:
-        """Of each place, how likely a draft there and all before it are right, of any request."""
+        """How likely a draft at each place and all before it are right, of any request."""
         return _products(self._of_all.shares(self._at_first))
 
     def chances_of(self, request_numbers: Iterable[int]) -> list[tuple[float, ...]]:
@@ -76,7 +76,7 @@ class RunAcceptance:
             self._chances_of[number] = _products(own.shares(shares))
 
     def forgo(self) -> None:
-        """Nothing was tried in a step."""
+        """Takes note that nothing was tried in a step."""
         for counts in (self._of_all.tried, self._of_all.right):
             counts[:] = [_MEMORY_UNTRIED * count for count in counts]
 
@@ -88,5 +88,5 @@ class RunAcceptance:
 
 
 def _products(shares: Iterable[float]) -> tuple[float, ...]:
-    """Of the first, the first two, and so on."""
+    """The products of the first share, the first two, and so on."""
     return tuple(itertools.accumulate(shares, operator.mul))

@@ -57,9 +57,10 @@ class StepTimes:
     def learn(
         self, num_rows: int, seconds: float, *, num_requests: int, has_waited: bool, num_to_draft: int = 0
     ) -> None:
-        """As `learn_step`, of a step that computed only single tokens and drafts.
+        """Like `learn_step`, for a step that computed only single tokens and drafts.
 
-        `has_waited`: it was launched once the tokens before it were known, because it or the one before had drafts.
+        `has_waited`: the step was launched once the tokens before it were known, because it or the one before had
+        drafts.
         """
         if num_rows < len(self._seconds):
             expected = self._seconds[num_rows] + num_to_draft * self._draft_seconds[num_requests]

@@ -45,7 +45,7 @@ class TextDrafter:
         return drafts
 
     def offers(self, requests: Sequence[Draftable]) -> dict[int, Offer]:
-        """By request number; `take` must follow."""
+        """Offers, by request number; `take` must follow."""
         self._forget_others(requests)
         ready = [request for request in requests if request.num_pending == 0 and request.max_num_drafts]
         guesses = {request.request_number: self._guess(request, request.max_num_drafts) for request in ready}
@@ -56,7 +56,7 @@ class TextDrafter:
         }
 
     def take(self, offers: Iterable[int], drafts: Collection[int]) -> None:
-        """Of some offers, those of the requests in `drafts` became drafts."""
+        """Takes note of which offers became drafts: those of the requests in `drafts`."""
         for number in offers:
             if number in drafts:
                 self._match_lengths[number] = self._offered[number]
@@ -83,13 +83,13 @@ class TextDrafter:
         self.learn_outcomes(outcomes(plan, result))
 
     def learn_outcomes(self, outcomes: Sequence[Outcome]) -> None:
-        """Of the earliest step that was not learned from."""
+        """Learns the outcomes of the earliest step that was not learned from."""
         match_lengths = self._in_flight.popleft()
         for number, num_drafts, num_right in outcomes:
             self._acceptance.learn(number, match_lengths[number], num_drafts, num_right)
 
     def hear(self, plan: StepPlan, guesses: Sequence[Sequence[int]]) -> None:
-        """Nothing is guessed on the device."""
+        """Does nothing: no tokens are guessed on the device."""
 
     def _guess(self, request: Draftable, max_num_tokens: int) -> Guess:
         index = self._indexes.get(request.request_number)

@@ -45,7 +45,7 @@ class TimeBeyond:
 
 
 class _Average:
-    """Of values that come one by one, the recent ones above all."""
+    """An average of values that come one by one, the recent ones above all."""
 
     def __init__(self) -> None:
         self._sum = self._weight = 0.0

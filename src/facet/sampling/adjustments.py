@@ -61,7 +61,7 @@ class SeatAdjustments:
         return self._gathered[1]
 
     def gather_at(self, users: Sequence[int], batch: BatchSeats) -> Adjustments:
-        """For these places alone."""
+        """The adjustments of these places alone."""
         entries = [(place, *self._by_seat[batch.seats[place]]) for place in users]
         places = np.concatenate([np.full(len(ids), place, dtype=np.int64) for place, ids, _ in entries])
         indices = np.stack([places, np.concatenate([ids for _, ids, _ in entries])])

@@ -78,7 +78,7 @@ class BadWords:
         self._history.index_copy_(0, prepared.seats, torch.cat([older, newest], dim=1))
 
     def accept_runs(self, batch: BatchSeats, token_ids: Tensor, num_emitted: Tensor) -> None:
-        """As `accept`, of each run the first so many of its tokens."""
+        """Like `accept`, for the first `num_emitted` tokens of each run."""
         runs = batch.runs
         if runs is None or not self.is_active(batch) or not self._history.shape[1]:
             return

@@ -51,7 +51,7 @@ class BatchSeats:
 
 
 class FurtherOn(NamedTuple):
-    """By how many tokens the seats of places are further on than the host knows."""
+    """How many tokens the seats of places are further on than the host knows."""
 
     num_tokens: Tensor  # [places] int32
     most: int  # that any of them can be

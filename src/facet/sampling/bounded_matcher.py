@@ -70,7 +70,7 @@ class BoundedMatcher:
                 np.bitwise_and.at(allowed, alike >> 5, ~(np.uint32(1) << (alike & 31).astype(np.uint32)))
 
     def _most_characters(self, allowed: Bits) -> int | None:
-        """Of the plain tokens among these, those that keep within the bound have at most so many. None: there are no
+        """The most characters that any plain token among these has which keeps within the bound. None: there are no
         plain tokens."""
         found = self._bounds.lengths.plain_of_each(allowed)
         first = next(found, None)

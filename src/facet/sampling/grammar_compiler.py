@@ -82,7 +82,7 @@ class GrammarCompiler:
                 self._load()
 
     def load_in_background(self) -> None:
-        """As `load`, without hurry."""
+        """Like `load`, without hurry."""
         if self._folder is not None:
             threading.Thread(target=self._load_without_hurry, name="facet-grammar-loader", daemon=True).start()
 
@@ -180,7 +180,7 @@ class _Entry:
 
     @property
     def num_bytes(self) -> int:
-        """Of the compiled grammar; nothing yet, or nothing ever, where there is none."""
+        """The bytes of the compiled grammar; nothing yet, or nothing ever, where there is none."""
         if self._num_bytes is None and self.compiling.done():
             failed = self.compiling.cancelled() or self.compiling.exception() is not None
             self._num_bytes = 0 if failed else self.compiling.result().num_bytes
@@ -194,7 +194,8 @@ def as_request_error(error: BaseException, spec: GrammarSpec) -> RequestError:
 
 
 def _first_sentence(error: BaseException) -> str:
-    """Without the library's clock and source positions, and without the grammar that it repeats."""
+    """The first sentence of an error, without the library's clock and source positions, and without the grammar that it
+    repeats."""
     text = re.sub(r"\[[\d:]+\] \S+:\d+: ", "", str(error))
     return next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
 

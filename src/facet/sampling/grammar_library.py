@@ -15,7 +15,7 @@ _NAME = "transformers"
 
 
 class _StandIn(ModuleType):
-    """Has every class, and all are empty."""
+    """A module that has every class, and all are empty."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("_"):
@@ -24,7 +24,7 @@ class _StandIn(ModuleType):
 
 
 def do_without_transformers() -> None:
-    """For as long as this process runs: nobody else in it may have a use for that library."""
+    """Keeps `transformers` out for as long as this process runs: nobody else in it may have a use for that library."""
     stand_in = _StandIn(_NAME)
     stand_in.__spec__ = ModuleSpec(_NAME, None)
     sys.modules.setdefault(_NAME, stand_in)

@@ -52,7 +52,8 @@ _ENDS = re.compile(
 
 
 def json_grammar(schema: str, *, any_whitespace: bool) -> str:
-    """In the notation of the library. A schema's patterns match what stands between the quotes in JSON."""
+    """A schema's grammar in the notation of the library. A schema's patterns match what stands between the quotes in
+    JSON."""
     import xgrammar
 
     if any_whitespace:
@@ -108,7 +109,8 @@ def _bounded(rule: str, most: int) -> str:
 
 
 def _repeated(plain: str, escape: str, least: int) -> str:
-    """So written, the library keeps sets of tokens for it. None of the characters that there must be is an escape."""
+    """A repetition, written so that the library keeps sets of tokens for it. None of the characters that there must be
+    is an escape."""
     return f"({f'{plain} ' * least}{plain}* ({escape} {plain}*)*) {_BEHIND_STRING}"
 
 

@@ -125,7 +125,7 @@ class RawLogits:
 def prompt_logprobs(
     logits: Tensor, next_token_ids: Tensor, num_top: int, vocabulary: Vocabulary | None = None
 ) -> LogprobTensors:
-    """For consecutive prompt positions [positions, vocab] and the token that follows each [positions].
+    """The logprobs at consecutive prompt positions [positions, vocab] of the token that follows each [positions].
 
     `num_top` is the request's `prompt_logprobs`. The logits are not changed. `vocabulary`: whose share they are of;
     None: they are of all tokens.

@@ -137,7 +137,7 @@ class Penalties:
         self._seen[slots, new_ids] += 2  # a seat takes part in a step once, so no slot comes twice
 
     def accept_runs(self, batch: BatchSeats, token_ids: Tensor, num_emitted: Tensor) -> None:
-        """As `accept`, of each run the first so many of its tokens."""
+        """Like `accept`, for the first `num_emitted` tokens of each run."""
         if batch.runs is None or not self.is_active(batch):
             return
         for offset, users in self._users_by_offset(batch, batch.runs):

@@ -44,7 +44,7 @@ class HostTokens:
         return HostRuns(token_ids, faults, logprobs)
 
     def _runs(self, num_drafts: Sequence[int], drafts: Sequence[int]) -> list[slice]:
-        """Of each seat the rows up to the first whose token is not the draft behind it: what follows was sampled for
+        """The rows of each seat up to the first whose token is not the draft behind it: what follows was sampled for
         nothing."""
         token_ids, runs = self.token_ids, []
         first = num_read = 0

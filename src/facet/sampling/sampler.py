@@ -184,11 +184,11 @@ class Sampler:
         return SampledRuns(tokens, tokens.token_ids[last_places], last_places, num_emitted)
 
     def prompt_logprobs(self, logits: Tensor, next_token_ids: Tensor, num_top: int) -> LogprobTensors:
-        """Of consecutive positions of a prompt, for the token that follows each."""
+        """The logprobs at consecutive positions of a prompt of the token that follows each."""
         return prompt_logprobs(logits, next_token_ids, num_top, self._vocabulary)
 
     def recount(self, seat: int, num_outputs: int) -> None:
-        """So many tokens has the request in the seat by now."""
+        """Takes note of how many tokens the request in a seat has by now."""
         for feature in self._counting:
             feature.recount(seat, num_outputs)
 

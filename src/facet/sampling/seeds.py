@@ -66,7 +66,7 @@ class Seeds:
             self._next_keys.pop()
 
     def _keys_ahead(self, batch: BatchSeats) -> list[Tensor]:
-        """Of this step and the following ones, this step's last."""
+        """The keys of this step and the following ones, this step's last."""
         num_rows = len(batch)
         seats = list(batch.seats) + [0] * (-num_rows % _ROWS_ALIGNMENT)
         steps = np.arange(STEPS_AHEAD)[::-1, None]

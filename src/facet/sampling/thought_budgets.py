@@ -21,7 +21,7 @@ _NO_TOKEN = -2  # neither a token nor NO_DRAFT
 
 
 class _States:
-    """Of several seats or places, before their next token."""
+    """The states of several seats or places, before their next token."""
 
     def __init__(self, num_left: Tensor, is_open: Tensor, token_ids: Tensor) -> None:
         self.num_left = num_left  # [n] int64: thought tokens that may still come
@@ -33,7 +33,7 @@ class _States:
         return self.end_ids[:, 0]
 
     def advance(self, token_ids: Tensor) -> None:
-        """By a token each; NO_DRAFT: none. The rule is that of `ThoughtCounter`."""
+        """Moves each state on by a token; NO_DRAFT: by none. The rule is that of `ThoughtCounter`."""
         is_end = (token_ids.unsqueeze(1) == self.end_ids).any(1)
         is_thought = self.is_open & ~is_end
         self.num_left = self.num_left - (is_thought & (token_ids != NO_DRAFT)).to(torch.int64)
@@ -76,7 +76,7 @@ class ThoughtBudgets:
         return bool(self._users) and not self._users.isdisjoint(batch.seats)
 
     def apply(self, logits: Tensor, batch: BatchSeats) -> None:
-        """Nothing may open a thought that could have no token."""
+        """Sees to it that nothing opens a thought that could have no token."""
         states = self._by_place(batch)
         is_spent = states.num_left <= 0
         amounts = torch.zeros(len(batch), dtype=torch.float32, device=logits.device)
@@ -102,7 +102,7 @@ class ThoughtBudgets:
             self._keep(seats, states)
 
     def accept_runs(self, batch: BatchSeats, token_ids: Tensor, num_emitted: Tensor) -> None:
-        """As `accept`, of each run the first so many of its tokens."""
+        """Like `accept`, for the first `num_emitted` tokens of each run."""
         runs = batch.runs
         if runs is None or not self.is_active(batch):
             return

@@ -30,14 +30,15 @@ class _Model(msgspec.Struct):
 
 
 class _TokenizerFile(msgspec.Struct):
-    """As much of a tokenizer.json as is needed here."""
+    """The part of a tokenizer.json that is needed here."""
 
     model: _Model
     added_tokens: list[_AddedToken] = []
 
 
 def read_token_bytes(folder: Path, vocab_size: int) -> list[bytes]:
-    """By token id, for `vocab_size` ids. Empty: a place in the vocabulary that no token has."""
+    """The bytes of each token, by token id, for `vocab_size` ids. Empty: a place in the vocabulary that no token
+    has."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} has no tokenizer.json, and grammars are matched against its tokens.")

@@ -74,7 +74,8 @@ class TokenLengths:
         return self._entering_above(min(bound, int(self.behind.max(initial=0))))  # few bounds are kept
 
     def groups(self, tokens: Bits) -> Iterator[Ids]:
-        """Those with equally many characters before, between and behind delimiters, which keep within a bound alike."""
+        """Groups of tokens with equally many characters before, between and behind delimiters, which keep within a
+        bound alike."""
         ids = np.flatnonzero(np.unpackbits(tokens.astype("<u4").view(np.uint8), bitorder="little"))
         order = np.argsort(self._shapes[ids], kind="stable")
         yield from np.split(ids[order], 1 + np.flatnonzero(np.diff(self._shapes[ids[order]]))) if len(ids) else ()
@@ -96,7 +97,7 @@ class TokenLengths:
 
 
 def _counts(spelled: Sequence[bytes], delimiters: bytes) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Of characters that begin in each token; and which tokens are more than characters of ASCII."""
+    """How many characters begin in each token; and which tokens are more than characters of ASCII."""
     ends = np.cumsum([0, *map(len, spelled)])
     codes = np.frombuffer(b"".join(spelled), np.uint8)
 

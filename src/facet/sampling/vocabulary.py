@@ -22,7 +22,7 @@ class Vocabulary:
 
     @property
     def ids(self) -> slice:
-        """Of the logits' columns."""
+        """The token ids of the logits' columns."""
         return slice(None) if self.held is None else slice(self.held.start, self.held.stop)
 
     def best_token(self, values: Tensor) -> Best:
@@ -38,7 +38,7 @@ class Vocabulary:
         return logits.amax(-1)
 
     def sum(self, sums: Tensor) -> Tensor:
-        """Of sums over columns, those over the vocabulary."""
+        """The sums over the vocabulary, of sums over columns."""
         return sums
 
     def log_sum_exp(self, logits: Tensor) -> Tensor:
