@@ -78,7 +78,7 @@ def check_chat(patient: Patient) -> Iterator[Finding]:
 
 
 def _requests(patient: Patient, tokenizer: Tokenizer, template: ChatTemplate) -> list[Request]:
-    """As a server makes them."""
+    """Requests as a server makes them."""
     asked = AskedModel(
         max_model_len=patient.model.num_positions, eos_token_ids=(), tokenizer=tokenizer, template=template
     )
@@ -108,7 +108,7 @@ def _check_parsers(tokenizer: Tokenizer, replies: Sequence[Sequence[int]], name:
 
 
 def _parse(tokenizer: Tokenizer, replies: Sequence[Sequence[int]]) -> list[list[Delta]]:
-    """Each reply by a parser of its own, a token of each in turn."""
+    """Parses each reply with a parser of its own, a token of each in turn."""
     parsers = [
         make_reply_parser(
             tokenizer,

@@ -129,7 +129,7 @@ def run_together(engine: Engine, requests: Sequence[Request]) -> dict[str, Trans
 
 
 def run_alone(engine: Engine, requests: Sequence[Request]) -> dict[str, Transcript]:
-    """One after the other."""
+    """Runs the requests one after the other."""
     transcripts: dict[str, Transcript] = {}
     for request in requests:
         transcripts |= run_together(engine, [request])

@@ -26,7 +26,7 @@ class ScoredToken:
     best: tuple[tuple[int, float], ...]  # the likeliest tokens and their log-probabilities, likeliest first
 
     def logprob_of(self, token_id: int) -> float | None:
-        """None: not among the best."""
+        """The log-probability of a token. None: it is not among the best."""
         return self.logprob if token_id == self.token_id else dict(self.best).get(token_id)
 
 
@@ -97,7 +97,7 @@ def judge(alone: Transcript, other: Transcript, limits: Limits) -> Verdict:
 
 
 def _judge_parting(index: int, mine: ScoredToken, theirs: ScoredToken, limits: Limits, largest: float) -> Verdict:
-    """At the first different token. Its context is still the same, so the distributions must agree."""
+    """Judges the first different token. Its context is still the same, so the distributions must agree."""
     for token_id, logprob in mine.best:
         other = theirs.logprob_of(token_id)
         if other is not None:

@@ -161,12 +161,12 @@ def _gated_linear(model: Gemma) -> list[Share]:
 
 
 def _values(linear: Linear) -> Tensor | None:
-    """None: they are quantized."""
+    """The values of a matrix. None: they are quantized."""
     return linear.weight.values if isinstance(linear.weight, DenseWeight) else None
 
 
 def _distinct_values(linears: Iterable[Linear]) -> list[Tensor]:
-    """Of each shape of a matrix, one."""
+    """One matrix of each shape."""
     matrices = [_values(linear) for linear in linears]
     return list({matrix.shape: matrix for matrix in matrices if matrix is not None and matrix.dim() == 2}.values())
 

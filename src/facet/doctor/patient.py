@@ -32,12 +32,12 @@ class Patient:
 
     @property
     def limits(self) -> Limits:
-        """Of what company may change."""
+        """The limits of what company may change."""
         return EXACT if self.is_batch_invariant else self.rounding
 
     @property
     def rounding(self) -> Limits:
-        """Of what another setting may change."""
+        """The limits of what another setting may change."""
         return LIMITS[self.dtype]
 
     @property

@@ -67,7 +67,7 @@ _WRONG_KERNEL = "Wrong: only the order of sums may differ here, so a kernel comp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """Of a quantized model from itself without quantization."""
+    """How far a quantized model is from itself without quantization."""
 
     mean_kl: float  # KL(unquantized || quantized) over the tokens of answers, in nats
     largest_kl: float
@@ -141,12 +141,12 @@ def check_quality(patient: Patient) -> Iterator[Finding]:
 
 
 def meaning(mean_kl: float) -> str:
-    """In words."""
+    """What a mean KL divergence means, in words."""
     return next((words for most, words in _MEANINGS if mean_kl <= most), _BROKEN)
 
 
 def _answered(patient: Patient, prompts: Sequence[tuple[int, ...]]) -> list[Text]:
-    """With the quantized weights, as a server would, until an answer ends."""
+    """The prompts with their answers by the quantized weights, as a server would give them, until an answer ends."""
     model = patient.model
     num_tokens = min(8 * patient.effort.num_tokens, model.num_positions // 2)
     longest = min(MOST_PROMPT_TOKENS, model.num_positions - num_tokens)
@@ -221,7 +221,7 @@ def _passes(texts: Sequence[Text]) -> Iterator[list[Text]]:
 
 
 def hidden_states(model: Gemma, texts: Sequence[Text]) -> Tensor:
-    """Of every token, [tokens, hidden]."""
+    """The hidden states of every token, [tokens, hidden]."""
     device = model.placement.device
     layout = make_kv_layout(model.spec, dtype=str(model.placement.dtype).removeprefix("torch."))
     num_pages, sequences = 1, []

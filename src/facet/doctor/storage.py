@@ -35,7 +35,7 @@ LOGPROB_LIMIT = 0.5
 
 
 def kv_dtypes_to_check(patient: Patient) -> tuple[str, ...]:
-    """Those that store no more bytes than the model's own dtype."""
+    """The KV dtypes that store no more bytes than the model's own dtype."""
     own = KV_DTYPES[patient.dtype].num_bytes
     return tuple(name for name, dtype in KV_DTYPES.items() if name != patient.dtype and dtype.num_bytes <= own)
 

@@ -69,7 +69,7 @@ class _Prompt:
 
 
 def check_window_edge(patient: Patient) -> Iterator[Finding]:
-    """For a single row, as in decoding, and for a run of rows, as in a later chunk of a prompt."""
+    """Checks a single row, as in decoding, and a run of rows, as in a later chunk of a prompt."""
     model = patient.model
     windows = {layer.attention: layer.window for layer in model.spec.layers if layer.window is not None}
     name = "window edge"

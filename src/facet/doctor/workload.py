@@ -41,7 +41,7 @@ FULL = Effort(concurrencies=(2, 8, 32, 64), num_tokens=32)
 
 
 def widest_window(spec: ModelSpec) -> int:
-    """In tokens; at least `SHORTEST_WINDOW`."""
+    """The widest window in tokens; at least `SHORTEST_WINDOW`."""
     return max(SHORTEST_WINDOW, *(layer.window or 0 for layer in spec.layers))
 
 

@@ -152,5 +152,5 @@ def _count_frames(file: "InputContainer", stream: "av.VideoStream", limits: Medi
 
 
 def _upright(frame: "av.VideoFrame") -> NDArray[np.uint8]:
-    """As a player shows it: a telephone that is held upright stores its pictures lying down."""
+    """A frame as a player shows it: a telephone that is held upright stores its pictures lying down."""
     return np.ascontiguousarray(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))

@@ -17,7 +17,7 @@ MOST_FRAMES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaOptions:
-    """None: nothing was said."""
+    """What a request says of an item of media. None: nothing was said."""
 
     detail: Detail | None = None  # of a picture, in OpenAI's words
     max_soft_tokens: int | None = None  # of a picture or a frame, in numbers, which win over `detail`

@@ -10,7 +10,7 @@ from facet.media.spec import LogMel
 
 
 def num_mel_frames(num_samples: int, mel: LogMel) -> int:
-    """Of a clip. A frame needs one sample more than it has: the reference looks ahead."""
+    """The number of mel frames of a clip. A frame needs one sample more than it has: the reference looks ahead."""
     padded = mel.left_padding + num_samples + -num_samples % mel.right_multiple
     return max(0, (padded - mel.frame_length - 1) // mel.hop_length + 1)
 

@@ -27,7 +27,7 @@ class WavFile:
 
     @property
     def num_samples(self) -> int:
-        """Of each channel."""
+        """The number of samples of each channel."""
         return len(self.data) // (self.sample_bytes * self.num_channels)
 
     def waveform(self) -> Waveform:
@@ -54,7 +54,7 @@ def is_wav(data: bytes) -> bool:
 
 
 def read_wav(data: bytes, where: str) -> WavFile | None:
-    """None: its samples are compressed, and a decoder has to read them. Broken or cut short: an error."""
+    """A WAV file. None: its samples are compressed, and a decoder has to read them. Broken or cut short: an error."""
 
     def broken(what: str) -> RequestError:
         return refused(f"{where} is a WAV file that {what}: it is broken or cut short. Send it again.")

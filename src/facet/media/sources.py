@@ -108,7 +108,7 @@ def _is_inside(path: str, root: str) -> bool:
 
 
 def _opened_path(descriptor: int, expected: str) -> str:
-    """Where an open file really is, whatever was renamed since its path was checked."""
+    """The path where an open file really is, whatever was renamed since its path was checked."""
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:  # not Linux

@@ -107,7 +107,7 @@ class MediaSpec:
     videos: Videos | None = None
 
     def only(self, kinds: Collection[MediaKind]) -> "MediaSpec":
-        """Without the kinds that are not named."""
+        """The spec without the kinds that are not named."""
         return MediaSpec(
             pictures=self.pictures if "image" in kinds else None,
             sounds=self.sounds if "audio" in kinds else None,
