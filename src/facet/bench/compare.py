@@ -38,7 +38,7 @@ class Row:
     values: tuple[float | None, ...]  # None: that file does not have it
 
     def ratio(self, index: int) -> float | None:
-        """Of one file's value to the first's."""
+        """The ratio of one file's value to the first's."""
         first, other = self.values[0], self.values[index]
         return other / first if first and other is not None else None
 

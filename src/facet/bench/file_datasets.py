@@ -82,7 +82,7 @@ def _dataset(path: Path, conversations: list[Conversation], complaints: Sequence
 
 
 def _sharegpt_turn(entry: Any, config: BenchConfig, tokenizer: "Tokenizer | None") -> Turn | None:
-    """None for a valid conversation that is not used: too few turns, too short or too long."""
+    """A turn of ShareGPT. None for a valid conversation that is not used: too few turns, too short or too long."""
     said = list(_sayings(entry))
     if len(said) < 2:
         return None

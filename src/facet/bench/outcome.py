@@ -38,7 +38,7 @@ class Outcome:
 
     @property
     def latency(self) -> float:
-        """From the start to the last chunk with a token."""
+        """The time from the start to the last chunk with a token."""
         return float(self.chunk_times[-1]) - self.start if len(self.chunk_times) else 0.0
 
     @property

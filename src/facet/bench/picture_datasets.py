@@ -66,7 +66,7 @@ def _jpeg(width: int, height: int, random: np.random.Generator) -> bytes:
 
 
 def _from_folder(folder: Path) -> Iterator[str]:
-    """By name, and again from the first."""
+    """The pictures of a folder by name, and again from the first."""
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in _TYPES) if folder.is_dir() else []
     if not paths:
         raise ConfigError(f"{folder} is no folder with pictures ({', '.join(_TYPES)}).")

@@ -84,7 +84,7 @@ def draw(path: str, title: str, series: Series) -> None:
 
 
 def _histogram(panel: Any, values: dict[str, npt.NDArray[np.float64]], title: str) -> None:
-    """Both over the same bins, as shares: there are many more gaps between tokens than requests."""
+    """Draws both over the same bins, as shares: there are many more gaps between tokens than requests."""
     bins = np.histogram_bin_edges(np.concatenate(list(values.values())), bins=_NUM_BINS)
     for name, milliseconds in values.items():
         weights = np.full(len(milliseconds), 100 / max(len(milliseconds), 1))

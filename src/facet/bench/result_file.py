@@ -90,7 +90,8 @@ def result_path(config: BenchConfig, model: str, now: datetime) -> Path:
 
 
 def check_result_file(config: BenchConfig) -> None:
-    """Before the run. Where the file is named by the model, any name tells whether its folder can be written to."""
+    """Checks before the run that results can be written. Where the file is named by the model, any name tells whether
+    its folder can be written to."""
     if config.save_result:
         flag = "--save-result" if config.result_dir is None else "--result-dir"
         check_writable(flag, result_path(config, "model", datetime.now()), makes_folder=True)

@@ -126,5 +126,5 @@ def _failures_in_words() -> Iterator[None]:
 
 
 def _leave(number: int, frame: object) -> None:
-    """As an exception, so that replicas are ended on the way out."""
+    """Leaves by an exception, so that replicas are ended on the way out."""
     raise SystemExit(128 + number)

@@ -36,7 +36,7 @@ class Following:
         self._known = set(now)
 
     async def _leave(self, name: str) -> None:
-        """Its answers go on to their end, but it gets nothing new."""
+        """Lets a replica leave: its answers go on to their end, but it gets nothing new."""
         await self._replicas.drain(name)
         self._replicas.remove(name)
         del self._leaving[name]

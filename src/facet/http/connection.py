@@ -27,7 +27,7 @@ class Connection(asyncio.Protocol):
         return self._transport
 
     def close(self) -> None:
-        """At once: what has not been sent is dropped."""
+        """Closes the connection at once: what has not been sent is dropped."""
         self.is_open = False
         if self._transport is not None:
             self._transport.abort()

@@ -109,7 +109,7 @@ class Embedding(Linear):
         self.scale = torch.tensor(scale, dtype=placement.dtype).item()
 
     def prepare(self) -> None:
-        """Prepares the table of a head; other rows stay where they can be looked up."""
+        """Prepares the table of a head, whose rows stay where they can be looked up."""
         if self._is_head:
             self.weight.prepare_table()
 

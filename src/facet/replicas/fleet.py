@@ -37,7 +37,7 @@ class _Post:
 
 
 class Fleet:
-    """It has to be stopped, also where its start failed."""
+    """All replicas of this machine. A fleet has to be stopped, also where its start failed."""
 
     def __init__(
         self,
@@ -117,7 +117,8 @@ class Fleet:
         self._replicas.add(post.name, ReplicaAddress(socket=socket))
 
     def _utilization(self, post: _Post) -> float:
-        """Of a GPU's memory, this share and those of the replicas that are there already."""
+        """The share of a GPU's memory up to which a replica may fill it: its own and those of the replicas that are
+        there already."""
         share = self._config.gpu_memory_utilization
         if not post.placement.gpus:
             return share

@@ -19,7 +19,7 @@ class Placement:
 
 
 def place_replicas(config: ServerConfig, gpus: Sequence[str]) -> tuple[Placement, ...]:
-    """One for each replica. `gpus`: what this process may use."""
+    """One placement for each replica. `gpus`: what this process may use."""
     num_replicas, group_size = config.data_parallel_size, config.tensor_parallel_size
     if num_replicas < 1:
         raise ConfigError(f"--data-parallel-size is {num_replicas}, but must be 1 or more.")
@@ -46,7 +46,7 @@ def place_replicas(config: ServerConfig, gpus: Sequence[str]) -> tuple[Placement
 
 
 def visible_gpus(environment_value: str | None) -> list[str]:
-    """Those that CUDA_VISIBLE_DEVICES names, or all. Asks the driver, which torch would take seconds to do."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names, or all. Asks the driver, which torch would take seconds to do."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -121,7 +121,7 @@ class Proxy:
                 raise HttpError(500, f"{num_lost} replicas ended while they had this request. It is not tried again.")
 
     async def _try(self, errand: Errand, route: Route) -> _Answer | None:
-        """None if the replica has too much to do."""
+        """The answer of a replica. None: it has too much to do."""
         response = await self._replicas.clients[route.replica].send(errand.message)
         try:
             is_refused = response.status == 503

@@ -28,7 +28,7 @@ class _Listening:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """Or what the user has to change before it can start."""
+    """What the user has to change before the replica can start."""
 
     reason: str
 
@@ -75,12 +75,12 @@ class ReplicaProcess:
         return self._process.exitcode or 0
 
     def terminate(self) -> None:
-        """It finishes its requests and ends."""
+        """Asks the replica to finish its requests and end."""
         if self._process.is_alive():
             self._process.terminate()
 
     def kill(self) -> None:
-        """Its engine notices and ends too."""
+        """Kills the replica; its engine notices and ends too."""
         if self._process.is_alive():
             self._process.kill()
 

@@ -19,7 +19,7 @@ class ReplicaSet:
 
     @property
     def clients(self) -> Mapping[str, ReplicaClient]:
-        """Of all that run, draining ones included, by name."""
+        """The clients of all replicas that run, draining ones included, by name."""
         return self._clients
 
     def add(self, name: str, address: ReplicaAddress) -> None:

@@ -24,7 +24,8 @@ class RouterLimits:
 
 
 def cheapest(candidates: Mapping[Replica, float], mean_load: float, limits: RouterLimits) -> Replica | None:
-    """None if every candidate has its share already. Of equals the one that has computed least: its cache has room.
+    """The replica that costs least. None: every candidate has its share already. Of equals it is the one that has
+    computed least: its cache has room.
 
     `candidates`: for each, the bytes of the prompt that need not be computed there.
     """

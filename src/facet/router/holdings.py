@@ -27,7 +27,7 @@ class Replica:
     retention: float = float("inf")  # the mileage after which prefixes were seen to be gone
 
     def learn(self, age: int, expected: float, found: float) -> None:
-        """Of a prefix of that age a share was expected in the cache, and another found."""
+        """Learns how much of a prefix of such an age was expected in the cache, and how much was found."""
         if found < expected / 2:
             self.retention = min(self.retention, age)
         else:

@@ -49,7 +49,7 @@ class Router:
 
     @property
     def ready(self) -> list[str]:
-        """Those that take requests."""
+        """The names of the replicas that take requests."""
         return [replica.name for replica in self._ready]
 
     def is_ready(self, name: str) -> bool:
@@ -143,7 +143,7 @@ class Router:
             self._holdings.record([pin], route.holding)
 
     def _candidates(self, key: RouteKey) -> dict[Replica, float]:
-        """Those that take requests, with the bytes of the prompt that each holds."""
+        """The replicas that take requests, with the bytes of the prompt that each holds."""
         stale = self._limits.stale_share
         hits: dict[Replica, float] = {}
         for holding, num_links in self._holdings.find(key.links, _FEW_REPLICAS):

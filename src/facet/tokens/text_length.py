@@ -46,7 +46,7 @@ class TextLength:
 
     @cached_property
     def _longest_token(self) -> int:
-        """In characters; no text has fewer tokens than its length divided by it."""
+        """The longest token in characters; no text has fewer tokens than its length divided by it."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     @cached_property
