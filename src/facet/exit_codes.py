@@ -4,7 +4,8 @@ import signal
 
 
 def how_it_ended(code: int) -> str:
-    """As Python gives it: negative for the number of a signal. It follows the name of the process in a sentence."""
+    """How a process ended, in words that follow its name in a sentence. `code` is as Python gives it: negative for the
+    number of a signal."""
     if code >= 0:
         return f"ended with exit code {code}"
     if code == -signal.SIGKILL:

@@ -38,7 +38,7 @@ class ScaleFormat:
         return _BYTES[self.dtype]
 
     def count(self, num_inputs: int) -> int:
-        """In a row. The last group may be short."""
+        """The number of scales in a row. The last group may be short."""
         return 1 if self.group is None else -(-num_inputs // self.group)
 
 
@@ -61,7 +61,7 @@ class MatrixFormat:
         return 4 if self.codes in ("int4", "uint4", "fp4") else 8
 
     def num_bytes(self, shape: Sequence[int]) -> int:
-        """Of a matrix [..., outputs, inputs] in memory."""
+        """The bytes of a matrix [..., outputs, inputs] in memory."""
         *stack, num_rows, num_inputs = shape
         per_row = num_inputs * self.code_bits // 8
         num_scales = self.scales.count(num_inputs)
@@ -75,7 +75,8 @@ class MatrixFormat:
 
     @property
     def has_row_scales(self) -> bool:
-        """One number multiplies a whole row, and nothing is added: products can be scaled instead of values."""
+        """Whether one number multiplies a whole row, and nothing is added: products can then be scaled instead of
+        values."""
         return self.scales.group is None and self.coarse_scales is None and not (self.has_zeros or self.has_minimums)
 
     @property
@@ -95,7 +96,7 @@ class MatrixFormat:
 
     @property
     def line(self) -> str:
-        """For people: `int4 in groups of 32`."""
+        """A line for people, as `int4 in groups of 32`."""
         stored = "" if self.stored_bits is None else f" of {self.stored_bits} bits in the file"
         scales = "a scale for each row" if self.scales.group is None else f"groups of {self.scales.group}"
         extra = ", with zero points" if self.has_zeros else ", with minimums" if self.has_minimums else ""

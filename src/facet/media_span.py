@@ -64,7 +64,7 @@ def check_attention(spans: Sequence[MediaSpan], *, some_layers_see_ahead: bool) 
 
 
 def uncuttable(spans: Sequence[MediaSpan]) -> tuple[MediaSpan, ...]:
-    """Those that must be computed in one step."""
+    """The spans that must be computed in one step."""
     return tuple(span for span in spans if span.attends_both_ways and span.length > 1)
 
 

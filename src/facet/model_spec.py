@@ -79,7 +79,7 @@ class LayerSpec:
         return self.kv_width * (1 if self.values_are_keys else 2)
 
     def values_per_row(self, hidden_size: int) -> int:
-        """Of the large matrices that a row is multiplied by: attention, MLP and chosen experts."""
+        """How many values the large matrices have that a row is multiplied by: attention, MLP and chosen experts."""
         widths = 2 * self.query_width + (self.stored_width if self.owns_kv else 0) + 3 * self.mlp_width
         if self.moe is not None:
             widths += 3 * self.moe.num_chosen * self.moe.width
@@ -130,7 +130,7 @@ class ModelSpec:
 
     @property
     def first_shared_layer(self) -> int:
-        """From here on no layer owns keys or values. Equal to `num_layers` when every layer owns its own."""
+        """The index from which on no layer owns keys or values; `num_layers` when every layer owns its own."""
         for layer in reversed(self.layers):
             if layer.owns_kv:
                 return layer.index + 1

@@ -30,7 +30,7 @@ def start_piped(module: str, environment: Mapping[str, str]) -> "subprocess.Pope
 
 
 def stop_piped(process: "subprocess.Popen[bytes]") -> None:
-    """At once, whatever it is doing."""
+    """Ends the process at once, whatever it is doing."""
     process.kill()
     for stream in (process.stdin, process.stdout):
         assert stream is not None, "it was started with pipes"

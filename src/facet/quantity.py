@@ -20,7 +20,7 @@ def parse_quantity(text: str) -> int:
 
 
 def shown_bytes(num_bytes: int) -> str:
-    """In GiB, as the memory of machines is counted, or in MiB where that would be 0.0."""
+    """A number of bytes in GiB, as the memory of machines is counted, or in MiB where that would be 0.0."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 0.1 * 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 

@@ -65,7 +65,8 @@ class UsmTowerSpec:
 
     @property
     def values_per_row(self) -> int:
-        """As of the other tower; behind its convolutions, numbers are float32."""
+        """How many numbers a pass holds at once for every row it makes, as `ConformerTowerSpec` counts them; behind the
+        convolutions, numbers are float32."""
         convolved = 2 * self.reduction * (self.num_bins // 2) * self.num_channels[0]
         return 2 * max(8 * convolved, 16 * self.reduction * self.conformer.hidden_size)
 
