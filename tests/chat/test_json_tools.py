@@ -11,10 +11,13 @@ from facet.chat.json_call_grammar import json_call_grammar
 from facet.chat.json_tools import with_tools_as_json
 from facet.chat.messages import normalize_messages
 from facet.chat.tool_choice import normalize_tools
+from facet.engine.messages import NewTokens
 from facet.errors import RequestError
+from facet.offline.model_tokenizer import ModelTokenizer
 from facet.prompts.asked_model import AskedModel
 from facet.prompts.preparing import PreparedQuestion, prepare
 from facet.prompts.questions import ChatQuestion
+from facet.prompts.reading import ReplyReader
 from facet.sampling import GrammarCompiler
 from facet.sampling.grammar_walker import GrammarWalker
 from facet.sampling_params import SamplingParams
@@ -248,11 +251,15 @@ def test_what_is_refused(tool: dict[str, Any], words: str) -> None:
     assert caught.value.field == "tools"
 
 
+def make_model(tokenizer: Tokenizer) -> AskedModel:
+    template = make_template(tokenizer)
+    return AskedModel(max_model_len=4096, eos_token_ids=(EOS,), tokenizer=tokenizer, template=template)
+
+
 def ask(tokenizer: Tokenizer, **fields: Any) -> PreparedQuestion:
-    model = AskedModel(max_model_len=4096, eos_token_ids=(EOS,), tokenizer=tokenizer, template=make_template(tokenizer))
     messages = fields.pop("messages", [user("Weather?")])
     question = ChatQuestion(messages=messages, sampling=SamplingParams(), **fields)
-    return prepare(question, model, ["x"])
+    return prepare(question, make_model(tokenizer), ["x"])
 
 
 def test_questions_with_tools(tokenizer: Tokenizer) -> None:
@@ -260,6 +267,10 @@ def test_questions_with_tools(tokenizer: Tokenizer) -> None:
     auto = ask(tokenizer, tools=[WEATHER_TOOL, NOW])
     assert auto.prompt_text is not None
     assert DECLARED in auto.prompt_text
+    shown = ModelTokenizer(make_model(tokenizer)).apply_chat_template(
+        [user("Weather?")], tools=[WEATHER_TOOL, NOW], tokenize=False, add_generation_prompt=True
+    )
+    assert shown == auto.prompt_text
     assert auto.requests[0].grammar is None
     assert auto.reply_format is not None
     assert auto.reply_format.tool_names == {"get_weather", "now"}
@@ -275,3 +286,17 @@ def test_questions_with_tools(tokenizer: Tokenizer) -> None:
     ask(tokenizer, messages=[user("Weather?"), CALLS_PARIS, tool_result("rain", "call_1")])
     with pytest.raises(RequestError, match="leaves no room for tool calls"):
         ask(tokenizer, tools=[WEATHER_TOOL], response_format={"type": "json_object"})
+
+
+def test_an_answer_that_calls(tokenizer: Tokenizer) -> None:
+    for parallel, num_calls in ((True, 2), (False, 1)):
+        prepared = ask(tokenizer, tools=[WEATHER_TOOL, NOW], parallel_tool_calls=parallel)
+        assert prepared.reply_format is not None
+        reader = ReplyReader(prepared.requests[0], tokenizer, prepared.reply_format)
+        token_ids = tokenizer.encode(f"One moment.\n[{CALL}, {NOW_CALL}]", add_special_tokens=False)
+        reader.feed(NewTokens("x", tuple(token_ids[:-3])))
+        assert reader.reply().content == "One moment.\n"
+        reader.feed(NewTokens("x", (*token_ids[-3:], EOS), "stop"))
+        assert reader.finish_reason == "tool_calls"
+        calls = [(call.function.name, call.function.arguments) for call in reader.reply().tool_calls]
+        assert calls == [("get_weather", '{"city":"Paris"}'), ("now", "{}")][:num_calls]

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from facet.chat.formats import ReplyMarkers
 from facet.chat.messages import normalize_messages
 from facet.chat.template import ChatTemplate
 from facet.chat.tool_choice import normalize_tools, template_variables
@@ -210,6 +211,7 @@ class ModelTokenizer:
         prompt = template.render(
             normalized,
             tools=normalize_tools(tools).for_template,
+            tools_as_json=ReplyMarkers.find(self._tokenizer) is None,
             documents=as_documents(documents),
             add_generation_prompt=add_generation_prompt,
             variables=template_variables(
