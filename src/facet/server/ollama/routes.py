@@ -106,7 +106,7 @@ class OllamaEndpoints:
         capabilities = ["completion"]
         if asked.template is not None:
             tokenizer = asked.require_tokenizer()
-            capabilities += ["tools"] * (ReplyMarkers.find(tokenizer) is not None)
+            capabilities += ["tools"] * (asked.template.shows_tools or ReplyMarkers.find(tokenizer) is None)
             capabilities += ["thinking"] * (find_thought(tokenizer, ()) is not None)
         if "image" in asked.media.kinds:
             capabilities.append("vision")
