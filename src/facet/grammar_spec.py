@@ -61,5 +61,5 @@ class GrammarSpec:
 
     @property
     def key(self) -> tuple[GrammarKind, tuple[str, ...], bool]:
-        """What the compiled grammar depends on."""
+        """A key of what the compiled grammar depends on."""
         return self.kind, self.sources, self.any_whitespace

@@ -103,7 +103,7 @@ def choose_kv_dtypes(
 
 
 def _skipped_layers(spec: ModelSpec, words: Sequence[str]) -> set[int]:
-    """Indices from indices and kinds."""
+    """The layers to skip as indices, from indices and kinds."""
     skipped: set[int] = set()
     for word in words:
         kind = _KIND_ALIASES.get(word, word)

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def large_imports() -> Iterator[None]:
-    """Around imports of torch and what needs it. What is imported stays; to look through it again and again is in vain.
+    """Keeps the garbage collector away from imports of torch and what needs it. What is imported stays; to look through
+    it again and again is in vain.
 
     Another thread may do the same: whoever ends first turns the collector on again.
     """

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both; where both have a name, `above` wins, and objects are merged in turn."""
+    """Both mappings as one; where both have a name, `above` wins, and objects are merged in turn."""
     result = dict(below)
     for name, value in above.items():
         before = result.get(name)

@@ -70,7 +70,8 @@ def message_of(response: Response) -> str:
 def _outcome(
     reader: AnswerReader, num_prompt_tokens: int, *, arrival: float, start: float, failure: Failure | None
 ) -> Outcome:
-    """Counts are the server's if it gives them, else `num_prompt_tokens` and the number of chunks."""
+    """The outcome of a request. Counts are the server's if it gives them, else `num_prompt_tokens` and the number of
+    chunks."""
     usage = reader.usage
     num_output_tokens, num_cached_tokens = len(reader.chunk_times), None
     has_usage = usage is not None and usage.completion_tokens is not None

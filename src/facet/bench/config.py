@@ -119,7 +119,7 @@ class BenchConfig:
 
     @property
     def goodput_limits(self) -> dict[str, float]:
-        """Milliseconds by metric."""
+        """The limits of goodput, milliseconds by metric."""
         pairs = (part.partition(":") for part in self.goodput)
         return {name: float(limit) for name, _, limit in pairs}
 

@@ -21,5 +21,5 @@ _MAKERS: Mapping[str, Callable[[BenchConfig, "Tokenizer | None"], Dataset]] = {
 
 
 def make_dataset(config: BenchConfig, tokenizer: "Tokenizer | None") -> Dataset:
-    """Always the same for the same config."""
+    """The conversations of a dataset, always the same for the same config."""
     return _MAKERS[config.dataset_name](config, tokenizer)

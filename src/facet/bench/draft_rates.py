@@ -14,7 +14,7 @@ _PLACE = re.compile(r'position="(\d+)"')
 
 
 async def ask_draft_counts(client: BenchClient) -> DraftCounts:
-    """Zeros where a server does not draft, or has no such page."""
+    """The server's counts of drafts; zeros where it does not draft, or has no such page."""
     try:
         async with asyncio.timeout(_SECONDS_FOR_METRICS):
             response = await client.http.get(client.url.target("/metrics"))

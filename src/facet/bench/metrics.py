@@ -19,7 +19,7 @@ Values = npt.NDArray[np.floating[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Milliseconds."""
+    """A distribution of times in milliseconds."""
 
     mean: float
     median: float

@@ -21,7 +21,7 @@ class Following:
         self._leaving: dict[str, asyncio.Task[None]] = {}
 
     def apply(self, found: Iterable[ReplicaStatus]) -> None:
-        """These are all that take requests now."""
+        """Applies a list of replicas: these are all that take requests now."""
         now = {status.name: status for status in found}
         for name in self._known - now.keys():
             logger.info("Replica %s takes no more requests.", name)

@@ -81,7 +81,8 @@ def make_engine(model: Gemma, setup: Setup) -> Engine:
 
 
 def _num_blocks(layout: KVLayout, model: Gemma, setup: Setup, chunk: int) -> int:
-    """Enough for all requests at once if there is memory; with less, some requests wait."""
+    """How many blocks an engine gets: enough for all requests at once if there is memory; with less, some requests
+    wait."""
     device, longest = model.placement.device, model.num_positions
     least = 1 + need_of(layout, 0, num_tokens=longest).num_blocks
     if setup.is_short_of_memory:

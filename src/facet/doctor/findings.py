@@ -31,7 +31,7 @@ def skipped(check: str, why: str) -> Finding:
 
 
 def measured(check: str, deviation: float, limit: float, note: str = "") -> Finding:
-    """Pass or fail by the number. NaN fails."""
+    """A finding that passes or fails by the number. NaN fails."""
     return Finding(
         check=check, status="pass" if deviation <= limit else "fail", deviation=deviation, limit=limit, note=note
     )
@@ -56,7 +56,7 @@ class Report:
         return tuple(finding.explanation for finding in self.findings if finding.explanation)
 
     def as_json(self) -> dict[str, Any]:
-        """JSON has no infinity: a deviation that is not finite becomes a string."""
+        """The report as JSON, which has no infinity: a deviation that is not finite becomes a string."""
         return {
             "model": self.model,
             "device": self.device,
@@ -85,7 +85,7 @@ class Report:
 
 
 def _finding_json(finding: Finding) -> dict[str, Any]:
-    """What most findings have not is left out."""
+    """A finding as JSON. What most findings have not is left out."""
     values = {
         each.name: _json_number(getattr(finding, each.name))
         for each in fields(finding)

@@ -243,7 +243,7 @@ def _softcap(model: Gemma) -> list[Share]:
 
 
 def _token_choice(model: Gemma) -> Finding:
-    """Noise is the same integers everywhere, so tokens are compared exactly."""
+    """Checks the choice of tokens. Noise is the same integers everywhere, so tokens are compared exactly."""
     device, vocab_size = str(model.placement.device), model.spec.vocab_size
     rows = choice_cases.MIXED
     arguments = (

@@ -54,7 +54,7 @@ _TEMPLATE = (
 
 
 def write_own_model(folder: Path, *, dtype: str) -> None:
-    """Everything but weights: those are drawn when the model is loaded."""
+    """Writes everything but weights: those are drawn when the model is loaded."""
     (folder / "config.json").write_text(json.dumps({**CONFIG, "dtype": dtype}), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
     _tokenizer().save(str(folder / "tokenizer.json"))

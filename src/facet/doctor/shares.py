@@ -19,7 +19,7 @@ class Share:
 
 
 def share_of_tolerance(got: Tensor, expected: Tensor, tolerance: Tolerance) -> Share:
-    """NaN in either is an infinite share, unless both hold it."""
+    """A deviation as a share of the tolerance. NaN in either is an infinite share, unless both hold it."""
     got, expected = got.double(), expected.double()
     difference = (got - expected).abs()
     difference = torch.where(got.isnan() & expected.isnan() | (got == expected), 0.0, difference)

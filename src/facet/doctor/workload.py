@@ -31,7 +31,7 @@ class Effort:
 
     @property
     def least_context(self) -> int:
-        """A short prompt, its answer, and as much again for another turn."""
+        """The least context: a short prompt, its answer, and as much again for another turn."""
         return 2 * (SHORTEST_WINDOW + self.num_tokens)
 
 
@@ -46,7 +46,7 @@ def widest_window(spec: ModelSpec) -> int:
 
 
 def context_needed(spec: ModelSpec, effort: Effort) -> int:
-    """The longest prompt, its answer, and another turn after it."""
+    """The context that is needed: the longest prompt, its answer, and another turn after it."""
     return 3 * widest_window(spec) + 2 * effort.num_tokens + SHORTEST_WINDOW
 
 

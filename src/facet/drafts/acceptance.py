@@ -58,7 +58,7 @@ class Acceptance:
             own.count_wrong(index)
 
     def forgo(self, match_length: int) -> None:
-        """A guess was not tried."""
+        """Takes note that a guess was not tried."""
         self._engine.fade(self._class_of(match_length), _MEMORY_UNTRIED)
 
     def keep_only(self, request_numbers: Iterable[int]) -> None:

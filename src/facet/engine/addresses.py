@@ -39,7 +39,7 @@ class Network:
     keys: KeyPair | None = None  # without a folder
 
     def at(self, host: str) -> "Network":
-        """The same for a process on another machine."""
+        """The network as a process on another machine uses it."""
         return replace(self, host=host)
 
     def listen(self, socket: Socket, name: str) -> str:

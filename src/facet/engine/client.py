@@ -52,10 +52,10 @@ class EngineClient(Protocol):
         """Forget cached prefixes, without waiting: before whatever is submitted next."""
 
     def sleep(self, level: int) -> None:
-        """Ask without waiting; a `SleepState` comes from `receive`."""
+        """Asks an engine to sleep, without waiting; a `SleepState` comes from `receive`."""
 
     def wake_up(self) -> None:
-        """Likewise."""
+        """Asks an engine to wake up, without waiting; a `SleepState` comes from `receive`."""
 
     def close(self) -> None: ...
 
@@ -133,7 +133,7 @@ class RemoteEngine:
         return messages
 
     def stats(self) -> Stats:
-        """Ask and wait; messages that come first are kept for `receive`."""
+        """Asks for the engine's stats and waits; messages that come first are kept for `receive`."""
         self._send(AskStats())
         others: list[FromEngine] = []
         found: Stats | None = None

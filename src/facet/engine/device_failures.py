@@ -32,7 +32,8 @@ def device_failures_in_words() -> Iterator[None]:
 
 
 def _is_of_a_gpu(error: Exception) -> bool:
-    """Triton's own errors by where they come from: a machine without a GPU need not have it."""
+    """Whether an error is a GPU's. Triton's own errors are known by where they come from: a machine without a GPU need
+    not have it."""
     if type(error).__module__.split(".")[0] == "triton":
         return True
     return isinstance(error, RuntimeError) and any(

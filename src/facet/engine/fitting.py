@@ -12,7 +12,7 @@ _LEAST_CACHE = 512 << 20  # what an engine on a CPU gives its cache at least
 
 
 def describe_fit(model: CachedModel) -> str:
-    """A few words for a table."""
+    """Whether and how a model fits, in a few words for a table."""
     if not model.is_whole:
         return "only its config; pull it"
     if len(model.gguf_files) > 1:

@@ -43,7 +43,7 @@ def _computes_on_gpus() -> bool:
 
 
 def _make_context(index: int) -> None:
-    """The one that torch will find there: each GPU has one for a whole process."""
+    """Makes the context that torch will find: each GPU has one for a whole process."""
     with contextlib.suppress(OSError, AttributeError):  # no driver, or a strange one
         driver = ctypes.CDLL(_DRIVER)
         device, context = ctypes.c_int(), ctypes.c_void_p()

@@ -53,7 +53,7 @@ class LocalEngine:
         self._handle(WakeUp())
 
     def close(self) -> None:
-        """Gives its memory back. There is nothing left to be called afterwards."""
+        """Gives the engine's memory back. There is nothing left to be called afterwards."""
         del self._service, self.engine
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             gc.collect()
@@ -66,7 +66,7 @@ class LocalEngine:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until a step has ended: half a step leaves an engine that no later call could use."""
+    """Lets Ctrl-C wait until a step has ended: half a step leaves an engine that no later call could use."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield  # nothing is raised here

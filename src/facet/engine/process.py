@@ -221,7 +221,7 @@ def _loop(service: EngineService, inbox: Socket, send: _Send, front_is_gone: Cal
 
 
 def _messages(inbox: Socket, decoder: "msgspec.msgpack.Decoder[ToEngine]") -> Iterator[ToEngine]:
-    """Everything that has come."""
+    """All messages that have come."""
     while True:
         try:
             yield decoder.decode(inbox.recv(zmq.NOBLOCK))

@@ -48,7 +48,7 @@ def connect() -> Any:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself would try for a minute."""
+    """Refuses a cluster that cannot be reached: Ray itself would try for a minute."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdecimal():
         return  # "auto", or something that Ray will judge
@@ -62,7 +62,7 @@ def _check_reachable(address: str) -> None:
 
 
 def facts_of(model: str, host: str) -> NodeFacts:
-    """About the machine that this process runs on."""
+    """Facts about the machine that this process runs on."""
     from importlib.metadata import version
 
     folder = Path(model)

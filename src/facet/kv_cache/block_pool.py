@@ -74,7 +74,7 @@ class BlockPool:
         self.table_refs[blocks] += 1
 
     def release(self, blocks: Blocks, fence: int) -> None:
-        """Tables let go of blocks, which steps up to `fence` may still touch. A block may be named twice."""
+        """Lets tables let go of blocks, which steps up to `fence` may still touch. A block may be named twice."""
         np.subtract.at(self.table_refs, blocks, 1)
         self._fence[blocks] = np.maximum(self._fence[blocks], fence)
         unused = blocks[self.table_refs[blocks] == 0]
@@ -90,7 +90,7 @@ class BlockPool:
             self._fenced.append(unused)
 
     def advance_horizon(self, horizon: int) -> None:
-        """Steps up to `horizon` no longer prevent blocks from being written again."""
+        """Moves the horizon: steps up to `horizon` no longer prevent blocks from being written again."""
         self.horizon = max(self.horizon, horizon)
         for _ in range(len(self._fenced)):
             blocks = self._fenced.popleft()
@@ -102,7 +102,7 @@ class BlockPool:
                 self._fenced.append(blocks[~passed])
 
     def hold(self, blocks: Blocks, checkpoint: int) -> None:
-        """A checkpoint needs these blocks unchanged; each is named once and is held already."""
+        """Holds blocks that a checkpoint needs unchanged; each is named once and is held already."""
         assert self._is_held(blocks).all(), "only a block that is held can be kept"
         self._count_cached(blocks, -1)
         self.checkpoint_refs[blocks] += 1
@@ -110,7 +110,7 @@ class BlockPool:
         self._count_cached(blocks, +1)
 
     def drop(self, blocks: Blocks, checkpoint: int) -> None:
-        """A checkpoint no longer wants these blocks."""
+        """Drops blocks that a checkpoint no longer wants."""
         self._count_cached(blocks, -1)
         self.checkpoint_refs[blocks] -= 1
         self.checkpoint_xor[blocks] ^= checkpoint

@@ -51,7 +51,7 @@ class BlockTables:
         return self.block_ids[group][seat, self.first[group, seat] : self.end[group, seat]]
 
     def num_held(self, group: int) -> int:
-        """Entries of all seats."""
+        """The number of entries of all seats."""
         return int((self.end[group] - self.first[group]).sum())
 
     def held_in_all_groups(self, seat: int) -> NDArray[np.int32]:

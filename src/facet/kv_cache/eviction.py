@@ -66,12 +66,12 @@ class EvictionOrder:
         self._free.append(number)
 
     def use(self, number: int, now: int) -> None:
-        """A request continued from here."""
+        """Takes note that a request continued from this checkpoint."""
         self.interval[number] = now - self.last_use[number]
         self.last_use[number] = now
 
     def inherit(self, number: int, dropped: int) -> None:
-        """Requests that would have used the dropped checkpoint will now use this one."""
+        """Hands over to another checkpoint: requests that would have used the dropped one will now use this one."""
         if self.last_use[dropped] > self.last_use[number]:
             self.last_use[number] = self.last_use[dropped]
             self.interval[number] = self.interval[dropped]

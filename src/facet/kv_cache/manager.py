@@ -131,10 +131,10 @@ class KVCacheManager:
         )
 
     def release(self, seat: int, *, num_computed: int, is_sound: bool = True) -> None:
-        """The request in `seat` has ended; steps up to the last committed one may still touch its blocks.
+        """Lets go of the blocks of a request that has ended; steps up to the last committed one may still touch them.
 
-        Its chain must hold all its known tokens. What was computed of them stays as a checkpoint, unless it is not
-        sound: then everything kept along its way is given up too.
+        The request's chain must hold all its known tokens. What was computed of them stays as a checkpoint, unless it
+        is not sound: then everything kept along its way is given up too.
         """
         marked = self._marks.get(seat)
         if marked is not None and self._prefixes is not None:
@@ -148,7 +148,8 @@ class KVCacheManager:
         self._let_go(seat)
 
     def give_back(self, seats: Seats, num_tokens: NDArray[np.int64]) -> None:
-        """No more tokens of these seats can hold: return the blocks behind them, which were taken for drafts."""
+        """Returns the blocks behind the tokens of these seats, of which no more can hold: they were taken for
+        drafts."""
         tables = self._tables
         entries = tables.beyond(seats, num_tokens)
         if len(entries.seats):
@@ -156,7 +157,7 @@ class KVCacheManager:
             tables.end[:, seats] = np.minimum(tables.end[:, seats], tables.end_needed(num_tokens))
 
     def retire(self, step: int) -> None:
-        """Everything that `step` reads or writes has been read and written."""
+        """Takes note that everything that `step` reads or writes has been read and written."""
         self._last_retired_step = max(self._last_retired_step, step)
 
     def reset_prefixes(self) -> None:
@@ -287,7 +288,7 @@ class KVCacheManager:
         self._prefixes.plant(chain, position, tuple(tables), passage)
 
     def _let_go(self, seat: int) -> None:
-        """The last committed step may be the last to touch these blocks."""
+        """Lets go of blocks; the last committed step may be the last to touch them."""
         self._pool.release(self._tables.held_in_all_groups(seat), fence=self._last_step)
         self._tables.clear(seat)
         self._marks.clear(seat)

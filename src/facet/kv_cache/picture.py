@@ -15,7 +15,7 @@ CACHED = "cached"
 
 
 def draw(layout: KVLayout, pool: BlockPool, tables: BlockTables, *, max_cells: int) -> ArenaPicture:
-    """The cost grows with the pages in use, so a picture of a large, empty cache is cheap."""
+    """A picture of the cache. Its cost grows with the pages in use, so that of a large, empty cache is cheap."""
     first_page = SCRATCH_BLOCK + 1
     num_pages = pool.num_blocks - first_page
     pages_per_cell = -(-num_pages // max_cells)

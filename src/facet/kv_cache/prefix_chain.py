@@ -73,7 +73,7 @@ class PrefixChain:
 
 
 def _content_digest(span: MediaSpan) -> bytes:
-    """The length too: rows that attend both ways depend on all of a span."""
+    """A digest of a span's content and its length: rows that attend both ways depend on all of a span."""
     return _digest(f"{span.kind} {span.length} {span.attends_both_ways} {span.content_key}".encode())
 
 

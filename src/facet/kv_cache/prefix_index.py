@@ -180,7 +180,7 @@ class PrefixIndex:
                 self._drop(number)
 
     def check_integrity(self) -> None:
-        """The maps, the tree and the pool agree on which checkpoints there are."""
+        """Checks that the maps, the tree and the pool agree on which checkpoints there are."""
         refs = np.zeros(self._pool.num_blocks, np.int32)
         covering: dict[bytes, set[int]] = {}
         for number, checkpoint in self._checkpoints.items():

@@ -84,7 +84,7 @@ def decode_frames(
 
 @contextmanager
 def _opened(data: bytes, container: str, codecs: frozenset[str], where: str) -> Iterator["InputContainer"]:
-    """What FFmpeg finds wrong, here or while the file is decoded, is an error in words."""
+    """Opens a file. What FFmpeg finds wrong, here or while the file is decoded, is an error in words."""
     if importlib.util.find_spec("av") is None:
         raise refused(
             f"{where} needs PyAV, which this server has not. Install it with pip install 'facet-llm[media]', or send "
@@ -131,7 +131,7 @@ def _mono(frame: "av.AudioFrame") -> NDArray[np.float32]:
 
 
 def _stated_seconds(file: "InputContainer", stream: "av.AudioStream") -> float:
-    """How long the file says it is; 0: it does not say."""
+    """How long the file says it is, in seconds; 0: it does not say."""
     if stream.duration and stream.time_base:
         return float(stream.duration * stream.time_base)
     return (file.duration or 0) / 1_000_000

@@ -31,7 +31,7 @@ def prepare_sound(waveform: Waveform, spec: Sounds, key: str, where: str) -> Pre
 
 
 def _features(samples: NDArray[np.float32], spec: Sounds) -> tuple[NDArray[np.float32], int]:
-    """[frames, width], and how many frames become a soft token."""
+    """The features, [frames, width], and how many frames become a soft token."""
     if spec.log_mel is not None:
         frames = log_mel(samples, spec.log_mel, spec.sampling_rate)
         return frames, spec.samples_per_token // spec.log_mel.hop_length

@@ -32,7 +32,7 @@ def log_mel(samples: NDArray[np.float32], mel: LogMel, sampling_rate: int) -> ND
 
 
 def _frames(samples: NDArray[np.float32], mel: LogMel) -> NDArray[np.float32]:
-    """[frames, frame_length], overlapping."""
+    """Overlapping frames, [frames, frame_length]."""
     count = num_mel_frames(len(samples), mel)
     if not count:  # too few samples for a window, maybe
         return np.empty((0, mel.frame_length), np.float32)
@@ -42,7 +42,7 @@ def _frames(samples: NDArray[np.float32], mel: LogMel) -> NDArray[np.float32]:
 
 @cache
 def _window(length: int, *, is_rounded: bool) -> NDArray[np.float32]:
-    """Hann's, of a period of `length`."""
+    """Hann's window, of a period of `length`."""
     places: NDArray[np.floating] = np.arange(length).astype(np.float32 if is_rounded else np.float64)
     window: NDArray[np.float32] = (0.5 * (1 - np.cos(2 * np.pi * places / length))).astype(np.float32)
     return window

@@ -18,7 +18,7 @@ class Waveform:
 
 
 def limits_of_sounds(spec: Sounds, limits: MediaLimits) -> MediaLimits:
-    """The same, and no longer than the model hears."""
+    """The limits of sounds: those given, and no longer than the model hears."""
     if spec.max_samples is None:
         return limits
     return replace(limits, max_sound_seconds=min(limits.max_sound_seconds, spec.max_samples / spec.sampling_rate))

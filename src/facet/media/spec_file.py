@@ -215,7 +215,7 @@ def _tokens(
     config: ConfigFields, family: str, begin: str, soft: str, end: str, *, placeholder: str, text_around: str = ""
 ) -> MediaTokens:
     def token(name: str) -> int:
-        """Files say `..._token_id` or `..._token_index`."""
+        """The id of a token. Files say `..._token_id` or `..._token_index`."""
         found = config.token_ids(f"{name}_token_id") or config.token_ids(f"{name}_token_index")
         return found[0] if found else _IDS[family][name]
 

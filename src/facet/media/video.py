@@ -33,7 +33,7 @@ def frames_wanted(spec: Videos, options: MediaOptions) -> int:
 
 
 def prepare_frame(frame: VideoFrame, content: bytes, spec: Videos, options: MediaOptions) -> PreparedMedia:
-    """`content`, with the time, names what is seen."""
+    """Prepares a frame. `content`, with the time, names what is seen."""
     budget = options.max_soft_tokens or spec.frames.budget
     key = content_key(content, "video", spec.frames, budget, frame.timestamp)
     picture = Image.fromarray(frame.pixels)

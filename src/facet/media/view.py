@@ -35,7 +35,7 @@ def rebuild(media: PreparedMedia, spec: PatchPictures | SquarePictures) -> Image
 
 
 def grid_of(media: PreparedMedia, spec: PatchPictures | SquarePictures) -> tuple[int, int]:
-    """Rows and columns of soft tokens."""
+    """The rows and columns of soft tokens."""
     if isinstance(spec, SquarePictures):
         side = math.isqrt(media.num_tokens)
         return side, side

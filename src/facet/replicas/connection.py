@@ -61,7 +61,7 @@ class ReplicaResponse:
         return b"".join(parts)
 
     def close(self) -> None:
-        """Ends it, unless it is over; the replica notices."""
+        """Ends the response, unless it is over; the replica notices."""
         if not self._is_over:
             self._connection.close()
 

@@ -97,7 +97,8 @@ class Fleet:
             post.process = None
 
     async def _start(self, post: _Post, *, is_first: bool = False) -> None:
-        """Returns when it can answer. Those that share GPUs load one after the other: each measures what is free."""
+        """Starts a replica; returns when it can answer. Those that share GPUs load one after the other: each measures
+        what is free."""
         async with post.loading:
             socket = str(self._folder / post.name)
             config = replace(without_tls(self._config), uds=socket, root_path=None,

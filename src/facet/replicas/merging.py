@@ -30,7 +30,7 @@ def merge_metrics(texts: Mapping[str, bytes]) -> bytes:
 
 
 def merge_live_views(views: Sequence[LiveResponse]) -> LiveResponse:
-    """The caches one behind the other, everything else added up."""
+    """Merges live views: the caches one behind the other, everything else added up."""
     first = views[0]
     names = list(dict.fromkeys(pages.kind for view in views for pages in view.arena.kinds))
     return LiveResponse(
@@ -48,7 +48,7 @@ def merge_live_views(views: Sequence[LiveResponse]) -> LiveResponse:
 
 
 def _pages(kind: str, views: Sequence[LiveResponse]) -> LivePages:
-    """A replica without pages of that kind has empty cells."""
+    """The pages of a kind. A replica without pages of that kind has empty cells."""
     num_pages, cells = 0, []
     for view in views:
         found = next((pages for pages in view.arena.kinds if pages.kind == kind), None)
@@ -58,6 +58,6 @@ def _pages(kind: str, views: Sequence[LiveResponse]) -> LivePages:
 
 
 def _sum(counts: Sequence[Counts]) -> Counts:
-    """Field by field."""
+    """The sum of counts, field by field."""
     names = counts[0].__struct_fields__
     return type(counts[0])(*(sum(getattr(one, name) for one in counts) for name in names))

@@ -39,7 +39,7 @@ _NOT_RETURNED = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b
 
 @dataclass(slots=True)
 class ProxyCounts:
-    """Since the start."""
+    """What the proxy has counted since its start."""
 
     num_retries: int = 0
     num_broken: int = 0  # streams that ended with an error because their replica broke off

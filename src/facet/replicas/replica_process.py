@@ -114,7 +114,7 @@ def run_replica(
 
 
 def _end_with_parent(parent: Connection) -> None:
-    """Nobody could reach a replica whose parent is gone."""
+    """Ends the replica with its parent: nobody could reach a replica whose parent is gone."""
     try:
         parent.recv()
     except (EOFError, OSError):

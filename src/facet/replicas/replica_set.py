@@ -23,25 +23,25 @@ class ReplicaSet:
         return self._clients
 
     def add(self, name: str, address: ReplicaAddress) -> None:
-        """A replica that has just started and can answer."""
+        """Adds a replica that has just started and can answer."""
         self._clients[name] = ReplicaClient(address)
         self.router.add(name)
         self._tell()
 
     async def drain(self, name: str) -> None:
-        """Sends it nothing new, and returns once it has nothing left to do."""
+        """Drains a replica: it gets nothing new. Returns once it has nothing left to do."""
         self.router.drain(name)
         await self._wait_for(lambda: self.router.num_running(name) == 0)
 
     def remove(self, name: str) -> None:
-        """A replica that has ended."""
+        """Removes a replica that has ended."""
         self.router.remove(name)
         if (client := self._clients.pop(name, None)) is not None:
             client.close()
         self._tell()
 
     async def close(self) -> None:
-        """Nobody is asked any more."""
+        """Closes all connections: nobody is asked any more."""
         for name in list(self._clients):
             self.remove(name)
         await asyncio.sleep(0)  # connections are closed by the next turn of the loop
@@ -56,7 +56,7 @@ class ReplicaSet:
         return True
 
     def note_end(self, name: str) -> None:
-        """A request has ended there: whoever drains the replica may have been waiting for it."""
+        """Takes note that a request has ended there: whoever drains the replica may have been waiting for it."""
         if not self.router.is_ready(name):
             self._tell()
 

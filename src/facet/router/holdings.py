@@ -68,7 +68,7 @@ class Holdings:
         return len(self._young) + len(self._old)
 
     def of(self, key: int) -> tuple[Holding, ...]:
-        """The newest first."""
+        """The holdings of a key, the newest first."""
         return self._young.get(key) or self._old.get(key, ())
 
     def find(self, links: Sequence[int], most: int) -> list[Found]:
@@ -90,7 +90,7 @@ class Holdings:
         return list(found.values())
 
     def held_by(self, replica: Replica, links: Sequence[int]) -> Found | None:
-        """The longest prefix that this one holds."""
+        """The longest prefix that this replica holds."""
         young, old = self._young.get, self._old.get
         last: tuple[Holding, ...] | None = None
         for num_links in range(len(links), 0, -1):

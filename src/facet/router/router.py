@@ -68,13 +68,13 @@ class Router:
         return self._replicas[name].num_running if name in self._replicas else 0
 
     def add(self, name: str) -> None:
-        """A replica that takes requests, with an empty cache."""
+        """Adds a replica that takes requests, with an empty cache."""
         self.remove(name)
         self._replicas[name] = replica = Replica(name, stable_digest(name.encode()))
         self._ready.append(replica)
 
     def drain(self, name: str) -> None:
-        """Sends it nothing new, except what only it has."""
+        """Drains a replica: it gets nothing new, except what only it has."""
         replica = self._replicas.get(name)
         if replica is not None and replica.is_ready:
             replica.is_ready = False
@@ -82,14 +82,14 @@ class Router:
             self._ready_load -= replica.load
 
     def remove(self, name: str) -> None:
-        """A replica that has stopped. Requests still on their way there are ended or undone as others."""
+        """Removes a replica that has stopped. Requests still on their way there are ended or undone as others."""
         self.drain(name)
         replica = self._replicas.pop(name, None)
         if replica is not None:
             replica.is_gone = True
 
     def report_load(self, name: str, num_pending: int) -> None:
-        """What a replica says it has to do, which includes requests of other routers."""
+        """Takes what a replica says it has to do, which includes requests of other routers."""
         if replica := self._replicas.get(name):
             self._change_load(replica, num_elsewhere=max(0, num_pending - replica.num_running))
 
@@ -123,7 +123,8 @@ class Router:
         return Route(key, holding, expected_bytes, expected_age)
 
     def end(self, route: Route, num_cached: int | None = None, num_prompt: int | None = None) -> None:
-        """The answer is over; its usage tells how many of the prompt's tokens were cached, if it came."""
+        """Ends a request whose answer is over; its usage tells how many of the prompt's tokens were cached, if it
+        came."""
         replica = route.holding.replica
         self._change_load(replica, num_running=replica.num_running - 1)
         if num_cached is not None and num_prompt and route.expected_bytes:
@@ -132,13 +133,14 @@ class Router:
             )
 
     def undo(self, route: Route) -> None:
-        """The replica did not take the request."""
+        """Undoes a request that the replica did not take."""
         replica = route.holding.replica
         self._change_load(replica, num_running=replica.num_running - 1)
         self._holdings.discard(_keys(route.key), route.holding)
 
     def pin(self, route: Route, name: str, *, owner: bytes = b"") -> None:
-        """Requests that need what was made there, a stored response say, must go there."""
+        """Pins a name to the replica of a route: requests that need what was made there, a stored response say, must go
+        there."""
         if pin := make_pin(owner, name):
             self._holdings.record([pin], route.holding)
 

@@ -53,7 +53,7 @@ class CompileAhead:
         self._hashing.join()
 
     def end(self) -> None:
-        """All kernels are there."""
+        """Ends the compiling: all kernels are there."""
         self._stop()
         try:
             self._mark.parent.mkdir(parents=True, exist_ok=True)

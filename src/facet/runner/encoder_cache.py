@@ -34,7 +34,7 @@ class EncoderCache:
         return self._places[content_key]
 
     def read(self, places: Places) -> Tensor:
-        """[num_places, width]"""
+        """Rows of the cache, [num_places, width]."""
         (chosen,) = arrays_on_device((places,), self._memory.device)
         return self._memory[chosen]
 

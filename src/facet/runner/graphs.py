@@ -183,7 +183,7 @@ class DecodeGraphs:
 
 
 def default_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Close together where a step is short, further apart where a few rows more cost little."""
+    """The sizes to capture: close together where a step is short, further apart where a few rows more cost little."""
     sizes = [
         1,
         2,

@@ -14,7 +14,8 @@ BUFFER_BYTES = 64 << 20
 
 
 class HostCopies:
-    """Memory is given as bytes. Every copy is complete when the call returns."""
+    """Copies between the host and the device. Memory is given as bytes; every copy is complete when the call
+    returns."""
 
     def __init__(self, device: torch.device, buffer_bytes: int = BUFFER_BYTES) -> None:
         self._buffers = [_Buffer(buffer_bytes, device) for _ in range(2)]

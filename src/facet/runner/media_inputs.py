@@ -133,7 +133,8 @@ class MediaInputs:
         self.num_encoded += len(contents)
 
     def _dealt_rows(self, contents: Sequence[PreparedMedia]) -> Iterator[tuple[PreparedMedia, Tensor]]:
-        """Each rank computes the rows of some contents; added to the others' zeros, everyone has all of them."""
+        """Deals contents out: each rank computes the rows of some; added to the others' zeros, everyone has all of
+        them."""
         assert self._group is not None
         rank, counts = self._group.rank, [content.num_tokens for content in contents]
         rows = torch.zeros(sum(counts), self._width, dtype=self._dtype, device=self._device)

@@ -64,7 +64,7 @@ class EncoderCapacity:
     num_bytes: int  # of these, and of the embeddings that towers have
 
     def line(self) -> str:
-        """Printed at start-up."""
+        """A line that is printed at start-up."""
         return (
             f"Encoder cache: {shown_bytes(self.num_bytes)}, {self.num_rows} rows of media; a step encodes up to "
             f"{MAX_ENCODED_ROWS} of them, or one item."

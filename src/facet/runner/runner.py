@@ -148,7 +148,8 @@ class Runner:
 
     @torch.inference_mode()
     def compile_kernels(self, progress: Progress, ahead: CompileAhead | None = None) -> None:
-        """All that steps may need, before there is one. Left out, each is compiled by the first step that needs it.
+        """Compiles all kernels that steps may need, before there is one. Left out, each is compiled by the first step
+        that needs it.
 
         `ahead` compiles them side by side.
         """
@@ -163,7 +164,7 @@ class Runner:
 
     @torch.inference_mode()
     def run_made_up_steps(self, advance: Advance = lambda _: None) -> None:
-        """All that may need a kernel of its own, in blocks of no request."""
+        """Runs all steps that may need a kernel of their own, in blocks of no request."""
         self._scratch_steps.run(advance)
         for params in warm_up.SAMPLING:
             self._sampling.sample_nothing(params)
@@ -310,7 +311,7 @@ class Runner:
         )
 
     def _update_seats(self, plan: StepPlan) -> None:
-        """The order matters; `step.py` gives it."""
+        """Updates the seats. The order matters; `step.py` gives it."""
         for seat in plan.released_seats:
             self._sampling.release(seat)
             self.media.release(seat)

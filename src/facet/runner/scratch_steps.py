@@ -58,7 +58,7 @@ class ScratchSteps:
 
     @torch.inference_mode()
     def run(self, advance: Advance) -> None:
-        """All of them."""
+        """Runs all of the steps."""
         for step in self.all:
             # No step has logits of more rows than this; and where steps are captured, so are logits.
             has_logits = step in warm_up.PASSES or (

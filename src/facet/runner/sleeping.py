@@ -94,7 +94,7 @@ def _tensors(modules: _Modules) -> list[Tensor]:
 
 
 def _move(tensor: Tensor) -> RemovableMemory:
-    """The tensor itself stays the same: others may hold it."""
+    """Moves a tensor's memory. The tensor itself stays the same: others may hold it."""
     assert tensor.untyped_storage().nbytes() == tensor.nbytes, "a weight has its memory to itself"
     memory = removable_memory(tensor.nbytes, tensor.device)
     moved = memory.bytes.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())

@@ -172,8 +172,8 @@ class StepSampling:
         self._sampler.remove_request(0)
 
     def list_nothing(self, num_top: int) -> None:
-        """The same for log-probabilities. The token is given: where kernels are only compiled, chosen ones are whatever
-        was in memory, and nothing may be looked up by them."""
+        """Lists log-probabilities of nothing real, so that kernels are compiled. The token is given: where kernels are
+        only compiled, chosen ones are whatever was in memory, and nothing may be looked up by them."""
         token_ids = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._sampler.prompt_logprobs(self._no_logits(), token_ids, num_top)
 
@@ -181,7 +181,7 @@ class StepSampling:
         return torch.zeros(1, self._model.share.vocab_size, dtype=torch.float32, device=self._device)
 
     def _choose(self, plan: StepPlan, computed: ComputedRows, masks: StepMasks | None) -> "_Chosen":
-        """The last logit row of every entry that samples becomes its next token."""
+        """Chooses tokens: the last logit row of every entry that samples becomes its next token."""
         places = self._places(plan)
         logits, grammar = self._logits(computed, places.rows), self._mask(masks, places)
         sampled = self._sampler.sample(logits, places.seats, grammar=grammar)
@@ -204,7 +204,7 @@ class StepSampling:
         return _Chosen(sampled.tokens, sampled.last_token_ids, places.rows[sampled.last_places], sampled.num_emitted)
 
     def _places(self, plan: StepPlan) -> _Places:
-        """Made once for the same entries: in most steps they are those of the step before."""
+        """The places of a plan, made once for the same entries: in most steps they are those of the step before."""
         parts = (plan.seats, plan.samples, plan.num_logit_rows, plan.num_drafts)
         entries = tuple(part.tobytes() for part in parts)
         if self._last_places is None or self._last_places.entries != entries:

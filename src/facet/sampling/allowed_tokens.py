@@ -35,4 +35,4 @@ class AllowedTokens:
         apply_bitmask(logits, bitmask, places, batch.held)
 
     def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
-        """The same tokens are allowed at every position."""
+        """Does nothing: the same tokens are allowed at every position."""

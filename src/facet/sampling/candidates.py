@@ -62,7 +62,8 @@ def top_candidates(logits: Tensor, k: int) -> Candidates:
 
 
 def _chunk_size(vocab_size: int, k: int) -> int | None:
-    """Large enough to leave few maxima, small enough to leave few members to rank. None: rank everything."""
+    """The size of chunks: large enough to leave few maxima, small enough to leave few members to rank. None: rank
+    everything."""
     chunk = max(_MIN_CHUNK, 2 << max(0, round(math.log2(vocab_size / k) / 2)))
     num_chunks = vocab_size // chunk
     return chunk if num_chunks > k and num_chunks + k * chunk < vocab_size // 2 else None

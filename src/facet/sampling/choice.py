@@ -91,7 +91,7 @@ class Choice:
             self._set(seat, params.temperature, top_k, params.top_p, params.min_p)
 
     def remove_request(self, seat: int) -> None:
-        """The settings stay until another request brings its own."""
+        """Does nothing: the settings stay until another request brings its own."""
 
     def needs_noise(self, batch: BatchSeats) -> bool:
         return not self._prepare(batch).is_greedy

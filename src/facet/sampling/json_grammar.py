@@ -93,7 +93,7 @@ def _with_cheap_bounds(text: str) -> str:
 
 
 def _with_cheap_patterns(text: str) -> str:
-    """The same for patterns of one character with escapes, such as ^.{1,100}$."""
+    """Like `_with_cheap_bounds`, for patterns of one character with escapes, such as ^.{1,100}$."""
     characters = {name: (plain, escape) for name, plain, escape in _ESCAPED_RULE.findall(text)}
 
     def change(found: re.Match[str]) -> str:

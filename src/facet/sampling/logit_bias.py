@@ -32,4 +32,4 @@ class LogitBias:
         add_to_logits(logits, self._adjustments.gather(batch), batch.held)
 
     def accept(self, batch: BatchSeats, token_ids: Tensor) -> None:
-        """A bias is the same at every position."""
+        """Does nothing: a bias is the same at every position."""

@@ -155,7 +155,7 @@ class Penalties:
             self._reserve(self._num_listed[seat])
 
     def num_bytes(self) -> int:
-        """What is kept on the device."""
+        """The bytes that are kept on the device."""
         return self._seen.nbytes + self._listed_ids.nbytes + self._list_lengths.nbytes
 
     def _add_slots(self) -> None:

@@ -226,7 +226,8 @@ class Sampler:
                 feature.accept(batch, token_ids)
 
     def _batch_of(self, seats: Sequence[int]) -> BatchSeats:
-        """The same value for the same requests, so that features prepare only when a batch changes."""
+        """The seats as a batch: the same value for the same requests, so that features prepare only when a batch
+        changes."""
         if self._batch.seats != tuple(seats):
             self._check_seats(seats)
             self._batch = BatchSeats(tuple(seats), self._device, held=self._vocabulary.held)

@@ -65,7 +65,7 @@ def _read(path: Path) -> tuple[dict[str, int], set[int]]:
 
 
 def _ask_library(path: Path) -> tuple[dict[str, int], set[int]]:
-    """The same of a file that is written otherwise."""
+    """Like `_read`, for a file that is written otherwise."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
@@ -74,7 +74,7 @@ def _ask_library(path: Path) -> tuple[dict[str, int], set[int]]:
 
 
 def _of_control_token(token_id: int) -> bytes:
-    """No text of a grammar matches it, and only the token's id can name it."""
+    """The bytes of a control token: no text of a grammar matches it, and only the token's id can name it."""
     return CONTROL + str(token_id).encode()
 
 

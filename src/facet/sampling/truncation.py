@@ -49,7 +49,7 @@ def relative_weights(logits: Tensor, row_max: Tensor, truncation: Truncation) ->
 
 
 def total_mass(weights: Tensor) -> Tensor:
-    """[rows, 1] int64, in fixed point."""
+    """The sum of weights, [rows, 1] int64, in fixed point."""
     return (weights * FIXED_POINT).to(torch.int64).sum(-1, keepdim=True)
 
 

@@ -13,7 +13,7 @@ from facet.sampling.candidates import Best, Candidates, best_token, first_ranked
 
 
 class Vocabulary:
-    """All of `size` tokens are here."""
+    """A vocabulary all of whose `size` tokens are here."""
 
     held: range | None = None  # the ids of the logits' columns; None: all
 
@@ -34,7 +34,7 @@ class Vocabulary:
         return top_candidates(logits, k)
 
     def row_max(self, logits: Tensor) -> Tensor:
-        """[rows]: NaN where any logit is."""
+        """The largest logit of each row, [rows]: NaN where any logit is."""
         return logits.amax(-1)
 
     def sum(self, sums: Tensor) -> Tensor:
@@ -42,16 +42,16 @@ class Vocabulary:
         return sums
 
     def log_sum_exp(self, logits: Tensor) -> Tensor:
-        """[rows, 1] float32."""
+        """The logarithm of the sum of exponentials, [rows, 1] float32."""
         return log_sum_exp(logits)
 
     def logits_of(self, logits: Tensor, token_ids: Tensor) -> Tensor:
-        """[rows, n]: those of n tokens [rows, n] in each row."""
+        """The logits of n tokens [rows, n] in each row."""
         return logits.gather(1, token_ids)
 
 
 class SharedVocabulary(Vocabulary):
-    """Ranks have equal ranges of ids, in their order."""
+    """A vocabulary that ranks share: they have equal ranges of ids, in their order."""
 
     def __init__(self, size: int, group: RankGroup) -> None:
         super().__init__(size)

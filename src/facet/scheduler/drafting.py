@@ -70,7 +70,8 @@ class Drafter(Protocol):
         """Whether requests with a pending token should wait until it is known, because drafts could follow it."""
 
     def learn(self, plan: StepPlan, result: StepResult, seconds: float) -> None:
-        """A step has been settled, so long after the device could begin it. The next one may have been launched.
+        """Learns from a step that has been settled, so long after the device could begin it. The next one may have been
+        launched.
 
         Requests that ended meanwhile have no tokens in the result.
         """

@@ -103,7 +103,7 @@ class Queues:
             self._seats.logits_from[seats] = np.maximum(self._seats.logits_from[seats], np.minimum(computed, until))
 
     def settle(self, plan: StepPlan, result: StepResult) -> tuple[list[TokenEvent], list[Ended]]:
-        """Results of requests that ended while the step was in flight are dropped."""
+        """Settles a step. Results of requests that ended while it was in flight are dropped."""
         seats, numbers = plan.seats[plan.samples], plan.request_numbers[plan.samples]
         is_in_place = self._seats.request_number[seats] == numbers
         self._seats.num_known[seats[is_in_place]] += 1

@@ -69,7 +69,7 @@ class RequestState:
         return self.chain if self.num_logits_wanted == 0 else None
 
     def append(self, token_id: int) -> FinishReason | None:
-        """A sampled token has become known. Says whether it was the last one, and why."""
+        """Appends a sampled token that has become known. Says whether it was the last one, and why."""
         outputs = self.output_token_ids
         outputs.append(token_id)
         if token_id in self.stop_token_ids and len(outputs) >= self.num_tokens_before_stop:
@@ -87,7 +87,7 @@ class RequestState:
         return None
 
     def append_run(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None]:
-        """Several became known at once. Says how many of them count: none behind the last one."""
+        """Appends several tokens that became known at once. Says how many of them count: none behind the last one."""
         outputs = self.output_token_ids
         if len(outputs) + len(token_ids) < self.next_check and self.stop_token_ids.isdisjoint(token_ids):
             outputs += token_ids

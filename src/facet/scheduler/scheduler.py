@@ -92,7 +92,7 @@ class Scheduler:
         return plan_step(self.queues.view(), self.kv_cache.view(), self._encoder, self.limits, drafts, cost)
 
     def plan_ahead(self, num_drafts_wanted: Mapping[int, int]) -> Schedule | None:
-        """While a single step is in flight, with drafts or a drafter behind it: the next one, if it need not wait.
+        """The next step, while a single step is in flight with drafts or a drafter behind it. None: it has to wait.
 
         `num_drafts_wanted`: by request number, how many of the drafts that are being made the step should verify.
         """
@@ -107,7 +107,8 @@ class Scheduler:
         return plan
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
-        """A step has been settled, so long after the device could begin it. Of use where a step's time is limited."""
+        """Learns from a step that has been settled, so long after the device could begin it. Of use where a step's time
+        is limited."""
         limit = self.limits.max_step_seconds
         if limit is not None:
             self._cost_learner.learn(plan, seconds)

@@ -57,7 +57,7 @@ class CostLearner:
         return StepCost(row=row, pair=pair, key=key, step=step, max_num_rows=_FARTHEST * self._most_rows)
 
     def learn(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long. Those that towers worked in, or that wanted logits of prompts, tell nothing."""
+        """Learns how long a step took. Steps that towers worked in, or that wanted logits of prompts, tell nothing."""
         computes_prompts = bool((plan.num_scheduled - plan.num_drafts > 1).any())
         wants_more_logits = bool((plan.num_logit_rows > 1 + plan.num_drafts).any())
         if not computes_prompts or wants_more_logits or plan.media.encoded:
@@ -82,7 +82,7 @@ class CostLearner:
 
 
 def _amounts(plan: StepPlan) -> NDArray[np.float64]:
-    """Rows, pairs, keys, and one step."""
+    """The amounts that a step's cost is made of: rows, pairs, keys, and one step."""
     before, rows = plan.num_computed.astype(np.float64), plan.num_scheduled.astype(np.float64)
     is_prompt = plan.num_scheduled - plan.num_drafts > 1
     pairs = rows * before + rows * (rows + 1) / 2

@@ -19,7 +19,7 @@ AIM = 0.95
 
 
 class TimeLeft:
-    """Changes with `take`, as `StepEncoding` does."""
+    """The time that is left in a step. Changes with `take`, as `StepEncoding` does."""
 
     def __init__(self, seconds: float | None, cost: StepCost, num_computed: NDArray[np.int64]) -> None:
         """`num_computed` of the requests that generate. Without any nobody is delayed, and time is not limited."""

@@ -26,11 +26,11 @@ class TextLength:
         self._backend = backend
 
     def max_characters(self, num_tokens: int) -> int | None:
-        """No longer text has so few tokens. None: a text may have few, however long it is."""
+        """The most characters of a text with so few tokens. None: a text may have few, however long it is."""
         return self._longest_token * num_tokens if self._keeps_characters else None
 
     def surely_exceeds(self, text: str, num_tokens: int) -> bool:
-        """False: it may fit, and takes no more than a bounded time to encode."""
+        """Whether a text surely has more tokens. False: it may fit, and takes no more than a bounded time to encode."""
         if len(text) <= CHARACTERS_PER_TOKEN * num_tokens or self._has_stripping_tokens:
             return False
         max_characters = self.max_characters(num_tokens)

@@ -19,7 +19,7 @@ class TextLimit:
 
     @property
     def max_characters(self) -> int | None:
-        """Longer texts surely have too many tokens. None: they may have few, however long they are."""
+        """The characters beyond which a text surely has too many tokens. None: it may have few, however long it is."""
         return self.tokenizer.max_characters(self.max_tokens)
 
     def check(self, text: str) -> None:

@@ -58,7 +58,7 @@ class Gguf:
         self.tensors: Mapping[str, TensorInfo] = reader.tensors
 
     def bytes_of(self, tensor: TensorInfo) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A view."""
+        """The bytes of a tensor: a view."""
         return np.frombuffer(self._bytes, np.uint8, tensor.num_bytes, tensor.start)
 
 
