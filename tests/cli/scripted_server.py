@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from starlette.applications import Starlette
+
 from facet.chat import ChatTemplate
 from facet.config import ServerConfig
 from facet.engine.messages import EngineInfo
@@ -45,6 +47,16 @@ def scripted_server(
     answers: Sequence[str] | Callable[[int], str], *, seconds_per_turn: float = 0.0, **settings: object
 ) -> Iterator[Scripted]:
     """Each request gets the next of `answers`, and the last of them ever after."""
+    config = ServerConfig(model=MODEL, disable_log_stats=True, **settings)  # type: ignore[arg-type]
+    engine, model, app = scripted_app(config, answers, seconds_per_turn=seconds_per_turn)
+    with running(app) as server:
+        yield Scripted(server.url, engine, model.asked.require_tokenizer())
+
+
+def scripted_app(
+    config: ServerConfig, answers: Sequence[str] | Callable[[int], str], *, seconds_per_turn: float = 0.0
+) -> tuple[ScriptedEngine, ServedModel, Starlette]:
+    """What `start_app` makes, without a model."""
     tokenizer = Tokenizer(build_gemma_like())
     count = iter(range(1 << 30))
 
@@ -53,7 +65,6 @@ def scripted_server(
         text = answers(index) if callable(answers) else answers[min(index, len(answers) - 1)]
         return [*tokenizer.encode(text, add_special_tokens=False), END]
 
-    config = ServerConfig(model=MODEL, disable_log_stats=True, **settings)  # type: ignore[arg-type]
     engine = ScriptedEngine(script, EngineInfo(480, (1, END), 4096, "", ()), seconds_per_turn=seconds_per_turn)
     model = ServedModel(
         names=(MODEL,),
@@ -68,5 +79,4 @@ def scripted_server(
             ),
         ),
     )
-    with running(make_app(config, engine, model)) as server:
-        yield Scripted(server.url, engine, tokenizer)
+    return engine, model, make_app(config, engine, model)

@@ -25,6 +25,7 @@ MODULES = {
     "deploy": "deploy",
     "chat": "chat",
     "complete": "complete",
+    "run-batch": "run_batch",
     "pull": "cached_models",
     "list": "cached_models",
     "rm": "cached_models",

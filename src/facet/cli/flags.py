@@ -74,9 +74,11 @@ def _title_of(owner: type[Any]) -> str:
     return owner.__doc__.partition(".")[0]
 
 
-def add_server_flags(parser: argparse.ArgumentParser, config_type: type[Any]) -> None:
+def add_server_flags(
+    parser: argparse.ArgumentParser, config_type: type[Any], *, unlisted: Collection[str] = ()
+) -> None:
     """What a command that serves a model takes: every field, vLLM's flags without an effect, a file of settings."""
-    add_config_flags(parser, config_type)
+    add_config_flags(parser, config_type, unlisted=unlisted)
     add_idle_flags(parser)
     parser.add_argument(
         CONFIG_FLAG, metavar="FILE", help="YAML file that maps names of flags to values; flags given here override it"

@@ -26,6 +26,13 @@ _LOOK_SECONDS = 0.02
 @contextlib.contextmanager
 def private_server(config: ServerConfig) -> Iterator[tuple[ApiClient, ServedModel]]:
     """Loads the model and serves it within a `with` block."""
+    with private_socket(config) as (path, model):
+        yield ApiClient.at_socket(path), model
+
+
+@contextlib.contextmanager
+def private_socket(config: ServerConfig) -> Iterator[tuple[Path, ServedModel]]:
+    """The same for clients of another kind."""
     engine, model, app = start_app(config)
     with tempfile.TemporaryDirectory(prefix="facet-") as folder:
         path = Path(folder) / "server"
@@ -38,7 +45,7 @@ def private_server(config: ServerConfig) -> Iterator[tuple[ApiClient, ServedMode
             _wait_until_started(server, thread)
             if not server.started:
                 raise EngineError("The server inside this command did not start. Run it again with --verbose.")
-            yield ApiClient.at_socket(path), model
+            yield path, model
         finally:
             _stop(server, thread, engine)
 
