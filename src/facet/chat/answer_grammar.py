@@ -74,7 +74,7 @@ def regex_grammar(
 def choice_grammar(
     choices: Any, *, thought: ThoughtTokens | None = None, field: str = "structured_outputs"
 ) -> GrammarSpec:
-    """One of several texts."""
+    """A grammar whose answer is one of several texts."""
     if not isinstance(choices, Sequence) or isinstance(choices, str) or not choices:
         raise RequestError(f"{field} needs a list of one or more choices, not {choices!r}.", field=field)
     if not all(isinstance(choice, str) and choice for choice in choices):

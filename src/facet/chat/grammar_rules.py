@@ -23,7 +23,7 @@ class GrammarRules:
         self._included: list[str] = []
 
     def include(self, rules: str) -> None:
-        """More rules, written elsewhere under names that none of these has."""
+        """Adds rules that were written elsewhere, under names that none of these has."""
         self._included.append(rules)
 
     def add(self, body: str, *, max_characters: int | None = None) -> str:

@@ -154,7 +154,7 @@ def _kind_of_file(content: str, is_data: bool, where: str) -> MediaKind:
 
 
 def _first_bytes(content: str, is_data: bool) -> bytes:
-    """Of base64 or a data URL, which may be broken further on. Empty: there are none."""
+    """The first bytes of base64 or of a data URL, which may be broken further on. Empty: there are none."""
     is_base64, body = (True, content) if is_data else split_data_url(content) or (False, "")
     start = body[:_HEAD_CHARACTERS]
     if not is_base64:
@@ -166,7 +166,7 @@ def _first_bytes(content: str, is_data: bool) -> bytes:
 
 
 def _as_path(text: str) -> str | None:
-    """None: it is a URL of something that is no file here."""
+    """The text as a path. None: it is a URL of something that is no file here."""
     if text[:8].lower() == "file:///":
         return urllib.parse.unquote(text[7:])
     return None if "://" in text[:20] or _is_data_url(text) else text

@@ -67,7 +67,8 @@ def key(name: str, rules: GrammarRules) -> str:
 
 
 def _same_state(shape: ObjectShape, names: list[str]) -> Callable[[frozenset[str]], frozenset[str]]:
-    """In order, only the last property matters, and how many there are where their number is bounded."""
+    """What a state is made of: since properties come in order, only the last one matters, and how many there are where
+    their number is bounded."""
 
     def state_of(used: frozenset[str]) -> frozenset[str]:
         if shape.max_properties is not None or shape.min_properties > len(shape.required):

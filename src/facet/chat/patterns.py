@@ -39,7 +39,7 @@ def check_regex(pattern: str, field: str) -> None:
 
 
 def _split_alternatives(pattern: str, field: str) -> list[str]:
-    """Where `|` stands outside of every group and class."""
+    """Splits a pattern where `|` stands outside of every group and class."""
     most = max((int(count) for found in _REPEAT.findall(pattern) for count in found if count), default=0)
     if most > MAX_REPEAT:
         raise RequestError(

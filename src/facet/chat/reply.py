@@ -28,7 +28,7 @@ class Reply:
     role: Literal["assistant"] = "assistant"
 
     def as_message(self) -> dict[str, Any]:
-        """For the conversation's history."""
+        """The reply as a message for the conversation's history."""
         message: dict[str, Any] = {"role": self.role, "content": self.content or ""}
         if self.tool_calls:
             if self.reasoning:  # a model that goes on after a result may look at why it asked

@@ -79,7 +79,7 @@ def number_pattern(schema: Schema, refuse: Refuse) -> str:
 
 
 def bounds_of(schema: Schema, low: str, high: str, refuse: Refuse) -> tuple[int, int | None]:
-    """Of a count: at least, and at most or None."""
+    """The bounds of a count: the least, and the most or None."""
     least, most = schema.get(low, 0), schema.get(high)
     for keyword, bound in ((low, least), (high, most)):
         if bound is not None and (not isinstance(bound, int) or isinstance(bound, bool) or bound < 0):
@@ -90,7 +90,7 @@ def bounds_of(schema: Schema, low: str, high: str, refuse: Refuse) -> tuple[int,
 
 
 def _multiples(factor: Any, first: int | None, last: int | None, refuse: Refuse) -> str:
-    """Of few, each is spelled out."""
+    """A rule for multiples, of which each is spelled out: there are few."""
     is_whole = isinstance(factor, int) and not isinstance(factor, bool) and factor > 0
     if not is_whole or first is None or last is None or (last - first) // factor > MAX_MULTIPLES:
         raise refuse(f"multipleOf {factor!r} without close bounds")

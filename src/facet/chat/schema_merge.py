@@ -99,7 +99,7 @@ def constants_of(schema: Schema) -> list[Any] | None:
 
 
 def type_of(value: Any) -> str:
-    """Of a JSON value."""
+    """The type of a JSON value, by its name in schemas."""
     match value:
         case None:
             return "null"

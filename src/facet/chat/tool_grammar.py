@@ -72,7 +72,7 @@ def call_or_answer_grammar(
 def thought_tokens(
     markers: ReplyMarkers | None, *, thinking: bool, starts_in_thought: bool = False
 ) -> ThoughtTokens | None:
-    """For a `GrammarSpec`: the tokens of a thought that may come before the answer. None: none may."""
+    """The thought of a `GrammarSpec`: the tokens of a thought that may come before the answer. None: none may."""
     if markers is None or markers.opens_channel is None or markers.closes_channel is None:
         return None
     if not (thinking or starts_in_thought):

@@ -38,7 +38,7 @@ MODULES = {
 
 
 def make_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Of a command, or of all where it is none of them."""
+    """The parser of a command, or of all commands where it is none of them."""
     parser = Parser(prog="facet", description="Inference and serving for the Gemma family of models.")
     parser.add_argument("--version", action="version", version=f"facet {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -84,5 +84,5 @@ def _run(given: Sequence[str]) -> int:
 
 
 def _end_output() -> None:
-    """Nothing more can be printed, not even at exit."""
+    """Ends the output: nothing more can be printed, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

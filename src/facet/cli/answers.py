@@ -24,11 +24,11 @@ class ChatAnswer:
 
     @property
     def calls_to_make(self) -> Sequence[ToolCall]:
-        """Without a call that was cut off."""
+        """The calls to make, without one that was cut off."""
         return self.reply.tool_calls if self.finish_reason in ("tool_calls", "stop") else ()
 
     def message(self) -> dict[str, Any]:
-        """For the conversation's history."""
+        """The answer as a message for the conversation's history."""
         reply = self.reply if self.calls_to_make else replace(self.reply, tool_calls=())
         return reply.as_message()
 

@@ -27,5 +27,5 @@ def read_attachment(name: str) -> dict[str, Any]:
 
 
 def content_of(text: str, attached: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Of a message of the user. What is attached goes first, as models were trained."""
+    """The content of a message of the user. What is attached goes first, as models were trained."""
     return [*attached, {"type": "text", "text": text}] if attached else text

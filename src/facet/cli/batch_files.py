@@ -49,7 +49,7 @@ class Requests:
         return len(self._digests)
 
     def __iter__(self) -> Iterator[tuple[int, bytes | None]]:
-        """With their numbers in the file. None is a line that is too long."""
+        """The requests with their numbers in the file. None is a line that is too long."""
         self._file.seek(0)
         number = 0
         while line := self._file.readline(self._max_line_bytes + 1):
@@ -128,7 +128,8 @@ class Answers:
         self._end += len(line)
 
     def put_in_order(self) -> None:
-        """Once every request has an answer: they come in the order of the requests, then those to others.
+        """Puts the answers in order once every request has one: they come in the order of the requests, then those to
+        others.
 
         The file stays as it was until the other one is complete.
         """

@@ -27,7 +27,7 @@ class BadLineError(Exception):
 
 
 class _Line(msgspec.Struct):
-    """Of any types, so that what is wrong with one field does not hide the others."""
+    """A line with fields of any types, so that what is wrong with one does not hide the others."""
 
     custom_id: Any = None
     method: Any = "POST"
@@ -172,7 +172,7 @@ _read_usage = msgspec.json.Decoder(_Told).decode
 
 
 def count_tokens(body: bytes) -> tuple[int, int]:
-    """Of an answer: the tokens of its prompt, and those generated."""
+    """The tokens of an answer: those of its prompt, and those generated."""
     usage = _read_usage(body).usage or _Usage()
     num_prompt = usage.prompt_tokens + usage.input_tokens + usage.cache_read_input_tokens
     return num_prompt, usage.completion_tokens + usage.output_tokens

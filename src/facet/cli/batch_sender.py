@@ -53,7 +53,7 @@ class BatchSender:
             self._client.close()
 
     async def _send_some(self, remaining: Iterator[Numbered]) -> None:
-        """One after the other, beside others who do the same."""
+        """Sends requests one after the other, beside others who do the same."""
         while True:
             async with self._room:
                 await self._room.wait_for(lambda: self._num_bytes < _MOST_BYTES)

@@ -121,7 +121,7 @@ def run_remove(options: argparse.Namespace) -> int:
 
 
 def _check_folder(config: CacheConfig) -> None:
-    """One that does not exist yet is an empty cache."""
+    """Checks the folder. One that does not exist yet is an empty cache."""
     if config.download_dir is not None and Path(config.download_dir).expanduser().is_file():
         raise ConfigError(
             f"--download-dir {config.download_dir} is a file. Name a folder, or leave it out for the cache of Hugging "

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _make_editable() -> None:
-    """From here on lines can be edited, and Tab completes commands."""
+    """Lets lines be edited from here on, and Tab complete commands."""
     try:
         import readline
     except ImportError:
@@ -82,7 +82,7 @@ class Session:
                 self._interrupt("Press Ctrl-C again or type /exit to leave.")
 
     def _take(self, line: str) -> None:
-        """On failure only the last message is forgotten."""
+        """Takes a line. On failure only the last message is forgotten."""
         num_messages = len(self.conversation.messages)
         try:
             if line.startswith("/") and not line.startswith("//"):

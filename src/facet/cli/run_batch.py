@@ -84,12 +84,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _leave(number: int, frame: object) -> None:
-    """As an exception, so that the engine process is ended on the way out."""
+    """Leaves by an exception, so that the engine process is ended on the way out."""
     raise SystemExit(128 + number)
 
 
 def _check_files(config: BatchConfig) -> None:
-    """Before a model is loaded."""
+    """Checks the files, before a model is loaded."""
     for flag, name in (("-i", config.input_file), ("-o", config.output_file)):
         if not name:
             raise ConfigError(f"{flag} names no file. Give both: facet run-batch -i requests.jsonl -o answers.jsonl.")
@@ -148,7 +148,7 @@ def _answer(config: BatchConfig, requests: "Requests", answers: "Answers") -> tu
 
 
 def _server_config(config: BatchConfig) -> BatchConfig:
-    """Of a server that only this command can reach."""
+    """The config of a server that only this command can reach."""
     from facet.server.certificates import without_tls
 
     return dataclasses.replace(

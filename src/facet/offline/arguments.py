@@ -81,7 +81,7 @@ def refuse_adapters(lora_request: object) -> None:
 
 
 def adds_special_tokens(tokenization_kwargs: Mapping[str, Any] | None) -> bool | None:
-    """None: it does not say."""
+    """Whether special tokens are to be added. None: the argument does not say."""
     require_mapping(tokenization_kwargs, _TOKENIZATION, '{"add_special_tokens": False}')
     given = dict(tokenization_kwargs or {})
     adds: bool | None = given.pop("add_special_tokens", None)
@@ -97,7 +97,7 @@ def adds_special_tokens(tokenization_kwargs: Mapping[str, Any] | None) -> bool |
 
 
 def check_content_format(given: object) -> None:
-    """It changes nothing: contents are given to a template as it expects them."""
+    """Checks a content format. It changes nothing: contents are given to a template as it expects them."""
     if given not in _CONTENT_FORMATS:
         raise RequestError(
             f"chat_template_content_format is {shown(given)}, but must be one of {', '.join(_CONTENT_FORMATS)}.",

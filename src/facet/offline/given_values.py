@@ -37,7 +37,7 @@ def require_bool(value: object, field: str) -> None:
 
 
 def require_mapping(value: object, field: str, example: str) -> None:
-    """None is one that was left out."""
+    """Refuses what is no mapping. None is one that was left out."""
     if value is not None and not is_named(value):
         raise RequestError(f"{field} is {shown(value)}, but must be a mapping such as {example}.", field=field)
 

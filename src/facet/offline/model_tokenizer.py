@@ -105,14 +105,15 @@ class ModelTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """By their spellings in the vocabulary; one for one, a list for several. Others are the unknown token."""
+        """The ids of tokens by their spellings in the vocabulary; one for one, a list for several. Others are the
+        unknown token."""
         if isinstance(tokens, str):
             found = self._tokenizer.token_to_id(tokens)
             return self._id_of(self._tokenizer.special_tokens.get("unk_token")) if found is None else found
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """Their spellings in the vocabulary; None for an id past its end."""
+        """The tokens' spellings in the vocabulary; None for an id past its end."""
         listed = as_list(ids)
         if listed is None:
             return self._tokenizer.id_to_token(ids)

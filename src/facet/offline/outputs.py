@@ -63,7 +63,7 @@ class RequestOutput:
 
 
 def as_position(logprobs: TokenLogprobs, tokenizer: Tokenizer | None) -> Position:
-    """By token id; the token itself first, then the likeliest."""
+    """Log-probabilities by token id; the token itself first, then the likeliest."""
     columns = zip(logprobs.token_ids, logprobs.logprobs, logprobs.ranks, strict=True)
     position: Position = {}
     for token_id, logprob, rank in columns:

@@ -51,7 +51,7 @@ class TimedLLM(LLM):
     def timed_chats(
         self, chats: Sequence[Conversation], sampling: Sequence[SamplingParams], *, show_progress: bool = False
     ) -> TimedRun:
-        """As `timed`; decoding and preparing media count, too."""
+        """Like `timed`; decoding and preparing media count, too."""
         start = time.perf_counter()
         outputs = self.chat(chats, sampling, use_tqdm=show_progress)
         return _counted(outputs, time.perf_counter() - start)

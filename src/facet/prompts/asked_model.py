@@ -47,7 +47,7 @@ class AskedModel:
         return replace(params, max_tokens=limit, min_tokens=min(params.min_tokens, limit))
 
     def media_parts(self, *, takes_values: bool = True) -> MediaParts:
-        """To be filled with the media of one conversation."""
+        """Parts to be filled with the media of one conversation."""
         return MediaParts(kinds=self.media.kinds, most=self.max_media, takes_values=takes_values)
 
     def require_tokenizer(self) -> Tokenizer:

@@ -86,7 +86,7 @@ def _assembled(
 
 
 def _placeholders(prompt: PromptText, spec: MediaSpec, tokenizer: Tokenizer) -> list[tuple[int, int, MediaKind]]:
-    """Where the template wrote placeholders: start, end and kind of each."""
+    """The places where the template wrote placeholders: start, end and kind of each."""
     control = tokenizer.control_tokens
     kinds: Mapping[int, MediaKind] = {tokens.placeholder: kind for kind, tokens in spec.tokens.items()}
     own_text = prompt.text if prompt.own_text is None else prompt.own_text

@@ -45,7 +45,7 @@ class PreparedQuestion:
 
     @property
     def num_media_tokens(self) -> dict[MediaKind, int]:
-        """Of the prompt's tokens, those that are media, by kind."""
+        """The number of the prompt's tokens that are media, by kind."""
         counts: dict[MediaKind, int] = {}
         for span in self.requests[0].media:
             counts[span.kind] = counts.get(span.kind, 0) + span.length

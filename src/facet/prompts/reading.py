@@ -139,7 +139,7 @@ class TextReader:
             self.tokens.stop_at(output.stop_string)
 
     def text(self) -> str:
-        """As far as it has come."""
+        """The text as far as it has come."""
         return "".join(self._parts)
 
     @property
@@ -190,7 +190,7 @@ class ReplyReader:
         return kept
 
     def reply(self) -> Reply:
-        """As far as it has come."""
+        """The reply as far as it has come."""
         return self._builder.reply()
 
     @property

@@ -137,7 +137,7 @@ def _sleep_routes(frontend: Frontend) -> list[Route]:
 
 
 def middleware_of(config: ServerConfig) -> list[Middleware]:
-    """From the outside in, so that a response without a key also carries an id and CORS headers."""
+    """The middleware from the outside in, so that a response without a key also carries an id and CORS headers."""
     stack = [
         Middleware(RequestIdMiddleware),
         Middleware(

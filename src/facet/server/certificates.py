@@ -22,7 +22,7 @@ _SECONDS_BETWEEN_LOOKS = 5.0
 
 
 def without_tls(config: Settings) -> Settings:
-    """For a server that only a proxy of ours talks to."""
+    """The config of a server that only a proxy of ours talks to."""
     return replace(
         config,
         ssl_keyfile=None,

@@ -158,7 +158,7 @@ class ChatAnswer:
         return ChatChunkChoice(self._index, ChatDelta(content=self._echoed))
 
     def chunks(self, deltas: list[Delta]) -> list[ChatChunkChoice]:
-        """One for each delta, and one for the end."""
+        """A chunk for each delta, and one for the end."""
         wire = [one for delta in deltas if (one := self._as_wire(delta)) is not None]
         choices = [ChatChunkChoice(self._index, delta) for delta in wire]
         if self.tokens.finish_reason is not None:
@@ -236,7 +236,7 @@ def as_wire(delta: Delta) -> ChatDelta:
 
 
 def as_legacy_wire(delta: Delta) -> ChatDelta:
-    """With a call in the form that came before tools."""
+    """A delta with a call in the form that came before tools."""
     wire = as_wire(delta)
     return wire if wire.tool_calls is None else ChatDelta(function_call=wire.tool_calls[0].function)
 

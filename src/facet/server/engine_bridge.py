@@ -214,7 +214,7 @@ class EngineBridge:
             logger.debug("Request %s was not cancelled: %s", request_id, error)
 
     def end_calls(self, error: EngineError) -> None:
-        """Those that are open fail, and the engine stops working on them."""
+        """Ends the calls that are open: they fail, and the engine stops working on them."""
         for call in set(self._calls.values()):
             call.close()
             call.fail(error)

@@ -81,7 +81,7 @@ class EngineMetrics(Collector):
         return family
 
     def _sleep_state(self) -> Metric:
-        """As vLLM says it: 1 for the state that it is in."""
+        """The sleep state as vLLM says it: 1 for the state that the engine is in."""
         family = GaugeMetricFamily(
             "vllm:engine_sleep_state",
             "Whether the model is awake, or how it sleeps.",

@@ -87,7 +87,8 @@ class Frontend:
         return await self.in_thread(partial(prepare, question, self.model.asked, request_ids, media))
 
     async def count_tokens(self, question: ChatQuestion) -> int:
-        """Of a prompt that nobody answers: it may be too long for that, and the server may be busy."""
+        """Counts the tokens of a prompt that nobody answers: it may be too long for that, and the server may be
+        busy."""
         media = await self.media.read(question, self.model.asked)
         return len((await self.in_thread(partial(tokenize_chat, question, self.model.asked, media))).token_ids)
 
@@ -116,7 +117,8 @@ def request_id_of(request: Request) -> str:
 
 
 def response_id_of(prefix: str, wanted: str | None, request: Request) -> str:
-    """With the id that the body asks for, if any. It appears in the log, where a line break could forge lines."""
+    """The id of a response, with the id that the body asks for, if any. It appears in the log, where a line break could
+    forge lines."""
     if wanted and not _USABLE_ID.fullmatch(wanted):
         raise RequestError(
             f"request_id has {len(wanted)} characters, but must have at most 128, of letters, digits and _.:/+=@-.",

@@ -117,7 +117,7 @@ class HttpMetricsMiddleware:
 
 
 def path_of(scope: Scope) -> str:
-    """Without the prefix that a proxy adds (--root-path)."""
+    """The path without the prefix that a proxy adds (--root-path)."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 

@@ -15,7 +15,7 @@ class OperationsEndpoints:
         self._frontend = frontend
 
     async def health(self, request: Request) -> Response:
-        """Empty and 200, or an error and 503 once the engine is dead."""
+        """Answers 200 with nothing in it, or 503 with an error once the engine is dead."""
         if self._frontend.bridge.death is not None:
             raise self._frontend.bridge.death
         return Response()

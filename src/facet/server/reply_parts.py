@@ -19,7 +19,7 @@ class ReplyPart:
 
     @property
     def text(self) -> str:
-        """As far as it has come; of a call, its arguments."""
+        """The part's text as far as it has come; of a call, its arguments."""
         return "".join(self.fragments)
 
     @property

@@ -102,7 +102,8 @@ class RequestParser:
                 self._parser.feed_data(head)
 
     def _head_without_offer(self) -> bytes:
-        """Of what the parser understood, not of what was sent: there is nothing in it that could be read otherwise."""
+        """The head made of what the parser understood, not of what was sent: there is nothing in it that could be read
+        otherwise."""
         version = self._parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._protocol.url, version)]
         lines += [b"%b: %b" % header for header in self._protocol.headers if header[0] != b"upgrade"]

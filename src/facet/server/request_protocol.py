@@ -41,7 +41,7 @@ class RequestProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _refuse(self, error: HttpError) -> None:
-        """Once earlier requests are answered. What still comes is thrown away."""
+        """Refuses the request once earlier ones are answered. What still comes is thrown away."""
         if self._refusal is not None or self.transport.is_closing():
             return
         response = dialect_of(self.url.decode("latin-1")).error_response(error, {"Connection": "close"})

@@ -119,7 +119,7 @@ def start_app(
 
 
 def _leave(number: int, frame: object) -> None:
-    """As an exception, so that the engine process is ended on the way out."""
+    """Leaves by an exception, so that the engine process is ended on the way out."""
     raise SystemExit(128 + number)
 
 

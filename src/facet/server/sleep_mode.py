@@ -119,7 +119,8 @@ class SleepEndpoints:
         return JSONResponse({"is_sleeping": self._mode.level > 0})
 
     def _state(self, began: float) -> Response:
-        """With vLLM's fields. The level is the one that it sleeps at, which an earlier call may have chosen."""
+        """The state with vLLM's fields. The level is the one that the model sleeps at, which an earlier call may have
+        chosen."""
         elapsed = round(1000 * (time.monotonic() - began), 2)
         if self._mode.level:
             return JSONResponse({"status": "sleeping", "level": self._mode.level, "elapsed_ms": elapsed})

@@ -67,7 +67,7 @@ class TokenizeEndpoint:
 
 
 def _question(fields: TokenizeRequest) -> ChatQuestion:
-    """Of messages, as chat completions would ask it."""
+    """The question that chat completions would make of the messages."""
     check_end(continue_final_message=fields.continue_final_message, add_generation_prompt=fields.add_generation_prompt)
     return ChatQuestion(
         messages=fields.messages,

@@ -48,7 +48,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
 
 
 def names_used(fields: ChatRequest) -> dict[str, str]:
-    """Of settings that have two names, by the usual one, the one that was sent in its place."""
+    """The names that were sent in place of usual ones, of settings that have two, by the usual name."""
     names = {}
     if fields.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
@@ -127,7 +127,7 @@ class CustomDelta(msgspec.Struct, omit_defaults=True):
 
 
 class ToolCallDelta(msgspec.Struct, omit_defaults=True):
-    """Of a function or of a custom tool."""
+    """A part of a call of a function or of a custom tool."""
 
     index: int
     function: FunctionDelta | None = None

@@ -23,7 +23,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Of the answer, and of the prompt where that is echoed."""
+        """Whether log-probabilities are asked for: those of the answer, and of the prompt where that is echoed."""
         return self.logprobs is not None or bool(self.logprob_token_ids)
 
 

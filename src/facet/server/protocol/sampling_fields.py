@@ -193,7 +193,7 @@ def sampling_settings(fields: SamplingFields) -> dict[str, Any]:
 
 
 def answer_settings(fields: AnswerSettings) -> dict[str, Any]:
-    """Those that every API has."""
+    """The settings that every API has."""
     given = {name: value for name in _PLAIN_FIELDS if (value := getattr(fields, name, None)) is not None}
     if fields.logit_bias:
         given["logit_bias"] = dict(_biases(fields.logit_bias.items()))

@@ -24,7 +24,7 @@ class _Running:
 
 
 class BackgroundResponses:
-    """As many as the engine takes: each is a request of it."""
+    """Responses in the background, as many as the engine takes: each is a request of it."""
 
     def __init__(self) -> None:
         self._running: dict[str, _Running] = {}

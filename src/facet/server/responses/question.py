@@ -156,7 +156,7 @@ def _content(content: str | Sequence[Content], where: str, kinds: Sequence[Media
 
 
 def _media_part(part: Content, where: str, kinds: Sequence[MediaKind]) -> dict[str, Any] | None:
-    """None: a text, or something that the model does not read."""
+    """A part of a message that is media. None: it is a text, or something that the model does not read."""
     match part:
         case InputImage(image_url=str(url)) if "image" in kinds:
             return image_at(url, where, ".image_url", part.detail)
@@ -177,7 +177,7 @@ def _without_content(where: str, field: str, file_id: object) -> RequestError:
 
 
 def _result(output: str | Sequence[Content], where: str, kinds: Sequence[MediaKind]) -> str | list[dict[str, Any]]:
-    """One text, unless media are among its parts."""
+    """The result of a call as one text, unless media are among its parts."""
     content = _content(output, where, kinds)
     if isinstance(content, str):
         return content

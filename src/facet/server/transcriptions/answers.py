@@ -56,7 +56,7 @@ class TranscriptionExchange:
 
     @property
     def text(self) -> str:
-        """As far as it has come."""
+        """The text as far as it has come."""
         return self._joined.text
 
     def response(self) -> Transcription | VerboseTranscription:

@@ -106,5 +106,6 @@ def _space_between(left: str, right: str) -> str:
 
 
 def _stands_without_spaces(character: str) -> bool:
-    """As those of Chinese and Japanese do. Hangul is as wide, but Korean has spaces."""
+    """Whether a character stands without spaces, as those of Chinese and Japanese do. Hangul is as wide, but Korean has
+    spaces."""
     return unicodedata.east_asian_width(character) in "WF" and not unicodedata.name(character, "").startswith("HANGUL")

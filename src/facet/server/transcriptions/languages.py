@@ -30,7 +30,8 @@ _BY_NAME = {name.lower(): name for name in LANGUAGES.values()}
 
 
 def language_name(asked: str, field: str) -> str:
-    """Of a code, which may name a region too (pt-BR), or of a name in English."""
+    """The English name of a language, from its code, which may name a region too (pt-BR), or from its name in
+    English."""
     text = asked.strip().lower()
     name = LANGUAGES.get(text.replace("_", "-").partition("-")[0]) or _BY_NAME.get(text)
     if name is None:

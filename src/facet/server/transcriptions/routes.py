@@ -95,7 +95,7 @@ class TranscriptionEndpoint:
         return source, None
 
     def _question(self, fields: TranscriptionRequest, source: str | None, target: str | None) -> ChatQuestion:
-        """Without the sound: in its place is a part that says where it was sent."""
+        """The question without the sound: in its place is a part that says where it was sent."""
         given: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
         if fields.max_completion_tokens is not None:
             given["max_tokens"] = fields.max_completion_tokens

@@ -103,7 +103,8 @@ class SoundForm(msgspec.Struct, frozen=True):
 
 
 class SoundFormDecoder:
-    """Empty fields are as good as none: forms have them for what is not set. Unknown ones are ignored, as in JSON."""
+    """Reads forms with a sound. Empty fields are as good as none: forms have them for what is not set. Unknown ones are
+    ignored, as in JSON."""
 
     def __init__(self, content_type: str) -> None:
         self._content_type = content_type
@@ -129,7 +130,7 @@ class SoundFormDecoder:
 
 
 def _values(form: Form) -> dict[str, str | list[str]]:
-    """By name, without the brackets that clients write behind names of lists."""
+    """The values of a form by name, without the brackets that clients write behind names of lists."""
     texts: dict[str, list[str]] = {}
     for name, values in form.fields.items():
         texts.setdefault(name.partition("[")[0], []).extend(filter(None, values))
