@@ -30,8 +30,7 @@ class ModelDrafter:
         return length
 
     def rest(self) -> int:
-        """To be asked instead of `num_ahead` when nothing is to be guessed behind the next step, because others know
-        better."""
+        """Asked instead of `num_ahead` where others know better: nothing is guessed behind the next step."""
         self._expect(0)
         return 0
 

@@ -1,8 +1,8 @@
 """Sums small tensors in one kernel that reads the memory of the other GPUs, where that works and is faster than NCCL.
 
-Found out when ranks meet, in steps that all of them take together: can the GPUs reach each other, can memory be shared,
-are the sums right to the last bit, and up to which size are they faster. Where one step fails on one rank, all of them
-go on with NCCL, and a line says why.
+All this is found out when ranks meet, in steps that all of them take together: can the GPUs reach each other, can
+memory be shared, are the sums right to the last bit, and up to which size are they faster. Where one step fails on one
+rank, all of them go on with NCCL, and a line says why.
 """
 
 from collections.abc import Callable, Iterator

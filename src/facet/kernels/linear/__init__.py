@@ -4,7 +4,7 @@ A product of few rows is bound by reading the weight. There these serve wherever
 that follows in the same kernel.
 
 A weight must not be transposed: its rows are contiguous. A row's result may differ in its last bits with the number of
-rows that share the call: `choose_config` says where it does not. That of the invariant products never does.
+rows that share the call: `choose_config` says where it does not. The result of the invariant products never does.
 """
 
 from typing import NamedTuple
