@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -228,6 +229,25 @@ class TestRunsThatEndEarly:
         assert batch("--resume")[0] == 0
         assert [answer["custom_id"] for answer in batch.answers] == ["c", "b", "a", None, "old"]
         assert [answer["error"] is None for answer in batch.answers] == [True, True, True, False, True]
+
+    def test_there_is_no_room_to_put_answers_in_order(self, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+        batch.asks(line("a"), line("b"))
+        assert batch()[0] == 0
+        before = batch.output.read_text()
+        batch.asks(line("b"), line("a"))
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("facet.cli.batch_files.shutil.copymode", fail)
+            patch.setattr("facet.cli._end_output", lambda: None)
+            code, _, err = batch("--resume")
+        assert (code, batch.output.read_text()) == (1, before)
+        assert "error: A write failed: No space left on device." in err
+        assert sorted(path.name for path in batch.output.parent.iterdir()) == ["in.jsonl", "out.jsonl"]
+        assert batch("--resume")[0] == 0
+        assert [answer["custom_id"] for answer in batch.answers] == ["b", "a"]
 
     def test_nothing_is_left_to_do(self, batch: Batch) -> None:
         batch.asks(line("a"))

@@ -142,6 +142,7 @@ class Answers:
                     for place in (*self._places, *self._others):
                         file.seek(place)
                         ordered.write(file.readline())
+                ordered.flush()  # or fail, as long as the other file is there
                 shutil.copymode(path, ordered.name)
                 os.replace(ordered.name, path)
             except BaseException:
