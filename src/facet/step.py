@@ -112,7 +112,7 @@ class StepPlan:
     num_logit_rows: NDArray[np.int32]  # of its scheduled tokens, the last so many want logits: 0, 1 + num_drafts or all
 
     draft_token_ids: NDArray[np.int64]  # of all entries, one after the other; of a step that is ahead, none
-    # Of a step that is ahead, per entry: drafts of the step before that may have been right. Empty: it is not ahead.
+    # Where a step is ahead, per entry: drafts of the step before that may have been right. Empty: it is not ahead.
     num_undecided: NDArray[np.int32] = field(default_factory=lambda: _NOTHING)
     num_to_draft: int = 0  # tokens that a drafter on the device guesses behind those of every entry that samples
     media: EncoderWork = NO_ENCODER_WORK

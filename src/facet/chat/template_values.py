@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-# So many times as long as may be, a text is cut; shorter ones would take as much memory again, all of them together.
+# A text is cut if it is so many times as long as may be; shorter ones would take as much memory again, all together.
 _WORTH_CUTTING = 16
 
 

@@ -22,7 +22,7 @@ from facet.grammar_spec import GrammarSpec
 from facet.thoughts import ThoughtTokens
 
 _TOOL_NAME = re.compile(r"[\w.:/-]+")
-# Of a tool that declares no parameters: it takes none.
+# The parameters of a tool that declares none: it takes none.
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 

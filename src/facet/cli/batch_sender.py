@@ -9,7 +9,7 @@ from facet.cli.batch_lines import BatchRequest, answer_line, count_tokens, messa
 from facet.errors import EngineError
 from facet.replicas.connection import ReplicaAddress, ReplicaClient, ReplicaLostError
 
-# Of requests on their way, but for the last one of them.
+# The bytes of requests on their way, but for the last one of them.
 _MOST_BYTES = 256 << 20
 _OK, _BUSY = 200, 503
 _HEALTH = "/health"

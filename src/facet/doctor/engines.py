@@ -21,7 +21,7 @@ from facet.runner.measuring import cpu_cache_limit
 from facet.runner.runner import Runner
 from facet.token_logprobs import TokenLogprobs
 
-# Of a GPU's free memory, for one cache at a time.
+# The share of a GPU's free memory that one cache at a time gets.
 _SHARE_OF_FREE_MEMORY = 0.5
 
 

@@ -139,7 +139,7 @@ def _head_inputs(model: Gemma) -> list[Share]:
 
 
 def _linear(model: Gemma) -> list[Share]:
-    # Of tables that are only looked up, no products are taken.
+    # Tables that are only looked up are left out: no products are taken of them.
     linears = [m for m in model.modules() if isinstance(m, Linear) and not isinstance(m, Embedding)]
     tolerance, shares = linear_cases.TOLERANCES[model.placement.dtype], []
     for weight in _distinct_values((*linears, model.embedding)):

@@ -35,7 +35,7 @@ from facet.runner.batch import SequenceRows, make_batch_of
 from facet.sampling_params import SamplingParams
 
 CHECK = "quantized weights"
-# Of a prompt, the last so many tokens are taken, so that a pass stays small.
+# The last tokens of a prompt, at most so many, are taken, so that a pass stays small.
 MOST_PROMPT_TOKENS = 384
 ROWS_PER_PASS = 1024
 # Logits that are compared at once.

@@ -19,7 +19,7 @@ from facet.engine.settings import resolve_kv_dtypes
 from facet.errors import ConfigError
 from facet.kv_dtypes import KV_DTYPES
 
-# Of attention's result, relative to its size. About three times what random vectors give.
+# Limits of the error of attention's result, relative to its size: about three times what random vectors give.
 ATTENTION_LIMITS = {
     "bfloat16": 0.02,
     "float16": 0.01,
@@ -30,7 +30,7 @@ ATTENTION_LIMITS = {
 }
 # What attention in the model's own type adds.
 ROUNDING = {"float32": 1e-4, "float16": 0.01, "bfloat16": 0.01}
-# Of the log-probabilities of prompts, in the mean.
+# The limit of the mean error of the log-probabilities of prompts.
 LOGPROB_LIMIT = 0.5
 
 

@@ -52,7 +52,7 @@ _LEAST_MEMORY = 2**20  # of a GPU; a smaller number lacks its unit
 # What CUDA, its kernels and the gaps between tensors took beside the weights that a plan counts: 0.72 to 0.99 GiB on an
 # H200. Smaller GPUs have fewer processors to keep memory for; nothing has been measured there.
 _OTHERS, _OTHERS_SHARE = 1 << 30, 1 / 24
-# Of a slice of a matrix whose codes are brought to the type of activations before it is multiplied.
+# A slice of a matrix whose codes are brought to the type of activations before it is multiplied.
 _WIDENED_BYTES = 64 << 20
 # cuBLAS's, and what is too small to be counted.
 _WORKSPACE_BYTES = 16 << 20
@@ -230,7 +230,7 @@ def estimate_activations(spec: ModelSpec, shape: StepShape, *, widens: bool = Fa
     widest = max(_widest_moment(layer, spec.hidden_size) for layer in shape.spec.layers)
     # Inputs of all layers are looked up and mixed before there is any layer.
     rows = num_rows * max(streams + inputs + widest, spec.hidden_size + 3 * inputs) * shape.value_bytes
-    # As a product leaves them, and twice in float32.
+    # Logits as a product leaves them, and twice in float32.
     logits = shape.max_num_seqs * shape.spec.vocab_size * 8
     return max(rows, logits) + _WORKSPACE_BYTES + (_WIDENED_BYTES if widens else 0)
 

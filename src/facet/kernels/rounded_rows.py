@@ -59,7 +59,7 @@ class RowCodes(NamedTuple):
         return RoundedRows(codes, torch.empty(x.shape[0], 1, device=x.device), x.dtype)
 
 
-# Of rows that are not rounded, as kernels take it.
+# What kernels take for rows that are not rounded.
 NO_CODES: Mapping[str, float] = MappingProxyType({"DIVISOR": 1.0, "LEAST": 0.0, "GREATEST": 0.0})
 INT8_CODES = RowCodes(torch.int8, LARGEST_INT8, -128.0, 127.0)
 FP8_CODES = RowCodes(torch.float8_e4m3fn, LARGEST_FP8, -LARGEST_FP8, LARGEST_FP8)

@@ -201,7 +201,7 @@ class KVCacheManager:
         entries = self._tables.behind_windows(seats, num_computed)
         if len(entries.seats):
             self._pool.release(self._tables.read(entries), fence=self._last_step)
-            # Of a seat's entries the last one stays.
+            # Where a seat has several entries here, the last assignment stays.
             self._tables.first[entries.groups, entries.seats] = entries.indices + 1
 
     def _share_hit(self, entrant: Entrant) -> None:

@@ -105,7 +105,7 @@ class Embedding(Linear):
         self._is_head = is_head
         self._owners = placement.group
         self._num_ids = num_ids
-        # As a tensor of the model's type holds it: scales are rounded before they are applied, and that shows.
+        # As a tensor of the model's type holds the scale: it is rounded before it is applied, and that shows.
         self.scale = torch.tensor(scale, dtype=placement.dtype).item()
 
     def prepare(self) -> None:

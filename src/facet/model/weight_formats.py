@@ -29,7 +29,7 @@ Formats = Mapping[str, MatrixFormat]
 
 # The matrices that are always quantized where any are.
 _MAIN_PARTS = (".self_attn.", ".mlp.", ".experts.")
-# Those that a flag for four bits quantizes too, as llama.cpp does: the two of every layer that has a per-layer input.
+# Parts that a flag for four bits quantizes too, as llama.cpp does: two in every layer that has a per-layer input.
 # In eight bits their inputs would have to be rounded by kernels of their own, which costs more than their bytes save.
 _PER_LAYER_PARTS = (".per_layer_input_gate.", ".per_layer_projection.")
 # Prefixes that checkpoints put before the names of the decoder's tensors.

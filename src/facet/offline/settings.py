@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _KNOWN = {field.name for field in fields(PromptConfig)}
 _OF_SERVERS = {field.name for field in fields(ServerConfig)} - _KNOWN
-# Of servers too, but programs written for vLLM give them to an `LLM`; here they mean nothing.
+# Settings of servers too, but programs written for vLLM give them to an `LLM`; here they mean nothing.
 _QUIET = ("disable_log_stats", "max_logprobs", "served_model_name")
 # Arguments of vLLM's `LLM` that are no flags here: the values that ask for nothing, and why there are no others.
 _NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {

@@ -25,7 +25,7 @@ from facet.prompts.asked_model import AskedModel
 from facet.prompts.media_values import items_of, prepare_value
 from facet.prompts.questions import ChatQuestion, TextQuestion
 
-# That read parts at the same time. Most of them wait, for a host on the web or for a process that decodes.
+# Threads that read parts at the same time. Most of them wait, for a host on the web or for a process that decodes.
 NUM_THREADS = 8
 # The longest clip that Gemma models were made for; some take longer ones, but hear them less well.
 CLIP_SECONDS = 30.0

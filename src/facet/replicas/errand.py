@@ -10,7 +10,7 @@ from facet.server.middleware import key_digest_of
 
 SESSION_HEADER = "x-session-id"
 RESPONSES_PATH = "/v1/responses"
-# Of one connection only; or what the proxy sets itself.
+# Headers that are about one connection only, or that the proxy sets itself.
 _NOT_FORWARDED = frozenset({b"connection", b"keep-alive", b"proxy-authorization", b"te", b"trailer",
                             b"transfer-encoding", b"upgrade", b"expect", b"content-length", b"origin",
                             b"x-request-id"})  # fmt: skip

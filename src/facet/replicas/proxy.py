@@ -32,7 +32,7 @@ _PATIENCE_SECONDS = 30.0
 # Replicas that may break off over one request.
 _MOST_LOST = 3
 _RESPONSE_ID = re.compile(rb'"id":"(resp_\w+)"')
-# Of one connection only; or what the proxy adds itself.
+# Headers that are about one connection only, or that the proxy adds itself.
 _NOT_RETURNED = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"vary",
                            b"access-control-allow-origin"})  # fmt: skip
 

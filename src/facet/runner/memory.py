@@ -27,7 +27,7 @@ BYTES_PER_GRAPH = 8 << 20
 # The same for a piece of a step, which is one layer rather than half of them.
 BYTES_PER_PIECE = 256 << 10
 
-# That towers make in one step, unless a single item has more: two pictures of the usual size. While it lasts nobody
+# The rows that towers make in one step, unless a single item has more: two pictures of the usual size. Meanwhile nobody
 # gets a token: with twice as many, streams of E4B and Gemma 3 12B waited up to 64 and 106 ms on an H200.
 MAX_ENCODED_ROWS = 560
 LARGEST_ITEM_ROWS = 1120  # of Gemma 4's finest pictures

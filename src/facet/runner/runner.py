@@ -112,7 +112,7 @@ class Runner:
         self._num_lower_layers = model.spec.last_owning_layer if fast_prefill else model.spec.num_layers - 1
         self._poison_freed_blocks = poison_freed_blocks
         self._graphs = self._make_graphs(graph_sizes) if graph_sizes else None
-        # Of use only where the other half is captured too.
+        # Pieces are of use only where the other half is captured too.
         self._pieces = self._make_pieces(piece_sizes) if graph_sizes and piece_sizes else None
         self._scratch_steps = ScratchSteps(
             model,

@@ -100,7 +100,7 @@ class StepSampling:
             group=model.placement.group,
             made_up_rates=made_up_rates,
         )
-        # Of every seat, and behind them the drafts of a captured step.
+        # The last token of every seat, and behind them the drafts of a captured step.
         self.last_token_ids = torch.zeros(seats.num_seats + 1 + max_num_drafts, dtype=torch.int64, device=self._device)
         self._num_prompt_logprobs: dict[int, int] = {}  # by seat
         self._uncounted: set[int] = set()  # seats that had drafts when they were last sampled

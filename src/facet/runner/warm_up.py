@@ -36,7 +36,7 @@ _BESIDE_PROMPTS = ((1, 1), (1, 130), (1, 700), (300, 1), (300, 1500))
 _ALONE = (
     *_BESIDE_PROMPTS, (1, 400), (3, 64), (3, 700), (5, 700), (9, 400), (17, 400), (34, 1500), (72, 1500)
 )  # fmt: skip
-# Of these only attention is new.
+# In these steps only attention is new.
 BESIDE_PROMPTS = tuple(WarmUpStep((*(count * (1,)), 40), context) for count, context in _BESIDE_PROMPTS)
 # Needed where steps are not captured.
 ALONE = tuple(WarmUpStep(count * (1,), context) for count, context in _ALONE)

@@ -18,21 +18,21 @@ _ESCAPE = (
     rf'[Dd] [89A-Ba-b] {_HEX} {_HEX} "\\u" [Dd] [C-Fc-f] {_HEX} {_HEX}))'
 )
 _ESCAPE_RULE = re.compile(r"^basic_escape ::= .*$", re.MULTILINE)
-# Of strings of bounded length, and rules that are nothing else.
+# The characters of strings of bounded length, and rules that are nothing else.
 _CHARACTER_OF_STRING = r"[^\"\\\r\n]"
 _CHARACTER_RULE = re.compile(rf"^(\w+) ::= \(\({re.escape(_CHARACTER_OF_STRING)}\)\)$", re.MULTILINE)
 _PLAIN = r"[^\0-\x1f\"\\]"
 _ANY_CHARACTER = rf'basic_character ::= (({_PLAIN}) | ("\\" basic_escape))'
 _ESCAPE_OF_TWO = r'"\\" [\"\\/bfnrt]'
-# As the library writes it itself, behind strings of any length.
+# What the library itself writes behind strings of any length.
 _BEHIND_STRING = r'(=("\"" [ \n\r\t]* [,}\]:]))'
 # Constants and classes of characters, and what is repeated at most so often.
 _PARTS = re.compile(
     r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|(?P<repeated>\w+)\{(?P<least>\d+), (?P<most>-1|\d+)\}', re.DOTALL
 )
-# Of strings, where a bound is given at all. More than any answer has.
+# The most characters of a string that has a bound at all: more than any answer has.
 _MOST_CHARACTERS = 100_000
-# Of what is repeated in patterns: up to so many times, the library may well compile each number.
+# Up to so many repetitions in a pattern, the library may well compile each number.
 _FEW = 16
 # Patterns of one character that is repeated: with escapes, where they are rules, or as the text of a grammar has them.
 _CLASS = r"\[(?:[^\]\\]|\\.)*\]"

@@ -42,7 +42,7 @@ class MinTokens:
         users = [place for place, (seat, offset) in enumerate(places) if offset < self._num_missing.get(seat, 0)]
         adjustments, further_on = self._adjustments.gather_at(users, batch), batch.runs.further_on
         if further_on is not None:
-            # Of each place, how many tokens more would be enough.
+            # How many tokens more would be enough at each place.
             missing = [
                 self._num_missing.get(seat, 0) - offset
                 for seat, offset in zip(batch.seats, batch.runs.offsets, strict=True)

@@ -49,7 +49,7 @@ class Seeds:
             positions, further_on = self._positions[seats] + offsets, batch.runs.further_on
             if further_on is None:
                 return array_on_device(noise_keys(self._states[seats], positions), batch.device)
-            # Of every place where a seat may be, and on the device those where it is.
+            # The keys of every place where a seat may be, of which the device takes those where it is.
             positions = positions + np.arange(further_on.most + 1)[:, None]
             keys = array_on_device(noise_keys(self._states[seats], positions), batch.device)
             return keys[further_on.num_tokens.long(), torch.arange(len(seats), device=batch.device)]

@@ -29,7 +29,7 @@ from facet.draft_counts import DraftCounts
 from facet.scheduler.running_seats import SeatCounts
 from facet.step import StepPlan, StepResult
 
-# By request number.
+# The drafts of requests, by request number.
 Drafts = Mapping[int, Sequence[int]]
 NO_DRAFTS: Drafts = MappingProxyType({})
 

@@ -14,7 +14,7 @@ from facet.scheduler.step_cost import StepCost
 
 # So few rows cost little beside the weights, which every step reads.
 LEAST_ROWS = 64
-# Of the time that a step may take: what is expected is never exact.
+# The share of a step's time that is aimed at: what is expected is never exact.
 AIM = 0.95
 
 

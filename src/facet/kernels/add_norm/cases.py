@@ -9,7 +9,7 @@ from facet.kernels.tolerance import Tolerance
 
 EPS = 1e-6
 
-# Of the reference from the formula, and of the kernel from the reference. Streams here reach about 20.
+# How far the reference may be from the formula, and the kernel from the reference. Streams here reach about 20.
 FLOAT32 = Tolerance(absolute=2e-5, relative=1e-5, why="two float32 means over a row in any order, around a sum")
 FLOAT16 = Tolerance(
     absolute=2**-7, relative=2**-9, why="a norm that falls on another float16 moves the sum by one step, 2^-6 at 16"

@@ -37,7 +37,8 @@ _MOST_TRIED_BYTES = 2**27
 # Rows of a product that are compared, at either end.
 _COMPARED_ROWS = 64
 
-# So many times as long is slow; little more is made up for by the host, which launches the library faster.
+# A call that takes so many times as long is slow; what is less is made up for by the host, which launches the library
+# faster.
 _SLOW = 1.3
 _NUM_TIMED = 5
 # Each takes longer than the host does to launch a kernel, so that no time of the host is measured.

@@ -60,9 +60,10 @@ _NARROW = 512
 _BETTER_IN_CHAINS = frozenset({(43008, 5376)})
 # Beyond so many, as in a head, both read the weight as fast as memory gives it.
 _MOST_RING_OUTPUTS = 65536
-# Of rings of warps. With 16 and not 10, down of E4B takes 18.3 and not 17.6, o 5.7 and not 4.6; with 5, 25.0 and 5.7.
+# Stages of rings of warps. With 16 and not 10, down of E4B takes 18.3 and not 17.6, o 5.7 and not 4.6; with 5, 25.0
+# and 5.7.
 _MOST_STAGES, _LEAST_STAGES = 10, 4
-# Of shared memory, for all programs that a multiprocessor holds if they are spread evenly.
+# Shared memory for all programs that a multiprocessor holds if they are spread evenly.
 _RING_BYTES, _WARPGROUP_RING_BYTES = 192 << 10, 220 << 10
 # Where a program makes the row itself: of rows so long, 1024 columns at a time, in each of which others have room, too.
 _SHORTEST_NORMED, _LONGEST_NORMED, _NORMED_BYTES = 1024, 4096, 16 << 10

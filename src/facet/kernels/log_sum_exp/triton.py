@@ -28,7 +28,7 @@ def _log_sum_exp_kernel(logits, sums, row_stride, VOCAB: tl.constexpr, BLOCK: tl
         is_token = start + places < VOCAB
         largest = tl.maximum(largest, tl.load(logits + start + places, mask=is_token, other=float("-inf")))
     anchor = tl.max(largest, axis=0)
-    # Of a row without a finite maximum, a difference to it would be no number.
+    # Where a row has no finite maximum, a difference to it would be no number.
     anchor = tl.where(tl.abs(anchor) == float("inf"), 0.0, anchor)
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, VOCAB, BLOCK):

@@ -26,7 +26,7 @@ from facet.kernels.linear.warpgroup_ring_parts import (
 )
 from facet.kernels.moe.language import gl, gluon, let_next_start, wait_for_previous
 
-# Of the ids of all pairs.
+# The layout of the ids of all pairs.
 PAIRS = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 

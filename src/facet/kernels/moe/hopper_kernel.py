@@ -38,15 +38,15 @@ from facet.kernels.moe.language import (
 GROUP_SIZE = 128  # pairs of a tile
 
 STAGES = gl.constexpr(4)
-# In shared memory, as copies write and products read it.
+# Tiles in shared memory, as copies write and products read them.
 TILE = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16))
 NARROW_TILE = gl.constexpr(gl.NVMMASharedLayout.get_default_for([128, 64], gl.bfloat16))
 WIDE_TILE = gl.constexpr(gl.NVMMASharedLayout.get_default_for([256, 64], gl.bfloat16))
 STAGED = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, 128], gl.bfloat16))
-# In the registers of a warpgroup.
+# Sums in the registers of a warpgroup.
 NARROW_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 16]))
 WIDE_SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
-# As rows of x are copied, and results stored: 64 or 128 columns at a time.
+# Rows of x as they are copied, and results as they are stored: 64 or 128 columns at a time.
 BY_64 = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 BY_128 = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 
@@ -99,7 +99,7 @@ def _load_tile(
     is_wide = tile < num_wide(NUM_OUT)
     is_tall = end - first_place > 64
     weight_row = expert * NUM_OUT + tile * (128 if IS_FIRST else 256)
-    # Of the second half of the tile's rows.
+    # The first of the second half of the tile's rows.
     other_row = weight_row + (NUM_OUT // 2 if IS_FIRST else gl.where(is_wide, 128, 64))
     if IS_FIRST:
         first_rows = _place_of_rows(source, order, first_place, end, NUM_IN, NUM_CHOSEN)

@@ -10,7 +10,7 @@ multiply, who may be a tile behind.
 from facet.kernels.gluon_parts import barriers
 from facet.kernels.moe.language import gl, gluon, mbarrier, thread_barrier
 
-# Of groups, or of a single number, in registers.
+# Groups, or a single number, in registers.
 FLAT = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 

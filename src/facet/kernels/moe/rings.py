@@ -9,7 +9,7 @@ from facet.kernels.linear.ring_config import WarpgroupRing
 
 # With more, groups are as fast: 16 rows of 26B-A4B read two thirds of all experts.
 _MOST_ROWS = 8
-# Of shared memory, of a multiprocessor; and what each program takes besides its ring: the system's, and what sums need.
+# The shared memory of a multiprocessor, and what each program takes besides its ring: the system's, and what sums need.
 _BYTES, _OTHER_BYTES = 228 << 10, 1536
 
 

@@ -109,7 +109,7 @@ def place_kernel(
     for start in range(block * BLOCK, end, CHUNK):
         pairs = start + local
         is_pair = pairs < end
-        # Those of the next chunk are on their way meanwhile.
+        # The choices of the next chunk are on their way meanwhile.
         following = tl.load(chosen + pairs + CHUNK, mask=pairs + CHUNK < end, other=0).to(tl.int32)
         # Pairs that are not there come after all others.
         places = _ranks(tl.where(is_pair, pair_experts, EXPERTS_PAD) * CHUNK + local, CHUNK)

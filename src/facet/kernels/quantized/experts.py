@@ -18,7 +18,7 @@ from facet.matrix_format import MatrixFormat
 
 # Up to so many pairs of an expert on average, values are made anew for every group of them.
 MAX_FEW_PAIRS = 32
-# Of some experts' matrices in bfloat16: enough programs for all multiprocessors, and little beside a model.
+# A slice of some experts' matrices in bfloat16: enough programs for all multiprocessors, and little beside a model.
 _SLICE_BYTES = 128 << 20
 
 

@@ -14,9 +14,9 @@ from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.reference import Product
 from facet.kernels.quantized.rounding import round_inputs, round_outputs
 
-# Of some rows, widened: enough for a product to be worth its launch, and little beside a model.
+# A slice of widened rows: enough for a product to be worth its launch, and little beside a model.
 _SLICE_BYTES = 64 << 20
-# The first that multiplies bfloat16 matrices.
+# The first capability that multiplies bfloat16 matrices.
 _AMPERE = (8, 0)
 
 

@@ -42,7 +42,7 @@ class PackedInt4:
     codes: Tensor  # uint8 [outputs, inputs / 2]
     factors: Tensor  # bfloat16 [1 or 2, groups, outputs, 2]: scales and shifts. The sum of both is meant
     order: Tensor | None = None
-    # As they were, where factors have fewer digits.
+    # The scales as they were, where factors have fewer digits.
     scales: Tensor | None = None
     coarse_scales: Tensor | None = None
     minimums: Tensor | None = None

@@ -11,7 +11,7 @@ from facet.kernels.geglu import geglu
 from facet.kernels.per_layer_input import gate_per_layer_input
 
 TILE_OUT = 16  # outputs
-# Of a slice in bfloat16: large enough for cuBLAS, and little beside a model.
+# A slice in bfloat16: large enough for cuBLAS, and little beside a model.
 _SLICE_BYTES = 64 << 20
 
 

@@ -92,7 +92,7 @@ def tile_of_any_rows(x: Tensor) -> RowTile:
     is_loaded_alike = x.element_size() == 2 and width % 16 == 0
     if not is_loaded_alike or not _sums_alike(x.device):
         return tile
-    # As many as have room for their registers: with 16 warps two of rows up to 4096, and one of longer ones.
+    # As many programs as have room for their registers: with 16 warps two of rows up to 4096, and one of longer ones.
     num_programs = _ELEMENTS_IN_TURN // tile.block
     return tile._replace(num_programs=num_programs * num_multiprocessors(x.device))
 

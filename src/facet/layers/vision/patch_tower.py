@@ -19,7 +19,7 @@ from facet.layers.rms_norm import RMSNorm
 from facet.layers.tower_products import BoundedLinear
 from facet.vision_spec import PatchTowerSpec
 
-# Of one picture's patches among themselves: queries, keys and values [num_patches, heads, head_dim] to such values.
+# Attention of one picture's patches: queries, keys and values [num_patches, heads, head_dim] to such values.
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 # Rows of pictures that are filled up to. They are budgets of Gemma 4's pictures, most of which come close to theirs;

@@ -25,7 +25,7 @@ class BlockType:
         return math.prod(shape[:-1]) * (shape[-1] // self.num_values) * self.block_bytes
 
 
-# By the numbers that files have.
+# The types by the numbers that files have.
 TYPES: dict[int, BlockType] = {
     0: BlockType(name="F32", num_values=1, block_bytes=4),
     1: BlockType(name="F16", num_values=1, block_bytes=2),
@@ -81,7 +81,7 @@ TYPES: dict[int, BlockType] = {
         format=MatrixFormat(codes="int8", scales=_INT8_16, coarse_scales=_HALF_256, stored_bits=6),
     ),
 }
-# Those that are not read.
+# The types that are not read.
 OTHER_TYPES = {
     9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
     20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",

@@ -15,7 +15,8 @@ _TYPES = {
 }
 
 
-# By the field at fault. Anthropic's clients send the whole conversation if they read that there are no threads.
+# More about an error, by the field at fault. Anthropic's clients send the whole conversation if they read that there
+# are no threads.
 _DETAILS = {"thread": ErrorDetails("thread_unsupported_request")}
 
 

@@ -44,7 +44,7 @@ _PLAIN_FIELDS = (
 )
 
 
-# Of structured outputs: older ones, which clients with typed structures send empty, and llama.cpp's.
+# Other names of structured outputs: older ones, which clients with typed structures send empty, and llama.cpp's.
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 _OTHER_NAMES = {**_GUIDED, "grammar": "grammar", "json_schema": "json"}
 

@@ -47,7 +47,7 @@ class PositionLogprob(msgspec.Struct):
     decoded_token: str | None
 
 
-# By position of the prompt, then by token id. Nothing predicts the first token.
+# Log-probabilities by position of the prompt, then by token id. Nothing predicts the first token.
 PromptLogprobs = list[dict[str, PositionLogprob] | None] | None
 
 

@@ -25,7 +25,7 @@ _INT8_TO_FLOAT16 = tl.constexpr("""{
     sub.rn.f16x2 $1, high, bias;
 }""")
 
-# Of two words of two numbers, float16 of the first of each, or of the second of each.
+# Instructions that make float16 of the first of the two numbers of each of two words, or of the second.
 _FIRSTS_OF_INT8 = tl.constexpr("""{
     .reg .b32 shifted, wide, bias;
     mov.b32 bias, 0x64806480;

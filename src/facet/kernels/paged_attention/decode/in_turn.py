@@ -30,7 +30,7 @@ from facet.kernels.paged_attention.tiles import (
     score_separate,
 )
 
-# Of rows without a window, whose heads may be twice as wide: more would not fit into registers.
+# Shares of rows without a window, whose heads may be twice as wide: more would not fit into registers.
 _SHARES_AT_ONCE = 8
 # Rows before one that are looked at, of which it may be the next in a group. Of longer runs some rows are computed
 # twice, which changes nothing.

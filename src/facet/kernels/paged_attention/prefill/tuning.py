@@ -21,7 +21,7 @@ class PrefillTuning:
     block_n: int  # keys of a tile
     num_warps: int
     num_stages: int
-    # Of separate keys and values only:
+    # For separate keys and values only:
     use_tma: bool = False  # tiles come through the tensor memory accelerator, or through plain loads
     num_parts: int = 1  # programs that share a head's output dimensions, each with all the scores
 
@@ -30,7 +30,7 @@ class PrefillTuning:
 _FLOAT32 = PrefillTuning(block_m=16, block_n=16, num_warps=4, num_stages=1)
 
 
-# Of shared memory, what the tiles chosen for an H200 take.
+# The shared memory that the tiles chosen for an H200 take.
 _SEPARATE_512_BYTES, _SEPARATE_256_BYTES, _SHARED_BYTES = 180_224, 114_688, 147_712
 
 

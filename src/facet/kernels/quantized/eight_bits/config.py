@@ -72,7 +72,7 @@ MAX_RING_ROWS = 8
 # ms and not 9.10, of E4B 2.37 and not 2.50.
 RING_ROUNDS = True
 _MOST_STAGES = 10
-# Of shared memory, for all programs that a multiprocessor holds if they are spread evenly. With more of them rings are
+# Shared memory for all programs that a multiprocessor holds if they are spread evenly. With more of them rings are
 # short, and no gain: 31B gate_up, six programs with three tiles each, 69.1 for 54.6.
 _RING_BYTES, _MOST_RING_PROGRAMS = 192 << 10, 3
 _NUM_MULTIPROCESSORS = 132

@@ -9,7 +9,7 @@ from facet.kernels.quantized.eight_bits.config import Tiles
 from facet.kernels.quantized.eight_bits.few_rows_kernel import few_rows_kernel
 from facet.kernels.quantized.matrix import QuantizedMatrix
 
-# Of a tile, as the kernel has them.
+# The outputs and rows of a tile, as the kernel has them.
 _TILE_OUT, _ROWS = 16, 8
 
 

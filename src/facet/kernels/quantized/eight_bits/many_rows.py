@@ -13,7 +13,7 @@ from facet.kernels.quantized.eight_bits.many_rows_kernel import LAUNCH, TILE_OUT
 from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.rounded_rows import MeasuredRows, RoundedRows
 
-# As many as shared memory holds beside results of so many bytes each.
+# Stages that shared memory holds beside results of so many bytes each.
 _STAGES = {2: 6, 4: 5}
 _BLOCK = (64, 128)  # half a tile's rows, and the inputs of a stage
 

@@ -34,10 +34,10 @@ TILE_OUT = 128  # rows of the matrix
 STAGE_IN = gl.constexpr(128)  # inputs of a stage
 BAND = gl.constexpr(16)
 
-# In shared memory, as copies write and products read it.
+# Tiles in shared memory, as copies write and products read them.
 TILE = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, 128], gl.float8e4nv))
 MATRIX_TILE = gl.constexpr(gl.NVMMASharedLayout.get_default_for([128, 128], gl.float8e4nv))
-# In the registers of a warpgroup.
+# Sums in the registers of a warpgroup.
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32]))
 
 # Three partitions of four warps. A thread of those that multiply gets 208 registers, of which sums take 192, and one of
@@ -77,7 +77,7 @@ def _load(
         row_group, out_group = _tile_of(turn, num_row_groups, num_out_groups)
         row = row_group * 128
         matrix_row = out_group * (64 if IS_GATED else 128)
-        # Of the second half of the tile.
+        # The first row of the second half of the tile.
         other_row = matrix_row + (num_out if IS_GATED else 64)
         for step in range(num_steps(NUM_IN, BLOCK_IN)):
             stage = number % STAGES

@@ -12,7 +12,7 @@ from facet.kernels.quantized.matrix import QuantizedMatrix
 from facet.kernels.quantized.rounding import row_codes
 from facet.kernels.rounded_rows import NO_CODES, MeasuredRows, RoundedRows
 
-# Of a program, as the kernel has them.
+# The outputs, rows and warps of a program, as the kernel has them.
 _BLOCK_OUT, _ROWS, _NUM_WARPS = 64, 8, 4
 
 

@@ -14,11 +14,11 @@ from facet.kernels.quantized.shuffled.wide_tuning import WideKinds, WideTuning, 
 ROW_KINDS = (8, 16, 32, 64)
 # From here on the wide kernel is faster, and from there on bringing a matrix to bfloat16 before it is multiplied.
 MAX_FEW_ROWS, MAX_WIDE_ROWS = 8, 256
-# Of experts, rows of each: from there on their matrices are brought to bfloat16 too.
+# Rows of an expert, beyond which matrices of experts are brought to bfloat16 too.
 MAX_FEW_ROWS_OF_EXPERT = 64
 _NUM_MULTIPROCESSORS = 132
 _WARPS = _NUM_MULTIPROCESSORS * 16
-# Of shared memory, for all programs of a multiprocessor, and what each of them takes beside its own.
+# Shared memory for all programs of a multiprocessor, and what each of them takes beside its own.
 _SHARED_BYTES, _BYTES_OF_PROGRAM = 232_448, 1024
 _BYTES_BESIDE_TURNS = 128  # that a ring of up to 8 rows takes
 _REGISTERS = 65_536
@@ -220,7 +220,7 @@ def most_stages(ring: Ring, num_programs: int) -> int:
 
 
 _WIDE: WideKinds = {16: (4, 4, 3, 256), 32: (8, 2, 3, 256), 64: (16, 1, 4, 128)}
-# Of matrices with few outputs, and of those with few codes.
+# Kinds for matrices with few outputs, and for those with few codes.
 _NARROW: WideKinds = {16: (4, 4, 3, 256), 32: (4, 2, 3, 256), 64: (4, 2, 4, 128)}
 _SMALL: WideKinds = {16: (4, 4, 3, 256), 32: (4, 2, 3, 256)}
 _MOST_SMALL_BLOCKS = 4096

@@ -101,7 +101,7 @@ def values_of_chunk(held, CHUNK: gl.constexpr, FORMAT: gl.constexpr):
     SINGLES: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 8, 4], [TILES, 1, 1], [2, 1, 0])
     upper, lower, fine, rest = held[0][CHUNK], held[1][CHUNK], held[2], held[3]
     if gl.float8e4nv == SCALE_DTYPE:
-        # Those of threads 0 and 1, and of the others.
+        # The scales of threads 0 and 1, and of the others.
         is_first = axis_of_three(4, 2, SINGLES) < 2
         upper_scale = gl.where(is_first, fine[0], fine[2]) >> 8 * CHUNK & 127
         lower_scale = gl.where(is_first, fine[1], fine[3]) >> 8 * CHUNK & 127

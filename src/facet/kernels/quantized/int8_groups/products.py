@@ -5,7 +5,7 @@ from facet.kernels.gluon_names import gl, gluon
 from facet.kernels.quantized.shuffled.products import multiplying
 
 _PARTS, _ZEROS = ("part0", "part1", "part2", "part3"), ("zero",) * 4
-# Of the first 16 inputs and of the last, behind four results and four sums.
+# Registers of the first 16 inputs and of the last, behind four results and four sums.
 _CODES, _X = (("$8", "$12", "$9", "$13"), ("$10", "$14", "$11", "$15")), (("$16", "$17"), ("$18", "$19"))
 _ADD_SIXTEENS = gl.constexpr(
     f"""

@@ -135,7 +135,7 @@ def num_turns_of(num_blocks: int) -> int:
     return -(-num_blocks // 2)
 
 
-# Of the wide kernel, for matrices of many outputs, of some and of few.
+# Kinds of the wide kernel, for matrices of many outputs, of some and of few.
 _WIDE: WideKinds = {16: (8, 2, 4, 128), 32: (8, 2, 4, 128), 64: (16, 1, 4, 128), 128: (16, 1, 3, 128)}
 _MIDDLE: WideKinds = {16: (4, 4, 4, 128), 32: (8, 2, 4, 128), 64: (4, 2, 4, 128)}
 _NARROW: WideKinds = {16: (4, 4, 4, 128), 32: (4, 3, 4, 128), 64: (4, 2, 4, 128)}

@@ -196,7 +196,7 @@ def add_up(
     output_in_tile = gl.arange(0, 16 * TILES, gl.SliceLayout(1, SUMS))
     row_in_tile = gl.arange(0, ROWS, gl.SliceLayout(0, SUMS))
     places = partial_sums + (gl.expand_dims(output_in_tile * ROWS, 1) + gl.expand_dims(row_in_tile, 0))
-    # Those that have its first turn and its last: the largest whose own first turn comes no later.
+    # The programs that have its first turn and its last: the largest whose own first turn comes no later.
     earliest = ((group * num_turns + 1) * num_programs - 1) // num_all
     latest = ((group + 1) * num_turns * num_programs - 1) // num_all
     own = (program * num_row_groups + row_group) * 2 + gl.where(starts_late, 0, 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 # Tiles of a program, programs of a multiprocessor, stages, and inputs of a turn, by rows of a program.
 WideKinds = Mapping[int, tuple[int, int, int, int]]
 _REGISTERS, _WARPS = 65_536, 16  # of a multiprocessor
-# Of a program, inputs of its tile group: the fewest only if most multiprocessors would have no program.
+# Inputs of its tile group that a program has: the fewest only if most multiprocessors would have no program.
 _FEW_INPUTS, _FEWEST_INPUTS, _MOST_SHARES = 1024, 512, 10
 
 

@@ -15,13 +15,13 @@ from facet.kernels.paged_attention.decode.hopper.language import (
 
 TILE = gl.constexpr(64)
 HEADS = gl.constexpr(8)
-# Of the four warps each has 16 keys of the scores, and every fourth 16 dimensions of the sums.
+# Each of the four warps has 16 keys of the scores, and every fourth 16 dimensions of the sums.
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
 LEFT = gl.constexpr(gl.DotOperandLayout(0, SUMS.value, 2))
 RIGHT = gl.constexpr(gl.DotOperandLayout(1, SUMS.value, 2))
 OF_KEYS = gl.constexpr(gl.SliceLayout(1, SUMS.value))
 OF_HEADS = gl.constexpr(gl.SliceLayout(0, SUMS.value))
-# In shared memory.
+# Vectors in shared memory.
 SHARED = gl.constexpr(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
 # Eight threads copy 128 bytes of a vector: each has few vectors to look up the pages of.
 COPIES = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))

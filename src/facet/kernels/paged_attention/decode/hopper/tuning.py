@@ -28,7 +28,7 @@ _LEAST_PROGRAMS_WITHOUT_WINDOW = 8
 # Where rows without a window have no room for two programs each: 90 x 768 and 10 x 8K of E4B take 168 us with 2 MB, 186
 # with 1 and 180 with 4; 32 x 2K of 31B, whose vectors are shared, 110, 142, and 154 with half a megabyte.
 _BYTES_WORTH_A_PROGRAM = 2**21
-# Of shared vectors: dimensions, and pairs of them that rotate.
+# The dimensions of shared vectors, and pairs of them that rotate.
 _SHARED_DIMS, _PAIRS = 512, 64
 # Query heads of one product.
 _MOST_HEADS = 8

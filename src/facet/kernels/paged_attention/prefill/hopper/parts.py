@@ -18,7 +18,7 @@ from facet.kernels.gluon_names import (
 from facet.kernels.gluon_parts import barriers, layout_of
 from facet.kernels.paged_attention.prefill.visible import HIDDEN
 
-# In shared memory, as copies write and products read it.
+# Tiles in shared memory, as copies write and products read them.
 TILE_64 = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16))
 TILE_128 = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, 128], gl.bfloat16))
 TILE_256 = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, 256], gl.bfloat16))
@@ -29,7 +29,7 @@ SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
 SCORE_ROWS = gl.constexpr(gl.SliceLayout(1, SCORES.value))
 SCORE_KEYS = gl.constexpr(gl.SliceLayout(0, SCORES.value))
 SUM_ROWS = gl.constexpr(gl.SliceLayout(1, SUMS.value))
-# As results are stored, 128 or 256 dimensions at a time.
+# Results as they are stored, 128 or 256 dimensions at a time.
 STORED_128 = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
 STORED_256 = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0]))
 
