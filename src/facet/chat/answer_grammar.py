@@ -25,7 +25,7 @@ _MAX_DEPTH = 64
 def json_object_grammar(
     *, thought: ThoughtTokens | None = None, any_whitespace: bool = False, field: str = "response_format"
 ) -> GrammarSpec:
-    """Any JSON object."""
+    """A grammar of any JSON object."""
     return GrammarSpec(kind="json_object", thought=thought, any_whitespace=any_whitespace, field=field)
 
 
@@ -65,7 +65,7 @@ def prepared_schema(schema: Any, field: str) -> Any:
 def regex_grammar(
     pattern: Any, *, thought: ThoughtTokens | None = None, field: str = "structured_outputs"
 ) -> GrammarSpec:
-    """Text that a regular expression matches as a whole."""
+    """A grammar of text that a regular expression matches as a whole."""
     text = _text(pattern, "a regular expression", field)
     check_regex(text, field)
     return GrammarSpec(kind="regex", sources=(text,), thought=thought, field=field)

@@ -20,7 +20,7 @@ class BareValue:
         self._openers: list[str] = []
 
     def add(self, text: str) -> None:
-        """Text that is part of the value."""
+        """Adds text that is part of the value."""
         if text in CLOSER_OF:
             self._openers.append(text)
         self._text += text

@@ -93,7 +93,7 @@ def renamed_lark(definition: str, prefix: str, name: str) -> tuple[str, str]:
 
 
 def _renamed(name: str, prefix: str) -> str:
-    """Names in capitals are terminals, and stay so."""
+    """A name with a prefix. Names in capitals are terminals, and stay so."""
     return f"{prefix.upper()}_{name}" if name.upper() == name else f"{prefix.lower()}_{name}"
 
 

@@ -83,7 +83,7 @@ def literal(text: str) -> str:
 
 
 def regex(pattern: str) -> str:
-    """Slashes delimit it; one inside is escaped, unless it is already."""
+    """A regular expression as rules have it: slashes delimit it; one inside is escaped, unless it is already."""
     escaped, index = "", 0
     while index < len(pattern):
         step = 2 if pattern[index] == "\\" else 1

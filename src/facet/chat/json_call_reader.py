@@ -143,7 +143,7 @@ class JsonCallReader:
         return True
 
     def _give_back(self, end: int) -> bool:
-        """This was no call, up to here."""
+        """Gives back as text what turned out to be no call, up to here."""
         self._say(self._text[:end])
         self._text = self._text[end:]
         self._block = None if self._block is None else "other"
@@ -189,7 +189,7 @@ class _JsonEnd:
 
     @property
     def missing(self) -> str:
-        """The brackets that would end it."""
+        """The brackets that would end the JSON."""
         return "".join(reversed(self._closers))
 
     def find(self, text: str) -> int | None:

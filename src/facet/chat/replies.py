@@ -55,7 +55,7 @@ def make_reply_parser(
 
 
 class PlainReplyParser:
-    """Everything is content."""
+    """A parser of replies in which everything is content."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
         self._output = OutputText(tokenizer, sampling)

@@ -120,7 +120,7 @@ def _in_a_process(job: bytes) -> Rendered:
 
 
 def render_job(job: Job) -> Rendered:
-    """What the process does."""
+    """Renders a job; this is what the process does."""
     conversation = dict(job.conversation)
     try:
         # Without the control tokens every rendering is traced: this template may put its own markers together from

@@ -46,6 +46,6 @@ def _calls(message: object) -> Sequence[object]:
 
 
 def _string(value: object, field: str) -> str | None:
-    """A field, where it is a string."""
+    """The value of a field, where it is a string."""
     found = value.get(field) if isinstance(value, Mapping) else None
     return found if isinstance(found, str) else None

@@ -118,7 +118,7 @@ def type_of(value: Any) -> str:
 
 
 def _common_types(first: Sequence[str] | set[str], second: Sequence[str] | set[str]) -> set[str]:
-    """An integer is a number too."""
+    """The types that both allow; an integer is a number too."""
     common = set(first) & set(second)
     if ("integer" in first and "number" in second) or ("number" in first and "integer" in second):
         common |= {"integer"}

@@ -48,7 +48,7 @@ class TracingEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """What a macro, a block or the template as a whole has written."""
+        """Joins what a macro, a block or the template as a whole has written."""
         return traced("".join(parts))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:

@@ -155,7 +155,7 @@ def answered_id(text: bytes) -> str | None:
 
 
 class _Usage(msgspec.Struct):
-    """Under the names of all APIs."""
+    """The numbers of tokens, under the names of all APIs."""
 
     prompt_tokens: int = 0
     input_tokens: int = 0

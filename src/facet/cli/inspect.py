@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def matrix_table(kinds: "list[MatrixKind]") -> Table:
-    """How every kind of matrix is kept."""
+    """A table of how every kind of matrix is kept."""
     table = Table(title="Matrices, as they are kept in memory")
     for column in ("matrices", "number", "format", "bits per weight", "GiB"):
         table.add_column(column, justify="left" if column in ("matrices", "format") else "right")
@@ -90,7 +90,7 @@ def matrix_table(kinds: "list[MatrixKind]") -> Table:
 
 
 def layer_table(spec: ModelSpec) -> Table:
-    """The layers, consecutive equal ones in one row."""
+    """A table of the layers, consecutive equal ones in one row."""
     table = Table(title=f"{spec.architecture}: {spec.num_layers} layers, hidden {spec.hidden_size}")
     for column in (
         "layers",

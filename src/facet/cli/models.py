@@ -34,7 +34,7 @@ def model_config_from(options: argparse.Namespace, config_type: type[ModelConfig
 
 
 def name_model(options: argparse.Namespace) -> None:
-    """The model may stand alone, behind --model or in a file of settings."""
+    """Finds the model, which may stand alone, behind --model or in a file of settings."""
     by_flag = getattr(options, "model_by_flag", None)
     if None not in (options.model, by_flag):
         raise ConfigError(f"Two models are named, {options.model} and {BY_FLAG} {by_flag}; give one.")

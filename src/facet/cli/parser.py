@@ -92,7 +92,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def one_line(message: str) -> str:
-    """Messages quote names from files and flags, which may hold anything."""
+    """A message on one line: messages quote names from files and flags, which may hold anything."""
     return " ".join(message.splitlines())
 
 

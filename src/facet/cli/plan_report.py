@@ -54,7 +54,7 @@ def memory_table(plan: "MemoryPlan") -> Table:
 
 
 def kind_table(plan: "MemoryPlan") -> Table:
-    """What a token costs."""
+    """A table of what a token costs."""
     groups = plan.capacity.layout.groups
     windows = "".join(f" ({group.window:,} tokens)" for group in groups if group.window is not None)
     table = _table(
@@ -133,7 +133,7 @@ def verdict(plan: "MemoryPlan") -> str:
 
 
 def as_json(plan: "MemoryPlan") -> dict[str, Any]:
-    """Bytes and tokens, all per GPU."""
+    """The report in bytes and tokens, all per GPU."""
     memory = plan.gpu_memory
     return {
         "model": plan.model,

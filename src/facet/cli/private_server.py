@@ -32,7 +32,7 @@ def private_server(config: ServerConfig) -> Iterator[tuple[ApiClient, ServedMode
 
 @contextlib.contextmanager
 def private_socket(config: ServerConfig) -> Iterator[tuple[Path, ServedModel]]:
-    """The same for clients of another kind."""
+    """Like `private_server`, for clients of another kind."""
     engine, model, app = start_app(config)
     with tempfile.TemporaryDirectory(prefix="facet-") as folder:
         path = Path(folder) / "server"
@@ -51,7 +51,7 @@ def private_socket(config: ServerConfig) -> Iterator[tuple[Path, ServedModel]]:
 
 
 def _wait_until_started(server: uvicorn.Server, thread: threading.Thread) -> None:
-    """Returns also if it failed to start."""
+    """Waits until the server has started. Returns also if it failed to start."""
     while thread.is_alive() and not server.started:
         thread.join(timeout=_LOOK_SECONDS)
 

@@ -100,7 +100,7 @@ def _max_media(given: Mapping[str, Any]) -> dict[MediaKind, int]:
 
 
 def _template(config: PromptConfig, folders: tuple[Path, Path], tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The one given, else the tokenizer's, else the model's."""
+    """The template: the one given, else the tokenizer's, else the model's."""
     if config.chat_template is None:
         found = (ChatTemplate.from_folder(folder, tokenizer) for folder in folders)
         return next((template for template in found if template is not None), None)

@@ -9,7 +9,7 @@ from facet.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What both kinds have in common."""
+    """What both kinds of questions have in common."""
 
     sampling: SamplingParams  # the model's defaults are already in it, where the caller gave no value
     is_max_tokens_default: bool = False  # a default, so it is cut to the rest of the context

@@ -177,7 +177,7 @@ def _meant(request: Request, path: str) -> str:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods, with the same error format as everything else."""
+    """Answers unknown paths and methods, with the same error format as everything else."""
     assert isinstance(error, HTTPException), "registered for these alone"
     path, message = path_of(request.scope), error.detail
     has_docs = any(route.path == _DOCS for route in request.app.routes)

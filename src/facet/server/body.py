@@ -101,7 +101,7 @@ def _too_large(max_bytes: int) -> HttpError:
 
 
 def _explain(message: str, where: str = "") -> HttpError:
-    """msgspec's "Expected `int`, got `str` - at `$.max_tokens`" in our format."""
+    """An error of msgspec, such as "Expected `int`, got `str` - at `$.max_tokens`", in our format."""
     found = _PATH.search(message)
     path, is_value, _ = (found["path"] if found else "").partition("[...]")  # the key is not said
     path = ".".join(filter(None, (where, path)))

@@ -89,7 +89,7 @@ class CallTimer:
         self.on_gone(num_others)
 
     def on_gone(self, num_open: int) -> None:
-        """Nobody wants the rest of this many answers."""
+        """Takes note that nobody wants the rest of this many answers."""
         for _ in range(num_open):
             self._observers.metrics.count_end("abort")
 

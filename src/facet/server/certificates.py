@@ -65,7 +65,7 @@ def keeper_of(config: ServerConfig) -> Keeper | None:
 
 
 async def _keep_fresh(config: ServerConfig, context: ssl.SSLContext) -> None:
-    """Runs until it is cancelled. New connections get what was read last.
+    """Reads certificates again when they change, until the task is cancelled. New connections get what was read last.
 
     A certificate and its key are replaced one after the other. Until they fit, those read before stay.
     """
@@ -116,7 +116,7 @@ def _load(context: ssl.SSLContext, config: ServerConfig) -> None:
 
 
 def _stamp(paths: Sequence[str]) -> _Stamp:
-    """Changes with the files. A link, as Kubernetes has it, is followed."""
+    """A stamp that changes with the files. A link, as Kubernetes has it, is followed."""
     return tuple(map(_stamp_of, paths))
 
 

@@ -173,7 +173,7 @@ class ChatAnswer:
         return choices
 
     def _as_wire(self, delta: Delta) -> ChatDelta | None:
-        """What a stream says of it. None: nothing yet."""
+        """What a stream says of a delta. None: nothing yet."""
         if isinstance(delta, ToolCallStart) and delta.name in self._reader.custom_tools:
             self._custom_inputs[delta.index] = InputReader()
             custom, call_id, kind = CustomDelta(delta.name, ""), delta.call_id, "custom"

@@ -15,11 +15,11 @@ class Conversation:
         self.messages: list[dict[str, Any]] = messages or []
 
     def say(self, role: str, content: str | list[dict[str, Any]]) -> None:
-        """A message of anyone but the model."""
+        """Adds a message of anyone but the model."""
         self.messages.append({"role": role, "content": content})
 
     def open_turn(self) -> dict[str, Any]:
-        """The model's turn begins, even if it had the last word."""
+        """Begins the model's turn, even if it had the last word."""
         turn: dict[str, Any] = {"role": "assistant", "content": ""}
         self.messages.append(turn)
         return turn
@@ -32,19 +32,19 @@ class Conversation:
         turn["reasoning"] = f"{turn['reasoning']}\n{text}" if "reasoning" in turn else text
 
     def reply(self, text: str) -> None:
-        """Words of the model. After a call they open a turn."""
+        """Adds words of the model. After a call they open a turn."""
         turn = self._turn()
         if "tool_calls" in turn:
             turn = self.open_turn()
         turn["content"] += text
 
     def call(self, call_id: str, name: str, arguments: object) -> None:
-        """A call by the model. Arguments are an object or its JSON."""
+        """Adds a call by the model. Arguments are an object or its JSON."""
         function = {"name": name, "arguments": arguments}
         self._turn().setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
 
     def result(self, call_id: str | None, content: str | list[dict[str, Any]], name: str | None = None) -> None:
-        """What a tool returned."""
+        """Adds what a tool returned."""
         self.messages.append({"role": "tool", "tool_call_id": call_id, "name": name, "content": content})
 
     def _turn(self) -> dict[str, Any]:

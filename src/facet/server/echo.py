@@ -29,6 +29,6 @@ def echo_of_text(
 
 
 def echo_of_tokens(token_ids: Sequence[int], tokenizer: Tokenizer, *, with_offsets: bool) -> Echo:
-    """Token ids are repeated as their text, in which special tokens do not show."""
+    """The echo of token ids: they are repeated as their text, in which special tokens do not show."""
     places = TextOffsets(tokenizer)
     return Echo(tokenizer.decode(token_ids), [places.push(token_id) for token_id in token_ids] if with_offsets else ())

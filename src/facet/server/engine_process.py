@@ -16,7 +16,7 @@ class ServedEngine(EngineClient, Protocol):
         """Ask without waiting; a `Stats` comes with the other messages."""
 
     def ask_live_view(self, max_cells: int) -> None:
-        """Likewise; a `LiveView` comes."""
+        """Ask without waiting; a `LiveView` comes with the other messages."""
 
     def load_grammars(self) -> None: ...
 

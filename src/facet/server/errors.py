@@ -28,7 +28,7 @@ class HttpError(FacetError):
 
 
 def explain(error: BaseException) -> Fault:
-    """Faults of our own are logged and not shown."""
+    """What a client may know of an error. Faults of our own are logged and not shown."""
     match error:
         case HttpError():
             return Fault(error.status, str(error), error.param)

@@ -53,7 +53,7 @@ class Exchange(Protocol[AnswerType]):
     def answers(self) -> Sequence[AnswerType]: ...
 
     def response(self) -> msgspec.Struct:
-        """The whole of it, once every answer has ended."""
+        """The whole response, once every answer has ended."""
         ...
 
     def opening(self) -> list[msgspec.Struct]:

@@ -36,7 +36,7 @@ class InvocationsEndpoint:
         return await endpoint(Request(request.scope, receive))
 
     def _endpoint_of(self, body: bytearray) -> Endpoint:
-        """What has both is a conversation, as in vLLM."""
+        """The endpoint of a body. What has both is a conversation, as in vLLM."""
         try:
             shape = self._decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -73,7 +73,7 @@ class ReplyParts:
             yield Grown(part, fragment)
 
     def close(self) -> Iterator[Change]:
-        """The reply has ended, or another part begins."""
+        """Closes the open part: the reply has ended, or another part begins."""
         if self.parts and self.parts[-1].is_open:
             self.parts[-1].is_open = False
             yield Closed(self.parts[-1])

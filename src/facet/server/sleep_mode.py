@@ -127,7 +127,7 @@ class SleepEndpoints:
         return JSONResponse({"status": "awake", "elapsed_ms": elapsed})
 
     async def _check_body(self, request: Request) -> None:
-        """A level in the body would be overlooked."""
+        """Refuses a level in the body, which would be overlooked."""
         config = self._frontend.config
         body = await read_body(request, max_bytes=config.max_request_bytes, timeout=config.request_timeout)
         if bytes(body).strip() not in (b"", b"{}"):

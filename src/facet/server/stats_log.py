@@ -14,7 +14,7 @@ INTERVAL_SECONDS = 10.0
 
 
 async def log_stats(bridge: EngineBridge, interval: float = INTERVAL_SECONDS) -> None:
-    """Runs until it is cancelled or the engine is dead."""
+    """Logs statistics until the task is cancelled or the engine is dead."""
     before, then, was_idle = Counters(), time.monotonic(), True
     while bridge.death is None:
         await asyncio.sleep(interval)

@@ -107,7 +107,7 @@ class ModelsEndpoint:
         self._frontend = frontend
 
     async def __call__(self, request: Request) -> Response:
-        """The list, or with a name in the path the one card."""
+        """Answers with the list, or with a name in the path with the one card."""
         model = self._frontend.model
         asked = request.path_params.get("name")
         model.check_name(asked)

@@ -132,7 +132,7 @@ def _block(part: ReplyPart) -> OutputBlock:
 
 
 def _empty_block(part: ReplyPart) -> OutputBlock:
-    """What a block is announced as; its content follows."""
+    """A block as it is announced; its content follows."""
     if part.kind == "call":
         return ToolUseBlock(part.call_id, part.name, msgspec.Raw(b"{}"))
     return ThinkingBlock("") if part.kind == "thought" else TextBlock("")

@@ -91,7 +91,7 @@ def _messages(fields: CountTokensRequest, *, reads_images: bool) -> list[dict[st
 def _add_turn(
     role: str, turn: Sequence[tuple[str, InputMessage]], conversation: Conversation, *, reads_images: bool
 ) -> None:
-    """Results of tools come first, whatever their place among the blocks."""
+    """Adds a turn. Results of tools come first, whatever their place among the blocks."""
     parts: list[dict[str, Any]] = []
     for where, message in turn:
         for index, block in enumerate(message.blocks):
@@ -133,7 +133,7 @@ def _add_reply(message: InputMessage, where: str, conversation: Conversation) ->
 
 
 def _result(block: ToolResultBlock, where: str, *, reads_images: bool) -> str | list[dict[str, Any]]:
-    """One text, and the images behind it."""
+    """The result of a tool: one text, and the images behind it."""
     content, images = block.content or "", []
     if not isinstance(content, str):
         texts = []

@@ -29,7 +29,7 @@ class RedactedThinkingBlock(msgspec.Struct, tag_field="type", tag="redacted_thin
 
 
 class Base64Source(msgspec.Struct, tag_field="type", tag="base64", frozen=True):
-    """What kind of file it is, its own bytes tell."""
+    """A file in base64. What kind of file it is, its own bytes tell."""
 
     data: str
 
@@ -94,7 +94,7 @@ class OutputFormat(msgspec.Struct, frozen=True):
 
 
 class OutputConfig(msgspec.Struct, frozen=True):
-    """`effort` changes nothing: Gemma has one way of thinking."""
+    """How the answer is to look. `effort` changes nothing: Gemma has one way of thinking."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -144,7 +144,7 @@ class OutputTokens(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """`input_tokens` are those that were not in the cache."""
+    """The tokens of a message. `input_tokens` are those that were not in the cache."""
 
     input_tokens: int
     cache_read_input_tokens: int

@@ -77,7 +77,7 @@ class OllamaEndpoints:
         )
 
     async def running(self, request: Request) -> Response:
-        """The same models, unless they sleep."""
+        """Lists the same models, unless they sleep."""
         model, bridge = self._frontend.model, self._frontend.bridge
         info, names = bridge.info, () if bridge.sleep_level else model.names
         return json_response(
@@ -117,7 +117,7 @@ class OllamaEndpoints:
         return json_response(Version(__version__))
 
     def _check_name(self, asked: str | None) -> None:
-        """Clients add a tag to names that have none."""
+        """Checks a name, to which clients add a tag where it has none."""
         self._frontend.model.check_name(None if asked is None else asked.removesuffix(":latest"))
 
     def _loaded(self, *, is_chat: bool) -> Response:

@@ -18,7 +18,7 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InputMessage(msgspec.Struct, frozen=True):
-    """The result of a tool names the tool, or the call."""
+    """A message. The result of a tool names the tool, or the call."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None

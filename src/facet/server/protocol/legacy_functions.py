@@ -23,7 +23,7 @@ def as_tools(functions: Sequence[Any]) -> list[Any]:
 
 
 def as_tool_choice(function_call: object) -> object:
-    """A word, or {"name": ...}."""
+    """The choice of a function as one of tools: a word, or {"name": ...}."""
     if isinstance(function_call, Mapping):
         return {"type": "function", "function": function_call}
     return function_call

@@ -70,7 +70,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True):
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True):
-    """Checked by `RepetitionDetectionParams`."""
+    """What counts as a loop; checked by `RepetitionDetectionParams`."""
 
     max_pattern_size: Int = 0
     min_pattern_size: Int = 0
@@ -122,7 +122,7 @@ class AnswerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatSettings(AnswerSettings, frozen=True, kw_only=True):
-    """And of one in a conversation."""
+    """Settings of an answer in a conversation."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None

@@ -26,7 +26,7 @@ class PromptDetails(msgspec.Struct):
 
 
 class CompletionTokens(msgspec.Struct, omit_defaults=True):
-    """Predictions are drafts; where there were none, nothing is said of them."""
+    """Details of an answer's tokens. Predictions are drafts; where there were none, nothing is said of them."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int = 0

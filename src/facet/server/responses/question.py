@@ -80,7 +80,7 @@ def read_input(
 
 
 def _refuse_settings(fields: ResponsesRequest) -> None:
-    """Values of fields that are known otherwise."""
+    """Refuses values of fields that are known otherwise."""
     if fields.truncation == "auto":
         raise RequestError("truncation is not supported. Shorten the input yourself.", field="truncation")
     if fields.text is not None and fields.text.verbosity not in (None, "medium"):
@@ -94,7 +94,7 @@ def _refuse_settings(fields: ResponsesRequest) -> None:
 
 
 def _decode(item: dict[str, Any], where: str) -> InputItem:
-    """An item without a type is a message, or a reference if it has nothing but an id."""
+    """Decodes an item. Without a type it is a message, or a reference if it has nothing but an id."""
     if item.get("type") is None:
         item = {**item, "type": "item_reference" if "id" in item and "role" not in item else "message"}
     decoded: InputItem = convert(item, InputItem, where)
@@ -128,7 +128,7 @@ def _add(
 
 
 def _add_call(item: FunctionCall, where: str, conversation: Conversation) -> None:
-    """A call that was cut off is left out, as it is behind `previous_response_id`."""
+    """Adds a call. One that was cut off is left out, as it is behind `previous_response_id`."""
     if is_json_object(item.arguments.strip() or "{}"):
         conversation.call(item.call_id, item.name, item.arguments)
     elif item.status != "incomplete":

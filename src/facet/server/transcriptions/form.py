@@ -22,7 +22,7 @@ _LINE_END = b"\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Names may come several times, in this order."""
+    """The fields of a form. Names may come several times, in this order."""
 
     fields: Mapping[str, list[str]]
     files: Mapping[str, list[bytes]]

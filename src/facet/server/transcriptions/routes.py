@@ -134,7 +134,7 @@ class TranscriptionEndpoint:
 def _prepare_all(
     question: ChatQuestion, model: AskedModel, request_ids: Sequence[str], clips: Sequence[PreparedMedia]
 ) -> list[PreparedQuestion]:
-    """The same question about each clip. In a thread."""
+    """Prepares the same question about each clip. In a thread."""
     return [
         prepare(question, model, [request_id], [(clip,)]) for request_id, clip in zip(request_ids, clips, strict=True)
     ]
