@@ -115,9 +115,7 @@ def reports(names: Sequence[str]) -> list[dict[str, Any]]:
         except Exception:  # the other kernels have their lines all the same
             errors[name] = {"error": traceback.format_exc()}
     codes = instructions([kernel.asm["cubin"] for kernel in kernels.values()]) if kernels else []
-    found = {
-        name: usage(kernels[name], code) | ring_of(known[name]) for name, code in zip(kernels, codes, strict=True)
-    }
+    found = {name: usage(kernels[name], code) | ring_of(known[name]) for name, code in zip(kernels, codes, strict=True)}
     return [(found | errors)[name] for name in names]
 
 
