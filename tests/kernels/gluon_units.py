@@ -6,11 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from facet.kernels.linear.ring_config import num_read
 from tests.kernels import gluon_machine as machine
-
-
-def num_read(num_rows: int) -> int:
-    return next(number for number in (64, 128, 256) if num_rows <= number)
 
 
 class _Rows(machine.Shared):

@@ -29,6 +29,7 @@ def _run(row: RowToMake, weight: Tensor, gated: Tensor | None, ring: WarpgroupRi
     if gated is not None:
         gated = gated.contiguous()
     num_out = weight.shape[0] // num_parts
+    parts = weight.unflatten(0, (num_parts, num_out))
     output = torch.empty(1, num_out, dtype=weight.dtype, device=weight.device)
     normed_ring_kernel[(triton.cdiv(weight.shape[0], ring.num_out),)](
         row.residual,
@@ -37,8 +38,8 @@ def _run(row: RowToMake, weight: Tensor, gated: Tensor | None, ring: WarpgroupRi
         row.next_weight,
         row.scale,
         row.stream,
-        units(weight, ring.wide_out, ring.block_in, num_parts),
-        units(weight, ring.more_out, ring.block_in, num_parts) if ring.more_out else None,
+        units(parts, ring.wide_out, ring.block_in, num_parts),
+        units(parts, ring.more_out, ring.block_in, num_parts) if ring.more_out else None,
         output if gated is None else gated,
         output,
         row.eps,

@@ -18,7 +18,7 @@ from facet.kernels.linear.language import (
     thread_barrier,
     wait_for_previous,
 )
-from facet.kernels.linear.units import UNIT_INPUTS, UNIT_ROWS, first_row_of_units, num_read
+from facet.kernels.linear.units import UNIT_INPUTS, UNIT_ROWS, first_row_of_units
 from facet.kernels.linear.warpgroup_ring_parts import (
     ask_ahead,
     block_inputs,
@@ -26,7 +26,7 @@ from facet.kernels.linear.warpgroup_ring_parts import (
     expect_tile,
     layout_of_results,
     num_groups,
-    num_own_out,
+    places_of_results,
     results_of,
     ring_beside,
     sums_through_ring,
@@ -147,11 +147,8 @@ def normed_ring_kernel(
     thread_barrier()  # now the whole row can be read
 
     RESULTS: gl.constexpr = layout_of_results(weights, UNIT_ROWS)
-    NUM_READ: gl.constexpr = num_read(num_own_out(weights)) // weight.block_shape[1]
-    own_out = gl.expand_dims(gl.arange(0, NUM_READ, gl.SliceLayout(1, RESULTS)), 1)
-    row = gl.expand_dims(gl.arange(0, UNIT_ROWS, gl.SliceLayout(0, RESULTS)), 0)
-    out = group * UNIT_ROWS + own_out
-    is_there = (own_out < num_groups(weights) * UNIT_ROWS) & (out < num_out) & (row == 0)
+    row, out, has_output = places_of_results(weights, group, 0, num_out, UNIT_ROWS, RESULTS)
+    is_there = has_output & (row == 0)
     place = row * num_out + out
     if HAS_GATED_INPUT:
         up = gl.load(gated + place, mask=is_there, other=0.0)

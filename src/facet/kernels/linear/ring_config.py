@@ -46,11 +46,19 @@ class WarpgroupRing:
         return 2 * self.block_in * (self.num_out + self.num_rows)
 
     @property
+    def bytes_behind(self) -> int:
+        """The bytes of what products read behind the last outputs."""
+        return 2 * self.block_in * (num_read(self.num_out) - self.num_out)
+
+    @property
     def num_bytes(self) -> int:
-        """The bytes of shared memory, but for barriers. Behind the last outputs there is room for others, because
-        products read 64, 128 or 256 at a time (`units.py`)."""
-        num_read = 64 if self.num_out <= 64 else 128 if self.num_out <= 128 else 256
-        return self.num_stages * self.tile_bytes + 2 * self.block_in * (num_read - self.num_out)
+        """The bytes of shared memory, but for barriers."""
+        return self.num_stages * self.tile_bytes + self.bytes_behind
+
+
+def num_read(num_rows: int) -> int:
+    """How many rows of a weight a product of a warpgroup reads, of which `num_rows` are there (`units.py`)."""
+    return 64 if num_rows <= 64 else 128 if num_rows <= 128 else 256
 
 
 # The most rows of rings of warps, of those of warpgroups, and of the latter where outputs or inputs are as few as that.
@@ -139,9 +147,7 @@ def warpgroup_ring_of(num_rows: int, num_out: int, num_in: int) -> WarpgroupRing
         padded = min(padded, 32)
     block_in = _inputs_of(padded, outputs, num_out, num_in)
     ring = WarpgroupRing(outputs, block_in, _WIDE_STAGES if outputs >= _WIDE else _MOST_STAGES, padded)
-    num_programs = min(2, -(-num_out // (outputs * _NUM_MULTIPROCESSORS)))  # of a multiprocessor
-    num_behind = ring.num_bytes - ring.num_stages * ring.tile_bytes
-    num_stages = (_WARPGROUP_RING_BYTES // num_programs - num_behind) // ring.tile_bytes
+    num_stages = (_WARPGROUP_RING_BYTES // _num_programs(ring, num_out) - ring.bytes_behind) // ring.tile_bytes
     return replace(ring, num_stages=max(2, min(ring.num_stages, num_stages, -(-num_in // block_in))))
 
 
@@ -152,11 +158,15 @@ def normed_ring_of(num_out: int, num_in: int) -> WarpgroupRing | None:
     ring = warpgroup_ring_of(1, num_out, num_in)
     if ring is None or not _SHORTEST_NORMED < num_in <= _LONGEST_NORMED:
         return None
-    num_programs = min(2, -(-num_out // (ring.num_out * _NUM_MULTIPROCESSORS)))  # of a multiprocessor
-    room = _NORMED_RING_BYTES // num_programs - -(-num_in // 1024) * _NORMED_BYTES
-    tile_bytes, num_behind = 2 * ring.block_in * ring.num_out, ring.num_bytes - ring.num_stages * ring.tile_bytes
-    num_stages = min(ring.num_stages, (room - num_behind) // tile_bytes)
+    room = _NORMED_RING_BYTES // _num_programs(ring, num_out) - -(-num_in // 1024) * _NORMED_BYTES
+    tile_bytes = 2 * ring.block_in * ring.num_out  # of the weight alone
+    num_stages = min(ring.num_stages, (room - ring.bytes_behind) // tile_bytes)
     return replace(ring, num_stages=num_stages) if num_stages >= _LEAST_STAGES else None
+
+
+def _num_programs(ring: WarpgroupRing, num_out: int) -> int:
+    """How many programs share a multiprocessor."""
+    return min(2, -(-num_out // (ring.num_out * _NUM_MULTIPROCESSORS)))
 
 
 def _outputs_of(num_rows: int, num_out: int, num_in: int) -> int | None:

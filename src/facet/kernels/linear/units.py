@@ -6,14 +6,11 @@ other, whose numbers are powers of two as Triton demands, and be read by one pro
 """
 
 from facet.kernels.gluon_names import gl, gluon
+from facet.kernels.linear import ring_config
 
 UNIT_ROWS, UNIT_INPUTS = gl.constexpr(8), gl.constexpr(64)
 
-
-@gluon.constexpr_function
-def num_read(num_rows):
-    """How many rows a product reads, of which `num_rows` are there."""
-    return 64 if num_rows <= 64 else 128 if num_rows <= 128 else 256
+num_read = gluon.constexpr_function(ring_config.num_read)
 
 
 @gluon.jit

@@ -42,11 +42,11 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
     num_out = weight.shape[0] // num_parts
     output = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
     num_programs = triton.cdiv(num_rows, ring.num_rows) * triton.cdiv(weight.shape[0], ring.num_out)
-    rows = (ring.num_rows, ring.block_in)
+    rows, parts = (ring.num_rows, ring.block_in), weight.unflatten(0, (num_parts, num_out))
     warpgroup_ring_kernel[(num_programs,)](
         TensorDescriptor.from_tensor(x, list(rows), layout_of(rows)),
-        units(weight, ring.wide_out, ring.block_in, num_parts),
-        units(weight, ring.more_out, ring.block_in, num_parts) if ring.more_out else None,
+        units(parts, ring.wide_out, ring.block_in, num_parts),
+        units(parts, ring.more_out, ring.block_in, num_parts) if ring.more_out else None,
         x if gated is None else gated,
         output,
         0 if gated is None else gated.stride(0),
@@ -62,15 +62,16 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
     return output
 
 
-def units(weight: Tensor, outputs: int, block_in: int, num_parts: int) -> TensorDescriptor:
-    """The weight as copies take it, with zeros beyond its end. The driver makes a map of a descriptor at every launch,
-    so that little would be saved by keeping it."""
-    (num_out, num_in), stride = weight.shape, weight.stride(0)
+def units(matrices: Tensor, outputs: int, block_in: int, num_parts: int) -> TensorDescriptor:
+    """Matrices [matrices, outputs, inputs] as copies take them: `outputs` of one, or of gates and ups, which are two,
+    with zeros beyond the end of each. The driver makes a map of a descriptor at every launch, so that little would be
+    saved by keeping it."""
+    num_matrices, num_out, num_in = matrices.shape
     block = (outputs // num_parts // 8, num_parts, block_in // 64, 8, 64)
     return TensorDescriptor(
-        base=weight,
-        shape=[num_out // num_parts // 8, num_parts, num_in // 64, 8, 64],
-        strides=[8 * stride, num_out // num_parts * stride, 64, stride, 1],
+        base=matrices,
+        shape=[num_out // 8, num_matrices, num_in // 64, 8, 64],
+        strides=[8 * matrices.stride(1), matrices.stride(0), 64, matrices.stride(1), 1],
         block_shape=list(block),
         layout=layout_of(block),
     )

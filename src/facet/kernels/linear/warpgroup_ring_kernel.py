@@ -9,7 +9,6 @@ The weight's first tiles are on their way before the kernel waits for the one be
 """
 
 from facet.kernels.linear.language import gl, gluon, let_next_start, let_through, wait_for_previous
-from facet.kernels.linear.units import UNIT_ROWS, num_read
 from facet.kernels.linear.warpgroup_ring_parts import (
     ask_ahead,
     copy_rows,
@@ -18,7 +17,7 @@ from facet.kernels.linear.warpgroup_ring_parts import (
     layout_of_results,
     make_ring,
     num_groups,
-    num_own_out,
+    places_of_results,
     results_of,
     sums_through_ring,
 )
@@ -68,11 +67,8 @@ def warpgroup_ring_kernel(
         copy_rows(x, ring, tile, first_row)
 
     RESULTS: gl.constexpr = layout_of_results(weights, ROWS)
-    NUM_READ: gl.constexpr = num_read(num_own_out(weights)) // weight.block_shape[1]
-    own_out = gl.expand_dims(gl.arange(0, NUM_READ, gl.SliceLayout(1, RESULTS)), 1)
-    row = first_row + gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, RESULTS)), 0)
-    out = group * UNIT_ROWS + own_out
-    is_there = (own_out < num_groups(weights) * UNIT_ROWS) & (out < num_out) & (row < num_rows)
+    row, out, has_output = places_of_results(weights, group, first_row, num_out, ROWS, RESULTS)
+    is_there = has_output & (row < num_rows)
     if HAS_GATED_INPUT:
         up = gl.load(gated + row.to(gl.int64) * gated_stride + out, mask=is_there, other=0.0)
     sums = sums_through_ring(x, weights, ring, first_row, group, 0, NUM_TILES, ahead)

@@ -162,6 +162,16 @@ def layout_of_results(weights, num_rows):
 
 
 @gluon.jit
+def places_of_results(weights, group, first_row, num_out, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
+    """The row and the output of each result, and whether there is such an output."""
+    NUM_READ: gl.constexpr = num_read(num_own_out(weights)) // weights[0].block_shape[1]
+    own_out = gl.expand_dims(gl.arange(0, NUM_READ, gl.SliceLayout(1, LAYOUT)), 1)
+    row = first_row + gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT)), 0)
+    out = group * UNIT_ROWS + own_out
+    return row, out, (own_out < num_groups(weights) * UNIT_ROWS) & (out < num_out)
+
+
+@gluon.jit
 def results_of(sums, weights, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     """The sums, or what gates let through. They change places before they are rounded: assemblers that see them rounded
     right behind the last product make all products wait for each other."""

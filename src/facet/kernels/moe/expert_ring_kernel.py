@@ -12,7 +12,7 @@ has the same expert, it has nothing to do.
 # mypy: disable-error-code=assignment
 # ruff: noqa: RUF005  Triton adds tuples, and does not unpack them into others
 
-from facet.kernels.linear.units import UNIT_ROWS, num_read
+from facet.kernels.linear.units import UNIT_ROWS
 from facet.kernels.linear.warpgroup_ring_parts import (
     copy_rows,
     copy_weights,
@@ -20,7 +20,7 @@ from facet.kernels.linear.warpgroup_ring_parts import (
     layout_of_results,
     make_ring,
     num_groups,
-    num_own_out,
+    places_of_results,
     results_of,
     sums_through_ring,
 )
@@ -75,11 +75,7 @@ def expert_ring_kernel(
         copy_rows(x, ring, tile, first_row)
 
     RESULTS: gl.constexpr = layout_of_results(weights, ROWS)
-    NUM_READ: gl.constexpr = num_read(num_own_out(weights)) // weight.block_shape[1]
-    own_out = gl.expand_dims(gl.arange(0, NUM_READ, gl.SliceLayout(1, RESULTS)), 1)
-    row = gl.expand_dims(gl.arange(0, ROWS, gl.SliceLayout(0, RESULTS)), 0)
-    out = group * UNIT_ROWS + own_out
-    is_there = (own_out < num_groups(weights) * UNIT_ROWS) & (out < num_out)
+    row, out, is_there = places_of_results(weights, group, 0, num_out, ROWS, RESULTS)
     chose = ()
     for choice in gl.static_range(0 if IS_FIRST else NUM_CHOSEN):
         ids = gl.load(chosen + row * NUM_CHOSEN + choice, mask=row < num_rows, other=-1)

@@ -8,6 +8,7 @@ from facet.kernels.dependent_launch import launch_options
 from facet.kernels.gluon_names import TensorDescriptor
 from facet.kernels.gluon_parts import layout_of
 from facet.kernels.linear.ring_config import WarpgroupRing
+from facet.kernels.linear.warpgroup_ring import units
 from facet.kernels.moe.expert_ring_kernel import expert_ring_kernel
 
 
@@ -44,8 +45,8 @@ def _multiply(
     rows = (ring.num_rows, ring.block_in)
     expert_ring_kernel[(chosen.numel() * triton.cdiv(num_parts * num_out, ring.num_out),)](
         TensorDescriptor.from_tensor(source, list(rows), layout_of(rows)),
-        _units(matrices, ring.wide_out // num_parts, ring.block_in, num_parts),
-        _units(matrices, ring.more_out // num_parts, ring.block_in, num_parts) if ring.more_out else None,
+        units(matrices, ring.wide_out, ring.block_in, num_parts),
+        units(matrices, ring.more_out, ring.block_in, num_parts) if ring.more_out else None,
         chosen,
         result,
         num_rows,
@@ -56,18 +57,4 @@ def _multiply(
         STAGES=ring.num_stages,
         num_warps=4,
         **launch_options(source.device),
-    )
-
-
-def _units(matrices: Tensor, outputs: int, block_in: int, num_parts: int) -> TensorDescriptor:
-    """Matrices that lie one behind the other as copies take them, gates and ups apart, with zeros beyond the end of
-    each."""
-    num_matrices, num_out, num_in = matrices.shape
-    block = (outputs // 8, num_parts, block_in // 64, 8, 64)
-    return TensorDescriptor(
-        base=matrices,
-        shape=[num_out // 8, num_matrices, num_in // 64, 8, 64],
-        strides=[8 * num_in, num_out * num_in, 64, num_in, 1],
-        block_shape=list(block),
-        layout=layout_of(block),
     )

@@ -30,6 +30,6 @@ def rings_of(x: Tensor, gate_up: Tensor, down: Tensor) -> tuple[WarpgroupRing, W
 
 def _fitted(num_out: int, block_in: int, num_programs: int, num_in: int) -> WarpgroupRing:
     """A ring as deep as so many programs of a multiprocessor have room for, but for no more tiles than there are."""
-    ring = WarpgroupRing(num_out, block_in, 0, _MOST_ROWS)
-    num_stages = (_BYTES // num_programs - _OTHER_BYTES - ring.num_bytes) // ring.tile_bytes
-    return replace(ring, num_stages=min(num_stages, -(-num_in // block_in)))
+    ring = WarpgroupRing(num_out, block_in, -(-num_in // block_in), _MOST_ROWS)
+    most_stages = (_BYTES // num_programs - _OTHER_BYTES - ring.bytes_behind) // ring.tile_bytes
+    return replace(ring, num_stages=min(ring.num_stages, most_stages))
