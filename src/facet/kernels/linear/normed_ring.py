@@ -29,7 +29,7 @@ def _run(row: RowToMake, weight: Tensor, gated: Tensor | None, ring: WarpgroupRi
     if gated is not None:
         gated = gated.contiguous()
     num_out = weight.shape[0] // num_parts
-    parts = weight.unflatten(0, (num_parts, num_out))
+    parts = weight.view(num_parts, num_out, weight.shape[1])
     output = torch.empty(1, num_out, dtype=weight.dtype, device=weight.device)
     normed_ring_kernel[(triton.cdiv(weight.shape[0], ring.num_out),)](
         row.residual,

@@ -42,7 +42,7 @@ def _run(x: Tensor, weight: Tensor, gated: Tensor | None, ring: WarpgroupRing, *
     num_out = weight.shape[0] // num_parts
     output = torch.empty(num_rows, num_out, dtype=x.dtype, device=x.device)
     num_programs = triton.cdiv(num_rows, ring.num_rows) * triton.cdiv(weight.shape[0], ring.num_out)
-    rows, parts = (ring.num_rows, ring.block_in), weight.unflatten(0, (num_parts, num_out))
+    rows, parts = (ring.num_rows, ring.block_in), weight.view(num_parts, num_out, weight.shape[1])
     warpgroup_ring_kernel[(num_programs,)](
         TensorDescriptor.from_tensor(x, list(rows), layout_of(rows)),
         units(parts, ring.wide_out, ring.block_in, num_parts),
