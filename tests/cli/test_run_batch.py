@@ -183,6 +183,14 @@ class TestAnswers:
         assert batch.answers[0]["error"] is None
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """A shell has what it runs in the background ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class TestRunsThatEndEarly:
     def test_the_engine_dies(self, batch: Batch) -> None:
         batch.asks(*(line(f"r{index}") for index in range(40)))
@@ -208,6 +216,7 @@ class TestRunsThatEndEarly:
         assert batch.engine is not None
         assert len(batch.engine.submitted) == 40 - num_before
 
+    @pytest.mark.usefixtures("heeds_interrupts")
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
     def test_it_is_told_to_stop(self, batch: Batch, number: signal.Signals, code: int) -> None:
         batch.asks(*(line(f"r{index}") for index in range(40)))

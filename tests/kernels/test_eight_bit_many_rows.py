@@ -87,7 +87,7 @@ def test_whoever_is_first(seed: int) -> None:
         ("        sums += of_share", "        sums = of_share"),
         ("gl.minimum(first + PER_SHARE, NUM_BLOCKS)", "NUM_BLOCKS"),
         ("local // WIDTH * num_out", "local // WIDTH"),
-        ("(64 if IS_GATED else 128)\n        # Of", "128\n        # Of"),
+        ("out_group * (64 if IS_GATED else 128)", "out_group * 128"),
     ],
 )
 def test_faults_are_found(change: tuple[str, str]) -> None:
