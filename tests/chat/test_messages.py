@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +192,14 @@ def test_refused(messages: Any, reason: str) -> None:
     assert refusal.value.field == "messages"
 
 
+@cache
+def gemma4_like() -> ChatTemplate:
+    return ChatTemplate((Path(__file__).parent / "gemma4_like.jinja").read_text(encoding="utf-8"))
+
+
 def test_replayed_call_reads_as_the_model_wrote_it() -> None:
     """The same numbers make the same tokens, so the conversation so far is found in the prefix cache."""
-    template = ChatTemplate((Path(__file__).parent / "gemma4_like.jinja").read_text(encoding="utf-8"))
+    template = gemma4_like()
     messages = normalize_messages([USER, calls(call('{"a": 1.50, "b": 1e3, "c": -0.0, "d": 12345678901234567890}'))])
     assert "call:f{a:1.50,b:1e3,c:-0.0,d:12345678901234567890}" in template.render(messages).text
     assert json.loads(json.dumps(messages))[1]["tool_calls"][0]["function"]["arguments"]["a"] == 1.5
@@ -217,8 +223,7 @@ def weather_of(*ids: str) -> list[dict[str, Any]]:
 
 
 def rendered(*messages: dict[str, Any]) -> str:
-    template = ChatTemplate((Path(__file__).parent / "gemma4_like.jinja").read_text(encoding="utf-8"))
-    return template.render(normalize_messages([USER, *messages])).text
+    return gemma4_like().render(normalize_messages([USER, *messages])).text
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations("abc")], ids="".join)

@@ -16,21 +16,16 @@ MOST_REGISTERS = {
     "int4_64": 168,
     "int4_experts": 168,
     "fp4_8": 112,
-    "q4_k_8": 144,
     "q4_k_16": 184,
-    "q4_k_32": 144,
     "q4_k_64": 200,
     "q4_k_experts": 168,
 }
 # Registers: 16 warps of few rows have room on a multiprocessor, or 32 that divide inputs; 12 of many rows.
 INT8_GROUPS = {
-    "q8_0_8": 128,
     "q8_0_16": 128,
     "q8_0_64": 168,
     "q8_0_of_down": 64,
-    "q6_k_8": 128,
     "q6_k_64": 168,
-    "q6_k_of_down": 64,
     "q5_k_8": 128,
     "q5_k_32": 168,
     "q5_k_64": 168,
@@ -41,23 +36,27 @@ INT8_GROUPS = {
 WIDE_OF_GROUPS = {
     **{
         f"{codes}_wide_{rows}": (num_programs, most_bytes)
-        for codes in ("q8_0", "q5_k")
-        for rows, num_programs, most_bytes in ((16, 2, 0), (32, 2, 0), (64, 1, 0), (128, 1, 184))
+        for codes, rows, num_programs, most_bytes in (
+            ("q8_0", 16, 2, 0),
+            ("q6_k", 32, 2, 0),
+            ("q5_k", 32, 2, 0),
+            ("q5_k", 64, 1, 0),
+            ("q6_k", 128, 1, 184),
+            ("q5_k", 128, 1, 184),
+        )
     },
-    **{f"{codes}_wide_narrow_down": (2, 0) for codes in ("q8_0", "q5_k")},
-    "q6_k_wide_32": (2, 0),
-    "q6_k_wide_128": (1, 184),
+    "q5_k_wide_narrow_down": (2, 0),
 }
-# As these, of 4-bit codes: all shapes of the first and the last kind, which differ most, and others where they are
+# As these, of 4-bit codes: all shapes of Q4_K, which has minimums and the least to spare, and of others where they are
 # closest to what there is room for.
 WIDE_OF_4_BITS = {
     f"{codes}_wide_{shape}": (num_programs, 0)
     for shape, num_programs, kinds in (
         ("16", 4, ("int4", "q4_k")),
-        ("32", 2, ("int4", "fp4", "q4_k")),
-        ("64", 1, ("int4", "int4_half", "int4_zeros", "fp4", "q4_k")),
-        ("narrow_down", 2, ("int4", "fp4", "q4_k")),
-        ("narrow_o", 4, ("int4", "int4_zeros", "q4_k")),
+        ("32", 2, ("fp4", "q4_k")),
+        ("64", 1, ("int4", "int4_half", "int4_zeros", "q4_k")),
+        ("narrow_down", 2, ("int4", "q4_k")),
+        ("narrow_o", 4, ("int4_zeros", "q4_k")),
     )
     for codes in kinds
 }
@@ -166,16 +165,16 @@ SHARES = (
     "shares_e4b_sliding_drafts",
     "shares_e4b_global_drafts",
     "decode_ring_e4b",
-    "decode_ring_e2b",
     "decode_ring_31b",
-    "decode_ring_3_27b",
     "decode_ring_3_27b_global",
 )
-WIDE_HEADS = ("decode_ring_e4b_global", "decode_ring_e2b_global", "decode_ring_31b_global")
+WIDE_HEADS = ("decode_ring_e2b_global", "decode_ring_31b_global")
 EXPERTS = ("experts_gate_up", "experts_down")
 SORTING = ("count_pairs", "place_pairs", "place_512_pairs", "place_64_pairs")
 SUM = "sum_over_ranks"
 MULTIPROCESSOR_BYTES = 232_448
+# All kernels are compiled before the first test, which takes a slow machine minutes.
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from facet.kernels.shared_memory import HOPPER_BYTES, fitting_stages, shared_byt
 
 pytest.importorskip("triton")
 
-SECONDS = 300
+SECONDS = 900
 
 
 @pytest.mark.timeout(SECONDS)
